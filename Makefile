@@ -1,0 +1,44 @@
+# make demo, make test: set everything up in .venv and run. See README.md.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+BENCH := .venv-bench
+
+.PHONY: demo test check bench format clean
+.DEFAULT_GOAL := test
+
+demo: $(VENV)/.installed
+	$(BIN)/sonde demo
+
+test: $(VENV)/.installed
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.installed
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.installed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+# Peers live in an environment of their own; run nothing beside this.
+bench: $(BENCH)/.installed
+	$(BENCH)/bin/python benchmarks/events.py
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all]' --group dev
+	touch $@
+
+$(BENCH)/.installed: pyproject.toml constraints.txt benchmarks/requirements.txt
+	$(PYTHON) -m venv $(BENCH)
+	$(BENCH)/bin/python -m pip install --quiet --constraint constraints.txt --upgrade pip
+	$(BENCH)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[all]' --requirement benchmarks/requirements.txt
+	touch $@
+
+clean:
+	rm -rf $(VENV) $(BENCH) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

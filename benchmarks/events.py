@@ -1,0 +1,216 @@
+"""What an event costs: sonde against hooks written by hand that do the same, and against peers.
+
+Run alone (``make bench``): anything beside it distorts these numbers. All ways are timed in one process, one after the other
+in every round, and the table gives medians over rounds; the raw medians are printed as JSON at the end. "Share" is the
+hook's own: the time beyond the bare model, as a ratio of the same for the hand-written hook.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import ExitStack
+
+import torch
+from torch import Tensor, nn
+
+import sonde
+
+DEPTH, WIDTH, BATCH = 40, 16, 4
+ROUNDS, REPEATS = 41, 10
+WARM_UP = 17  # forwards after attaching that are not timed: sonde looks for changes of the model at the 2nd, 4th, 8th and 16th
+SLOW_ROUNDS = 5
+
+sink: list[object] = []
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(*(layer for _ in range(DEPTH) for layer in (nn.Linear(WIDTH, WIDTH), nn.Tanh()))).train()
+
+
+def calls(net: nn.Module) -> int:
+    return sum(1 for _ in net.modules())
+
+
+def forward(net: nn.Module, x: Tensor) -> None:
+    net(x)
+    sink.clear()
+
+
+def both(net: nn.Module, x: Tensor) -> None:
+    net(x).sum().backward()
+    sink.clear()
+
+
+def by_hand_forward(net: nn.Module) -> Callable[[], None]:
+    def hook(module: nn.Module, args: tuple, kwargs: dict, output: Tensor) -> None:
+        sink.append(output)
+
+    handles = [module.register_forward_hook(hook, with_kwargs=True) for module in net.modules()]
+    return lambda: [handle.remove() for handle in handles]
+
+
+def by_hand_backward(net: nn.Module) -> Callable[[], None]:
+    def hook(module: nn.Module, args: tuple, output: Tensor) -> None:
+        output.register_hook(sink.append)
+
+    handles = [module.register_forward_hook(hook) for module in net.modules()]
+    return lambda: [handle.remove() for handle in handles]
+
+
+def by_hand_copies(net: nn.Module) -> Callable[[], None]:
+    def hook(module: nn.Module, args: tuple, output: Tensor) -> None:
+        sink.append(output.detach().clone())
+        output.register_hook(lambda gradient: sink.append(gradient.detach().clone()))
+
+    handles = [module.register_forward_hook(hook) for module in net.modules()]
+    return lambda: [handle.remove() for handle in handles]
+
+
+def full_backward_hooks(net: nn.Module) -> Callable[[], None]:
+    handles = [module.register_full_backward_pre_hook(lambda module, gradient: sink.append(gradient)) for module in net.modules()]
+    return lambda: [handle.remove() for handle in handles]
+
+
+def sonde_forward(net: nn.Module) -> Callable[[], None]:
+    return sonde.observe(net, lambda event: sink.append(event.value), strict=True).detach
+
+
+def sonde_backward(net: nn.Module) -> Callable[[], None]:
+    return sonde.observe(net, lambda event: sink.append(event.value), ports="grad_output", strict=True).detach
+
+
+def sonde_track(net: nn.Module) -> Callable[[], None]:
+    def keep(event: sonde.Event) -> sonde.Stash:
+        stash = sonde.default_stash(event, sonde.default_stash_value)
+        sink.append(stash)
+        return stash
+
+    probe = sonde.observe(net, keep, ports=("output", "grad_output"), strict=True)
+    return probe.detach
+
+
+def sonde_resting(net: nn.Module) -> Callable[[], None]:
+    return sonde.observe(net, lambda event: sink.append(event.value), schedule=lambda tick: False, strict=True).detach
+
+
+def nothing(net: nn.Module) -> Callable[[], None]:
+    return lambda: None
+
+
+Way = tuple[str, Callable[[nn.Module], Callable[[], None]]]
+
+
+def measure(ways: list[Way], run: Callable[[nn.Module, Tensor], None]) -> dict[str, float]:
+    """Median microseconds per module call, by way; all ways interleaved."""
+    x = torch.randn(BATCH, WIDTH)
+    times: dict[str, list[float]] = {name: [] for name, _ in ways}
+    net = model()
+    for round_ in range(ROUNDS + 3):
+        for name, attach in ways:
+            undo = attach(net)
+            for _ in range(WARM_UP):
+                run(net, x)
+            gc.collect(0)
+            gc.disable()
+            start = time.perf_counter()
+            for _ in range(REPEATS):
+                run(net, x)
+            elapsed = time.perf_counter() - start
+            gc.enable()
+            undo()
+            if round_ >= 3:
+                times[name].append(elapsed / REPEATS / calls(net) * 1e6)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def peers(base: float) -> dict[str, float]:
+    """Median microseconds per module call of peers that keep every module's output, forward only."""
+    found: dict[str, float] = {}
+    net, x = model(), torch.randn(BATCH, WIDTH)
+
+    def clock(run: Callable[[], object]) -> float:
+        run()
+        values = []
+        for _ in range(SLOW_ROUNDS):
+            start = time.perf_counter()
+            run()
+            values.append((time.perf_counter() - start) / calls(net) * 1e6)
+        return statistics.median(values)
+
+    with ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")
+        try:
+            import nnsight
+
+            wrapped = nnsight.NNsight(net)
+
+            def by_nnsight() -> object:
+                with wrapped.trace(x) as tracer:
+                    cache = tracer.cache(device=None)
+                return cache  # noqa: RET504  # nnsight parses the body of the block again, where nothing may return
+
+            found["nnsight 0.8.1, cache of all modules"] = clock(by_nnsight)
+        except Exception as error:
+            print(f"nnsight: {type(error).__name__}: {error}")
+        try:
+            import torchlens
+
+            found["TorchLens 2.36.1, trace"] = clock(lambda: torchlens.trace(model(), x))
+        except Exception as error:
+            print(f"torchlens: {type(error).__name__}: {error}")
+    return found
+
+
+def show(title: str, times: dict[str, float], bare: str, hand: str) -> None:
+    print(f"\n{title}\n{'':<46} us/call  whole   share")
+    for name, value in times.items():
+        whole = value / times[hand]
+        share = (value - times[bare]) / (times[hand] - times[bare])
+        print(f"  {name:<44} {value:7.2f}  {whole:5.2f}  {'' if name == bare else f'{share:5.2f}'}")
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    print(
+        f"torch {torch.__version__}, {DEPTH * 2 + 1} modules of width {WIDTH}, batch {BATCH}, 1 thread, {ROUNDS} rounds x {REPEATS}"
+    )
+    bare = ("bare model", nothing)
+    with torch.no_grad():
+        one = measure(
+            [
+                bare,
+                ("hook by hand", by_hand_forward),
+                ("sonde.observe", sonde_forward),
+                ("sonde between observed steps", sonde_resting),
+            ],
+            forward,
+        )
+    show("Forward: each output to a trivial subscriber (no grad)", one, "bare model", "hook by hand")
+    two = measure(
+        [
+            bare,
+            ("tensor hook by hand", by_hand_backward),
+            ("sonde.observe", sonde_backward),
+            ("full backward hooks (the seed's way)", full_backward_hooks),
+        ],
+        both,
+    )
+    show("Backward: each output gradient to a trivial subscriber", two, "bare model", "tensor hook by hand")
+    three = measure([bare, ("copies by hand", by_hand_copies), ("stashes of sonde.track", sonde_track)], both)
+    show("Keeping: copies of outputs and gradients", three, "bare model", "copies by hand")
+    four = {"bare model": one["bare model"], "hook by hand": one["hook by hand"], "sonde.observe": one["sonde.observe"]} | peers(
+        one["bare model"]
+    )
+    show("Peers that keep every module's output (no gradients)", four, "bare model", "hook by hand")
+    print("\n" + json.dumps({"forward": one, "backward": two, "keeping": three, "peers": four}))
+
+
+if __name__ == "__main__":
+    main()

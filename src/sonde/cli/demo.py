@@ -1,0 +1,198 @@
+"""Train a small residual network on handwritten digits twice, once as it should be and once with one wrong line, and look inside.
+
+The wrong line sets a bias of -4.6, right for the last layer of a detector, in the middle of the network. The loss goes
+down all the same; what it hides is in the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from sonde.errors import MissingExtraError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from torch import Tensor, nn
+
+    from sonde import Tracker
+
+BLOCKS = 4
+WRONG = 2  # the block that the wrong line hits
+PRIOR_BIAS = -4.6
+_SPARK = "▁▂▃▄▅▆▇█"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options to *parser*."""
+    parser.add_argument("--epochs", type=int, default=20, help="passes over the 1,437 training images (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of weights and batches (default: %(default)s)")
+
+
+@dataclass
+class Trained:
+    """One training and what was seen in it."""
+
+    title: str
+    model: nn.Module
+    loss: float
+    accuracy: float
+    zeros: dict[str, list[float]]  # layer -> share of zeros by epoch
+    tracker: Tracker
+
+
+def run(options: argparse.Namespace) -> int:
+    """Train both, print what a training loop shows and what it hides."""
+    from rich.console import Console
+
+    if options.epochs < 1:
+        raise _usage(f"--epochs={options.epochs}: at least one epoch is needed")
+    console = Console()
+    digits = _digits()
+    console.print("[bold]Two networks, 1,797 handwritten digits.[/] The second differs in one line:")
+    console.print(
+        f"    nn.init.constant_(model.blocks[{WRONG}].fc1.bias, {PRIOR_BIAS})\n", style="yellow", markup=False, highlight=False
+    )
+    trained = [
+        _train(title, wrong, digits, options, console) for title, wrong in (("as intended", False), ("with that line", True))
+    ]
+    console.print("\n[bold]What the training loop shows[/]")
+    for one in trained:
+        console.print(f"  {one.title:<15} loss {one.loss:.4f}   test accuracy {one.accuracy:.1%}", highlight=False)
+    console.print(
+        "\n[bold]What sonde shows[/] of the second: one batch, forward and backward, under [cyan]with sonde.track(model)[/]\n"
+    )
+    console.print(trained[1].tracker)
+    _print_zeros(trained, console)
+    _print_finding(trained, console)
+    return 0
+
+
+def _usage(text: str) -> Exception:
+    from sonde.errors import ArgumentError
+
+    return ArgumentError(text)
+
+
+def _digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    import torch
+
+    try:
+        from sklearn.datasets import load_digits
+        from sklearn.model_selection import train_test_split
+    except ImportError:
+        raise MissingExtraError.of("sonde demo", "scikit-learn", "demo") from None
+    images, labels = load_digits(return_X_y=True)
+    parts = train_test_split(images / 16.0, labels, test_size=0.2, random_state=0, stratify=labels)
+    x_train, x_test = (torch.tensor(part, dtype=torch.float32) for part in parts[:2])
+    y_train, y_test = (torch.tensor(part, dtype=torch.int64) for part in parts[2:])
+    return x_train, x_test, y_train, y_test
+
+
+def _network(*, wrong: bool) -> nn.Module:
+    from torch import nn
+
+    class Block(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.norm = nn.LayerNorm(width)
+            self.fc1 = nn.Linear(width, 2 * width)
+            self.act = nn.ReLU()
+            self.fc2 = nn.Linear(2 * width, width)
+
+        def forward(self, x: Tensor) -> Tensor:
+            branch: Tensor = self.fc2(self.act(self.fc1(self.norm(x))))
+            return x + branch
+
+    class Digits(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem = nn.Linear(64, 64)
+            self.blocks = nn.Sequential(*(Block(64) for _ in range(BLOCKS)))
+            self.head = nn.Linear(64, 10)
+
+        def forward(self, x: Tensor) -> Tensor:
+            logits: Tensor = self.head(self.blocks(self.stem(x)))
+            return logits
+
+    model = Digits()
+    if wrong:
+        nn.init.constant_(model.get_submodule(f"blocks.{WRONG}.fc1").bias, PRIOR_BIAS)  # type: ignore[arg-type]  # a parameter
+    return model
+
+
+def _train(title: str, wrong: bool, digits: tuple[Tensor, ...], options: argparse.Namespace, console: Console) -> Trained:
+    import torch
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from torch.nn.functional import cross_entropy
+
+    import sonde
+
+    x_train, x_test, y_train, y_test = digits
+    torch.manual_seed(options.seed)
+    model = _network(wrong=wrong)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    zeros: dict[str, list[float]] = {}
+    loss = torch.tensor(0.0)
+    columns = (
+        TextColumn("  {task.description:<15}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[loss]}"),
+        TimeElapsedColumn(),
+    )
+    with (
+        sonde.observe(model, sonde.stats.Moments(), include=r"\.act$") as probe,
+        Progress(*columns, console=console) as progress,
+    ):
+        bar = progress.add_task(title, total=options.epochs, loss="")
+        for _ in range(options.epochs):
+            for chosen in torch.randperm(len(x_train)).split(64):
+                loss = cross_entropy(model(x_train[chosen]), y_train[chosen])
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+            for row in probe.rows():
+                zeros.setdefault(row["name"], []).append(row["zeros"] / row["count"])
+            probe.reset()
+            progress.update(bar, advance=1, loss=f"loss {loss.item():.3f}")
+    with torch.no_grad():
+        accuracy = (model(x_test).argmax(1) == y_test).float().mean().item()
+    with sonde.track(model) as tracker:
+        whole = cross_entropy(model(x_train), y_train)
+        whole.backward()
+    return Trained(title, model, whole.item(), accuracy, zeros, tracker)
+
+
+def _print_zeros(trained: list[Trained], console: Console) -> None:
+    console.print("\n[bold]Share of zeros behind each ReLU[/], epoch by epoch, under [cyan]sonde.observe(model, Moments())[/]")
+    for one in trained:
+        console.print(f"  {one.title}", style="dim")
+        for layer, shares in one.zeros.items():
+            style = "bold red" if shares[-1] > 0.99 else ""
+            console.print(f"    {layer:<14} {_spark(shares)}  {shares[0]:>4.0%} -> {shares[-1]:.0%}", style=style, highlight=False)
+
+
+def _spark(shares: list[float], width: int = 40) -> str:
+    step = max(1, len(shares) // width)
+    return "".join(_SPARK[min(int(share * len(_SPARK)), len(_SPARK) - 1)] for share in shares[::step])
+
+
+def _print_finding(trained: list[Trained], console: Console) -> None:
+    from sonde.keep.layers import layers_of
+
+    dead: dict[str, list[Any]] = {
+        one.title: [layer for layer in layers_of(one.tracker) if layer.dead is not None and layer.dead > 0.99] for one in trained
+    }
+    found = dead[trained[1].title]
+    if not found:
+        console.print("\nNothing died this time; try another --seed.")
+        return
+    names = ", ".join(layer.name for layer in found)
+    units = found[0].shape.rsplit("×", 1)[-1]
+    console.print(
+        f"\n[bold red]{names} is dead:[/] none of its {units} units answers to any image, so block {WRONG} passes on its input "
+        "and two layers of weights never learn. The skip connection carries the rest, which is why the loss says nothing.",
+        highlight=False,
+    )

@@ -1,0 +1,393 @@
+"""Who knows the epoch, step, micro-step and forward: one clock per observed root, shared by all probes on it.
+
+The root's own hooks say when a forward begins and ends. A backward pass is a micro-step if it accumulates into a parameter
+of the model (``autograd.grad`` does not): a hook on each parameter tells. Steps come from the optimizer that owns the model's
+parameters, whichever it is: nobody has to hand it over. A clock counts from the moment its first probe was attached.
+
+In compiled code these hooks are traced; there the operators of ``compiled.py`` call back at run time.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Hashable
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.optim.optimizer import Optimizer
+
+from sonde.engine import compiled, hooks
+from sonde.engine.event import Tick
+from sonde.engine.forward import Forward
+
+__all__ = ["Clock", "clock_of", "transformed"]
+
+_graph_task: Callable[[], int] = torch._C._current_graph_task_id
+_is_traced = compiled.is_traced
+
+
+def transformed() -> bool:
+    """Whether a ``torch.func`` transform runs: its tensors are wrappers that must not outlive it."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+class _Current(threading.local):
+    forward: Forward | None = None
+    depth: int = 0
+
+
+class Clock:
+    """The time of one root module."""
+
+    def __init__(self, root: nn.Module) -> None:
+        self.root = weakref.ref(root)
+        self.epoch = 0
+        self.step = 0
+        self.micro_step = 0
+        self.forwards = 0  # calls of the root begun
+        self.returned = 0  # of those, the ones that returned something
+        self.raised = False  # the last one did not return
+        self.is_compiled = False  # the root was seen to be called as compiled code
+        self.stamp = 0  # moves with epoch, step and micro-step
+        self.local = _Current()
+        self.before_forward: list[Callable[[], None]] = []
+        self.after_step: list[Callable[[], None]] = []
+        self.after_first_forward: list[Callable[[], None]] = []  # of a model with lazy parameters, which have a shape then
+        self._users = 0
+        self.awake: set[Hashable] = set()  # the probes that observe now
+        self._begin: hooks.Handle | None = None
+        self._end: hooks.Handle | None = None
+        self._is_lazy = False
+        self._task = -1  # the backward pass heard last, and the last that was not part of another
+        self._outer = -1
+        self._unfinished = False
+        self.moved = True  # a forward or a backward pass has been since the last step
+        self._optimizer: weakref.ref[Optimizer] | None = None
+        self._listening: dict[int, tuple[weakref.ref[nn.Parameter], hooks.Handle]] = {}
+
+    # Life
+
+    def start(self) -> None:
+        """One more probe uses this clock; the first one puts a hook in that counts forwards."""
+        self._users += 1
+        root = self.root()
+        if self._users > 1 or root is None:
+            return
+        self.local.depth = 0
+        self._begin = hooks.on_forward_pre(root, _Begin(self), first=True)
+        _running.add(self)
+        _follow_optimizers()
+
+    def wake(self, probe: Hashable) -> None:
+        """*probe* observes from now on: follow each forward to its end, and hear what is accumulated."""
+        self.awake.add(probe)
+        root = self.root()
+        if self._end is None and root is not None:
+            self._end = hooks.on_forward(root, _End(self), always=True)
+            self.refresh()
+
+    def rest(self, probe: Hashable) -> None:
+        """*probe* does not observe for a while. While none does, the clock only counts forwards and steps."""
+        self.awake.discard(probe)
+        root = self.root()
+        if not self.awake and root is not None and not self.is_compiled and not compiled.regions(root):
+            self._sleep()
+
+    def _sleep(self) -> None:
+        for handle in (*(handle for _, handle in self._listening.values()), *([] if self._end is None else [self._end])):
+            handle.remove()
+        self._end = None
+        self._listening.clear()
+        self.local.depth = 0
+        if self.local.forward is not None:
+            self.local.forward.watched.clear()
+
+    def stop(self) -> None:
+        """One probe less; the last one takes the hooks out."""
+        self._users -= 1
+        if self._users > 0:
+            return
+        self._sleep()
+        self.local = _Current()  # the last forward knows taps, and they the model
+        if self._begin is not None:
+            self._begin.remove()
+            self._begin = None
+        _running.discard(self)
+        _follow_optimizers()
+
+    # Reading
+
+    @property
+    def is_running(self) -> bool:
+        """Whether any probe is attached."""
+        return self._users > 0
+
+    def current(self) -> Forward:
+        """The forward of this thread that runs or ran last; module calls before any call of the root share one."""
+        forward = self.local.forward
+        if forward is None:
+            forward = self.local.forward = self._new_forward()
+        return forward
+
+    def now(self) -> Tick:
+        """The tick of this moment."""
+        self.settle()
+        return self.tick_of(self.current())
+
+    def tick_of(self, forward: Forward) -> Tick:
+        """The tick of something that happens now and belongs to *forward*."""
+        if forward.stamp != self.stamp:
+            forward.stamp = self.stamp
+            forward.tick = Tick(self.epoch, self.step, self.micro_step, forward.index)
+        return forward.tick
+
+    # Moving
+
+    def _new_forward(self) -> Forward:
+        index = max(self.forwards - 1, 0)
+        return Forward(index, Tick(self.epoch, self.step, self.micro_step, index), self.stamp)
+
+    def refresh(self) -> None:
+        """Listen to parameters that have come, or need a gradient by now."""
+        root = self.root()
+        if root is None or self._end is None:
+            return
+        parameters = list(root.parameters())
+        accumulates = _Accumulates(self)
+        shapeless = {id(parameter) for parameter in parameters if is_lazy(parameter)}  # type: ignore[redundant-expr]  # is_lazy narrows too much
+        self._is_lazy = bool(shapeless)
+        for parameter in parameters:
+            if id(parameter) in shapeless:
+                continue
+            known = self._listening.get(id(parameter))
+            if parameter.requires_grad and (known is None or known[0]() is not parameter):
+                self._listening[id(parameter)] = weakref.ref(parameter), hooks.on_accumulated(parameter, accumulates)
+
+    def begin_forward(self) -> None:
+        """The root is called."""
+        local = self.local
+        if local.depth and not _is_traced():
+            root = self.root()
+            local.depth = _depth(root) if root is not None else 0
+        local.depth += 1
+        if local.depth > 1:
+            return
+        self.settle()
+        self.moved = True
+        for callback in tuple(self.before_forward):
+            callback()
+        self.forwards += 1
+        if local.forward is not None:
+            local.forward.watched.clear()  # it refers to its forward: left alone, both would wait for the garbage collector
+        local.forward = self._new_forward()
+
+    def end_forward(self, *, returned: bool = True) -> None:
+        """The root has returned, or raised."""
+        local = self.local
+        local.depth = max(local.depth - 1, 0)
+        if local.depth == 0:
+            self.raised = not returned
+            self.returned += returned
+            if self._is_lazy and returned:
+                self.refresh()
+                for callback in tuple(self.after_first_forward):
+                    callback()
+
+    def begin_accumulation(self) -> None:
+        """A gradient has been accumulated into a parameter: the backward pass that did it will have been a micro-step."""
+        task = _graph_task()
+        if task in (self._task, -1):
+            return
+        self._task = task
+        if _is_nested():
+            self._unfinished = True  # it is a part of a pass whose end cannot be heard from here
+        elif task != self._outer:
+            self._outer = task
+            hooks.after_backward(self._end_backward)
+
+    def _end_backward(self) -> None:
+        self._unfinished = False
+        self.moved = True
+        self.micro_step += 1
+        self.stamp += 1
+
+    def settle(self) -> None:
+        """End a backward pass of which only parts inside checkpoints were heard, now that none runs."""
+        if self._unfinished and _graph_task() == -1:
+            self._end_backward()
+
+    def end_step(self) -> None:
+        """An optimizer step was taken."""
+        self._unfinished = self.moved = False
+        self.step += 1
+        self.micro_step = 0
+        self.stamp += 1
+        self.local.depth = 0  # no forward runs now, even if an interrupt kept one from ending
+        for callback in tuple(self.after_step):
+            callback()
+
+    def follow(self, optimizer: Optimizer) -> None:
+        """*optimizer* has stepped. A second optimizer that steps on the same gradients belongs to the first one's step."""
+        if not self._owns(optimizer) or _skipped(optimizer):
+            return
+        last = self._optimizer() if self._optimizer is not None else None
+        if last is not None and last is not optimizer and not self.moved:
+            return
+        self._optimizer = weakref.ref(optimizer)
+        self.end_step()
+
+    def _owns(self, optimizer: Optimizer) -> bool:
+        root = self.root()
+        if root is None:
+            return False
+        held = {id(parameter) for parameter in root.parameters()}
+        return any(id(parameter) in held for group in optimizer.param_groups for parameter in group["params"])
+
+    def end_epoch(self, epoch: int | None = None) -> None:
+        """An epoch has ended; *epoch* sets the number of the next."""
+        self.epoch = self.epoch + 1 if epoch is None else epoch
+        self.stamp += 1
+
+
+def _skipped(optimizer: Optimizer) -> bool:
+    """Whether a fused optimizer under a ``GradScaler`` found infinities and left the parameters as they were."""
+    found = getattr(optimizer, "found_inf", None)
+    return isinstance(found, Tensor) and bool(found)
+
+
+def _depth(root: nn.Module) -> int:
+    """How many calls of *root* are really running in this thread, the one that begins now left out."""
+    frame: FrameType | None = sys._getframe()
+    code, depth = nn.Module._call_impl.__code__, 0
+    while frame is not None:
+        if frame.f_code is code and frame.f_locals.get("self") is root:
+            depth += 1
+        frame = frame.f_back
+    return max(depth - 1, 0)
+
+
+class _Begin(hooks.Hook):
+    """The root's forward pre-hook."""
+
+    __slots__ = ("clock", "token")
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.token = compiled.token_for(self)
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if _is_traced():
+            compiled.trace_mark(self.token)
+        elif (compiler := hooks.compiler_at_work()) is not None:
+            self.clock.is_compiled = True
+            hooks.undisturbed(compiler, self._eager)
+        else:
+            self._eager()
+
+    def _eager(self) -> None:
+        clock = self.clock
+        if _graph_task() != -1:
+            return  # checkpointing recomputes a call that was counted
+        if clock.awake:
+            clock.begin_forward()
+        else:
+            clock.forwards += 1
+            clock.moved = True
+
+    def replay(self, leaves: list[Tensor], form: int, port: str) -> tuple[int, int]:
+        """Compiled code has reached the root's beginning."""
+        if _graph_task() == -1:
+            self.clock.local.depth = 0
+            self.clock.begin_forward()
+        return 0, 0
+
+
+class _End(hooks.Hook):
+    """The root's forward hook, called also when the forward raised."""
+
+    __slots__ = ("clock", "token")
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.token = compiled.token_for(self)
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if _is_traced():
+            compiled.trace_mark(self.token)
+        elif (compiler := hooks.compiler_at_work()) is not None:
+            hooks.undisturbed(compiler, self._eager, output)
+        else:
+            self._eager(output)
+
+    def _eager(self, output: Any) -> None:
+        if _graph_task() == -1:
+            self.clock.end_forward(returned=output is not None or sys.exc_info()[0] is None)
+
+    def replay(self, leaves: list[Tensor], form: int, port: str) -> tuple[int, int]:
+        """Compiled code has reached the root's end."""
+        if _graph_task() == -1:
+            self.clock.end_forward()
+        return 0, 0
+
+
+class _Accumulates(hooks.Hook):
+    """The post-accumulate hook of every parameter of the root."""
+
+    __slots__ = ("clock",)
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+
+    def __call__(self, parameter: Tensor) -> None:
+        clock = self.clock
+        if clock._task != _graph_task() and not _is_traced():
+            clock.begin_accumulation()
+
+
+def _is_nested() -> bool:
+    """Whether the backward pass that runs was started by another one, as a reentrant checkpoint does."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code is _CUSTOM_BACKWARD:
+            return True
+        frame = frame.f_back
+    return False
+
+
+_CUSTOM_BACKWARD = torch.autograd.function.BackwardCFunction.apply.__code__
+
+_clocks: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Clock]] = weakref.WeakKeyDictionary()
+_running: weakref.WeakSet[Clock] = weakref.WeakSet()
+_optimizer_hook: hooks.Handle | None = None
+
+
+def clock_of(root: nn.Module) -> Clock:
+    """The clock of *root*: the one that runs for the probes attached to it now, or a new one, which counts from 0."""
+    known = _clocks.get(root)
+    clock = known() if known is not None else None
+    if clock is None or not clock.is_running:
+        clock = Clock(root)
+        _clocks[root] = weakref.ref(clock)
+    return clock
+
+
+def _follow_optimizers() -> None:
+    """Listen to optimizers while any clock runs, and not a moment longer."""
+    global _optimizer_hook  # noqa: PLW0603  # one hook for the process, like the registry it goes into
+    if _running and _optimizer_hook is None:
+        _optimizer_hook = hooks.on_optimizer_step(_optimizer_stepped)
+    elif not _running and _optimizer_hook is not None:
+        _optimizer_hook.remove()
+        _optimizer_hook = None
+
+
+def _optimizer_stepped(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    if _is_traced():
+        return
+    for clock in tuple(_running):
+        clock.follow(optimizer)

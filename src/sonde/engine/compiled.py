@@ -1,0 +1,273 @@
+"""The way out of compiled code: three operators, and what compiled regions do to hooks.
+
+A hook that ``torch.compile`` traces may not count, look anything up, or append to a list: it would be recompiled for
+each module, or be silently wrong. But it may call an operator on a tensor that it owns. ``sonde::deliver`` declares that
+it writes into that tensor (the *token*), so no compiler may drop or duplicate it; at run time it reads from the token
+whose hook it is and runs ordinary Python there. The event is built and delivered at its place in the execution, forward
+and backward, and no buffer of a size known beforehand is needed. Its result, two integers that name the forward and the
+call, is what the traced gradient hooks carry into the backward pass, to ``sonde::deliver_gradient``.
+
+``sonde::recomputing`` tells a traced statistic whether activation checkpointing runs this code a second time. It is
+pure, so all statistics of a region share one call.
+
+Tokens and rows are handed over as ``.data``: a write through it does not count as an in-place change of a tensor that a
+checkpoint has saved, which would stop the user's own backward pass under the ``eager`` backend.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import count
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sonde.engine import selection
+
+__all__ = [
+    "Region",
+    "is_exported",
+    "is_traced",
+    "notice_hooks",
+    "paths_of",
+    "rebuild",
+    "recomputing",
+    "regions",
+    "token_for",
+    "trace_gradient",
+    "trace_hooks",
+    "trace_mark",
+    "trace_value",
+]
+
+is_traced: Callable[[], bool] = torch.compiler.is_dynamo_compiling
+is_exported: Callable[[], bool] = torch.compiler.is_exporting  # a program that is written down must not hold our operators
+_graph_task: Callable[[], int] = torch._C._current_graph_task_id
+
+# ------------------------------------------------------------------------------------------------------------- tokens
+
+_owners: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+_numbers = count(1)
+
+
+def token_for(owner: Any) -> Tensor:
+    """A tensor that names *owner* in compiled code. *owner* is held weakly."""
+    number = next(_numbers)
+    _owners[number] = owner
+    with torch.inference_mode(False):
+        return torch.tensor([number])
+
+
+# -------------------------------------------------------------------------------------------------------------- forms
+# The structure of a value as nested tuples of constants, which a traced function can build: ("tensor",), ("value", v),
+# ("sequence", type, children), ("mapping", type, keys, children), ("fields", type, names, children), ("other",).
+
+_forms: list[Any] = []
+
+
+def _intern(form: Any) -> int:
+    """The number of *form*. Runs once for each region, while it is traced."""
+    notice_hooks()
+    if form not in _forms:
+        _forms.append(form)
+    return _forms.index(form)
+
+
+_intern._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as torch.compiler.assume_constant_result does, unimported
+
+
+def _form(value: Any, leaves: list[Tensor]) -> Any:
+    """The form of *value*; its tensors are appended to *leaves*. Traced, so it knows the plain containers only."""
+    if isinstance(value, Tensor):
+        leaves.append(value)
+        return ("tensor",)
+    if value is None or isinstance(value, str):
+        return ("value", value)
+    if isinstance(value, tuple | list):
+        return ("sequence", type(value), tuple([_form(item, leaves) for item in value]))
+    if isinstance(value, dict):
+        keys = tuple(value.keys())
+        return ("mapping", type(value), keys, tuple([_form(value[key], leaves) for key in keys]))
+    if hasattr(type(value), "__dataclass_fields__"):
+        names = tuple(type(value).__dataclass_fields__.keys())
+        return ("fields", type(value), names, tuple([_form(getattr(value, name), leaves) for name in names]))
+    return ("other",)
+
+
+def rebuild(form: int, leaves: list[Any]) -> Any:
+    """The value of form number *form* with *leaves* at its tensors; what was neither tensor, None nor text is None."""
+    remaining = iter(leaves)
+    return _rebuild(_forms[form], remaining)
+
+
+def _rebuild(form: Any, leaves: Iterator[Any]) -> Any:
+    kind = form[0]
+    if kind == "tensor":
+        return next(leaves)
+    if kind == "value":
+        return form[1]
+    if kind == "other":
+        return None
+    children = [_rebuild(child, leaves) for child in form[-1]]
+    made = form[1]
+    if kind == "sequence":
+        return list(children) if made is list else tuple.__new__(made, children)
+    if kind == "mapping":
+        pairs = dict(zip(form[2], children, strict=True))
+        return pairs if made is dict else made(pairs) if not hasattr(made, "__dataclass_fields__") else made(**pairs)
+    whole = object.__new__(made)
+    for name, child in zip(form[2], children, strict=True):
+        object.__setattr__(whole, name, child)
+    return whole
+
+
+@cache
+def paths_of(form: int) -> tuple[str, ...]:
+    """The leaf paths of the tensors of form number *form*."""
+    return tuple(_paths(_forms[form], ""))
+
+
+def _paths(form: Any, path: str) -> Iterator[str]:
+    kind = form[0]
+    if kind == "tensor":
+        yield path
+    elif kind == "sequence":
+        names = getattr(form[1], "_fields", None)
+        for index, child in enumerate(form[2]):
+            yield from _paths(child, f"{path}[{index}]" if names is None else f"{path}.{names[index]}")
+    elif kind == "mapping":
+        attributes = hasattr(form[1], "__dataclass_fields__")
+        for key, child in zip(form[2], form[3], strict=True):
+            yield from _paths(child, f"{path}.{key}" if attributes else f"{path}[{key!r}]")
+    elif kind == "fields":
+        for name, child in zip(form[2], form[3], strict=True):
+            yield from _paths(child, f"{path}.{name}")
+
+
+# ---------------------------------------------------------------------------------------------------------- operators
+
+_library = torch.library.Library("sonde", "DEF")
+_unsafe = (torch.Tag.cudagraph_unsafe,)  # a replayed CUDA graph would not run Python
+_library.define("deliver(Tensor(a!) token, Tensor[] leaves, int form, str port) -> Tensor", tags=_unsafe)
+_library.define(
+    "deliver_gradient(Tensor(a!) token, Tensor identity, Tensor gradient, int leaf, int form, str port) -> ()", tags=_unsafe
+)
+_library.define("recomputing(Tensor anchor) -> Tensor")
+
+
+def _deliver(token: Tensor, leaves: list[Tensor], form: int, port: str) -> Tensor:
+    owner = _owners.get(int(token))
+    if owner is None:
+        return torch.tensor((0, 0))
+    # new objects: the compiler writes into memory again under the same object and version, by which nobody could tell
+    return torch.tensor(owner.replay([leaf.detach() for leaf in leaves], form, port))
+
+
+def _deliver_gradient(token: Tensor, identity: Tensor, gradient: Tensor, leaf: int, form: int, port: str) -> None:
+    owner = _owners.get(int(token))
+    if owner is not None:
+        forward, call = identity.tolist()
+        owner.replay_gradient(forward, call, gradient.detach(), leaf, form, port)
+
+
+def _recomputing(anchor: Tensor) -> Tensor:
+    return torch.full((), _graph_task() != -1, dtype=torch.bool, device=anchor.device)
+
+
+_library.impl("deliver", _deliver, "CompositeExplicitAutograd")
+_library.impl("deliver", lambda token, leaves, form, port: token.new_empty((2,)), "Meta")
+_library.impl("deliver_gradient", _deliver_gradient, "CompositeExplicitAutograd")
+_library.impl("deliver_gradient", lambda token, identity, gradient, leaf, form, port: None, "Meta")
+_library.impl("recomputing", _recomputing, "CompositeExplicitAutograd")
+_library.impl("recomputing", lambda anchor: anchor.new_empty((), dtype=torch.bool), "Meta")
+
+_op_deliver = torch.ops.sonde.deliver.default
+_op_gradient = torch.ops.sonde.deliver_gradient.default
+recomputing = torch.ops.sonde.recomputing.default
+"""Operator: whether this code runs again inside a backward pass, as a bool tensor on the anchor's device."""
+
+# ------------------------------------------------------------------------------------------------- called while traced
+
+
+def trace_hooks() -> None:
+    """Make the region that is being traced notice hooks that come and go."""
+    _intern(("other",))
+
+
+def trace_mark(token: Tensor) -> None:
+    """Reach the token's owner at run time, with nothing in hand."""
+    if is_exported():
+        return
+    _op_deliver(token.data, [], _intern(("other",)), "")
+
+
+def trace_value(token: Tensor, value: Any, port: str, gradient_port: str) -> None:
+    """Deliver *value* at *port* (if that is not ``""``), and its gradients at *gradient_port* (likewise)."""
+    if is_exported():
+        return
+    leaves: list[Tensor] = []
+    form = _intern(_form(value, leaves))
+    identity = _op_deliver(token.data, [leaf.detach() for leaf in leaves] if port else [], form, port)
+    if gradient_port:
+        for index, leaf in enumerate(leaves):
+            if leaf.requires_grad:
+                trace_gradient(token, identity, leaf, index, form, gradient_port)
+
+
+def trace_gradient(token: Tensor, identity: Tensor, tensor: Tensor, leaf: int, form: int, port: str) -> None:
+    """Deliver the gradient of *tensor* when the backward pass computes it."""
+
+    def hook(gradient: Tensor) -> None:
+        _op_gradient(token.data, identity, gradient.detach(), leaf, form, port)
+
+    tensor.register_hook(hook)
+
+
+# -------------------------------------------------------------------------------------------------- compiled regions
+
+
+def notice_hooks() -> None:
+    """Make code that is compiled from now on notice hooks that come and go.
+
+    By default Dynamo does not look whether a module has got or lost hooks since it was traced
+    (``skip_nnmodule_hook_guards``), so an observer attached later would silently see nothing.
+    """
+    config = sys.modules.get("torch._dynamo.config")
+    if config is not None and getattr(config, "skip_nnmodule_hook_guards", False):
+        config.skip_nnmodule_hook_guards = False  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Modules that are compiled together: the outermost one, and all below it."""
+
+    top: nn.Module
+    below: frozenset[nn.Module]
+
+    def calls_hooks_of_top(self) -> bool:
+        """Whether the hooks of the outermost module run in eager code: Dynamo traces them only around torch's own classes."""
+        return not (type(self.top).forward.__module__ or "").startswith("torch.")
+
+
+def regions(root: nn.Module, entered: Collection[nn.Module] = ()) -> list[Region]:
+    """The compiled regions of *root*: as the modules themselves tell, and those *entered*, seen to be called by the compiler."""
+    found: list[Region] = []
+    pending, seen = [root], set[nn.Module]()
+    while pending:
+        module = pending.pop()
+        if module in seen:
+            continue
+        seen.add(module)
+        if module._compiled_call_impl is None and "_orig_mod" not in module._modules and module not in entered:
+            pending += module.children()
+            continue
+        below = frozenset(item.module for item in selection.members(module))
+        seen.update(below)
+        top = selection.unwrap(module)
+        found.append(Region(top, below - {top}))
+    return found

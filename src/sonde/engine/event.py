@@ -1,0 +1,101 @@
+"""What a hook delivers: an event at a site, and the tick of the clock it happened at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import MethodType
+from typing import Any, NamedTuple, TypeAlias
+from weakref import WeakMethod
+
+from torch import Tensor, nn
+
+from sonde.engine import structure
+from sonde.engine.site import Phase, Site
+
+__all__ = ["Event", "Subscriber", "Tick", "weakly"]
+
+
+class Tick(NamedTuple):
+    """When something happened, all counted from 0.
+
+    Attributes:
+        epoch: how often ``tick_epoch`` was called.
+        step: optimizer steps taken before this; a step that a ``GradScaler`` skipped is none.
+        micro_step: backward passes since that step that wrote a ``.grad`` of the model.
+        forward: which call of the root module this belongs to.
+    """
+
+    epoch: int = 0
+    step: int = 0
+    micro_step: int = 0
+    forward: int = 0
+
+
+@dataclass(slots=True)  # not frozen: that doubles the cost of building one, and one is built per module call
+class Event:
+    """One delivery of a hook. Its tensors are borrowed: copy what you keep.
+
+    Attributes:
+        name: the module's (or parameter's) canonical name, ``""`` for the root.
+        type: the module's class; ``nn.Parameter`` for a parameter.
+        grad: whether ``value`` holds gradients.
+        value: at ``output`` what the module returned; at ``input`` its positional arguments; at ``grad_output`` and
+            ``grad_input`` always a tuple, as torch's own backward hooks have it: one item per item of a returned tuple or
+            list, a single item for anything else, ``None`` where no gradient arrived; at ``grad`` the tensor.
+        args: the module's positional arguments (empty for gradients and inside compiled code).
+        kwargs: its keyword arguments; at ``grad_input`` the gradients of the keyword arguments.
+        site: where.
+        call: index of the module's call within one forward of the root, from 0. Calls are numbered as they end; where the
+            probe observes inputs too, as they begin, which differs for a module that calls itself.
+        phase: ``forward``, ``recompute`` (checkpointing running the forward again) or ``backward``.
+        tick: when.
+        alias: the name by which a module with several names was called; ``""`` if it has but one, or that is not known.
+        passthrough: the module returned one of its own input tensors, so this site names the same tensor as another.
+    """
+
+    name: str
+    type: type[nn.Module] | type[nn.Parameter]
+    grad: bool
+    value: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    site: Site = Site("")
+    call: int = 0
+    phase: Phase = "forward"
+    tick: Tick = Tick()
+    passthrough: bool = False
+    alias: str = ""
+    _leaves: tuple[tuple[str, Tensor], ...] | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def leaves(self) -> tuple[tuple[str, Tensor], ...]:
+        """The tensors of the value with their leaf paths, in order; for gradients those that arrived."""
+        if self._leaves is None:
+            found = structure.walk(self.value)
+            if self.site.port == "input":
+                found += structure.walk(self.kwargs)
+            self._leaves = tuple(found)
+        return self._leaves
+
+
+Subscriber: TypeAlias = Callable[[Event], object]
+"""Any callable that takes an event; what it returns is ignored."""
+
+
+def weakly(subscriber: Subscriber) -> Subscriber:
+    """*subscriber*; if it is a method, without holding its object.
+
+    An object that observes with a method of its own and holds the probe would else be kept alive by the hooks, for ever.
+    """
+    if not isinstance(subscriber, MethodType):
+        return subscriber
+    method = WeakMethod(subscriber)
+
+    def deliver(event: Event) -> None:
+        bound = method()
+        if bound is not None:
+            bound(event)
+
+    deliver.__qualname__ = subscriber.__qualname__
+    return deliver

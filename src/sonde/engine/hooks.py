@@ -1,0 +1,126 @@
+"""The only file that registers torch hooks; and what a hook of ours is.
+
+A ``Hook`` sits in the dictionaries of the user's modules, so it must not follow the model elsewhere: a deep copy of an
+observed model carries an inert stray that removes itself at its first call, and a pickle carries a method of the standard
+library that does nothing, so that loading the file does not need sonde.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Variable
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+from torch.utils.hooks import RemovableHandle
+
+__all__ = [
+    "Handle",
+    "Hook",
+    "after_backward",
+    "compiler_at_work",
+    "on_accumulated",
+    "on_forward",
+    "on_forward_pre",
+    "on_optimizer_step",
+    "on_tensor",
+    "undisturbed",
+]
+
+Handle = RemovableHandle
+
+_dynamo = torch._C._dynamo.eval_frame
+_set_strategy: Callable[[Any, Any], None] = _dynamo.set_code_exec_strategy
+_SKIP = _dynamo._FrameExecStrategy(_dynamo._FrameAction.SKIP, _dynamo._FrameAction.DEFAULT)
+
+compiler_at_work: Callable[[], Any] = _dynamo.get_eval_frame_callback
+"""The compiler's callback if functions that are called now would be compiled, else None."""
+
+
+def undisturbed(callback: Any, function: Callable[..., Any], *args: Any) -> Any:
+    """``function(*args)``, run by Python alone; *callback* is what ``compiler_at_work`` gave."""
+    _dynamo.set_eval_frame(None)
+    try:
+        return function(*args)
+    finally:
+        _dynamo.set_eval_frame(callback)
+
+
+_set_strategy(undisturbed.__code__, _SKIP)
+
+
+class Hook:
+    """A callable that sonde puts into a hook dictionary of the user's model.
+
+    ``torch.compile`` calls the hooks of a region's outermost module from eager code, and would compile each of them as a
+    function of its own. ``__call__`` is kept from that (tracing it as a part of a region is not); a hook that finds
+    itself called so hands its work to ``undisturbed``, lest the compiler compile what it calls.
+    """
+
+    __slots__ = ("__weakref__",)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "__call__" in cls.__dict__:
+            _set_strategy(cls.__dict__["__call__"].__code__, _SKIP)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Stray:
+        return _Stray()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (contextlib.nullcontext(), "__exit__")  # takes any positional arguments, returns None
+
+
+class _Stray:
+    """What a deep copy of an observed module holds instead of a hook, until its first call."""
+
+    __reduce__ = Hook.__reduce__
+
+    def __call__(self, module: nn.Module, *_: Any) -> None:
+        if torch.compiler.is_dynamo_compiling():
+            return
+        for held in module.modules():  # also those that are never called
+            held_flags = (held._forward_hooks_with_kwargs, held._forward_hooks_always_called)
+            for hooks, flags in (
+                (held._forward_pre_hooks, (held._forward_pre_hooks_with_kwargs,)),
+                (held._forward_hooks, held_flags),
+            ):
+                for key in [key for key, hook in hooks.items() if isinstance(hook, _Stray)]:
+                    del hooks[key]  # torch iterates over a copy of the dictionary
+                    for flag in flags:
+                        flag.pop(key, None)
+
+
+def on_forward(module: nn.Module, hook: Callable[..., Any], *, always: bool = False) -> Handle:
+    """After the module's forward: ``hook(module, args, kwargs, output)``; with *always* also when it raised."""
+    return module.register_forward_hook(hook, with_kwargs=True, always_call=always)
+
+
+def on_forward_pre(module: nn.Module, hook: Callable[..., Any], *, first: bool = False) -> Handle:
+    """Before the module's forward: ``hook(module, args, kwargs)``, which may return new ``(args, kwargs)``."""
+    return module.register_forward_pre_hook(hook, with_kwargs=True, prepend=first)
+
+
+def on_tensor(tensor: Tensor, hook: Callable[[Tensor], Any]) -> Handle:
+    """When the gradient of *tensor* is computed: ``hook(gradient)``."""
+    handle: Handle = tensor.register_hook(hook)
+    return handle
+
+
+def on_accumulated(parameter: nn.Parameter, hook: Callable[[Tensor], Any]) -> Handle:
+    """After a backward pass has accumulated into ``parameter.grad``: ``hook(parameter)``."""
+    handle: Handle = parameter.register_post_accumulate_grad_hook(hook)
+    return handle
+
+
+def on_optimizer_step(hook: Callable[[Optimizer, tuple[Any, ...], dict[str, Any]], None]) -> Handle:
+    """After the step of any optimizer in the process."""
+    return register_optimizer_step_post_hook(hook)
+
+
+def after_backward(callback: Callable[[], None]) -> None:
+    """Call *callback* when the backward pass that is running has ended. Only inside a backward pass."""
+    Variable._execution_engine.queue_callback(callback)

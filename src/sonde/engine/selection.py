@@ -1,0 +1,231 @@
+"""Which modules of a model are meant: names as users know them, the one selection grammar, and near misses.
+
+Names are those of ``named_modules()`` with the parts that wrappers add taken out (``torch.compile``, DDP, FSDP,
+checkpoint wrappers), so that one key names the same module in an eager, a compiled and a sharded run. A module reachable
+by several names has the first as its canonical name and the others as aliases.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+
+from sonde.errors import ModelError, SelectionError
+
+__all__ = ["Named", "Where", "check_model", "members", "nearest", "parameters", "select", "unwrap"]
+
+Where: TypeAlias = (
+    str | re.Pattern[str] | Callable[[str, nn.Module], bool] | type[nn.Module] | Iterable[str] | tuple[type[nn.Module], ...] | None
+)
+"""``include`` / ``exclude``: a regular expression (searched) or compiled pattern, a callable ``(name, module) -> bool``, a
+list of exact names, a module type or a tuple of types; None or ``""`` is no condition."""
+
+# What each wrapper calls the module it wraps. DDP and DataParallel are told by their class, since "module" is a name that
+# users give as well.
+_WRAPPED = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+_PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A module (or parameter) under its canonical name, with the other names that lead to it."""
+
+    name: str
+    module: Any
+    aliases: tuple[str, ...] = ()
+
+
+def check_model(model: Any) -> nn.Module:
+    """*model* itself, if it is one.
+
+    Raises:
+        ModelError: it is not an ``nn.Module``.
+    """
+    if isinstance(model, nn.Module):
+        return model
+    if isinstance(model, type) and issubclass(model, nn.Module):
+        raise ModelError(f"{model.__name__} is a class, not a model: make one first, {model.__name__}(...)")
+    raise ModelError(f"a model must be a torch.nn.Module; this is {_described(model)}")
+
+
+def _described(value: Any) -> str:
+    text = repr(value)
+    return f"a {type(value).__name__}: {text if len(text) <= 60 else text[:57] + '...'}"
+
+
+def unwrap(module: nn.Module) -> nn.Module:
+    """What a wrapper wraps, down to the user's own module; a module that is no wrapper is returned as it is."""
+    while True:
+        inner = _inner(module)
+        if inner is None:
+            return module
+        module = inner
+
+
+def _inner(module: nn.Module) -> nn.Module | None:
+    if isinstance(module, _PARALLEL):
+        wrapped: nn.Module = module.module
+        return wrapped
+    if isinstance(module, torch.jit.ScriptModule):  # keeps its modules in a mapping of its own kind
+        return None
+    for name in _WRAPPED:
+        child = module._modules.get(name)
+        if child is not None:
+            return child
+    return None
+
+
+def members(model: nn.Module) -> list[Named]:
+    """Every module of *model* once, parents before children, as ``named_modules()`` orders them."""
+    names: dict[nn.Module, list[str]] = {}
+    _name(model, "", frozenset(), names)
+    return [Named(found[0], module, tuple(found[1:])) for module, found in names.items()]
+
+
+def _name(module: nn.Module, name: str, above: frozenset[nn.Module], names: dict[nn.Module, list[str]]) -> None:
+    """Note that *module* is called *name*, and go on below it."""
+    module = unwrap(module)
+    known = names.setdefault(module, [])
+    known.append(name)
+    if module in above or len(known) > _MANY_NAMES:
+        return
+    above |= {module}
+    for step, child in module.named_children() if isinstance(module, torch.jit.ScriptModule) else module._modules.items():
+        if child is not None:
+            _name(child, f"{name}.{step}" if name else step, above, names)
+
+
+# A module shared n times under modules that are themselves shared has exponentially many names; these are enough.
+_MANY_NAMES = 16
+
+
+def parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, Named]]:
+    """Every parameter once, with its canonical name and the module that owns it."""
+    seen: set[int] = set()
+    for owner in members(model):
+        for step, parameter in owner.module._parameters.items():
+            if parameter is not None and id(parameter) not in seen:
+                seen.add(id(parameter))
+                yield (f"{owner.name}.{step}" if owner.name else step), parameter, owner
+
+
+_NO_ALIASES: Mapping[str, tuple[str, ...]] = {}
+
+Condition: TypeAlias = Callable[[str, Any], bool]
+
+
+def select(
+    candidates: Sequence[tuple[str, nn.Module]],
+    include: Where = None,
+    exclude: Where = None,
+    *,
+    aliases: Mapping[str, tuple[str, ...]] = _NO_ALIASES,
+    also: Iterable[str] = (),
+) -> list[int]:
+    """The positions of the candidates (name, module) that *include* admits and *exclude* does not.
+
+    A candidate with *aliases* is selected if any of its names is. Names in *also* may stand in a list although they are none of
+    the candidates'.
+
+    Raises:
+        SelectionError: a condition cannot be read, a listed name does not exist, or nothing is left.
+    """
+    names = [known for name, _ in candidates for known in (name, *aliases.get(name, ()))]
+    admits = _condition("include", include, [*names, *also])
+    refuses = _condition("exclude", exclude, [*names, *also])
+    chosen = [
+        position
+        for position, (name, module) in enumerate(candidates)
+        if any(
+            (admits is None or admits(known, module)) and not (refuses is not None and refuses(known, module))
+            for known in (name, *aliases.get(name, ()))
+        )
+    ]
+    if not chosen:
+        asked = ", ".join(
+            f"{word}={_shown(where)}" for word, where in (("include", include), ("exclude", exclude)) if not _absent(where)
+        )
+        raise SelectionError(f"nothing is selected by {asked or 'an empty model'}. {nearest(_sought(include), names)}")
+    return chosen
+
+
+def _absent(where: Where) -> bool:
+    return where is None or (isinstance(where, str) and where == "")
+
+
+def _sought(where: Where) -> str:
+    if isinstance(where, re.Pattern):
+        return where.pattern
+    return where if isinstance(where, str) else ""
+
+
+def _shown(where: Where) -> str:
+    if isinstance(where, re.Pattern):
+        return repr(where.pattern)
+    return where.__name__ if isinstance(where, type) else repr(where)
+
+
+def _condition(word: str, where: Where, names: list[str]) -> Condition | None:
+    if _absent(where):
+        return None
+    if isinstance(where, str):
+        try:
+            where = re.compile(where)
+        except re.error as error:
+            raise SelectionError(
+                f"{word}={where!r} is not a regular expression: {error}. Exact names can be given as a list: {word}=[{where!r}]"
+            ) from None
+    if isinstance(where, re.Pattern):
+        search = where.search
+        return lambda name, module: search(name) is not None
+    if isinstance(where, type):
+        return _of_types(word, (where,))
+    if callable(where):
+        return where
+    if not isinstance(where, Iterable):
+        raise SelectionError(
+            f"{word}={where!r} cannot be read: give a regular expression, a callable (name, module) -> bool, "
+            "a list of exact names, or a module type"
+        )
+    items = ["" if item == "(root)" else item for item in where]
+    if items and all(isinstance(item, type) for item in items):
+        return _of_types(word, tuple(items))
+    return _of_names(word, items, names)
+
+
+def _of_types(word: str, types: tuple[Any, ...]) -> Condition:
+    for kind in types:
+        if not issubclass(kind, nn.Module):
+            raise SelectionError(f"{word}={kind.__name__}: a type that selects must be a kind of nn.Module")
+    return lambda name, module: isinstance(module, types)
+
+
+def _of_names(word: str, items: list[Any], names: list[str]) -> Condition:
+    known = set(names)
+    for item in items:
+        if not isinstance(item, str):
+            raise SelectionError(f"{word}: {item!r} in the list is neither an exact name nor a module type")
+        if item not in known:
+            raise SelectionError(f"{word}: there is no module called {item!r}. {nearest(item, names)}")
+    wanted = set(items)
+    return lambda name, module: name in wanted
+
+
+def nearest(sought: str, names: Iterable[str], *, count: int = 4) -> str:
+    """A sentence that names what comes nearest to *sought* among *names*."""
+    known = [name or "(root)" for name in dict.fromkeys(names)]
+    plain = re.sub(r"[\\^$()?*+|\[\]{}]", "", sought)
+    close = get_close_matches(plain, known, n=count, cutoff=0.5)
+    tail = plain.rsplit(".", 1)[-1]
+    if not close and tail:
+        close = [name for name in known if tail in name or get_close_matches(tail, [name.rsplit(".", 1)[-1]], cutoff=0.6)][:count]
+    if close:
+        return f"Nearest: {', '.join(close)}."
+    shown = ", ".join(known[: 2 * count])
+    return f"There are {len(known)}: {shown}{', ...' if len(known) > 2 * count else ''}." if known else "There are none."

@@ -1,0 +1,265 @@
+"""Structured values: the tensors in them, the path of each, and a map that rebuilds the same types.
+
+What a module takes and returns may be a tensor, or tensors in tuples, lists, dicts, named tuples, torch's return types,
+dataclasses of every kind, Hugging Face outputs, registered pytree nodes, and nested mixes of these. One function,
+``_open``, knows how to take each container apart and put it together again; everything else is recursion over it.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from types import FunctionType, ModuleType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree
+
+__all__ = ["Outline", "as_gradients", "outline", "remap", "walk"]
+
+
+class _Opened(NamedTuple):
+    """A container taken apart: the path step and the value of each child, and how to make one from new children."""
+
+    steps: list[str]
+    children: list[Any]
+    make: Callable[[list[Any]], Any]
+
+
+def walk(value: Any) -> list[tuple[str, Tensor]]:
+    """The tensors in *value* in order, each with its leaf path (``""`` if *value* is a tensor itself)."""
+    if isinstance(value, Tensor):
+        return [("", value)]
+    found: list[tuple[str, Tensor]] = []
+    _walk(value, "", found, set())
+    return found
+
+
+def _walk(value: Any, path: str, found: list[tuple[str, Tensor]], inside: set[int]) -> None:
+    if isinstance(value, Tensor):
+        found.append((path, value))
+        return
+    opened = None if id(value) in inside else _open(value, objects=False)
+    if opened is None:
+        return
+    inside.add(id(value))
+    for step, child in zip(opened.steps, opened.children, strict=True):
+        _walk(child, path + step, found, inside)
+    inside.discard(id(value))
+
+
+def remap(value: Any, fn: Callable[[Tensor], Any], *, objects: bool = False) -> Any:
+    """*value* with ``fn(tensor)`` in the place of each tensor, every container rebuilt as its own type.
+
+    Where a container holds itself, None stands in place of the inner reference. With *objects*, an instance of an unknown class
+    that holds tensors in its attributes (a key-value cache, say) is copied and mapped as well; otherwise what is not known
+    is returned unchanged.
+    """
+    return _remap(value, fn, set(), objects)
+
+
+def _remap(value: Any, fn: Callable[[Tensor], Any], inside: set[int], objects: bool) -> Any:
+    if isinstance(value, Tensor):
+        return fn(value)
+    if id(value) in inside:
+        return None
+    opened = _open(value, objects=objects)
+    if opened is None:
+        return value
+    inside.add(id(value))
+    children = [_remap(child, fn, inside, objects) for child in opened.children]
+    inside.discard(id(value))
+    if isinstance(value, dict) and any(isinstance(key, Tensor) for key in value):
+        keys = [fn(key) if isinstance(key, Tensor) else key for key in value]
+        return dict(zip(keys, children, strict=True))
+    return opened.make(children)
+
+
+class Outline:
+    """The shape of a structured value without its tensors: it can be filled with others of the same number."""
+
+    __slots__ = ("_children", "_leaf", "_make", "size")
+
+    def __init__(self, leaf: int | None, make: Callable[[list[Any]], Any] | None, children: list[Outline], size: int) -> None:
+        self._leaf = leaf
+        self._make = make
+        self._children = children
+        self.size = size  # number of tensor leaves
+
+    def fill(self, values: list[Any]) -> Any:
+        """The structure with ``values[i]`` at the i-th tensor leaf and None at what was no tensor."""
+        if self._leaf is not None:
+            return values[self._leaf]
+        if self._make is None:
+            return None
+        return self._make([child.fill(values) for child in self._children])
+
+    def fill_as_gradients(self, values: list[Any]) -> tuple[Any, ...]:
+        """The same as torch hands gradients to module hooks: a tuple; a single item for what is no tuple or list."""
+        return as_gradients(self.fill(values))
+
+
+def as_gradients(filled: Any) -> tuple[Any, ...]:
+    """A structure of gradients as torch hands them to module hooks: a plain tuple."""
+    return tuple(filled) if isinstance(filled, tuple | list) else (filled,)
+
+
+def outline(value: Any) -> tuple[list[tuple[str, Tensor]], Outline]:
+    """The tensors of *value* with their paths, and its outline."""
+    found: list[tuple[str, Tensor]] = []
+    return found, _outline(value, "", frozenset(), found)
+
+
+def _outline(part: Any, path: str, inside: frozenset[int], found: list[tuple[str, Tensor]]) -> Outline:
+    if isinstance(part, Tensor):
+        found.append((path, part))
+        return Outline(len(found) - 1, None, [], 1)
+    opened = None if id(part) in inside else _open(part, objects=False)
+    if opened is None:
+        return Outline(None, None, [], 0)
+    inside |= {id(part)}
+    children = [_outline(child, path + step, inside, found) for step, child in zip(opened.steps, opened.children, strict=True)]
+    return Outline(None, opened.make, children, sum(child.size for child in children))
+
+
+def _indices(count: int) -> list[str]:
+    return [f"[{index}]" for index in range(count)]
+
+
+def _open(value: Any, *, objects: bool) -> _Opened | None:
+    """Take a container apart; None for everything that is none (tensors included)."""
+    kind = type(value)
+    if kind is tuple or kind is list:
+        return _Opened(_indices(len(value)), list(value), kind)
+    if kind is dict:
+        keys = list(value)
+        return _Opened([f"[{key!r}]" for key in keys], list(value.values()), lambda new: dict(zip(keys, new, strict=True)))
+    if value is None or kind in _ATOMS:
+        return None
+    if isinstance(value, tuple):
+        return _open_tuple(value)
+    registered = _pytree.SUPPORTED_NODES.get(kind)
+    if registered is not None:
+        return _open_registered(value, registered)
+    if isinstance(value, dict):
+        return _open_mapping(value, [f".{key}" if hasattr(kind, "__dataclass_fields__") else f"[{key!r}]" for key in value])
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _open_dataclass(value)
+    if isinstance(value, list):
+        return _Opened(_indices(len(value)), list(value), _refill_list(value))
+    if isinstance(value, set | frozenset):
+        return _Opened([f"{{{index}}}" for index in range(len(value))], list(value), kind)
+    if objects and _holds_tensors(value):
+        attributes = dict(vars(value))
+        return _Opened([f".{name}" for name in attributes], list(attributes.values()), _refill_object(value, list(attributes)))
+    return None
+
+
+_ATOMS = {bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device, range, slice}
+
+
+def _open_tuple(value: tuple[Any, ...]) -> _Opened:
+    kind = type(value)
+    if hasattr(kind, "n_sequence_fields"):  # torch.return_types and other C struct sequences
+        return _Opened([f".{name}" for name in kind.__match_args__], list(value), kind)  # type: ignore[attr-defined]
+    names = getattr(kind, "_fields", None)
+    steps = _indices(len(value)) if names is None else [f".{name}" for name in names]
+    # tuple.__new__, because a subclass (PackedSequence, say) may give its own __new__ other arguments
+    return _Opened(steps, list(value), lambda new: tuple.__new__(kind, new))
+
+
+def _open_registered(value: Any, node: Any) -> _Opened:
+    children, context = node.flatten_fn(value)
+    if isinstance(value, Mapping) and len(value) == len(children):
+        attributes = dataclasses.is_dataclass(value)  # a Hugging Face ModelOutput is both
+        steps = [f".{key}" if attributes else f"[{key!r}]" for key in value]
+        if attributes and isinstance(value, dict):
+            return _open_mapping(value, steps)
+    elif node.flatten_with_keys_fn is not None:
+        steps = [str(key) for key, _ in node.flatten_with_keys_fn(value)[0]]
+    else:
+        steps = _indices(len(children))
+    return _Opened(steps, list(children), lambda new: node.unflatten_fn(new, context))
+
+
+def _open_dataclass(value: Any) -> _Opened:
+    kind = type(value)
+    names = [item.name for item in dataclasses.fields(value) if hasattr(value, item.name)]
+    others = {name: held for name, held in getattr(value, "__dict__", {}).items() if name not in set(names)}
+
+    def make(new: list[Any]) -> Any:
+        made = object.__new__(kind)  # not kind(...): fields may be init=False, frozen or slotted
+        for name, held in (*zip(names, new, strict=True), *others.items()):
+            object.__setattr__(made, name, held)
+        return made
+
+    return _Opened([f".{name}" for name in names], [getattr(value, name) for name in names], make)
+
+
+def _open_mapping(value: dict[Any, Any], steps: list[str]) -> _Opened:
+    """A dict of a class of its own: its items, and attributes that are not just items under another name."""
+    kind, keys = type(value), list(value)
+    attributes = dict(getattr(value, "__dict__", {}))
+    others = [name for name in attributes if name not in value]
+    put = OrderedDict.__setitem__ if isinstance(value, OrderedDict) else dict.__setitem__
+
+    def make(new: list[Any]) -> Any:
+        # not kind(**fields): what a Hugging Face output finds in its first field it takes for all of its fields
+        made = kind.__new__(kind)
+        items = dict(zip(keys, new, strict=False))
+        for name, held in (attributes | dict(zip(others, new[len(keys) :], strict=True))).items():
+            object.__setattr__(made, name, items.get(name, held))
+        for key, held in items.items():
+            put(made, key, held)
+        return made
+
+    children = [*value.values(), *(attributes[name] for name in others)]
+    return _Opened([*steps, *(f".{name}" for name in others)], children, make)
+
+
+def _refill_list(value: list[Any]) -> Callable[[list[Any]], Any]:
+    kind, attributes = type(value), dict(getattr(value, "__dict__", {}))
+
+    def make(new: list[Any]) -> Any:
+        made = kind.__new__(kind)
+        list.extend(made, new)
+        getattr(made, "__dict__", {}).update(attributes)
+        return made
+
+    return make
+
+
+def _refill_object(value: Any, names: list[str]) -> Callable[[list[Any]], Any]:
+    def make(new: list[Any]) -> Any:
+        made = copy.copy(value)
+        vars(made).update(zip(names, new, strict=True))
+        return made
+
+    return make
+
+
+def _holds_tensors(value: Any) -> bool:
+    if not hasattr(value, "__dict__") or isinstance(value, nn.Module | type | FunctionType | ModuleType):
+        return False
+    pending: list[Any] = [value]
+    seen: set[int] = set()
+    while pending:
+        part = pending.pop()
+        if isinstance(part, Tensor):
+            return True
+        if id(part) in seen or isinstance(part, nn.Module | type | FunctionType | ModuleType):
+            continue
+        seen.add(id(part))
+        pending.extend(_parts(part))
+    return False
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    if isinstance(value, list | tuple | set | frozenset):
+        return value
+    return getattr(value, "__dict__", {}).values()

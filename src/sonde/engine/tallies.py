@@ -1,0 +1,194 @@
+"""Tallies: taps of the lane for statistics. What passes is added to a row of sums, and that is all.
+
+In compiled code the addition is traced and fused with the user's own operations, so the hook may do nothing but pure
+tensor arithmetic on a row it owns. A row takes the first floating-point tensor of a structured value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from sonde.engine import compiled, hooks, structure
+from sonde.engine.site import Port
+from sonde.engine.taps import Tap, alias, aliased_in_trace
+from sonde.stats import Slab
+
+if TYPE_CHECKING:
+    pass
+
+__all__ = ["InputTally", "OutputTally", "ParameterTally", "Tally"]
+
+_graph_task: Callable[[], int] = torch._C._current_graph_task_id
+_is_traced = compiled.is_traced
+
+_anchors: dict[torch.device, Tensor] = {}
+
+
+def _anchor(device: torch.device) -> Tensor:
+    """One tensor per device, shared by all tallies, so that a compiled region asks once whether it recomputes."""
+    if device not in _anchors:
+        with torch.inference_mode(False):
+            _anchors[device] = torch.zeros((), device=device)
+    return _anchors[device]
+
+
+class Tally(Tap):
+    """What the taps of this lane have in common: rows, and how to add to them."""
+
+    __slots__ = ("anchor", "rows", "slab")
+
+    def hold(self, slab: Slab, rows: dict[Port, Tensor]) -> None:
+        """The rows to add to, by port."""
+        self.slab = slab
+        self.rows = rows
+        self.anchor = _anchor(next(iter(rows.values())).device)
+
+    def take_over(self, old: Tap) -> None:
+        if isinstance(old, Tally):
+            self.hold(old.slab, old.rows)
+
+    def counts(self) -> dict[Port, int]:
+        return {port: int(row[0]) for port, row in self.rows.items()}
+
+    def _add(self, port: Port, tensor: Tensor) -> None:
+        if tensor.is_meta or tensor.is_nested:
+            kind = "nested" if tensor.is_nested else "meta"
+            self.wiring.note(self, f"a {kind} tensor, which the statistic cannot be taken of")
+            return
+        try:
+            row = self.rows[port]
+            if row.device != tensor.device:  # the model was moved
+                row = self.rows[port] = self.slab.move(row, tensor.device)
+            self.slab.add(row, tensor.detach())
+        except Exception as error:
+            self.wiring.failed(self.sites[port], error)
+
+    def _add_traced(self, port: Port, tensor: Tensor, *, gradient: bool = False) -> None:
+        row = self.rows[port]
+        merged = self.slab.merged(row.data, self.slab.measured(tensor.detach()))
+        if not gradient:  # gradients are computed once, whatever is computed again for them
+            merged = torch.where(compiled.recomputing(self.anchor), row.data, merged)
+        row.data.copy_(merged)
+
+    def _add_gradient(self, port: Port, gradient: Tensor) -> None:
+        if self.switch.on:
+            self._add(port, gradient)
+
+    def _trace(self, value: Any, port: Port, gradient_port: Port) -> None:
+        if compiled.is_exported():
+            return
+        compiled.trace_hooks()
+        leaf = _first_floating(value)
+        if leaf is None:
+            return
+        if port in self.rows:
+            self._add_traced(port, leaf)
+        if gradient_port in self.rows and leaf.requires_grad:
+            leaf.register_hook(lambda gradient: self._add_traced(gradient_port, gradient, gradient=True))
+
+    def _leaf(self, value: Any) -> Tensor | None:
+        """The tensor of *value* that a row takes; what it leaves out is said in the coverage."""
+        if isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex()):
+            return value
+        leaves = structure.walk(value)
+        chosen = next(((path, leaf) for path, leaf in leaves if leaf.is_floating_point() or leaf.is_complex()), None)
+        if chosen is None:
+            self.wiring.note(self, "no floating-point tensor in its value")
+            return None
+        if len(leaves) > 1:
+            self.wiring.note(self, f"of {len(leaves)} tensors only the first floating-point one is added")
+        return chosen[1]
+
+    def _pass(self, value: Any, port: Port, gradient_port: Port) -> None:
+        try:
+            self._tally(value, port, gradient_port)
+        except Exception as error:
+            self.wiring.failed(self._any_site(), error)
+
+    def _tally(self, value: Any, port: Port, gradient_port: Port) -> None:
+        forward = self._admitted()
+        if forward is None:
+            return
+        leaf = self._leaf(value)
+        if leaf is None:
+            return
+        if port in self.rows and _graph_task() == -1:
+            self._add(port, leaf)
+        if gradient_port in self.rows and leaf.requires_grad and torch.is_grad_enabled():
+            self._listen(forward, leaf, partial(self._add_gradient, gradient_port))
+
+
+class OutputTally(Tally):
+    """Adds what a module returns, and the gradient of that."""
+
+    __slots__ = ()
+
+    register = staticmethod(hooks.on_forward)
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if not self.switch.on:
+            return
+        if _is_traced():
+            self._trace(output, "output", "grad_output")
+        elif (compiler := hooks.compiler_at_work()) is not None:
+            hooks.undisturbed(compiler, self._pass, output, "output", "grad_output")
+        else:
+            self._pass(output, "output", "grad_output")
+
+
+class InputTally(Tally):
+    """Adds what a module is given, and the gradient of that through this module alone."""
+
+    __slots__ = ()
+
+    register = staticmethod(hooks.on_forward_pre)
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not self.switch.on:
+            return None
+        aliases = "grad_input" in self.rows and torch.is_grad_enabled()
+        if _is_traced():
+            seen: Any = (args, kwargs)
+            if aliases:
+                (args, kwargs), seen = aliased_in_trace((args, kwargs))
+            self._trace(seen, "input", "grad_input")
+        else:
+            compiler = hooks.compiler_at_work()
+            if aliases:
+                args, kwargs = hooks.undisturbed(compiler, structure.remap, (args, kwargs), alias)
+            hooks.undisturbed(compiler, self._pass, (args, kwargs), "input", "grad_input")
+        return (args, kwargs) if aliases else None
+
+
+class ParameterTally(Tally):
+    """Adds the gradient that a backward pass has accumulated into a parameter."""
+
+    __slots__ = ()
+
+    register = staticmethod(hooks.on_accumulated)
+
+    def __call__(self, parameter: nn.Parameter) -> None:
+        if self.switch.on and parameter.grad is not None and not _is_traced():
+            self.was_eager = True
+            self._add("grad", parameter.grad)
+
+
+def _first_floating(value: Any) -> Tensor | None:
+    if isinstance(value, Tensor):
+        return value if value.is_floating_point() or value.is_complex() else None
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, tuple | list):
+        for item in value:
+            found = _first_floating(item)
+            if found is not None:
+                return found
+        return None
+    if hasattr(type(value), "__dataclass_fields__"):
+        return _first_floating([getattr(value, name) for name in type(value).__dataclass_fields__])
+    return None

@@ -1,0 +1,81 @@
+"""Every error and warning that sonde raises, as one tree.
+
+::
+
+    SondeError                 anything sonde raises on purpose
+    ├── ArgumentError          (ValueError)   an argument that cannot be used, or two that exclude each other
+    ├── ModelError             (TypeError)    what was given as a model is not an ``nn.Module``
+    ├── SiteError              (ValueError)   a text that is not the name of a site
+    ├── SelectionError         (LookupError)  ``include`` / ``exclude`` that cannot be read or match nothing
+    ├── UnknownSiteError       (KeyError)     a name that a result does not hold
+    ├── DeadHookError          (RuntimeError) a compiled module ran without its hooks (``strict=True``)
+    ├── StoreError             (ValueError)   a folder or file that cannot be written or read as asked
+    └── MissingExtraError      (ImportError)  a feature whose optional package is not installed
+
+    ObservationWarning         (UserWarning)  observation is not complete; the training itself goes on
+
+A message says what was asked, what was found and what to do.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ArgumentError",
+    "DeadHookError",
+    "MissingExtraError",
+    "ModelError",
+    "ObservationWarning",
+    "SelectionError",
+    "SiteError",
+    "SondeError",
+    "StoreError",
+    "UnknownSiteError",
+]
+
+
+class SondeError(Exception):
+    """Base of everything sonde raises on purpose."""
+
+
+class ArgumentError(SondeError, ValueError):
+    """An argument that cannot be used, or two arguments that exclude each other."""
+
+
+class ModelError(SondeError, TypeError):
+    """What was given as a model is not a ``torch.nn.Module``."""
+
+
+class SiteError(SondeError, ValueError):
+    """A text that is not the name of a site."""
+
+
+class SelectionError(SondeError, LookupError):
+    """A selection that cannot be read, or that matches nothing."""
+
+
+class UnknownSiteError(SondeError, KeyError):
+    """A name that a result does not hold; the message names the nearest ones."""
+
+    def __str__(self) -> str:  # KeyError would print the message as a quoted key
+        return str(self.args[0]) if self.args else ""
+
+
+class DeadHookError(SondeError, RuntimeError):
+    """A compiled module ran without the hooks that observe it."""
+
+
+class StoreError(SondeError, ValueError):
+    """A folder or file that cannot be written or read as asked."""
+
+
+class MissingExtraError(SondeError, ImportError):
+    """A feature whose optional package is not installed."""
+
+    @classmethod
+    def of(cls, feature: str, package: str, extra: str) -> MissingExtraError:
+        """The error for *feature*, which needs *package*, installed by the extra *extra*."""
+        return cls(f"{feature} needs the package {package!r}, which is not installed: pip install 'sonde[{extra}]'")
+
+
+class ObservationWarning(UserWarning):
+    """Something could not be observed, or an observer failed; the training itself goes on."""

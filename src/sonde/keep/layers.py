@@ -1,0 +1,295 @@
+"""A tracker's stashes as one row per layer, with a word where something is notable."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sonde.engine import Coverage
+from sonde.keep.stash import leaves_of
+from sonde.stats import Accumulator, Moments, Result
+from sonde.view.table import Cell, Grid, Tone
+
+__all__ = ["GRADIENT_IS", "Layer", "Tally", "annotate", "grid", "is_measurable", "layers_of", "number", "percent"]
+
+# What is notable
+DEAD_SHARE = 0.25  # of the units, zero for every sample and position
+DEAD_SAMPLES = 8  # fewer say nothing about a unit
+GRADIENT_LARGE = 100.0  # times the median over layers
+GRADIENT_SMALL = 1e-3  # of the median: behind a small initial weight, a healthy branch may get a hundredth
+SATURATED_SHARE = 0.5  # of the elements of a tanh or sigmoid
+SATURATED_AT = 0.99
+
+GRADIENT_IS = "gradient: Euclidean norm of the gradient at the layer's output"
+
+# Beyond this, only the last forward is summarised
+_MOST_ELEMENTS = 100_000_000
+_MOST_STASHES = 5_000
+
+
+@dataclass
+class Layer:
+    """What is known of one layer from all its stashes.
+
+    Attributes:
+        name, kind: the module's name and class.
+        shape: of the first tensor of its last output, as text; more tensors are counted behind it.
+        calls: number of outputs kept.
+        output: moments of the first floating-point tensor of its outputs, all calls together; None without any.
+        gradient: the same of the gradients.
+        dead: share of units that are zero for every sample and position; None where that says nothing.
+        same_as: the name of another layer that returned the very same tensor, ``""`` if none did.
+        notes: what is notable, each with its tone.
+    """
+
+    name: str
+    kind: type[nn.Module]
+    shape: str = ""
+    calls: int = 0
+    output: Result | None = None
+    gradient: Result | None = None
+    dead: float | None = None
+    same_as: str = ""
+    passthrough: bool = False
+    recomputed: int = 0
+    value: float | None = None  # numbers kept in place of tensors
+    gradient_value: float | None = None
+    notes: list[tuple[str, Tone]] = field(default_factory=list)
+
+
+class Tally:
+    """The running sums of one layer."""
+
+    def __init__(self, layer: Layer) -> None:
+        self.layer = layer
+        self.output = Accumulator(Moments())
+        self.gradient = Accumulator(Moments())
+        self.path: str | None = None  # the leaf that the row speaks of
+        self.alive: Tensor | None = None
+        self.samples = 0
+        self.saturated = 0
+        self.seen_output = self.seen_gradient = False
+
+    def add_output(self, tensor: Tensor) -> None:
+        self.output.update(tensor)
+        self.seen_output = True
+        units = _units_alive(tensor)
+        if units is not None:
+            alive, samples = units
+            self.samples += samples
+            self.alive = alive if self.alive is None or self.alive.shape != alive.shape else self.alive | alive
+        if issubclass(self.layer.kind, nn.Tanh):
+            self.saturated += int((tensor.abs() > SATURATED_AT).sum())
+        elif issubclass(self.layer.kind, nn.Sigmoid):
+            self.saturated += int(((tensor - 0.5).abs() > SATURATED_AT / 2).sum())
+
+    def add_gradient(self, tensor: Tensor) -> None:
+        self.gradient.update(tensor)
+        self.seen_gradient = True
+
+    def finish(self) -> Layer:
+        layer = self.layer
+        layer.output = self.output.compute() if self.seen_output else None
+        layer.gradient = self.gradient.compute() if self.seen_gradient else None
+        if self.alive is not None and self.samples >= DEAD_SAMPLES:
+            layer.dead = 1.0 - float(self.alive.float().mean())
+        if layer.output is not None and layer.output.count and self.saturated / layer.output.count >= SATURATED_SHARE:
+            layer.notes.append((f"{percent(self.saturated / layer.output.count)} saturated", "warn"))
+        return layer
+
+
+def _units_alive(tensor: Tensor) -> tuple[Tensor, int] | None:
+    """Which units are non-zero anywhere, and over how many samples and positions.
+
+    The units of an image-like tensor of four or five dimensions are its channels (dimension 1), otherwise the last
+    dimension.
+    """
+    if tensor.ndim < 2 or tensor.numel() == 0:
+        return None
+    axis = 1 if tensor.ndim in (4, 5) else tensor.ndim - 1
+    units = tensor.shape[axis]
+    alive = (tensor != 0).movedim(axis, 0).reshape(units, -1).any(dim=1)
+    return alive, tensor.numel() // units
+
+
+def layers_of(stashes: Iterable[Any]) -> list[Layer]:
+    """One :class:`Layer` for each module, in the order in which the modules first returned."""
+    tallies: dict[str, Tally] = {}
+    owners: dict[int, str] = {}
+    for stash in stashes:
+        name, kind = getattr(stash, "name", ""), getattr(stash, "type", type(stash))
+        tally = tallies.setdefault(name, Tally(Layer(name, kind if isinstance(kind, type) else type(stash))))
+        layer = tally.layer
+        if getattr(stash, "phase", "forward") == "recompute":
+            layer.recomputed += 1
+            continue
+        held = leaves_of(stash)
+        number = next((float(item) for item in held.values() if isinstance(item, int | float)), None)
+        if getattr(stash, "grad", False):
+            floating = held.get(tally.path) if tally.path is not None else _first_measurable(held)[1]
+            if floating is not None and is_measurable(floating):
+                tally.add_gradient(floating)
+            layer.gradient_value = number
+            continue
+        layer.calls += 1
+        layer.passthrough |= bool(getattr(stash, "passthrough", False))
+        layer.shape = _shape(list(held.values()))
+        path, floating = _first_measurable(held)
+        if floating is not None:
+            tally.path = path
+            tally.add_output(floating)
+            layer.same_as = owners.setdefault(id(floating), layer.name)
+        layer.value = number
+    layers = [tally.finish() for tally in tallies.values()]
+    for layer in layers:
+        if layer.same_as == layer.name:
+            layer.same_as = ""
+    annotate(layers)
+    return layers
+
+
+def _first_measurable(held: dict[str, Any]) -> tuple[str | None, Any]:
+    return next(((path, item) for path, item in held.items() if is_measurable(item)), (None, None))
+
+
+def is_measurable(item: Any) -> bool:
+    """Whether moments can be taken of it: a dense floating-point tensor with data."""
+    if not isinstance(item, Tensor) or item.is_meta or item.is_nested:
+        return False
+    return item.is_floating_point() and item.layout == torch.strided
+
+
+def _shape(held: list[Any]) -> str:
+    tensors = [item for item in held if isinstance(item, Tensor)]
+    if not tensors:
+        return "kept: " + type(held[0]).__name__ if held else "no tensor"
+    first = tensors[0]
+    sizes = [f"{first.size(0)} nested"] if first.is_nested else map(str, first.shape)
+    shape = "×".join(sizes) or "scalar"
+    return shape + (f" (+{len(tensors) - 1})" if len(tensors) > 1 else "")
+
+
+def annotate(layers: list[Layer]) -> None:
+    """Put the notable into words."""
+    # norms, not means over elements, which differ between a map of features and its pooled vector on any healthy network
+    sizes = [g.norm for g in (layer.gradient for layer in layers) if g is not None and g.count > 1 and g.norm > 0]
+    typical = median(sizes) if sizes else 0.0
+    tracked = any(layer.gradient is not None for layer in layers)
+    for layer in layers:
+        layer.notes = [*_of_output(layer), *layer.notes, *_of_gradient(layer, typical, tracked)]
+        if layer.passthrough:
+            layer.notes.append(("returns its input", "quiet"))
+        elif layer.same_as:
+            inside = layer.name and layer.same_as.startswith(f"{layer.name}.")
+            other = f"its {layer.same_as.removeprefix(f'{layer.name}.')}" if inside else layer.same_as
+            layer.notes.append((f"same tensor as {other}", "quiet"))
+        if layer.recomputed:
+            layer.notes.append(("recomputed", "quiet"))
+
+
+def _of_output(layer: Layer) -> list[tuple[str, Tone]]:
+    seen = layer.output
+    if seen is None or not seen.count:
+        return []
+    if seen.nan or seen.inf:
+        parts = [f"{count:.0f} {word}" for count, word in ((seen.nan, "NaN"), (seen.inf, "inf")) if count]
+        return [(f"not finite: {', '.join(parts)}", "bad")]
+    if seen.zeros == seen.count and seen.count > 1 and layer.dead is None:
+        return [("all zero", "bad")]
+    if layer.dead is not None and layer.dead >= DEAD_SHARE:
+        return [(f"{percent(layer.dead)} dead", "bad" if layer.dead > 0.5 else "warn")]
+    if seen.count > 1 and seen.std <= 1e-7 * max(abs(seen.mean), 1e-30):
+        return [("constant", "warn")]
+    return []
+
+
+def _of_gradient(layer: Layer, typical: float, tracked: bool) -> list[tuple[str, Tone]]:
+    seen = layer.gradient
+    if seen is None:
+        return [("no gradient", "quiet")] if tracked and layer.output is not None else []
+    if seen.nan or seen.inf:
+        return [("gradient not finite", "bad")]
+    if seen.count <= 1 or not typical:
+        return []
+    if seen.norm == 0:
+        return [("gradient is zero", "bad")]
+    ratio = seen.norm / typical
+    if ratio >= GRADIENT_LARGE:
+        return [(f"gradient {ratio:,.0f} x the median", "warn")]
+    if ratio <= GRADIENT_SMALL:
+        return [(f"gradient 1/{1 / ratio:,.0f} of the median", "warn")]
+    return []
+
+
+def grid(stashes: list[Any], *, title: str, empty: str, coverage: Callable[[], Coverage]) -> Grid:
+    """The table of a tracker."""
+    footer: list[str] = []
+    shown = stashes
+    elements = sum(item.numel() for stash in stashes for item in leaves_of(stash).values() if isinstance(item, Tensor))
+    if len(stashes) > _MOST_STASHES or elements > _MOST_ELEMENTS:
+        last = max(stash.tick.forward for stash in stashes if hasattr(stash, "tick"))
+        shown = [stash for stash in stashes if getattr(stash, "tick", None) is None or stash.tick.forward == last]
+        footer.append(f"summarised: forward {last} alone, {len(shown)} of {len(stashes)} stashes")
+    layers = layers_of(shown)
+    several = any(layer.calls > 1 for layer in layers)
+    columns = ["layer", "type", "output", *(["calls"] if several else []), "mean ± std", "zeros", "gradient", ""]
+    rows = [_row(layer, several) for layer in layers]
+    if shown:
+        silent = [line for line in coverage().missing if line.site.port == "output"]
+        if silent:
+            names = ", ".join(line.site.path or "(root)" for line in silent[:4])
+            footer.append(f"not seen: {names}{', ...' if len(silent) > 4 else ''}; coverage() says why")
+        if any(layer.gradient is not None for layer in layers):
+            footer.append(GRADIENT_IS)
+    return Grid(title, columns, rows, footer, empty=empty, optional=("type", "output"))
+
+
+def _row(layer: Layer, several: bool) -> list[Cell]:
+    quiet: Tone = "quiet" if layer.same_as else "plain"
+    seen = layer.output
+    spread, zeros = Cell("", quiet), Cell("", quiet)
+    if seen is not None and seen.finite:
+        spread = Cell(number(seen.mean) + (f" ± {number(seen.std).strip()}" if seen.count > 1 else ""), quiet)
+        share = seen.zeros / seen.count
+        zeros = Cell(percent(share) if share else "", quiet, bar=share if share else None)
+    elif layer.value is not None:
+        spread = Cell(number(layer.value), quiet)
+    tones: set[Tone] = {tone for _, tone in layer.notes}
+    worst: Tone = "bad" if "bad" in tones else "warn" if "warn" in tones else "quiet" if tones else "plain"
+    return [
+        Cell(layer.name or "(root)", quiet if quiet == "quiet" else "strong"),
+        Cell(layer.kind.__name__, "quiet"),
+        Cell(layer.shape, quiet),
+        *([Cell(str(layer.calls), quiet, "right")] if several else []),
+        spread,
+        zeros,
+        Cell(_gradient(layer), quiet, "right"),
+        Cell("; ".join(text for text, _ in layer.notes), worst),
+    ]
+
+
+def _gradient(layer: Layer) -> str:
+    size = layer.gradient.norm if layer.gradient is not None else layer.gradient_value
+    return f"{size:.1e}" if size is not None and math.isfinite(size) else ""
+
+
+def percent(share: float) -> str:
+    """A share between 0 and 1 in words: 100 % and nothing are said only of what is exactly that."""
+    if 0 < share < 0.01:
+        return "<1 %"
+    return f"{math.floor(share * 100 + 0.5) if share < 0.995 or share == 1 else 99} %"
+
+
+def number(value: float) -> str:
+    """Three significant digits, with room for the sign."""
+    size = abs(value)
+    if size and not 1e-3 <= size < 1e5:
+        return f"{value: .1e}"
+    decimals = 3 if size < 1 else 2 if size < 10 else 1 if size < 100 else 0
+    return f"{value: .{decimals}f}"

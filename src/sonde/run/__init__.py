@@ -1,0 +1,1 @@
+"""What is at rest: plain data that needs no model to be read."""

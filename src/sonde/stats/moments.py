@@ -1,0 +1,93 @@
+"""Size, spread and defects of a tensor: the first numbers that anybody wants to know."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sonde.stats.statistic import Column, Field, Statistic
+
+__all__ = ["Moments"]
+
+
+@dataclass(frozen=True)
+class Moments(Statistic):
+    """Count, mean, std, rms, norm, min, max, absmax, zeros, nan, inf of all elements seen.
+
+    NaN and infinities are counted (``nan``, ``inf``) and left out of everything else; ``count`` is the number of all
+    elements, ``finite`` of those that the other numbers are over. Where there are none, they are NaN (sums are 0).
+
+    * ``mean`` and ``std`` (population, ddof 0: ``sqrt(E[x^2] - E[x]^2)``) from float64 sums, so that
+      ``|mean| / std`` up to 1e6 leaves ``std`` a relative error of about 1e-4.
+    * ``norm`` is the Euclidean norm ``sqrt(sum x^2)`` and ``rms`` is ``norm / sqrt(finite)``; squares are formed in
+      float64, so that neither gradients of 1e-20 vanish nor float16 values overflow.
+    * ``zeros`` counts exact zeros; ``absmax`` is the largest magnitude.
+
+    Integers and bools are read as numbers, complex tensors as their modulus, sparse ones as what they stand for.
+    """
+
+    fields: ClassVar[tuple[Field, ...]] = (
+        Field("count"),
+        Field("nan"),
+        Field("inf"),
+        Field("zeros"),
+        Field("sum"),
+        Field("squares"),
+        Field("min", "min"),
+        Field("max", "max"),
+    )
+
+    def measure(self, tensor: Tensor) -> Tensor:
+        tensor = tensor.detach()
+        values = (tensor.abs() if tensor.is_complex() else tensor).to(torch.float64)
+        nan = values.isnan()
+        inf = values.isinf()
+        spoiled = nan | inf
+        finite = torch.where(spoiled, 0.0, values)
+        if values.numel() == 0:
+            low = values.new_tensor(float("inf"))
+            high = values.new_tensor(float("-inf"))
+        else:
+            low = torch.where(spoiled, float("inf"), values).amin()
+            high = torch.where(spoiled, float("-inf"), values).amax()
+        return torch.stack(
+            [
+                torch.full_like(low, values.numel()),
+                nan.sum(dtype=torch.float64),
+                inf.sum(dtype=torch.float64),
+                (values == 0).sum(dtype=torch.float64),
+                finite.sum(),
+                finite.square().sum(),
+                low,
+                high,
+            ]
+        )
+
+    def finish(self, columns: Mapping[str, Column]) -> dict[str, Column]:
+        finite = columns["count"] - columns["nan"] - columns["inf"]
+        divisor = np.where(finite > 0, finite, np.nan)
+        mean = columns["sum"] / divisor
+        square = columns["squares"] / divisor
+        with np.errstate(over="ignore", invalid="ignore"):  # beyond 1e154 a square is infinite, and is said to be
+            spread = np.sqrt(np.maximum(square - mean * mean, 0.0))
+        low = np.where(finite > 0, columns["min"], np.nan)
+        high = np.where(finite > 0, columns["max"], np.nan)
+        return {
+            "count": columns["count"],
+            "finite": finite,
+            "mean": mean,
+            "std": spread,
+            "rms": np.sqrt(square),
+            "norm": np.sqrt(columns["squares"]),
+            "min": low,
+            "max": high,
+            "absmax": np.maximum(np.abs(low), np.abs(high)),
+            "zeros": columns["zeros"],
+            "nan": columns["nan"],
+            "inf": columns["inf"],
+        }

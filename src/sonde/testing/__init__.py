@@ -1,0 +1,31 @@
+"""Checks for any model, in two lines, and a zoo of small models that ordinary tools get wrong.
+
+>>> import torch
+>>> from sonde import testing
+>>> model, batch = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Tanh()), torch.randn(8, 4)
+>>> testing.assert_undisturbed(model, batch)  # observing changes nothing
+>>> testing.assert_complete(model, batch)  # and misses nothing
+>>> testing.assert_healthy(model, batch, lambda output: output.square().mean())
+"""
+
+from sonde.testing import networks, values  # noqa: F401  # they fill the zoo
+from sonde.testing.checks import assert_healthy, assert_no_hooks_left
+from sonde.testing.complete import assert_complete
+from sonde.testing.report import zoo_report
+from sonde.testing.trial import same_bits
+from sonde.testing.undisturbed import PROBES, MakeProbe, assert_undisturbed
+from sonde.testing.zoo import ZOO, Entry, mean_square
+
+__all__ = [
+    "PROBES",
+    "ZOO",
+    "Entry",
+    "MakeProbe",
+    "assert_complete",
+    "assert_healthy",
+    "assert_no_hooks_left",
+    "assert_undisturbed",
+    "mean_square",
+    "same_bits",
+    "zoo_report",
+]

@@ -1,0 +1,143 @@
+"""Two checks of a model's state: that it is healthy, and that no hook of ours is left on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sonde.keep import Tracker, track
+from sonde.keep.layers import Layer, layers_of
+from sonde.stats import Accumulator, Moments
+from sonde.testing.trial import Loss, Trial, as_batch, listed, same_chance, settled
+
+__all__ = ["assert_healthy", "assert_no_hooks_left"]
+
+
+def assert_no_hooks_left(model: nn.Module, /) -> None:
+    """Assert that no hook of ``sonde`` is on *model*, on its submodules, parameters or buffers.
+
+    Hooks of others are not looked at, nor those that models of the zoo have of their own.
+
+    >>> import torch
+    >>> from sonde.testing import assert_no_hooks_left
+    >>> assert_no_hooks_left(torch.nn.Linear(3, 2))
+
+    Raises:
+        AssertionError: there are some; the message names the module or tensor, the kind of hook and the hook.
+    """
+    found = [
+        f"{name or '(root)'}: {kind.strip('_')}: {type(hook).__name__} {getattr(hook, '__qualname__', '')}".rstrip()
+        for name, owner in _owners(model)
+        for kind in _HOOKS
+        for hook in (getattr(owner, kind, None) or {}).values()
+        if _is_ours(hook)
+    ]
+    if found:
+        raise AssertionError(listed(f"hooks of sonde are left on {type(model).__name__}", found))
+
+
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks", "_post_accumulate_grad_hooks")
+
+
+def _owners(model: nn.Module) -> Iterator[tuple[str, nn.Module | Tensor]]:
+    yield from model.named_modules()
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+
+
+def _is_ours(hook: Any) -> bool:
+    modules = [getattr(part, "__module__", None) or "" for part in (hook, getattr(hook, "func", None), type(hook))]
+    return any(f"{module}.".startswith("sonde.") and not module.startswith("sonde.testing") for module in modules)
+
+
+def assert_healthy(
+    model: nn.Module,
+    batch: Any,
+    loss_fn: Loss | None = None,
+    /,
+    *,
+    factory: Callable[[], nn.Module] | None = None,
+) -> None:
+    """Assert that one forward and backward pass of a copy of *model* shows none of the plain diseases.
+
+    These are: a NaN or an infinity in what a layer returns, in the gradient of that or in the gradient of a parameter; a
+    gradient that is zero throughout; and a layer that returns nothing but zeros. A layer or parameter that no gradient
+    reaches is none of them. The model stays as it is.
+
+    >>> import torch
+    >>> from sonde.testing import assert_healthy
+    >>> assert_healthy(torch.nn.Linear(3, 2), torch.ones(4, 3), lambda output: output.square().mean())
+
+    Args:
+        model: any model.
+        batch: what it is called with: a tuple or list holds its positional arguments, a dict its keyword arguments, and
+            anything else is its only argument.
+        loss_fn: from its output to a scalar; the default is the sum of the mean squares of all tensors that need a gradient.
+        factory: makes the same model again, for one that cannot be deep-copied.
+
+    Raises:
+        AssertionError: it is not healthy; the message names each layer and what is wrong with it, the first in execution
+            order first.
+        ArgumentError: the model cannot be copied and there is no *factory*.
+    """
+    args, kwargs = as_batch(batch)
+    trial = Trial(model, args, kwargs, loss_fn, factory)
+    with same_chance():
+        observed = trial.fresh_model()
+        observed.zero_grad(set_to_none=True)
+        with track(observed, strict=True) as tracker:
+            args, kwargs = trial.fresh_batch()
+            loss = trial.loss(settled(observed(*args, **kwargs)))
+            if loss is not None:
+                torch.autograd.backward(loss)
+    wrong = [*_of_loss(loss), *_of_layers(tracker), *_of_parameters(observed)]
+    if wrong:
+        raise AssertionError(listed(f"{type(model).__name__} is not healthy", wrong))
+
+
+def _of_loss(loss: Tensor | None) -> Iterator[str]:
+    if loss is not None and not loss.is_meta and not bool(loss.isfinite().all()):
+        yield f"the loss is {loss.item()}"
+
+
+def _of_layers(tracker: Tracker) -> Iterator[str]:
+    for layer in layers_of(tracker):
+        reasons = [*_of_output(layer), *_of_gradient(layer)]
+        if reasons:
+            yield f"{layer.name or '(root)'} ({layer.kind.__name__}): {', '.join(reasons)}"
+
+
+def _of_output(layer: Layer) -> Iterator[str]:
+    seen = layer.output
+    if seen is None or not seen.count:
+        return
+    if seen.nan or seen.inf:
+        yield f"{seen.nan:.0f} NaN and {seen.inf:.0f} infinite of {seen.count:.0f} outputs"
+    elif seen.zeros == seen.count and seen.count > 1:
+        yield f"dead: all {seen.count:.0f} outputs are zero"
+
+
+def _of_gradient(layer: Layer) -> Iterator[str]:
+    seen = layer.gradient
+    if seen is None or not seen.count:
+        return
+    if seen.nan or seen.inf:
+        yield f"{seen.nan:.0f} NaN and {seen.inf:.0f} infinite of {seen.count:.0f} gradients of the output"
+    elif seen.zeros == seen.count:
+        yield "the gradient of the output is all zero"
+
+
+def _of_parameters(model: nn.Module) -> Iterator[str]:
+    for name, parameter in model.named_parameters():
+        gradient = parameter.grad
+        if gradient is None or gradient.is_meta or gradient.numel() == 0:
+            continue
+        dense = gradient.to_dense() if gradient.layout != torch.strided else gradient
+        seen = Accumulator(Moments()).update(dense).compute()
+        if seen.nan or seen.inf:
+            yield f"{name}: {seen.nan:.0f} NaN and {seen.inf:.0f} infinite of {seen.count:.0f} gradients"
+        elif seen.zeros == seen.count:
+            yield f"{name}: the gradient is all zero"

@@ -1,0 +1,68 @@
+"""What is recorded of each model of the zoo, as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from sonde.engine import Coverage
+from sonde.keep import Tracker, track
+from sonde.testing.trial import same_chance, settled
+from sonde.testing.zoo import ZOO, Entry
+from sonde.view.table import Cell, Grid
+
+__all__ = ["zoo_report"]
+
+_SHOWN = 2  # sites per model in the last column
+
+
+def zoo_report(entries: Iterable[Entry] | None = None) -> Grid:
+    """Run each entry once under ``track`` and tell what was recorded: one row per model.
+
+    The columns are its name, the number of its modules, of the sites that were observed (outputs and their gradients), of
+    forward events, of gradient events and of recomputed ones, and the sites of which nothing was recorded, with the reason.
+
+    Args:
+        entries: which models; the default is the whole zoo.
+
+    Returns:
+        The table: print its ``to_text()``, or hand it to rich.
+    """
+    rows = [_row(entry) for entry in (ZOO.values() if entries is None else entries)]
+    columns = ["model", "modules", "sites", "forward", "gradients", "recomputed", "not recorded"]
+    return Grid(f"zoo: {len(rows)} models under track()", columns, rows, empty="no model was asked for")
+
+
+def _row(entry: Entry) -> list[Cell]:
+    with same_chance():
+        model = entry.build()
+        args, kwargs = entry.batch()
+        with track(model, strict=True) as tracker:
+            output = settled(model(*args, **kwargs))
+            if entry.loss is not None:
+                torch.autograd.backward(entry.loss(output))
+    counts = [len(list(model.modules())), len(tracker.sites), *_events(tracker)]
+    return [
+        Cell(entry.name, "strong"),
+        *(Cell(str(count) if count else "", align="right") for count in counts),
+        Cell(_not_recorded(tracker.coverage()), "quiet"),
+    ]
+
+
+def _events(tracker: Tracker) -> tuple[int, int, int]:
+    again = sum(stash.phase == "recompute" for stash in tracker)
+    gradients = sum(stash.grad for stash in tracker)
+    return len(tracker) - again - gradients, gradients, again
+
+
+def _not_recorded(coverage: Coverage) -> str:
+    """The sites without an event, those of one reason together."""
+    by_reason: dict[str, list[str]] = {}
+    for line in coverage.missing:
+        by_reason.setdefault(line.reason or "no reason given", []).append(str(line.site))
+    parts = []
+    for reason, sites in by_reason.items():
+        more = f" and {len(sites) - _SHOWN} more" if len(sites) > _SHOWN else ""
+        parts.append(f"{', '.join(sites[:_SHOWN])}{more}: {reason}")
+    return "; ".join(parts)

@@ -1,0 +1,232 @@
+"""Observing changes nothing: a model run with and without a probe, compared to the last bit."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree
+
+from sonde.engine import observe, structure
+from sonde.keep import track
+from sonde.stats import Moments
+from sonde.testing.trial import Loss, Trial, difference, listed, random_state, same_chance, settled
+
+__all__ = ["PROBES", "MakeProbe", "assert_undisturbed"]
+
+MakeProbe: TypeAlias = Callable[[nn.Module], AbstractContextManager[Any]]
+"""Attaches an observer to a model; leaving the context takes it away."""
+
+Facts: TypeAlias = dict[str, Any]
+
+_PASSES = 2  # some of what goes wrong does so at the second forward only
+
+
+def _ignore(event: object) -> None:
+    """A subscriber that does nothing."""
+
+
+PROBES: Mapping[str, MakeProbe] = {
+    "observe, outputs": lambda model: observe(model, _ignore, strict=True),
+    "observe, every port": lambda model: observe(
+        model, _ignore, ports=("input", "output", "grad_output", "grad"), strict=True
+    ),
+    "observe with Moments": lambda model: observe(
+        model, Moments(), ports=("input", "output", "grad_output", "grad"), strict=True
+    ),
+    "track": lambda model: track(model, strict=True),
+}  # fmt: skip
+"""The kinds of probe, by name. ``grad_input`` is none of them: it adds a node to the graph."""
+
+
+def assert_undisturbed(
+    model: nn.Module,
+    /,
+    *args: Any,
+    loss_fn: Loss | None = None,
+    probes: Mapping[str, MakeProbe] | None = None,
+    factory: Callable[[], nn.Module] | None = None,
+    **kwargs: Any,
+) -> None:
+    """Assert that observing *model* changes nothing about a forward and backward pass of it.
+
+    Two passes of a copy without a probe are compared with the same on a copy under each kind of probe: what is returned
+    (values, types, strides, the graph behind it), the loss, gradients of parameters and of argument leaves, buffers and
+    ``state_dict``, training flags, attributes and hooks of every module, the state of all random generators. Floating-point
+    numbers are compared bit by bit; any NaN equals any other. *model*, the arguments and the random generators stay as they
+    are.
+
+    >>> import torch
+    >>> from sonde.testing import assert_undisturbed
+    >>> assert_undisturbed(torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Dropout()), torch.ones(2, 4))
+
+    Args:
+        model: any model in eager mode, in training or evaluation.
+        args, kwargs: what it is called with.
+        loss_fn: from its output to a scalar; the default is the sum of the mean squares of all tensors that need a gradient.
+        probes: what is attached, by name, in place of :data:`PROBES`.
+        factory: makes the same model again, for one that cannot be deep-copied.
+
+    Raises:
+        AssertionError: something differs; the message says under which probe, what and where. Also if the model itself gives
+            different results when it is run twice.
+        ArgumentError: the model cannot be copied and there is no *factory*.
+    """
+    trial = Trial(model, args, kwargs, loss_fn, factory)
+    with same_chance() as rewind:
+        rewind()
+        plain = _facts(trial, None)
+        for name, make in (PROBES if probes is None else probes).items():
+            rewind()
+            try:
+                observed = _facts(trial, make)
+            except Exception as error:
+                raise AssertionError(f"under the probe {name!r} the model raised {type(error).__name__}: {error}") from error
+            changed = _changes(plain, observed)
+            if not changed:
+                continue
+            rewind()
+            unsteady = _changes(plain, _facts(trial, None))
+            if unsteady:
+                raise AssertionError(
+                    listed(f"{type(model).__name__} gives other results when it is run again unobserved", unsteady)
+                )
+            raise AssertionError(listed(f"the probe {name!r} changes {type(model).__name__}", changed))
+
+
+def _changes(plain: Facts, observed: Facts) -> list[str]:
+    """What differs between two runs, in words."""
+    lines = []
+    for key in dict.fromkeys([*plain, *observed]):
+        if key not in observed or key not in plain:
+            lines.append(f"{key}: only {'with' if key in observed else 'without'} the probe")
+            continue
+        here, there = plain[key], observed[key]
+        if isinstance(here, Tensor) and isinstance(there, Tensor):
+            text = difference(here, there)
+        else:
+            text = "" if _equal(here, there) else f"{_shown(here)} and {_shown(there)}"
+        if text:
+            lines.append(f"{key}: {text} (without, with)")
+    return lines
+
+
+def _shown(held: Any) -> str:
+    text = f"a tensor of shape {tuple(held.shape)}" if isinstance(held, Tensor) else repr(held)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
+_LONGEST = 400
+
+
+def _equal(here: Any, there: Any) -> bool:
+    leaves, form = _pytree.tree_flatten(here)
+    others, other_form = _pytree.tree_flatten(there)
+    return form == other_form and all(map(_equal_leaves, leaves, others))
+
+
+def _equal_leaves(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) or isinstance(other, Tensor):
+        return isinstance(one, Tensor) and isinstance(other, Tensor) and difference(one, other) == ""
+    return np.array_equal(one, other) if isinstance(one, np.ndarray) else bool(one == other)
+
+
+# ------------------------------------------------------------------------------------------------------------ gathering
+
+
+def _facts(trial: Trial, make: MakeProbe | None) -> Facts:
+    """All there is to know about two passes of a fresh copy of the model, under the probe that *make* makes."""
+    model = trial.fresh_model()
+    facts: Facts = {}
+    batches = []
+    with nullcontext() if make is None else make(model):
+        for number in range(_PASSES):
+            args, kwargs = trial.fresh_batch()
+            batches.append((args, kwargs))
+            output = settled(model(*args, **kwargs))
+            facts |= {f"pass {number}: {key}": held for key, held in _of_output(output).items()}
+            loss = trial.loss(output)
+            if loss is not None:
+                facts[f"pass {number}: loss"] = loss.detach().clone()
+                facts[f"pass {number}: nodes of the graph"] = _nodes(loss)
+                torch.autograd.backward(loss)
+    for number, (args, kwargs) in enumerate(batches):
+        facts |= {f"pass {number}: {key}": held for key, held in _of_arguments(args, kwargs).items()}
+    return facts | _of_model(model) | {f"random state, {name}": held for name, held in random_state().items()}
+
+
+def _of_output(output: Any) -> Facts:
+    leaves, form = _pytree.tree_flatten(output)
+    kinds = [leaf if isinstance(leaf, bool | int | float | str) else type(leaf).__name__ for leaf in leaves]
+    facts: Facts = {"types of the output": str(form), "leaves of the output": kinds}
+    for path, tensor in structure.walk(output):
+        facts[f"output{path}"] = tensor.detach().clone()
+        facts[f"output{path}, made by"] = type(tensor.grad_fn).__name__
+        facts[f"output{path}, needs a gradient"] = tensor.requires_grad
+        if tensor.layout == torch.strided and not tensor.is_nested:
+            facts[f"output{path}, stride"] = tensor.stride()
+    return facts
+
+
+def _of_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Facts:
+    facts: Facts = {}
+    for path, tensor in (*structure.walk(args), *structure.walk(kwargs)):
+        facts[f"argument{path}"] = tensor.detach().clone()
+        if tensor.is_leaf:
+            facts[f"gradient of argument{path}"] = tensor.grad
+        facts[f"hooks of argument{path}"] = len(tensor._backward_hooks or ())
+    return facts
+
+
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    "_state_dict_hooks",
+    "_state_dict_pre_hooks",
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+)
+
+
+def _of_model(model: nn.Module) -> Facts:
+    facts: Facts = {}
+    for name, module in model.named_modules():
+        where = name or "(root)"
+        facts[f"training flag of {where}"] = module.training
+        facts[f"attributes of {where}"] = sorted(vars(module))
+        facts[f"hooks of {where}"] = {kind: len(vars(module).get(kind, ())) for kind in _HOOKS}
+    for name, parameter in model.named_parameters():
+        facts[f"gradient of {name}"] = parameter.grad
+        facts[f"hooks of {name}"] = [len(vars(parameter).get("_backward_hooks") or ()), _accumulated(parameter)]
+    for name, buffer in model.named_buffers():
+        facts[f"buffer {name}"] = buffer.detach().clone()
+    return facts | {f"state_dict {key}": held for key, held in model.state_dict().items()}
+
+
+def _accumulated(parameter: Tensor) -> int:
+    return len(parameter._post_accumulate_grad_hooks or ())
+
+
+def _nodes(loss: Tensor) -> dict[str, int]:
+    """How many nodes of each kind the graph behind *loss* has."""
+    counts: Counter[str] = Counter()
+    pending: list[Any] = [loss.grad_fn]
+    seen: set[Any] = set()
+    while pending:
+        node = pending.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        counts[type(node).__name__] += 1
+        pending += [following for following, _ in node.next_functions]
+    return dict(sorted(counts.items()))

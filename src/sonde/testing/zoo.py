@@ -1,0 +1,151 @@
+"""The zoo: a registry of small models, one for each thing that ordinary networks do and observers get wrong.
+
+``networks.py`` and ``values.py`` hold the models.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["ZOO", "Batch", "Children", "Entry", "Net", "add", "entry", "mean_square", "one_layer", "rows", "two_layers"]
+
+Batch = tuple[tuple[Any, ...], dict[str, Any]]
+"""What a model is called with: positional and keyword arguments; in the zoo one of them is empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One model of the zoo.
+
+    Attributes:
+        name: its name, which is also its key in ``ZOO``.
+        why: what it is there for, in a line.
+        build: makes the model; the same weights each time, and no random number of the caller's is drawn.
+        batch: makes what it is called with; the same values each time.
+        loss: from its output to a scalar that can run backward; None where nothing in the output has a gradient.
+    """
+
+    name: str
+    why: str
+    build: Callable[[], nn.Module]
+    batch: Callable[[], Batch]
+    loss: Callable[[Any], Tensor] | None
+
+    def __str__(self) -> str:
+        return self.name
+
+
+Children = dict[str, nn.Module | nn.Parameter]
+Forward = Callable[..., Any]
+
+ZOO: dict[str, Entry] = {}
+"""Every entry, by name."""
+
+
+class Net(nn.Module):
+    """A module that is a forward function and its children: ``forward(net, *args, **kwargs)``."""
+
+    def __init__(self, forward: Callable[..., Any], **children: nn.Module | nn.Parameter) -> None:
+        super().__init__()
+        self.function = forward
+        for name, child in children.items():
+            setattr(self, name, child)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(self, *args, **kwargs)
+
+    def extra_repr(self) -> str:
+        return self.function.__name__
+
+
+def mean_square(output: Any) -> Tensor:
+    """The sum of the mean squares of all tensors in *output* that need a gradient: a loss for any output.
+
+    Tensors are found in the containers that ``sonde`` opens, and in what an iterator yields.
+
+    Raises:
+        ValueError: nothing in *output* needs a gradient.
+    """
+    from sonde.engine import structure
+
+    held = list(output) if isinstance(output, Iterator) else output
+    terms = [_dense(tensor).abs().square().mean() for _, tensor in structure.walk(held) if tensor.requires_grad]
+    if not terms:
+        raise ValueError("nothing in the output needs a gradient, so there is nothing to make a loss of")
+    return torch.stack([term.to(terms[0].dtype) for term in terms]).sum()
+
+
+def _dense(tensor: Tensor) -> Tensor:
+    if tensor.is_nested:
+        return torch.cat([part.flatten() for part in tensor.unbind()])
+    return tensor.to_dense() if tensor.layout == torch.sparse_coo else tensor
+
+
+# ---------------------------------------------------------------------------------------------------------- registering
+
+
+@contextmanager
+def _fixed() -> Iterator[None]:
+    """The same random numbers each time, none of the caller's, and no word about prototypes and lazy modules."""
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.default_generator.manual_seed(0)
+        yield
+
+
+def rows(*shape: int, grad: bool = False) -> Callable[[], Batch]:
+    """A batch of one random tensor; with *grad* it is a leaf whose gradient is wanted."""
+    return lambda: ((torch.randn(*(shape or (3, 4))).requires_grad_(grad),), {})
+
+
+def add(
+    why: str,
+    build: Callable[[], nn.Module],
+    batch: Callable[[], Batch] | None = None,
+    *,
+    name: str,
+    loss: Callable[[Any], Tensor] | None = mean_square,
+) -> None:
+    """Put an entry into the zoo."""
+
+    def seeded_build() -> nn.Module:
+        with _fixed():
+            return build()
+
+    def seeded_batch() -> Batch:
+        with _fixed():
+            return (batch or rows())()
+
+    ZOO[name] = Entry(name, why, seeded_build, seeded_batch, loss)
+
+
+def entry(
+    why: str,
+    children: Callable[[], Children],
+    batch: Callable[[], Batch] | None = None,
+    loss: Callable[[Any], Tensor] | None = mean_square,
+) -> Callable[[Forward], Forward]:
+    """Put a :class:`Net` with the decorated forward function into the zoo, under the function's name."""
+
+    def register(forward: Forward) -> Forward:
+        add(why, lambda: Net(forward, **children()), batch, name=forward.__name__, loss=loss)
+        return forward
+
+    return register
+
+
+def one_layer() -> Children:
+    """``lin``: 4 to 4."""
+    return {"lin": nn.Linear(4, 4)}
+
+
+def two_layers() -> Children:
+    """``a`` and ``b``: 4 to 4."""
+    return {"a": nn.Linear(4, 4), "b": nn.Linear(4, 4)}

@@ -1,0 +1,153 @@
+"""The one table printer: a grid of cells, as plain text, on a colour terminal (rich), or as HTML."""
+
+from __future__ import annotations
+
+import html
+import io
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.table import Table
+
+__all__ = ["Cell", "Grid", "Tone"]
+
+Tone = Literal["plain", "quiet", "good", "warn", "bad", "strong"]
+
+_RICH: dict[Tone, str] = {"plain": "", "quiet": "dim", "good": "green", "warn": "yellow", "bad": "bold red", "strong": "bold"}
+
+_STYLE = """
+.sonde{font:13px/1.45 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;border-collapse:collapse;color:inherit}
+.sonde caption{caption-side:top;text-align:left;font-weight:600;padding:2px 10px 6px 0;color:inherit}
+.sonde th{text-align:left;font-weight:600;border-bottom:1px solid rgba(128,128,128,.6);padding:2px 14px 2px 0}
+.sonde td{text-align:left;padding:1px 14px 1px 0;border:0;white-space:pre;background:none}
+.sonde tr:hover td{background:rgba(128,128,128,.14)}.sonde .right{text-align:right}
+.sonde .quiet{opacity:.6}.sonde .good{color:#1a7f37}.sonde .warn{color:#9a6700}.sonde .bad{color:#cf222e;font-weight:600}
+.sonde .strong{font-weight:600}.sonde i.bar{display:inline-block;height:.62em;background:currentColor;opacity:.4;border-radius:1px}
+.sonde tfoot td{opacity:.75;white-space:normal;padding-top:5px}
+@media(prefers-color-scheme:dark){.sonde .good{color:#3fb950}.sonde .warn{color:#d29922}.sonde .bad{color:#ff7b72}}
+"""
+
+_BLOCKS = " ▏▎▍▌▋▊▉█"
+_BAR_CELLS = 6
+_GAP = 3  # between two columns
+_UNLIMITED = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One cell: its text, how it stands out, and optionally a bar for a share between 0 and 1."""
+
+    text: str
+    tone: Tone = "plain"
+    align: Literal["left", "right"] = "left"
+    bar: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A table as data.
+
+    Attributes:
+        title: one line above it.
+        columns: the headings.
+        rows: each as long as *columns*.
+        footer: lines below it.
+        empty: what to say in place of rows if there are none.
+        optional: headings of columns that are left out, in this order, where the terminal is too narrow.
+    """
+
+    title: str
+    columns: list[str]
+    rows: list[list[Cell]]
+    footer: list[str] = field(default_factory=list)
+    empty: str = "nothing"
+    optional: tuple[str, ...] = ()
+
+    def to_text(self, width: int | None = None) -> str:
+        """Plain text without colours, as wide as it needs to be; or at most *width* characters, the last column folded."""
+        from rich.console import Console
+
+        out = io.StringIO()
+        console = Console(file=out, width=width or _UNLIMITED, color_system=None, force_terminal=False, legacy_windows=False)
+        console.print(self)
+        return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.text import Text
+
+        yield Text(self.title, style="bold")
+        if self.rows:
+            yield self._fitted(options.max_width)._rich_table()
+        else:
+            yield Text(f"  {self.empty}", style="dim")
+        for line in self.footer:
+            yield Text(line, style="dim")
+
+    def _fitted(self, width: int) -> Grid:
+        """The grid without as many of its optional columns as it takes to fit into *width* characters."""
+        grid = self
+        for heading in self.optional:
+            if grid._natural_width() <= width:
+                break
+            place = grid.columns.index(heading)
+            rows = [row[:place] + row[place + 1 :] for row in grid.rows]
+            grid = replace(grid, columns=grid.columns[:place] + grid.columns[place + 1 :], rows=rows)
+        return grid
+
+    def _natural_width(self) -> int:
+        widths = [
+            max(map(len, column)) for column in zip(self.columns, *([_with_bar(c) for c in row] for row in self.rows), strict=True)
+        ]
+        return sum(widths) + _GAP * (len(widths) - 1)
+
+    def _rich_table(self) -> Table:
+        from rich.box import Box
+        from rich.table import Table
+        from rich.text import Text
+
+        rule = Box("    \n    \n ── \n    \n    \n    \n    \n    \n")
+        table = Table(box=rule, show_edge=False, pad_edge=False, header_style="bold", border_style="dim")
+        for position, heading in enumerate(self.columns):
+            right = any(row[position].align == "right" for row in self.rows)
+            last = position == len(self.columns) - 1
+            table.add_column(heading, justify="right" if right else "left", no_wrap=not last)
+        for row in self.rows:
+            table.add_row(*(Text(_with_bar(cell), style=_RICH[cell.tone]) for cell in row))
+        return table
+
+    def to_html(self) -> str:
+        """An HTML table that carries its own style and follows the reader's colour scheme."""
+        head = "".join(f"<th>{html.escape(name)}</th>" for name in self.columns)
+        body = "".join("<tr>" + "".join(map(_html_cell, row)) + "</tr>" for row in self.rows)
+        if not self.rows:
+            body = f'<tr><td class="quiet" colspan="{len(self.columns)}">{html.escape(self.empty)}</td></tr>'
+        foot = "".join(f'<tr><td colspan="{len(self.columns)}">{html.escape(line)}</td></tr>' for line in self.footer)
+        return (
+            f'<style>{_STYLE}</style><table class="sonde"><caption>{html.escape(self.title)}</caption>'
+            f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody><tfoot>{foot}</tfoot></table>"
+        )
+
+
+def _with_bar(cell: Cell) -> str:
+    if cell.bar is None:
+        return cell.text
+    eighths = round(max(0.0, min(1.0, cell.bar)) * _BAR_CELLS * 8)
+    full, rest = divmod(eighths, 8)
+    drawn = "█" * full + (_BLOCKS[rest] if rest else "")
+    return f"{cell.text} {drawn:<{_BAR_CELLS}}"
+
+
+def _html_cell(cell: Cell) -> str:
+    classes = " ".join(
+        name for name in (cell.tone if cell.tone != "plain" else "", cell.align if cell.align == "right" else "") if name
+    )
+    bar = ""
+    if cell.bar is not None:
+        width = max(0.0, min(1.0, cell.bar)) * _BAR_CELLS
+        bar = (
+            f'&nbsp;<span style="display:inline-block;width:{_BAR_CELLS}em"><i class="bar" style="width:{width:.2f}em"></i></span>'
+        )
+    marked = f' class="{classes}"' if classes else ""
+    return f"<td{marked}>{html.escape(cell.text)}{bar}</td>"

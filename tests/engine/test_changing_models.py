@@ -1,0 +1,289 @@
+"""Models that change after a probe was attached, or that were never as they seem."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import types
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+from torch.utils.data import DataLoader, Dataset
+
+import sonde
+from sonde.engine.wiring import _RESCAN_EVERY
+from sonde.errors import ObservationWarning
+from sonde.stats import Moments
+
+
+def net() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+
+
+def step(model: nn.Module, x: Tensor | None = None) -> None:
+    model.zero_grad()
+    model(torch.randn(3, 4) if x is None else x).square().sum().backward()
+
+
+def counts(probe: sonde.Probe) -> dict[str, int]:
+    return {str(line.site): line.count for line in probe.coverage()}
+
+
+def test_a_replaced_module_is_followed_and_named() -> None:
+    """What takes the place of an observed module is observed from the next look on, with a warning that names it."""
+    model = net()
+    with sonde.observe(model, lambda event: None, ports=("output", "grad_output", "grad"), strict=True) as probe:
+        step(model)
+        model[2] = nn.Linear(4, 2)
+        with pytest.warns(ObservationWarning, match=r"the model has changed .* 2\.?.* is observed from now on"):
+            probe.coverage()
+        step(model)
+        found = counts(probe)
+    assert found["2:output"] == found["2:grad_output"] == found["2.weight:grad"] == 2
+    assert [line.reason for line in probe.coverage() if str(line.site) == "2:output"] == [
+        "came or was replaced after the probe was attached"
+    ]
+
+
+def test_a_long_training_notices_a_replaced_module_by_itself() -> None:
+    """Without anybody asking, a walk over the modules at least every so many forwards finds what has changed."""
+    model = net()
+    with sonde.observe(model, Moments(), strict=True) as probe:
+        step(model)
+        model[0] = nn.Linear(4, 4)
+        with pytest.warns(ObservationWarning, match="the model has changed"):
+            for _ in range(_RESCAN_EVERY):
+                step(model)
+        before = counts(probe)["0:output"]
+        step(model)
+        assert counts(probe)["0:output"] == before + 1
+
+
+def test_a_module_that_is_added_or_removed() -> None:
+    """A new module that the selection means is observed; one that is gone says so."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    with sonde.observe(model, lambda event: None, strict=True) as probe:
+        model.append(nn.Linear(4, 4))
+        del model[1]
+        with pytest.warns(ObservationWarning, match="the model has changed"):
+            probe.coverage()
+        step(model)
+        found = {str(line.site): (line.count, line.reason) for line in probe.coverage()}
+    assert found["(root):output"] == (1, "")
+    assert found["1:output"][0] == 1  # the new layer has moved up to the name of the one that is gone
+
+
+def test_a_model_that_is_moved_or_reloaded_goes_on_being_observed() -> None:
+    """``half`` / ``double``, ``load_state_dict`` and ``load_state_dict(assign=True)`` lose nothing."""
+    model = net()
+    with sonde.observe(model, Moments(), ports=("output", "grad_output", "grad"), strict=True) as probe:
+        step(model)
+        model.load_state_dict(net().state_dict())
+        step(model)
+        model.double()
+        step(model, torch.randn(3, 4, dtype=torch.float64))
+        model.load_state_dict({name: tensor.clone() for name, tensor in model.state_dict().items()}, assign=True)
+        with pytest.warns(ObservationWarning, match=r"0\.weight"):
+            probe.coverage()
+        step(model, torch.randn(3, 4, dtype=torch.float64))
+        assert set(counts(probe).values()) == {4}
+
+
+def test_a_module_parametrised_after_attaching() -> None:
+    """Its class changes and modules come: its own events go on, the parametrisation's begin."""
+    model = net()
+
+    class Twice(nn.Module):
+        def forward(self, weight: Tensor) -> Tensor:
+            return weight * 2
+
+    events: list[sonde.Event] = []
+    with sonde.observe(model, events.append, strict=True) as probe:
+        parametrize.register_parametrization(model[0], "weight", Twice())
+        with pytest.warns(ObservationWarning, match="parametrizations"):
+            probe.coverage()
+        step(model)
+    assert [event.name for event in events if "parametrizations" in event.name]
+    assert [event.type.__name__ for event in events if event.name == "0"] == ["ParametrizedLinear"]
+
+
+def test_a_parameter_that_is_unfrozen_is_observed_from_then_on() -> None:
+    """A frozen parameter gives no gradient and coverage says frozen; unfrozen, it does."""
+    model = net()
+    model[0].requires_grad_(False)
+    with sonde.observe(model, lambda event: None, ports="grad", strict=True) as probe:
+        step(model)
+        assert counts(probe)["0.weight:grad"] == 0
+        assert {line.reason for line in probe.coverage() if line.site.path == "0.weight"} == {"frozen"}
+        model[0].requires_grad_(True)
+        step(model)
+        assert counts(probe)["0.weight:grad"] == 1
+
+
+# Why a site is silent
+
+
+class Reasons(nn.Module):
+    """One child for each way not to be called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.plain = nn.Linear(4, 4)
+        self.functional = nn.Linear(4, 4)
+        self.direct = nn.Sequential(nn.Linear(4, 4))
+        self.branch = nn.Linear(4, 4)
+        self.attention = nn.MultiheadAttention(4, 1, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = nn.functional.linear(self.plain(x), self.functional.weight)
+        x = self.direct.forward(x)
+        return self.attention(x, x, x, need_weights=False)[0] if x.numel() else self.branch(x)
+
+
+def test_coverage_says_why_a_module_was_silent() -> None:
+    """Parameters used without the module, ``.forward()`` called directly, a branch not taken, and all that was seen."""
+    model = Reasons()
+    with sonde.observe(model, lambda event: None, strict=True) as probe:
+        step(model, torch.randn(2, 3, 4))
+        reasons = {line.site.path: line.reason for line in probe.coverage()}
+    assert reasons["plain"] == reasons["attention"] == reasons["direct.0"] == ""
+    assert "parameters were used" in reasons["functional"]
+    assert "parameters were used" in reasons["attention.out_proj"]
+    assert ".forward() is called directly" in reasons["direct"]
+    assert "a branch not taken" in reasons["branch"]
+
+
+def test_coverage_before_the_model_runs_and_after_it_raises() -> None:
+    """Nothing is blamed on the model that it did not do."""
+    model = net()
+    with sonde.observe(model, lambda event: None, strict=True) as probe:
+        assert {line.reason for line in probe.coverage()} == {"the model was not seen to run"}
+        with pytest.raises(RuntimeError, match="mat1 and mat2"):
+            model(torch.randn(3, 5))
+        assert {line.reason for line in probe.coverage()} == {"not reached, or did not return: the forward raised"}
+        model(torch.randn(3, 4))
+        assert probe.coverage().missing == ()
+
+
+# Trouble of the user's own
+
+
+def test_a_backward_that_raises_leaves_the_probe_working() -> None:
+    """An exception in backward, swallowed or not, loses that pass and nothing after it."""
+
+    class Bad(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: object, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: object, *gradients: Tensor) -> Tensor:
+            raise ArithmeticError("bad")
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.LSTM(4, 4), nn.Linear(4, 4)
+            self.broken = True
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            x = self.a(x)[0]
+            return self.b(Bad.apply(x) if self.broken else x), x
+
+    model = Model()
+    events: list[sonde.Event] = []
+    with sonde.observe(model, events.append, ports="grad_output", strict=True):
+        with pytest.raises(ArithmeticError):
+            sum(part.sum() for part in model(torch.randn(2, 4))).backward()
+        events.clear()
+        model.broken = False
+        model(torch.randn(2, 4))[0].sum().backward()
+    assert [event.name for event in events] == ["b", "", "a"]  # the second tensor that the root returned got its gradient after b
+    assert [path for path, _ in events[1].leaves] == ["[0]", "[1]"]
+
+
+class Numbers(Dataset[Tensor]):
+    """Rows of numbers, for a loader."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.full((4,), float(index))
+
+
+@pytest.mark.slow
+def test_workers_of_a_data_loader_do_not_disturb() -> None:
+    """Processes forked while a probe is attached deliver nothing here, and end well."""
+    model = net()
+    seen: list[int] = []
+    with sonde.observe(model, lambda event: seen.append(event.tick.forward), include=["0"], strict=True):
+        for batch in DataLoader(Numbers(), batch_size=4, num_workers=2, multiprocessing_context="fork"):
+            model(batch)
+    assert seen == [0, 1]
+
+
+def test_a_notebook_cell_that_is_run_again_replaces_its_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second run of the same line detaches what the first made, though the notebook holds it; the same run does not."""
+    shell = types.SimpleNamespace(user_ns={"sonde": sonde, "model": net()}, execution_count=1)
+    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
+    cell = compile("made = [sonde.track(model) for _ in range(2)]", "<cell>", "exec")
+    exec(cell, shell.user_ns)
+    first = shell.user_ns["made"]
+    assert [tracker.attached for tracker in first] == [True, True]
+    shell.execution_count = 2
+    exec(cell, shell.user_ns)
+    second = shell.user_ns["made"]
+    assert [tracker.attached for tracker in second] == [True, True]
+    assert not first[-1].attached
+    for tracker in (*first, *second):
+        tracker.detach()
+
+
+@pytest.fixture
+def small() -> Iterator[nn.Module]:
+    model = nn.Sequential(nn.Linear(2, 2), nn.LSTM(2, 2))
+    yield model
+    gc.collect()
+
+
+@pytest.mark.slow
+def test_nothing_grows_over_ten_thousand_steps(small: nn.Module) -> None:
+    """Objects, handles and watched tensors are as many after ten thousand steps as after a hundred."""
+    x = torch.randn(1, 2)
+    ports = ("input", "output", "grad_output", "grad")
+    with (
+        sonde.observe(small, lambda event: None, ports=ports, strict=True),
+        sonde.observe(small, Moments(), ports=("output", "grad_output"), schedule=2000, strict=True),
+    ):
+
+        def run(steps: int) -> int:
+            for _ in range(steps):
+                small(x)[0].sum().backward()
+            gc.collect()
+            return len(gc.get_objects())
+
+        run(100)
+        before = run(100)
+        after = run(9_800)
+    assert after - before < 200
+
+
+def test_nothing_grows_with_leaves_that_come_and_go() -> None:
+    """A module that returns its input leaf is watched anew for each leaf, and forgets those that are gone."""
+    model = nn.Sequential(nn.Identity(), nn.Linear(2, 2))
+    with sonde.observe(model, lambda event: None, ports="grad_output", strict=True) as probe:
+        for _ in range(200):
+            model(torch.randn(1, 2, requires_grad=True)).sum().backward()
+        assert len(probe._wiring._leaves) <= 4
+
+
+def test_a_warning_points_at_the_users_line() -> None:
+    """However deep in torch an observer fails, the warning names the file and line from which the model was called."""
+    model = net()
+    with sonde.observe(model, lambda event: 1 / 0), pytest.warns(ObservationWarning, match="ZeroDivisionError at 0:output") as said:
+        model(torch.randn(3, 4))
+    assert [warning.filename for warning in said] == [__file__]

@@ -1,0 +1,65 @@
+"""What is public stays public, and importing it stays light."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import sonde
+
+PUBLIC = {
+    "Coverage",
+    "Event",
+    "Probe",
+    "Site",
+    "Stash",
+    "StashFn",
+    "StashValueFn",
+    "Summary",
+    "SummaryRow",
+    "TensorStore",
+    "Tick",
+    "Tracker",
+    "default_stash",
+    "default_stash_value",
+    "errors",
+    "get_stash_fn",
+    "observe",
+    "open_tensors",
+    "rmap_tensor",
+    "sites",
+    "stats",
+    "summary",
+    "testing",
+    "track",
+}
+
+
+def loaded(statement: str) -> set[str]:
+    """The modules that a fresh interpreter has loaded after *statement*."""
+    code = f"import sys\n{statement}\nprint(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.splitlines()[-1].split())
+
+
+def test_public_names_are_pinned() -> None:
+    """A name that comes or goes must come or go here as well, and every one of them can be had."""
+    assert set(sonde.__all__) == PUBLIC
+    for name in PUBLIC:
+        assert getattr(sonde, name) is not None
+
+
+def test_importing_sonde_does_not_import_torch() -> None:
+    """``import sonde`` and ``sonde --help`` load neither torch nor numpy nor rich."""
+    for statement in ("import sonde", "import sonde.cli\ntry: sonde.cli.main(['--help'])\nexcept SystemExit: pass"):
+        assert not {"torch", "numpy", "rich", "pandas"} & loaded(statement)
+
+
+def test_the_check_for_light_imports_can_fail() -> None:
+    """Using a name does load torch, so the test above sees it where it is."""
+    assert "torch" in loaded("import sonde; sonde.track")
+
+
+def test_reading_tensors_does_not_load_the_engine() -> None:
+    """A folder of tensors is opened without torch; only reading a tensor needs it."""
+    assert not {"torch", "sonde.engine"} & loaded("import sonde; sonde.open_tensors")
