@@ -10,6 +10,8 @@ import sonde
 PUBLIC = {
     "Coverage",
     "Event",
+    "ModuleCall",
+    "ModuleTracker",
     "Probe",
     "Site",
     "Stash",
@@ -20,6 +22,7 @@ PUBLIC = {
     "TensorStore",
     "Tick",
     "Tracker",
+    "Whereabouts",
     "default_stash",
     "default_stash_value",
     "errors",
@@ -32,6 +35,7 @@ PUBLIC = {
     "summary",
     "testing",
     "track",
+    "where",
 }
 
 

@@ -3,11 +3,15 @@ from . import stats as stats
 from . import testing as testing
 from .engine import Coverage as Coverage
 from .engine import Event as Event
+from .engine import ModuleCall as ModuleCall
+from .engine import ModuleTracker as ModuleTracker
 from .engine import Probe as Probe
 from .engine import Site as Site
 from .engine import Tick as Tick
+from .engine import Whereabouts as Whereabouts
 from .engine import observe as observe
 from .engine import sites as sites
+from .engine import where as where
 from .keep import Stash as Stash
 from .keep import StashFn as StashFn
 from .keep import StashValueFn as StashValueFn

@@ -13,7 +13,6 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Hashable
-from types import FrameType
 from typing import Any
 
 import torch
@@ -24,6 +23,7 @@ from torch.optim.optimizer import Optimizer
 from sonde.engine import compiled, hooks
 from sonde.engine.event import Tick
 from sonde.engine.forward import Forward
+from sonde.engine.running import modules_running, nodes_running
 
 __all__ = ["Clock", "clock_of", "transformed"]
 
@@ -173,7 +173,8 @@ class Clock:
         local = self.local
         if local.depth and not _is_traced():
             root = self.root()
-            local.depth = _depth(root) if root is not None else 0
+            running = sum(module is root for module in modules_running())  # an interrupt may have kept one from ending
+            local.depth = max(running - 1, 0)
         local.depth += 1
         if local.depth > 1:
             return
@@ -204,7 +205,7 @@ class Clock:
         if task in (self._task, -1):
             return
         self._task = task
-        if _is_nested():
+        if nodes_running():
             self._unfinished = True  # it is a part of a pass whose end cannot be heard from here
         elif task != self._outer:
             self._outer = task
@@ -258,17 +259,6 @@ def _skipped(optimizer: Optimizer) -> bool:
     """Whether a fused optimizer under a ``GradScaler`` found infinities and left the parameters as they were."""
     found = getattr(optimizer, "found_inf", None)
     return isinstance(found, Tensor) and bool(found)
-
-
-def _depth(root: nn.Module) -> int:
-    """How many calls of *root* are really running in this thread, the one that begins now left out."""
-    frame: FrameType | None = sys._getframe()
-    code, depth = nn.Module._call_impl.__code__, 0
-    while frame is not None:
-        if frame.f_code is code and frame.f_locals.get("self") is root:
-            depth += 1
-        frame = frame.f_back
-    return max(depth - 1, 0)
 
 
 class _Begin(hooks.Hook):
@@ -348,18 +338,6 @@ class _Accumulates(hooks.Hook):
         if clock._task != _graph_task() and not _is_traced():
             clock.begin_accumulation()
 
-
-def _is_nested() -> bool:
-    """Whether the backward pass that runs was started by another one, as a reentrant checkpoint does."""
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
-        if frame.f_code is _CUSTOM_BACKWARD:
-            return True
-        frame = frame.f_back
-    return False
-
-
-_CUSTOM_BACKWARD = torch.autograd.function.BackwardCFunction.apply.__code__
 
 _clocks: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Clock]] = weakref.WeakKeyDictionary()
 _running: weakref.WeakSet[Clock] = weakref.WeakSet()

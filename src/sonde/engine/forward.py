@@ -14,7 +14,7 @@ from sonde.engine.event import Tick
 if TYPE_CHECKING:
     from sonde.engine.backward import Watch
 
-__all__ = ["Forward"]
+__all__ = ["Forward", "checkpoint_made_in", "checkpoint_recomputed"]
 
 _sequence_now: Callable[[], int] = torch._C._autograd._get_sequence_nr
 _saved_tensor_hooks: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_default_hooks
@@ -62,13 +62,13 @@ class Forward:
 
     def mark(self, hook: hooks.Hook, call: int) -> None:
         """If this call is made inside an activation checkpoint, remember in which."""
-        checkpoint = _checkpoint_made_in()
+        checkpoint = checkpoint_made_in()
         if checkpoint is not None:
             self._marks.setdefault(hook, []).append((call, checkpoint))
 
     def recall_of(self, hook: hooks.Hook, task: int) -> int:
         """The index of the call that *hook* sees again while the backward pass *task* recomputes a checkpoint."""
-        checkpoint = _checkpoint_recomputed()
+        checkpoint = checkpoint_recomputed()
         if self._recall_key != (task, checkpoint):
             self._recall_key = (task, checkpoint)
             self.recalls.clear()
@@ -83,13 +83,15 @@ class Forward:
 # number after that of its node, which is the node that recomputes them.
 
 
-def _checkpoint_made_in() -> Hashable:
+def checkpoint_made_in() -> Hashable:
+    """What names the activation checkpoint that a module called now is part of; None outside one."""
     if not torch.is_grad_enabled():
         return "node", _sequence_now()
     return _frame_of_saved_tensors()
 
 
-def _checkpoint_recomputed() -> Hashable:
+def checkpoint_recomputed() -> Hashable:
+    """What names the activation checkpoint that is recomputed now; only inside a backward pass."""
     frame = _frame_of_saved_tensors()
     if frame is not None:
         return frame

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd import Variable
+from torch.autograd.graph import Node
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
@@ -23,8 +25,11 @@ __all__ = [
     "after_backward",
     "compiler_at_work",
     "on_accumulated",
+    "on_any_forward",
+    "on_any_forward_pre",
     "on_forward",
     "on_forward_pre",
+    "on_node",
     "on_optimizer_step",
     "on_tensor",
     "undisturbed",
@@ -102,6 +107,21 @@ def on_forward(module: nn.Module, hook: Callable[..., Any], *, always: bool = Fa
 def on_forward_pre(module: nn.Module, hook: Callable[..., Any], *, first: bool = False) -> Handle:
     """Before the module's forward: ``hook(module, args, kwargs)``, which may return new ``(args, kwargs)``."""
     return module.register_forward_pre_hook(hook, with_kwargs=True, prepend=first)
+
+
+def on_any_forward_pre(hook: Callable[..., Any]) -> Handle:
+    """Before the forward of any module in the process: ``hook(module, args)``."""
+    return register_module_forward_pre_hook(hook)
+
+
+def on_any_forward(hook: Callable[..., Any]) -> Handle:
+    """After the forward of any module in the process, also when it raised: ``hook(module, args, output)``."""
+    return register_module_forward_hook(hook, always_call=True)
+
+
+def on_node(node: Node, hook: Callable[..., Any]) -> Handle:
+    """Before the backward of an autograd node: ``hook(gradients)``. It lives as long as the node."""
+    return node.register_prehook(hook)
 
 
 def on_tensor(tensor: Tensor, hook: Callable[[Tensor], Any]) -> Handle:
