@@ -13,7 +13,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,10 @@ from sonde.engine import compiled, hooks
 from sonde.engine.event import Tick
 from sonde.engine.forward import Forward
 from sonde.engine.running import modules_running, nodes_running
+
+if TYPE_CHECKING:
+    from sonde.engine.steps import AroundStep
+    from sonde.engine.wiring import Wiring
 
 __all__ = ["Clock", "clock_of", "transformed"]
 
@@ -56,6 +60,8 @@ class Clock:
         self.stamp = 0  # moves with epoch, step and micro-step
         self.local = _Current()
         self.before_forward: list[Callable[[], None]] = []
+        self.around_step: dict[Wiring, list[AroundStep]] = {}
+        self.ended = Tick()  # of the step that ended last
         self.after_step: list[Callable[[], None]] = []
         self.after_first_forward: list[Callable[[], None]] = []  # of a model with lazy parameters, which have a shape then
         self._users = 0
@@ -224,6 +230,7 @@ class Clock:
 
     def end_step(self) -> None:
         """An optimizer step was taken."""
+        self.ended = self.now()
         self._unfinished = self.moved = False
         self.step += 1
         self.micro_step = 0
@@ -232,27 +239,45 @@ class Clock:
         for callback in tuple(self.after_step):
             callback()
 
+    def precede(self, optimizer: Optimizer) -> None:
+        """*optimizer* is about to step."""
+        again = self._steps_again(optimizer)
+        for tap in self._around(optimizer, again=again):
+            tap.before_step(again=again)
+
     def follow(self, optimizer: Optimizer) -> None:
         """*optimizer* has stepped. A second optimizer that steps on the same gradients belongs to the first one's step."""
-        if not self._owns(optimizer) or _skipped(optimizer):
-            return
-        last = self._optimizer() if self._optimizer is not None else None
-        if last is not None and last is not optimizer and not self.moved:
-            return
-        self._optimizer = weakref.ref(optimizer)
-        self.end_step()
-
-    def _owns(self, optimizer: Optimizer) -> bool:
+        held = _held(optimizer)
         root = self.root()
-        if root is None:
-            return False
-        held = {id(parameter) for parameter in root.parameters()}
-        return any(id(parameter) in held for group in optimizer.param_groups for parameter in group["params"])
+        if root is None or not any(id(parameter) in held for parameter in root.parameters()):
+            return
+        taken, again = not _skipped(optimizer), self._steps_again(optimizer)
+        for tap in self._around(optimizer, again=again):
+            tap.after_step(again=again, taken=taken)
+        if taken and not again:
+            self._optimizer = weakref.ref(optimizer)
+            self.end_step()
+
+    def _around(self, optimizer: Optimizer, *, again: bool) -> list[AroundStep]:
+        """The taps that observe this step, on parameters that *optimizer* holds."""
+        observing = [taps for wiring, taps in self.around_step.items() if (wiring.was_on if again else wiring.switch.on)]
+        held = _held(optimizer) if observing else set()
+        return [tap for taps in observing for tap in taps if id(tap.target) in held]
+
+    def _steps_again(self, optimizer: Optimizer) -> bool:
+        """Whether a step of *optimizer* now is part of the step that another one has ended."""
+        last = self._optimizer() if self._optimizer is not None else None
+        return last is not None and last is not optimizer and not self.moved
 
     def end_epoch(self, epoch: int | None = None) -> None:
         """An epoch has ended; *epoch* sets the number of the next."""
         self.epoch = self.epoch + 1 if epoch is None else epoch
         self.stamp += 1
+
+
+def _held(optimizer: Optimizer) -> set[int]:
+    """The parameters that *optimizer* steps, by their ids."""
+    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
 
 
 def _skipped(optimizer: Optimizer) -> bool:
@@ -341,7 +366,7 @@ class _Accumulates(hooks.Hook):
 
 _clocks: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Clock]] = weakref.WeakKeyDictionary()
 _running: weakref.WeakSet[Clock] = weakref.WeakSet()
-_optimizer_hook: hooks.Handle | None = None
+_optimizer_hooks: list[hooks.Handle] = []
 
 
 def clock_of(root: nn.Module) -> Clock:
@@ -356,12 +381,19 @@ def clock_of(root: nn.Module) -> Clock:
 
 def _follow_optimizers() -> None:
     """Listen to optimizers while any clock runs, and not a moment longer."""
-    global _optimizer_hook  # noqa: PLW0603  # one hook for the process, like the registry it goes into
-    if _running and _optimizer_hook is None:
-        _optimizer_hook = hooks.on_optimizer_step(_optimizer_stepped)
-    elif not _running and _optimizer_hook is not None:
-        _optimizer_hook.remove()
-        _optimizer_hook = None
+    if _running and not _optimizer_hooks:
+        _optimizer_hooks[:] = hooks.on_before_optimizer_step(_optimizer_steps), hooks.on_optimizer_step(_optimizer_stepped)
+    elif not _running:
+        for handle in _optimizer_hooks:
+            handle.remove()
+        _optimizer_hooks.clear()
+
+
+def _optimizer_steps(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    if _is_traced():
+        return
+    for clock in tuple(_running):
+        clock.precede(optimizer)
 
 
 def _optimizer_stepped(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

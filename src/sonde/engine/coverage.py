@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from sonde.engine.site import Port, Site
+from sonde.engine.steps import AroundStep
 from sonde.view.table import Cell, Grid
 
 if TYPE_CHECKING:
@@ -106,6 +107,8 @@ def _why_nothing(wiring: Wiring, tap: Tap, port: Port, called: set[nn.Module], *
     if not wiring.ran:
         return "the model was not seen to run"
     if tap.target is not tap.module:
+        if isinstance(tap, AroundStep):
+            return "no step was seen of an optimizer that holds it"
         return "frozen" if not tap.target.requires_grad else "no gradient was accumulated into it"
     if tap.module in called:
         return _NO_GRADIENT.get(port, "called, but nothing of it could be recorded")

@@ -42,13 +42,14 @@ class Event:
         grad: whether ``value`` holds gradients.
         value: at ``output`` what the module returned; at ``input`` its positional arguments; at ``grad_output`` and
             ``grad_input`` always a tuple, as torch's own backward hooks have it: one item per item of a returned tuple or
-            list, a single item for anything else, ``None`` where no gradient arrived; at ``grad`` the tensor.
+            list, a single item for anything else, ``None`` where no gradient arrived; at ``grad`` the tensor; at ``param``
+            the parameter after an optimizer step, at ``update`` a tuple of what it was before the step and what it is after.
         args: the module's positional arguments (empty for gradients and inside compiled code).
         kwargs: its keyword arguments; at ``grad_input`` the gradients of the keyword arguments.
         site: where.
         call: index of the module's call within one forward of the root, from 0. Calls are numbered as they end; where the
             probe observes inputs too, as they begin, which differs for a module that calls itself.
-        phase: ``forward``, ``recompute`` (checkpointing running the forward again) or ``backward``.
+        phase: ``forward``, ``recompute`` (checkpointing running the forward again), ``backward`` or ``step``.
         tick: when.
         alias: the name by which a module with several names was called; ``""`` if it has but one, or that is not known.
         passthrough: the module returned one of its own input tensors, so this site names the same tensor as another.

@@ -45,7 +45,7 @@ def rows_of(wiring: Wiring) -> list[dict[str, Any]]:
         tick = tap.clock.now()
         for port, count in tap.counts().items():
             site = tap.sites[port]
-            phase = "backward" if port.startswith("grad") else "forward"
+            phase = "backward" if port.startswith("grad") else "step" if port in ("param", "update") else "forward"
             row = {"name": tap.name, "type": type(tap.module).__name__, "port": port, "calls": count}
             rows.append(row | next(numbers, {}) | key_columns(site, None, phase, tick))
     return rows

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd import Variable
 from torch.autograd.graph import Node
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "on_accumulated",
     "on_any_forward",
     "on_any_forward_pre",
+    "on_before_optimizer_step",
     "on_forward",
     "on_forward_pre",
     "on_node",
@@ -134,6 +135,11 @@ def on_accumulated(parameter: nn.Parameter, hook: Callable[[Tensor], Any]) -> Ha
     """After a backward pass has accumulated into ``parameter.grad``: ``hook(parameter)``."""
     handle: Handle = parameter.register_post_accumulate_grad_hook(hook)
     return handle
+
+
+def on_before_optimizer_step(hook: Callable[[Optimizer, tuple[Any, ...], dict[str, Any]], None]) -> Handle:
+    """Before the step of any optimizer in the process."""
+    return register_optimizer_step_pre_hook(hook)
 
 
 def on_optimizer_step(hook: Callable[[Optimizer, tuple[Any, ...], dict[str, Any]], None]) -> Handle:

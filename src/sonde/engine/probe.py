@@ -14,7 +14,7 @@ from sonde.engine.coverage import Coverage
 from sonde.engine.event import Subscriber
 from sonde.engine.selection import Where
 from sonde.engine.site import Port, Site
-from sonde.engine.targets import choose
+from sonde.engine.targets import PARAMETER_PORTS, choose
 from sonde.engine.trouble import ProbeError
 from sonde.engine.wiring import Schedule, Wiring
 from sonde.errors import ArgumentError
@@ -157,8 +157,9 @@ def observe(
     include: Where = None,
     exclude: Where = None,
     *,
-    ports: Iterable[Port] | Port = ("output",),
+    ports: Iterable[Port] | Port | None = None,
     schedule: Schedule | int | None = None,
+    grad_at_step: bool = False,
     strict: bool = False,
     name: str = "",
 ) -> Probe:
@@ -170,10 +171,14 @@ def observe(
             A statistic also runs inside compiled code, as part of it.
         include, exclude: a regular expression (searched), a callable ``(name, module) -> bool``, a list of exact names, a
             module type or a tuple of types.
-        ports: which tensors: ``output``, ``input``, ``grad_output``, ``grad_input`` of a module, ``grad`` of a parameter.
+        ports: which tensors: ``output``, ``input``, ``grad_output``, ``grad_input`` of a module; of a parameter its ``grad``,
+            and after each step of an optimizer ``param`` and ``update``, what it is then and what it was before (a statistic
+            takes the difference). By default those in *do*'s attribute ``ports``, if it has one, else ``output``.
             ``grad_input`` adds a node to the user's graph and may change the last bits of gradient sums.
         schedule: which steps are observed: every *n*-th, or a callable ``Tick -> bool`` asked as each step begins.
             Between observed steps the hooks are taken out.
+        grad_at_step: observe ``grad`` as the optimizer sees it before each step (accumulated, reduced over ranks, unscaled,
+            clipped), and not after each backward pass.
         strict: raise what a subscriber raises (and a :class:`DeadHookError`) instead of detaching with a warning.
         name: the model's name in its sites, for observing several models.
 
@@ -185,8 +190,9 @@ def observe(
     """
     if not isinstance(do, Statistic) and not callable(do):
         raise ArgumentError(f"do={do!r} can observe nothing: give a callable that takes an Event, or a statistic such as Moments()")
-    wiring = Wiring(do, schedule=_schedule(schedule), strict=strict)
-    wiring.observe(model, include, exclude, _ports(ports), name)
+    declared: Iterable[Port] = getattr(do, "ports", ("output",))
+    wiring = Wiring(do, schedule=_schedule(schedule), strict=strict, grad_at_step=grad_at_step)
+    wiring.observe(model, include, exclude, _ports(declared if ports is None else ports), name)
     wiring.attach()
     return Probe(wiring, do)
 
@@ -200,11 +206,17 @@ def sites(
         Site(target.item.name, port, "", name)
         for target in choose(model, include, exclude, wanted)
         for port in _IN_ORDER
-        if port in wanted and (port == "grad") == (target.parameter is not None)
+        if port in wanted and (port in PARAMETER_PORTS) == (target.parameter is not None)
     )
 
 
-_IN_ORDER: tuple[Port, ...] = ("input", "grad_input", "output", "grad_output", "grad")  # as a probe has them for each module
+_IN_ORDER: tuple[Port, ...] = (
+    "input",
+    "grad_input",
+    "output",
+    "grad_output",
+    *PARAMETER_PORTS,
+)  # as probes have them
 
 
 def _ports(ports: Iterable[Port] | Port) -> tuple[Port, ...]:

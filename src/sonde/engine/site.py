@@ -26,8 +26,8 @@ __all__ = ["PORTS", "Phase", "Port", "Site"]
 Port = Literal["input", "output", "grad_input", "grad_output", "param", "grad", "update"]
 """Which tensor of a module (the first four) or of a parameter (the last three)."""
 
-Phase = Literal["forward", "recompute", "backward"]
-"""When an event happened; ``recompute`` is activation checkpointing running the forward again."""
+Phase = Literal["forward", "recompute", "backward", "step"]
+"""When an event happened; ``recompute`` is activation checkpointing running the forward again, ``step`` an optimizer step."""
 
 PORTS: tuple[Port, ...] = get_args(Port)
 

@@ -12,9 +12,10 @@ from sonde.engine.selection import Named, Where
 from sonde.engine.site import Port
 from sonde.errors import ArgumentError, SelectionError
 
-__all__ = ["Target", "Wanted", "choose", "fingerprint"]
+__all__ = ["MODULE_PORTS", "PARAMETER_PORTS", "Target", "Wanted", "choose", "fingerprint"]
 
 MODULE_PORTS: tuple[Port, ...] = ("input", "output", "grad_input", "grad_output")
+PARAMETER_PORTS: tuple[Port, ...] = ("grad", "param", "update")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ def fingerprint(model: nn.Module) -> int:
 
 
 def choose(model: nn.Module, include: Where, exclude: Where, ports: tuple[Port, ...]) -> list[Target]:
-    """The modules (and, for the port ``grad``, parameters) of *model* that a selection means, in ``named_modules`` order.
+    """The modules (and, for the ports of parameters, parameters) of *model* that a selection means, in ``named_modules`` order.
 
     Raises:
         ModelError: *model* is none.
@@ -77,24 +78,25 @@ def choose(model: nn.Module, include: Where, exclude: Where, ports: tuple[Port, 
     """
     selection.check_model(model)
     for port in ports:
-        if port not in (*MODULE_PORTS, "grad"):
-            known = ", ".join((*MODULE_PORTS, "grad"))
+        if port not in (*MODULE_PORTS, *PARAMETER_PORTS):
+            known = ", ".join((*MODULE_PORTS, *PARAMETER_PORTS))
             raise ArgumentError(f"port {port!r} cannot be observed by a probe; its ports are {known}")
     if not ports:
         raise ArgumentError("no port to observe: give at least one, as ports=('output',)")
     members = [item for item in selection.members(model) if _can_be_hooked(item.module)]
     aliases = {item.name: item.aliases for item in members if item.aliases}
-    owned = list(selection.parameters(model)) if "grad" in ports else []
+    of_parameters = any(port in PARAMETER_PORTS for port in ports)
+    owned = list(selection.parameters(model)) if of_parameters else []
     chosen: list[Target] = []
     found: list[SelectionError] = []
-    if any(port != "grad" for port in ports):
+    if any(port in MODULE_PORTS for port in ports):
         modules = [(item.name, item.module) for item in members]
         try:
             positions = selection.select(modules, include, exclude, aliases=aliases, also=[name for name, _, _ in owned])
             chosen += [Target(members[position]) for position in positions]
         except SelectionError as error:
             found.append(error)
-    if "grad" in ports:
+    if of_parameters:
         names = [(name, owner.module) for name, _, owner in owned]
         others = [name for item in members for name in (item.name, *item.aliases)]
         try:

@@ -17,9 +17,10 @@ from sonde.engine.event import Event, Subscriber, Tick, weakly
 from sonde.engine.selection import Named, Where
 from sonde.engine.silence import Root
 from sonde.engine.site import Port, Site
+from sonde.engine.steps import AroundStep, StepTally, StepTap
 from sonde.engine.tallies import InputTally, OutputTally, ParameterTally, Tally
 from sonde.engine.taps import InputTap, OutputTap, ParameterTap, Tap
-from sonde.engine.targets import Target, Wanted, choose, fingerprint
+from sonde.engine.targets import PARAMETER_PORTS, Target, Wanted, choose, fingerprint
 from sonde.engine.trouble import ProbeError, name_of, warn_user
 from sonde.errors import DeadHookError
 from sonde.stats import Slab, Statistic
@@ -59,13 +60,18 @@ class Wiring:
     removed.
     """
 
-    def __init__(self, do: Subscriber | Statistic, *, schedule: Schedule | None = None, strict: bool = False) -> None:
+    def __init__(
+        self, do: Subscriber | Statistic, *, schedule: Schedule | None = None, strict: bool = False, grad_at_step: bool = False
+    ) -> None:
         self.statistic = do if isinstance(do, Statistic) else None
         self.subscriber: Subscriber = _nobody if isinstance(do, Statistic) else weakly(do)
         self.slab = None if self.statistic is None else Slab(self.statistic)
         self.schedule = schedule
         self.strict = strict
+        self._grad_at_step = grad_at_step
         self.switch = Switch()
+        self.was_on = False  # the same before the step that ended last
+        self.before: dict[AroundStep, Tensor] = {}  # parameters as they were before the step that is being taken
         self.attached = False
         self.thread: int | None = None
         self.taps: list[Tap] = []
@@ -118,8 +124,12 @@ class Wiring:
         tally = self.statistic is not None
         sites: dict[Port, Site] = {port: Site(target.item.name, port, "", wanted.name) for port in wanted.ports}
         if target.parameter is not None:
-            held: dict[Port, Site] = {"grad": sites["grad"]}
-            yield (ParameterTally if tally else ParameterTap)(self, clock, target.item, held, target.parameter)
+            held: dict[Port, Site] = {port: site for port, site in sites.items() if port in PARAMETER_PORTS}
+            if "grad" in held and not self._grad_at_step:
+                accumulated: dict[Port, Site] = {"grad": held.pop("grad")}
+                yield (ParameterTally if tally else ParameterTap)(self, clock, target.item, accumulated, target.parameter)
+            if held:
+                yield (StepTally if tally else StepTap)(self, clock, target.item, held, target.parameter)
             return
         given: dict[Port, Site] = {port: site for port, site in sites.items() if port in ("input", "grad_input")}
         returned: dict[Port, Site] = {port: site for port, site in sites.items() if port in ("output", "grad_output")}
@@ -331,7 +341,7 @@ class Wiring:
         self.switch.on = False
         inside = {module for root in self.roots for region in root.regions() for module in (region.top, *region.below)}
         for tap in self.taps:
-            if tap.was_eager and tap.module not in inside:
+            if tap.was_eager and tap.module not in inside and not isinstance(tap, AroundStep):
                 tap.detach()
         for mark in self._marks:
             mark.detach()
@@ -386,6 +396,7 @@ class Wiring:
                 tap.attach()
 
     def _after_step(self) -> None:
+        self.was_on = self.switch.on
         if not self._checked:
             self._check()
         self._follow_schedule()

@@ -1,0 +1,187 @@
+"""What optimizers do to parameters: the ports ``param`` and ``update``, and the gradient that a step uses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import sonde
+from sonde.engine import Event
+from sonde.stats import Moments
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+
+
+def train(model: nn.Module, steps: int, *optimizers: torch.optim.Optimizer, passes: int = 1) -> None:
+    for _ in range(steps):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        for _ in range(passes):
+            model(torch.ones(2, 2)).sum().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+
+
+def collected(into: list[Event]) -> Any:
+    """A subscriber that keeps copies."""
+
+    def keep(event: Event) -> None:
+        value = tuple(t.clone() for t in event.value) if isinstance(event.value, tuple) else event.value.clone()
+        into.append(Event(event.name, event.type, event.grad, value, (), {}, event.site, 0, event.phase, event.tick))
+
+    return keep
+
+
+def test_a_step_is_delivered_as_before_and_after() -> None:
+    """With SGD at rate 0.5 the update is -0.5 times the gradient that the step used; the parameter is what it is afterwards."""
+    model, events = net(), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    with sonde.observe(model, collected(events), "0", ports=("grad", "param", "update"), grad_at_step=True, strict=True) as probe:
+        train(model, 1, optimizer)
+    found = {str(event.site): event for event in events}
+    assert list(found) == [f"0.{p}:{port}" for p, ports in PORTS_OF_TWO for port in ports]
+    for name, parameter in model[0].named_parameters():
+        gradient, after, update = (found[f"0.{name}:{port}"] for port in ("grad", "param", "update"))
+        assert torch.equal(after.value, parameter)
+        assert torch.equal(update.value[1], parameter)
+        torch.testing.assert_close(update.value[1] - update.value[0], -0.5 * gradient.value)
+        assert (gradient.phase, after.phase, update.phase) == ("backward", "step", "step")
+        assert (gradient.grad, after.grad, after.type, after.name) == (True, False, nn.Parameter, f"0.{name}")
+    assert not probe.coverage().missing
+
+
+PORTS_OF_TWO = [("weight", ["grad"]), ("bias", ["grad"]), ("weight", ["param", "update"]), ("bias", ["param", "update"])]
+
+
+def test_the_gradient_of_a_step_is_the_accumulated_and_clipped_one() -> None:
+    """Three backward passes and clipping lead to one event per step, of the clipped sum; without the option to three."""
+    model = net()
+    at_step: list[Event] = []
+    at_pass: list[Event] = []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with (
+        sonde.observe(model, collected(at_step), ["1.bias"], ports="grad", grad_at_step=True, strict=True),
+        sonde.observe(model, collected(at_pass), ["1.bias"], ports="grad", strict=True),
+    ):
+        for _ in range(3):
+            model(torch.ones(2, 2)).sum().backward()
+        nn.utils.clip_grad_value_(model.parameters(), 1.0)
+        optimizer.step()
+    assert [event.value.item() for event in at_pass] == [2.0, 4.0, 6.0]
+    assert [event.value.item() for event in at_step] == [1.0]
+    assert (at_step[0].tick.step, at_step[0].tick.micro_step) == (0, 3)
+
+
+def test_two_optimizers_of_one_model_make_one_step() -> None:
+    """Each delivers its own parameters, in the same step, also when only every second step is observed."""
+    model, events = net(), []
+    optimizers = [torch.optim.SGD(part.parameters(), lr=0.1) for part in model]
+    with sonde.observe(model, collected(events), ports="update", schedule=2, strict=True):
+        train(model, 4, *optimizers)
+    names = ["0.weight", "0.bias", "1.weight", "1.bias"]
+    assert [(event.name, event.tick.step) for event in events] == [(name, step) for step in (0, 2) for name in names]
+
+
+def test_a_step_that_the_scaler_skips_is_none() -> None:
+    """An infinite gradient keeps GradScaler from stepping: nothing is delivered, and the step is not counted."""
+    model, events = net(), []
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    with sonde.observe(model, collected(events), ["1.bias"], ports=("grad", "update"), grad_at_step=True, strict=True):
+        for scale in (float("inf"), 1.0):
+            optimizer.zero_grad()
+            scaler.scale(model(torch.ones(2, 2)).sum() * scale).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    assert [(event.site.port, event.tick.step) for event in events] == [("grad", 0), ("update", 0)]
+    assert events[0].value.item() == 2.0  # unscaled
+
+
+def test_lbfgs_with_a_closure_is_one_step() -> None:
+    """The forwards and backwards inside the closure belong to the step that they are made for."""
+    model, events = net(), []
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
+
+    def closure() -> Any:
+        optimizer.zero_grad()
+        loss = model(torch.ones(2, 2)).square().sum()
+        loss.backward()
+        return loss
+
+    with sonde.observe(model, collected(events), ["1.bias"], ports="update", strict=True):
+        before = model[1].bias.detach().clone()
+        optimizer.step(closure)
+        optimizer.step(closure)
+    assert [event.tick.step for event in events] == [0, 1]
+    assert torch.equal(events[0].value[0], before)
+    assert torch.equal(events[1].value[1], model[1].bias)
+
+
+def test_a_statistic_takes_the_difference() -> None:
+    """The norm of an update is that of after - before, added over the steps."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    with sonde.observe(model, Moments(), ["1.bias"], ports=("param", "update"), strict=True) as probe:
+        train(model, 3, optimizer)
+    parameter, update = probe.rows()
+    assert (update["calls"], update["mean"]) == (3, pytest.approx(-1.0))  # 0.5 times the gradient 2
+    assert (parameter["phase"], parameter["calls"]) == ("step", 3)
+
+
+def test_what_no_optimizer_holds_is_said() -> None:
+    """A parameter that was left out of the optimizer has no update, and coverage names the reason."""
+    model = net()
+    with sonde.observe(model, lambda event: None, ports="update", strict=True) as probe:
+        train(model, 1, torch.optim.SGD(model[0].parameters(), lr=0.1))
+    assert [str(line.site) for line in probe.coverage().missing] == ["1.weight:update", "1.bias:update"]
+    assert {line.reason for line in probe.coverage().missing} == {"no step was seen of an optimizer that holds it"}
+
+
+def test_steps_change_nothing_and_leave_nothing() -> None:
+    """Parameters are bit-equal with and without; afterwards no hook and no copy is left."""
+    torch.manual_seed(1)
+    bare = net()
+    torch.manual_seed(1)
+    seen = net()
+    train(bare, 3, torch.optim.AdamW(bare.parameters()))
+    with sonde.observe(seen, lambda event: None, ports=("param", "update", "grad"), grad_at_step=True, strict=True) as probe:
+        train(seen, 3, torch.optim.AdamW(seen.parameters()))
+    assert all(torch.equal(a, b) for a, b in zip(bare.parameters(), seen.parameters(), strict=True))
+    assert not probe._wiring.before
+    assert not probe._wiring.clocks[0].around_step
+
+
+def test_a_subscriber_may_say_its_ports() -> None:
+    """``observe`` without ``ports`` asks the subscriber, and takes outputs if that says nothing."""
+
+    class Wants:
+        ports = ("param",)
+
+        def __call__(self, event: Event) -> None: ...
+
+    model = net()
+    with sonde.observe(model, Wants()) as asked, sonde.observe(model, lambda event: None) as plain:
+        assert {site.port for site in asked.sites} == {"param"}
+        assert {site.port for site in plain.sites} == {"output"}
+    assert [str(site) for site in sonde.sites(model, "1", ports=("output", "update"))] == [
+        "1:output",
+        "1.weight:update",
+        "1.bias:update",
+    ]
+
+
+def test_an_observer_of_steps_that_fails_does_not_stop_the_training() -> None:
+    """It is detached with one warning that names the site; the optimizer goes on."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    probe = sonde.observe(model, lambda event: 1 / 0, ["1.bias"], ports="update")
+    before = model[1].bias.item()
+    with pytest.warns(sonde.errors.ObservationWarning, match=r"ZeroDivisionError at 1\.bias:update"):
+        train(model, 2, optimizer)
+    assert model[1].bias.item() == pytest.approx(before - 0.4)
+    assert not probe.attached
