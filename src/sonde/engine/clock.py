@@ -63,6 +63,7 @@ class Clock:
         self.around_step: dict[Wiring, list[AroundStep]] = {}
         self.ended = Tick()  # of the step that ended last
         self.after_step: list[Callable[[], None]] = []
+        self.after_micro_step: list[Callable[[], None]] = []
         self.after_first_forward: list[Callable[[], None]] = []  # of a model with lazy parameters, which have a shape then
         self._users = 0
         self.awake: set[Hashable] = set()  # the probes that observe now
@@ -156,7 +157,19 @@ class Clock:
 
     def _new_forward(self) -> Forward:
         index = max(self.forwards - 1, 0)
-        return Forward(index, Tick(self.epoch, self.step, self.micro_step, index), self.stamp)
+        root = self.root()
+        training = root is None or root.training
+        return Forward(index, Tick(self.epoch, self.step, self.micro_step, index), self.stamp, training=training)
+
+    def is_training(self, forward: Forward, task: int) -> bool:
+        """Whether a module call of *forward*, made in the backward pass *task* (else -1), is part of a training pass.
+
+        That is a call of the root in training mode with gradients enabled; or, for a module that is called alone, such a call.
+        """
+        if self.local.depth or task != -1:
+            return forward.training
+        root = self.root()
+        return torch.is_grad_enabled() and (root is None or root.training)
 
     def refresh(self) -> None:
         """Listen to parameters that have come, or need a gradient by now."""
@@ -222,6 +235,8 @@ class Clock:
         self.moved = True
         self.micro_step += 1
         self.stamp += 1
+        for callback in tuple(self.after_micro_step):
+            callback()
 
     def settle(self) -> None:
         """End a backward pass of which only parts inside checkpoints were heard, now that none runs."""

@@ -110,6 +110,8 @@ def _why_nothing(wiring: Wiring, tap: Tap, port: Port, called: set[nn.Module], *
         if isinstance(tap, AroundStep):
             return "no step was seen of an optimizer that holds it"
         return "frozen" if not tap.target.requires_grad else "no gradient was accumulated into it"
+    if tap.module in called and wiring.switch.training is not None and port in ("input", "output"):
+        return f"called, but in no {'training' if wiring.switch.training else 'evaluation'} pass"
     if tap.module in called:
         return _NO_GRADIENT.get(port, "called, but nothing of it could be recorded")
     if tap.clock.raised:

@@ -34,10 +34,11 @@ class Forward:
         "running",
         "stamp",
         "tick",
+        "training",
         "watched",
     )
 
-    def __init__(self, index: int, tick: Tick, stamp: int) -> None:
+    def __init__(self, index: int, tick: Tick, stamp: int, *, training: bool = True) -> None:
         self.index = index
         self.tick = tick
         self.stamp = stamp  # of the clock when the tick was made
@@ -46,6 +47,7 @@ class Forward:
         self.running: list[tuple[nn.Module, dict[hooks.Hook, int]]] = []  # parents of shared modules, see aliases.py
         self.entered: dict[hooks.Hook, list[int]] = {}  # calls that have begun, innermost last, where beginnings are seen
         self.recording = torch.is_grad_enabled()  # otherwise no checkpoint can be in it
+        self.training = training and self.recording
         self._recall_key: tuple[int, Hashable] = (-1, None)
         self._marks: dict[hooks.Hook, list[tuple[int, Hashable]]] = {}
         self.watched: dict[int, Watch] = {}  # by id of the tensor; emptied when the next one begins

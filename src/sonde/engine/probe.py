@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from torch import nn
 
@@ -160,6 +160,7 @@ def observe(
     ports: Iterable[Port] | Port | None = None,
     schedule: Schedule | int | None = None,
     grad_at_step: bool = False,
+    passes: Literal["all", "training", "evaluation"] = "all",
     strict: bool = False,
     name: str = "",
 ) -> Probe:
@@ -179,6 +180,8 @@ def observe(
             Between observed steps the hooks are taken out.
         grad_at_step: observe ``grad`` as the optimizer sees it before each step (accumulated, reduced over ranks, unscaled,
             clipped), and not after each backward pass.
+        passes: which forwards are observed: in a training pass the root is in training mode and gradients are enabled.
+            Inside compiled code enabled gradients alone tell.
         strict: raise what a subscriber raises (and a :class:`DeadHookError`) instead of detaching with a warning.
         name: the model's name in its sites, for observing several models.
 
@@ -190,8 +193,10 @@ def observe(
     """
     if not isinstance(do, Statistic) and not callable(do):
         raise ArgumentError(f"do={do!r} can observe nothing: give a callable that takes an Event, or a statistic such as Moments()")
+    if passes not in _TRAINING:
+        raise ArgumentError(f"passes={passes!r}: give one of {', '.join(map(repr, _TRAINING))}")
     declared: Iterable[Port] = getattr(do, "ports", ("output",))
-    wiring = Wiring(do, schedule=_schedule(schedule), strict=strict, grad_at_step=grad_at_step)
+    wiring = Wiring(do, schedule=_schedule(schedule), strict=strict, grad_at_step=grad_at_step, training=_TRAINING[passes])
     wiring.observe(model, include, exclude, _ports(declared if ports is None else ports), name)
     wiring.attach()
     return Probe(wiring, do)
@@ -210,6 +215,7 @@ def sites(
     )
 
 
+_TRAINING: dict[str, bool | None] = {"all": None, "training": True, "evaluation": False}
 _IN_ORDER: tuple[Port, ...] = (
     "input",
     "grad_input",

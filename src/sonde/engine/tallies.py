@@ -80,7 +80,7 @@ class Tally(Tap):
             self._add(port, gradient)
 
     def _trace(self, value: Any, port: Port, gradient_port: Port) -> None:
-        if compiled.is_exported():
+        if compiled.is_exported() or self.switch.refuses_traced():
             return
         compiled.trace_hooks()
         leaf = _first_floating(value)

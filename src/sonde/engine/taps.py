@@ -107,7 +107,11 @@ class Tap(hooks.Hook):
         if (thread is not None and thread != _thread() and _graph_task() == -1) or _transforms() is not None or _is_exported():
             self._refuse()
             return None
-        return self.clock.local.forward or self.clock.current()
+        forward = self.clock.local.forward or self.clock.current()
+        training = self.switch.training
+        if training is not None and self.clock.is_training(forward, _graph_task()) is not training:
+            return None
+        return forward
 
     def _refuse(self) -> None:
         """Say why an eager module call is not observed."""
@@ -305,6 +309,8 @@ class OutputTap(Tap):
         if not self.switch.on:
             return
         if _is_traced():
+            if self.switch.refuses_traced():
+                return
             port = "output" if self._site is not None else ""
             compiled.trace_value(self.token, output, port, "grad_output" if self._gradients else "")
             return
@@ -322,6 +328,9 @@ class OutputTap(Tap):
                 return
             clock = self.clock
             forward = clock.local.forward or clock.current()
+            training = self.switch.training
+            if training is not None and clock.is_training(forward, task) is not training:
+                return
             if task == -1:
                 begun = forward.entered.get(self.entrance) if self.entrance is not None else None
                 if begun:
@@ -413,6 +422,8 @@ class InputTap(Tap):
         return aliased
 
     def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.switch.refuses_traced():
+            return None
         port = "input" if self._site is not None else ""
         if not self._gradients:
             compiled.trace_value(self.token, (args, kwargs), port, "")

@@ -18,6 +18,7 @@ from sonde.engine.selection import Named, Where
 from sonde.engine.silence import Root
 from sonde.engine.site import Port, Site
 from sonde.engine.steps import AroundStep, StepTally, StepTap
+from sonde.engine.switch import Switch
 from sonde.engine.tallies import InputTally, OutputTally, ParameterTally, Tally
 from sonde.engine.taps import InputTap, OutputTap, ParameterTap, Tap
 from sonde.engine.targets import PARAMETER_PORTS, Target, Wanted, choose, fingerprint
@@ -25,7 +26,7 @@ from sonde.engine.trouble import ProbeError, name_of, warn_user
 from sonde.errors import DeadHookError
 from sonde.stats import Slab, Statistic
 
-__all__ = ["Schedule", "Switch", "Wiring"]
+__all__ = ["Schedule", "Wiring"]
 
 Schedule = Callable[[Tick], bool]
 """Whether the step that begins at this tick is observed."""
@@ -44,15 +45,6 @@ class _Leaf:
     listeners: list[Callable[[Tensor], None]]
 
 
-class Switch:
-    """Whether a probe observes now. Compiled code reads it, so that there is a graph with observation and one without."""
-
-    __slots__ = ("on",)
-
-    def __init__(self) -> None:
-        self.on = False
-
-
 class Wiring:
     """Taps on modules, their clocks, and how to take all of it away again.
 
@@ -61,7 +53,13 @@ class Wiring:
     """
 
     def __init__(
-        self, do: Subscriber | Statistic, *, schedule: Schedule | None = None, strict: bool = False, grad_at_step: bool = False
+        self,
+        do: Subscriber | Statistic,
+        *,
+        schedule: Schedule | None = None,
+        strict: bool = False,
+        grad_at_step: bool = False,
+        training: bool | None = None,
     ) -> None:
         self.statistic = do if isinstance(do, Statistic) else None
         self.subscriber: Subscriber = _nobody if isinstance(do, Statistic) else weakly(do)
@@ -69,7 +67,7 @@ class Wiring:
         self.schedule = schedule
         self.strict = strict
         self._grad_at_step = grad_at_step
-        self.switch = Switch()
+        self.switch = Switch(training)
         self.was_on = False  # the same before the step that ended last
         self.before: dict[AroundStep, Tensor] = {}  # parameters as they were before the step that is being taken
         self.attached = False

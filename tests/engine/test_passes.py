@@ -1,0 +1,97 @@
+"""Training and evaluation passes told apart."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import sonde
+from sonde.errors import ArgumentError
+from sonde.stats import Moments
+
+
+class Net(nn.Module):
+    def __init__(self, reentrant: bool | None = None) -> None:
+        super().__init__()
+        self.enc = nn.Linear(2, 2)
+        self.norm = nn.BatchNorm1d(2).eval()  # frozen, as in fine-tuning
+        self.head = nn.Linear(2, 2)
+        self.reentrant = reentrant
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.enc(x) if self.reentrant is None else checkpoint(self.enc, x, use_reentrant=self.reentrant)
+        return self.head(self.norm(h))
+
+
+def events_by_pass(model: nn.Module) -> dict[str, dict[str, int]]:
+    """Train once, evaluate twice in two ways, call a part alone; how often each module was seen, by kind of pass."""
+    x = torch.ones(3, 2, requires_grad=True)
+    found = {}
+    kinds = ("all", "training", "evaluation")
+    probes = {kind: sonde.observe(model, Moments(), passes=kind, strict=True) for kind in kinds}
+    loss = model(x).sum()
+    model.eval()
+    model(x)  # in evaluation mode, though gradients are enabled
+    model.train()
+    model.norm.eval()
+    with torch.no_grad():
+        model(x)
+        model.enc(x)
+    loss.backward()
+    for kind, probe in probes.items():
+        found[kind] = {row["name"]: row["calls"] for row in probe.rows()}
+        probe.detach()
+    return found
+
+
+@pytest.mark.parametrize("reentrant", [None, False, True])
+def test_training_and_evaluation_passes_are_told_apart(reentrant: bool | None) -> None:
+    """By the root's mode and enabled gradients; a frozen layer, and a block that a reentrant checkpoint runs without, count."""
+    found = events_by_pass(Net(reentrant))
+    assert found["training"] == {"": 1, "enc": 1, "norm": 1, "head": 1}
+    assert found["evaluation"] == {"": 2, "enc": 3, "norm": 2, "head": 2}
+    assert found["all"] == {"": 3, "enc": 4, "norm": 3, "head": 3}
+
+
+def test_gradients_belong_to_the_training_pass_that_made_them() -> None:
+    """An evaluation between forward and backward does not keep the gradients from being seen."""
+    model, seen = Net(), []
+    with sonde.observe(model, lambda e: seen.append(str(e.site)), ports=("output", "grad_output"), passes="training", strict=True):
+        loss = model(torch.ones(3, 2)).sum()
+        with torch.no_grad():
+            model(torch.ones(3, 2))
+        loss.backward()
+    names = ["enc", "norm", "head", "(root)"]
+    assert seen == [f"{name}:output" for name in names] + [f"{name}:grad_output" for name in reversed(names)]
+
+
+@pytest.mark.slow
+def test_passes_are_told_apart_in_compiled_code(fresh_compiler: None) -> None:
+    """There enabled gradients tell."""
+    model = nn.Sequential(Net(), Net())
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    seen: list[str] = []
+    with (
+        sonde.observe(compiled, Moments(), "enc", passes="training", strict=True) as training,
+        sonde.observe(compiled, Moments(), "enc", passes="evaluation", strict=True) as evaluation,
+        sonde.observe(compiled, lambda e: seen.append(e.name), "enc", passes="training", strict=True),
+    ):
+        compiled(torch.ones(3, 2)).sum().backward()
+        with torch.no_grad():
+            compiled(torch.ones(3, 2))
+            compiled(torch.ones(3, 2))
+        assert [row["calls"] for row in training.rows()] == [1, 1]
+        assert [row["calls"] for row in evaluation.rows()] == [2, 2]
+    assert seen == ["0.enc", "1.enc"]
+
+
+def test_a_model_that_only_evaluates_is_said_to() -> None:
+    """Coverage names the reason."""
+    model = Net().eval()
+    with sonde.observe(model, Moments(), "head", passes="training") as probe:
+        model(torch.ones(3, 2))
+    assert [line.reason for line in probe.coverage()] == ["called, but in no training pass"]
+    with pytest.raises(ArgumentError, match="'all', 'training', 'evaluation'"):
+        sonde.observe(model, Moments(), passes="train")  # type: ignore[arg-type]
