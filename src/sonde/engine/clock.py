@@ -55,6 +55,7 @@ class Clock:
         self.micro_step = 0
         self.forwards = 0  # calls of the root begun
         self.returned = 0  # of those, the ones that returned something
+        self.backwards = 0  # backward passes that wrote a .grad
         self.raised = False  # the last one did not return
         self.is_compiled = False  # the root was seen to be called as compiled code
         self.stamp = 0  # moves with epoch, step and micro-step
@@ -234,6 +235,7 @@ class Clock:
         self._unfinished = False
         self.moved = True
         self.micro_step += 1
+        self.backwards += 1
         self.stamp += 1
         for callback in tuple(self.after_micro_step):
             callback()
@@ -283,6 +285,12 @@ class Clock:
         """Whether a step of *optimizer* now is part of the step that another one has ended."""
         last = self._optimizer() if self._optimizer is not None else None
         return last is not None and last is not optimizer and not self.moved
+
+    def continue_at(self, step: int) -> None:
+        """Count on from *step*, as a training does that was interrupted before it."""
+        self.step = step
+        self.micro_step = 0
+        self.stamp += 1
 
     def end_epoch(self, epoch: int | None = None) -> None:
         """An epoch has ended; *epoch* sets the number of the next."""

@@ -21,6 +21,7 @@ class Root:
     clock: Clock
     forwards: int
     returned: int
+    backwards: int
     fingerprint: int | None = None
     gradients: dict[int, tuple[int, int]] = field(default_factory=dict)
 
@@ -42,6 +43,11 @@ class Root:
     def has_returned(self) -> bool:
         """Whether a call of it has returned since."""
         return self.clock.returned > self.returned
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether a backward pass has been since."""
+        return self.clock.backwards > self.backwards
 
     def regions(self) -> list[compiled.Region]:
         """What of the model is compiled, as far as is known."""

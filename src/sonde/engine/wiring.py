@@ -173,7 +173,7 @@ class Wiring:
             if root.model is model:
                 return root.clock
         clock = clock_of(model)
-        self.roots.append(Root(model, clock, clock.forwards, clock.returned))
+        self.roots.append(Root(model, clock, clock.forwards, clock.returned, clock.backwards))
         if self.attached:
             self._start(self.roots[-1])
         return clock
@@ -266,7 +266,7 @@ class Wiring:
         """Take every hook out. Does nothing if they are; a backward pass that comes later delivers nothing."""
         if not self.attached:
             return
-        unchecked = not self._checked and self.switch.on and (any(root.has_returned for root in self.roots) or not self.ran)
+        unchecked = not self._checked and self.switch.on and (self._can_judge() or not self.ran)
         dead = self.silent() if unchecked else []
         self._checked = True
         self.note_later_hooks()
@@ -378,7 +378,7 @@ class Wiring:
         return any(root.ran for root in self.roots)
 
     def _before_forward(self) -> None:
-        if not self._checked and any(root.has_returned for root in self.roots):
+        if not self._checked and self._can_judge():
             self._check()
         count = self._forwards = self._forwards + 1
         if not self.switch.on:
@@ -395,9 +395,15 @@ class Wiring:
 
     def _after_step(self) -> None:
         self.was_on = self.switch.on
-        if not self._checked:
+        if not self._checked and self._can_judge():
             self._check()
         self._follow_schedule()
+
+    def _can_judge(self) -> bool:
+        """Whether a forward of the kind that is observed has surely been, so that hooks which have not fired never will."""
+        if self.switch.training is None:
+            return any(root.has_returned for root in self.roots)
+        return self.switch.training and any(root.has_returned and root.has_trained for root in self.roots)
 
     def _check(self) -> None:
         """Once, after the first observed forward: compiled code may have run past the hooks."""
