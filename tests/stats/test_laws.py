@@ -1,321 +1,296 @@
-"""Laws that every statistic obeys, and how rows of them are held.
-
-Each statistic of ``sonde.stats`` is registered in ``STATISTICS``; one that is not fails ``test_every_statistic_is_registered``.
-"""
+"""Every statistic obeys the laws, and the harness that says so notices one that does not."""
 
 from __future__ import annotations
 
 import gc
-import importlib
-import io
-import pkgutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
+import sonde
 import sonde.stats
-from sonde.errors import ArgumentError
-from sonde.stats import Accumulator, Field, Moments, Slab, Statistic
+from sonde.errors import MissingExtraError
+from sonde.stats import (
+    Accumulator,
+    Activation,
+    ChannelActivation,
+    Cosine,
+    ExponentHistogram,
+    Field,
+    Moments,
+    Norm,
+    PairStatistic,
+    RowStatistic,
+    Spectrum,
+    Statistic,
+    Updates,
+)
 from sonde.stats.statistic import Column
+from sonde.testing.laws import assert_laws, assert_traceable, members
 
-STATISTICS: dict[type[Statistic], Statistic] = {Moments: Moments()}
-"""One instance of every statistic in ``sonde.stats``. A new one needs its line here and an oracle in ``test_oracle.py``."""
+MEMBERS: list[tuple[RowStatistic, tuple[int, ...]]] = [
+    (Moments(), ()),
+    (Norm(), (2,)),
+    (ExponentHistogram(), ()),
+    (Activation(), (3,)),
+    (Activation(eps=1.0, channel_axis=-1), (2, 3)),
+    (ChannelActivation(3), (3, 2)),
+    (Spectrum(3), (3,)),
+    (Spectrum(4, sketch=2, axis=1, centered=True), (4, 2)),
+    (Cosine(), ()),
+    (Updates(), (2,)),
+    (Updates(torch.bfloat16), ()),
+]
+"""Instances of every statistic in ``sonde.stats``, with the shape of one sample."""
 
-
-def every_statistic() -> set[type[Statistic]]:
-    """Every concrete statistic that is defined anywhere in ``sonde.stats``."""
-    for found in pkgutil.walk_packages(sonde.stats.__path__, "sonde.stats."):
-        importlib.import_module(found.name)
-    known: set[type[Statistic]] = set()
-    pending: list[type[Statistic]] = [Statistic]
-    while pending:
-        below = pending.pop().__subclasses__()
-        known |= {kind for kind in below if kind.__module__.startswith("sonde.stats") and not kind.__abstractmethods__}
-        pending += below
-    return known
+EVERY = pytest.mark.parametrize(("statistic", "sample"), MEMBERS, ids=str)
 
 
 def test_every_statistic_is_registered() -> None:
     """A statistic of ``sonde.stats`` that no law is tried on fails the suite."""
-    assert every_statistic() == set(STATISTICS)
-    assert all(type(instance) is kind for kind, instance in STATISTICS.items())
+    assert members(sonde.stats) == {type(statistic) for statistic, _ in MEMBERS}
 
 
 def test_a_new_statistic_would_be_noticed() -> None:
-    """The search finds a subclass of a subclass that says it belongs to ``sonde.stats``."""
-    new = type("New", (Moments,), {"__module__": "sonde.stats.new"})
-    assert new in every_statistic()
-    del new
-    gc.collect()
+    """The search finds a subclass of a subclass, of either family, that says it belongs to ``sonde.stats``."""
+    for base in (Moments, Cosine):
+        new = type("New", (base,), {"__module__": "sonde.stats.new"})
+        assert new in members(sonde.stats)
+        del new
+        gc.collect()
+    assert Honest not in members(sonde.stats)
 
 
-# What is added: float32 values whose sums and squares stay far from the limits of float64, with every special value
-
-ELEMENTS = st.one_of(
-    st.floats(-1e4, 1e4, width=32), st.sampled_from([0.0, -0.0, 1e-20, -1e-30, float("nan"), float("inf"), float("-inf")])
-)
-TENSORS = st.lists(ELEMENTS, max_size=12).map(lambda values: torch.tensor(values, dtype=torch.float32))
-NO_DEADLINE = settings(deadline=None)  # nothing here is about time
-LAWS = pytest.mark.parametrize("statistic", STATISTICS.values(), ids=lambda statistic: type(statistic).__name__)
+@EVERY
+def test_every_statistic_obeys_the_laws(statistic: RowStatistic, sample: tuple[int, ...]) -> None:
+    """Identity, associativity, commutativity, chunks, order, round trips, purity; for pairs, what they are instead."""
+    assert_laws(statistic, sample=sample, examples=20)
 
 
-def seen(statistic: Statistic, *tensors: Tensor) -> Accumulator[Statistic]:
-    made = Accumulator(statistic)
-    for tensor in tensors:
-        made.update(tensor)
-    return made
+@EVERY
+def test_doubles_whose_squares_overflow_never_raise(statistic: RowStatistic, sample: tuple[int, ...]) -> None:
+    """The largest doubles, beside a sample of ones: numbers may be infinite or none, nothing raises or warns, counts stand."""
+    tensor = torch.ones(4, *sample, dtype=torch.float64)
+    tensor[0], tensor[1], tensor[2] = 1e308, -1e308, 1e200
+    numbers = Accumulator(statistic).update(tensor).update(tensor.neg()).compute().as_dict()
+    counts = {name: numbers[name] for name in ("count", "elements", "positions", "vectors", "nan", "nonfinite") if name in numbers}
+    assert counts
+    assert all(number >= 0 and number.is_integer() for number in counts.values())
 
 
-def row(accumulator: Accumulator[Statistic]) -> Tensor:
-    return accumulator.state_dict()["row"]  # type: ignore[no-any-return]
+@EVERY
+def test_autocast_does_not_lower_the_precision(statistic: RowStatistic, sample: tuple[int, ...]) -> None:
+    """Under autocast rows are the same, bit by bit."""
+    tensors = [torch.randn(6, *sample) + 100, torch.randn(6, *sample)]
+    rows = []
+    for enabled in (False, True):
+        accumulator = Accumulator(statistic)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            for tensor in tensors:
+                accumulator.update(tensor)
+        rows.append(accumulator.state_dict()["row"])
+    assert torch.equal(*rows)
 
 
-def assert_same(one: Accumulator[Statistic], other: Accumulator[Statistic]) -> None:
-    """The same sums up to the rounding of float64, which depends on their order."""
-    torch.testing.assert_close(row(one), row(other), rtol=1e-12, atol=1e-9)
+@pytest.mark.slow
+@EVERY
+def test_every_statistic_can_be_traced(statistic: RowStatistic, sample: tuple[int, ...]) -> None:
+    """What ``torch.compile`` traces, without a graph break, measures what eager code measures; defects and types included."""
+    plain = torch.randn(6, *sample)
+    spoiled = plain.clone()
+    spoiled.view(-1)[:4] = torch.tensor([float("nan"), float("inf"), float("-inf"), 0.0])
+    assert_traceable(statistic, plain, spoiled, plain.bfloat16(), plain[:0], plain.double(), plain > 0)
 
 
-def assert_identical(one: Accumulator[Statistic], other: Accumulator[Statistic]) -> None:
-    assert torch.equal(row(one), row(other))
+@pytest.mark.slow
+@pytest.mark.usefixtures("fresh_compiler")
+def test_every_statistic_compiles_to_machine_code() -> None:
+    """``add`` of all of them, in one graph given to inductor: the same rows as in eager mode."""
+    spoiled = torch.randn(6, 12)
+    spoiled[0, :4] = torch.tensor([float("nan"), float("inf"), 0.0, 1e-40])
+    samples = [(spoiled.reshape(-1, *sample), spoiled.neg().reshape(-1, *sample)) for _, sample in MEMBERS]
+
+    def add(rows: list[Tensor]) -> None:
+        for row, (statistic, _), (tensor, previous) in zip(rows, MEMBERS, samples, strict=True):
+            given = (tensor, previous) if isinstance(statistic, PairStatistic) else (tensor,)
+            statistic.add(row, *given)  # type: ignore[attr-defined]
+
+    eager, compiled = ([statistic.empty(1)[0] for statistic, _ in MEMBERS] for _ in range(2))
+    run = torch.compile(add, fullgraph=True)
+    for _ in range(2):
+        add(eager)
+        run(compiled)
+    for (statistic, _), one, other in zip(MEMBERS, eager, compiled, strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-12, atol=1e-12, msg=lambda text, name=str(statistic): f"{name}: {text}")
 
 
-@LAWS
-@NO_DEADLINE
-@given(x=TENSORS)
-def test_an_empty_row_changes_nothing(statistic: Statistic, x: Tensor) -> None:
-    """Merging with an accumulator that saw nothing, from either side, leaves the very same sums."""
-    assert_identical(seen(statistic, x).merge(seen(statistic)), seen(statistic, x))
-    assert_identical(seen(statistic).merge(seen(statistic, x)), seen(statistic, x))
+@pytest.mark.slow
+@pytest.mark.usefixtures("fresh_compiler")
+def test_statistics_are_the_same_in_a_compiled_model() -> None:
+    """A model compiled whole, observed with statistics of every kind of row, leaves the rows that it leaves in eager mode."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 3))
+    batches = [torch.randn(5, 4), torch.randn(5, 4)]
+    for statistic in (ExponentHistogram(), Activation(), ChannelActivation(3), Spectrum(3, sketch=2)):
+        found = []
+        for called in (model, torch.compile(model, backend="aot_eager", fullgraph=True)):
+            torch._dynamo.reset()
+            with sonde.observe(model, statistic, ports=("output", "grad_output")) as probe:
+                for batch in batches:
+                    called(batch).sum().backward()
+                found.append({row["site"]: row for row in probe.rows()})
+        eager, compiled = found
+        assert eager.keys() == compiled.keys()
+        assert len(eager) == 8
+        for site, row in eager.items():
+            numbers = {name: number for name, number in row.items() if isinstance(number, float)}
+            assert {name: compiled[site][name] for name in numbers} == pytest.approx(numbers, rel=1e-6, abs=1e-6, nan_ok=True), site
 
 
-@LAWS
-@NO_DEADLINE
-@given(x=TENSORS, y=TENSORS)
-def test_merging_is_commutative(statistic: Statistic, x: Tensor, y: Tensor) -> None:
-    """It does not matter which accumulator is merged into which."""
-    assert_identical(seen(statistic, x).merge(seen(statistic, y)), seen(statistic, y).merge(seen(statistic, x)))
+# The harness notices what it says it notices: one right statistic, and one for each way to get it wrong
 
 
-@LAWS
-@NO_DEADLINE
-@given(x=TENSORS, y=TENSORS, z=TENSORS)
-def test_merging_is_associative(statistic: Statistic, x: Tensor, y: Tensor, z: Tensor) -> None:
-    """It does not matter how ranks, steps or files are grouped."""
-    left = seen(statistic, x).merge(seen(statistic, y)).merge(seen(statistic, z))
-    right = seen(statistic, x).merge(seen(statistic, y).merge(seen(statistic, z)))
-    assert_same(left, right)
+@dataclass(frozen=True)
+class Honest(Statistic):
+    """Count, sum, least and greatest of the finite elements."""
 
-
-@LAWS
-@NO_DEADLINE
-@given(x=TENSORS, cuts=st.lists(st.integers(0, 12), max_size=3))
-def test_chunks_give_what_the_whole_gives(statistic: Statistic, x: Tensor, cuts: list[int]) -> None:
-    """A tensor in pieces, empty ones included, adds up to the tensor in one, by updates and by merges."""
-    ends = sorted(min(cut, len(x)) for cut in cuts)
-    pieces = [x[start:end] for start, end in zip([0, *ends], [*ends, len(x)], strict=True)]
-    assert_same(seen(statistic, *pieces), seen(statistic, x))
-    merged = seen(statistic)
-    for piece in pieces:
-        merged.merge(seen(statistic, piece))
-    assert_same(merged, seen(statistic, x))
-
-
-@LAWS
-@NO_DEADLINE
-@given(x=TENSORS, order=st.randoms(use_true_random=False))
-def test_neither_order_nor_layout_matters(statistic: Statistic, x: Tensor, order: Any) -> None:
-    """Elements in another order, and in a strided view, give the same sums."""
-    indices = list(range(len(x)))
-    order.shuffle(indices)
-    assert_same(seen(statistic, x[indices]), seen(statistic, x))
-    strided = torch.zeros(len(x), 3)
-    strided[:, 1] = x
-    assert_same(seen(statistic, strided[:, 1]), seen(statistic, x))
-
-
-@LAWS
-@NO_DEADLINE
-@given(x=TENSORS, y=TENSORS)
-def test_a_state_round_trip_loses_nothing(statistic: Statistic, x: Tensor, y: Tensor) -> None:
-    """A state saved without pickle and loaded again goes on as if nothing had happened; it is a copy, not a view."""
-    before = seen(statistic, x)
-    state = before.state_dict()
-    file = io.BytesIO()
-    torch.save(state, file)
-    file.seek(0)
-    after = Accumulator(statistic).load_state_dict(torch.load(file, weights_only=True))
-    assert_identical(after, before)
-    assert_identical(after.update(y), before.update(y))
-    assert_identical(Accumulator(statistic).load_state_dict(state), seen(statistic, x))
-
-
-@LAWS
-@NO_DEADLINE
-@given(x=TENSORS, y=TENSORS)
-def test_nothing_but_the_row_changes(statistic: Statistic, x: Tensor, y: Tensor) -> None:
-    """The tensor that is added, the accumulator that is merged in, and the numbers read twice all stay as they were."""
-    bits = x.clone().view(torch.int32)
-    first, second = seen(statistic, x), seen(statistic, y)
-    other = row(second)
-    first.merge(second)
-    assert torch.equal(x.view(torch.int32), bits)
-    assert torch.equal(row(second), other)
-    assert repr(first.compute().as_dict()) == repr(first.compute().as_dict())
-
-
-@LAWS
-@NO_DEADLINE
-@given(x=TENSORS)
-def test_reset_forgets_everything(statistic: Statistic, x: Tensor) -> None:
-    """After ``reset`` an accumulator is as new."""
-    assert_identical(seen(statistic, x).reset(), seen(statistic))
-
-
-@LAWS
-def test_merging_with_itself_doubles(statistic: Statistic) -> None:
-    """An accumulator merged into itself has seen everything twice."""
-    x = torch.tensor([1.0, -2.0, 0.0])
-    one = seen(statistic, x)
-    assert_same(one.merge(one), seen(statistic, x, x))
-
-
-@LAWS
-def test_sums_made_in_inference_mode_can_be_added_to_later(statistic: Statistic) -> None:
-    """Evaluating under ``inference_mode`` leaves an accumulator that training can go on with, however it was touched."""
-    x, y = torch.tensor([1.0, -2.0]), torch.tensor([3.0])
-    with torch.inference_mode():
-        touched = {
-            "made": seen(statistic),
-            "updated": seen(statistic, x),
-            "merged": seen(statistic).merge(seen(statistic, x)),
-            "loaded": seen(statistic).load_state_dict(seen(statistic, x).state_dict()),
-            "reset": seen(statistic, x).reset(),
-        }
-    failed = {}
-    for name, accumulator in touched.items():
-        try:
-            accumulator.update(y)
-        except RuntimeError as error:
-            failed[name] = str(error)
-            continue
-        assert_same(accumulator, seen(statistic, y) if name in ("made", "reset") else seen(statistic, x, y))
-    assert failed == {}
-
-
-# Errors
-
-
-class Extremes(Statistic):
-    """A statistic of this file: how many, the least and the greatest, to try the merge kinds by themselves."""
-
-    fields: ClassVar[tuple[Field, ...]] = (Field("n"), Field("low", "min"), Field("high", "max"))
+    fields: ClassVar[tuple[Field, ...]] = (Field("n"), Field("sum"), Field("low", "min"), Field("high", "max"))
 
     def measure(self, tensor: Tensor) -> Tensor:
-        values = tensor.double()
-        return torch.stack([torch.tensor(float(values.numel()), dtype=torch.float64), values.min(), values.max()])
+        values = tensor.detach().double().flatten()
+        values = values[values.isfinite()]
+        if not len(values):
+            return self.empty(1)[0]
+        return torch.stack([values.new_tensor(float(len(values))), values.sum(), values.min(), values.max()])
 
     def finish(self, columns: Mapping[str, Column]) -> dict[str, Column]:
-        return {"n": columns["n"], "spread": columns["high"] - columns["low"]}
+        return {"n": columns["n"], "sum": columns["sum"], "low": columns["low"], "high": columns["high"]}
 
 
-def test_each_field_is_merged_in_its_own_way() -> None:
-    """Sums add, minima take the least and maxima the greatest; an empty row holds 0, inf and -inf."""
-    statistic = Extremes()
-    one = torch.tensor([2.0, -1.0, 5.0], dtype=torch.float64)
-    other = torch.tensor([3.0, 0.5, 4.0], dtype=torch.float64)
-    assert statistic.merged(one, other).tolist() == [5.0, -1.0, 5.0]
-    assert statistic.merged(torch.stack([one, other]), torch.stack([other, other])).tolist() == [[5, -1, 5], [6, 0.5, 4]]
-    assert statistic.empty(2).tolist() == [[0.0, float("inf"), float("-inf")]] * 2
-    numbers = Accumulator(statistic).update(torch.tensor([4.0, 1.0])).update(torch.tensor([9.0])).compute()
-    assert numbers.as_dict() == {"n": 3.0, "spread": 8.0}
+@dataclass(frozen=True)
+class HonestPair(PairStatistic):
+    """How many elements a pair has."""
+
+    sums: ClassVar[tuple[str, ...]] = ("elements",)
+
+    def measure(self, tensor: Tensor, previous: Tensor) -> Tensor:
+        return torch.tensor([tensor.numel()], dtype=torch.float64)
+
+    def finish(self, columns: Mapping[str, Column]) -> dict[str, Column]:
+        return {"pairs": columns["pairs"], "elements": columns["elements"]}
 
 
-def test_fields_in_the_wrong_order_raise_when_the_class_is_made() -> None:
-    """Sums come first, then minima, then maxima: a class that lists them otherwise is refused."""
-    with pytest.raises(ArgumentError, match=r"Wrong\.fields must list sums first"):
-        type("Wrong", (Statistic,), {"fields": (Field("low", "min"), Field("n"))})
+def counting_calls(self: Any, tensor: Tensor) -> Tensor:
+    measured = Honest.measure(Honest(), tensor)
+    return measured + torch.tensor([1.0, 0.0, 0.0, 0.0])
 
 
-def test_different_statistics_do_not_merge() -> None:
-    """Merging accumulators of two statistics raises and names both."""
-    with pytest.raises(ArgumentError, match=r"Extremes.*Moments"):
-        Accumulator[Statistic](Moments()).merge(Accumulator[Statistic](Extremes()))
+def first_element(self: Any, tensor: Tensor) -> Tensor:
+    measured = Honest.measure(Honest(), tensor)
+    measured[1] = tensor.double().flatten()[:1].nan_to_num(0, 0, 0).sum()
+    return measured
 
 
-@pytest.mark.parametrize("state", [{}, {"row": torch.zeros(1, 3)}, {"row": [0.0]}, {"row": None}])
-def test_a_foreign_state_raises(state: dict[str, Any]) -> None:
-    """A state that is not one of the statistic raises and says what it needs; nothing is taken over."""
-    accumulator = seen(Moments(), torch.ones(2))
-    with pytest.raises(ArgumentError, match="not the state of Moments"):
-        accumulator.load_state_dict(state)
-    assert accumulator.compute().as_dict()["count"] == 2.0
+def clamping(self: Any, tensor: Tensor) -> Tensor:
+    return Honest.measure(Honest(), tensor.nan_to_num_(0.0, 0.0, 0.0))
 
 
-def test_a_number_that_does_not_exist_names_those_that_do() -> None:
-    """A misspelt number of a result raises ``AttributeError`` with the names there are."""
-    with pytest.raises(AttributeError, match=r"no number 'spraed'; there are n, spread"):
-        _ = Accumulator(Extremes()).update(torch.ones(1)).compute().spraed
+def in_single_precision(self: Any, tensor: Tensor) -> Tensor:
+    return Honest.measure(Honest(), tensor).float()
 
 
-# Slab
+def last_wins(self: Any, row: Tensor, other: Tensor) -> Tensor:
+    return other.clone()
 
 
-def test_a_slab_reads_all_its_blocks_in_order() -> None:
-    """Rows of several allocations come back in the order they were allocated, each with its number of additions."""
-    slab = Slab(Moments())
-    assert slab.read() == ([], {})
-    first, alone, last = slab.allocate(2, "cpu"), slab.allocate(1, "cpu"), slab.allocate(3, "cpu")
-    rows = [*first, *alone, *last]
-    assert len(slab) == 6
-    for index, held in enumerate(rows):
-        for _ in range(index):
-            slab.add(held, torch.tensor([float(index), float(-index)]))
-    counts, columns = slab.read()
-    assert counts == [0, 1, 2, 3, 4, 5]
-    assert columns["count"].tolist() == [0, 2, 4, 6, 8, 10]
-    assert columns["max"][1:].tolist() == [1, 2, 3, 4, 5]
-    assert columns["min"][1:].tolist() == [-1, -2, -3, -4, -5]
-    assert [held.shape for held in rows] == [(1 + len(Moments.fields),)] * 6
+def halves(self: Any, row: Tensor, other: Tensor) -> Tensor:
+    return (row + other) / 2
 
 
-def test_a_reset_slab_is_empty_and_its_rows_have_not_moved() -> None:
-    """``reset`` empties rows in place: the views that hooks hold, whose address is built into code, still count."""
-    slab = Slab(Moments())
-    (held,) = slab.allocate(1, "cpu")
-    address = held.data_ptr()
-    slab.add(held, torch.tensor([100.0]))
-    slab.reset()
-    assert slab.read()[0] == [0]
-    slab.allocate(2, "cpu")
-    slab.add(held, torch.tensor([2.0, 4.0]))
-    counts, columns = slab.read()
-    assert counts == [1, 0, 0]
-    assert [columns[name][0] for name in ("count", "mean", "min", "max")] == [2.0, 3.0, 2.0, 4.0]
-    assert held.data_ptr() == address
+def of_the_first_row(self: Any, columns: Mapping[str, Column]) -> dict[str, Column]:
+    return {name: column[:1].repeat(len(column)) for name, column in columns.items()}
 
 
-def test_what_was_read_does_not_change_later() -> None:
-    """Numbers read from a slab are a copy: adding more, or emptying it, leaves them as they were."""
-    slab = Slab(Moments())
-    (held,) = slab.allocate(1, "cpu")
-    slab.add(held, torch.tensor([1.0]))
-    _, columns = slab.read()
-    slab.add(held, torch.tensor([50.0]))
-    slab.reset()
-    assert columns["count"].tolist() == [1.0]
-    assert columns["max"].tolist() == [1.0]
+def dividing_by_nothing(self: Any, columns: Mapping[str, Column]) -> dict[str, Column]:
+    return {"mean": columns["sum"] / columns["n"]}
 
 
-def test_rows_allocated_in_inference_mode_can_be_added_to_in_training() -> None:
-    """Rows are ordinary tensors wherever they were allocated, and adding in inference mode works too."""
-    slab = Slab(Moments())
-    with torch.inference_mode():
-        (held,) = slab.allocate(1, "cpu")
-        slab.add(held, torch.tensor([1.0]))
-    slab.add(held, torch.tensor([3.0]))
-    assert slab.read()[1]["mean"].tolist() == [2.0]
+def spending(self: Any, columns: Mapping[str, Column]) -> dict[str, Column]:
+    columns["n"][:] += 1
+    return {name: column - (name == "n") for name, column in columns.items()}
+
+
+def keeping_the_graph(self: Any, tensor: Tensor) -> Tensor:
+    return Honest.measure(Honest(), tensor) * torch.ones(4, requires_grad=True)
+
+
+MUTANTS: dict[str, tuple[dict[str, Any], str]] = {
+    "counts calls in a field per element": ({"measure": counting_calls}, "chunks give what the whole gives"),
+    "sees the first element only": ({"measure": first_element}, "chunks give|neither the order|updating is merging"),
+    "writes into the tensor": ({"measure": clamping}, "nothing but the row changes"),
+    "measures in float32": ({"measure": in_single_precision}, "its layout is that of the row it measures"),
+    "keeps a graph": ({"measure": keeping_the_graph}, "its layout is that of the row|rows made under|many rows finish"),
+    "forgets what it had": ({"merged": last_wins}, "."),
+    "averages instead of adding": ({"merged": halves}, "."),
+    "finishes the first row only": ({"finish": of_the_first_row}, "many rows finish as each one does"),
+    "warns of an empty row": ({"finish": dividing_by_nothing}, "many rows finish as each one does: .*encountered"),
+    "has two fields of one name": ({"fields": (Field("n"), Field("n"), Field("l", "min"), Field("h", "max"))}, "one name"),
+    "is no value": ({"__eq__": object.__eq__, "__hash__": object.__hash__}, "it is a value"),
+    "has no repr": ({"__repr__": object.__repr__}, "a repr of its own"),
+    "changes what it reads": ({"finish": spending}, "nothing but the row changes: .*finishing changed the column n"),
+}
+
+
+def test_the_harness_passes_what_is_right() -> None:
+    """A statistic and a pair statistic from outside, written as the documentation says."""
+    assert_laws(Honest())
+    assert_laws(HonestPair(), sample=(2,))
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_the_harness_notices(mutant: str) -> None:
+    """A statistic that is wrong in one way breaks a law, and the error names it."""
+    attributes, law = MUTANTS[mutant]
+    wrong = type("Wrong", (Honest,), attributes)()
+    with pytest.raises(AssertionError, match=f"(?s)breaks the law that.*({law})"):
+        assert_laws(wrong)
+
+
+def adding_anyway(self: Any, row: Tensor, tensor: Tensor, previous: Tensor) -> None:
+    row += torch.tensor([1.0, 0.0, tensor.numel()])
+
+
+def asking_for_one_shape(self: Any, row: Tensor, tensor: Tensor, previous: Tensor) -> None:
+    row += torch.cat([torch.ones(2), (tensor - previous).flatten()[:1]])
+
+
+@pytest.mark.parametrize("add", [adding_anyway, asking_for_one_shape])
+def test_the_harness_notices_a_pair_that_is_none(add: Callable[..., None]) -> None:
+    """A pair statistic that takes tensors of different shapes for a pair, or raises, breaks a law."""
+    wrong = type("Wrong", (HonestPair,), {"add": add})()
+    with pytest.raises(AssertionError, match="breaks the law that"):
+        assert_laws(wrong, sample=(2,))
+
+
+class Branching(Honest):
+    """Waits for the device to decide, which no trace can."""
+
+    def measure(self, tensor: Tensor) -> Tensor:
+        return super().measure(tensor) if tensor.sum() > 0 else self.empty(1)[0]
+
+
+@pytest.mark.slow
+def test_the_harness_notices_what_cannot_be_traced() -> None:
+    """A statistic that reads a value on the host is told so."""
+    with pytest.raises(AssertionError, match=r"cannot be traced"):
+        assert_traceable(Branching(), torch.randn(3))
+
+
+def test_without_hypothesis_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The harness needs one optional package, and names it."""
+    monkeypatch.setitem(__import__("sys").modules, "hypothesis", None)
+    with pytest.raises(MissingExtraError, match=r"assert_laws needs the package 'hypothesis'.*sonde\[testing\]"):
+        assert_laws(Moments())

@@ -1,8 +1,37 @@
 """Statistics: tensors in, numbers out. Nothing here knows of modules or hooks."""
 
 from sonde.stats.accumulator import Accumulator, Result
+from sonde.stats.activation import Activation, ChannelActivation
+from sonde.stats.exponents import ExponentHistogram
+from sonde.stats.geometry import Cosine, Norm, cosine
 from sonde.stats.moments import Moments
+from sonde.stats.pair import PairStatistic
+from sonde.stats.quantiles import magnitude_quantiles
+from sonde.stats.running import RunningMeanVar
 from sonde.stats.slab import Slab
-from sonde.stats.statistic import Field, Statistic
+from sonde.stats.spectrum import Spectrum
+from sonde.stats.statistic import Field, RowStatistic, Statistic, reduce
+from sonde.stats.updates import Updates, vanished_share
 
-__all__ = ["Accumulator", "Field", "Moments", "Result", "Slab", "Statistic"]
+__all__ = [
+    "Accumulator",
+    "Activation",
+    "ChannelActivation",
+    "Cosine",
+    "ExponentHistogram",
+    "Field",
+    "Moments",
+    "Norm",
+    "PairStatistic",
+    "Result",
+    "RowStatistic",
+    "RunningMeanVar",
+    "Slab",
+    "Spectrum",
+    "Statistic",
+    "Updates",
+    "cosine",
+    "magnitude_quantiles",
+    "reduce",
+    "vanished_share",
+]

@@ -9,15 +9,19 @@ import torch
 from torch import Tensor
 
 from sonde.errors import ArgumentError
-from sonde.stats.statistic import Statistic
+from sonde.stats.pair import PairStatistic
+from sonde.stats.statistic import Column, RowStatistic, Statistic, dense
 
 __all__ = ["Accumulator", "Result"]
 
-S = TypeVar("S", bound=Statistic)
+S_co = TypeVar("S_co", bound=RowStatistic, covariant=True)
+M = TypeVar("M", bound=Statistic)
+
+_LINE = 100  # characters, beyond which a repr takes a line per number
 
 
 class Result:
-    """The numbers of one row, as attributes: ``result.mean``; iterating gives the names."""
+    """The numbers of one row, as attributes: ``result.mean``; iterating gives the names. NaN: there is no such number."""
 
     def __init__(self, numbers: dict[str, float]) -> None:
         self._numbers = numbers
@@ -28,6 +32,9 @@ class Result:
         except KeyError:
             raise AttributeError(f"there is no number {name!r}; there are {', '.join(self.__dict__.get('_numbers', ()))}") from None
 
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self._numbers]
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._numbers)
 
@@ -36,67 +43,151 @@ class Result:
         return dict(self._numbers)
 
     def __repr__(self) -> str:
-        return f"Result({', '.join(f'{name}={number:.6g}' for name, number in self._numbers.items())})"
+        shown = {name: _shown(number) for name, number in self._numbers.items()}
+        line = f"Result({', '.join(f'{name}={number}' for name, number in shown.items())})"
+        if len(line) <= _LINE:
+            return line
+        column = max(map(len, shown))
+        return "\n".join(["Result(", *(f"    {name:<{column}} = {number}" for name, number in shown.items()), ")"])
 
 
-class Accumulator(Generic[S]):
+def _shown(number: float) -> str:
+    return f"{number:.0f}" if number.is_integer() and abs(number) < 1e15 else f"{number:.6g}"
+
+
+class Accumulator(Generic[S_co]):
     """A statistic and one row of its sums.
 
-    >>> from sonde.stats import Accumulator, Moments
+    >>> from sonde.stats import Accumulator, Cosine, Moments
     >>> seen = Accumulator(Moments()).update(torch.tensor([3.0, 4.0]))
     >>> seen.compute().norm
     5.0
+
+    With a :class:`~sonde.stats.PairStatistic` it keeps a copy of the last tensor, the predecessor of the next:
+
+    >>> gradients = Accumulator(Cosine()).update(torch.tensor([1.0, 0.0])).update(torch.tensor([1.0, 1.0]))
+    >>> round(gradients.compute().cosine, 4)
+    0.7071
+
+    Args:
+        statistic: an instance of a statistic.
+
+    Raises:
+        ArgumentError: *statistic* is something else, such as the class.
     """
 
-    def __init__(self, statistic: S) -> None:
+    def __init__(self, statistic: S_co) -> None:
+        given: object = statistic
+        if not isinstance(given, RowStatistic):
+            hint = f"make one: {given.__name__}(...)" if isinstance(given, type) else "sonde.stats has them"
+            raise ArgumentError(f"an accumulator needs an instance of a statistic, not {given!r}; {hint}")
         self.statistic = statistic
         self._row = statistic.empty(1)
+        self._previous: Tensor | None = None
 
-    def update(self, tensor: Tensor) -> Self:
-        """Add all elements of *tensor*. The row moves to the device of the first tensor."""
+    def update(self, tensor: Tensor, previous: Tensor | None = None) -> Self:
+        """Add all elements of *tensor*. The row moves to the device of the last tensor.
+
+        Args:
+            tensor: any real, integer, bool or complex tensor, of any shape, sparse ones too.
+            previous: for a pair statistic, what *tensor* is to be compared with. A pair given this way stands by itself:
+                nothing kept is used or replaced. Without it the tensor of the last call is the predecessor; the first
+                call makes no pair, and a tensor of another shape than its predecessor is counted as skipped.
+
+        Raises:
+            ArgumentError: *tensor* is no tensor, is nested or on the meta device; *previous* is given and the statistic is
+                not one of pairs; or the statistic cannot measure such a tensor. Nothing has been added then.
+        """
+        given: object = tensor
+        if not isinstance(given, Tensor):
+            raise ArgumentError(f"a statistic is of tensors, and this is {type(given).__name__}: give torch.as_tensor(...)")
+        statistic: RowStatistic = self.statistic
+        if isinstance(statistic, PairStatistic):
+            self._add_pair(statistic, tensor, previous)
+        elif previous is not None:
+            raise ArgumentError(f"{statistic} measures tensors one by one and has no use for a previous one")
+        elif isinstance(statistic, Statistic):
+            tensor = dense(tensor)
+            statistic.add(self._row_at(tensor), tensor)
+        return self
+
+    def _add_pair(self, statistic: PairStatistic, tensor: Tensor, previous: Tensor | None) -> None:
+        tensor = dense(tensor)
+        before = self._previous if previous is None else dense(previous)
+        if before is not None:
+            statistic.add(self._row_at(tensor), tensor, before)
+        if previous is None:
+            self._previous = tensor.detach().clone()
+
+    def _row_at(self, tensor: Tensor) -> Tensor:
+        """The row, on the device of *tensor*."""
         if self._row.device != tensor.device:
             with torch.inference_mode(False):
                 self._row = self._row.to(tensor.device)
-        self.statistic.add(self._row[0], tensor)
-        return self
+        return self._row[0]
 
-    def merge(self, other: Accumulator[S]) -> Self:
+    def merge(self: Accumulator[M], other: Accumulator[Statistic]) -> Accumulator[M]:
         """Add what *other* has seen; *other* stays as it is.
 
         Raises:
-            ArgumentError: the two accumulate different statistics.
+            ArgumentError: the two accumulate different statistics, or a :class:`~sonde.stats.PairStatistic`, whose rows
+                depend on the order in which tensors came.
         """
+        if not isinstance(self.statistic, Statistic):
+            raise ArgumentError(
+                f"cannot merge accumulators of {self.statistic}: it compares each tensor with the one before it, and two "
+                "sequences are not one; keep an accumulator per sequence"
+            )
+        if not isinstance(other, Accumulator):
+            raise ArgumentError(f"cannot merge {type(other).__name__} into {self.statistic}: give another Accumulator")
         if other.statistic != self.statistic:
             raise ArgumentError(f"cannot merge {other.statistic} into {self.statistic}: they are different statistics")
         with torch.inference_mode(False):  # else the row could not be written to during training
             self._row = self.statistic.merged(self._row, other._row.to(self._row.device))
         return self
 
+    def columns(self) -> dict[str, Column]:
+        """The sums so far, a column of one row per field: what the statistic's own methods take."""
+        return self.statistic.columns(self._row.clone())
+
     def compute(self) -> Result:
         """The numbers so far. Nothing is reset."""
-        finished = self.statistic.finish(self.statistic.columns(self._row))
+        finished = self.statistic.finish(self.columns())
         return Result({name: float(column[0]) for name, column in finished.items()})
 
-    def reset(self) -> Self:
-        """Forget everything seen."""
+    def reset(self, *, keep_previous: bool = False) -> Self:
+        """Forget everything seen.
+
+        Args:
+            keep_previous: keep the last tensor of a pair statistic, so that the first tensor of the next interval is
+                compared with the last one of this interval.
+        """
         self._row = self.statistic.empty(1, self._row.device)
+        if not keep_previous:
+            self._previous = None
         return self
 
     def state_dict(self) -> dict[str, Any]:
-        """The sums, by field."""
-        return {"row": self._row.detach().clone()}
+        """``statistic``, as text; ``row``, the sums; ``previous``, the tensor that a pair statistic keeps, or None."""
+        previous = None if self._previous is None else self._previous.clone()
+        return {"statistic": repr(self.statistic), "row": self._row.detach().clone(), "previous": previous}
 
     def load_state_dict(self, state: dict[str, Any]) -> Self:
-        """Take over sums from ``state_dict()``.
+        """Take over a copy of sums from ``state_dict()``.
 
         Raises:
-            ArgumentError: the state is not one of this statistic.
+            ArgumentError: the state is not one of this statistic with these arguments. Nothing has been taken over then.
         """
-        row = state.get("row")
-        if not isinstance(row, torch.Tensor) or row.shape != self._row.shape:
+        row, previous = state.get("row"), state.get("previous")
+        if state.get("statistic") != repr(self.statistic):
+            raise ArgumentError(f"this is not the state of {self.statistic}: it is of {state.get('statistic')}")
+        if not isinstance(row, Tensor) or row.shape != self._row.shape:
             raise ArgumentError(f"this is not the state of {self.statistic}: it needs 'row' of shape {tuple(self._row.shape)}")
+        if not isinstance(previous, Tensor | None):
+            raise ArgumentError(f"this is not the state of {self.statistic}: 'previous' must be a tensor or None")
         with torch.inference_mode(False):
-            self._row = row.detach().to(torch.float64).clone()
+            self._row = row.detach().to(torch.float64, copy=True)
+            self._previous = None if previous is None else previous.detach().clone()
         return self
 
     def __repr__(self) -> str:

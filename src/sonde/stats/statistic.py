@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sonde.errors import ArgumentError
+from sonde.stats.kernels import Kernel
 
-__all__ = ["Column", "Field", "Merge", "Statistic"]
+__all__ = ["Column", "Field", "Merge", "RowStatistic", "Statistic", "dense", "numbers", "reduce"]
 
 Merge = Literal["sum", "min", "max"]
 Column = NDArray[np.float64]
@@ -25,13 +26,62 @@ _IDENTITY: dict[str, float] = {"sum": 0.0, "min": float("inf"), "max": float("-i
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One number of a row, and how two rows' numbers become one: over calls, steps, ranks and files alike."""
+    """One entry of a row, and how two rows' entries become one: over calls, steps, ranks and files alike.
+
+    Attributes:
+        name: its name, which is that of its column.
+        merge: how two become one.
+        size: how many numbers of the row it takes; they are merged one by one.
+        per: ``"element"`` where a tensor added whole and in pieces leave the same (pieces of whole samples, for a
+            statistic that knows samples); ``"call"`` where each tensor added counts as one, whatever its size.
+    """
 
     name: str
     merge: Merge = "sum"
+    size: int = 1
+    per: Literal["element", "call"] = "element"
 
 
-class Statistic(ABC):
+class RowStatistic(ABC):
+    """What every statistic has: rows of float64 with a known layout, and numbers finished from columns of rows."""
+
+    @abstractmethod
+    def layout(self) -> tuple[tuple[str, int], ...]:
+        """Name and size of each entry of a row, in order."""
+
+    @abstractmethod
+    def finish(self, columns: Mapping[str, Column]) -> dict[str, Column]:
+        """The statistic's numbers, for any number of rows at once, on the host.
+
+        Args:
+            columns: one per field; float64 of shape ``(rows,)``, or ``(rows, size)`` for a field of more than one number.
+
+        Returns:
+            Name to float64 of shape ``(rows,)``. NaN says that there is no such number.
+        """
+
+    @abstractmethod
+    def empty(self, rows: int, device: torch.device | str = "cpu") -> Tensor:
+        """Rows that nothing was added to: float64, shape ``(rows, width)``."""
+
+    @property
+    def width(self) -> int:
+        """How many numbers a row holds."""
+        return sum(size for _, size in self.layout())
+
+    def columns(self, rows: Tensor) -> dict[str, Column]:
+        """The rows, of shape ``(rows, width)``, on the host as one column per field. The one place that waits for a device."""
+        host = rows.detach().cpu().numpy()
+        return {name: host[:, cut] if cut.stop - cut.start > 1 else host[:, cut.start] for name, cut in self._slices()}
+
+    def _slices(self) -> Iterator[tuple[str, slice]]:
+        start = 0
+        for name, size in self.layout():
+            yield name, slice(start, start + size)
+            start += size
+
+
+class Statistic(RowStatistic):
     """A statistic without state. A row of its ``fields`` is the state, and lives where the caller keeps it.
 
     A subclass names its ``fields`` (those that add up first, then minima, then maxima), measures one tensor, and finishes
@@ -39,27 +89,33 @@ class Statistic(ABC):
     the grouping of updates do not matter beyond rounding.
     """
 
-    fields: ClassVar[tuple[Field, ...]]
-
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        order = [_ORDER[item.merge] for item in getattr(cls, "fields", ())]
+        fields = getattr(cls, "fields", ())
+        order = [_ORDER[item.merge] for item in fields] if isinstance(fields, tuple) else []
         if order != sorted(order):
             raise ArgumentError(f"{cls.__name__}.fields must list sums first, then minima, then maxima")
 
+    kernel: ClassVar[Kernel | None] = None
+    """A compiled kernel that adds to a row in one pass over memory what :meth:`measure` measures, where there is one."""
+
+    @property
     @abstractmethod
-    def measure(self, tensor: Tensor) -> Tensor:
-        """The row of one dense tensor: float64, shape ``(len(fields),)``, on its device. Traceable, without a host sync."""
+    def fields(self) -> tuple[Field, ...]:
+        """The entries of a row. A class attribute, or a property where their size depends on the statistic's arguments."""
 
     @abstractmethod
-    def finish(self, columns: Mapping[str, Column]) -> dict[str, Column]:
-        """The statistic's numbers from one column per field, for any number of rows at once, on the host."""
+    def measure(self, tensor: Tensor) -> Tensor:
+        """The row of one dense tensor: float64, shape ``(width,)``, on its device. Traceable, without a host sync."""
 
     # Rows
 
+    def layout(self) -> tuple[tuple[str, int], ...]:
+        return tuple((item.name, item.size) for item in self.fields)
+
     def empty(self, rows: int, device: torch.device | str = "cpu") -> Tensor:
-        """Rows that nothing was added to: float64, shape ``(rows, len(fields))``."""
-        identity = [_IDENTITY[item.merge] for item in self.fields]
+        """Rows that nothing was added to: float64, shape ``(rows, width)``."""
+        identity = [_IDENTITY[item.merge] for item in self.fields for _ in range(item.size)]
         with torch.inference_mode(False):  # a row made under inference mode could not be written to during training
             return torch.tensor(identity, dtype=torch.float64, device=device).repeat(rows, 1)
 
@@ -76,15 +132,48 @@ class Statistic(ABC):
         )
 
     def add(self, row: Tensor, tensor: Tensor) -> None:
-        """Add *tensor* to *row* in place."""
-        dense = tensor if tensor.layout is torch.strided else tensor.to_dense()
-        row.copy_(self.merged(row, self.measure(dense)))
-
-    def columns(self, rows: Tensor) -> dict[str, Column]:
-        """The rows on the host as one column per field. This is the one place that waits for a device."""
-        host = rows.detach().cpu().numpy()
-        return {item.name: host[:, index] for index, item in enumerate(self.fields)}
+        """Add *tensor* to *row* in place, by its kernel where that can."""
+        if self.kernel is None or not self.kernel.add(row, tensor):
+            row.copy_(self.merged(row, self.measure(dense(tensor))))
 
     def _cuts(self) -> tuple[int, int]:
-        sums = sum(item.merge == "sum" for item in self.fields)
-        return sums, sums + sum(item.merge == "min" for item in self.fields)
+        sums = sum(item.size for item in self.fields if item.merge == "sum")
+        return sums, sums + sum(item.size for item in self.fields if item.merge == "min")
+
+
+def reduce(statistic: Statistic, rows: Tensor) -> Tensor:
+    """All *rows*, of shape ``(rows, width)``, as one of shape ``(width,)``: over ranks, steps or files.
+
+    Raises:
+        ArgumentError: *statistic* is a :class:`~sonde.stats.PairStatistic`, whose rows depend on the order in which
+            tensors came and do not add up (type checkers refuse it too); or *rows* are not rows of *statistic*.
+    """
+    if not isinstance(statistic, Statistic):
+        raise ArgumentError(
+            f"cannot reduce rows of {statistic!r}: it compares each tensor with the one before it, so rows of several ranks "
+            "or sites do not add up; keep its numbers per row, or reduce a Statistic"
+        )
+    if rows.dim() != 2 or rows.shape[1] != statistic.width:
+        raise ArgumentError(f"cannot reduce rows of shape {tuple(rows.shape)}: {statistic} has rows of {statistic.width} numbers")
+    sums, minima = statistic._cuts()
+    whole = torch.cat([statistic.empty(1, rows.device), rows])  # so that no rows make an empty row
+    return torch.cat([whole[:, :sums].sum(0), whole[:, sums:minima].amin(0), whole[:, minima:].amax(0)])
+
+
+def dense(tensor: Tensor) -> Tensor:
+    """*tensor* itself where it is dense; a sparse one as what it stands for.
+
+    Raises:
+        ArgumentError: *tensor* is nested or on the meta device, and so has no values that could be measured.
+    """
+    if tensor.is_nested:
+        raise ArgumentError("a nested tensor cannot be measured: add the tensors of its unbind() one by one")
+    if tensor.is_meta:
+        raise ArgumentError("a tensor on the meta device has no values to measure: move the model to a real device first")
+    return tensor if tensor.layout is torch.strided else tensor.to_dense()
+
+
+def numbers(tensor: Tensor) -> Tensor:
+    """The elements as float64, without a graph: integers and bools as numbers, complex ones as their modulus."""
+    tensor = tensor.detach()
+    return (tensor.abs() if tensor.is_complex() else tensor).to(torch.float64)

@@ -11,6 +11,8 @@
 from sonde.testing import networks, values  # noqa: F401  # they fill the zoo
 from sonde.testing.checks import assert_healthy, assert_no_hooks_left
 from sonde.testing.complete import assert_complete
+from sonde.testing.laws import assert_laws, assert_traceable, members
+from sonde.testing.oracle import Oracle, assert_oracle, situations
 from sonde.testing.report import zoo_report
 from sonde.testing.trial import same_bits
 from sonde.testing.undisturbed import PROBES, MakeProbe, assert_undisturbed
@@ -21,11 +23,17 @@ __all__ = [
     "ZOO",
     "Entry",
     "MakeProbe",
+    "Oracle",
     "assert_complete",
     "assert_healthy",
+    "assert_laws",
     "assert_no_hooks_left",
+    "assert_oracle",
+    "assert_traceable",
     "assert_undisturbed",
     "mean_square",
+    "members",
     "same_bits",
+    "situations",
     "zoo_report",
 ]

@@ -1,0 +1,204 @@
+"""How many outputs are active, and how many channels are dead: in each call, and over everything seen."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sonde.errors import ArgumentError
+from sonde.stats.statistic import Column, Field, Statistic, numbers
+
+__all__ = ["Activation", "ChannelActivation", "by_channel"]
+
+
+def by_channel(tensor: Tensor, channel_axis: int) -> Tensor:
+    """The elements of *tensor* as a matrix, a row per channel.
+
+    Args:
+        tensor: of any shape. One with too few dimensions to have *channel_axis* (a batch of scalars, where the axis is 1)
+            is one channel.
+        channel_axis: 1 for outputs of shape ``(batch, channel, ...)``, 0 for the gradient of a weight of shape ``(out, ...)``;
+            a negative one counts from the end.
+
+    Returns:
+        Float64 of shape ``(channels, elements per channel)``, without a graph.
+    """
+    values = numbers(tensor)
+    if not -values.dim() <= channel_axis < values.dim():
+        return values.reshape(1, -1)
+    moved = values.movedim(channel_axis, 0)
+    return moved.reshape(moved.shape[0], math.prod(moved.shape[1:]))  # not -1, which an empty tensor leaves open
+
+
+def _counts(matrix: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Of each channel, how many finite elements are active and how many are not: float64, shape ``(channels,)``."""
+    magnitudes = matrix.abs()
+    active = ((magnitudes > eps) & magnitudes.isfinite()).sum(1, dtype=torch.float64)
+    return active, (magnitudes <= eps).sum(1, dtype=torch.float64)
+
+
+def _checked(eps: float) -> None:
+    if not 0 <= eps < math.inf:
+        raise ArgumentError(f"eps is the magnitude up to which an element counts as inactive: 0 or more and finite, not {eps}")
+
+
+@dataclass(frozen=True)
+class Activation(Statistic):
+    """Share of active elements over everything seen; activation and death rate of each call, averaged over calls.
+
+    An element is active if ``|x| > eps``. NaN and infinities are counted apart and belong to no share.
+
+    * Over everything seen: ``count``, ``nan``, ``inf``, ``finite`` and ``activation``, active / finite elements.
+    * Per call, a call being one tensor added: the rate of a channel is active / finite elements over all samples and
+      positions of that call, ``call_activation`` the mean over channels, and ``call_death`` the share of channels *none of
+      whose elements was anything but inactive in that call* (a NaN or an infinity is not inactive). Both are unweighted
+      means over the calls ``judged``, those that had a finite element. Smaller batches have more dead channels in this sense; for a
+      channel that is dead over the whole interval see :class:`ChannelActivation`.
+
+    The two rates of one call are those of monitorch's ``OutputActivation`` (channel axis 1) and ``GradientActivation`` (channel
+    axis 0), where nothing is NaN or infinite. A rate says something only for functions that can give exact zeros
+    (ReLU, dropout): of a GELU every element is active.
+
+    Args:
+        eps: the magnitude, in the unit of x, up to which an element is inactive.
+        channel_axis: see :func:`by_channel`.
+
+    Raises:
+        ArgumentError: *eps* is negative, infinite or NaN.
+    """
+
+    eps: float = 1e-8
+    channel_axis: int = 1
+
+    fields: ClassVar[tuple[Field, ...]] = (
+        Field("nan"),
+        Field("inf"),
+        Field("active"),
+        Field("idle"),
+        Field("judged", per="call"),
+        Field("activations", per="call"),
+        Field("deaths", per="call"),
+    )
+
+    def __post_init__(self) -> None:
+        _checked(self.eps)
+
+    def measure(self, tensor: Tensor) -> Tensor:
+        matrix = by_channel(tensor, self.channel_axis)
+        active, idle = _counts(matrix, self.eps)
+        finite = active + idle
+        judged = (finite > 0).sum(dtype=torch.float64)
+        rates = torch.where(finite > 0, active / finite.clamp(min=1), 0.0).sum() / judged.clamp(min=1)
+        dead = ((idle == matrix.shape[1]) & (finite > 0)).sum(dtype=torch.float64) / max(matrix.shape[0], 1)
+        return torch.stack(
+            [
+                matrix.isnan().sum(dtype=torch.float64),
+                matrix.isinf().sum(dtype=torch.float64),
+                active.sum(),
+                idle.sum(),
+                (judged > 0).to(torch.float64),
+                rates,
+                torch.where(judged > 0, dead, 0.0),
+            ]
+        )
+
+    def finish(self, columns: Mapping[str, Column]) -> dict[str, Column]:
+        finite = columns["active"] + columns["idle"]
+        judged = np.where(columns["judged"] > 0, columns["judged"], np.nan)
+        return {
+            "count": finite + columns["nan"] + columns["inf"],
+            "finite": finite,
+            "nan": columns["nan"],
+            "inf": columns["inf"],
+            "activation": columns["active"] / np.where(finite > 0, finite, np.nan),
+            "judged": columns["judged"],
+            "call_activation": columns["activations"] / judged,
+            "call_death": columns["deaths"] / judged,
+        }
+
+
+@dataclass(frozen=True)
+class ChannelActivation(Statistic):
+    """Activation of each channel over everything seen, and which channels were dead all the time.
+
+    A channel is dead if each of its elements, over all samples and positions of all tensors seen, was inactive:
+    ``|x| <= eps``. A NaN or an infinity is not inactive. The rate of a channel is active / finite elements.
+
+    Numbers: ``channels``; ``positions``, the elements seen per channel; ``nan`` and ``inf`` elements; ``activation``, the
+    mean rate over channels with a finite element, and the ``least`` and ``most`` active one's; ``dead``, a number of
+    channels, and ``death``, their share. Shares are NaN where nothing was seen. :meth:`rates` and :meth:`dead` say it
+    channel by channel.
+
+    Args:
+        channels: how many there are. A row takes ``3 + 2 * channels`` numbers.
+        eps: the magnitude, in the unit of x, up to which an element is inactive.
+        channel_axis: see :func:`by_channel`.
+
+    Raises:
+        ArgumentError: *channels* is not positive, *eps* is negative, infinite or NaN; when measuring, the tensor has
+            another number of channels.
+    """
+
+    channels: int
+    eps: float = 1e-8
+    channel_axis: int = 1
+
+    def __post_init__(self) -> None:
+        _checked(self.eps)
+        if self.channels < 1:
+            raise ArgumentError(f"channels must be 1 or more, not {self.channels}")
+
+    @property
+    def fields(self) -> tuple[Field, ...]:
+        sizes = {"nan": 1, "inf": 1, "positions": 1, "active": self.channels, "idle": self.channels}
+        return tuple(Field(name, size=size) for name, size in sizes.items())
+
+    def measure(self, tensor: Tensor) -> Tensor:
+        matrix = by_channel(tensor, self.channel_axis)
+        if matrix.shape[0] != self.channels:
+            raise ArgumentError(
+                f"a tensor of shape {tuple(tensor.shape)} has {matrix.shape[0]} channels on axis {self.channel_axis}, and "
+                f"{self} counts {self.channels}: give the channels it has, or another channel_axis"
+            )
+        nan = matrix.isnan().sum(dtype=torch.float64)
+        inf = matrix.isinf().sum(dtype=torch.float64)
+        return torch.cat([torch.stack([nan, inf, torch.full_like(nan, matrix.shape[1])]), *_counts(matrix, self.eps)])
+
+    def finish(self, columns: Mapping[str, Column]) -> dict[str, Column]:
+        rates = self.rates(columns)
+        judged = ~np.isnan(rates)
+        some = judged.any(axis=1)
+        dead = self.dead(columns).sum(axis=1, dtype=np.float64)
+        mean = np.where(judged, rates, 0.0).sum(axis=1) / np.where(some, judged.sum(axis=1), np.nan)
+        return {
+            "channels": np.full(len(rates), float(self.channels)),
+            "positions": columns["positions"],
+            "nan": columns["nan"],
+            "inf": columns["inf"],
+            "activation": mean,
+            "least": np.where(some, np.where(judged, rates, np.inf).min(axis=1), np.nan),
+            "most": np.where(some, np.where(judged, rates, -np.inf).max(axis=1), np.nan),
+            "dead": dead,
+            "death": np.where(columns["positions"] > 0, dead / self.channels, np.nan),
+        }
+
+    def rates(self, columns: Mapping[str, Column]) -> Column:
+        """The rate of each channel, of shape ``(rows, channels)``; NaN for one without a finite element."""
+        active, idle = self._by_row(columns["active"]), self._by_row(columns["idle"])
+        return active / np.where(active + idle > 0, active + idle, np.nan)
+
+    def dead(self, columns: Mapping[str, Column]) -> NDArray[np.bool_]:
+        """Which channels are dead, of shape ``(rows, channels)``."""
+        positions = columns["positions"][:, None]
+        found: NDArray[np.bool_] = (self._by_row(columns["idle"]) == positions) & (positions > 0)
+        return found
+
+    def _by_row(self, column: Column) -> Column:
+        return column.reshape(-1, self.channels)  # the column of a field of size 1 has no second axis

@@ -1,0 +1,114 @@
+"""How large the elements are: a count per power of two, which adds up everywhere and says what other precisions would lose."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sonde.stats.kernels import EXPONENTS, Kernel
+from sonde.stats.quantiles import HIGHEST, LOWEST, PERCENTILES, magnitude_quantiles
+from sonde.stats.statistic import Column, Field, Statistic, numbers
+
+__all__ = ["HIGHEST", "LOWEST", "OVERFLOW", "UNDERFLOW", "ExponentHistogram"]
+
+UNDERFLOW: dict[str, int] = {"fp16": -25, "bf16": -134, "e4m3": -10, "e5m2": -17}
+"""Format to power: a magnitude of at most ``2**power``, half the smallest subnormal, is rounded to zero (ties go to even)."""
+
+OVERFLOW: dict[str, float] = {
+    "fp16": 65520.0,
+    "bf16": 2.0**128 - 2.0**119,
+    "e4m3": float(np.nextafter(464.0, np.inf)),
+    "e5m2": 61440.0,
+}
+"""Format to the least magnitude that is rounded beyond its greatest finite value (65504, 3.39e38, 448, 57344).
+
+That is halfway to the next value there would be, where a tie goes to even: up for three of them, down for e4m3 (464).
+"""
+
+_SCALARS = ("zero", "nan", "inf", "negative", *(f"over_{name}" for name in OVERFLOW), "below")
+_BELOW = _SCALARS.index("below")
+_ABOVE = _BELOW + (HIGHEST - LOWEST + 1) + 1
+
+
+@dataclass(frozen=True)
+class ExponentHistogram(Statistic):
+    """Counts of elements per power of two; percentiles, dynamic range, underflow and overflow from them.
+
+    **Row layout** (288 float64, all of them counts that add up; every kernel keeps to it):
+
+    ======== ============ ==========================================================================
+    position field        elements counted
+    ======== ============ ==========================================================================
+    0        ``zero``     equal to 0, of either sign
+    1        ``nan``      NaN
+    2        ``inf``      infinite, of either sign
+    3        ``negative`` finite and less than 0
+    4 to 7   ``over_*``   finite and of magnitude at least ``OVERFLOW[*]``: fp16, bf16, e4m3, e5m2
+    8        ``below``    ``0 < |x| <= 2**-150``
+    9 to 286 ``powers``   position ``9 + (e + 149)``: ``2**(e-1) < |x| <= 2**e``, for e from -149 to 128
+    287      ``above``    finite and ``|x| > 2**128``
+    ======== ============ ==========================================================================
+
+    An element is in exactly one of zero, nan, inf, below, powers, above. The power of x is ``ceil(log2(|x|))``: bins are
+    closed above, so that what rounds to zero in another format is a whole number of bins, ties included. (For a float32
+    with bits b, sign removed, normal and above 2**-126: ``e = ((b - 1) >> 23) - 126``.)
+
+    Numbers (units in ``docs/statistics.md``): ``count``, ``finite``, ``zeros``, ``negative``, ``nan``, ``inf``;
+    ``p01`` ... ``p99`` of the magnitudes of finite elements, each within a factor of sqrt(2) of the true order statistic;
+    ``lowest`` and ``highest`` power of the non-zero finite elements, and ``dynamic_range``, their difference: within one
+    octave of ``log2(max |x| / min |x|)``; ``underflow_*``, the share of finite elements that are not zero and would be in
+    that format, and ``overflow_*``, the share of finite elements that would be beyond its greatest finite value. Both are
+    exact for what one rounding to nearest gives (torch casts float64 in two, through float32). Shares, percentiles and
+    powers are NaN where there is nothing to share.
+
+    Integers and bools are read as numbers, complex tensors as their modulus.
+    """
+
+    fields: ClassVar[tuple[Field, ...]] = (
+        *(Field(name) for name in _SCALARS),
+        Field("powers", size=HIGHEST - LOWEST + 1),
+        Field("above"),
+    )
+
+    kernel: ClassVar[Kernel] = EXPONENTS
+
+    def measure(self, tensor: Tensor) -> Tensor:
+        values = numbers(tensor).flatten()
+        magnitudes = values.abs()
+        finite = magnitudes.isfinite()
+        power = ((magnitudes.view(torch.int64) - 1) >> 52) - 1022  # of the bits of a double; without the 1, bins are closed below
+        place = (power - LOWEST + _BELOW + 1).clamp(_BELOW, _ABOVE)
+        place = torch.where(magnitudes == 0, 0, torch.where(finite, place, torch.where(magnitudes.isnan(), 1, 2)))
+        row = values.new_zeros(_ABOVE + 1).scatter_add(0, place, torch.ones_like(values))
+        extra = [((values < 0) & finite).sum(dtype=torch.float64)]
+        extra += [((magnitudes >= least) & finite).sum(dtype=torch.float64) for least in OVERFLOW.values()]
+        return torch.cat([row[:3], torch.stack(extra), row[_BELOW:]])
+
+    def finish(self, columns: Mapping[str, Column]) -> dict[str, Column]:
+        bins = np.column_stack([columns["below"], columns["powers"], columns["above"]])
+        finite = columns["zero"] + bins.sum(axis=1)
+        share = np.where(finite > 0, finite, np.nan)
+        filled = bins > 0
+        some = filled.any(axis=1)
+        lowest = np.where(some, filled.argmax(axis=1) + (LOWEST - 1), np.nan)
+        highest = np.where(some, HIGHEST + 1 - filled[:, ::-1].argmax(axis=1), np.nan)
+        found = {
+            "count": finite + columns["nan"] + columns["inf"],
+            "finite": finite,
+            "zeros": columns["zero"],
+            "negative": columns["negative"],
+            "nan": columns["nan"],
+            "inf": columns["inf"],
+        }
+        found |= zip(PERCENTILES, magnitude_quantiles(columns, list(PERCENTILES.values())).T, strict=True)
+        found |= {"lowest": lowest, "highest": highest, "dynamic_range": highest - lowest}
+        for name, power in UNDERFLOW.items():
+            found[f"underflow_{name}"] = bins[:, : power - LOWEST + 2].sum(axis=1) / share
+        for name in OVERFLOW:
+            found[f"overflow_{name}"] = columns[f"over_{name}"] / share
+        return found

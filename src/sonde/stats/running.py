@@ -1,0 +1,193 @@
+"""Mean, variance and extremes of a stream of numbers, without keeping the numbers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Self, SupportsFloat
+
+from torch import Tensor
+
+from sonde.errors import ArgumentError
+
+__all__ = ["RunningMeanVar", "as_number"]
+
+
+class RunningMeanVar:
+    """Count, mean, variance, least and largest of the numbers given to :meth:`update`.
+
+    >>> loss = RunningMeanVar()
+    >>> loss
+    RunningMeanVar(no data)
+    >>> for value in (2.0, 4.0, 9.0):
+    ...     loss.update(value)
+    >>> loss.count, loss.mean, loss.min_, loss.max_
+    (3, 5.0, 2.0, 9.0)
+
+    NaN and infinities are counted in ``nonfinite`` and left out of everything else. Without a finite number there is no
+    data: ``count`` is 0 and mean, variance, minimum and maximum are NaN.
+
+    The mean is moved by ``(x - mean) / count`` and the sum of squared distances to it by ``(x - old mean) * (x - new mean)``
+    (Welford 1962); two of them merge as in Chan, Golub and LeVeque 1983. So a mean of 1e8 with a spread of 1 keeps the spread.
+    Where a square is beyond 1e308 the variance is infinite; where it is below 1e-324, 0.
+    """
+
+    __slots__ = ("_count", "_max", "_mean", "_min", "_nonfinite", "_squares")
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self._count = 0
+        self._nonfinite = 0
+        self._mean = 0.0
+        self._squares = 0.0  # sum of squared distances to the mean
+        self._min = math.inf
+        self._max = -math.inf
+
+    def update(self, value: SupportsFloat | Tensor) -> None:
+        """Add one number.
+
+        Args:
+            value: a real number, or a real tensor of one element (reading it waits for its device).
+
+        Raises:
+            ArgumentError: it is none of these.
+        """
+        number = as_number(value)
+        if not math.isfinite(number):
+            self._nonfinite += 1
+            return
+        self._count += 1
+        self._min = min(self._min, number)
+        self._max = max(self._max, number)
+        if self._count == 1:
+            self._mean = number
+            return
+        before = number - self._mean
+        self._mean = _moved(self._mean, number, self._count)
+        self._squares += before * (number - self._mean)
+
+    append = update  # so that it can stand where a list is expected to grow
+
+    def merge(self, other: RunningMeanVar) -> Self:
+        """Add all that *other* has seen, as if its numbers had been given to this one; *other* stays as it is.
+
+        Raises:
+            ArgumentError: *other* is something else.
+        """
+        if not isinstance(other, RunningMeanVar):
+            raise ArgumentError(f"only a RunningMeanVar can be merged into one, not {type(other).__name__}")
+        self._nonfinite += other._nonfinite
+        if other._count == 0:
+            return self
+        if self._count == 0:
+            self._mean = other._mean
+        mine, theirs = self._count, other._count
+        self._count = mine + theirs
+        apart = other._mean - self._mean
+        self._squares += other._squares + apart * apart * (mine * theirs / self._count)
+        self._mean = _moved(self._mean, other._mean, self._count / theirs)
+        self._min = min(self._min, other._min)
+        self._max = max(self._max, other._max)
+        return self
+
+    def copy(self) -> RunningMeanVar:
+        """Another one that has seen the same."""
+        return RunningMeanVar().merge(self)
+
+    # Reading
+
+    @property
+    def count(self) -> int:
+        """How many finite numbers were given."""
+        return self._count
+
+    finite = count  # the word for it that a kept list has too
+
+    @property
+    def nonfinite(self) -> int:
+        """How many NaN and infinities were given."""
+        return self._nonfinite
+
+    @property
+    def mean(self) -> float:
+        """Their mean."""
+        return self._mean if self._count else math.nan
+
+    @property
+    def var(self) -> float:
+        """Their population variance (ddof 0), in the square of their unit."""
+        return self._squares / self._count if self._count else math.nan
+
+    @property
+    def std(self) -> float:
+        """The square root of ``var``."""
+        return math.sqrt(self.var)
+
+    @property
+    def min_(self) -> float:
+        """The least."""
+        return self._min if self._count else math.nan
+
+    @property
+    def max_(self) -> float:
+        """The largest."""
+        return self._max if self._count else math.nan
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __bool__(self) -> bool:
+        return self._count + self._nonfinite > 0
+
+    def __eq__(self, other: object) -> bool:
+        return self._state() == other._state() if isinstance(other, RunningMeanVar) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]  # it changes
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, self._state()
+
+    def _state(self) -> tuple[int, int, float, float, float, float]:
+        return self._count, self._nonfinite, self._mean, self._squares, self._min, self._max
+
+    def __repr__(self) -> str:
+        apart = f", nonfinite={self._nonfinite}" if self._nonfinite else ""
+        if not self._count:
+            return f"RunningMeanVar(no data{apart})"
+        return (
+            f"RunningMeanVar(count={self._count}, mean={self.mean:.6g}, var={self.var:.6g}, "
+            f"min_={self.min_:.6g}, max_={self.max_:.6g}{apart})"
+        )
+
+
+def as_number(value: SupportsFloat | Tensor) -> float:
+    """*value* as a float.
+
+    Raises:
+        ArgumentError: it is not a real number, nor a real tensor or array of one element.
+    """
+    try:
+        if isinstance(value, str | bytes):
+            raise TypeError  # float("1") would take them
+        if isinstance(value, Tensor):
+            return float(value.detach().item())
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf  # type: ignore[operator]  # an integer beyond 1e308
+    except (TypeError, ValueError, RuntimeError):
+        what = f"a tensor of shape {tuple(value.shape)} and {value.dtype}" if isinstance(value, Tensor) else repr(value)
+        raise ArgumentError(f"a real number or a tensor of one element is needed, not {what}") from None
+
+
+def _moved(mean: float, towards: float, nth: float) -> float:
+    """*mean* moved by one *nth* of the way, also where the whole way is beyond the largest float."""
+    apart = towards - mean
+    return mean + apart / nth if math.isfinite(apart) else mean - mean / nth + towards / nth
+
+
+def _restored(*state: Any) -> RunningMeanVar:
+    made = RunningMeanVar()
+    made._count, made._nonfinite, made._mean, made._squares, made._min, made._max = state
+    return made

@@ -1,0 +1,142 @@
+"""What a step did to a parameter: how far it moved, how far in proportion, and how many elements were too coarse to move."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sonde.errors import ArgumentError
+from sonde.stats.pair import PairStatistic, both_finite
+from sonde.stats.statistic import Column, dense
+
+__all__ = ["Updates", "vanished_share"]
+
+
+@dataclass(frozen=True)
+class Updates(PairStatistic):
+    """Update norm, update / weight ratio and the share of elements that did not move, from a parameter before and after.
+
+    ``Accumulator(Updates()).update(after, before)`` adds a pair; ``update(parameter)`` after each step compares with the last
+    call. All numbers are over the elements that are finite in both, formed in float64:
+
+    * ``update_norm``, ``|after - before|``, and ``weight_norm``, ``|before|``, in the unit of the parameter; ``ratio``, the
+      first over the second, no unit. Each is the mean over pairs; the ratio over those whose weights are not all zero.
+      (The usual figure for a healthy ratio is 1e-3.)
+    * ``unchanged``: share of elements with ``after == before``. Elements whose wanted update was zero are among them.
+    * ``vanished``: share of elements that were to move, but by so little that the parameter's precision has one value
+      for both: ``after != before``, yet rounded to that precision they are equal. This can be told only if *after* is
+      given in a higher precision than the parameter's; NaN otherwise.
+    * ``pairs``, ``skipped`` (of different shapes), ``elements`` compared, ``nonfinite`` ones left out.
+
+    Norms beyond 1e154 are infinite, and their pair has no ratio.
+
+    Args:
+        precision: the floating-point type that the parameter is kept in, as ``torch.bfloat16`` where *after* and *before*
+            are float32 master weights. By default the coarser of the two tensors' own types: give
+            ``update(before.float() + wanted, before)`` for a bfloat16 parameter ``before``.
+
+    Raises:
+        ArgumentError: *precision* is not a floating-point type.
+    """
+
+    precision: torch.dtype | None = None
+
+    sums: ClassVar[tuple[str, ...]] = (
+        "elements",
+        "nonfinite",
+        "update_norms",
+        "weight_norms",
+        "ratios",
+        "with_ratio",
+        "unchanged",
+        "vanished",
+        "judged",
+    )
+
+    def __post_init__(self) -> None:
+        if self.precision is not None and not self.precision.is_floating_point:
+            raise ArgumentError(f"precision must be a floating-point type such as torch.bfloat16, not {self.precision}")
+
+    def measure(self, tensor: Tensor, previous: Tensor) -> Tensor:
+        after, before, finite = both_finite(tensor, previous)
+        elements = finite.sum(dtype=torch.float64)
+        update, weight = torch.linalg.vector_norm(after - before), torch.linalg.vector_norm(before)
+        ratio = update / weight
+        same = (after == before) & finite
+        precision = self._precision(tensor, previous)
+        if precision is None:
+            vanished = judged = torch.zeros_like(elements)
+        else:
+            vanished = (~same & (after.to(precision) == before.to(precision)) & finite).sum(dtype=torch.float64)
+            judged = elements
+        return torch.stack(
+            [
+                elements,
+                finite.numel() - elements,
+                update,
+                weight,
+                torch.where(ratio.isfinite(), ratio, 0.0),
+                ratio.isfinite().to(torch.float64),
+                same.sum(dtype=torch.float64),
+                vanished,
+                judged,
+            ]
+        )
+
+    def _precision(self, after: Tensor, before: Tensor) -> torch.dtype | None:
+        """What to round to, or None where *after* is no finer than that."""
+        types = [dtype for dtype in (after.dtype, before.dtype) if dtype.is_floating_point or dtype.is_complex]
+        if len(types) < 2:
+            return None
+        precision = self.precision or max(types, key=_coarseness)
+        return precision if _coarseness(types[0]) < _coarseness(precision) else None
+
+    def finish(self, columns: Mapping[str, Column]) -> dict[str, Column]:
+        pairs = _or_nan(columns["pairs"])
+        return {
+            "pairs": columns["pairs"],
+            "skipped": columns["skipped"],
+            "elements": columns["elements"],
+            "nonfinite": columns["nonfinite"],
+            "update_norm": columns["update_norms"] / pairs,
+            "weight_norm": columns["weight_norms"] / pairs,
+            "ratio": columns["ratios"] / _or_nan(columns["with_ratio"]),
+            "unchanged": columns["unchanged"] / _or_nan(columns["elements"]),
+            "vanished": columns["vanished"] / _or_nan(columns["judged"]),
+        }
+
+
+def vanished_share(after: Tensor, before: Tensor, wanted: Tensor) -> Tensor:
+    """Share of elements that were to move and have not: ``wanted != 0`` and ``after == before``, of the finite elements.
+
+    For a parameter in its own precision, where :class:`Updates` can only tell ``unchanged``. *wanted* is anything that is zero
+    exactly where no update was wanted, such as the gradient given to an optimizer without weight decay or momentum.
+
+    Returns:
+        A float64 scalar on the tensors' device; NaN without a finite element. No host sync.
+
+    Raises:
+        ArgumentError: the three are not of one shape.
+    """
+    if not after.shape == before.shape == wanted.shape:
+        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in (after, before, wanted))
+        raise ArgumentError(f"after, before and wanted must have one shape, not {shapes}")
+    one, other, finite = both_finite(dense(after), dense(before))
+    moving = dense(wanted).detach().flatten() != 0
+    if len(one) != len(moving):  # a complex element is two
+        moving = moving.repeat_interleave(2)
+    lost = (one == other) & moving & finite
+    return lost.sum(dtype=torch.float64) / finite.sum(dtype=torch.float64)
+
+
+def _coarseness(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).eps  # of a complex type: that of its parts
+
+
+def _or_nan(column: Column) -> Column:
+    return np.where(column > 0, column, np.nan)
