@@ -1,4 +1,5 @@
 from . import errors as errors
+from . import preprocessor as preprocessor
 from . import stats as stats
 from . import testing as testing
 from .engine import Coverage as Coverage
@@ -24,6 +25,8 @@ from .keep import get_stash_fn as get_stash_fn
 from .keep import rmap_tensor as rmap_tensor
 from .keep import summary as summary
 from .keep import track as track
+from .run.run import Run as Run
+from .run.run import open_run as open_run
 from .run.tensors import TensorStore as TensorStore
 from .run.tensors import open_tensors as open_tensors
 

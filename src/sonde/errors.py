@@ -4,6 +4,7 @@
 
     SondeError                 anything sonde raises on purpose
     ├── ArgumentError          (ValueError)   an argument that cannot be used, or two that exclude each other
+    │   └── LossShapeError     (AttributeError)  a loss that is not one number
     ├── ModelError             (TypeError)    what was given as a model is not an ``nn.Module``
     ├── SiteError              (ValueError)   a text that is not the name of a site
     ├── SelectionError         (LookupError)  ``include`` / ``exclude`` that cannot be read or match nothing
@@ -22,6 +23,7 @@ from __future__ import annotations
 __all__ = [
     "ArgumentError",
     "DeadHookError",
+    "LossShapeError",
     "MissingExtraError",
     "ModelError",
     "ObservationWarning",
@@ -39,6 +41,10 @@ class SondeError(Exception):
 
 class ArgumentError(SondeError, ValueError):
     """An argument that cannot be used, or two arguments that exclude each other."""
+
+
+class LossShapeError(ArgumentError, AttributeError):
+    """What should be a loss is not one number (an ``AttributeError`` too, as the fifth seed documents it)."""
 
 
 class ModelError(SondeError, TypeError):

@@ -53,6 +53,7 @@ class Event:
         tick: when.
         alias: the name by which a module with several names was called; ``""`` if it has but one, or that is not known.
         passthrough: the module returned one of its own input tensors, so this site names the same tensor as another.
+        module: the module itself; for a parameter the one that owns it. Borrowed like the tensors.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Event:
     passthrough: bool = False
     alias: str = ""
     _leaves: tuple[tuple[str, Tensor], ...] | None = field(default=None, repr=False, compare=False)
+    module: nn.Module | None = field(default=None, repr=False, compare=False)
 
     @property
     def leaves(self) -> tuple[tuple[str, Tensor], ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from torch import nn
@@ -199,6 +199,9 @@ def observe(
     wiring = Wiring(do, schedule=_schedule(schedule), strict=strict, grad_at_step=grad_at_step, training=_TRAINING[passes])
     wiring.observe(model, include, exclude, _ports(declared if ports is None else ports), name)
     wiring.attach()
+    expect: Callable[[Iterable[Site]], object] | None = getattr(do, "expect", None)
+    if expect is not None:  # a subscriber that wants to know what it will be told of
+        expect(wiring.sites())
     return Probe(wiring, do)
 
 

@@ -127,6 +127,7 @@ class Tap(hooks.Hook):
 
     def _deliver(self, event: Event) -> None:
         self.fired[event.site.port] += 1
+        event.module = self.module
         self.wiring.deliver(event)
 
     # Gradients, of whichever tensors a subclass watches
@@ -183,6 +184,7 @@ class Tap(hooks.Hook):
                     passthrough,
                     alias,
                     leaves,
+                    self.module,
                 )
             )
         except Exception as error:
@@ -359,9 +361,11 @@ class OutputTap(Tap):
                 tick = forward.tick if forward.stamp == clock.stamp else clock.tick_of(forward)
                 phase: Phase = "forward" if task == -1 else "recompute"
                 self.returned += 1
-                wiring.subscriber(
-                    Event(self.name, type(module), False, output, args, kwargs, self._site, call, phase, tick, passthrough, alias)
+                event = Event(
+                    self.name, type(module), False, output, args, kwargs, self._site, call, phase, tick, passthrough, alias
                 )
+                event.module = module
+                wiring.subscriber(event)
             if self._gradients:
                 self._watch("grad_output", forward, call, output, passthrough, alias)
         except Exception as error:  # the subscriber's; or ours, over a value that cannot be walked

@@ -1,0 +1,62 @@
+"""The tensor before: copies of what the next tensor of the same name is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sonde.stats.statistic import dense
+
+__all__ = ["History"]
+
+
+@dataclass(slots=True)
+class _Kept:
+    step: int | None
+    latest: Tensor
+    before: Tensor | None  # the last of the step before; only where steps are told
+
+
+class History:
+    """Copies of the last tensor of each key, overwritten in place as the next one comes.
+
+    Where steps are told, the tensors of one step are versions of the same thing (an accumulating gradient): each is compared with
+    the last one of the step before, which takes a second copy.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[Hashable, _Kept] = {}
+
+    def previous(self, key: Hashable, step: int | None = None) -> Tensor | None:
+        """What a tensor that comes at *step* is to be compared with; None for the first."""
+        kept = self._kept.get(key)
+        if kept is None:
+            return None
+        return kept.before if step is not None and kept.step == step else kept.latest
+
+    def remember(self, key: Hashable, tensor: Tensor, step: int | None = None) -> None:
+        """Copy *tensor*, for the next to be compared with."""
+        kept = self._kept.get(key)
+        if kept is None:
+            self._kept[key] = _Kept(step, _copy(tensor), None)
+        elif step is None:
+            self._kept[key] = _Kept(None, _copy(tensor, kept.latest), None)
+        elif kept.step == step:
+            kept.latest = _copy(tensor, kept.latest)
+        else:
+            self._kept[key] = _Kept(step, _copy(tensor, kept.before), kept.latest)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._kept.clear()
+
+
+def _copy(tensor: Tensor, into: Tensor | None = None) -> Tensor:
+    """A copy of *tensor*, written over *into* where that fits."""
+    tensor = dense(tensor.detach())
+    with torch.no_grad(), torch.inference_mode(False):
+        fits = into is not None and into.shape == tensor.shape and into.dtype == tensor.dtype and into.device == tensor.device
+        return into.copy_(tensor) if into is not None and fits else tensor.clone()
