@@ -1,0 +1,92 @@
+"""A number of all layers over all steps, as a matrix."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from sonde.errors import ArgumentError
+from sonde.run.near import unknown
+from sonde.run.query import quoted
+from sonde.run.schema import port_of
+
+if TYPE_CHECKING:
+    import duckdb
+
+__all__ = ["Heatmap", "Reduce", "heatmap_of"]
+
+Reduce = Literal["mean", "min", "max", "sum"]
+_FUNCTIONS: dict[Reduce, str] = {"mean": "avg", "min": "min", "max": "max", "sum": "sum"}
+
+
+@dataclass(frozen=True, eq=False)
+class Heatmap:
+    """A matrix with its labels.
+
+    Attributes:
+        values: float64 of shape (sites, steps); NaN where nothing was recorded.
+        sites: the rows, in the order of execution.
+        steps: the columns, int64, ascending: steps at which any of the sites has a row.
+        number, port, family: what it shows.
+    """
+
+    values: npt.NDArray[np.float64]
+    sites: tuple[str, ...]
+    steps: npt.NDArray[np.int64]
+    number: str
+    port: str
+    family: str
+
+    def __repr__(self) -> str:
+        return f"Heatmap of {self.number} at {self.port} in {self.family}: {len(self.sites)} sites x {len(self.steps)} steps"
+
+
+def heatmap_of(
+    connection: duckdb.DuckDBPyConnection, family: str, number: str, port: str, reduce: Reduce, condition: str, run: str
+) -> Heatmap:
+    """The heat-map of one family; see :meth:`sonde.run.run.Run.heatmap`. *condition* is SQL that begins with AND, or empty.
+
+    DuckDB translates sites to row numbers, and the cells are filled in numpy: grouping millions of (site, step) pairs takes
+    several times longer, and is needed only where a cell has several rows.
+    """
+    if reduce not in _FUNCTIONS:
+        raise ArgumentError(f"reduce={reduce!r}: it is one of {', '.join(map(repr, _FUNCTIONS))}")
+    rows = connection.execute(f'SELECT site, min("order") FROM {quoted(family)} GROUP BY site').fetchall()
+    sites = tuple(site for _, site in sorted((order, site) for site, order in rows if port_of(site) == port))
+    if not sites:
+        raise unknown("port", port, sorted({port_of(site) for site, _ in rows}), f"{family} in {run}")
+    value = quoted(number)
+    connection.execute("CREATE OR REPLACE TEMP TABLE sonde_lines (sonde_site VARCHAR, sonde_line INTEGER)")
+    connection.execute(
+        "INSERT INTO sonde_lines SELECT unnest($sites::VARCHAR[]), unnest(range(len($sites::VARCHAR[])))", {"sites": list(sites)}
+    )
+    rows_of_port = f"FROM {quoted(family)} JOIN sonde_lines ON site = sonde_site WHERE {value} IS NOT NULL{condition}"
+    kind = connection.execute(f"SELECT typeof({value}) {rows_of_port} LIMIT 1").fetchall()
+    if kind and kind[0][0].endswith("]"):
+        raise ArgumentError(f"{number!r} of {family} is a list in each row, which no cell can show: use series()")
+    steps = np.array(
+        [step for (step,) in connection.execute(f"SELECT DISTINCT step {rows_of_port} ORDER BY step").fetchall()], np.int64
+    )
+    cells = f"SELECT sonde_line, step, {value}::DOUBLE AS sonde_value {rows_of_port}"
+    values, unique = _filled(connection, cells, len(sites), steps)
+    if not unique:
+        reduced = f"{_FUNCTIONS[reduce]}({value})::DOUBLE AS sonde_value"
+        cells = f"SELECT sonde_line, step, {reduced} {rows_of_port} GROUP BY sonde_line, step"
+        values, _ = _filled(connection, cells, len(sites), steps)
+    return Heatmap(values, sites, steps, number, port, family)
+
+
+def _filled(
+    connection: duckdb.DuckDBPyConnection, query: str, sites: int, steps: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.float64], bool]:
+    """The matrix of (line, step, value), and whether no cell had two of them."""
+    rows = connection.sql(query).fetchnumpy()
+    cells = rows["sonde_line"].astype(np.int64) * len(steps) + np.searchsorted(steps, rows["step"])
+    matrix = np.full(sites * len(steps), np.nan)
+    matrix[cells] = rows["sonde_value"]
+    filled = np.zeros(sites * len(steps), bool)
+    filled[cells] = True
+    return matrix.reshape(sites, len(steps)), len(cells) == np.count_nonzero(filled)

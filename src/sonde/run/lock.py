@@ -1,0 +1,62 @@
+"""One writer per run and rank: a lock that the operating system releases when its process dies, however it dies."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from sonde.errors import StoreError
+
+__all__ = ["Lock"]
+
+_held: set[Path] = set()  # by this process: the operating system would let it lock twice
+
+
+class Lock:
+    """The right to write parts as one rank of the run in *folder*.
+
+    Where the file system or the operating system has no such locks, writers of other processes go unnoticed.
+
+    Raises:
+        StoreError: somebody else has it.
+    """
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self._path = folder.resolve() / f".lock-r{rank:04d}"
+        self._process = os.getpid()
+        self._descriptor: int | None = None
+        if self._path in _held:
+            raise StoreError(f"{folder} is being written by this very process: close that writer first")
+        try:
+            import fcntl
+        except ImportError:  # no POSIX
+            _held.add(self._path)
+            return
+        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            owner = os.read(self._descriptor, 200).decode(errors="replace") or "unknown"
+            os.close(self._descriptor)
+            raise StoreError(f"{folder} is being written by another process ({owner}): end it, or give another folder") from None
+        except OSError:  # a file system without locks
+            os.close(self._descriptor)
+            self._descriptor = None
+        else:
+            with suppress(OSError):  # on a full disk the lock holds without saying whose it is
+                os.ftruncate(self._descriptor, 0)
+                os.pwrite(self._descriptor, f"process {self._process} on {os.uname().nodename}".encode(), 0)
+        _held.add(self._path)
+
+    def release(self) -> None:
+        """Give the right back; again does nothing. A forked child never had it.
+
+        The file stays: removed, it could be locked by one who has it open already and made anew by another.
+        """
+        if os.getpid() != self._process or self._path not in _held:
+            return
+        _held.discard(self._path)
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None

@@ -1,0 +1,331 @@
+"""The run that people hold: tables, series, heat-maps and SQL over what was recorded; no model is needed."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sonde.errors import ArgumentError, MissingExtraError, StoreError
+from sonde.run.description import Description
+from sonde.run.heatmap import Heatmap, Reduce, heatmap_of
+from sonde.run.near import unknown
+from sonde.run.query import connect, quoted
+from sonde.run.schema import KEYS
+from sonde.run.source import Answer, Ask, DiskSource, Source
+from sonde.run.text import as_html, lines_of
+
+if TYPE_CHECKING:
+    import duckdb
+    import pandas
+    import pyarrow
+
+__all__ = ["Run", "open_run"]
+
+_IN_ORDER = ("step", "micro_step", "rank", "order", "call", "name")  # rows of a table, as far as the family has these
+_NUMERIC = ("INT", "FLOAT", "DOUBLE", "DECIMAL", "BOOLEAN")
+
+
+class Run:
+    """All that one training recorded, open for reading; :func:`open_run` makes one.
+
+    Each answer shows the run as it is at that moment: it can be read while it is being written.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._lock = threading.Lock()
+        self._connection: duckdb.DuckDBPyConnection | None = None
+        source.describe()
+
+    def _ask(self, question: Ask[Answer]) -> Answer:
+        with self._lock:
+            if self._connection is None:
+                self._connection = connect()
+            return self._source.ask(self._connection, question)
+
+    # What there is
+
+    @property
+    def path(self) -> Path | None:
+        """The run's folder; None for one in memory."""
+        return self._source.path if isinstance(self._source, DiskSource) else None
+
+    @property
+    def info(self) -> Mapping[str, Any]:
+        """What run.json tells about the training: model summary, environment, how lenses are shown."""
+        return self._source.describe().about
+
+    @property
+    def description(self) -> Description:
+        """The lives that wrote this run, and ``info``."""
+        return self._source.describe()
+
+    @property
+    def families(self) -> tuple[str, ...]:
+        """The statistics recorded so far, and ``scalars`` and ``alerts`` where there are any."""
+        return self._ask(lambda connection, families: families)
+
+    @property
+    def numbers(self) -> Mapping[str, tuple[str, ...]]:
+        """Of each family of numbers, the columns that hold a number."""
+        return self._ask(lambda connection, families: {f: _numbers(connection, f) for f in families if f not in _SINGLE})
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """Every site that any family has a row of, in the order of execution."""
+
+        def question(connection: duckdb.DuckDBPyConnection, families: tuple[str, ...]) -> tuple[str, ...]:
+            place: dict[str, int] = {}
+            for family in families:
+                if family not in _SINGLE:
+                    rows = connection.execute(f'SELECT site, min("order") FROM {quoted(family)} GROUP BY site').fetchall()
+                    place |= {site: min(order, place.get(site, order)) for site, order in rows}
+            return tuple(sorted(place, key=lambda site: (place[site], site)))
+
+        return self._ask(question)
+
+    @property
+    def last_step(self) -> int:
+        """The last step that has a row; -1 before the first."""
+
+        def question(connection: duckdb.DuckDBPyConnection, families: tuple[str, ...]) -> int:
+            found = [connection.execute(f"SELECT max(step) FROM {quoted(family)}").fetchall()[0][0] for family in families]
+            return max((step for step in found if step is not None), default=-1)
+
+        return self._ask(question)
+
+    @property
+    def alerts(self) -> list[dict[str, Any]]:
+        """The findings, in order: epoch, step, rank, severity, rule, site, value, message."""
+
+        def question(connection: duckdb.DuckDBPyConnection, families: tuple[str, ...]) -> list[dict[str, Any]]:
+            if "alerts" not in families:
+                return []
+            found: list[dict[str, Any]] = _all(connection, "alerts").to_pylist()
+            return found
+
+        return self._ask(question)
+
+    @property
+    def graph(self) -> Any:
+        """The execution graph as plain data, or None."""
+        return self.document("graph")
+
+    @property
+    def coverage(self) -> Any:
+        """Which sites delivered, and why others did not, as plain data, or None."""
+        return self.document("coverage")
+
+    def document(self, name: str, *, rank: int = 0) -> Any:
+        """A document as one rank wrote it, as plain data; None where there is none."""
+        return self._source.document(name, rank)
+
+    # Reading
+
+    def table(self, family: str) -> pyarrow.Table:
+        """All rows of a family, in order of step, micro-step, rank and execution.
+
+        Raises:
+            UnknownSiteError: there is no such family.
+        """
+
+        def question(connection: duckdb.DuckDBPyConnection, families: tuple[str, ...]) -> pyarrow.Table:
+            return _all(connection, self._known(family, families))
+
+        return self._ask(question)
+
+    def to_pandas(self, family: str) -> pandas.DataFrame:
+        """:meth:`table` as a pandas table.
+
+        Raises:
+            MissingExtraError: pandas is not installed.
+            UnknownSiteError: there is no such family.
+        """
+        table = self.table(family)
+        try:
+            frame: pandas.DataFrame = table.to_pandas()
+        except ImportError:
+            raise MissingExtraError.of("to_pandas()", "pandas", "frame") from None
+        return frame
+
+    def series(
+        self, site: Any, number: str, *, family: str | None = None, where: str | None = None
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]:
+        """One number of one site over time: ``(steps, values)``.
+
+        A step appears once for each row that the site has in it, in order of micro-step, rank and call. Rows in which the
+        number was not recorded are left out. Where each row has a list of k numbers, the values are of shape (rows, k).
+
+        Args:
+            site: a site or its text; the port is ``output`` where none is written.
+            number: a column, as ``rms``.
+            family: needed where several families have a number of this name.
+            where: an SQL condition on the rows, as ``"call = 0 AND rank = 0"``.
+
+        Raises:
+            UnknownSiteError: there is no such family, number or site; the message names the nearest.
+            ArgumentError: several families have the number.
+        """
+
+        def question(connection: duckdb.DuckDBPyConnection, families: tuple[str, ...]) -> tuple[Any, Any]:
+            chosen = self._family_of(connection, families, number, family)
+            text = str(site) if ":" in str(site) else f"{site}:output"
+            rows = connection.sql(
+                f"SELECT step, {quoted(number)} FROM {quoted(chosen)} WHERE site = $site AND {quoted(number)} IS NOT NULL"
+                f"{_and(where)} ORDER BY step, micro_step, rank, call",
+                params={"site": text},
+            ).to_arrow_table()
+            if not rows.num_rows:
+                known = connection.execute(f"SELECT DISTINCT site FROM {quoted(chosen)} ORDER BY site").fetchall()
+                if (text,) not in known:
+                    raise unknown("site", text, (name for (name,) in known), f"{chosen} in {self._source.name}")
+            return rows.column(0).to_numpy(), _values(rows.column(1))
+
+        return self._ask(question)
+
+    def scalar(self, name: str, *, rank: int | None = None) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+        """One scalar over time: ``(steps, values)``, of one rank, or of all, one after the other in each step.
+
+        Raises:
+            UnknownSiteError: no scalar of this name was recorded; the message names the nearest.
+        """
+
+        def question(connection: duckdb.DuckDBPyConnection, families: tuple[str, ...]) -> tuple[Any, Any]:
+            if "scalars" not in families:
+                raise unknown("scalar", name, (), self._source.name)
+            of_rank = "" if rank is None else f" AND rank = {int(rank)}"
+            rows = connection.sql(
+                f"SELECT step, value FROM scalars WHERE name = $name{of_rank} ORDER BY step, rank", params={"name": name}
+            ).to_arrow_table()
+            if not rows.num_rows:
+                known = connection.execute("SELECT DISTINCT name FROM scalars ORDER BY name").fetchall()
+                if (name,) not in known:
+                    raise unknown("scalar", name, (each for (each,) in known), self._source.name)
+            return rows.column(0).to_numpy(), rows.column(1).to_numpy()
+
+        return self._ask(question)
+
+    def heatmap(
+        self,
+        number: str,
+        port: str = "output",
+        *,
+        family: str | None = None,
+        reduce: Reduce = "mean",
+        where: str | None = None,
+    ) -> Heatmap:
+        """One number of all layers over all steps, as a matrix: sites in the order of execution, times steps.
+
+        Args:
+            number: a column, as ``rms``.
+            port: of which tensor of a layer.
+            family: needed where several families have a number of this name.
+            reduce: what a cell shows where a site has several rows in a step (calls, micro-steps, ranks).
+            where: an SQL condition on the rows, as ``"rank = 0"``.
+
+        Raises:
+            UnknownSiteError: there is no such family, number, or port; the message names the nearest.
+            ArgumentError: several families have the number, or each row has a list of them.
+        """
+
+        def question(connection: duckdb.DuckDBPyConnection, families: tuple[str, ...]) -> Heatmap:
+            chosen = self._family_of(connection, families, number, family)
+            return heatmap_of(connection, chosen, number, port, reduce, _and(where), self._source.name)
+
+        return self._ask(question)
+
+    def sql(self, query: str) -> duckdb.DuckDBPyRelation:
+        """What a query answers; every family is a table of its name. Note that ``"order"`` needs quotes in SQL.
+
+        Returns:
+            A DuckDB relation over the answer, which is in memory: it prints as a table and has ``fetchall()``, ``df()``,
+            ``to_arrow_table()``.
+
+        Raises:
+            ArgumentError: the query answers nothing.
+            duckdb.Error: what DuckDB says about the query.
+        """
+
+        def question(connection: duckdb.DuckDBPyConnection, families: tuple[str, ...]) -> pyarrow.Table:
+            relation = connection.sql(query)
+            if relation is None:
+                raise ArgumentError(f"the query answers no rows: {query!r}. A run is only read: begin with SELECT")
+            return relation.to_arrow_table()
+
+        return connect().from_arrow(self._ask(question))
+
+    def _known(self, family: str, families: tuple[str, ...]) -> str:
+        if family not in families:
+            raise unknown("family", family, families, self._source.name)
+        return family
+
+    def _family_of(self, connection: duckdb.DuckDBPyConnection, families: tuple[str, ...], number: str, family: str | None) -> str:
+        """The family that has *number*: *family* if given, otherwise the only one."""
+        searched = [self._known(family, families)] if family is not None else [f for f in families if f not in _SINGLE]
+        columns = {each: _numbers(connection, each) for each in searched}
+        having = [each for each, names in columns.items() if number in names]
+        if len(having) == 1:
+            return having[0]
+        if having:
+            raise ArgumentError(f"{' and '.join(having)} each have a number {number!r}: say which with family=")
+        where = f"{family} in {self._source.name}" if family is not None else self._source.name
+        raise unknown("number", number, (name for names in columns.values() for name in names), where)
+
+    def __repr__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _repr_html_(self) -> str:
+        return as_html(self._lines())
+
+    def _lines(self) -> list[str]:
+        return self._ask(lambda connection, families: lines_of(connection, families, self._source.describe(), self.path))
+
+
+_SINGLE = ("scalars", "alerts")
+
+
+def open_run(path: str | os.PathLike[str]) -> Run:
+    """Open a run to read it; somebody may be writing to it.
+
+    Args:
+        path: the run's folder.
+
+    Raises:
+        StoreError: there is no run there, or one in a newer version of the format.
+    """
+    folder = Path(path)
+    if folder.exists() and not folder.is_dir():
+        raise StoreError(f"{folder} is a file; a run is a folder with a run.json in it")
+    return Run(DiskSource(folder))
+
+
+def _and(where: str | None) -> str:
+    return f" AND ({where})" if where else ""
+
+
+def _columns(connection: duckdb.DuckDBPyConnection, family: str) -> dict[str, str]:
+    return {name: kind for name, kind, *_ in connection.execute(f"DESCRIBE {quoted(family)}").fetchall()}
+
+
+def _numbers(connection: duckdb.DuckDBPyConnection, family: str) -> tuple[str, ...]:
+    columns = _columns(connection, family)
+    return tuple(name for name, kind in columns.items() if name not in KEYS and any(part in kind for part in _NUMERIC))
+
+
+def _all(connection: duckdb.DuckDBPyConnection, family: str) -> pyarrow.Table:
+    columns = _columns(connection, family)
+    order = ", ".join(quoted(name) for name in _IN_ORDER if name in columns)
+    return connection.sql(f"SELECT * FROM {quoted(family)} ORDER BY {order}").to_arrow_table()
+
+
+def _values(column: pyarrow.ChunkedArray) -> npt.NDArray[Any]:
+    values: npt.NDArray[Any] = column.to_numpy()
+    if values.dtype == object and len({len(row) for row in values}) == 1:  # lists of one length
+        return np.stack(list(values))
+    return values

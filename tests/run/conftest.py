@@ -1,0 +1,36 @@
+"""Runs to write to: on disk and in memory, and a way to end one as a kill would."""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from sonde.run.disk import DiskWriter
+from sonde.run.memory import memory_run
+from sonde.run.start import start_run
+from sonde.run.writer import RunWriter
+
+
+@pytest.fixture(params=["disk", "memory"])
+def writer(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RunWriter]:
+    """A new run, once on disk and once in memory."""
+    made: RunWriter = start_run(tmp_path / "run") if request.param == "disk" else memory_run()
+    with made:
+        yield made
+
+
+@pytest.fixture
+def abandon() -> Callable[[RunWriter], None]:
+    """End a writer on disk after a flush, without compaction and without saying so: what a kill leaves behind."""
+
+    def end(writer: RunWriter) -> None:
+        on_disk = cast(DiskWriter, writer)
+        on_disk._background.stop()
+        on_disk._lock.release()
+        atexit.unregister(on_disk.close)
+
+    return end

@@ -1,0 +1,278 @@
+"""The disk never stops a training: back-pressure, full disks, exits and forks."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sonde.errors import ObservationWarning
+from sonde.run import disk
+from sonde.run.disk import DiskWriter, Flushing
+from sonde.run.parts import parts_in
+from sonde.run.run import open_run
+from sonde.run.schema import Layout
+from sonde.run.start import start_run
+
+LAYOUT = Layout([f"layers.{number}:output" for number in range(50)])
+
+
+def log(writer: DiskWriter, steps: range) -> None:
+    for step in steps:
+        writer.append("moments", LAYOUT, {"rms": np.full(50, step, float)}, step=step)
+
+
+def steps_of(path: Path) -> list[int]:
+    return open_run(path).series("layers.7", "rms")[0].tolist()
+
+
+def until(condition: Any, seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "this never became true"
+        time.sleep(0.005)
+
+
+def test_rows_appear_within_the_interval_though_nobody_flushes(tmp_path: Path) -> None:
+    with start_run(tmp_path / "run", flushing=Flushing(seconds=0.05)) as writer:
+        log(writer, range(1))
+        until(lambda: open_run(writer.path).families == ("moments",))
+        log(writer, range(1, 2))
+        until(lambda: steps_of(writer.path) == [0, 1])
+
+
+def test_rows_appear_when_enough_wait(tmp_path: Path) -> None:
+    with start_run(tmp_path / "run", flushing=Flushing(seconds=1_000, size=100_000)) as writer:
+        log(writer, range(30))
+        assert not (writer.path / "moments").exists()
+        log(writer, range(30, 60))
+        until(lambda: (writer.path / "moments").exists() and any((writer.path / "moments").glob("*.parquet")))
+    assert steps_of(tmp_path / "run") == list(range(60))
+
+
+def test_parts_do_not_become_many(tmp_path: Path) -> None:
+    """40 flushes, merged by 3: ternary digits, not 40 files."""
+    with start_run(tmp_path / "run", flushing=Flushing(fan_in=3, sync=False)) as writer:
+        for step in range(40):
+            log(writer, range(step, step + 1))
+            writer.flush()
+        parts = parts_in(writer.path / "moments")
+        assert [(part.first, part.last, part.generation) for part in parts] == [(1, 27, 3), (28, 36, 2), (37, 39, 1), (40, 40, 0)]
+        assert steps_of(writer.path) == list(range(40))
+    assert len(list((tmp_path / "run/moments").iterdir())) == 1
+    assert steps_of(tmp_path / "run") == list(range(40))
+
+
+class Gate:
+    """In place of ``publish``: waits at a gate, or raises."""
+
+    def __init__(self) -> None:
+        self.open = threading.Event()
+        self.error: Exception | None = None
+        self.publish = disk.publish
+
+    def __call__(self, *args: Any, **how: Any) -> Path:
+        assert self.open.wait(30)
+        if self.error is not None:
+            raise self.error
+        return self.publish(*args, **how)
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    made = Gate()
+    monkeypatch.setattr(disk, "publish", made)
+    yield made
+    made.open.set()
+
+
+def test_a_slow_disk_makes_the_writer_wait_and_loses_nothing(tmp_path: Path, gate: Gate) -> None:
+    flushing = Flushing(limit=60_000, size=10_000, patience=30)
+    with start_run(tmp_path / "run", flushing=flushing) as writer:
+        training = threading.Thread(target=log, args=(writer, range(100)))
+        training.start()
+        time.sleep(0.2)
+        assert training.is_alive()  # at the limit, waiting for the disk
+        assert writer._background._held <= 60_000
+        gate.open.set()
+        training.join(30)
+    assert steps_of(tmp_path / "run") == list(range(100))
+    assert writer.lost == 0
+
+
+def test_a_disk_that_hangs_costs_rows_and_one_warning(tmp_path: Path, gate: Gate) -> None:
+    """A hundred steps through a closed gate wait once; what did not fit is counted, in run.json too."""
+    with start_run(tmp_path / "run", flushing=Flushing(limit=60_000, patience=0.05)) as writer:
+        with pytest.warns(ObservationWarning, match=r"did not keep up for 0.05 seconds.*counted") as said:
+            log(writer, range(100))
+        assert len(said) == 1
+        gate.open.set()
+    kept = steps_of(tmp_path / "run")
+    assert kept == list(range(len(kept)))
+    assert 0 < len(kept) < 100
+    assert writer.lost == 50 * (100 - len(kept))
+    assert f"{writer.lost:,} rows lost" in repr(open_run(tmp_path / "run"))
+
+
+def test_what_could_not_be_written_is_written_when_it_can(tmp_path: Path, gate: Gate) -> None:
+    """The disk is full for a while: one warning, and nothing lost as long as it fits into memory."""
+    gate.open.set()
+    with start_run(tmp_path / "run") as writer:
+        log(writer, range(3))
+        writer.flush()
+        gate.error = OSError(28, "No space left on device")
+        log(writer, range(3, 6))
+        with pytest.warns(ObservationWarning, match=r"No space left on device. Training goes on") as said:
+            writer.flush()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            log(writer, range(6, 8))
+            writer.flush()
+        assert len(said) == 1
+        assert steps_of(writer.path) == [0, 1, 2]
+        gate.error = None
+        writer.flush()
+        assert steps_of(writer.path) == list(range(8))
+    assert writer.lost == 0
+
+
+def test_a_disk_that_stays_full_costs_bounded_memory_and_no_time(tmp_path: Path, gate: Gate) -> None:
+    gate.open.set()
+    gate.error = OSError(28, "No space left on device")
+    writer = start_run(tmp_path / "run", flushing=Flushing(limit=60_000, patience=1_000, seconds=0.01))
+    with pytest.warns(ObservationWarning) as said:
+        log(writer, range(1))
+        writer.flush()
+        log(writer, range(1, 200))
+        writer.close()
+    assert len(said) == 1
+    assert writer.lost == 200 * 50
+    assert open_run(tmp_path / "run").families == ()
+
+
+def test_a_bug_in_writing_stops_neither_training_nor_the_thread(tmp_path: Path, gate: Gate) -> None:
+    gate.open.set()
+    gate.error = RuntimeError("something nobody thought of")
+    with start_run(tmp_path / "run") as writer:
+        log(writer, range(1))
+        with pytest.warns(ObservationWarning, match="something nobody thought of"):
+            writer.flush()
+        gate.error = None
+        log(writer, range(1, 2))
+    assert steps_of(tmp_path / "run") == [1]
+    assert writer.lost == 50
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of one megabyte."""
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], capture_output=True, check=False)
+    if mounted.returncode:
+        pytest.skip("mounting needs root")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+def test_a_really_full_disk(tiny_disk: Path) -> None:
+    """Training goes on, one warning; what was written is read; the compaction that does not fit breaks nothing."""
+    draw = np.random.default_rng(0)
+    writer = start_run(tiny_disk / "run", flushing=Flushing(limit=300_000, size=100_000))
+    with pytest.warns(ObservationWarning, match="No space left") as said:
+        for step in range(3_000):
+            writer.append("moments", LAYOUT, {"rms": draw.random(50)}, step=step)
+            writer.scalar("loss", 0.5, step=step)
+            if step % 300 == 0:
+                writer.flush()
+        writer.document("coverage", ["x" * 2_000_000])
+        writer.close()
+    assert len(said) == 1
+    kept = steps_of(tiny_disk / "run")
+    assert kept == list(range(len(kept)))
+    assert 300 < len(kept) < 3_000
+    assert writer.lost > 0
+    assert not list((tiny_disk / "run").rglob("*.tmp*"))
+
+
+def child(code: str, path: Path) -> subprocess.CompletedProcess[str]:
+    start = f"""
+import os, sys, numpy as np
+from sonde.run.disk import Flushing
+from sonde.run.schema import Layout
+from sonde.run.start import start_run
+writer = start_run({str(path)!r})
+writer.append("moments", Layout(["layers.7:output"]), {{"rms": [1.0]}}, step=0)
+"""
+    return subprocess.run([sys.executable, "-W", "error", "-c", start + code], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("end", ["", "sys.exit(3)", "raise KeyError('training failed')"])
+def test_a_run_that_nobody_closes_is_closed_at_exit(tmp_path: Path, end: str) -> None:
+    done = child(end, tmp_path / "run")
+    assert "training failed" in done.stderr or not done.stderr
+    assert steps_of(tmp_path / "run") == [0]
+    assert "closed" in repr(open_run(tmp_path / "run"))
+    assert "not closed" not in repr(open_run(tmp_path / "run"))
+
+
+def test_a_forked_child_writes_nothing_and_ends_nothing(tmp_path: Path) -> None:
+    done = child(
+        """
+if (pid := os.fork()) == 0:
+    writer.append("moments", Layout(["layers.7:output"]), {"rms": [9.0]}, step=9)
+    writer.flush()
+    writer.close()
+    sys.exit()
+os.waitpid(pid, 0)
+writer.append("moments", Layout(["layers.7:output"]), {"rms": [1.0]}, step=1)
+""",
+        tmp_path / "run",
+    )
+    assert done.stderr == ""
+    assert steps_of(tmp_path / "run") == [0, 1]
+
+
+def test_threads_may_write_while_others_read(tmp_path: Path) -> None:
+    """Readers see at any moment, through flushes and merges, a prefix of whole steps of each thread."""
+    with start_run(tmp_path / "run", flushing=Flushing(seconds=0.005, fan_in=2, sync=False)) as writer:
+        layouts = [Layout([f"t{number}:output"] * 20, call=range(20)) for number in range(3)]
+
+        def work(layout: Layout) -> None:
+            for step in range(60):
+                writer.append("moments", layout, {"rms": 1.0}, step=step)
+                time.sleep(0.001)
+
+        threads = [threading.Thread(target=work, args=(layout,)) for layout in layouts]
+        for thread in threads:
+            thread.start()
+        run = open_run(writer.path)
+        looks = 0
+        while any(thread.is_alive() for thread in threads):
+            if run.families:
+                rows = run.sql(
+                    "SELECT site, count(DISTINCT step), max(step) + 1, count(*) / 20 FROM moments GROUP BY site"
+                ).fetchall()
+                assert all(steps == last == whole for _, steps, last, whole in rows), rows
+                looks += 1
+        assert looks
+    assert run.table("moments").num_rows == 3 * 60 * 20
+    assert [path.name[:11] for path in (tmp_path / "run/moments").iterdir()] == ["part-r0000-"]
+
+
+def test_a_folder_that_was_removed_meanwhile_is_no_disaster(tmp_path: Path) -> None:
+    writer = start_run(tmp_path / "run")
+    log(writer, range(2))
+    shutil.rmtree(tmp_path / "run")
+    with pytest.warns(ObservationWarning, match="could not be written"):
+        writer.close()
+    assert writer.lost == 100
