@@ -32,6 +32,7 @@ PUBLIC = {
     "open_run",
     "open_tensors",
     "preprocessor",
+    "recorders",
     "rmap_tensor",
     "sites",
     "stats",

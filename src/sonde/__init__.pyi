@@ -1,5 +1,6 @@
 from . import errors as errors
 from . import preprocessor as preprocessor
+from . import recorders as recorders
 from . import stats as stats
 from . import testing as testing
 from .engine import Coverage as Coverage

@@ -9,6 +9,7 @@
     ├── SiteError              (ValueError)   a text that is not the name of a site
     ├── SelectionError         (LookupError)  ``include`` / ``exclude`` that cannot be read or match nothing
     ├── UnknownSiteError       (KeyError)     a name that a result does not hold
+    │   └── UnknownSlotError   (IndexError)   a position or name that a recorder has no slot for
     ├── DeadHookError          (RuntimeError) a compiled module ran without its hooks (``strict=True``)
     ├── StoreError             (ValueError)   a folder or file that cannot be written or read as asked
     └── MissingExtraError      (ImportError)  a feature whose optional package is not installed
@@ -32,6 +33,7 @@ __all__ = [
     "SondeError",
     "StoreError",
     "UnknownSiteError",
+    "UnknownSlotError",
 ]
 
 
@@ -64,6 +66,10 @@ class UnknownSiteError(SondeError, KeyError):
 
     def __str__(self) -> str:  # KeyError would print the message as a quoted key
         return str(self.args[0]) if self.args else ""
+
+
+class UnknownSlotError(UnknownSiteError, IndexError):
+    """A position, name or site that a recorder has no slot for; the message says which there are."""
 
 
 class DeadHookError(SondeError, RuntimeError):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import types
+import weakref
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from torch.nn.utils import parametrize
 from torch.utils.data import DataLoader, Dataset
 
 import sonde
-from sonde.engine.wiring import _RESCAN_EVERY
+from sonde.engine.wiring import _RESCAN_EVERY, Wiring
 from sonde.errors import ObservationWarning
 from sonde.stats import Moments
 
@@ -291,3 +293,71 @@ def test_a_warning_points_at_the_users_line() -> None:
     with sonde.observe(model, lambda event: 1 / 0), pytest.warns(ObservationWarning, match="ZeroDivisionError at 0:output") as said:
         model(torch.randn(3, 4))
     assert [warning.filename for warning in said] == [__file__]
+
+
+def test_a_listed_module_that_is_removed_takes_no_other_with_it() -> None:
+    """The rest of the list stays observed; also if the list could be gone through only once."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2))
+    with sonde.observe(model, lambda event: None, include=iter(["0", "2"]), strict=True) as probe:
+        model(torch.ones(1, 2))
+        del model[2]
+        assert {str(line.site): line.reason for line in probe.coverage()} == {
+            "0:output": "",
+            "2:output": "was removed from the model after the probe was attached",
+        }
+        assert [str(site) for site in probe.sites] == ["0:output"]
+
+
+def test_what_is_removed_from_one_model_stays_in_the_other() -> None:
+    """Two models in one wiring have modules of the same name."""
+    a, b = (nn.Sequential(nn.Linear(2, 2), nn.Tanh()) for _ in range(2))
+    wiring = Wiring(lambda event: None, strict=True)
+    for name, model in (("a", a), ("b", b)):
+        wiring.observe(model, None, None, ("output",), name)
+    del a[1]
+    wiring.rescan()
+    assert [str(site) for site in wiring.sites()] == [
+        "a/(root):output",
+        "a/0:output",
+        "b/(root):output",
+        "b/0:output",
+        "b/1:output",
+    ]
+
+
+def test_a_failure_keeps_nothing_alive() -> None:
+    """The error is kept without its frames, which hold the probe, the model and the user's tensors."""
+
+    def run() -> weakref.ref[nn.Module]:
+        model = nn.Linear(2, 2)
+        probe = sonde.observe(model, lambda event: 1 / 0)
+        model(torch.ones(1, 2))
+        assert "ZeroDivisionError" in probe.errors[0].traceback
+        return weakref.ref(model)
+
+    with pytest.warns(ObservationWarning, match="ZeroDivisionError"):
+        model = run()
+    gc.collect()
+    assert model() is None
+
+
+def test_a_compiled_model_that_was_never_called_is_not_called_dead(fresh_compiler: None) -> None:
+    """Attaching and detaching without a call says nothing."""
+
+    class Own(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * 2
+
+    sonde.observe(torch.compile(Own(), backend="eager"), lambda event: None, strict=True).detach()
+
+
+def test_the_gradient_through_one_module_of_a_nested_tensor_is_left_out() -> None:
+    """There is no alias of it; the rest is observed, and the coverage says so."""
+    model = nn.Linear(2, 2)
+    given = torch.nested.nested_tensor([torch.ones(1, 2), torch.ones(3, 2)], layout=torch.jagged, requires_grad=True)
+    with sonde.observe(model, lambda event: None, ports=("output", "grad_input"), strict=True) as probe:
+        model(given).values().sum().backward()
+    assert {line.site.port: (line.count, line.reason) for line in probe.coverage()} == {
+        "grad_input": (0, "a nested tensor, whose gradient through this module alone cannot be told"),
+        "output": (1, ""),
+    }

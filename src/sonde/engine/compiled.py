@@ -253,6 +253,13 @@ class Region:
         """Whether the hooks of the outermost module run in eager code: Dynamo traces them only around torch's own classes."""
         return not (type(self.top).forward.__module__ or "").startswith("torch.")
 
+    def has_code(self) -> bool:
+        """Whether anything was compiled for it, or (for torch's own classes, where it cannot be told) may have been."""
+        if not self.calls_hooks_of_top():
+            return True
+        code = type(self.top).forward.__code__
+        return bool(torch._C._dynamo.eval_frame._debug_get_cache_entry_list(code))
+
 
 def regions(root: nn.Module, entered: Collection[nn.Module] = ()) -> list[Region]:
     """The compiled regions of *root*: as the modules themselves tell, and those *entered*, seen to be called by the compiler."""

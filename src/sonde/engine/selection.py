@@ -18,7 +18,7 @@ from torch import nn
 
 from sonde.errors import ModelError, SelectionError
 
-__all__ = ["Named", "Where", "check_model", "members", "nearest", "parameters", "select", "unwrap"]
+__all__ = ["Named", "Where", "check_model", "lenient", "members", "nearest", "parameters", "select", "settled", "unwrap"]
 
 Where: TypeAlias = (
     str | re.Pattern[str] | Callable[[str, nn.Module], bool] | type[nn.Module] | Iterable[str] | tuple[type[nn.Module], ...] | None
@@ -153,6 +153,21 @@ def select(
         )
         raise SelectionError(f"nothing is selected by {asked or 'an empty model'}. {nearest(_sought(include), names)}")
     return chosen
+
+
+def settled(where: Where) -> Where:
+    """*where* as something that can be asked again: what can be gone through only once as a tuple."""
+    given: Any = where
+    again = isinstance(given, str | re.Pattern | type) or callable(given) or not isinstance(given, Iterable)
+    return given if again else tuple(given)  # type: ignore[no-any-return]
+
+
+def lenient(where: Where) -> Where:
+    """*where* for a model that has changed since: listed names that are gone are no mistake."""
+    if isinstance(where, tuple) and all(isinstance(item, str) for item in where):
+        names = {"" if item == "(root)" else item for item in where}
+        return lambda name, module: name in names
+    return where
 
 
 def _absent(where: Where) -> bool:

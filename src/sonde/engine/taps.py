@@ -361,11 +361,24 @@ class OutputTap(Tap):
                 tick = forward.tick if forward.stamp == clock.stamp else clock.tick_of(forward)
                 phase: Phase = "forward" if task == -1 else "recompute"
                 self.returned += 1
-                event = Event(
-                    self.name, type(module), False, output, args, kwargs, self._site, call, phase, tick, passthrough, alias
+                wiring.subscriber(
+                    Event(  # positions, in the order of its fields: keywords cost as much again
+                        self.name,
+                        type(module),
+                        False,
+                        output,
+                        args,
+                        kwargs,
+                        self._site,
+                        call,
+                        phase,
+                        tick,
+                        passthrough,
+                        alias,
+                        None,
+                        module,
+                    )
                 )
-                event.module = module
-                wiring.subscriber(event)
             if self._gradients:
                 self._watch("grad_output", forward, call, output, passthrough, alias)
         except Exception as error:  # the subscriber's; or ours, over a value that cannot be walked
@@ -422,8 +435,15 @@ class InputTap(Tap):
         if not self._gradients or not torch.is_grad_enabled():
             return None
         aliased = structure.remap((args, kwargs), alias)
-        self._watch("grad_input", forward, call, aliased, False, "")
+        self._watch("grad_input", forward, call, self._without_nested(aliased), False, "")
         return aliased
+
+    def _without_nested(self, value: Any) -> Any:
+        """*value* without nested tensors, which have no alias, and so no gradient through this module alone."""
+        if not any(tensor.is_nested for _, tensor in structure.walk(value)):
+            return value
+        self.wiring.note(self, "a nested tensor, whose gradient through this module alone cannot be told")
+        return structure.remap(value, lambda tensor: None if tensor.is_nested else tensor)
 
     def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.switch.refuses_traced():
@@ -456,7 +476,7 @@ class ParameterTap(Tap):
 
 def alias(tensor: Tensor) -> Tensor:
     """The same tensor as one more node of the graph, so that its gradient is that of one consumer alone."""
-    return torch.ops.aten.alias.default(tensor) if tensor.requires_grad else tensor
+    return torch.ops.aten.alias.default(tensor) if tensor.requires_grad and not tensor.is_nested else tensor
 
 
 def aliased_in_trace(value: Any) -> tuple[Any, Any]:

@@ -44,7 +44,7 @@ class Wanted:
     def targets(self) -> list[Target]:
         """What it means now; empty where nothing is left of what it meant."""
         try:
-            return choose(self.model, self.include, self.exclude, self.ports)
+            return choose(self.model, selection.lenient(self.include), selection.lenient(self.exclude), self.ports)
         except SelectionError:
             return []
 

@@ -23,7 +23,7 @@ class ProbeError:
     Attributes:
         observer: what was called.
         site: where; None if it was no place of the network.
-        error: what it raised.
+        error: what it raised, without its traceback, which would keep alive all that the frames held.
         traceback: as text.
     """
 
@@ -38,7 +38,12 @@ class ProbeError:
     @classmethod
     def of(cls, observer: str, site: Site | None, error: Exception) -> ProbeError:
         """The record of *error*, raised by *observer* at *site*."""
-        return cls(observer, site, error, "".join(traceback.format_exception(error)))
+        text = "".join(traceback.format_exception(error))
+        held: BaseException | None = error
+        while held is not None and held.__traceback__ is not None:
+            held.__traceback__ = None
+            held = held.__cause__ or held.__context__
+        return cls(observer, site, error, text)
 
 
 def warn_user(text: str) -> None:

@@ -94,6 +94,7 @@ class Wiring:
         Raises:
             ModelError, SelectionError, ArgumentError: see ``targets.choose``.
         """
+        include, exclude = selection.settled(include), selection.settled(exclude)
         chosen = choose(model, include, exclude, ports)
         wanted = Wanted(model, include, exclude, ports, name)
         self._wanted.append((wanted, {target.key for target in chosen}))
@@ -211,7 +212,7 @@ class Wiring:
                     self._replace(target, clock, wanted)
                     followed.append(target.item.name or "(root)")
             for name in gone - {target.item.name for target in targets}:
-                self._drop(name)
+                self._drop(name, clock)
         if followed:
             shown = ", ".join(followed[:5]) + (", ..." if len(followed) > 5 else "")
             warn_user(
@@ -221,7 +222,7 @@ class Wiring:
 
     def _replace(self, target: Target, clock: Clock, wanted: Wanted) -> None:
         for tap in self._taps_for(target, clock, wanted):
-            old = next((held for held in self.taps if held.sites == tap.sites), None)
+            old = next((held for held in self.taps if held.sites == tap.sites and held.clock is clock), None)
             if old is None:
                 self._add(tap)
             else:
@@ -234,8 +235,8 @@ class Wiring:
                     tap.attach()
             self.note(tap, "came or was replaced after the probe was attached")
 
-    def _drop(self, name: str) -> None:
-        gone = [tap for tap in self.taps if tap.name == name]
+    def _drop(self, name: str, clock: Clock) -> None:
+        gone = [tap for tap in self.taps if tap.name == name and tap.clock is clock]
         for tap in gone:
             tap.detach()
             self.unhooked |= dict.fromkeys(tap.sites.values(), "was removed from the model after the probe was attached")
@@ -266,7 +267,7 @@ class Wiring:
         """Take every hook out. Does nothing if they are; a backward pass that comes later delivers nothing."""
         if not self.attached:
             return
-        unchecked = not self._checked and self.switch.on and (self._can_judge() or not self.ran)
+        unchecked = not self._checked and self.switch.on and (self._can_judge() or self._ran_unseen())
         dead = self.silent() if unchecked else []
         self._checked = True
         self.note_later_hooks()
@@ -404,6 +405,10 @@ class Wiring:
         if self.switch.training is None:
             return any(root.has_returned for root in self.roots)
         return self.switch.training and any(root.has_returned and root.has_trained for root in self.roots)
+
+    def _ran_unseen(self) -> bool:
+        """Whether a root may have been called without its hooks: compiled code that there is already has none in it."""
+        return not self.ran and any(region.has_code() for root in self.roots for region in root.regions())
 
     def _check(self) -> None:
         """Once, after the first observed forward: compiled code may have run past the hooks."""

@@ -1,0 +1,166 @@
+"""What a recorder costs and how it grows, against the recorders of torchfunc 0.2.0 that it succeeds.
+
+Run alone: anything beside it distorts these numbers. All ways are timed in one process, one after the other in every round;
+the table gives medians over rounds and the raw medians are printed as JSON at the end. Both keep what they keep by default:
+torchfunc a reference to the first sample, with its graph; sonde a copy of the whole batch, or of the first sample on request.
+
+Growth is counted after 200 and after 2,000 training steps of a running sum: objects, and nodes of the graph behind the first
+slot. Each step's loss also reads the running sum, as code that logs it would.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sonde import recorders
+from sonde.recorders.reductions import Sum
+
+DEPTH, WIDTH, BATCH = 40, 16, 4
+ROUNDS, REPEATS = 41, 10
+WARM_UP = 17  # forwards after attaching that are not timed: sonde looks for changes of the model at the 2nd, 4th, 8th and 16th
+STEPS = (200, 2_000)
+
+try:
+    from torchfunc.hooks import recorders as original
+except ImportError:
+    original = None
+
+Way = tuple[str, Callable[[nn.Module], Any]]
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(*(layer for _ in range(DEPTH) for layer in (nn.Linear(WIDTH, WIDTH), nn.Tanh()))).train()
+
+
+def add(so_far: Tensor, new: Tensor) -> Tensor:
+    return so_far + new
+
+
+def sonde(kind: str, **how: Any) -> Callable[[nn.Module], Any]:
+    return lambda net: getattr(recorders, kind)(strict=True, **how).modules(net)
+
+
+def torchfunc(kind: str, **how: Any) -> Callable[[nn.Module], Any]:
+    return lambda net: getattr(original, kind)(**how).modules(net)
+
+
+def end(recorder: Any) -> None:
+    for handle in getattr(recorder, "handles", ()):
+        handle.remove()
+    if isinstance(recorder, recorders.Recorder):
+        recorder.detach()
+
+
+def measure(ways: list[Way], run: Callable[[nn.Module, Tensor], object]) -> dict[str, float]:
+    """Median microseconds per module call, by way; all ways interleaved."""
+    x, net = torch.randn(BATCH, WIDTH), model()
+    calls = sum(1 for _ in net.modules())
+    times: dict[str, list[float]] = {name: [] for name, _ in ways}
+    for round_ in range(ROUNDS + 3):
+        for name, attach in ways:
+            recorder = attach(net)
+            for _ in range(WARM_UP):
+                run(net, x)
+            gc.collect(0)
+            gc.disable()
+            start = time.perf_counter()
+            for _ in range(REPEATS):
+                run(net, x)
+            elapsed = time.perf_counter() - start
+            gc.enable()
+            end(recorder)
+            del recorder
+            if round_ >= 3:
+                times[name].append(elapsed / REPEATS / calls * 1e6)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def forward(net: nn.Module, x: Tensor) -> object:
+    return net(x)
+
+
+def both(net: nn.Module, x: Tensor) -> None:
+    net(x).sum().backward()
+
+
+def ways_of(kind: str) -> list[Way]:
+    found: list[Way] = [("bare model", lambda net: None)]
+    if original is not None:
+        found += [
+            ("torchfunc, every value", torchfunc(kind)),
+            ("torchfunc, running sum", torchfunc(kind, reduction=add)),
+        ]
+    return [
+        *found,
+        ("sonde, every value", sonde(kind)),
+        ("sonde, every value, first sample", sonde(kind, data_method="sample")),
+        ("sonde, running sum, any callable", sonde(kind, reduction=add)),
+        ("sonde, running sum, Sum()", sonde(kind, reduction=Sum())),
+    ]
+
+
+def nodes_behind(value: Any) -> int:
+    """How many nodes of a graph *value* keeps alive."""
+    pending, seen = [value.grad_fn] if isinstance(value, Tensor) and value.grad_fn is not None else [], set[Any]()
+    while pending:
+        node = pending.pop()
+        if node not in seen:
+            seen.add(node)
+            pending += [above for above, _ in node.next_functions if above is not None]
+    return len(seen)
+
+
+def growth(attach: Callable[[nn.Module], Any]) -> dict[str, list[int]]:
+    """Objects alive and nodes kept after each of ``STEPS``, of a model of four layers."""
+    torch.manual_seed(0)
+    net, x = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(4))), torch.randn(BATCH, WIDTH)
+    recorder = attach(net)
+    found: dict[str, list[int]] = {"objects": [], "nodes": []}
+    for step in range(1, STEPS[-1] + 1):
+        net(x).sum().backward()
+        if step in STEPS:
+            gc.collect()
+            found["objects"].append(len(gc.get_objects()))
+            found["nodes"].append(nodes_behind(recorder[1]) if recorder is not None else 0)
+    end(recorder)
+    return found
+
+
+def show(title: str, times: dict[str, float]) -> None:
+    bare = times["bare model"]
+    print(f"\n{title}\n{'':<40} us/call   whole   beyond bare")
+    for name, value in times.items():
+        print(f"  {name:<38} {value:7.2f}   {value / bare:5.2f}   {value - bare:7.2f}")
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")  # torchfunc's hooks are deprecated, and torch says so at each
+    if original is None:
+        print("torchfunc is not installed: only sonde is measured (pip install torchfunc==0.2.0)")
+    print(
+        f"torch {torch.__version__}, {2 * DEPTH + 1} modules of width {WIDTH}, batch {BATCH}, 1 thread, {ROUNDS} rounds x {REPEATS}"
+    )
+    outputs = measure(ways_of("ForwardOutput"), forward)
+    show("ForwardOutput, forward with gradients", outputs)
+    gradients = measure(ways_of("BackwardOutput"), both)
+    show("BackwardOutput, forward and backward", gradients)
+    grown = {name: growth(attach) for name, attach in ways_of("ForwardOutput") if "every" not in name}
+    print(f"\nGrowth of a running sum of ForwardOutput: after {STEPS[0]} and after {STEPS[1]} steps")
+    for name, found in grown.items():
+        print(f"  {name:<38} objects {found['objects']}   graph nodes behind slot 1 {found['nodes']}")
+    print("\n" + json.dumps({"forward": outputs, "backward": gradients, "growth": grown}))
+
+
+if __name__ == "__main__":
+    main()

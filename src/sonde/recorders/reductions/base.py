@@ -1,0 +1,173 @@
+"""What a ready-made reduction is: a callable of two arguments that keeps running sums of every tensor of a structured value."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from sonde.engine import structure
+from sonde.errors import ArgumentError
+
+__all__ = ["Accumulated", "Reduction", "Running", "State", "own", "shape_text"]
+
+
+class Reduction(ABC):
+    """A callable ``(so far, new) -> so far`` that a recorder hands borrowed tensors: it neither keeps nor changes them.
+
+    It is also a plain function for ``functools.reduce``, whose result has the finished number as ``.value``.
+    """
+
+    @abstractmethod
+    def begin(self, first: Any) -> Any:
+        """What is kept of the first value."""
+
+    @abstractmethod
+    def __call__(self, so_far: Any, new: Any) -> Any:
+        """What is kept after *new* has come."""
+
+
+@dataclass
+class State:
+    """Running sums: tensors, numbers, types and lists of these, so that they can be copied and saved.
+
+    Each field that speaks of tensors has one item for each tensor of the value.
+    """
+
+    def plain(self) -> dict[str, Any]:
+        """A copy of the fields."""
+        return {field.name: structure.remap(getattr(self, field.name), torch.clone) for field in fields(self)}
+
+
+class Accumulated:
+    """What a running reduction holds: its sums, and the structure of the value that they are of.
+
+    Attributes:
+        reduction: what it is an accumulation of.
+        state: its sums.
+    """
+
+    def __init__(self, reduction: Running, template: Any, paths: tuple[str, ...], state: Any) -> None:
+        self.reduction = reduction
+        self.state = state
+        self._template = template  # the first value, with empty tensors
+        self._paths = paths
+
+    @classmethod
+    def of(cls, reduction: Running, first: Any) -> Accumulated:
+        """The sums over *first* alone.
+
+        Raises:
+            ArgumentError: there is no tensor in it.
+        """
+        template, tensors = _opened(first)
+        if not tensors:
+            raise ArgumentError(f"{reduction} reduces tensors, and there is none in a {type(first).__name__}")
+        return cls(reduction, template, _paths(first), reduction._start(tensors))
+
+    def add(self, new: Any) -> None:
+        """Add the tensors of *new*.
+
+        Raises:
+            ArgumentError: it has other tensors than the values before, or of other shapes; then nothing is added.
+        """
+        if isinstance(new, Tensor) and self._paths == _ONE:
+            self.reduction._add(self.state, [new.detach()])
+            return
+        _, tensors = _opened(new)
+        if _paths(new) != self._paths:
+            raise ArgumentError(
+                f"the value has its tensors at {_listed(_paths(new))}, those before had them at {_listed(self._paths)}"
+            )
+        self.reduction._add(self.state, tensors)
+
+    @property
+    def value(self) -> Any:
+        """The finished value: the structure of the first one. Nothing that comes later changes its tensors."""
+        finished = iter(self.reduction._finish(self.state))
+        return structure.remap(self._template, lambda _: next(finished), objects=True)
+
+    @property
+    def note(self) -> str:
+        """What there is to say about it; ``""`` if nothing."""
+        return self.reduction._note(self.state)
+
+    def plain(self) -> dict[str, Any]:
+        """A copy as a dictionary."""
+        return {"template": self._template, "paths": list(self._paths), "state": self.state.plain()}
+
+    @classmethod
+    def restored(cls, reduction: Running, plain: dict[str, Any]) -> Accumulated:
+        """The accumulation of which *plain* is a copy."""
+        state = reduction.sums(**plain["state"])
+        return cls(reduction, plain["template"], tuple(plain["paths"]), reduction.sums(**state.plain()))
+
+
+class Running(Reduction):
+    """A reduction with sums of its own for each tensor of a value, whatever the structure."""
+
+    sums: ClassVar[type[State]]
+
+    def begin(self, first: Any) -> Accumulated:
+        return Accumulated.of(self, first)
+
+    def __call__(self, so_far: Any, new: Any) -> Accumulated:
+        sums = so_far if isinstance(so_far, Accumulated) else self.begin(so_far)
+        sums.add(new)
+        return sums
+
+    @abstractmethod
+    def _start(self, tensors: list[Tensor]) -> Any:
+        """The sums over these alone."""
+
+    @abstractmethod
+    def _add(self, state: Any, tensors: list[Tensor]) -> None:
+        """Add *tensors*, or raise before anything is changed."""
+
+    @abstractmethod
+    def _finish(self, state: Any) -> list[Tensor]:
+        """The finished tensors, in memory of their own."""
+
+    def _note(self, state: Any) -> str:
+        return ""
+
+
+_ONE = ("",)  # the leaf path of a value that is a tensor itself
+
+
+def _paths(value: Any) -> tuple[str, ...]:
+    return _ONE if isinstance(value, Tensor) else tuple(path for path, _ in structure.walk(value))
+
+
+def _opened(value: Any) -> tuple[Any, list[Tensor]]:
+    """*value* with an empty tensor in the place of each tensor, and the tensors, detached."""
+    tensors: list[Tensor] = []
+
+    def take(tensor: Tensor) -> Tensor:
+        tensors.append(tensor.detach())
+        return torch.empty(0)
+
+    return structure.remap(value, take, objects=True), tensors
+
+
+def _listed(paths: tuple[str, ...]) -> str:
+    return ", ".join(path or "its top" for path in paths) or "nowhere"
+
+
+def own(value: Any) -> Any:
+    """A copy of *value* that nothing later can change: its tensors detached, on their device, the structure rebuilt."""
+    if isinstance(value, Tensor):
+        return value.detach() if value.is_meta else value.detach().clone()
+    return structure.remap(value, own, objects=True)
+
+
+def shape_text(value: Any) -> str:
+    """The shape of a tensor, or what else it is, in a few characters: ``5×3``, ``scalar``, ``tuple of 3 tensors``."""
+    if isinstance(value, Tensor):
+        sizes = [f"{value.size(0)} nested"] if value.is_nested else map(str, value.shape)
+        return "×".join(sizes) or "scalar"
+    tensors = len(structure.walk(value))
+    return f"{type(value).__name__} of {tensors} tensor{'s' if tensors != 1 else ''}" if tensors else type(value).__name__

@@ -1,0 +1,109 @@
+"""A recorder as a table: a row for each slot with what it keeps."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from sonde.engine import Site, structure
+from sonde.keep.layers import is_measurable, number
+from sonde.recorders.reductions.base import Accumulated, shape_text
+from sonde.recorders.slots import Subrecorder
+from sonde.stats import Accumulator, Moments
+from sonde.view.table import Cell, Grid
+
+__all__ = ["grid", "row_of"]
+
+_MOST_ELEMENTS = 10_000_000  # of a slot, beyond which its mean is left out of the table
+
+
+def row_of(slot: Subrecorder) -> dict[str, Any]:
+    """What there is to say of *slot*: position, name, type, samples, what it keeps, the shape, mean and std of all its elements."""
+    value = slot.value
+    mean, std = _spread(value)
+    return {
+        "index": slot.index,
+        "name": slot.name,
+        "type": slot.type,
+        "samples": slot.samples,
+        "kept": _kept(value),
+        "shape": _shape(value),
+        "mean": mean,
+        "std": std,
+    }
+
+
+def grid(slots: Sequence[Subrecorder], *, title: str, reasons: dict[Site, str], footer: list[str]) -> Grid:
+    """The table of a recorder; *reasons* say why a slot has not recorded everything."""
+    columns = ["slot", "layer", "type", "samples", "kept", "shape", "mean ± std", ""]
+    rows = []
+    for slot in slots:
+        row = row_of(slot)
+        note = slot.held.note if isinstance(slot.held, Accumulated) and slot.held.note else reasons.get(slot.site, "")
+        spread = "" if row["mean"] is None else number(row["mean"])
+        spread += "" if row["std"] is None else f" ± {number(row['std']).strip()}"
+        model = f"{slot.site.model}/" if slot.site.model else ""
+        rows.append(
+            [
+                Cell(str(slot.index), "quiet", "right"),
+                Cell(model + (slot.name or "(root)"), "strong"),
+                Cell(slot.type.rpartition(".")[2], "quiet"),
+                Cell(str(slot.samples), align="right"),
+                Cell(row["kept"]),
+                Cell(row["shape"]),
+                Cell(spread),
+                Cell(note, "quiet" if slot.samples else "warn"),
+            ]
+        )
+    empty = "no slot: register modules with .modules(model) or .children(model)"
+    return Grid(title, columns, rows, footer, empty=empty, optional=("type", "mean ± std"))
+
+
+def _kept(value: Any) -> str:
+    """What kind of value it is, in words: ``tensor``, ``4 tensors``, ``2 tuples of 3 tensors``."""
+    if value is None or (isinstance(value, list) and not value):
+        return "nothing"
+    if not isinstance(value, list):
+        return _kind(value)
+    kinds = Counter(_kind(item) for item in value)
+    return ", ".join(f"{count} {_plural(kind) if count > 1 else kind}" for kind, count in kinds.items())
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return "tensor"
+    return "None" if value is None else shape_text(value)
+
+
+def _plural(kind: str) -> str:
+    first, _, rest = kind.partition(" ")
+    return f"{first if first == 'None' else first + 's'} {rest}".rstrip()
+
+
+def _shape(value: Any) -> str:
+    """The shape of the first tensor, of the last value where there are several; more tensors are counted behind it."""
+    last = value[-1] if isinstance(value, list) and value else value
+    tensors = [tensor for _, tensor in structure.walk(last)]
+    if not tensors:
+        return ""
+    return shape_text(tensors[0]) + (f" (+{len(tensors) - 1})" if len(tensors) > 1 else "")
+
+
+def _spread(value: Any) -> tuple[float | None, float | None]:
+    """Mean and standard deviation of all finite floating-point elements; None without any, or if they are too many.
+
+    Of a number that stands in place of a tensor, the number.
+    """
+    if isinstance(value, int | float):
+        return float(value), None
+    tensors = [tensor for _, tensor in structure.walk(value) if is_measurable(tensor)]
+    if not tensors or sum(tensor.numel() for tensor in tensors) > _MOST_ELEMENTS:
+        return None, None
+    seen = Accumulator(Moments())
+    for tensor in tensors:
+        seen.update(tensor)
+    found = seen.compute()
+    return (found.mean, found.std) if found.finite else (None, None)
