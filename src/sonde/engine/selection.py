@@ -159,7 +159,7 @@ def settled(where: Where) -> Where:
     """*where* as something that can be asked again: what can be gone through only once as a tuple."""
     given: Any = where
     again = isinstance(given, str | re.Pattern | type) or callable(given) or not isinstance(given, Iterable)
-    return given if again else tuple(given)  # type: ignore[no-any-return]
+    return given if again else tuple(given)
 
 
 def lenient(where: Where) -> Where:

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sonde.engine import compiled, hooks, structure
+from sonde.engine.inputs import alias, aliased_in_trace
 from sonde.engine.site import Port
-from sonde.engine.taps import Tap, alias, aliased_in_trace
+from sonde.engine.taps import Tap
 from sonde.stats import Slab
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["InputTally", "OutputTally", "ParameterTally", "Tally"]
 

@@ -22,13 +22,14 @@ from sonde.engine.backward import Gathering, listen, sequence_of
 from sonde.engine.clock import Clock, transformed
 from sonde.engine.event import Event
 from sonde.engine.forward import Forward
+from sonde.engine.inputs import alias, aliased_in_trace, of_inputs
 from sonde.engine.selection import Named
 from sonde.engine.site import Phase, Port, Site
 
 if TYPE_CHECKING:
     from sonde.engine.wiring import Wiring
 
-__all__ = ["InputTap", "OutputTap", "ParameterTap", "Tap", "alias", "aliased_in_trace"]
+__all__ = ["InputTap", "OutputTap", "ParameterTap", "Tap"]
 
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
 _is_traced = compiled.is_traced
@@ -211,7 +212,7 @@ class Tap(hooks.Hook):
         kwargs: dict[str, Any] = {}
         if port == "grad_input":  # gathered as (args, kwargs)
             value, kwargs = value
-            leaves = _of_inputs(leaves)
+            leaves = of_inputs(leaves)
         tick = forward.tick if forward.stamp == self.clock.stamp else self.clock.tick_of(forward)
         self._deliver(
             Event(
@@ -250,7 +251,7 @@ class Tap(hooks.Hook):
             kwargs: dict[str, Any] = {}
             if port == "input":
                 args, kwargs = value
-                value, named = args, _of_inputs(named)
+                value, named = args, of_inputs(named)
             phase: Phase = "forward" if task == -1 else "recompute"
             tick = self.clock.tick_of(forward)
             site = self.sites[port]  # type: ignore[index]  # a port, since it is not ""
@@ -472,33 +473,6 @@ class ParameterTap(Tap):
         self._deliver(
             Event(self.name, nn.Parameter, True, gradient, (), {}, self.sites["grad"], 0, "backward", self.clock.now(), False)
         )
-
-
-def alias(tensor: Tensor) -> Tensor:
-    """The same tensor as one more node of the graph, so that its gradient is that of one consumer alone."""
-    return torch.ops.aten.alias.default(tensor) if tensor.requires_grad and not tensor.is_nested else tensor
-
-
-def aliased_in_trace(value: Any) -> tuple[Any, Any]:
-    """*value* with every tensor in plain containers aliased; and the same with None for what is no plain container.
-
-    The second is what gradients may be listened to in: a tensor that has no alias has other consumers as well.
-    """
-    if isinstance(value, Tensor):
-        one = alias(value)
-        return one, one
-    if type(value) is tuple or type(value) is list:
-        pairs = [aliased_in_trace(item) for item in value]
-        return type(value)([given for given, _ in pairs]), type(value)([seen for _, seen in pairs])
-    if type(value) is dict:
-        found = {key: aliased_in_trace(item) for key, item in value.items()}
-        return {key: pair[0] for key, pair in found.items()}, {key: pair[1] for key, pair in found.items()}
-    return value, None
-
-
-def _of_inputs(leaves: tuple[tuple[str, Tensor], ...]) -> tuple[tuple[str, Tensor], ...]:
-    """Leaf paths of ``(args, kwargs)`` as paths of the arguments: ``[0][2]`` becomes ``[2]``, ``[1]['mask']`` ``['mask']``."""
-    return tuple((path[3:], tensor) for path, tensor in leaves)
 
 
 def _passes_through(output: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
