@@ -36,7 +36,7 @@ def our_hooks() -> list[str]:
         hook = None if held is None else held.get(key)
         if isinstance(hook, Watch):
             continue  # on a tensor of a graph, with which it goes
-        if isinstance(hook, hooks.Hook) or getattr(hook, "__module__", "").startswith("sonde."):
+        if isinstance(hook, hooks.Hook) or (getattr(hook, "__module__", None) or "").startswith("sonde."):
             left.append(str(hook))
     return left
 
