@@ -28,6 +28,7 @@ PUBLIC = {
     "default_stash_value",
     "errors",
     "get_stash_fn",
+    "graph",
     "observe",
     "open_run",
     "open_tensors",

@@ -27,7 +27,7 @@ def printed(block: str, names: dict[str, Any]) -> str:
         if isinstance(last, ast.Expr):
             value = eval(compile(ast.Expression(last.value), "README", "eval"), names)
             if value is not None:
-                print(repr(value))
+                shown.write(f"{value!r}\n")
     return shown.getvalue()
 
 

@@ -1,4 +1,5 @@
 from . import errors as errors
+from . import graph as graph
 from . import preprocessor as preprocessor
 from . import recorders as recorders
 from . import stats as stats

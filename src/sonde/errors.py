@@ -11,6 +11,7 @@
     ├── UnknownSiteError       (KeyError)     a name that a result does not hold
     │   └── UnknownSlotError   (IndexError)   a position or name that a recorder has no slot for
     ├── DeadHookError          (RuntimeError) a compiled module ran without its hooks (``strict=True``)
+    ├── GraphError             (ValueError)   an execution graph that is not whole
     ├── StoreError             (ValueError)   a folder or file that cannot be written or read as asked
     └── MissingExtraError      (ImportError)  a feature whose optional package is not installed
 
@@ -24,6 +25,7 @@ from __future__ import annotations
 __all__ = [
     "ArgumentError",
     "DeadHookError",
+    "GraphError",
     "LossShapeError",
     "MissingExtraError",
     "ModelError",
@@ -74,6 +76,10 @@ class UnknownSlotError(UnknownSiteError, IndexError):
 
 class DeadHookError(SondeError, RuntimeError):
     """A compiled module ran without the hooks that observe it."""
+
+
+class GraphError(SondeError, ValueError):
+    """An execution graph that is not whole, or not one."""
 
 
 class StoreError(SondeError, ValueError):

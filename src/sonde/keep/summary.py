@@ -17,11 +17,11 @@ from torch.nn.parameter import is_lazy
 
 from sonde.engine import Event, observe, structure
 from sonde.engine.selection import check_model
+from sonde.engine.unchanged import gradients_put_aside, left_as_it_was, plain_python, versions
 from sonde.errors import ArgumentError
 from sonde.keep import layers
 from sonde.keep.summary_rows import Outcome, Seen, assemble
 from sonde.keep.summary_table import Shapes, Summary, SummaryRow
-from sonde.keep.unchanged import gradients_put_aside, left_as_it_was, plain_python, versions
 
 __all__ = ["Summary", "SummaryRow", "summary"]
 

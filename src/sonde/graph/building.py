@@ -1,0 +1,305 @@
+"""A graph under construction: which node has given each tensor, followed through views and writes in place.
+
+Tensors are known by identity, through weak references: a graph keeps nothing of the model alive. A tensor that is written
+in place has a new value from then on, and whatever shares its memory is read from the write as well as from where it was
+made; which bytes each of them covers decides whether one can matter to the other.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from sonde.engine.site import Site
+from sonde.graph.tensors import Span, described, span_of, storage_of, write_covers
+from sonde.run.graph import Edge, Kind, Node, PlainGraph, Value
+
+__all__ = ["Builder", "Draft", "Read"]
+
+Read = tuple[int, int]
+"""The node that gave a tensor, and the number of the value."""
+
+_BEFORE_ALL = -1
+
+
+class Draft:
+    """A node that is not finished."""
+
+    __slots__ = (
+        "arguments",
+        "bytes",
+        "call",
+        "ended",
+        "flags",
+        "flops",
+        "id",
+        "kind",
+        "name",
+        "outputs",
+        "parameters",
+        "parent",
+        "path",
+        "seconds",
+        "site",
+        "type",
+    )
+
+    def __init__(self, number: int, kind: Kind, name: str, parent: Draft | None) -> None:
+        self.id = number
+        self.kind = kind
+        self.name = name
+        self.parent = parent
+        self.outputs: list[int] = []
+        self.flags: set[str] = set()
+        self.type = self.path = self.site = self.arguments = ""
+        self.call = self.flops = self.parameters = self.bytes = 0
+        self.seconds = 0.0
+        self.ended = False
+
+    def finish(self) -> Node:
+        """The node, as plain data."""
+        return Node(
+            id=self.id,
+            kind=self.kind,
+            name=self.name,
+            type=self.type,
+            path=self.path,
+            site=self.site,
+            call=self.call,
+            parent=None if self.parent is None else self.parent.id,
+            outputs=tuple(dict.fromkeys(self.outputs)),
+            arguments=self.arguments,
+            flops=self.flops,
+            parameters=self.parameters,
+            bytes=self.bytes,
+            seconds=self.seconds,
+            flags=tuple(sorted(self.flags)),
+        )
+
+
+@dataclass(slots=True)
+class _Known:
+    """Who gave a tensor.
+
+    A node that handed on a tensor unchanged counts as its giver while the module call around it runs; after that whoever
+    gave it before does. (A residual connection around a block that begins with ``x.contiguous()`` begins before the block.)
+    """
+
+    tensor: weakref.ref[Tensor]
+    node: Draft
+    value: int
+    since: int  # the node after which writes into its memory change it
+    within: Draft | None = None
+    before: _Known | None = None
+
+
+class _Write(NamedTuple):
+    node: Draft
+    value: int
+    span: Span
+
+
+class _Written(NamedTuple):
+    """The writes into one storage; the reference keeps its number from being used again, though not its memory."""
+
+    storage: StorageWeakRef
+    writes: list[_Write]
+
+
+class Builder:
+    """Nodes, edges and values so far, and who gave each living tensor.
+
+    Attributes:
+        nodes: in order.
+        running: the module calls that have begun and not ended, innermost last, with their modules.
+    """
+
+    def __init__(self, owned: Iterable[tuple[Kind, str, Tensor]]) -> None:
+        self.nodes: list[Draft] = []
+        self.running: list[tuple[nn.Module, Draft]] = []
+        self.began = time.perf_counter()
+        self._edges: dict[tuple[int, int, int], float] = {}
+        self._values: list[Value] = []
+        self._known: dict[int, _Known] = {}
+        self._by_function: dict[tuple[int, int], Read] = {}
+        self._written: dict[int, _Written] = {}
+        self._owned = {id(tensor): (kind, name, tensor) for kind, name, tensor in owned}
+        self._sources: dict[tuple[int, int], _Known] = {}
+
+    # Nodes
+
+    def add(self, kind: Kind, name: str, parent: Draft | None) -> Draft:
+        """A new node."""
+        node = Draft(len(self.nodes), kind, name, parent)
+        self.nodes.append(node)
+        return node
+
+    @property
+    def scope(self) -> Draft | None:
+        """The module call that runs."""
+        return self.running[-1][1] if self.running else None
+
+    # What nodes give and read
+
+    def give(self, node: Draft, tensor: Tensor) -> int:
+        """*node* has made *tensor*: who reads it from now on reads that."""
+        value = self._value(tensor)
+        node.outputs.append(value)
+        self._known[id(tensor)] = _Known(weakref.ref(tensor), node, value, node.id)
+        function = tensor.grad_fn
+        if function is not None:
+            self._by_function[function._sequence_nr(), tensor.output_nr] = node.id, value
+        return value
+
+    def hand_on(self, node: Draft, tensor: Tensor, within: Draft | None) -> None:
+        """*node* has returned *tensor*, which it was given, unchanged; that counts while the call *within* runs."""
+        before = self._lookup(tensor) or self._source(tensor)
+        node.outputs.append(before.value)
+        self._known[id(tensor)] = _Known(weakref.ref(tensor), node, before.value, node.id, within, before)
+
+    def leave(self, call: Draft, returned: Iterable[Tensor]) -> None:
+        """The module call has ended and *returned* these: what it handed on unchanged, its caller was handed."""
+        call.ended = True
+        for tensor in returned:
+            known = self._known.get(id(tensor))
+            if known is not None and known.tensor() is tensor and known.within is call:
+                known.within = call.parent
+
+    def _lookup(self, tensor: Tensor) -> _Known | None:
+        known = self._known.get(id(tensor))
+        if known is None or known.tensor() is not tensor:
+            return None
+        while known is not None and known.within is not None and known.within.ended:
+            known = known.before
+        if known is None or known.since == _BEFORE_ALL:  # a source, which each module call has for itself
+            return None
+        return known
+
+    def _value(self, tensor: Tensor) -> int:
+        self._values.append(Value(*described(tensor)))
+        return len(self._values) - 1
+
+    def write(self, node: Draft, tensor: Tensor) -> None:
+        """*node* has written into *tensor*, and so into all that shares its memory."""
+        value = self.give(node, tensor)
+        key = storage_of(tensor)
+        if key is None:
+            return
+        span = span_of(tensor)
+        known = self._written.get(key)
+        if known is None:
+            known = self._written[key] = _Written(StorageWeakRef(tensor.untyped_storage()), [])
+        known.writes[:] = [write for write in known.writes if not write_covers(span, write.span)]
+        known.writes.append(_Write(node, value, span))
+
+    def read(self, node: Draft, tensor: Tensor, sources: Iterable[Read] | None = None) -> None:
+        """*node* reads *tensor*: an edge from each node whose data is in it."""
+        now = time.perf_counter() - self.began
+        for source, value in self.sources_of(tensor) if sources is None else sources:
+            if source != node.id:
+                self._edges.setdefault((source, node.id, value), now)
+
+    def giver_of(self, tensor: Tensor) -> tuple[Draft, int] | None:
+        """The node that gave *tensor*, and which value; None if none did."""
+        known = self._lookup(tensor)
+        if known is None and id(tensor) not in self._owned:
+            known = self._unseen(tensor)
+        return None if known is None else (known.node, known.value)
+
+    def sources_of(self, tensor: Tensor) -> list[Read]:
+        """The nodes whose data is in *tensor* now."""
+        known = self._lookup(tensor) or self._source(tensor)
+        if not self._written:
+            return [(known.node.id, known.value)]
+        key = storage_of(tensor)
+        written = None if key is None else self._written.get(key)
+        if written is None:
+            return [(known.node.id, known.value)]
+        span = span_of(tensor)
+        later = [
+            write for write in written.writes if write.node.id > known.since and write.span[0] < span[1] and span[0] < write.span[1]
+        ]
+        found = [(write.node.id, write.value) for write in later]
+        if "view" in known.node.flags or not any(write_covers(write.span, span) for write in later):
+            found.insert(0, (known.node.id, known.value))
+        return found
+
+    # Tensors that no node has given
+
+    def _source(self, tensor: Tensor) -> _Known:
+        """The node that stands for *tensor* in the module call that runs: a parameter, buffer or constant."""
+        owned = self._owned.get(id(tensor))
+        scope = self.scope
+        kind: Kind
+        if owned is not None and owned[2] is tensor:
+            kind, path, _ = owned
+        elif (unseen := self._unseen(tensor)) is not None:
+            return unseen
+        else:
+            kind, path = "constant", ""
+        key = id(tensor), -1 if scope is None else scope.id
+        known = self._sources.get(key)
+        if known is not None and known.tensor() is tensor:
+            return known
+        node = self.add(kind, path.rpartition(".")[2] or kind, scope)
+        node.path = path
+        if path:
+            node.site = str(Site(path, "param"))
+        elif scope is not None:
+            node.path, node.site = scope.path, scope.site
+        if kind == "parameter":
+            node.parameters = tensor.numel()
+        value = self._value(tensor)
+        node.outputs.append(value)
+        known = self._sources[key] = _Known(weakref.ref(tensor), node, value, _BEFORE_ALL)
+        return known
+
+    def _unseen(self, tensor: Tensor) -> _Known | None:
+        """An operation that torch did not tell of (in C++, in an ``autograd.Function``), known from the gradient's graph."""
+        if tensor.grad_fn is None:
+            return None
+        reads: dict[Read, None] = {}
+        pending, seen = [tensor.grad_fn], {tensor.grad_fn}
+        while pending:
+            for before, index in pending.pop().next_functions:
+                if before is None or before in seen:
+                    continue
+                given = self._by_function.get((before._sequence_nr(), index))
+                if hasattr(before, "variable"):  # a leaf
+                    reads |= dict.fromkeys(self.sources_of(before.variable))
+                elif given is not None:
+                    reads[given] = None
+                else:
+                    seen.add(before)
+                    pending.append(before)
+        if not reads:
+            return None
+        node = self.add("operation", tensor.grad_fn.name().removesuffix("0").removesuffix("Backward"), self.scope)
+        node.flags.add("unseen")
+        if node.parent is not None:
+            node.path, node.site = node.parent.path, node.parent.site
+        self.read(node, tensor, reads)
+        self.give(node, tensor)
+        return self._known[id(tensor)]
+
+    # The end
+
+    def finish(self, model: str, error: str = "") -> PlainGraph:
+        """The graph, as plain data."""
+        for node in reversed(self.nodes):  # children come after their parents
+            if node.parent is not None and node.kind in ("operation", "module"):
+                node.parent.flops += node.flops
+                node.parent.bytes += node.bytes
+        return PlainGraph(
+            model=model,
+            nodes=tuple(node.finish() for node in self.nodes),
+            edges=tuple(Edge(*ends, seconds) for ends, seconds in self._edges.items()),
+            values=tuple(self._values),
+            error=error,
+        )

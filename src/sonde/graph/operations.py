@@ -1,0 +1,209 @@
+"""Operations at the level at which people call them: a torch function mode, names, and arguments as text."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from sonde.graph import costs
+from sonde.graph.tensors import storage_of, tensors_in, version_of
+
+if TYPE_CHECKING:
+    from sonde.graph.building import Draft
+    from sonde.graph.recording import Recording
+
+__all__ = ["OperationMode", "arguments_text", "name_of"]
+
+# What hands the contents of a tensor to Python; every other function that returns no tensor only asks about it.
+_READS = {
+    "item",
+    "tolist",
+    "numpy",
+    "bool",
+    "int",
+    "float",
+    "complex",
+    "index",
+    "contains",
+    "equal",
+    "allclose",
+    "is_nonzero",
+    "array",
+}
+
+_transforms: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
+_graph_task: Callable[[], int] = torch._C._current_graph_task_id
+
+_names: dict[Any, str] = {}
+
+
+def name_of(function: Any) -> str:
+    """The public name of a function that torch reports: ``add``, ``getitem``, ``T``, ``relu_``."""
+    try:
+        return _names[function]
+    except (KeyError, TypeError):
+        name = getattr(function, "__name__", type(function).__name__)
+        if name == "__get__":  # of a property, as x.T
+            name = getattr(getattr(function, "__self__", None), "__name__", "get")
+        if name.startswith("__i") and name.endswith("__") and name[3:-2] in _IN_PLACE:
+            name = f"{name[3:-2]}_"
+        name = name.removeprefix("__").removesuffix("__")
+        with contextlib.suppress(TypeError):  # not hashable
+            _names[function] = name
+        return name
+
+
+_IN_PLACE = {"add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift", "matmul"}
+
+# Questions about a tensor that models ask all the time: no tensor comes back, and nothing is written.
+_QUIET = {
+    getattr(held, "__get__", held) if not callable(held) else held
+    for name in (
+        "shape", "dtype", "device", "layout", "ndim", "requires_grad", "grad_fn", "is_cuda", "is_leaf", "is_nested", "is_sparse",
+        "is_meta", "is_cpu", "is_quantized", "size", "dim", "numel", "stride", "is_floating_point", "is_complex",
+        "is_contiguous", "element_size", "__len__", "storage_offset", "get_device", "type", "is_signed", "__format__", "__repr__",
+    )
+    for held in [getattr(Tensor, name)]
+}  # fmt: skip
+
+
+class OperationMode(TorchFunctionMode):
+    """While it is entered, each public torch function that is called becomes a node.
+
+    Attributes:
+        silent: above 0, functions are called and nothing else.
+    """
+
+    def __init__(self, recording: Recording) -> None:
+        super().__init__()
+        self.recording = recording
+        self.silent = 0
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self.silent or function in _QUIET or _graph_task() != -1 or _transforms() is not None:
+            return function(*args, **kwargs)
+        recording = self.recording
+        began = time.perf_counter()
+        given = tensors_in(*args, *kwargs.values())
+        versions = [version_of(tensor) for tensor in given]
+        started = time.perf_counter()
+        try:
+            result = function(*args, **kwargs)
+        except Exception as error:
+            with torch._C.DisableTorchFunction():
+                recording.raised(error, self._node(name_of(function), args, kwargs, given))
+            raise
+        ended = time.perf_counter()
+        with torch._C.DisableTorchFunction():
+            self._record(name_of(function), args, kwargs, given, versions, result, ended - started)
+        recording.overhead += time.perf_counter() - began - (ended - started)
+        return result
+
+    def _record(
+        self,
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        given: list[Tensor],
+        versions: list[int],
+        result: Any,
+        seconds: float,
+    ) -> None:
+        made = [result] if isinstance(result, Tensor) else tensors_in(result)
+        written = _written(name, args, kwargs, given, versions)
+        if not made and not written and not (given and name in _READS):
+            return
+        builder = self.recording.builder
+        scope = builder.scope
+        node = self._node(name, args, kwargs, given)
+        node.seconds = seconds
+        node.flops = costs.flops(name, args, kwargs, result)
+        known = set(map(id, given))
+        memory = {storage_of(tensor) for tensor in given}
+        for tensor in written:
+            builder.write(node, tensor)
+            node.flags.add("inplace")
+        for tensor in made:
+            if id(tensor) in known:
+                if not any(tensor is other for other in written):
+                    builder.hand_on(node, tensor, scope)
+                    node.flags.add("same")
+                continue
+            builder.give(node, tensor)
+            storage = storage_of(tensor)
+            if storage is not None and storage in memory:
+                node.flags.add("view")
+            else:
+                memory.add(storage)
+                node.bytes += tensor.numel() * tensor.element_size()
+        if not made and not written:
+            node.flags.add("read")
+
+    def _node(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], given: list[Tensor]) -> Draft:
+        """A new operation that reads what it was given."""
+        builder = self.recording.builder
+        scope = builder.scope
+        reads = [builder.sources_of(tensor) for tensor in given]  # first, for these may be new nodes
+        node = builder.add("operation", name, scope)
+        if scope is not None:
+            node.path, node.site = scope.path, scope.site
+        node.arguments = arguments_text(args, kwargs)
+        for tensor, sources in zip(given, reads, strict=True):
+            builder.read(node, tensor, sources)
+        return node
+
+
+def _written(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], given: list[Tensor], versions: list[int]) -> list[Tensor]:
+    """Which of the tensors that a function was given it has written into."""
+    changed = [
+        tensor
+        for tensor, version in zip(given, versions, strict=True)
+        if version == -1 or version_of(tensor) != version  # -1: torch does not count, the name must tell
+    ]
+    if not changed:
+        return changed
+    if "out" in kwargs:
+        return tensors_in(kwargs["out"])
+    if (name.endswith("_") or name == "setitem" or kwargs.get("inplace")) and args and isinstance(args[0], Tensor):
+        return [args[0]]  # others that have changed only share its memory
+    return [tensor for tensor in changed if not tensor.is_inference()]
+
+
+def arguments_text(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """What a function was given besides tensors: ``2, dim=1``. The same in every run."""
+    texts = [text for value in args if (text := _text(value))]
+    texts += [f"{name}={text}" for name, value in kwargs.items() if (text := _text(value))]
+    joined = ", ".join(texts)
+    return joined if len(joined) <= _LONGEST else joined[: _LONGEST - 1] + "…"
+
+
+_LONGEST = 120
+
+
+def _text(value: Any) -> str:
+    """*value* as text; nothing for a tensor, and for what holds nothing but tensors."""
+    if isinstance(value, Tensor):
+        return ""
+    if value is None or isinstance(value, bool | int | str | torch.dtype | torch.device):
+        return str(value).removeprefix("torch.") if not isinstance(value, str) else repr(value)
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if value is Ellipsis:
+        return "…"
+    if isinstance(value, slice):
+        return ":".join(
+            "" if part is None else _text(part) for part in (value.start, value.stop, value.step)[: 2 + bool(value.step)]
+        )
+    if isinstance(value, tuple | list):
+        parts = [_text(part) for part in value]
+        return f"({', '.join(parts)})" if any(parts) else ""
+    return getattr(value, "__name__", "") or type(value).__name__
