@@ -6,14 +6,18 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Literal
 
+import torch
+
 from sonde.engine import hooks, structure
-from sonde.engine.passage import Call, ModuleCall, ThreadState
+from sonde.engine.passage import Call, ModuleCall
+from sonde.engine.thread_state import ThreadState
 from sonde.engine.trouble import ProbeError, name_of, warn_user
 
 __all__ = ["Callback", "Crossing", "Crossings", "weak"]
 
 Callback = Callable[[ModuleCall], object]
 Crossing = Literal["enter", "leave", "enter_backward", "leave_backward"]
+_IN_BACKWARD = ("enter_backward", "leave_backward")
 
 
 class Crossings:
@@ -23,17 +27,24 @@ class Crossings:
         self._callbacks = {crossing: callback for crossing, callback in callbacks.items() if callback is not None}
         self._strict = strict
         self.errors: list[ProbeError] = []
-        self._choose()
+        self.are_wanted = bool(self._callbacks)
 
-    def _choose(self) -> None:
-        self.in_forward = bool({"enter", "leave"} & set(self._callbacks))
-        self.in_backward = bool({"enter_backward", "leave_backward"} & set(self._callbacks))
+    def begin(self, call: Call, args: Any, border: Callable[[Any], None]) -> None:
+        """A forward begins."""
+        self._watch(args, border)
+        self.tell("enter", call)
+
+    def end(self, call: Call, output: Any, border: Callable[[Any], None]) -> None:
+        """A forward ends."""
+        self._watch(output, border)
+        self.tell("leave", call)
 
     def tell(self, crossing: Crossing, call: Call) -> None:
         """Call the callback for *crossing*, if there is one."""
-        callback, told = self._callbacks.get(crossing), call.told()
-        if callback is None or told is None:
+        callback = self._callbacks.get(crossing)
+        if callback is None:
             return
+        told = call.told()
         try:
             callback(told)
         except Exception as error:
@@ -41,17 +52,18 @@ class Crossings:
                 raise
             self.errors.append(ProbeError.of(name_of(callback), None, error))
             self._callbacks.clear()
-            self._choose()
+            self.are_wanted = False
             warn_user(
                 f"{crossing}={name_of(callback)} raised {type(error).__name__} at {told.name}: {error}. "
                 "Tracking goes on; no callback is called any more. See errors; strict=True raises."
             )
 
-    def watch(self, value: Any, hook: Callable[[Any], None]) -> None:
+    def _watch(self, value: Any, border: Callable[[Any], None]) -> None:
         """Hear when the backward pass comes to the tensors of *value*, which stand at the border of a module."""
-        for _, leaf in structure.walk(value):
-            if leaf.grad_fn is not None:
-                hooks.on_node(leaf.grad_fn, hook)
+        if torch.is_grad_enabled() and not self._callbacks.keys().isdisjoint(_IN_BACKWARD):
+            for _, leaf in structure.walk(value):
+                if leaf.grad_fn is not None:
+                    hooks.on_node(leaf.grad_fn, border)
 
     def move(self, state: ThreadState, calls: list[Call]) -> None:
         """The backward pass of *state*'s thread has come from the calls it was in to these."""

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Hashable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
-from sonde.engine import hooks
+from sonde.engine import checkpoints, hooks
 from sonde.engine.event import Tick
 
 if TYPE_CHECKING:
     from sonde.engine.backward import Watch
 
-__all__ = ["Forward", "checkpoint_made_in", "checkpoint_recomputed"]
-
-_sequence_now: Callable[[], int] = torch._C._autograd._get_sequence_nr
-_saved_tensor_hooks: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_default_hooks
+__all__ = ["Forward"]
 
 
 class Forward:
@@ -64,13 +61,13 @@ class Forward:
 
     def mark(self, hook: hooks.Hook, call: int) -> None:
         """If this call is made inside an activation checkpoint, remember in which."""
-        checkpoint = checkpoint_made_in()
+        checkpoint = checkpoints.made_in()
         if checkpoint is not None:
             self._marks.setdefault(hook, []).append((call, checkpoint))
 
     def recall_of(self, hook: hooks.Hook, task: int) -> int:
         """The index of the call that *hook* sees again while the backward pass *task* recomputes a checkpoint."""
-        checkpoint = checkpoint_recomputed()
+        checkpoint = checkpoints.repeated()[0]
         if self._recall_key != (task, checkpoint):
             self._recall_key = (task, checkpoint)
             self.recalls.clear()
@@ -78,38 +75,3 @@ class Forward:
         self.recalls[hook] = recall + 1
         made = [call for call, inside in self._marks.get(hook, ()) if inside == checkpoint]
         return made[recall % len(made)] if made else recall
-
-
-# Which checkpoint a module call is part of. The non-reentrant kind keeps a frame, which both its hooks on saved tensors hold.
-# The reentrant kind runs its part of the forward without gradients, so that all calls in it are made at the sequence
-# number after that of its node, which is the node that recomputes them.
-
-
-def checkpoint_made_in() -> Hashable:
-    """What names the activation checkpoint that a module called now is part of; None outside one."""
-    if not torch.is_grad_enabled():
-        return "node", _sequence_now()
-    return _frame_of_saved_tensors()
-
-
-def checkpoint_recomputed() -> Hashable:
-    """What names the activation checkpoint that is recomputed now; only inside a backward pass."""
-    frame = _frame_of_saved_tensors()
-    if frame is not None:
-        return frame
-    node = torch._C._current_autograd_node()
-    return "node", node._sequence_nr() + 1 if node is not None else -1  # type: ignore[redundant-expr]  # there may be none
-
-
-def _frame_of_saved_tensors() -> Hashable:
-    """What names the non-reentrant checkpoint whose hooks on saved tensors are active, if one's are."""
-    active = _saved_tensor_hooks(True)
-    if active is None:
-        return None
-    pack = getattr(active[0], "_torchdynamo_orig_callable", active[0])
-    code = getattr(pack, "__code__", None)
-    if code is None:
-        return None
-    held = {name: cell.cell_contents for name, cell in zip(code.co_freevars, pack.__closure__ or (), strict=False)}
-    frame = held["target_frame_ref"]() if "target_frame_ref" in held else held.get("frame")
-    return None if frame is None else ("frame", id(frame))

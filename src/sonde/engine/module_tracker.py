@@ -5,19 +5,20 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from sonde.engine import compiled, hooks, selection
+from sonde.engine import checkpoints, compiled, hooks, selection
 from sonde.engine.crossings import Callback, Crossings, weak
-from sonde.engine.forward import checkpoint_made_in, checkpoint_recomputed
-from sonde.engine.passage import Call, ModuleCall, Passage, ThreadState
-from sonde.engine.places import Hierarchies, Place
+from sonde.engine.passage import Call, ModuleCall, Passage
+from sonde.engine.places import Hierarchies, Place, is_transparent
 from sonde.engine.running import modules_running, nodes_running
 from sonde.engine.site import Phase
+from sonde.engine.thread_state import ThreadState
 from sonde.engine.trouble import ProbeError, warn_user
 
 __all__ = ["ModuleTracker"]
@@ -26,7 +27,9 @@ _sequence_now: Callable[[], int] = torch._C._autograd._get_sequence_nr
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
 _current_node: Callable[[], Any] = torch._C._current_autograd_node
 _is_traced = compiled.is_traced
+_compiler_at_work = hooks.compiler_at_work
 _ACCUMULATES = 2**64 - 1  # the number of every node that writes a .grad
+_NOWHERE = Passage(0, -1, False, None)
 
 
 class ModuleTracker:
@@ -42,8 +45,10 @@ class ModuleTracker:
     Every model that is called in any thread is tracked; each thread sees its own calls. A model is labelled by its class
     (a second one of that class ``Net-2``) when it is first called; *models* are labelled at once, which also gives a part that is
     called alone its full name. In backward, what runs belongs to the module call that made it in the forward, as autograd's
-    numbers tell: no hook is put on any tensor. Nodes that a backward pass itself made (``create_graph=True``) belong to
-    no module. Inside a compiled region no Python runs: its operations belong to the region as a whole.
+    numbers tell: no hook is put on any tensor (only where several threads run models, one on the node of each root's output,
+    as each thread numbers for itself). Nodes that a backward pass itself made (``create_graph=True``) belong to no module,
+    or to the one in whose forward that pass was run. Inside a compiled region no Python runs: its operations belong to the
+    region as a whole.
 
     Args:
         models: models to know by name beforehand.
@@ -73,13 +78,13 @@ class ModuleTracker:
         )
         self._entered = 0
         self._handles: list[hooks.Handle] = []
+        self._border = weak(self._cross)
         self._said_compiled: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._begin_anew()
 
     def _begin_anew(self) -> None:
         self._local = _Local()
         self._states: list[ThreadState] = []
-        self._owners: dict[int, tuple[weakref.ref[Tensor], Call | None]] = {}
 
     # Life
 
@@ -114,8 +119,7 @@ class ModuleTracker:
     def stack(self) -> tuple[ModuleCall, ...]:
         """The same as calls, from the root to the innermost."""
         call = self._now()
-        listed = () if call is None else (held.told() for held in call.chain())
-        return tuple(told for told in listed if told is not None)
+        return () if call is None else tuple(held.told() for held in call.chain())
 
     @property
     def is_bw(self) -> bool:
@@ -129,7 +133,8 @@ class ModuleTracker:
         if task == -1:
             return "forward"
         top = self._state().top
-        return "recompute" if top is not None and top.task == task else "backward"
+        repeats = checkpoints.is_repeating() or (top is not None and top.passage.task == task)
+        return "recompute" if repeats else "backward"
 
     @property
     def modules(self) -> dict[str, nn.Module]:
@@ -159,94 +164,92 @@ class ModuleTracker:
     def enter(self, module: nn.Module, args: Any) -> None:
         """A module call begins in this thread."""
         state = self._local.state or self._state()
-        task = _graph_task()
-        top, passage = state.top, state.passage
+        task, top = _graph_task(), state.top
         place: Place | None = None
-        if top is not None and passage is not None and top.task == task:
-            place = top.place.children.get(id(module))
+        if top is not None:
+            if top.passage.task == task:
+                place = top.place.children.get(id(module))
             if place is None or place.held() is not module:
-                place = self._new_place(state, top, module)  # None: nothing ran in truth
-            if place is top.place:
-                return
-        if place is None or top is None or passage is None:
+                place, top = self._settled(state, module, task)
+        if top is None or place is None:
             place = self._hierarchies.at_top(module)
             if place is None:
                 return
-            self._say_if_compiled(module)
-            call = Call(place, 0, None, task, state.top) if task == -1 else self._recalled(state, place, None, task)
-            passage = state.open(_sequence_now(), task, torch.is_grad_enabled())
-            passage.counts[place.key] = 1
-        elif task == -1:
-            call = Call(place, passage.count(place), top, -1, top)
+            self._say_if_compiled(place, module)
+            passage = state.open(_sequence_now(), task, recording=task == -1 and torch.is_grad_enabled())
+        elif place is top.place:
+            return  # one of the two wraps the other
         else:
-            call = self._recalled(state, place, top, task)
+            passage = top.passage
+        call = passage.begin(place, top, state.top, _sequence_now()) if task == -1 else self._recalled(state, place, top, passage)
         state.top = call
-        passage.note(_sequence_now(), call)
-        if passage.recording and (checkpoint := checkpoint_made_in()) is not None:
-            passage.made.setdefault(checkpoint, []).append(call)
-        if self._crossings.in_backward and torch.is_grad_enabled():
-            self._crossings.watch(args, weak(self._cross))
-        if self._crossings.in_forward:
-            self._crossings.tell("enter", call)
+        if self._crossings.are_wanted:
+            self._crossings.begin(call, args, self._border)
 
     def leave(self, module: nn.Module, output: Any) -> None:
         """A module call ends in this thread, or has raised."""
         state = self._local.state or self._state()
-        call, passage = state.top, state.passage
-        while call is not None and call.place.key != id(module):
-            call = call.beneath  # what is skipped never ended; what a wrapper wraps is not found, and nothing changes
-        if call is None or passage is None:
-            return
-        if self._crossings.in_forward:
-            self._crossings.tell("leave", call)
-        if self._crossings.in_backward and torch.is_grad_enabled():
-            self._crossings.watch(output, weak(self._cross))
-        beneath = state.top = call.beneath
-        if beneath is None or beneath.task != call.task:
-            passage.note(_sequence_now(), None)
-            passage.tie(output)
-            state.close()
-        else:
-            passage.note(_sequence_now(), beneath)
+        call = state.top
+        if call is None or call.place.key != id(module):
+            call = state.skip_to(module, _sequence_now())
+            if call is None:
+                return  # a wrapper, or what it wraps
+        try:
+            if self._crossings.are_wanted:
+                self._crossings.end(call, output, self._border)
+        finally:
+            if state.end(call, _sequence_now()):
+                call.passage.tie(output, watched=len(self._states) > 1)
 
-    def _new_place(self, state: ThreadState, top: Call, module: nn.Module) -> Place | None:
-        """Where *module* stands below *top*; None if that does not run any more, since an interrupt kept it from ending."""
-        if self._hierarchies.is_root(module) and not any(running is top.place.module() for running in modules_running()):
-            state.abandon()
-            return None
+    def _settled(self, state: ThreadState, module: nn.Module, task: int) -> tuple[Place | None, Call | None]:
+        """Where *module* stands below the call that it is made in; None, None if it is made in none."""
+        top = state.top
+        if top is not None and top.place.children.get(id(module)) is top.place and is_transparent(module):
+            return top.place, top
+        running = modules_running()
+        if running and running[-1] is module:
+            running.pop()
+        if not any(call.place.module() in self._said_compiled for call in state.begun()):  # those have frames of their own kind
+            state.settle(_sequence_now(), running)
+        top = state.top
+        if top is None or top.passage.task != task:
+            return None, None
+        known = top.place.children.get(id(module))
+        if known is not None and known.held() is module:
+            return known, top
         if isinstance(module, GraphModule) and top.place.module() in self._said_compiled:
-            return top.place  # what the compiler has made of it
-        self._say_if_compiled(module)
-        made = top.place.children[id(module)] = self._hierarchies.below(top.place, module)
-        return made
+            return top.place, top  # what the compiler has made of it
+        children = {key: place for key, place in top.place.children.items() if place.held() is not None}
+        made = children[id(module)] = self._hierarchies.below(top.place, module)
+        self._say_if_compiled(made, module)
+        top.place.children = children
+        return made, top
 
     # Recomputation
 
-    def _recalled(self, state: ThreadState, place: Place, top: Call | None, task: int) -> Call:
+    def _recalled(self, state: ThreadState, place: Place, top: Call | None, passage: Passage) -> Call:
         """The call that activation checkpointing repeats; or, if it is none of those, one made in the backward pass."""
-        node, checkpoint = _current_node(), checkpoint_recomputed()
-        origin = self._passage_of(node)
-        made = origin.made.get(checkpoint, ()) if origin is not None else ()
-        position = state.recalled[1] if state.recalled[0] == (task, checkpoint) else 0
-        for index in range(position, len(made)):
-            if made[index].place.key == place.key:
-                state.recalled = (task, checkpoint), index + 1
-                return Call(made[index].place, made[index].index, made[index].above, task, state.top)
-        if top is not None and state.passage is not None:
-            return Call(place, state.passage.count(place), top, task, state.top)
-        of_node = self._of_node(node)
-        for call in [] if of_node is None else of_node.chain():
-            if call.place.key == place.key:
-                return Call(call.place, call.index, call.above, task, state.top)
-        return Call(place, 0, None, task, state.top)
+        node = _current_node()
+        state.recall.begin(passage.task, node, self._passage_of(node))
+        made = state.recall.repeated(place, passage.task)
+        if made is None and top is None:
+            top = self._of_node(node)
+            made = next((call for call in (top.chain() if top is not None else []) if call.place.key == place.key), None)
+        if made is None:
+            return passage.begin(place, top, state.top, _sequence_now())
+        call = Call(made.place, made.index, made.above, passage, state.top)
+        passage.note(_sequence_now(), call)
+        return call
 
     # Backward
 
     def _now(self) -> Call | None:
         state, task = self._state(), _graph_task()
-        if task == -1 or (state.top is not None and state.top.task == task):
+        if task == -1 or (state.top is not None and state.top.passage.task == task):
             return state.top
-        return self._of_node(_current_node())
+        node = _current_node()
+        around = state.recall.begin(task, node, self._passage_of(node)) if checkpoints.is_repeating() else None
+        return around or self._of_node(node)
 
     def _of_node(self, node: Any) -> Call | None:
         """The innermost call that made *node*."""
@@ -264,34 +267,35 @@ class ModuleTracker:
         if node is None:
             return None
         number, own = node._sequence_nr(), self._state()
-        found = own.passage_of(number)
-        if found is None:  # made by another thread: on a device, backward has a thread of its own
-            others = (state.passage_of(number) for state in tuple(self._states) if state is not own)
-            found = next((passage for passage in others if passage is not None), None)
-        return found
+        if len(self._states) == 1:
+            return own.passage_of(number)
+        # each thread counts for itself: the node may have been made by another one; on a device, backward has its own
+        states = [own, *(state for state in tuple(self._states) if state is not own)]
+        found = [passage for passage in (state.passage_of(number) for state in states) if passage is not None]
+        return min(found, key=lambda passage: passage.nearness(_graph_task()), default=None)
 
     def _owner(self, parameter: Tensor) -> Call | None:
-        known = self._owners.get(id(parameter))
-        if known is None or known[0]() is not parameter:
-            call: Call | None = None
-            for place in self._hierarchies.owners(parameter):
-                call = Call(place, None, call, -1, None)
-            known = self._owners[id(parameter)] = weakref.ref(parameter), call
-        return known[1]
+        call: Call | None = None
+        for place in self._hierarchies.owners(parameter):
+            call = Call(place, None, call, _NOWHERE, None)
+        return call
 
     def _cross(self) -> None:
         """The backward pass is at the border of a module call."""
-        if not self._entered or not self._crossings.in_backward:
+        if not self._entered or not self._crossings.are_wanted:
             return
         state, call = self._state(), self._of_node(_current_node())
-        if not state.in_backward:
-            hooks.after_backward(self._end_backward)
+        task = _graph_task()
+        if state.crossing != task and not (state.in_backward and nodes_running()):
+            self._crossings.move(state, [])  # a pass that raised did not end
+            state.crossing = task
+            hooks.after_backward(partial(self._crossings.move, state, []))
         self._crossings.move(state, [] if call is None else call.chain())
 
-    def _end_backward(self) -> None:
-        self._crossings.move(self._state(), [])
-
-    def _say_if_compiled(self, module: nn.Module) -> None:
+    def _say_if_compiled(self, place: Place, module: nn.Module) -> None:
+        if place.was_checked and (module._compiled_call_impl is None or place.module() in self._said_compiled):
+            return
+        place.was_checked = True
         fresh = [region.top for region in compiled.regions(module) if region.top not in self._said_compiled]
         if not fresh:
             return
@@ -310,35 +314,35 @@ class _Local(threading.local):
 class _Enters(hooks.Hook):
     """Before any forward."""
 
-    __slots__ = ("tracker",)
+    __slots__ = ("enter",)
 
     def __init__(self, tracker: ModuleTracker) -> None:
-        self.tracker = tracker
+        self.enter = tracker.enter
 
     def __call__(self, module: nn.Module, args: Any) -> None:
         if _is_traced():
             return
-        if (compiler := hooks.compiler_at_work()) is not None:
-            hooks.undisturbed(compiler, self.tracker.enter, module, args)
+        if (compiler := _compiler_at_work()) is None:
+            self.enter(module, args)
         else:
-            self.tracker.enter(module, args)
+            hooks.undisturbed(compiler, self.enter, module, args)
 
 
 class _Leaves(hooks.Hook):
     """After any forward."""
 
-    __slots__ = ("tracker",)
+    __slots__ = ("leave",)
 
     def __init__(self, tracker: ModuleTracker) -> None:
-        self.tracker = tracker
+        self.leave = tracker.leave
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         if _is_traced():
             return
-        if (compiler := hooks.compiler_at_work()) is not None:
-            hooks.undisturbed(compiler, self.tracker.leave, module, output)
+        if (compiler := _compiler_at_work()) is None:
+            self.leave(module, output)
         else:
-            self.tracker.leave(module, output)
+            hooks.undisturbed(compiler, self.leave, module, output)
 
 
 active: list[ModuleTracker] = []

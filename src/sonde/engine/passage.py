@@ -7,18 +7,18 @@ hung on tensors or modules.
 
 from __future__ import annotations
 
-import threading
 import weakref
 from bisect import bisect_right
 from collections.abc import Hashable
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 
-from sonde.engine import structure
+from sonde.engine import checkpoints, hooks, structure
 from sonde.engine.places import Place
 
-__all__ = ["Call", "ModuleCall", "Passage", "ThreadState"]
+__all__ = ["Call", "ModuleCall", "Passage"]
 
 
 class ModuleCall(NamedTuple):
@@ -26,28 +26,28 @@ class ModuleCall(NamedTuple):
 
     Attributes:
         path: the module's canonical name, as in its sites; ``""`` for the root.
-        module: the module.
+        module: the module; None in the backward of one that is gone.
         call: index of the call within one forward of the root, from 0; None where that is not known, as while the
             gradient of a parameter is accumulated, which belongs to all calls.
         name: what it was called as, beginning with the label of its model: ``GPT.blocks.0``.
     """
 
     path: str
-    module: nn.Module
+    module: nn.Module | None
     call: int | None
     name: str
 
 
 class Call:
-    """A call of the module at a place: the how-manieth, and the call it was made in."""
+    """A call of the module at a place: the how-manieth, the call it was made in, and the passage it is part of."""
 
-    __slots__ = ("above", "beneath", "index", "place", "task")
+    __slots__ = ("above", "beneath", "index", "passage", "place")
 
-    def __init__(self, place: Place, index: int | None, above: Call | None, task: int, beneath: Call | None) -> None:
+    def __init__(self, place: Place, index: int | None, above: Call | None, passage: Passage, beneath: Call | None) -> None:
         self.place = place
         self.index = index  # None where gradients of many calls are summed
         self.above = above
-        self.task = task  # the backward pass that it was made in, as a recomputation is; else -1
+        self.passage = passage
         self.beneath = beneath  # the call that goes on when it ends; it differs from above in a recomputation
 
     def chain(self) -> list[Call]:
@@ -59,10 +59,9 @@ class Call:
             call = call.above
         return calls[::-1]
 
-    def told(self) -> ModuleCall | None:
-        """The same for people; None if the module is gone."""
-        module = self.place.module()
-        return None if module is None else ModuleCall(self.place.path, module, self.index, self.place.name)
+    def told(self) -> ModuleCall:
+        """The same for people."""
+        return ModuleCall(self.place.path, self.place.module(), self.index, self.place.name)
 
 
 class _Token:
@@ -71,24 +70,37 @@ class _Token:
     __slots__ = ("__weakref__",)
 
 
-_RECENT = 16
-"""So many calls of roots are remembered in any case: a graph may hang on tensors that no root returned."""
-
-
 class Passage:
     """One call of a root module (or one recomputation): which calls ran from which number on."""
 
-    __slots__ = ("calls", "counts", "graph", "made", "numbers", "outer", "recording", "task")
+    __slots__ = ("calls", "counts", "graph", "made", "numbers", "order", "outer", "reached", "recording", "task")
 
     def __init__(self, number: int, task: int, recording: bool, outer: Passage | None) -> None:
         self.numbers: list[int] = [number]
         self.calls: list[Call | None] = [None]
         self.counts: dict[int, int] = {}  # by id of the module; all of them live while the root runs
-        self.made: dict[Hashable, list[Call]] = {}  # the calls inside each activation checkpoint, in order
+        self.order: list[Call] = []  # the calls inside activation checkpoints
+        self.made: dict[Hashable, int] = {}  # where in them each checkpoint began
         self.recording = recording  # otherwise no checkpoint can be in it
-        self.task = task
+        self.task = task  # the backward pass that it was made in, as a recomputation is; else -1
         self.outer = outer  # the one in the middle of which it was made
         self.graph: weakref.ref[_Token] | None = None
+        self.reached: int | None = None  # the last backward pass that came to it through its output; None if that cannot be told
+
+    def begin(self, place: Place, above: Call | None, beneath: Call | None, number: int) -> Call:
+        """From *number* on, a new call of that module runs."""
+        counts, key = self.counts, place.key
+        index = counts[key] = counts.get(key, -1) + 1
+        call = Call(place, index, above, self, beneath)
+        if self.recording and (checkpoint := checkpoints.made_in()) is not None:
+            self.made.setdefault(checkpoint, len(self.order))
+            self.order.append(call)
+        if self.numbers[-1] == number:  # as note does: this runs at every call
+            self.calls[-1] = call
+        else:
+            self.numbers.append(number)
+            self.calls.append(call)
+        return call
 
     def note(self, number: int, call: Call | None) -> None:
         """From *number* on, *call* runs."""
@@ -98,12 +110,6 @@ class Passage:
             self.numbers.append(number)
             self.calls.append(call)
 
-    def count(self, place: Place) -> int:
-        """The index of the call of that module which begins now."""
-        index = self.counts.get(place.key, 0)
-        self.counts[place.key] = index + 1
-        return index
-
     def covers(self, number: int) -> bool:
         """Whether the node of that number was made in it."""
         return self.numbers[0] <= number and (self.calls[-1] is not None or number < self.numbers[-1])
@@ -112,8 +118,8 @@ class Passage:
         """The innermost call that made the node of that number."""
         return self.calls[bisect_right(self.numbers, number) - 1]
 
-    def tie(self, output: Any) -> None:
-        """Remember it as long as the graph behind *output* lives."""
+    def tie(self, output: Any, *, watched: bool) -> None:
+        """Remember it as long as the graph behind *output* lives; *watched*, and note which backward passes come through that."""
         token = _Token()
         for _, leaf in structure.walk(output):
             node = leaf.grad_fn
@@ -121,53 +127,26 @@ class Passage:
                 metadata: dict[Any, Any] = node.metadata  # type: ignore[assignment]  # torch declares a method
                 metadata.setdefault("sonde", []).append(token)
                 self.graph = weakref.ref(token)
+                if watched:
+                    self.reached = -1
+                    hooks.on_node(node, _Reaches(self))
+
+    def nearness(self, task: int) -> int:
+        """Where threads have made nodes of the same numbers: how sure it is that *task* runs those of this one; 0 is best."""
+        return 1 if self.reached is None else 0 if self.reached == task else 2
 
     def is_needed(self) -> bool:
         """Whether the graph that it was tied to lives."""
         return self.graph is not None and self.graph() is not None
 
 
-class ThreadState:
-    """What one thread runs, and what its graphs were made by."""
+class _Reaches:
+    """A backward pass comes to the output of a passage."""
 
-    __slots__ = ("in_backward", "passage", "passages", "recalled", "thread", "top")
+    __slots__ = ("passage",)
 
-    def __init__(self) -> None:
-        self.thread = weakref.ref(threading.current_thread())
-        self.top: Call | None = None
-        self.passage: Passage | None = None
-        self.passages: list[Passage] = []  # as they began, so by number
-        self.recalled: tuple[Hashable, int] = (None, 0)  # the checkpoint that is recomputed, and how far
-        self.in_backward: list[Call] = []  # for callbacks: the calls whose backward runs
+    def __init__(self, passage: Passage) -> None:
+        self.passage = passage
 
-    def open(self, number: int, task: int, recording: bool) -> Passage:
-        """Begin a passage, in the middle of the one that runs; those whose graphs are gone are forgotten."""
-        if task == -1:
-            recent = len(self.passages) - _RECENT
-            kept = enumerate(self.passages)
-            self.passages = [held for index, held in kept if held.task == -1 and (index >= recent or held.is_needed())]
-        self.passage = Passage(number, task, recording, self.passage if self.top is not None else None)
-        self.passages.append(self.passage)
-        return self.passage
-
-    def close(self) -> None:
-        """End the passage that was begun last."""
-        if self.passage is not None:
-            self.passage = self.passage.outer
-
-    def abandon(self) -> None:
-        """Nothing runs: an interrupt kept what did from ending."""
-        self.top = self.passage = None
-
-    def passage_of(self, number: int) -> Passage | None:
-        """The passage in which this thread made the node of that number."""
-        index = bisect_right(self.passages, number, key=lambda passage: passage.numbers[0])
-        passage = self.passages[index - 1] if index else None
-        while passage is not None and not passage.covers(number):
-            passage = passage.outer
-        return passage
-
-    def is_needed(self) -> bool:
-        """Whether its thread or one of its graphs lives."""
-        thread = self.thread()
-        return (thread is not None and thread.is_alive()) or any(passage.is_needed() for passage in self.passages)
+    def __call__(self, gradients: Any) -> None:
+        self.passage.reached = torch._C._current_graph_task_id()

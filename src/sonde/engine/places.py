@@ -7,10 +7,11 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
 
 from sonde.engine import selection
 
-__all__ = ["Hierarchies", "Place"]
+__all__ = ["Hierarchies", "Place", "is_transparent"]
 
 
 class Place:
@@ -22,7 +23,7 @@ class Place:
         path: the module's canonical name, as in its sites: ``blocks.0.mlp``, ``""`` for the root.
     """
 
-    __slots__ = ("children", "compiles", "held", "key", "module", "name", "path")
+    __slots__ = ("children", "compiles", "held", "key", "module", "name", "path", "was_checked")
 
     def __init__(self, module: nn.Module, name: str, path: str) -> None:
         inner = selection.unwrap(module)
@@ -33,6 +34,7 @@ class Place:
         self.key = id(module)
         self.compiles = id(inner) if inner is not module else 0  # what ``torch.compile`` was given
         self.children: dict[int, Place] = {}
+        self.was_checked = False  # for compiled regions
 
     def __repr__(self) -> str:
         return f"Place({self.name})"
@@ -46,6 +48,7 @@ class Hierarchies:
         self._homes: weakref.WeakKeyDictionary[nn.Module, tuple[weakref.ref[nn.Module], tuple[str, ...]]]
         self._homes = weakref.WeakKeyDictionary()
         self._tops: weakref.WeakKeyDictionary[nn.Module, Place] = weakref.WeakKeyDictionary()
+        self._owners: WeakIdKeyDictionary = WeakIdKeyDictionary()  # a tensor: the places that it is a parameter of
 
     def meet(self, root: nn.Module) -> None:
         """Name *root* and all modules below it. A module that was met alone gets its name in the larger hierarchy."""
@@ -57,17 +60,20 @@ class Hierarchies:
             number += 1
             label = f"{kind}-{number}"
         self._labels[root] = label
-        for item in selection.members(root):
-            self._homes[item.module] = weakref.ref(root), (item.name, *item.aliases)
-            if item.module is not root:
-                self._labels.pop(item.module, None)
-        self._tops = weakref.WeakKeyDictionary({top: place for top, place in self._tops.items() if top not in self._homes})
+        met = {item.module: (item.name, *item.aliases) for item in selection.members(root)}
+        for module, names in met.items():
+            self._homes[module] = weakref.ref(root), names
+            if module is not root:
+                self._labels.pop(module, None)
+        known = {top: place for top, place in self._tops.items() if selection.unwrap(top) not in met}
+        self._tops = weakref.WeakKeyDictionary(known)
+        self._owners.clear()
 
     def at_top(self, module: nn.Module) -> Place | None:
         """The place of *module*, called from outside of any module; None for a wrapper, which is as good as what it wraps."""
         place = self._tops.get(module)
         if place is None:
-            if _is_transparent(module):
+            if is_transparent(module):
                 return None
             inner = selection.unwrap(module)
             if inner not in self._homes:
@@ -78,11 +84,7 @@ class Hierarchies:
 
     def below(self, place: Place, module: nn.Module) -> Place:
         """The place of *module*, called by the module of *place*; *place* itself where one of the two wraps the other."""
-        return place if _is_transparent(module) or place.compiles == id(module) else self._below(place, module)
-
-    def is_root(self, module: nn.Module) -> bool:
-        """Whether it is the root of a model that was met."""
-        return selection.unwrap(module) in self._labels
+        return place if is_transparent(module) or place.compiles == id(module) else self._below(place, module)
 
     def _below(self, place: Place, module: nn.Module) -> Place:
         inner, caller = selection.unwrap(module), place.module()
@@ -111,6 +113,12 @@ class Hierarchies:
 
     def owners(self, parameter: Tensor) -> list[Place]:
         """The places from the root down to the module that owns *parameter*; empty if unknown."""
+        known: list[Place] | None = self._owners.get(parameter)
+        if known is None:
+            known = self._owners[parameter] = self._owners_of(parameter)
+        return known
+
+    def _owners_of(self, parameter: Tensor) -> list[Place]:
         for root in self._labels:
             found = {item.name: item.module for item in selection.members(root)}
             for name, module in found.items():
@@ -140,7 +148,7 @@ class Hierarchies:
         return f"{label}.{path}" if path else label
 
 
-def _is_transparent(module: nn.Module) -> bool:
+def is_transparent(module: nn.Module) -> bool:
     """Whether it wraps a module that runs as a module does: all wrappers but that of ``torch.compile``."""
     return "_orig_mod" not in module._modules and selection.unwrap(module) is not module
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any
 
+from sonde.engine import checkpoints
 from sonde.engine.passage import Call, Passage
 from sonde.engine.places import Place
 from sonde.engine.running import nodes_running
 
-__all__ = ["Recall", "is_recomputing"]
+__all__ = ["Recall"]
 
 
 class Recall:
@@ -19,51 +20,48 @@ class Recall:
     is recomputed (they are nested) goes on where that one is; where it began is noted, for it may be recomputed in its turn.
     """
 
-    __slots__ = ("_begun", "_from", "_made", "_position", "_tasks")
+    __slots__ = ("_around", "_begun", "_made", "_origin", "_position", "_tasks")
 
     def __init__(self) -> None:
         self._forget()
 
     def _forget(self) -> None:
         self._tasks: set[int] = set()
-        self._begun: set[tuple[int, Hashable]] = set()  # in which backward pass which checkpoint
-        self._made: dict[Hashable, tuple[Passage, int]] = {}  # checkpoints that were made by recomputation
-        self._from: Passage | None = None
+        self._begun: dict[tuple[int, Hashable], Call | None] = {}  # in which backward pass which checkpoint, and what it is in
+        self._made: dict[Hashable, tuple[Passage, int]] = {}  # where those began that a recomputation has made
+        self._origin: Passage | None = None
         self._position = 0
+        self._around: Call | None = None
 
-    def begin(self, checkpoint: Hashable, task: int, node: Any, origin: Passage | None) -> None:
-        """The backward pass *task* is at *node*, which *origin* made, and recomputes *checkpoint*."""
+    def begin(self, task: int, node: Any, origin: Passage | None) -> Call | None:
+        """The backward pass *task* is at *node*, made in *origin*, and repeats a checkpoint. The call that is in, if known."""
+        checkpoint, is_made = checkpoints.repeated()
         if task not in self._tasks:
             if all(outer is node for outer in nodes_running()):
                 self._forget()  # the pass is not within another one
             self._tasks.add(task)
-        if (task, checkpoint) in self._begun:
-            return
-        if checkpoint in self._made:
-            self._from, self._position = self._made[checkpoint]
-        elif origin is not None and checkpoint in origin.made:
-            self._from, self._position = origin, origin.made[checkpoint]
-        else:
-            return
-        self._begun.add((task, checkpoint))
+        if (task, checkpoint) not in self._begun:
+            if checkpoint in self._made:
+                self._origin, self._position = self._made[checkpoint]
+            elif origin is not None and checkpoint in origin.made:
+                self._origin, self._position = origin, origin.made[checkpoint]
+            else:
+                return self._around if is_made else None
+            self._begun[task, checkpoint] = self._around = self._origin.order[self._position].above
+        return self._begun[task, checkpoint]
 
-    def repeated(self, place: Place, task: int, inside: Hashable) -> Call | None:
-        """The next call of that module, which is the one that is repeated; *inside* names a checkpoint being made, if one is."""
-        for index in range(self._position, 0 if self._from is None else len(self._from.order)):
-            call = self._from.order[index]
+    def repeated(self, place: Place, task: int) -> Call | None:
+        """The next call of that module, which is the one that is repeated."""
+        checkpoint, is_made = checkpoints.repeated()
+        if self._origin is None or not (is_made or (task, checkpoint) in self._begun):
+            return None
+        inside = checkpoints.made_in()
+        for index in range(self._position, len(self._origin.order)):
+            call = self._origin.order[index]
             if call.place.key == place.key:
                 if inside is not None and inside not in self._made:
-                    self._made[inside] = self._from, index
-                    self._begun.add((task, inside))
+                    self._made[inside] = self._origin, index
+                    self._begun.setdefault((task, inside), call.above)
                 self._position = index + 1
                 return call
         return None
-
-    def around(self) -> Call | None:
-        """The call that the checkpoint is in."""
-        if self._from is None:
-            return None
-        order = self._from.order
-        return order[min(self._position, len(order) - 1)].above
-
-

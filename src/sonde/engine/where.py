@@ -61,20 +61,27 @@ def where() -> Whereabouts:
             tracker = active[-1]
             return Whereabouts(tracker.phase, tracker.stack)
         return Whereabouts("backward", (), known=False)
-    running = modules_running()
+    running = _unwrapped(modules_running())
     tracked = active[-1].stack if active else ()
-    if tracked and running and tracked[-1].module is selection.unwrap(running[-1]):
+    if running and len(running) <= len(tracked) and running[-1] is tracked[-1].module:
         return Whereabouts("forward", tracked)
     return Whereabouts("forward", tuple(_named(running)))
 
 
-def _named(running: list[nn.Module]) -> list[ModuleCall]:
+def _unwrapped(running: list[nn.Module]) -> list[nn.Module]:
+    """The modules without wrappers; one that its wrapper calls comes once."""
+    modules: list[nn.Module] = []
+    for module in (selection.unwrap(held) for held in running):
+        if not (modules and modules[-1] is module and running.count(module) == 1):
+            modules.append(module)
+    return modules
+
+
+def _named(modules: list[nn.Module]) -> list[ModuleCall]:
     """The modules by the names that they have in the outermost; one that is not part of it begins a model of its own."""
     calls: list[ModuleCall] = []
     label, names = "", dict[nn.Module, str]()
-    for module in (selection.unwrap(wrapped) for wrapped in running):
-        if calls and calls[-1].module is module and running.count(module) == 1:
-            continue  # its wrapper came before it
+    for module in modules:
         if module not in names:
             label, names = type(module).__name__, {item.module: item.name for item in selection.members(module)}
         path = names[module]
