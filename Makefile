@@ -4,6 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 BENCH := .venv-bench
+NATIVE := CMakeLists.txt $(wildcard src/sonde/stats/kernels/source/*)
 
 .PHONY: demo test check bench format clean
 .DEFAULT_GOAL := test
@@ -26,15 +27,15 @@ format: $(VENV)/.installed
 
 # Peers live in an environment of their own; run nothing beside this.
 bench: $(BENCH)/.installed
-	$(BENCH)/bin/python benchmarks/events.py
+	for script in benchmarks/*.py; do echo; echo "== $$script"; $(BENCH)/bin/python $$script; done
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+$(VENV)/.installed: pyproject.toml constraints.txt $(NATIVE)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --upgrade pip
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all]' --group dev
 	touch $@
 
-$(BENCH)/.installed: pyproject.toml constraints.txt benchmarks/requirements.txt
+$(BENCH)/.installed: pyproject.toml constraints.txt benchmarks/requirements.txt $(NATIVE)
 	$(PYTHON) -m venv $(BENCH)
 	$(BENCH)/bin/python -m pip install --quiet --constraint constraints.txt --upgrade pip
 	$(BENCH)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[all]' --requirement benchmarks/requirements.txt

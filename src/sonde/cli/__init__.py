@@ -14,6 +14,7 @@ __all__ = ["main"]
 # Name, module in this package, help. A command module has ``arguments(parser)`` and ``run(options) -> int``.
 _COMMANDS = {
     "demo": "train a small network on real data, look inside it, and find the layer that died",
+    "doctor": "say which kernels are in use and why, whether the compiler works, and what is installed",
     "env": "print the versions that a report of a defect should name",
 }
 

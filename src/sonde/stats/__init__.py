@@ -4,6 +4,7 @@ from sonde.stats.accumulator import Accumulator, Result
 from sonde.stats.activation import Activation, ChannelActivation
 from sonde.stats.exponents import ExponentHistogram
 from sonde.stats.geometry import Cosine, Norm, cosine
+from sonde.stats.kernels import norms
 from sonde.stats.moments import Moments
 from sonde.stats.pair import PairStatistic
 from sonde.stats.quantiles import magnitude_quantiles
@@ -32,6 +33,7 @@ __all__ = [
     "Updates",
     "cosine",
     "magnitude_quantiles",
+    "norms",
     "reduce",
     "vanished_share",
 ]

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from sonde.stats.statistic import Column, Field, Statistic
+from sonde.stats.kernels import MOMENTS, Kernel, reference
+from sonde.stats.statistic import Column, Field, Statistic, numbers
 
 __all__ = ["Moments"]
 
@@ -26,6 +26,8 @@ class Moments(Statistic):
       ``|mean| / std`` up to 1e6 leaves ``std`` a relative error of about 1e-4.
     * ``norm`` is the Euclidean norm ``sqrt(sum x^2)`` and ``rms`` is ``norm / sqrt(finite)``; squares are formed in
       float64, so that neither gradients of 1e-20 vanish nor float16 values overflow.
+    * Both sums are of float64 numbers whichever kernel adds them up: the error of what one tensor adds is at most
+      ``150 * 2^-53`` of the sum of magnitudes, and usually a few ``2^-53``. The rest is exact.
     * ``zeros`` counts exact zeros; ``absmax`` is the largest magnitude.
 
     Integers and bools are read as numbers, complex tensors as their modulus, sparse ones as what they stand for.
@@ -42,31 +44,10 @@ class Moments(Statistic):
         Field("max", "max"),
     )
 
+    kernel: ClassVar[Kernel | None] = MOMENTS
+
     def measure(self, tensor: Tensor) -> Tensor:
-        tensor = tensor.detach()
-        values = (tensor.abs() if tensor.is_complex() else tensor).to(torch.float64)
-        nan = values.isnan()
-        inf = values.isinf()
-        spoiled = nan | inf
-        finite = torch.where(spoiled, 0.0, values)
-        if values.numel() == 0:
-            low = values.new_tensor(float("inf"))
-            high = values.new_tensor(float("-inf"))
-        else:
-            low = torch.where(spoiled, float("inf"), values).amin()
-            high = torch.where(spoiled, float("-inf"), values).amax()
-        return torch.stack(
-            [
-                torch.full_like(low, values.numel()),
-                nan.sum(dtype=torch.float64),
-                inf.sum(dtype=torch.float64),
-                (values == 0).sum(dtype=torch.float64),
-                finite.sum(),
-                finite.square().sum(),
-                low,
-                high,
-            ]
-        )
+        return reference.moments(numbers(tensor))
 
     def finish(self, columns: Mapping[str, Column]) -> dict[str, Column]:
         finite = columns["count"] - columns["nan"] - columns["inf"]

@@ -7,7 +7,8 @@ import threading
 import torch
 from torch import Tensor
 
-from sonde.stats.statistic import Column, Statistic
+from sonde.stats.kernels import fused, native
+from sonde.stats.statistic import Column, Statistic, dense
 
 __all__ = ["Slab"]
 
@@ -61,9 +62,22 @@ class Slab:
 
     def add(self, row: Tensor, tensor: Tensor) -> None:
         """Add *tensor* to a row of this slab, in place. Threads may do so at the same time."""
-        measured = self.measured(tensor if tensor.layout is torch.strided else tensor.to_dense())
+        kernel = self.statistic.kernel
+        if kernel is not None and kernel.add(row, tensor, led=1):
+            return
+        measured = self._measured(dense(tensor))
+        sums, minima = self.statistic._cuts()
+        if native.merge(row, measured, 1 + sums, minima - sums, row.numel() - 1 - minima):
+            return
         with self._lock:
             row.copy_(self.merged(row, measured))
+
+    def _measured(self, tensor: Tensor) -> Tensor:
+        """The same as :meth:`measured`, in eager mode, by whatever is best for the tensor's device."""
+        if tensor.is_cpu:
+            return self.measured(tensor)
+        measure = fused.measure(self.statistic, tensor)
+        return torch.cat([torch.ones_like(measure[:1]), measure])
 
     def reset(self) -> None:
         """Empty every row, in place."""

@@ -1,0 +1,157 @@
+"""Say which kernels are in use and why, whether the compiler works, and what is installed."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import re
+import time
+from importlib import metadata
+from typing import TYPE_CHECKING
+
+from sonde.view.table import Cell, Grid, Tone
+
+if TYPE_CHECKING:
+    import torch
+
+_LEVELS = {"avx512": "AVX-512", "avx2": "AVX2", "baseline": "the processor's basic vectors"}
+_EXTRA = re.compile(r"""^([\w.-]+)(?:[^\w.\[-][^;]*)?;\s*extra\s*==\s*["']([\w-]+)["']""")  # not "sonde[frame,plots]; ..."
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options to *parser*."""
+    parser.add_argument("--no-compile", action="store_true", help="do not try torch.compile, which takes seconds")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the report."""
+    from rich.console import Console
+
+    console = Console()
+    rows = [*_versions(), *_kernels(), *_accelerator()]
+    if not options.no_compile:
+        with console.status("trying torch.compile"):
+            rows.append(_compiler())
+    rows += _extras()
+    console.print(Grid("sonde doctor", ["part", "state", "detail"], [_row(*row) for row in rows], _advice(rows)))
+    return 0
+
+
+_Line = tuple[str, str, str, Tone]  # what, its state, why; and how the state stands out
+
+
+def _row(what: str, state: str, why: str, tone: Tone) -> list[Cell]:
+    return [Cell(what, "strong"), Cell(state, tone), Cell(why, "quiet")]
+
+
+def _versions() -> list[_Line]:
+    import torch
+
+    return [
+        ("sonde", metadata.version("sonde"), "", "plain"),
+        ("python", platform.python_version(), f"{platform.system()} {platform.machine()}", "plain"),
+        ("torch", torch.__version__, f"{torch.get_num_threads()} threads", "plain"),
+    ]
+
+
+def _kernels() -> list[_Line]:
+    from sonde.stats.kernels import native
+
+    status = native.status()
+    rows: list[_Line] = []
+    for dtype in sorted(native.KINDS, key=lambda kind: (-kind.itemsize, str(kind))):
+        state, why, tone = "reference", f"plain torch: {status.reason}", "warn"
+        if status.level:
+            agrees = _agrees(dtype)
+            state = f"compiled, {_LEVELS.get(status.level, status.level)}" if agrees else "compiled, wrong"
+            why = status.reason or f"{status.threads} {'thread' if status.threads == 1 else 'threads'} of torch's own"
+            why = why if agrees else f"differs from the reference; set {native.SWITCH}=reference and report it"
+            tone = "good" if agrees and not status.reason else "warn" if agrees else "bad"
+        rows.append((f"{str(dtype).removeprefix('torch.')} on the CPU", state, why, tone))  # type: ignore[arg-type]  # a Tone
+    rows.append(("other tensors", "reference", "plain torch, slower: integers, complex, sparse", "plain"))
+    return rows
+
+
+def _agrees(dtype: torch.dtype) -> bool:
+    """Whether both kernels give what the reference gives, for a small tensor with everything in it."""
+    import torch
+
+    from sonde.stats import ExponentHistogram, Moments
+
+    x = torch.arange(-5000.0, 5000.0).div(7).to(dtype)
+    x[::1000] = torch.tensor([0.0, float("nan"), float("inf"), -float("inf"), 1e-7] * 2).to(dtype)
+    for statistic in (Moments(), ExponentHistogram()):
+        row = statistic.empty(1)[0]
+        assert statistic.kernel is not None
+        if not statistic.kernel.add(row, x) or not torch.allclose(row, statistic.measure(x), rtol=1e-12, atol=1e-9):
+            return False
+    return True
+
+
+def _accelerator() -> list[_Line]:
+    import torch
+
+    from sonde.stats import Moments
+    from sonde.stats.kernels import fused
+
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if device is None:
+        return [("accelerator", "none", "", "plain")]
+    fused.measure(Moments(), torch.ones(1000, device=device))
+    failure = fused.failures().get(device.type)
+    if failure:
+        return [("accelerator", f"{device.type}, reference", f"plain torch: {failure}", "warn")]
+    return [("accelerator", f"{device.type}, fused", "the reference compiled by torch.compile", "good")]
+
+
+def _compiler() -> _Line:
+    import torch
+
+    from sonde.stats import Moments
+
+    x = torch.arange(100.0)
+    start = time.perf_counter()
+    try:
+        right = torch.allclose(torch.compile(Moments().measure)(x), Moments().measure(x))
+    except Exception as error:  # anything at all may be missing
+        return ("torch.compile", "does not work", f"{type(error).__name__}: {error}".splitlines()[0], "warn")
+    took = time.perf_counter() - start
+    if not right:
+        return ("torch.compile", "gives wrong numbers", "statistics inside compiled models cannot be trusted here", "bad")
+    return ("torch.compile", "works", f"{took:.0f} s for a small graph on the CPU", "good")
+
+
+def _extras() -> list[_Line]:
+    extras: dict[str, list[str]] = {}
+    for requirement in metadata.requires("sonde") or []:
+        found = _EXTRA.match(requirement)
+        if found is not None:
+            extras.setdefault(found[2], []).append(found[1])
+    rows: list[_Line] = []
+    for extra, packages in extras.items():
+        versions = {package: _version(package) for package in packages}
+        missing = [package for package, version in versions.items() if version is None]
+        held = ", ".join(f"{package} {version}" for package, version in versions.items() if version is not None)
+        if missing:
+            rows.append((f"sonde[{extra}]", "not installed", f"missing: {', '.join(missing)}", "quiet"))
+        else:
+            rows.append((f"sonde[{extra}]", "installed", held, "plain"))
+    return rows
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _advice(rows: list[_Line]) -> list[str]:
+    from sonde.stats.kernels import native
+
+    advice = []
+    if not native.status().levels:
+        advice.append("The compiled kernels are built where sonde is installed with a C++ compiler at hand; all works without.")
+    if any(state == "not installed" for _, state, _, _ in rows):
+        advice.append("pip install 'sonde[NAME]' installs an extra, 'sonde[all]' all of them.")
+    return advice

@@ -1,0 +1,121 @@
+// The vectors of one instruction set: this file is compiled once for each, with that set's compiler flags.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#if (defined(__x86_64__) || defined(__i386__)) && defined(__GNUC__)
+#include <immintrin.h>
+#endif
+
+namespace lanes {
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int kWidth = 8;  // doubles in a register
+#elif defined(__AVX__)
+constexpr int kWidth = 4;
+#else
+constexpr int kWidth = 2;
+#endif
+
+#if defined(__GNUC__) && !defined(SONDE_PORTABLE)  // gcc and clang: their vector types have all operators and ?:
+
+template <class T, int N> struct Of { typedef T type __attribute__((vector_size(sizeof(T) * N))); };
+template <class T, int N> using Lanes = typename Of<T, N>::type;
+
+#else  // other compilers: loops that they may vectorise
+
+template <class T, int N> struct Lanes {
+    T at[N];
+    T &operator[](int i) { return at[i]; }
+    T operator[](int i) const { return at[i]; }
+    Lanes &operator+=(const Lanes &other) { for (int i = 0; i < N; i++) at[i] += other.at[i]; return *this; }
+    friend Lanes operator*(Lanes a, const Lanes &b) { for (int i = 0; i < N; i++) a.at[i] *= b.at[i]; return a; }
+    friend Lanes operator-(Lanes a, const Lanes &b) { for (int i = 0; i < N; i++) a.at[i] -= b.at[i]; return a; }
+};
+
+#endif
+
+using Doubles = Lanes<double, kWidth>;
+using Floats = Lanes<float, 2 * kWidth>;
+using Counts = Lanes<int32_t, 2 * kWidth>;      // per lane of Floats
+using WideCounts = Lanes<int64_t, kWidth>;      // per lane of Doubles
+
+template <class V, class T> inline V load(const T *from) {
+    V made;
+    std::memcpy(&made, from, sizeof made);  // one unaligned load
+    return made;
+}
+
+// Asks for memory that is read soon. Left to itself the processor stops at the end of each page.
+inline void prefetch(const void *at) {
+#if defined(__GNUC__)
+    __builtin_prefetch(at);
+#endif
+}
+
+template <class V, class T> inline V filled(T value) {
+    V made;
+    for (size_t i = 0; i < sizeof(V) / sizeof(T); i++) made[i] = value;
+    return made;
+}
+
+// As many floats as there are doubles in a register, as doubles. gcc 12 would convert by halves.
+inline Doubles widened(const float *from) {
+#if defined(SONDE_PORTABLE) || !defined(__GNUC__)
+    Doubles made;
+    for (int i = 0; i < kWidth; i++) made[i] = from[i];
+    return made;
+#elif defined(__AVX512F__)
+    return (Doubles)_mm512_maskz_cvtps_pd(0xff, _mm256_loadu_ps(from));
+#elif defined(__AVX__)
+    return (Doubles)_mm256_cvtps_pd(_mm_loadu_ps(from));
+#else
+    return __builtin_convertvector((load<Lanes<float, kWidth>>(from)), Doubles);
+#endif
+}
+
+// The smaller and the larger of each pair; *kept* where *value* is NaN.
+template <class V> inline V lesser(V value, V kept) {
+#if defined(SONDE_PORTABLE) || !defined(__GNUC__)
+    for (size_t i = 0; i < sizeof value.at / sizeof value.at[0]; i++) kept.at[i] = value.at[i] < kept.at[i] ? value.at[i] : kept.at[i];
+    return kept;
+#else
+    return value < kept ? value : kept;
+#endif
+}
+
+template <class V> inline V greater(V value, V kept) {
+#if defined(SONDE_PORTABLE) || !defined(__GNUC__)
+    for (size_t i = 0; i < sizeof value.at / sizeof value.at[0]; i++) kept.at[i] = value.at[i] > kept.at[i] ? value.at[i] : kept.at[i];
+    return kept;
+#else
+    return value > kept ? value : kept;
+#endif
+}
+
+// *counts*, one more in each lane whose *value* is zero.
+template <class C, class V> inline C with_zeros(C counts, V value) {
+#if defined(SONDE_PORTABLE) || !defined(__GNUC__)
+    for (size_t i = 0; i < sizeof value.at / sizeof value.at[0]; i++) counts.at[i] += value.at[i] == 0;
+    return counts;
+#else
+    return counts - (value == 0);  // a true lane is -1
+#endif
+}
+
+#if defined(__AVX512F__) && defined(__GNUC__) && !defined(SONDE_PORTABLE)  // gcc 12 would spell the mask out first
+template <> inline Counts with_zeros(Counts counts, Floats value) {
+    const __mmask16 zero = _mm512_cmp_ps_mask((__m512)value, _mm512_setzero_ps(), _CMP_EQ_OQ);
+    return (Counts)_mm512_mask_sub_epi32((__m512i)counts, zero, (__m512i)counts, _mm512_set1_epi32(-1));
+}
+template <> inline WideCounts with_zeros(WideCounts counts, Doubles value) {
+    const __mmask8 zero = _mm512_cmp_pd_mask((__m512d)value, _mm512_setzero_pd(), _CMP_EQ_OQ);
+    return (WideCounts)_mm512_mask_sub_epi64((__m512i)counts, zero, (__m512i)counts, _mm512_set1_epi64(-1));
+}
+#endif
+
+}  // namespace
+}  // namespace lanes

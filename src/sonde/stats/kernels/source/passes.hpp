@@ -1,0 +1,68 @@
+// What is counted in one pass over memory, and the passes there are for one instruction set.
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+
+namespace sonde {
+
+enum Kind : int { kDouble = 0, kFloat = 1, kBrainFloat = 2, kHalf = 3 };  // as native.py numbers them
+
+constexpr size_t kBlock = 4096;  // elements handled at a time: they and two copies of them stay in the first cache
+
+inline size_t size_of(Kind kind) { return kind == kDouble ? 8 : kind == kFloat ? 4 : 2; }
+
+// A sum of the sums of blocks that keeps what rounding takes from it (Neumaier's), so that its error does not grow with them.
+struct Sum {
+    double value = 0, lost = 0;
+
+    void add(double other) {
+        const double sum = value + other;
+        lost += std::fabs(value) >= std::fabs(other) ? (value - sum) + other : (other - sum) + value;
+        value = sum;
+    }
+    void merge(const Sum &other) {
+        add(other.value);
+        lost += other.lost;
+    }
+    double total() const { return std::isfinite(lost) ? value + lost : value; }  // not where it overflowed
+};
+
+struct Moments {
+    uint64_t nan = 0, inf = 0, zeros = 0;
+    Sum sum, squares;
+    double low = std::numeric_limits<double>::infinity(), high = -std::numeric_limits<double>::infinity();
+
+    void merge(const Moments &other) {
+        nan += other.nan;
+        inf += other.inf;
+        zeros += other.zeros;
+        sum.merge(other.sum);
+        squares.merge(other.squares);
+        low = other.low < low ? other.low : low;
+        high = other.high > high ? other.high : high;
+    }
+};
+
+// The row of ExponentHistogram, whose docstring describes it.
+enum Place : int { kZero = 0, kNan = 1, kInf = 2, kNegative = 3, kOver = 4, kBelow = 8, kAbove = 287, kPlaces = 288 };
+
+struct Exponents {
+    uint64_t places[kPlaces] = {};
+
+    void merge(const Exponents &other) {
+        for (int i = 0; i < kPlaces; i++) places[i] += other.places[i];
+    }
+};
+
+// Each adds n adjacent elements. No thread is started and nothing is allocated.
+struct Passes {
+    const char *name;
+    void (*moments)(Kind, const void *data, size_t n, Moments &into);
+    void (*exponents)(Kind, const void *data, size_t n, Exponents &into);
+    double (*squares)(Kind, const void *data, const void *minus, size_t n);  // sum of squares (of differences)
+};
+
+}  // namespace sonde

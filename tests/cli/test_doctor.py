@@ -1,0 +1,120 @@
+"""``sonde doctor`` says what is so, and is useful where something is missing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib import metadata
+
+import pytest
+import torch
+
+from sonde.cli import doctor, main
+from sonde.stats.kernels import fused, native
+
+
+def printed(capsys: pytest.CaptureFixture[str], *options: str) -> list[str]:
+    """The lines of a report, without the folding of a narrow terminal."""
+    assert main(["doctor", *options]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+@pytest.fixture(autouse=True)
+def wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+def line_of(part: str, lines: list[str]) -> str:
+    return next(line for line in lines if line.startswith(part))
+
+
+def test_it_names_versions_kernels_and_extras(capsys: pytest.CaptureFixture[str]) -> None:
+    """One line for each precision that a kernel reads."""
+    lines = printed(capsys, "--no-compile")
+    assert lines[0] == "sonde doctor"
+    assert torch.__version__ in line_of("torch", lines)
+    assert metadata.version("sonde") in line_of("sonde  ", lines)
+    expected = "compiled" if native.status().level else "reference"
+    for dtype in native.KINDS:
+        assert expected in line_of(str(dtype).removeprefix("torch.") + " on the CPU", lines)
+    assert "reference" in line_of("other tensors", lines)
+    assert line_of("sonde[frame]", lines)
+    assert not any(line.startswith(("sonde[all]", "torch.compile")) for line in lines)
+
+
+def test_it_says_why_the_reference_is_used() -> None:
+    """Where the environment asked for it."""
+    done = subprocess.run(
+        [sys.executable, "-m", "sonde", "doctor", "--no-compile"],
+        env=os.environ | {"SONDE_KERNEL": "reference", "COLUMNS": "200"},
+        timeout=120,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    reason = "SONDE_KERNEL=reference" if native.status().levels else "installed without compiled kernels"
+    assert f"plain torch: {reason}" in done.stdout or f"plain torch: sonde was {reason}" in done.stdout
+
+
+@pytest.mark.skipif(not native.status().levels, reason="this installation has no compiled kernels")
+def test_a_kernel_that_gives_wrong_numbers_is_found_out(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is printed as in use has just been compared with the reference."""
+    from sonde.stats.kernels import reference
+
+    monkeypatch.setattr(reference, "moments", lambda values: torch.zeros(8, dtype=torch.float64))
+    line = line_of("float32", printed(capsys, "--no-compile"))
+    assert "wrong" in line
+    assert "SONDE_KERNEL=reference" in line
+
+
+def test_a_missing_extra_is_named(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the package that is not there, and how to get it."""
+    version = metadata.version
+
+    def without_pandas(package: str) -> str:
+        if package == "pandas":
+            raise metadata.PackageNotFoundError(package)
+        return version(package)
+
+    monkeypatch.setattr(metadata, "version", without_pandas)
+    lines = printed(capsys, "--no-compile")
+    assert "missing: pandas" in line_of("sonde[frame]", lines)
+    assert "pip install 'sonde[NAME]'" in lines[-1]
+
+
+def test_a_compiler_that_fails_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first line of what it said."""
+
+    def broken(measure: object) -> object:
+        raise RuntimeError("no C++ here\nand a long story")
+
+    monkeypatch.setattr(torch, "compile", broken)
+    assert doctor._compiler()[1:3] == ("does not work", "RuntimeError: no C++ here")
+
+
+@pytest.mark.slow
+def test_the_compiler_is_tried(capsys: pytest.CaptureFixture[str], fresh_compiler: None) -> None:
+    """By compiling what sonde compiles."""
+    assert "works" in line_of("torch.compile", printed(capsys))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.accelerator.is_available(), reason="this machine has no accelerator")
+def test_the_accelerator_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """And whether its statistics are fused."""
+    device = torch.accelerator.current_accelerator()
+    assert device is not None
+    state = "reference" if device.type in fused.failures() else "fused"
+    assert f"{device.type}, {state}" in line_of("accelerator", printed(capsys, "--no-compile"))
+
+
+def test_help_needs_no_torch() -> None:
+    """``sonde doctor --help`` is as quick as any other help."""
+    code = (
+        "import sys, sonde.cli\ntry: sonde.cli.main(['doctor', '--help'])\nexcept SystemExit: pass\nprint('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], timeout=60, check=True, capture_output=True, text=True)
+    assert done.stdout.endswith("False\n")

@@ -1,0 +1,76 @@
+"""``sonde show`` prints the table of any run."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD
+
+from sonde import lens
+from sonde.cli import show
+from sonde.errors import ArgumentError, StoreError, UnknownSiteError
+from sonde.inspector import watch
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    nn.init.constant_(model[0].bias, -100.0)  # type: ignore[arg-type]
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with watch(model, every=2, to=tmp_path / "run", quiet=True):
+        for _ in range(5):
+            model(torch.randn(5, 4)).sum().backward()
+            optimizer.step()
+    return tmp_path / "run"
+
+
+def printed(capsys: pytest.CaptureFixture[str], *options: str) -> str:
+    parser = argparse.ArgumentParser()
+    show.arguments(parser)
+    assert show.run(parser.parse_args(list(options))) == 0
+    return capsys.readouterr().out
+
+
+@pytest.fixture(autouse=True)
+def wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+def test_a_row_for_each_layer(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In the order of execution, at the last logged step; the dead layer stands out, and what was found is said."""
+    out = printed(capsys, str(folder))
+    assert "layers at step 4" in out
+    rows = out[out.index("layers at step 4") :].splitlines()
+    assert [row.split()[:2] for row in rows[3:6]] == [["0", "Linear"], ["1", "ReLU"], ["2", "Linear"]]
+    assert rows[4].split()[2:5] == ["0", "100%", "100%"]
+    assert "warning: 1: 100% of its units dead" in out
+
+
+def test_another_step_and_another_family(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """All numbers of a family, site by site."""
+    assert "layers at step 2" in printed(capsys, str(folder), "--step", "2")
+    out = printed(capsys, str(folder), "--family", "activation")
+    assert "activation at step 0" in out
+    assert "call_death" in out
+    with pytest.raises(ArgumentError, match="the nearest are 0, 2, 4"):
+        printed(capsys, str(folder), "--step", "3")
+    with pytest.raises(UnknownSiteError, match="Nearest: moments"):
+        printed(capsys, str(folder), "--family", "moment")
+
+
+def test_runs_without_moments_and_without_anything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The first family there is; or only the head."""
+    model = nn.Linear(2, 2)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with watch(model, every=1, to=tmp_path / "norms", quiet=True, lenses=lens.ParameterNorm()):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    assert "parameter_norm at step 0" in printed(capsys, str(tmp_path / "norms"))
+    watch(model, to=tmp_path / "empty", quiet=True).detach()
+    assert "nothing recorded yet" in printed(capsys, str(tmp_path / "empty"))
+    with pytest.raises(StoreError, match="there is no run"):
+        printed(capsys, str(tmp_path / "nowhere"))
