@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import io
 import pickle
 import re
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -397,3 +399,17 @@ def test_observing_changes_nothing() -> None:
     (plain, names), (observed, names_observed) = train(()), train(HARMLESS)
     assert names == names_observed
     assert all(map(torch.equal, plain, observed))
+
+
+def test_a_probe_that_its_subscriber_knows_is_let_go() -> None:
+    """A closure over its own probe, as in a script run by another one, keeps neither alive."""
+
+    def run() -> weakref.ref[Any]:
+        model = nn.Linear(2, 2)
+        probe = sonde.observe(model, lambda event: probe.sites, strict=True)
+        model(torch.ones(1, 2))
+        return weakref.ref(probe)
+
+    held = run()
+    gc.collect()
+    assert held() is None

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import sys
 import threading
-import weakref
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -37,11 +37,15 @@ class Probe:
     def __init__(self, wiring: Wiring, do: object = None) -> None:
         self._wiring = wiring
         self._do = do  # which the hooks may hold weakly
-        self._finalizer = weakref.finalize(self, Wiring.dispose, wiring)
-        self._finalizer.atexit = False
         notebook.replace_former(self)
 
     # Life
+
+    def __del__(self) -> None:
+        # not weakref.finalize, which would hold the subscriber for ever where that knows the probe
+        wiring = getattr(self, "_wiring", None)
+        if wiring is not None and not sys.is_finalizing():
+            wiring.dispose()
 
     def attach(self) -> Self:
         """Put the hooks (back) in."""
