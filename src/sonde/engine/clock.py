@@ -76,6 +76,7 @@ class Clock:
         self._unfinished = False
         self.moved = True  # a forward or a backward pass has been since the last step
         self._optimizer: weakref.ref[Optimizer] | None = None
+        self._accumulates = _Accumulates(self)
         self._listening: dict[int, tuple[weakref.ref[nn.Parameter], hooks.Handle]] = {}
 
     # Life
@@ -178,7 +179,6 @@ class Clock:
         if root is None or self._end is None:
             return
         parameters = list(root.parameters())
-        accumulates = _Accumulates(self)
         shapeless = {id(parameter) for parameter in parameters if is_lazy(parameter)}  # type: ignore[redundant-expr]  # is_lazy narrows too much
         self._is_lazy = bool(shapeless)
         for parameter in parameters:
@@ -186,7 +186,7 @@ class Clock:
                 continue
             known = self._listening.get(id(parameter))
             if parameter.requires_grad and (known is None or known[0]() is not parameter):
-                self._listening[id(parameter)] = weakref.ref(parameter), hooks.on_accumulated(parameter, accumulates)
+                self._listening[id(parameter)] = weakref.ref(parameter), hooks.on_accumulated(parameter, self._accumulates)
 
     def begin_forward(self) -> None:
         """The root is called."""

@@ -8,6 +8,7 @@ library that does nothing, so that loading the file does not need sonde.
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -80,6 +81,20 @@ class Hook:
         return getattr, (contextlib.nullcontext(), "__exit__")  # takes any positional arguments, returns None
 
 
+class _Weak(Hook):
+    """Holds the hook of a parameter weakly: Python's collector does not see what a parameter's hooks hold."""
+
+    __slots__ = ("hook",)
+
+    def __init__(self, hook: Callable[..., Any]) -> None:
+        self.hook = weakref.ref(hook)
+
+    def __call__(self, parameter: Tensor) -> None:
+        hook = self.hook()
+        if hook is not None:
+            hook(parameter)
+
+
 class _Stray:
     """What a deep copy of an observed module holds instead of a hook, until its first call."""
 
@@ -132,8 +147,8 @@ def on_tensor(tensor: Tensor, hook: Callable[[Tensor], Any]) -> Handle:
 
 
 def on_accumulated(parameter: nn.Parameter, hook: Callable[[Tensor], Any]) -> Handle:
-    """After a backward pass has accumulated into ``parameter.grad``: ``hook(parameter)``."""
-    handle: Handle = parameter.register_post_accumulate_grad_hook(hook)
+    """After a backward pass has accumulated into ``parameter.grad``: ``hook(parameter)``. *hook* is held weakly."""
+    handle: Handle = parameter.register_post_accumulate_grad_hook(_Weak(hook))
     return handle
 
 
