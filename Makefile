@@ -4,6 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 BENCH := .venv-bench
+BENCHMARKS := $(filter-out benchmarks/interleaved.py,$(wildcard benchmarks/*.py))
 NATIVE := CMakeLists.txt $(wildcard src/sonde/stats/kernels/source/*)
 
 .PHONY: demo test check bench format clean
@@ -27,7 +28,7 @@ format: $(VENV)/.installed
 
 # Peers live in an environment of their own; run nothing beside this.
 bench: $(BENCH)/.installed
-	for script in benchmarks/*.py; do echo; echo "== $$script"; $(BENCH)/bin/python $$script; done
+	for script in $(BENCHMARKS); do echo; echo "== $$script"; $(BENCH)/bin/python $$script; done
 
 $(VENV)/.installed: pyproject.toml constraints.txt $(NATIVE)
 	$(PYTHON) -m venv $(VENV)

@@ -7,18 +7,19 @@ hook's own: the time beyond the bare model, as a ratio of the same for the hand-
 
 from __future__ import annotations
 
-import gc
 import json
 import statistics
 import time
 import warnings
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 import sonde
+from interleaved import medians
 
 DEPTH, WIDTH, BATCH = 40, 16, 4
 ROUNDS, REPEATS = 41, 10
@@ -107,26 +108,18 @@ Way = tuple[str, Callable[[nn.Module], Callable[[], None]]]
 
 
 def measure(ways: list[Way], run: Callable[[nn.Module, Tensor], None]) -> dict[str, float]:
-    """Median microseconds per module call, by way; all ways interleaved."""
-    x = torch.randn(BATCH, WIDTH)
-    times: dict[str, list[float]] = {name: [] for name, _ in ways}
-    net = model()
-    for round_ in range(ROUNDS + 3):
-        for name, attach in ways:
-            undo = attach(net)
-            for _ in range(WARM_UP):
-                run(net, x)
-            gc.collect(0)
-            gc.disable()
-            start = time.perf_counter()
-            for _ in range(REPEATS):
-                run(net, x)
-            elapsed = time.perf_counter() - start
-            gc.enable()
-            undo()
-            if round_ >= 3:
-                times[name].append(elapsed / REPEATS / calls(net) * 1e6)
-    return {name: statistics.median(values) for name, values in times.items()}
+    """Median microseconds per module call, by way."""
+    x, net = torch.randn(BATCH, WIDTH), model()
+
+    @contextmanager
+    def attached(attach: Callable[[nn.Module], Callable[[], None]]) -> Iterator[None]:
+        undo = attach(net)
+        yield
+        undo()
+
+    entered = {name: partial(attached, attach) for name, attach in ways}
+    seconds = medians(entered, lambda: run(net, x), rounds=ROUNDS, warm_up=WARM_UP, repeats=REPEATS)
+    return {name: value / calls(net) * 1e6 for name, value in seconds.items()}
 
 
 def peers(base: float) -> dict[str, float]:

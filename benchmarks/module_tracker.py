@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import gc
 import json
-import statistics
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -20,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils.module_tracker import ModuleTracker as TorchTracker
 
 import sonde
+from interleaved import medians
 
 DEPTH, WIDTH, BATCH = 40, 16, 4
 ROUNDS, REPEATS, WARM_UP = 41, 10, 3
@@ -57,26 +56,11 @@ def both(net: nn.Module, x: Tensor) -> None:
 
 
 def measure(run: Callable[[nn.Module, Tensor], None], *, grad: bool) -> dict[str, float]:
-    """Median microseconds per module call, by way; all ways interleaved."""
+    """Median microseconds per module call, by way."""
     net, x = model(), torch.randn(BATCH, WIDTH, requires_grad=grad)
-    calls = REPEATS * sum(1 for _ in net.modules())
-    times: dict[str, list[float]] = {name: [] for name in WAYS}
     with torch.set_grad_enabled(grad):
-        for round_ in range(ROUNDS + 3):
-            for name, way in WAYS.items():
-                with way():
-                    for _ in range(WARM_UP):
-                        run(net, x)
-                    gc.collect(0)
-                    gc.disable()
-                    start = time.perf_counter()
-                    for _ in range(REPEATS):
-                        run(net, x)
-                    elapsed = time.perf_counter() - start
-                    gc.enable()
-                if round_ >= 3:
-                    times[name].append(elapsed / calls * 1e6)
-    return {name: statistics.median(values) for name, values in times.items()}
+        seconds = medians(WAYS, lambda: run(net, x), rounds=ROUNDS, warm_up=WARM_UP, repeats=REPEATS)
+    return {name: value / sum(1 for _ in net.modules()) * 1e6 for name, value in seconds.items()}
 
 
 def growth() -> dict[str, list[int]]:

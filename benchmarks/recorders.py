@@ -12,15 +12,16 @@ from __future__ import annotations
 
 import gc
 import json
-import statistics
-import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from interleaved import medians
 from sonde import recorders
 from sonde.recorders.reductions import Sum
 
@@ -62,27 +63,18 @@ def end(recorder: Any) -> None:
 
 
 def measure(ways: list[Way], run: Callable[[nn.Module, Tensor], object]) -> dict[str, float]:
-    """Median microseconds per module call, by way; all ways interleaved."""
+    """Median microseconds per module call, by way."""
     x, net = torch.randn(BATCH, WIDTH), model()
-    calls = sum(1 for _ in net.modules())
-    times: dict[str, list[float]] = {name: [] for name, _ in ways}
-    for round_ in range(ROUNDS + 3):
-        for name, attach in ways:
-            recorder = attach(net)
-            for _ in range(WARM_UP):
-                run(net, x)
-            gc.collect(0)
-            gc.disable()
-            start = time.perf_counter()
-            for _ in range(REPEATS):
-                run(net, x)
-            elapsed = time.perf_counter() - start
-            gc.enable()
-            end(recorder)
-            del recorder
-            if round_ >= 3:
-                times[name].append(elapsed / REPEATS / calls * 1e6)
-    return {name: statistics.median(values) for name, values in times.items()}
+
+    @contextmanager
+    def attached(attach: Callable[[nn.Module], Any]) -> Iterator[None]:
+        recorder = attach(net)
+        yield
+        end(recorder)
+
+    entered = {name: partial(attached, attach) for name, attach in ways}
+    seconds = medians(entered, lambda: run(net, x), rounds=ROUNDS, warm_up=WARM_UP, repeats=REPEATS)
+    return {name: value / sum(1 for _ in net.modules()) * 1e6 for name, value in seconds.items()}
 
 
 def forward(net: nn.Module, x: Tensor) -> object:

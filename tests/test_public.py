@@ -10,9 +10,11 @@ import sonde
 PUBLIC = {
     "Coverage",
     "Event",
+    "Inspector",
     "ModuleCall",
     "ModuleTracker",
     "Probe",
+    "PyTorchInspector",
     "Run",
     "Site",
     "Stash",
@@ -29,6 +31,7 @@ PUBLIC = {
     "errors",
     "get_stash_fn",
     "graph",
+    "lens",
     "observe",
     "open_run",
     "open_tensors",
@@ -40,6 +43,7 @@ PUBLIC = {
     "summary",
     "testing",
     "track",
+    "watch",
     "where",
 }
 

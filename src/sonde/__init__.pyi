@@ -1,5 +1,6 @@
 from . import errors as errors
 from . import graph as graph
+from . import lens as lens
 from . import preprocessor as preprocessor
 from . import recorders as recorders
 from . import stats as stats
@@ -15,6 +16,9 @@ from .engine import Whereabouts as Whereabouts
 from .engine import observe as observe
 from .engine import sites as sites
 from .engine import where as where
+from .inspector import Inspector as Inspector
+from .inspector import PyTorchInspector as PyTorchInspector
+from .inspector import watch as watch
 from .keep import Stash as Stash
 from .keep import StashFn as StashFn
 from .keep import StashValueFn as StashValueFn

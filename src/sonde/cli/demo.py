@@ -1,14 +1,15 @@
 """Train a small residual network on handwritten digits twice, once as it should be and once with one wrong line, and look inside.
 
 The wrong line sets a bias of -4.6, right for the last layer of a detector, in the middle of the network. The loss goes
-down all the same; what it hides is in the table.
+down all the same; what it hides is in the run that ``sonde.watch`` records of it.
 """
 
 from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sonde.errors import MissingExtraError
 
@@ -16,17 +17,19 @@ if TYPE_CHECKING:
     from rich.console import Console
     from torch import Tensor, nn
 
-    from sonde import Tracker
+    from sonde.inspector import Inspector
 
 BLOCKS = 4
 WRONG = 2  # the block that the wrong line hits
 PRIOR_BIAS = -4.6
+EVERY = 5  # steps, of 23 in an epoch
 _SPARK = "▁▂▃▄▅▆▇█"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options to *parser*."""
     parser.add_argument("--epochs", type=int, default=20, help="passes over the 1,437 training images (default: %(default)s)")
+    parser.add_argument("--to", type=Path, default=Path("runs"), help="folder for the two runs (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of weights and batches (default: %(default)s)")
 
 
@@ -35,16 +38,16 @@ class Trained:
     """One training and what was seen in it."""
 
     title: str
-    model: nn.Module
     loss: float
     accuracy: float
-    zeros: dict[str, list[float]]  # layer -> share of zeros by epoch
-    tracker: Tracker
+    inspector: Inspector
 
 
 def run(options: argparse.Namespace) -> int:
     """Train both, print what a training loop shows and what it hides."""
     from rich.console import Console
+
+    from sonde.cli import show
 
     if options.epochs < 1:
         raise _usage(f"--epochs={options.epochs}: at least one epoch is needed")
@@ -60,11 +63,10 @@ def run(options: argparse.Namespace) -> int:
     console.print("\n[bold]What the training loop shows[/]")
     for one in trained:
         console.print(f"  {one.title:<15} loss {one.loss:.4f}   test accuracy {one.accuracy:.1%}", highlight=False)
-    console.print(
-        "\n[bold]What sonde shows[/] of the second: one batch, forward and backward, under [cyan]with sonde.track(model)[/]\n"
-    )
-    console.print(trained[1].tracker)
     _print_zeros(trained, console)
+    console.print("\n[bold]The layers of the second[/] at its last logged step: [cyan]sonde show[/] of its run\n")
+    folder = trained[1].inspector.path
+    show.run(argparse.Namespace(run=folder, step=None, family=None))
     _print_finding(trained, console)
     return 0
 
@@ -127,13 +129,13 @@ def _train(title: str, wrong: bool, digits: tuple[Tensor, ...], options: argpars
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
     from torch.nn.functional import cross_entropy
 
-    import sonde
+    from sonde import lens
+    from sonde.inspector import watch
 
     x_train, x_test, y_train, y_test = digits
     torch.manual_seed(options.seed)
     model = _network(wrong=wrong)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    zeros: dict[str, list[float]] = {}
     loss = torch.tensor(0.0)
     columns = (
         TextColumn("  {task.description:<15}"),
@@ -142,36 +144,40 @@ def _train(title: str, wrong: bool, digits: tuple[Tensor, ...], options: argpars
         TextColumn("{task.fields[loss]}"),
         TimeElapsedColumn(),
     )
+    lenses = (lens.moments(), lens.OutputActivation(dropout=False))
     with (
-        sonde.observe(model, sonde.stats.Moments(), include=r"\.act$") as probe,
+        watch(model, optimizer, every=EVERY, to=options.to / "demo", exists="unique", lenses=lenses, quiet=True) as inspector,
         Progress(*columns, console=console) as progress,
     ):
         bar = progress.add_task(title, total=options.epochs, loss="")
-        for _ in range(options.epochs):
+        for _ in inspector.range(options.epochs):
             for chosen in torch.randperm(len(x_train)).split(64):
                 loss = cross_entropy(model(x_train[chosen]), y_train[chosen])
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
-            for row in probe.rows():
-                zeros.setdefault(row["name"], []).append(row["zeros"] / row["count"])
-            probe.reset()
+                inspector.push_loss(loss, train=True)
             progress.update(bar, advance=1, loss=f"loss {loss.item():.3f}")
+    model.eval()
     with torch.no_grad():
         accuracy = (model(x_test).argmax(1) == y_test).float().mean().item()
-    with sonde.track(model) as tracker:
-        whole = cross_entropy(model(x_train), y_train)
-        whole.backward()
-    return Trained(title, model, whole.item(), accuracy, zeros, tracker)
+        whole = cross_entropy(model(x_train), y_train).item()
+    return Trained(title, whole, accuracy, inspector)
 
 
 def _print_zeros(trained: list[Trained], console: Console) -> None:
-    console.print("\n[bold]Share of zeros behind each ReLU[/], epoch by epoch, under [cyan]sonde.observe(model, Moments())[/]")
+    console.print("\n[bold]What sonde.watch has recorded[/]: the share of zeros behind each ReLU, step by step")
     for one in trained:
         console.print(f"  {one.title}", style="dim")
-        for layer, shares in one.zeros.items():
-            style = "bold red" if shares[-1] > 0.99 else ""
-            console.print(f"    {layer:<14} {_spark(shares)}  {shares[0]:>4.0%} -> {shares[-1]:.0%}", style=style, highlight=False)
+        run = one.inspector.run
+        found = run.heatmap("zeros", "output", family="moments")
+        sizes = run.heatmap("finite", "output", family="moments")
+        for site, zeros, size in zip(found.sites, found.values, sizes.values, strict=True):
+            if site.endswith(".act:output"):
+                shares = (zeros / size).tolist()
+                style = "bold red" if shares[-1] > 0.99 else ""
+                line = f"    {site.partition(':')[0]:<14} {_spark(shares)}  {shares[0]:>4.0%} -> {shares[-1]:.0%}"
+                console.print(line, style=style, highlight=False)
 
 
 def _spark(shares: list[float], width: int = 40) -> str:
@@ -180,19 +186,16 @@ def _spark(shares: list[float], width: int = 40) -> str:
 
 
 def _print_finding(trained: list[Trained], console: Console) -> None:
-    from sonde.keep.layers import layers_of
-
-    dead: dict[str, list[Any]] = {
-        one.title: [layer for layer in layers_of(one.tracker) if layer.dead is not None and layer.dead > 0.99] for one in trained
-    }
-    found = dead[trained[1].title]
-    if not found:
+    dead = [finding for finding in trained[1].inspector.findings if finding.rule == "dead"]
+    if not dead:
         console.print("\nNothing died this time; try another --seed.")
         return
-    names = ", ".join(layer.name for layer in found)
-    units = found[0].shape.rsplit("×", 1)[-1]
+    name = dead[0].site.partition(":")[0]
     console.print(
-        f"\n[bold red]{names} is dead:[/] none of its {units} units answers to any image, so block {WRONG} passes on its input "
-        "and two layers of weights never learn. The skip connection carries the rest, which is why the loss says nothing.",
+        f"\n[bold red]{name} is dead:[/] {dead[0].value:.0%} of its units answer to no image of a batch, so block {WRONG} passes "
+        "on its input and two layers of weights hardly learn. The skip connection carries the rest, which is why the loss says "
+        "nothing.",
         highlight=False,
     )
+    for one in trained:
+        console.print(f"  {one.title:<15} {one.inspector.path}", highlight=False)

@@ -1,0 +1,218 @@
+"""What ``sonde.watch`` costs: against the floor, which is bare hooks that read every tensor once, and against a peer.
+
+Run alone (``make bench``): anything beside it distorts these numbers. The floor is what nobody who reads every tensor can
+be much faster than: hooks that call ``x.sum()`` on each output and output gradient, and foreach norms of parameters, their
+gradients and updates. All ways are timed in one process, one after the other in every round; the table gives medians over
+rounds, and ratios to the bare training; the raw medians are printed as JSON at the end.
+
+The peer is monitorch, with the lenses whose statistics come nearest, writing nowhere. It is skipped where it is not installed.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import sonde.inspector as sonde
+from sonde import lens
+
+ROUNDS, WARM_UP = 9, 3
+Undo = Callable[[], None]
+Attach = Callable[[nn.Module, torch.optim.Optimizer], Undo]
+
+
+def mlp() -> tuple[nn.Module, Tensor, int]:
+    """Sixteen leaves: eight linear layers, eight activations."""
+    layers = [layer for _ in range(8) for layer in (nn.Linear(64, 64), nn.ReLU())]
+    return nn.Sequential(*layers), torch.randn(64, 64), 200
+
+
+class Block(nn.Module):
+    """Attention and a feed-forward layer, each behind a normalisation and beside a skip connection."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.act, self.down = nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        q, k, v = (part.view(batch, length, 4, -1).transpose(1, 2) for part in self.qkv(self.norm1(x)).chunk(3, dim=-1))
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).reshape(batch, length, width))
+        return x + self.down(self.act(self.up(self.norm2(x))))
+
+
+def gpt() -> tuple[nn.Module, Tensor, int]:
+    """Six blocks of width 256 on 8 sequences of 128."""
+    return nn.Sequential(*(Block(256) for _ in range(6))), torch.randn(8, 128, 256), 4
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, steps: int) -> None:
+    for _ in range(steps):
+        loss = model(x).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+# The ways
+
+
+def bare(model: nn.Module, optimizer: torch.optim.Optimizer) -> Undo:
+    return lambda: None
+
+
+def floor(model: nn.Module, optimizer: torch.optim.Optimizer) -> Undo:
+    """Reads what ``sonde.watch`` reads, and keeps one number of each."""
+    parameters = list(model.parameters())
+    kept: list[Tensor] = []
+    before: list[Tensor] = []
+
+    def forward(module: nn.Module, args: object, output: Tensor) -> None:
+        kept.append(output.detach().sum())
+        if output.requires_grad:
+            output.register_hook(lambda gradient: kept.append(gradient.sum()))
+
+    def about_to_step(*_: object) -> None:
+        kept.extend(torch._foreach_norm([parameter.grad for parameter in parameters if parameter.grad is not None]))
+        before[:] = [parameter.detach().clone() for parameter in parameters]
+
+    def stepped(*_: object) -> None:
+        kept.extend(torch._foreach_norm(parameters))
+        kept.extend(torch._foreach_norm(torch._foreach_sub([p.detach() for p in parameters], before)))
+        torch.stack([number.detach() for number in kept]).clone()
+        kept.clear()
+
+    watched = [module for module in model.modules() if type(module) is not nn.Sequential]
+    handles = [module.register_forward_hook(forward) for module in watched]
+    handles += [optimizer.register_step_pre_hook(about_to_step), optimizer.register_step_post_hook(stepped)]
+    return lambda: [handle.remove() for handle in handles]  # type: ignore[return-value, func-returns-value]
+
+
+def watching(every: object, lenses: object = None) -> Attach:
+    def attach(model: nn.Module, optimizer: torch.optim.Optimizer) -> Undo:
+        folder = tempfile.TemporaryDirectory()
+        inspector = sonde.watch(model, optimizer, every=every, to=Path(folder.name) / "run", lenses=lenses, quiet=True)
+
+        def undo() -> None:
+            inspector.detach()
+            folder.cleanup()
+
+        return undo
+
+    return attach
+
+
+def never(tick: object) -> bool:
+    return False
+
+
+def monitorch(model: nn.Module, optimizer: torch.optim.Optimizer) -> Undo:
+    from monitorch.inspector import PyTorchInspector
+    from monitorch.lens import OutputGradientGeometry, OutputNorm, ParameterGradientGeometry, ParameterNorm, ParameterUpdateGeometry
+    from monitorch.visualizer import DummyVisualizer
+
+    lenses = [
+        OutputNorm(activation=True),
+        OutputGradientGeometry(compute_correlation=False),
+        ParameterGradientGeometry(compute_correlation=False),
+        ParameterUpdateGeometry(optimizer, compute_correlation=False),
+        ParameterNorm(),
+    ]
+    inspector = PyTorchInspector(lenses, visualizer=DummyVisualizer(), module=model)
+    return inspector.detach
+
+
+def measure(make: Callable[[], tuple[nn.Module, Tensor, int]], ways: dict[str, Attach]) -> dict[str, float]:
+    """Median milliseconds per step, by way; all ways interleaved."""
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for number in range(ROUNDS + 1):
+        for name, attach in ways.items():
+            torch.manual_seed(0)
+            model, x, steps = make()
+            optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+            undo = attach(model, optimizer)
+            train(model, optimizer, x, WARM_UP)
+            gc.collect(0)
+            gc.disable()
+            start = time.perf_counter()
+            train(model, optimizer, x, steps)
+            elapsed = time.perf_counter() - start
+            gc.enable()
+            undo()
+            if number:
+                times[name].append(elapsed / steps * 1e3)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+class Copies(TorchDispatchMode):
+    """Counts what is read from a device: on the CPU, the tensors that are packed for the host."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scalars = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.scalars += function.overloadpacket.__name__ == "_local_scalar_dense"
+        return function(*args, **(kwargs or {}))
+
+
+def reads(make: Callable[[], tuple[nn.Module, Tensor, int]]) -> int:
+    """Scalars that are read to the host in one logged step, beside the one copy."""
+    model, x, _ = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    undo = watching(1)(model, optimizer)
+    train(model, optimizer, x, 3)
+    with Copies() as copies:
+        train(model, optimizer, x, 1)
+    undo()
+    return copies.scalars
+
+
+def show(title: str, times: dict[str, float]) -> None:
+    print(f"\n{title}\n{'':<34} ms/step  x bare  x floor")
+    for name, value in times.items():
+        print(f"  {name:<32} {value:7.3f}  {value / times['bare']:6.3f}  {value / times['floor']:7.3f}")
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    print(f"torch {torch.__version__}, 1 thread, {ROUNDS} rounds, SGD")
+    ways: dict[str, Attach] = {
+        "bare": bare,
+        "floor": floor,
+        "watch, every step": watching(1),
+        "watch, moments alone": watching(1, (lens.moments(),)),
+        "watch, every 10th": watching(10),
+        "watch, no step": watching(never),
+    }
+    try:
+        import monitorch as _  # noqa: F401
+
+        ways["monitorch, same statistics"] = monitorch
+    except ImportError:
+        print("monitorch is not installed here: pip install monitorch, in the environment of the benchmarks")
+    found = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for title, make in (("MLP of 16 leaves", mlp), ("GPT of 6 blocks", gpt)):
+            found[title] = measure(make, ways)
+            show(title, found[title])
+            print(f"  scalars read by the host in a logged step, beside the one copy: {reads(make)}")
+    print("\n" + json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""What observing costs, measured while it runs, and the interval that keeps it within a budget."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections import deque
+from statistics import median
+
+from sonde.errors import ArgumentError
+
+__all__ = ["Meter", "share_of"]
+
+_KEPT = 50  # steps of each kind that medians are over
+_LEAST = 3  # of each kind before a share is given
+_SKIPPED = 2  # first steps, in which memory is allocated and code compiled
+_SHARE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
+
+
+class Meter:
+    """Times the steps of one model.
+
+    A step's own time runs from the end of our work at the step before to the beginning of our work at its own end. What logging
+    one step costs is the difference of the medians of logged and of other steps, and our own work between steps:
+    switching hooks, copying rows. On an accelerator this is the time of the host, which waits for the device now and
+    then in any training loop. The thread that writes is not in it, as far as it runs beside the training.
+    """
+
+    def __init__(self) -> None:
+        self._logged: deque[float] = deque(maxlen=_KEPT)
+        self._others: deque[float] = deque(maxlen=_KEPT)
+        self._between: deque[float] = deque(maxlen=_KEPT)  # our work between steps, per logged step
+        self._work = 0.0
+        self._left: float | None = None
+        self._entered = 0.0
+        self._steps = 0
+
+    def enter(self) -> None:
+        """A step has ended; our work begins."""
+        self._entered = time.perf_counter()
+
+    def leave(self, *, logged: bool) -> None:
+        """Our work is done; the step that has ended was *logged* or not."""
+        now = time.perf_counter()
+        self._steps += 1
+        if self._left is not None and self._steps > _SKIPPED:
+            (self._logged if logged else self._others).append(self._entered - self._left)
+            self._work += now - self._entered
+            if logged:
+                self._between.append(self._work)
+                self._work = 0.0
+        self._left = now
+
+    def forget_step(self) -> None:
+        """What runs now is no part of a step: evaluation, a checkpoint being written, the end of an epoch."""
+        self._left = None
+
+    @property
+    def step_time(self) -> float | None:
+        """Seconds that a step takes which is not logged; None if that is not known yet."""
+        return median(self._others) if len(self._others) >= _LEAST else None
+
+    @property
+    def cost(self) -> float | None:
+        """Seconds that logging one step costs; None if that is not known yet."""
+        step = self.step_time
+        if step is None or len(self._logged) < _LEAST:
+            return None
+        return max(median(self._logged) - step, 0.0) + median(self._between)
+
+    def share(self, logged_share: float) -> float | None:
+        """The share of training time that observing takes, if *logged_share* of the steps are logged; None if not known."""
+        step, cost = self.step_time, self.cost
+        return None if step is None or cost is None else logged_share * cost / step
+
+    def interval_for(self, share: float) -> int | None:
+        """The least n such that logging every n-th step takes no more than *share*; None if not known yet."""
+        step, cost = self.step_time, self.cost
+        return None if step is None or cost is None else max(2, math.ceil(cost / (share * step)))
+
+
+def share_of(budget: str | float | None) -> float | None:
+    """The share that ``budget="1%"`` or ``0.01`` means.
+
+    Raises:
+        ArgumentError: it is not above 0 and below 1.
+    """
+    if budget is None:
+        return None
+    found = _SHARE.fullmatch(budget) if isinstance(budget, str) else None
+    share = float(found[1]) / 100 if found is not None else budget
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share < 1:
+        raise ArgumentError(f'budget={budget!r}: give the share of step time that observing may take, as "1%" or 0.01')
+    return float(share)

@@ -1,0 +1,117 @@
+"""Which layers a lens looks at: the inspector's selection and depth, and the lens's own, as one condition."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from torch import nn
+
+from sonde.engine import selection
+from sonde.engine.selection import Where
+from sonde.errors import ArgumentError
+
+__all__ = ["DROPOUT", "RELU_LIKE", "Choice", "Condition", "channels_last", "combined", "is_container"]
+
+Condition: TypeAlias = Callable[[str, nn.Module], bool]
+
+RELU_LIKE: tuple[type[nn.Module], ...] = (nn.ReLU, nn.ReLU6, nn.Threshold, nn.Hardswish, nn.Hardshrink, nn.Softshrink)
+"""Layers whose outputs are exactly zero over a range of inputs; of a GELU or sigmoid every output is active."""
+
+DROPOUT: tuple[type[nn.Module], ...] = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+_CHANNELS_FIRST = (nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase, nn.GroupNorm)
+_CHANNELS_LAST = (nn.Linear, nn.Bilinear, nn.LayerNorm, nn.RMSNorm, nn.Embedding, nn.RNNBase, nn.MultiheadAttention)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What an inspector observes of a model.
+
+    Attributes:
+        include, exclude: as everywhere.
+        depth: how many levels below the root, whose children are at level 1; a module at the last level stands for all that
+            is in it. -1 is all levels.
+
+    Raises:
+        ArgumentError: *depth* is none of these.
+    """
+
+    include: Where = None
+    exclude: Where = None
+    depth: int = -1
+
+    def __post_init__(self) -> None:
+        if isinstance(self.depth, bool) or self.depth < -1:
+            raise ArgumentError(f"depth={self.depth!r}: give a number of levels below the root, or -1 for all")
+
+    @property
+    def is_everything(self) -> bool:
+        """Whether it leaves nothing out."""
+        return self.depth < 0 and all(where is None or (isinstance(where, str) and where == "") for where in self._pair)
+
+    @property
+    def _pair(self) -> tuple[Where, Where]:
+        return self.include, self.exclude
+
+
+def combined(model: nn.Module, choice: Choice, *lenses: tuple[Where, Where]) -> Condition:
+    """One callable for all conditions at once, each a pair of include and exclude.
+
+    It answers for modules that come later as well.
+
+    Raises:
+        SelectionError: a condition cannot be read, or alone selects nothing in *model*; the message names the nearest.
+    """
+    owned = {name: owner for name, _, owner in selection.parameters(model)}
+    candidates = [(item.name, item.module) for item in selection.members(model)]
+    candidates += [(name, owner.module) for name, owner in owned.items()]
+    known = [name for name, _ in candidates]
+    checks: list[tuple[bool, Condition]] = []
+    for include, exclude in ((choice.include, choice.exclude), *lenses):
+        selection.select(candidates, include, exclude)
+        for wanted, word, where in ((True, "include", include), (False, "exclude", exclude)):
+            condition = selection._condition(word, where, known)
+            if condition is not None:
+                checks.append((wanted, condition))
+
+    def admits(name: str, module: nn.Module) -> bool:
+        owner = owned.get(name)
+        level = _level(owner.name if owner is not None else name)
+        if 0 <= choice.depth < level:
+            return False
+        return all(
+            bool(condition(name, module)) is wanted
+            for wanted, condition in checks
+            if not (condition is is_container and level == choice.depth)  # it stands for what is in it
+        )
+
+    return admits
+
+
+def is_container(name: str, module: nn.Module) -> bool:
+    """Whether *module* returns what its last child returns, so that it has nothing of its own to show."""
+    return type(module) in _CONTAINERS
+
+
+def channels_last(model: nn.Module) -> frozenset[str]:
+    """The modules whose outputs have their channels on the last axis, going by the layer that is named before each.
+
+    An activation or a dropout does not say where its channels are; the layer before it mostly does.
+    """
+    last = False
+    found = set()
+    for item in selection.members(model):
+        if isinstance(item.module, _CHANNELS_FIRST):
+            last = False
+        elif isinstance(item.module, _CHANNELS_LAST):
+            last = True
+        if last:
+            found.add(item.name)
+    return frozenset(found)
+
+
+def _level(name: str) -> int:
+    return name.count(".") + 1 if name else 0

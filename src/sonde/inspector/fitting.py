@@ -1,0 +1,109 @@
+"""Lenses put on a model: which statistics that takes, of which tensors, and when their rows are taken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from torch import nn
+
+from sonde.engine import Tick
+from sonde.engine.selection import Where
+from sonde.engine.site import Port
+from sonde.errors import SelectionError
+from sonde.inspector.choosing import Condition, combined
+from sonde.inspector.lenses import Lens
+from sonde.inspector.measuring import Kind, Measuring
+from sonde.inspector.settings import Settings
+from sonde.stats import Moments, Norm
+
+__all__ = ["fit", "fit_norms"]
+
+Asked = Callable[[Tick], bool]
+"""Whether the step that begins is logged."""
+
+_LINEAR = ("norm", "rms")
+_NORM_PORTS: tuple[Port, ...] = ("grad", "param", "update")
+
+
+def fit(model: nn.Module, name: str, lens: Lens, settings: Settings, asked: Asked, asked_in_pairs: Asked) -> Iterator[Measuring]:
+    """Attach what *lens* takes to *model*, one measuring after the other.
+
+    Raises:
+        SelectionError: it selects nothing there.
+    """
+    admits = combined(model, settings.choice, (lens.include, lens.exclude))
+    found = False
+    for kind, ports in _kinds(lens, settings).items():
+        for statistic, where in lens.parts(model):
+            measuring = Measuring(lens, statistic, kind, ports)
+            schedule = asked_in_pairs if measuring.is_sequence else _thinned(asked, lens.one_in)
+            try:
+                measuring.prepare(
+                    model, _both(admits, where), name, None if kind == "evaluation" else schedule, strict=settings.strict
+                )
+            except SelectionError:
+                continue
+            found = True
+            yield measuring
+    if not found:
+        raise SelectionError(
+            f"its include= and exclude=, the inspector's, and depth={settings.choice.depth} together leave nothing that has "
+            f"{' or '.join(lens.ports)}"
+        )
+
+
+def _kinds(lens: Lens, settings: Settings) -> dict[Kind, tuple[Port, ...]]:
+    """When rows are taken, and of which ports."""
+    at_step = [port for port in lens.ports if not (port == "grad" and settings.gradients == "micro_step")]
+    found: dict[Kind, tuple[Port, ...]] = {"step": tuple(at_step)}
+    if settings.gradients != "step" and "grad" in lens.ports:
+        found["micro_step"] = ("grad",)
+    if settings.evaluation or lens.evaluation:
+        found["evaluation"] = tuple(port for port in lens.ports if port in ("input", "output"))
+    return {kind: ports for kind, ports in found.items() if ports}
+
+
+def _thinned(asked: Asked, one_in: int) -> Asked:
+    """Yes to one in so many of the steps for which *asked* says yes."""
+    if one_in == 1:
+        return asked
+    count = -1
+
+    def wants(tick: Tick) -> bool:
+        nonlocal count
+        logged = asked(tick)
+        count += logged
+        return logged and count % one_in == 0
+
+    return wants
+
+
+def _both(admits: Condition, where: Where) -> Condition:
+    if where is None:
+        return admits
+    assert callable(where)
+    return lambda name, module: admits(name, module) and bool(where(name, module))
+
+
+def fit_norms(model: nn.Module, name: str, measurings: list[Measuring], asked: Asked, *, strict: bool) -> Measuring | None:
+    """See to it that the norms over all parameters come from somewhere; what has to be attached for that, or None."""
+    everything = {id(parameter) for parameter in model.parameters()}
+    if not everything:
+        return None
+    missing: list[Port] = []
+    for port in _NORM_PORTS:
+        source = next((each for each in measurings if _gives_norm(each) and each.parameters(port) >= everything), None)
+        if source is None:
+            missing.append(port)
+        else:
+            source.norms |= {port}
+    if not missing:
+        return None
+    hidden = Measuring(Lens("norms", Norm(), tuple(missing), linear=_LINEAR), Norm(), "step", tuple(missing), hidden=True)
+    hidden.norms = frozenset(missing)
+    hidden.prepare(model, None, name, asked, strict=strict)
+    return hidden
+
+
+def _gives_norm(measuring: Measuring) -> bool:
+    return measuring.kind == "step" and isinstance(measuring.statistic, Moments | Norm)

@@ -1,0 +1,399 @@
+"""The inspector that people hold: of which models, through which lenses, when, and written where."""
+
+from __future__ import annotations
+
+import os
+import sys
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+import torch
+from torch import nn
+from torch.optim.optimizer import Optimizer
+
+from sonde.engine import Coverage, Event, Probe, ProbeError, Site, notebook, observe
+from sonde.engine.selection import Where, check_model
+from sonde.errors import ArgumentError
+from sonde.inspector.budget import share_of
+from sonde.inspector.choosing import Choice
+from sonde.inspector.closing import Finding
+from sonde.inspector.describing import described
+from sonde.inspector.lenses import Lens, LossMetrics
+from sonde.inspector.parting import last_lines
+from sonde.inspector.ready import AnyLens, default_lenses
+from sonde.inspector.recording import Recording
+from sonde.inspector.schedule import Every, Steps, schedule_of
+from sonde.inspector.settings import GRADIENTS, Gradients, Settings
+from sonde.inspector.targets import Targets, open_targets
+from sonde.run.run import Run
+from sonde.run.start import Existing
+
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = ["Inspector"]
+
+Item = TypeVar("Item")
+
+
+class Inspector:
+    """Records through lenses what happens in a model while it is trained.
+
+    It is attached if it is given a *module*, otherwise by :meth:`attach`, until the end of a ``with`` block or
+    :meth:`detach`, and sees every thread.
+
+    Args:
+        lenses: what is looked at; by default :func:`~sonde.inspector.ready.default_lenses`.
+        module: the model, or several by name.
+        optimizer: only checked to step a parameter of the models.
+        every: which steps are logged: each n-th; ``"10s"``; a range, steps, or an iterator of ascending ones; a callable
+            ``Tick -> bool``; a :class:`~sonde.inspector.schedule.Warmup`. Between logged steps the hooks are taken out.
+        to: where rows go: None for a new folder in runs/, a path, ``"memory"``, a :class:`~sonde.run.run.Run` on disk to
+            continue, a :class:`~sonde.inspector.sink.Sink`, a visualizer (``Callable[[Run], None]``, called at the end of each
+            epoch and of the training), or a list of these.
+        depth: how many levels below the root; a module at the last stands for what is in it. -1 is all.
+        scaler: the ``GradScaler`` of the loop: gradients are given unscaled, and skipped attempts are no steps.
+        include, exclude: which layers, for all lenses.
+        gradients: of parameters: ``"step"``, as the optimizer sees them (accumulated, unscaled, clipped); ``"micro_step"``,
+            what is accumulated after each backward pass, in families with the suffix ``_micro``; ``"both"``.
+        evaluation: record evaluation passes (the root in evaluation mode, or without gradients) too, in families with the
+            suffix ``_eval``, at the step after which they come. Keeps the hooks in between logged steps.
+        budget: the share of step time that observing may take, as ``"1%"``: *every*, an int, is then adapted.
+        exists: what to do where a folder holds a run: ``"error"``, ``"resume"``, ``"unique"``, ``"replace"``.
+        resume: the same as ``exists="resume"``: steps continue after the last one of the run in the folder, or at *step*.
+        step: the number of the first step.
+        visualizer: the same as *to*, or more targets beside it.
+        train_loss_str, non_train_loss_str: what losses of training and others are called.
+        strict: raise what a statistic raises, instead of going on without it with a warning.
+        quiet: say nothing at the end.
+
+    Raises:
+        ArgumentError, ModelError, SelectionError, StoreError: at once, with what was asked, what was found and what to do.
+    """
+
+    def __init__(
+        self,
+        lenses: Iterable[AnyLens] | AnyLens | None = None,
+        *,
+        module: nn.Module | Mapping[str, nn.Module] | None = None,
+        optimizer: Optimizer | Iterable[Optimizer] | None = None,
+        every: Steps = 1,
+        to: Any = None,
+        depth: int = -1,
+        scaler: Any = None,
+        include: Where = None,
+        exclude: Where = None,
+        gradients: Gradients = "step",
+        evaluation: bool = False,
+        budget: str | float | None = None,
+        exists: Existing = "error",
+        resume: bool = False,
+        step: int | None = None,
+        visualizer: Any = None,
+        train_loss_str: str = "loss",
+        non_train_loss_str: str = "val_loss",
+        strict: bool = False,
+        quiet: bool = False,
+    ) -> None:
+        if gradients not in GRADIENTS:
+            raise ArgumentError(f"gradients={gradients!r}: give one of {', '.join(map(repr, GRADIENTS))}")
+        if train_loss_str == non_train_loss_str:
+            raise ArgumentError(f"the losses of training and of evaluation cannot both be called {train_loss_str!r}")
+        self._lenses = None if lenses is None else (lenses,) if isinstance(lenses, Lens | LossMetrics) else tuple(lenses)
+        self._schedule = schedule_of(every)
+        self._budget = share_of(budget)
+        if self._budget is not None:
+            if not isinstance(self._schedule, Every):
+                raise ArgumentError(f"budget= adapts the number of steps between logged ones, and every={every!r} is none")
+            self._schedule = Every(max(self._schedule.n, 2))  # a step that is not logged is what logged ones are compared with
+        self._settings = Settings((), Choice(include, exclude, depth), gradients, evaluation, scaler, strict)
+        self._optimizers = _optimizers(optimizer)
+        self._to = _together(to, visualizer)
+        self._exists: Existing = "resume" if resume else exists
+        self._step = step
+        self._loss_names = train_loss_str, non_train_loss_str
+        self._quiet = quiet
+        self._targets: Targets | None = None
+        self._recording: Recording | None = None
+        self._losses: list[Probe] = []
+        self._findings: list[Finding] = []
+        self._metrics: set[str] = set()
+        self._finalizer: weakref.finalize[Any, Self] | None = None
+        notebook.replace_former(self)
+        if module is not None:
+            self.attach(module)
+
+    # Life
+
+    def attach(self, module: nn.Module | Mapping[str, nn.Module]) -> Self:
+        """Begin to record *module*, or several models by name.
+
+        Raises:
+            ArgumentError: it is attached, or an argument does not fit the model.
+            ModelError, SelectionError, StoreError: see the class.
+        """
+        if self.attached:
+            raise ArgumentError("this inspector is attached: detach() it before it looks at another model")
+        models = _models(module)
+        for optimizer in self._optimizers:
+            _check_optimizer(optimizer, models)
+        lenses = default_lenses(*models.values()) if self._lenses is None else self._lenses
+        settings = replace(self._settings, lenses=tuple(_flat(lenses)), by_default=self._lenses is None)
+        targets = open_targets(self._to, self._exists, self._step)
+        try:
+            about = described(models, lenses)
+            for sink in targets.sinks:
+                sink.open(about)
+            recording = Recording(models, settings, self._schedule, self._budget, targets)
+        except BaseException:
+            targets.close()
+            raise
+        self._finalizer = weakref.finalize(self, Recording.stop, recording)
+        self._targets, self._recording = targets, recording
+        recording.attach()
+        self._listen_to_losses(lenses)
+        return self
+
+    def detach(self) -> None:
+        """Take every hook out, write what is left, close the run, and say in three lines what there is. Again does nothing."""
+        recording = self._recording
+        if recording is None or not recording.attached:
+            return
+        for probe in self._losses:
+            probe.detach()
+        self._losses.clear()
+        recording.stop()
+        self._findings = recording.findings
+        self._show()
+        if not self._quiet:
+            sys.stdout.write("\n".join(last_lines(recording, self._findings)) + "\n")
+
+    def __enter__(self) -> Self:
+        if not self.attached:
+            raise ArgumentError("this inspector is not attached: give it a model first, Inspector(module=model) or attach(model)")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.detach()
+
+    remove = unregister = detach
+
+    def _listen_to_losses(self, lenses: Iterable[AnyLens]) -> None:
+        for lens in lenses:
+            if isinstance(lens, LossMetrics):
+                self._metrics |= set(lens.metrics)
+                if lens.loss_fn is not None:
+                    listener = _LossListener(weakref.ref(self), lens)
+                    self._losses.append(observe(lens.loss_fn, listener, include=lambda name, module: name == ""))
+
+    # Time
+
+    @property
+    def every(self) -> Steps:
+        """Which steps are logged; can be set while it runs, and holds from the next step on."""
+        schedule = self._schedule if self._recording is None else self._recording.schedule
+        return schedule.n if isinstance(schedule, Every) else schedule
+
+    @every.setter
+    def every(self, every: Steps) -> None:
+        self._schedule = schedule_of(every)
+        if self._recording is not None:
+            self._recording.schedule_by(self._schedule)
+
+    def step(self) -> None:
+        """A step was taken, in a loop without a ``torch.optim`` optimizer, whose steps are seen by themselves.
+
+        Raises:
+            ArgumentError: no forward of a model was seen since the last step.
+        """
+        self._attached().step()
+
+    def tick_epoch(self, epoch: int | None = None) -> None:
+        """An epoch has ended: write what belongs to it, and call the visualizers; *epoch* sets the number of the next."""
+        self._attached().end_epoch(epoch)
+        self._show()
+
+    tick = tick_epoch
+
+    def iter(self, epochs: Iterable[Item]) -> Iterator[Item]:
+        """*epochs*, with ``tick_epoch()`` after each."""
+        for item in epochs:
+            yield item
+            self.tick_epoch()
+
+    def range(self, *arguments: int) -> Iterator[int]:
+        """``iter(range(...))``."""
+        return self.iter(range(*arguments))
+
+    def _show(self) -> None:
+        if self._targets is not None and self._targets.visualizers:
+            run = self.run
+            for visualizer in self._targets.visualizers:
+                self._attached_or_last().try_to_show(visualizer, run)
+
+    # Pushing
+
+    def push_loss(self, value: Any, *, train: bool, running: bool = True) -> None:
+        """Record a loss: a number, or a tensor of one element, which stays on its device until a logged step.
+
+        Args:
+            value: the loss of one batch.
+            train: of training, recorded as ``loss``; else as ``val_loss``, at the step after which it comes.
+            running: record the mean over the steps from one logged step to the next; otherwise each value by itself.
+
+        Raises:
+            ArgumentError: it is not one real number.
+        """
+        self._attached().push(self._loss_names[0 if train else 1], value, train=train, running=running)
+
+    def push_metric(self, name: str, value: Any, *, running: bool = True) -> None:
+        """Record a metric; see :meth:`push_loss`. It belongs to training if the model is in training mode.
+
+        Raises:
+            ArgumentError: it is not one real number, or a :class:`LossMetrics` lens names other metrics.
+        """
+        if self._metrics and name not in self._metrics:
+            raise ArgumentError(f"{name!r} is none of the metrics of LossMetrics: {', '.join(sorted(self._metrics))}")
+        self._attached().push(name, value, train=None, running=running)
+
+    # Reading
+
+    @property
+    def attached(self) -> bool:
+        """Whether it records."""
+        return self._recording is not None and self._recording.attached
+
+    @property
+    def run(self) -> Run:
+        """The run so far, to read.
+
+        Raises:
+            ArgumentError: no run is written.
+        """
+        if self._targets is None or self._targets.recorded is None:
+            raise ArgumentError('no run is written: give a path or "memory" in to=')
+        if self.attached:
+            self._attached().flush()
+        return self._targets.recorded.run()
+
+    @property
+    def path(self) -> os.PathLike[str] | None:
+        """The folder of the run; None if there is none on disk."""
+        return None if self._targets is None else self._targets.path
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """What it observes."""
+        return tuple(dict.fromkeys(site for each in self._measurings() for site in each.wiring.sites()))
+
+    @property
+    def errors(self) -> tuple[ProbeError, ...]:
+        """What statistics and schedules raised."""
+        mine = () if self._recording is None else self._recording.errors
+        return (*mine, *(error for each in self._measurings() for error in each.wiring.errors))
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What the rules found in the last rows, the gravest first; at the end also in the run, as alerts."""
+        return tuple(self._attached().findings if self.attached else self._findings)
+
+    @property
+    def overhead(self) -> float | None:
+        """The share of training time that observing takes; None where it cannot be told."""
+        return None if self._recording is None else self._recording.overhead()
+
+    def coverage(self) -> Coverage:
+        """What was really observed, and why the rest was not."""
+        return self._attached_or_last().coverage()
+
+    def to_frame(self, family: str = "moments") -> pandas.DataFrame:
+        """A family of the run so far as a table.
+
+        Raises:
+            MissingExtraError: pandas is not installed.
+            UnknownSiteError: there is no such family.
+        """
+        return self.run.to_pandas(family)
+
+    def _measurings(self) -> Iterator[Any]:
+        return iter(()) if self._recording is None else self._recording.measurings()
+
+    def _attached(self) -> Recording:
+        if self._recording is None or not self._recording.attached:
+            raise ArgumentError("this inspector is not attached: give it a model first, with attach(model)")
+        return self._recording
+
+    def _attached_or_last(self) -> Recording:
+        if self._recording is None:
+            raise ArgumentError("this inspector was never attached: give it a model first, with attach(model)")
+        return self._recording
+
+    def __repr__(self) -> str:
+        if self._recording is None:
+            return f"{type(self).__name__}(not attached)"
+        return "\n".join(self._recording.lines(attached=self.attached))
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{self!r}</pre>"
+
+
+class _LossListener:
+    """Gives what a loss module returns to an inspector, without keeping it alive."""
+
+    def __init__(self, inspector: weakref.ref[Inspector], lens: LossMetrics) -> None:
+        self._inspector = inspector
+        self._lens = lens
+
+    def __call__(self, event: Event) -> None:
+        inspector = self._inspector()
+        if inspector is None or not inspector.attached:
+            return
+        module = self._lens.loss_fn
+        train = torch.is_grad_enabled() if self._lens.evaluation_from_grad else module is not None and module.training
+        inspector.push_loss(event.value, train=train)
+
+
+def _models(module: Any) -> dict[str, nn.Module]:
+    if not isinstance(module, Mapping) or isinstance(module, nn.Module):
+        return {"": check_model(module)}
+    if not module or not all(isinstance(name, str) and name for name in module):
+        raise ArgumentError(f'several models are given by name, as {{"G": generator, "D": discriminator}}, not {module!r}')
+    return {name: check_model(model) for name, model in module.items()}
+
+
+def _optimizers(given: Any) -> tuple[Optimizer, ...]:
+    listed = () if given is None else (given,) if not isinstance(given, list | tuple | set) else tuple(given)
+    for optimizer in listed:
+        if not isinstance(optimizer, Optimizer):
+            raise ArgumentError(
+                f"optimizer={type(optimizer).__name__}: a torch.optim optimizer is seen to step by itself; for any other call "
+                "inspector.step() after each of its steps, and leave optimizer= out"
+            )
+    return listed
+
+
+def _check_optimizer(optimizer: Optimizer, models: Mapping[str, nn.Module]) -> None:
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    if not any(id(parameter) in held for model in models.values() for parameter in model.parameters()):
+        raise ArgumentError(
+            f"this {type(optimizer).__name__} holds no parameter of the model, so that no step of it would ever be seen: was it "
+            "made for another model, or before the model was moved or wrapped?"
+        )
+
+
+def _together(to: Any, visualizer: Any) -> Any:
+    if visualizer is None:
+        return to
+    more = list(visualizer) if isinstance(visualizer, list | tuple) else [visualizer]
+    return more if to is None else [*(to if isinstance(to, list | tuple) else [to]), *more]
+
+
+def _flat(lenses: Iterable[AnyLens]) -> Iterator[Lens]:
+    for lens in lenses:
+        if isinstance(lens, Lens):
+            yield lens
+            yield from _flat(lens.also)
+        elif not isinstance(lens, LossMetrics):
+            raise ArgumentError(f"{lens!r} is no lens: they are in sonde.lens, as OutputNorm(); a statistic becomes one by Lens()")

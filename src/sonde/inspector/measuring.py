@@ -1,0 +1,174 @@
+"""One statistic of one lens on one model: its hooks, its rows, and which site each row is of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from sonde.engine.coverage import Coverage
+from sonde.engine.selection import Where
+from sonde.engine.site import Port, Site
+from sonde.engine.tallies import Tally
+from sonde.engine.taps import Tap
+from sonde.engine.wiring import Schedule, Wiring
+from sonde.inspector.lenses import Lens
+from sonde.inspector.packed import PackedSlab
+from sonde.inspector.pairs import Pairs
+from sonde.run.schema import Layout
+from sonde.stats import PairStatistic, RowStatistic
+
+__all__ = ["Kind", "Measuring", "Rowed"]
+
+Kind = Literal["step", "micro_step", "evaluation"]
+"""When rows are taken: at the end of each logged step, after each backward pass in it, or after evaluation passes."""
+
+_SUFFIX: dict[Kind, str] = {"step": "", "micro_step": "_micro", "evaluation": "_eval"}
+_PASSES: dict[Kind, bool | None] = {"step": True, "micro_step": None, "evaluation": False}
+
+
+@dataclass(frozen=True, eq=False)
+class Rowed:
+    """Which row is of which site, as of one moment; the thread that writes reads it.
+
+    Attributes:
+        family: where the rows go.
+        statistic: finishes them.
+        linear: the numbers that grow in proportion to the tensor.
+        layout: the sites.
+        index: of each site, the position of its row in all blocks joined.
+        ports: of each site its port.
+        matrices: of which sites the tensor is a parameter of two dimensions or more.
+    """
+
+    family: str
+    statistic: RowStatistic
+    linear: tuple[str, ...]
+    layout: Layout
+    index: npt.NDArray[np.intp]
+    ports: tuple[Port, ...]
+    matrices: npt.NDArray[np.bool_]
+
+    def finish(self, blocks: list[npt.NDArray[np.float64]]) -> tuple[npt.NDArray[np.intp], Any, dict[str, npt.NDArray[np.float64]]]:
+        """Which sites were added to, how often, and their numbers."""
+        joined = blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
+        rows = joined[self.index]
+        seen = np.flatnonzero(rows[:, 0])
+        rows = np.ascontiguousarray(rows[seen])
+        if not len(seen):
+            return seen, rows[:, 0], {}
+        with np.errstate(all="ignore"):  # where a statistic divides by zero there is no number, which NaN says
+            numbers = self.statistic.finish(self.statistic.columns(torch.from_numpy(rows[:, 1:])))
+        return seen, rows[:, 0], dict(numbers)
+
+
+class Measuring:
+    """The wiring of one statistic of a lens, and the rows that it fills.
+
+    Attributes:
+        family: where its rows go.
+        kind: when they are taken.
+        norms: the ports of parameters whose norms over all parameters come from its rows.
+        hidden: its rows are for these norms alone.
+        pairs: what feeds them, if the statistic is one of pairs.
+        is_sequence: its rows compare each tensor with the one before it, which is of the step before.
+    """
+
+    def __init__(self, lens: Lens, statistic: RowStatistic, kind: Kind, ports: tuple[Port, ...], *, hidden: bool = False) -> None:
+        self.family = lens.name + _SUFFIX[kind]
+        self.kind = kind
+        self.statistic = statistic
+        self.hidden = hidden
+        self.norms: frozenset[str] = frozenset()
+        self.is_sequence = isinstance(statistic, PairStatistic) and any(port != "update" for port in ports)
+        self._linear = lens.linear
+        self._ports = ports
+        self.slab = PackedSlab(statistic)
+        self.pairs = Pairs(statistic, self.slab) if isinstance(statistic, PairStatistic) else None
+        self._rowed: Rowed | None = None
+        self._known: tuple[int, int] = (-1, -1)
+
+    def prepare(self, model: nn.Module, include: Where, name: str, schedule: Schedule | None, *, strict: bool) -> None:
+        """Choose what to hook; ``wiring.attach()`` does it.
+
+        Raises:
+            SelectionError: there is nothing to hook.
+        """
+        self.wiring = Wiring(
+            self.statistic if self.pairs is None else self.pairs,  # type: ignore[arg-type]
+            schedule=schedule,
+            strict=strict,
+            grad_at_step=self.kind == "step",
+            training=_PASSES[self.kind],
+        )
+        if self.pairs is None:
+            self.wiring.slab = self.slab
+        self.wiring.observe(model, include, None, self._ports, name)
+
+    def parameters(self, port: Port) -> set[int]:
+        """The parameters that it observes at *port*, by their ids."""
+        return {id(tap.target) for tap in self.wiring.taps if port in tap.sites}
+
+    @property
+    def blocks(self) -> list[Tensor]:
+        """All its rows."""
+        return self.slab.blocks
+
+    def rowed(self, order: Mapping[str, int]) -> Rowed:
+        """Which row is of which site now; *order* gives the place of each module."""
+        taps = self.wiring.taps
+        known = (len(self.slab), len(taps))
+        if self._rowed is None or self._known != known:
+            self._known = known
+            self._rowed = self._look(order)
+        return self._rowed
+
+    def forget_order(self) -> None:
+        """The order of execution is known better now."""
+        self._rowed = None
+
+    def _look(self, order: Mapping[str, int]) -> Rowed:
+        starts = np.cumsum([0, *(len(block) for block in self.slab.blocks)])
+        places = self.slab.places()
+        sites: list[Site] = []
+        index: list[int] = []
+        orders: list[int] = []
+        matrices: list[bool] = []
+        for site, row, tap in self._rows():
+            block, position = places[id(row)]
+            sites.append(site)
+            index.append(int(starts[block]) + position)
+            orders.append(order.get(tap.name, order.get(tap.name.rpartition(".")[0], len(order))))
+            matrices.append(isinstance(tap.target, nn.Parameter) and tap.target.dim() >= 2)
+        layout = Layout([str(site) for site in sites], [site.model for site in sites], _ALL_CALLS, orders)
+        return Rowed(
+            self.family,
+            self.statistic,
+            self._linear,
+            layout,
+            np.array(index, np.intp),
+            tuple(site.port for site in sites),
+            np.array(matrices, bool),
+        )
+
+    def _rows(self) -> Iterator[tuple[Site, Tensor, Tap]]:
+        """Every site that has a row, with what sits there."""
+        for tap in self.wiring.taps:
+            if isinstance(tap, Tally):
+                yield from ((tap.sites[port], row, tap) for port, row in tap.rows.items())
+            elif self.pairs is not None:
+                yield from ((site, self.pairs.rows[site], tap) for site in tap.sites.values() if site in self.pairs.rows)
+
+    def coverage(self) -> Coverage:
+        """What was really observed, and why the rest was not."""
+        if self.wiring.attached:
+            self.wiring.rescan()
+        return Coverage.of(self.wiring)
+
+
+_ALL_CALLS = -1  # a row is of all calls of a module in the step together

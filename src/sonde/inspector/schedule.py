@@ -1,0 +1,181 @@
+"""Which steps are logged: every n-th, every so many seconds, ranges, listed steps, a callable, or dense at first."""
+
+from __future__ import annotations
+
+import re
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Container, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from sonde.engine import Tick
+from sonde.errors import ArgumentError
+
+__all__ = ["Ascending", "Every", "EverySeconds", "Listed", "Pace", "Schedule", "Steps", "Warmup", "When", "schedule_of"]
+
+
+class Schedule(ABC):
+    """Says of each step, as it begins, whether it is logged."""
+
+    @abstractmethod
+    def wants(self, tick: Tick, waited: float) -> bool:
+        """Whether the step that begins at *tick* is logged.
+
+        Args:
+            tick: the time of the training.
+            waited: seconds since the last logged step began; infinite before the first.
+        """
+
+
+Steps: TypeAlias = int | str | range | Iterable[int] | Callable[[Tick], bool] | Schedule
+"""What ``every=`` takes: n, ``"10s"``, a range, step numbers, a callable ``Tick -> bool``, or a schedule."""
+
+
+@dataclass(frozen=True)
+class Every(Schedule):
+    """Every *n*-th step: those whose number n divides."""
+
+    n: int
+
+    def __post_init__(self) -> None:
+        if isinstance(self.n, bool) or self.n < 1:
+            raise ArgumentError(f"every={self.n!r}: every n-th step is logged, so n is 1 or more")
+
+    def wants(self, tick: Tick, waited: float) -> bool:
+        return tick.step % self.n == 0
+
+
+@dataclass(frozen=True)
+class EverySeconds(Schedule):
+    """The first step, and each that begins so many *seconds* or more after the last logged one began."""
+
+    seconds: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.seconds < float("inf"):
+            raise ArgumentError(f"every={self.seconds!r} seconds: the time between logged steps is above 0")
+
+    def wants(self, tick: Tick, waited: float) -> bool:
+        return waited >= self.seconds
+
+
+@dataclass(frozen=True)
+class Listed(Schedule):
+    """The steps of a range or collection."""
+
+    steps: Container[int]
+
+    def wants(self, tick: Tick, waited: float) -> bool:
+        return tick.step in self.steps
+
+
+class Ascending(Schedule):
+    """The steps of an iterator that ascends, and may be endless: it is asked for no more than are needed."""
+
+    def __init__(self, steps: Iterator[int]) -> None:
+        self._rest = steps
+        self._seen: set[int] = set()
+        self._last = -1
+
+    def wants(self, tick: Tick, waited: float) -> bool:
+        while self._last < tick.step:
+            step = next(self._rest, None)
+            if step is None:
+                break
+            if _whole(step) <= self._last:
+                raise ArgumentError(f"every=: the iterator gave step {step} after {self._last}; it must ascend")
+            self._last = step
+            self._seen.add(step)
+        return tick.step in self._seen
+
+
+@dataclass(frozen=True)
+class When(Schedule):
+    """The steps for which *asked*, a callable ``Tick -> bool``, says so."""
+
+    asked: Callable[[Tick], bool]
+
+    def wants(self, tick: Tick, waited: float) -> bool:
+        return bool(self.asked(tick))
+
+
+@dataclass(frozen=True)
+class Warmup(Schedule):
+    """Every step before *dense_until*, and then as *then* says: ``Warmup(100, then=50)``.
+
+    Raises:
+        ArgumentError: *dense_until* is negative, or *then* is no schedule.
+    """
+
+    dense_until: int
+    then: Steps = 10
+
+    def __post_init__(self) -> None:
+        if isinstance(self.dense_until, bool) or self.dense_until < 0:
+            raise ArgumentError(f"dense_until={self.dense_until!r}: it is the number of the first step that is not logged densely")
+        object.__setattr__(self, "then", schedule_of(self.then))
+
+    def wants(self, tick: Tick, waited: float) -> bool:
+        return tick.step < self.dense_until or schedule_of(self.then).wants(tick, waited)
+
+
+_SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+_TIME = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|min|m|h)\s*")
+
+
+def schedule_of(every: Steps) -> Schedule:
+    """The schedule that *every* means.
+
+    Raises:
+        ArgumentError: it means none, or none that ever logs.
+    """
+    if isinstance(every, Schedule):
+        return every
+    if isinstance(every, int):
+        return Every(every)
+    if isinstance(every, str):
+        found = _TIME.fullmatch(every)
+        if found is None:
+            raise ArgumentError(f'every={every!r}: a text is a time between logged steps, such as "10s", "500ms" or "5min"')
+        return EverySeconds(float(found[1]) * _SECONDS[found[2]])
+    if isinstance(every, Collection) and not len(every):
+        raise ArgumentError(f"every={every!r} holds no step, so that nothing would be logged")
+    if isinstance(every, range):
+        return Listed(every)
+    if isinstance(every, Iterator):
+        return Ascending(every)
+    if isinstance(every, Iterable):
+        return Listed(frozenset(map(_whole, every)))
+    if callable(every):
+        return When(every)
+    raise ArgumentError(f'every={every!r}: give a number of steps, a time ("10s"), steps (a range or numbers), or a callable')
+
+
+def _whole(step: Any) -> int:
+    if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+        raise ArgumentError(f"every=: steps are whole numbers from 0, and {step!r} is none")
+    return step
+
+
+class Pace:
+    """Follows a schedule for one model, whose steps it counts with the model's clock.
+
+    Attributes:
+        on: whether the step that runs now is logged.
+        before: whether the step before it was.
+    """
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self.on = False
+        self.before = False
+        self._begun = float("-inf")
+
+    def begin(self, tick: Tick) -> None:
+        """A step begins at *tick*."""
+        self.before = self.on
+        now = time.monotonic()
+        self.on = self.schedule.wants(tick, now - self._begun)
+        if self.on:
+            self._begun = now

@@ -1,0 +1,80 @@
+"""``watch``: the one line most people need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import nn
+from torch.optim.optimizer import Optimizer
+
+from sonde.engine.selection import Where
+from sonde.inspector.inspector import Inspector
+from sonde.inspector.ready import AnyLens
+from sonde.inspector.schedule import Steps
+from sonde.inspector.settings import Gradients
+from sonde.run.start import Existing
+
+__all__ = ["watch"]
+
+
+def watch(
+    model: nn.Module | Mapping[str, nn.Module],
+    optimizer: Optimizer | Iterable[Optimizer] | None = None,
+    *,
+    every: Steps = 10,
+    to: Any = None,
+    include: Where = None,
+    exclude: Where = None,
+    lenses: Iterable[AnyLens] | AnyLens | None = None,
+    scaler: Any = None,
+    depth: int = -1,
+    gradients: Gradients = "step",
+    evaluation: bool = False,
+    budget: str | float | None = None,
+    exists: Existing = "error",
+    resume: bool = False,
+    step: int | None = None,
+    visualizer: Any = None,
+    strict: bool = False,
+    quiet: bool = False,
+) -> Inspector:
+    """Record what happens in *model* while it is trained, until the end of a ``with`` block or ``detach()``::
+
+        with sonde.watch(model, optimizer):
+            for x, y in batches:
+                loss = loss_fn(model(x), y)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+
+    At the end it says where the run is, what it found and what it cost. The arguments are those of :class:`Inspector`.
+
+    Args:
+        model: any ``nn.Module``, also compiled or wrapped; several as ``{"G": generator, "D": discriminator}``, each of which
+            counts its own steps.
+        optimizer: only checked to step the model. The steps of all ``torch.optim`` optimizers are seen by themselves.
+
+    Returns:
+        The inspector, attached.
+    """
+    inspector = Inspector(
+        lenses,
+        optimizer=optimizer,
+        every=every,
+        to=to,
+        depth=depth,
+        scaler=scaler,
+        include=include,
+        exclude=exclude,
+        gradients=gradients,
+        evaluation=evaluation,
+        budget=budget,
+        exists=exists,
+        resume=resume,
+        step=step,
+        visualizer=visualizer,
+        strict=strict,
+        quiet=quiet,
+    )
+    return inspector.attach(model)

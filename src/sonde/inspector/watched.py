@@ -1,0 +1,261 @@
+"""One model under an inspector: its measurings, its pace, and the moments at which rows are taken."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer
+
+from sonde.engine import Tick
+from sonde.engine.clock import Clock
+from sonde.errors import ArgumentError, SelectionError
+from sonde.inspector.budget import Meter
+from sonde.inspector.fitting import fit, fit_norms
+from sonde.inspector.gathering import Gathering
+from sonde.inspector.measuring import Measuring
+from sonde.inspector.ordering import Ordering
+from sonde.inspector.scaling import Scaling, scale_at_step
+from sonde.inspector.schedule import Pace, Schedule
+from sonde.inspector.settings import Settings
+from sonde.inspector.writing import Batch
+
+__all__ = ["Watched"]
+
+Send = Callable[[Gathering, "list[Batch]"], None]
+Failed = Callable[[Exception], None]
+
+
+class Watched:
+    """One model.
+
+    Attributes:
+        name: of the model in its sites.
+        pace: which of its steps are logged.
+        meter: how long its steps take.
+        steps: how many have ended.
+        logged: how many of them were logged.
+
+    Args:
+        send: called with what a moment has to write, and what has waited for that moment.
+        failed: called with what the schedule raises.
+    """
+
+    def __init__(self, model: nn.Module, name: str, settings: Settings, schedule: Schedule, send: Send, failed: Failed) -> None:
+        self.model = model
+        self.name = name
+        self.pace = Pace(schedule)
+        self.meter = Meter()
+        self.steps = self.logged = 0
+        self.measurings: list[Measuring] = []
+        self._settings = settings
+        self._send = send
+        self._failed = failed
+        self._clock: Clock | None = None
+        self._ordering = Ordering(model, name)
+        self._places: dict[str, int] = {}
+        self._scaling = Scaling(settings.scaler)
+        self._waiting: list[Batch] = []  # of backward passes in this step, until it is known that it is one
+        self._ended = False  # a step has, and its rows were not taken yet
+        self._was_logged = False
+        self._pairs = self._had_pairs = self._takes_pairs = False  # sequences are observed in this step, and were in the one before
+        self._has_sequences = False
+        self._evaluated = False
+        self._last: weakref.ref[Optimizer] | None = None
+
+    # Life
+
+    def attach(self, first_step: int | None, epoch: int) -> dict[str, SelectionError]:
+        """Put every lens on; by name, what those say that find nothing here."""
+        settings = self._settings
+        refused = {}
+        for lens in settings.lenses:
+            try:
+                for measuring in fit(self.model, self.name, lens, settings, self._asked, self._asked_in_pairs):
+                    self._put_on(measuring, first_step, epoch)
+            except SelectionError as error:
+                refused[lens.name] = error
+        hidden = fit_norms(self.model, self.name, self.measurings, self._asked, strict=settings.strict)
+        if hidden is not None:
+            self._put_on(hidden, first_step, epoch)
+        self._has_sequences = any(measuring.is_sequence for measuring in self.measurings)
+        if self.pace.on and self._clock is not None:
+            self._ordering.watch()
+        return refused
+
+    def _put_on(self, measuring: Measuring, first_step: int | None, epoch: int) -> None:
+        if self._clock is None:
+            clock = self._clock = measuring.wiring.clocks[0]
+            if first_step is not None:
+                clock.continue_at(first_step)
+                clock.end_epoch(epoch)
+            self._begin(clock.now())
+        self.measurings.append(measuring)
+        measuring.wiring.attach()
+        if len(self.measurings) == 1:
+            clock.after_step.insert(0, self._step_ends)
+            clock.before_forward.append(self._forward_begins)
+            clock.after_micro_step.append(self._backward_ended)
+
+    def detach(self) -> None:
+        """Take everything off; rows of a step that has not ended are dropped."""
+        self._ordering.settle()
+        clock = self._clock
+        if clock is not None and self._step_ends in clock.after_step:
+            clock.after_step.remove(self._step_ends)
+            clock.before_forward.remove(self._forward_begins)
+            clock.after_micro_step.remove(self._backward_ended)
+        for measuring in self.measurings:
+            measuring.wiring.detach()
+
+    @property
+    def clock(self) -> Clock:
+        """The time of the model.
+
+        Raises:
+            ArgumentError: nothing of it is observed.
+        """
+        if self._clock is None:
+            raise ArgumentError(f"nothing of {self.name or 'the model'} is observed")
+        return self._clock
+
+    # Time
+
+    def _begin(self, tick: Tick) -> None:
+        """A step begins at *tick*: decide whether it is logged."""
+        try:
+            self.pace.begin(tick)
+        except Exception as error:
+            self.pace.on = False
+            self._failed(error)
+        self._had_pairs, self._pairs = self._pairs, self.pace.on or self.pace.before
+
+    def _asked(self, tick: Tick) -> bool:
+        return self.pace.on
+
+    def _asked_in_pairs(self, tick: Tick) -> bool:
+        return self._pairs
+
+    def moment(self, *, in_step: bool) -> tuple[int, int]:
+        """Epoch and step of something that happens now: in the step that runs, if *in_step* and one does; else in the last."""
+        clock = self.clock
+        if in_step and clock.moved:
+            return clock.epoch, clock.step
+        return clock.epoch, max(clock.step - 1, 0)
+
+    def _step_ends(self) -> None:
+        """The clock has counted a step. What the engine does next must see its rows, so they are taken in :meth:`complete`."""
+        self.meter.enter()
+        self._ended = True
+        self._was_logged = self.pace.on
+        self._takes_pairs = self._has_sequences and self._pairs and self._had_pairs
+        self._begin(self.clock.now())
+        if self.pace.on:
+            self._ordering.watch()
+
+    def stepped(self, optimizer: Optimizer) -> None:
+        """*optimizer* has stepped, and the engine is done with it."""
+        if self._ended:
+            self.complete(optimizer)
+        elif self._clock is not None and self._holds(optimizer):
+            last = self._last() if self._last is not None else None
+            if isinstance(getattr(optimizer, "found_inf", None), Tensor):
+                self.discard()
+            elif self._was_logged and last is not optimizer and not self._clock.moved:
+                self._take(optimizer)  # it belongs to the step that has ended already
+
+    def _holds(self, optimizer: Optimizer) -> bool:
+        held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        return any(id(parameter) in held for parameter in self.model.parameters())
+
+    def complete(self, optimizer: Optimizer | None) -> None:
+        """Take the rows of the step that has ended, if it was logged."""
+        self._ended = False
+        self._last = weakref.ref(optimizer) if optimizer is not None else None
+        self.steps += 1
+        logged = self._was_logged
+        if logged:
+            self.logged += 1
+        if logged or self._takes_pairs:
+            self._take(optimizer)
+        if self._has_sequences:
+            self._tend_sequences()
+        self.meter.leave(logged=logged)
+
+    # Rows
+
+    def _take(self, optimizer: Optimizer | None) -> None:
+        ended = self.clock.ended
+        if self._was_logged and self._ordering.settle():
+            self._places = {}
+            for measuring in self.measurings:
+                measuring.forget_order()
+        gathering = Gathering(ended.epoch, ended.step, ends_interval=self._was_logged)
+        scales: dict[str, Tensor] = {}
+        if (scale := self._scaling.scale) is not None:
+            scales |= {"grad_output": scale, "grad_input": scale}
+        if (scale := scale_at_step(optimizer)) is not None:
+            scales["grad"] = scale
+        for measuring in self.measurings:
+            wanted = self._takes_pairs if measuring.is_sequence else self._was_logged
+            if measuring.kind == "step" and wanted and measuring.wiring.attached:
+                gathering.rows(measuring, self._order(), scales=scales)
+        waited, self._waiting = self._waiting, []
+        self._send(gathering, waited)
+
+    def _tend_sequences(self) -> None:
+        """Drop pairs with a step before that was not observed, and predecessors if the next step is not."""
+        for measuring in self.measurings:
+            if measuring.is_sequence and measuring.pairs is not None:
+                if not self._takes_pairs:
+                    measuring.slab.reset()
+                if not self._pairs:
+                    measuring.pairs.forget()
+
+    def _order(self) -> dict[str, int]:
+        if not self._places:
+            self._places = self._ordering.places()
+        return self._places
+
+    def _backward_ended(self) -> None:
+        """A backward pass has: take the rows that are of it alone."""
+        if not self.pace.on:
+            return
+        clock = self.clock
+        gathering = Gathering(clock.epoch, clock.step)
+        scale = self._scaling.scale
+        scales = {} if scale is None else {"grad": scale}
+        for measuring in self.measurings:
+            if measuring.kind == "micro_step" and measuring.wiring.attached:
+                gathering.rows(measuring, self._order(), micro_step=len(self._waiting), scales=scales)
+        if gathering:
+            self._waiting.append(gathering.batch())
+
+    def _forward_begins(self) -> None:
+        if not (torch.is_grad_enabled() and self.model.training):
+            self._evaluated = True
+            return
+        if self._scaling.skipped(self.clock.step):
+            self.discard()
+        self.take_evaluation()
+
+    def take_evaluation(self) -> None:
+        """Take the rows of the evaluation passes since the last step, if there were any."""
+        if not self._evaluated:
+            return
+        self._evaluated = False
+        gathering = Gathering(*self.moment(in_step=False))
+        for measuring in self.measurings:
+            if measuring.kind == "evaluation" and measuring.wiring.attached:
+                gathering.rows(measuring, self._order())
+        if gathering:
+            self._send(gathering, [])
+
+    def discard(self) -> None:
+        """Drop the rows of an attempt at a step that was skipped."""
+        self._waiting.clear()
+        for measuring in self.measurings:
+            if measuring.kind != "evaluation":
+                measuring.slab.reset()

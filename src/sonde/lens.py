@@ -1,0 +1,30 @@
+"""The lenses: what an inspector looks at. ``sonde.lens.OutputNorm()``, or ``sonde.lens.Lens("name", statistic)`` for your own."""
+
+from sonde.inspector.lenses import Lens, LossMetrics
+from sonde.inspector.ready import (
+    AnyLens,
+    OutputActivation,
+    OutputGradientGeometry,
+    OutputNorm,
+    ParameterGradientActivation,
+    ParameterGradientGeometry,
+    ParameterNorm,
+    ParameterUpdateGeometry,
+    default_lenses,
+    moments,
+)
+
+__all__ = [
+    "AnyLens",
+    "Lens",
+    "LossMetrics",
+    "OutputActivation",
+    "OutputGradientGeometry",
+    "OutputNorm",
+    "ParameterGradientActivation",
+    "ParameterGradientGeometry",
+    "ParameterNorm",
+    "ParameterUpdateGeometry",
+    "default_lenses",
+    "moments",
+]

@@ -1,0 +1,90 @@
+"""What is found in the last rows: models made ill on purpose, each in one way, and healthy ones in which nothing is found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, AdamW
+
+from sonde import lens
+from sonde.inspector import Finding, watch
+
+
+def deep(width: int = 16) -> nn.Sequential:
+    layers = [layer for _ in range(4) for layer in (nn.Linear(width, width), nn.ReLU())]
+    return nn.Sequential(*layers, nn.Linear(width, 1))
+
+
+def found(prepare: Callable[[nn.Sequential], object], *, lr: float = 1e-3, steps: int = 25, spoil: int = -1) -> tuple[Finding, ...]:
+    torch.manual_seed(0)
+    model = deep()
+    prepare(model)
+    optimizer = AdamW(model.parameters(), lr=lr, weight_decay=0.0)
+    lenses = (lens.moments(), lens.OutputActivation())
+    with watch(model, every=1, to="memory", quiet=True, lenses=lenses) as inspector:
+        for step in range(steps):
+            loss = model(torch.randn(32, 16)).square().mean()
+            optimizer.zero_grad()
+            (loss * float("nan") if step == spoil else loss).backward()
+            optimizer.step()
+    alerts = [(alert["rule"], alert["site"], alert["message"]) for alert in inspector.run.alerts]
+    assert sorted(alerts) == sorted((each.rule, each.site, each.message) for each in inspector.findings)
+    return inspector.findings
+
+
+def test_nothing_is_found_in_a_healthy_training() -> None:
+    """No alarm in a plain network under AdamW."""
+    assert found(lambda model: None) == ()
+
+
+def test_a_dead_layer() -> None:
+    """A bias that silences it."""
+    findings = found(lambda model: nn.init.constant_(model[2].bias, -50.0))
+    dead = next(each for each in findings if each.rule == "dead")
+    assert (dead.site, dead.value) == ("3:output", 1.0)
+    assert dead.message == "3: 100% of its units dead"
+
+
+def test_the_first_defect_and_where_it_began() -> None:
+    """A NaN in the loss of step 7: the first logged place with one, in order of step and execution."""
+    first = found(lambda model: None, spoil=7)[0]
+    assert (first.rule, first.step) == ("nonfinite", 7)
+    assert "at step 7, the first logged step with any" in first.message
+    assert first.site.endswith(("grad_output", "grad", "param", "update"))
+
+
+def test_a_pushed_loss_that_is_nan_is_found() -> None:
+    """Also where no layer was looked at."""
+    model = nn.Linear(2, 1)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with watch(model, every=1, to="memory", quiet=True, lenses=lens.ParameterNorm()) as inspector:
+        for step in range(3):
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+            inspector.push_loss(float("nan") if step == 1 else 1.0, train=True)
+    assert [each.message for each in inspector.findings] == ["loss is nan from step 1 on"]
+
+
+def test_gradients_far_from_the_median() -> None:
+    """A weight of 1e-4 in the last layer leaves those before it without gradient."""
+    findings = found(lambda model: nn.init.constant_(model[8].weight, 1e-9), steps=2, lr=1e-12)
+    rules = {each.rule: each for each in findings}
+    assert rules["gradient_large"].site == "8.weight:grad"
+    assert "x the median" in rules["gradient_large"].message
+
+
+@pytest.mark.parametrize(("lr", "rule"), [(0.05, "update_large"), (1e-8, "update_small")])
+def test_steps_far_from_a_thousandth(lr: float, rule: str) -> None:
+    """A learning rate that is too large, and one that is too small."""
+    findings = {each.rule: each for each in found(lambda model: None, lr=lr, steps=3)}
+    assert rule in findings
+    assert findings[rule].site.endswith(".weight:update")
+    assert "(also " in findings[rule].message
+
+
+def test_a_frozen_layer_is_no_finding() -> None:
+    """It has neither gradient nor update."""
+    assert found(lambda model: model[0].requires_grad_(False)) == ()

@@ -1,0 +1,235 @@
+"""Each ready-made lens, against numbers computed by hand from the tensors; and a new one in ten lines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from tests.inspector.training import small
+from torch import Tensor, nn
+from torch.optim import SGD
+
+from sonde import lens
+from sonde.inspector import Inspector, watch
+from sonde.stats import Field, Statistic
+from sonde.stats.statistic import Column
+
+
+@dataclass(frozen=True)
+class Kurtosis(Statistic):
+    """Fourth standardised moment: about 3 for normal values."""
+
+    fields: ClassVar[tuple[Field, ...]] = tuple(Field(f"s{power}") for power in range(5))
+
+    def measure(self, tensor: Tensor) -> Tensor:
+        return torch.stack([tensor.double().pow(power).sum() for power in range(5)])
+
+    def finish(self, columns: Mapping[str, Column]) -> dict[str, Column]:
+        m1, m2, m3, m4 = (columns[f"s{power}"] / columns["s0"] for power in range(1, 5))
+        return {"kurtosis": (m4 - 4 * m1 * m3 + 6 * m1**2 * m2 - 3 * m1**4) / (m2 - m1**2) ** 2}
+
+
+def test_a_new_lens_is_ten_lines() -> None:
+    """A statistic of one's own becomes a family of the run."""
+    model, optimizer = small()
+    kurtosis = lens.Lens("kurtosis", Kurtosis(), ("output", "param"), include=nn.Linear)
+    x = torch.randn(50, 4)
+    with watch(model, every=1, to="memory", lenses=kurtosis, quiet=True) as inspector:
+        model(x).sum().backward()
+        outputs = model[0](x).detach().double()
+        optimizer.step()
+    found = inspector.run.series("0:output", "kurtosis")[1]
+    centred = torch.cat([outputs, outputs]) - outputs.mean()  # it was called twice
+    assert found.tolist() == pytest.approx([(centred.pow(4).mean() / centred.pow(2).mean() ** 2).item()])
+    assert {row["site"] for row in inspector.run.table("kurtosis").to_pylist()} == {
+        "0:output",
+        "2:output",
+        *(f"{name}:param" for name, _ in model.named_parameters()),
+    }
+
+
+def record(lenses: Any, steps: int = 3, **settings: Any) -> tuple[Inspector, list[dict[str, Tensor]]]:
+    """A training under *lenses*; with it, of each step, what a lens may look at."""
+    torch.manual_seed(0)
+    model, optimizer = small()
+    kept: list[dict[str, Tensor]] = []
+    with watch(model, every=1, to="memory", lenses=lenses, quiet=True, strict=True, **settings) as inspector:
+        for _ in range(steps):
+            hidden = model[0](x := torch.randn(5, 4))
+            out = model[2](model[1](hidden))
+            out.retain_grad()
+            optimizer.zero_grad()
+            out.square().sum().backward()
+            before = model[0].weight.detach().clone()
+            grad = model[0].weight.grad
+            assert grad is not None
+            assert out.grad is not None
+            optimizer.step()
+            kept.append(
+                {
+                    "x": x,
+                    "relu": hidden.detach().relu(),
+                    "out": out.detach(),
+                    "grad_out": out.grad,
+                    "grad": grad.clone(),
+                    "param": model[0].weight.detach().clone(),
+                    "update": model[0].weight.detach() - before,
+                    "before": before,
+                }
+            )
+    return inspector, kept
+
+
+def test_norms_of_outputs_gradients_parameters_and_updates() -> None:
+    """Norm and root mean square; of outputs per sample."""
+    inspector, kept = record(
+        [
+            lens.OutputNorm(),
+            lens.OutputGradientGeometry(compute_correlation=False),
+            lens.ParameterNorm(),
+            lens.ParameterGradientGeometry(compute_correlation=False),
+        ]
+    )
+    run = inspector.run
+    per_sample = [one["out"].norm(dim=1).mean().item() for one in kept]
+    assert run.series("2:output", "norm", family="output_norm")[1].tolist() == pytest.approx(per_sample)
+    for family, site, name in (
+        ("output_gradient", "2:grad_output", "grad_out"),
+        ("parameter_norm", "0.weight:param", "param"),
+        ("parameter_gradient", "0.weight:grad", "grad"),
+    ):
+        assert run.series(site, "norm", family=family)[1].tolist() == pytest.approx([one[name].norm().item() for one in kept])
+        rms = [one[name].square().mean().sqrt().item() for one in kept]
+        assert run.series(site, "rms", family=family)[1].tolist() == pytest.approx(rms)
+
+
+def test_activation_and_death() -> None:
+    """Of the ReLU, per call: the share of active outputs, and of units without any."""
+    inspector, kept = record(lens.OutputActivation())
+    active = [(one["relu"] > 0).double() for one in kept]
+    rates = inspector.run.series("1:output", "call_activation")[1]
+    deaths = inspector.run.series("1:output", "call_death")[1]
+    assert rates.tolist() == pytest.approx([one.mean().item() for one in active])
+    assert deaths.tolist() == pytest.approx([(one.sum(0) == 0).double().mean().item() for one in active])
+
+
+def test_activation_of_parameter_gradients() -> None:
+    """A unit that no sample reached has no gradient."""
+    inspector, kept = record(lens.ParameterGradientActivation(parameters=("weight",)))
+    found = inspector.run.series("0.weight:grad", "call_death")[1]
+    assert found.tolist() == pytest.approx([(one["grad"] == 0).all(1).double().mean().item() for one in kept])
+    assert {site.path for site in inspector.sites} == {"0.weight", "2.weight"}
+
+
+def test_channels_are_found_by_the_layer_before() -> None:
+    """Of a convolution on the second axis, of a linear layer on the last; units that are never active are counted alike."""
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(2), nn.Linear(36, 6), nn.ReLU())
+    with torch.no_grad():
+        model[0].bias[:1] = -100.0  # type: ignore[index]
+        model[3].bias[:3] = -100.0  # type: ignore[index]
+    optimizer = SGD(model.parameters(), lr=0.0)
+    with watch(model, every=1, to="memory", lenses=lens.OutputActivation(), quiet=True) as inspector:
+        model(torch.rand(2, 1, 8, 8)).sum().backward()
+        optimizer.step()
+    found = {row["site"]: row["call_death"] for row in inspector.run.table("activation").to_pylist()}
+    assert found["1:output"] >= 0.25
+    assert found["4:output"] >= 0.5
+    assert (found["1:output"] * 4) % 1 == 0
+    assert (found["4:output"] * 6) % 1 == 0
+
+
+def test_dropout_and_given_layers() -> None:
+    """What the lens looks at can be chosen."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Dropout(), nn.ReLU())
+    for chosen, expected in (
+        (lens.OutputActivation(), {"2", "3"}),
+        (lens.OutputActivation(dropout=False), {"3"}),
+        (lens.OutputActivation(activation=False), {"2"}),
+        (lens.OutputActivation(include=nn.GELU, channel_last=True), {"1"}),
+    ):
+        with watch(model, to="memory", lenses=chosen, quiet=True) as inspector:
+            assert {site.path for site in inspector.sites} == expected
+
+
+def test_a_costly_lens_looks_at_one_in_so_many_logged_steps() -> None:
+    """The default set does so for activation."""
+    inspector, _ = record(None, 23)
+    assert inspector.run.series("1:output", "call_death")[0].tolist() == [0, 10, 20]
+    inspector, _ = record([lens.moments(), lens.OutputActivation(one_in=7)], 20)
+    assert inspector.run.series("1:output", "call_death")[0].tolist() == [0, 7, 14]
+
+
+def test_evaluation_can_be_asked_of_one_lens() -> None:
+    """The family of the others has no such rows."""
+    model, optimizer = small()
+    with watch(model, every=1, to="memory", lenses=[lens.moments(), lens.OutputNorm(record_eval=True)], quiet=True) as inspector:
+        model(torch.randn(5, 4)).sum().backward()
+        optimizer.step()
+        model.eval()
+        x = torch.randn(3, 4)
+        with torch.no_grad():
+            expected = model(x).norm(dim=1).mean().item()
+    assert "moments_eval" not in inspector.run.families
+    assert inspector.run.series("2:output", "norm", family="output_norm_eval")[1].tolist() == pytest.approx([expected])
+
+
+def test_how_lenses_are_shown_is_plain_data() -> None:
+    """It is in run.json."""
+    shown = [each.described() for each in (lens.moments(), lens.OutputActivation(), lens.ParameterNorm(), lens.LossMetrics())]
+    assert [one["family"] for one in shown] == ["moments", "activation", "parameter_norm", "scalars"]
+    assert shown[1]["number"] == "call_death"
+    assert shown[1]["worst"] is True
+    assert np.isfinite(shown[1]["range"]).all()
+
+
+def cosine(one: Tensor, other: Tensor) -> float:
+    return torch.nn.functional.cosine_similarity(one.double().flatten(), other.double().flatten(), dim=0).item()
+
+
+def test_the_cosine_of_successive_gradients() -> None:
+    """Of outputs and of parameters; the first step has no predecessor."""
+    inspector, kept = record([lens.OutputGradientGeometry(), lens.ParameterGradientGeometry()], 4)
+    for family, site, name in (
+        ("output_gradient_cosine", "2:grad_output", "grad_out"),
+        ("parameter_gradient_cosine", "0.weight:grad", "grad"),
+    ):
+        steps, values = inspector.run.series(site, "cosine", family=family)
+        assert steps.tolist() == [1, 2, 3]
+        assert values.tolist() == pytest.approx([cosine(one[name], other[name]) for one, other in pairwise(kept)])
+
+
+def test_where_few_steps_are_logged_the_next_one_is_compared() -> None:
+    """Never a gradient with one of ten steps ago; in between no copy is kept."""
+    torch.manual_seed(0)
+    model, optimizer = small()
+    gradients = []
+    lenses = [lens.moments(), lens.ParameterGradientGeometry()]
+    with watch(model, every=4, to="memory", lenses=lenses, quiet=True, strict=True) as inspector:
+        for step in range(10):
+            optimizer.zero_grad()
+            model(torch.randn(5, 4)).square().sum().backward()
+            gradient = model[0].weight.grad
+            assert gradient is not None
+            gradients.append(gradient.clone())
+            optimizer.step()
+            pairs = next(each.pairs for each in inspector._measurings() if each.pairs is not None)
+            assert bool(pairs._previous) is (step % 4 == 0)
+    steps, values = inspector.run.series("0.weight:grad", "cosine")
+    assert steps.tolist() == [1, 5, 9]
+    assert values.tolist() == pytest.approx([cosine(gradients[step - 1], gradients[step]) for step in (1, 5, 9)])
+    assert inspector.run.series("0.weight:grad", "norm", family="moments")[0].tolist() == [0, 4, 8]
+
+
+def test_what_a_step_did_in_proportion_to_the_weight() -> None:
+    """Update and ratio of each logged step, the first too."""
+    inspector, kept = record(lens.ParameterUpdateGeometry(parameters=("weight",)))
+    run = inspector.run
+    lengths = [one["update"].norm().item() for one in kept]
+    ratios = [length / one["before"].norm().item() for length, one in zip(lengths, kept, strict=True)]
+    assert run.series("0.weight:update", "norm", family="parameter_update")[1].tolist() == pytest.approx(lengths)
+    assert run.series("0.weight:update", "ratio")[1].tolist() == pytest.approx(ratios)

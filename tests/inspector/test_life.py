@@ -1,0 +1,251 @@
+"""An inspector comes and goes without a trace; what it says of itself is true."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import re
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.inspector.training import small, train
+from torch import nn
+from torch.optim import SGD
+
+from sonde import lens
+from sonde.inspector import Inspector, PyTorchInspector, watch
+from sonde.run.run import Run, open_run
+from sonde.testing import ZOO, Entry, assert_undisturbed
+
+
+@pytest.mark.parametrize("entry", [entry for entry in ZOO.values() if entry.name != "transformer_fused"], ids=str)
+def test_watching_changes_nothing(entry: Entry) -> None:
+    """Outputs, gradients, buffers, flags and random states of every model of the zoo have the same bits under ``watch``."""
+    args, kwargs = entry.batch()
+
+    def watched(model: nn.Module) -> Inspector:
+        return watch(model, every=1, to="memory", quiet=True, strict=True, evaluation=True)
+
+    assert_undisturbed(entry.build(), *args, loss_fn=entry.loss, probes={"watch": watched}, **kwargs)
+
+
+def test_a_training_ends_at_the_same_bits() -> None:
+    """Parameters after twenty steps, watched at some of them, and unwatched."""
+    ends = []
+    for watched in (False, True):
+        torch.manual_seed(0)
+        model, optimizer = small()
+        inspector = watch(model, optimizer, every=3, to="memory", quiet=True) if watched else None
+        train(model, optimizer, 20)
+        if inspector is not None:
+            inspector.detach()
+        ends.append([parameter.detach().clone() for parameter in model.parameters()])
+    assert all(torch.equal(one, other) for one, other in zip(*ends, strict=True))
+
+
+def test_three_lines_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where the run is, what was found, what it cost."""
+    monkeypatch.chdir(tmp_path)
+    model, optimizer = small()
+    with watch(model, optimizer, every=1):
+        train(model, optimizer, 3)
+    first, second, third = capsys.readouterr().out.splitlines()
+    found = re.fullmatch(r"run (runs/[a-z]+-[a-z]+) · 3 of 3 steps logged", first)
+    assert found is not None
+    assert second == "no findings"
+    assert third == "overhead not measured: every step is logged, so there is none to compare with"
+    assert open_run(found[1]).last_step == 2
+
+
+def test_an_error_in_the_loop_leaves_a_whole_run(tmp_path: Path) -> None:
+    """What was logged before is there, and no hook is left."""
+    model, optimizer = small()
+
+    def interrupted() -> None:
+        with watch(model, optimizer, every=1, to=tmp_path / "run", quiet=True):
+            train(model, optimizer, 3)
+            model(torch.randn(5, 4)).sum().backward()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert open_run(tmp_path / "run").scalar("grad_norm")[0].tolist() == [0, 1, 2]
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_a_forgotten_inspector_takes_its_hooks_along(tmp_path: Path) -> None:
+    """Deleted without an end: no hook is left, and what was logged is in the run."""
+    model, optimizer = small()
+    inspector = watch(model, optimizer, every=1, to=tmp_path / "run", quiet=True)
+    train(model, optimizer, 2)
+    threads = threading.active_count()
+    del inspector
+    gc.collect()
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    assert threading.active_count() < threads
+    assert open_run(tmp_path / "run").scalar("grad_norm")[0].tolist() == [0, 1]
+
+
+def test_copies_and_pickles_of_a_watched_model_are_not_watched() -> None:
+    """And can be made."""
+    model, optimizer = small()
+    with watch(model, optimizer, every=1, to="memory", quiet=True) as inspector:
+        train(model, optimizer, 1)
+        for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+            train(twin, SGD(twin.parameters(), lr=0.1), 2)
+        train(model, optimizer, 1)
+    assert inspector.run.scalar("grad_norm")[0].tolist() == [0, 1]
+
+
+def test_two_inspectors_on_one_model_do_not_mind_each_other() -> None:
+    """Each has its own pace and run."""
+    model, optimizer = small()
+    with watch(model, every=1, to="memory", quiet=True) as one, watch(model, every=2, to="memory", quiet=True) as other:
+        train(model, optimizer, 5)
+    assert one.run.scalar("grad_norm")[0].tolist() == [0, 1, 2, 3, 4]
+    assert other.run.scalar("grad_norm")[0].tolist() == [0, 2, 4]
+    same = one.run.series("0:output", "rms", family="moments")[1][::2]
+    assert same.tolist() == other.run.series("0:output", "rms", family="moments")[1].tolist()
+
+
+def test_it_sees_every_thread() -> None:
+    """Attached in one, trained in another."""
+    model, optimizer = small()
+    with watch(model, every=1, to="memory", quiet=True) as inspector:
+        thread = threading.Thread(target=train, args=(model, optimizer, 2))
+        thread.start()
+        thread.join()
+    assert inspector.run.series("0:output", "count", family="moments")[1].tolist() == [40.0, 40.0]
+
+
+def test_attached_later_and_again(tmp_path: Path) -> None:
+    """The seed's way: made first, attached to a model, detached, and attached again, which continues its run."""
+    assert PyTorchInspector is Inspector
+    model, optimizer = small()
+    inspector = PyTorchInspector(to=tmp_path / "run", exists="resume", quiet=True)
+    for _ in range(2):
+        assert not inspector.attached
+        inspector.attach(model)
+        train(model, optimizer, 2)
+        inspector.detach()
+        inspector.detach()
+    assert inspector.run.scalar("grad_norm")[0].tolist() == [0, 1, 2, 3]
+
+
+def test_visualizers_are_called_at_each_epoch_and_at_the_end() -> None:
+    """With the run, in which everything before is."""
+    model, optimizer = small()
+    seen: list[int] = []
+
+    def count(run: Run) -> None:
+        seen.append(run.last_step)
+
+    with watch(model, every=1, visualizer=count, quiet=True) as inspector:
+        for _ in inspector.iter("ab"):
+            train(model, optimizer, 2)
+    assert seen == [1, 3, 3]
+
+
+def test_epochs_are_counted_and_can_be_set() -> None:
+    """A row has the epoch that it was in."""
+    model, optimizer = small()
+    with watch(model, every=1, to="memory", quiet=True) as inspector:
+        train(model, optimizer, 1)
+        inspector.tick_epoch()
+        train(model, optimizer, 1)
+        inspector.tick_epoch(7)
+        train(model, optimizer, 1)
+    rows = {(row["epoch"], row["step"]) for row in inspector.run.table("moments").to_pylist()}
+    assert rows == {(0, 0), (1, 1), (7, 2)}
+
+
+def test_the_coverage_is_in_the_run_after_the_first_logged_step() -> None:
+    """What was not reached is named with its reason; on request the same, with how often each site was seen."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.spare = nn.Linear(4, 2), nn.Linear(4, 2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.used(x)
+            return out
+
+    model = Net()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with watch(model, optimizer, every=1, to="memory", quiet=True) as inspector:
+        train(model, optimizer, 3)
+        inspector.run  # noqa: B018  # everything so far is written
+        train(model, optimizer, 1)
+        written = inspector.run.coverage
+        coverage = inspector.coverage()
+    assert {line.site.path: line.count for line in coverage if line.site.port == "output"} == {"": 4, "used": 4, "spare": 0}
+    missing = {line.site.path for line in coverage.missing}
+    assert {"spare", "spare.weight", "spare.bias"} >= missing >= {"spare"}
+    assert "spare:output" in {line["site"] for line in written["missing"]}
+    assert all(line["reason"] for line in written["missing"])
+
+
+def test_the_order_is_that_of_execution() -> None:
+    """Not that of ``named_modules()``; parameters stand with their module."""
+
+    class Backwards(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last, self.first = nn.Linear(3, 2), nn.Linear(4, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.last(self.first(x))
+            return out
+
+    model = Backwards()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with watch(model, optimizer, every=1, to="memory", quiet=True) as inspector:
+        train(model, optimizer, 2)
+    assert inspector.run.heatmap("rms", "output").sites == ("first:output", "last:output", "(root):output")
+    assert inspector.run.heatmap("rms", "grad").sites == (
+        "first.bias:grad",
+        "first.weight:grad",
+        "last.bias:grad",
+        "last.weight:grad",
+    )
+
+
+def test_what_the_run_says_of_itself() -> None:
+    """Model, environment and lenses, as plain data."""
+    model, optimizer = small()
+    with watch(model, optimizer, to="memory", quiet=True) as inspector:
+        info = inspector.run.info
+        assert "attached" in repr(inspector)
+    assert [line["type"] for line in info["model"]] == ["Sequential", "Linear", "ReLU", "Linear"]
+    assert info["model"][1] == {"name": "0", "type": "Linear", "parameters": 40, "trainable": 40}
+    assert info["environment"]["torch"] == torch.__version__
+    assert [shown["family"] for shown in info["lenses"]] == ["moments", "activation", "scalars"]
+
+
+def test_depth_and_selection() -> None:
+    """At the last level a module stands for what is in it; a container among them too."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.ReLU()), nn.Linear(4, 2))
+    for depth, expected in ((0, {"(root)"}), (1, {"0", "1", "2"}), (-1, {"0", "1.0", "1.1", "2"})):
+        with watch(model, to="memory", depth=depth, lenses=lens.moments(), quiet=True) as inspector:
+            assert {site.path or "(root)" for site in inspector.sites if site.port == "output"} == expected
+    with watch(model, to="memory", include=r"^1", exclude=nn.ReLU, lenses=lens.moments(), quiet=True) as inspector:
+        assert {site.path for site in inspector.sites} == {"1.0", "1.0.weight", "1.0.bias"}
+
+
+def test_the_norms_are_over_all_parameters_whatever_is_selected() -> None:
+    """A lens on one layer does not make a smaller ``grad_norm``."""
+    norms = []
+    for settings in ({}, {"include": "^0$"}, {"lenses": lens.OutputNorm()}, {"gradients": "micro_step"}):
+        torch.manual_seed(0)
+        model, optimizer = small()
+        with watch(model, every=1, to="memory", quiet=True, **settings) as inspector:  # type: ignore[arg-type]
+            train(model, optimizer, 3)
+        norms.append([inspector.run.scalar(name)[1].tolist() for name in ("grad_norm", "param_norm", "update_norm")])
+    for other in norms[1:]:
+        np.testing.assert_allclose(norms[0], other, rtol=1e-12)
+    assert "norms" not in inspector.run.families

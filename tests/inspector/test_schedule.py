@@ -1,0 +1,103 @@
+"""Which steps are logged, and that nothing happens in the others."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Any
+
+import pytest
+from tests.inspector.training import small, train
+
+from sonde.engine import Tick
+from sonde.errors import ArgumentError
+from sonde.inspector import Warmup, watch
+from sonde.inspector.schedule import EverySeconds, Pace, schedule_of
+
+
+def logged(every: Any, steps: int) -> list[int]:
+    schedule = schedule_of(every)
+    return [step for step in range(steps) if schedule.wants(Tick(step=step), 0.0)]
+
+
+@pytest.mark.parametrize(
+    ("every", "expected"),
+    [
+        (1, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]),
+        (5, [0, 5, 10]),
+        (range(3, 12, 4), [3, 7, 11]),
+        ([10, 2, 2], [2, 10]),
+        ({7}, [7]),
+        (iter([4, 9]), [4, 9]),
+        (count(1, 6), [1, 7]),
+        (lambda tick: tick.step in (1, 2), [1, 2]),
+        (Warmup(3, then=4), [0, 1, 2, 4, 8]),
+        (Warmup(2, then=Warmup(4, then=10)), [0, 1, 2, 3, 10]),
+        (Warmup(1, then=[5]), [0, 5]),
+    ],
+)
+def test_what_every_means(every: Any, expected: list[int]) -> None:
+    """Numbers, ranges, collections, iterators that may be endless, callables, dense at first."""
+    assert logged(every, 12) == expected
+
+
+def test_an_iterator_is_asked_no_further_than_needed_and_must_ascend() -> None:
+    """The step after the one that runs is all that is taken."""
+    taken: list[int] = []
+
+    def steps() -> Any:
+        for step in (2, 5, 4):
+            taken.append(step)
+            yield step
+
+    schedule = schedule_of(steps())
+    assert [schedule.wants(Tick(step=step), 0.0) for step in range(4)] == [False, False, True, False]
+    assert taken == [2, 5]
+    with pytest.raises(ArgumentError, match="step 4 after 5"):
+        schedule.wants(Tick(step=6), 0.0)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("10s", 10.0), ("500ms", 0.5), ("1.5 min", 90.0), ("2m", 120.0), ("1h", 3600.0)])
+def test_times_are_read(text: str, seconds: float) -> None:
+    """With their units."""
+    assert schedule_of(text) == EverySeconds(seconds)
+
+
+def test_a_time_is_counted_from_the_last_logged_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first step is logged, then each that begins so much later."""
+    now = iter([0.0, 4.0, 9.9, 10.0, 12.0, 20.0])
+    monkeypatch.setattr("sonde.inspector.schedule.time.monotonic", lambda: next(now))
+    pace = Pace(schedule_of("10s"))
+    found = []
+    for step in range(6):
+        pace.begin(Tick(step=step))
+        found.append(pace.on)
+    assert found == [True, False, False, True, False, True]
+
+
+def test_the_interval_can_be_changed_while_it_runs() -> None:
+    """From the next step on; the number is read back."""
+    model, optimizer = small()
+    with watch(model, every=4, to="memory", quiet=True) as inspector:
+        train(model, optimizer, 6)
+        assert inspector.every == 4
+        inspector.every = 1
+        assert inspector.every == 1
+        train(model, optimizer, 3)
+        inspector.every = range(10, 12)
+        train(model, optimizer, 4)
+        with pytest.raises(ArgumentError):
+            inspector.every = 0
+    assert inspector.run.scalar("grad_norm")[0].tolist() == [0, 4, 7, 8, 9, 10, 11]
+
+
+def test_no_layer_has_a_hook_between_logged_steps() -> None:
+    """Only the root counts its calls."""
+    model, optimizer = small()
+    with watch(model, every=lambda tick: tick.step == 1, to="memory", quiet=True):
+        hooked = []
+        for _ in range(3):
+            hooked.append(sum(len(module._forward_hooks) for module in model.modules()))
+            train(model, optimizer, 1)
+        assert hooked[0] == 0
+        assert hooked[1] > 3
+        assert hooked[2] == 0

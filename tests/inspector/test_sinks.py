@@ -1,0 +1,86 @@
+"""Sinks of one's own: what they are given, and that several can be fed at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.inspector.training import small, train
+
+from sonde.inspector import Rows, RunSink, Scalar, Sink, watch
+from sonde.run.memory import memory_run
+from sonde.run.run import open_run
+
+
+class Kept(Sink):
+    """Keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.rows: list[Rows] = []
+        self.scalars: list[Scalar] = []
+
+    def open(self, description: Mapping[str, Any]) -> None:
+        self.calls.append("open")
+        assert description["model"]
+
+    def write(self, rows: Rows) -> None:
+        self.rows.append(rows)
+
+    def scalar(self, scalar: Scalar) -> None:
+        self.scalars.append(scalar)
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+
+def test_a_sink_is_opened_fed_and_closed() -> None:
+    """Each family of each logged step, and the scalars."""
+    model, optimizer = small()
+    sink = Kept()
+    with watch(model, every=2, to=sink, quiet=True):
+        train(model, optimizer, 5)
+    assert sink.calls == ["open", "close"]
+    assert [(rows.family, rows.step) for rows in sink.rows if rows.family == "moments"] == [("moments", step) for step in (0, 2, 4)]
+    first = sink.rows[0]
+    assert len(first.sites) == len(first.numbers["rms"]) == 18
+    assert set(first.counts) == {1.0}
+    columns = first.columns()
+    assert list(columns)[:6] == ["epoch", "step", "micro_step", "model", "site", "order"]
+    assert {scalar.name for scalar in sink.scalars} >= {"grad_norm", "param_norm", "update_norm"}
+
+
+def test_several_targets_get_the_same(tmp_path: Path) -> None:
+    """A folder, a sink and a visualizer at once."""
+    model, optimizer = small()
+    sink, seen = Kept(), []
+    with watch(model, every=1, to=[tmp_path / "run", sink], visualizer=seen.append, quiet=True):
+        train(model, optimizer, 2)
+    run = open_run(tmp_path / "run")
+    assert len(seen) == 1
+    assert [scalar.value for scalar in sink.scalars if scalar.name == "grad_norm"] == run.scalar("grad_norm")[1].tolist()
+
+
+def test_a_writer_that_is_given_stays_open() -> None:
+    """Its owner closes it, and may write more."""
+    model, optimizer = small()
+    with memory_run() as writer:
+        for to in (writer, RunSink(writer, owned=False)):
+            with watch(model, every=1, to=to, lenses=None, quiet=True, step=writer.run().last_step + 1):
+                train(model, optimizer, 2)
+        writer.scalar("mine", 1.0, step=4)
+        assert writer.run().scalar("grad_norm")[0].tolist() == [0, 1, 2, 3]
+
+
+def test_a_run_that_was_opened_can_be_continued(tmp_path: Path) -> None:
+    """As ``resume=True`` with its path."""
+    model, optimizer = small()
+    with watch(model, every=1, to=tmp_path / "run", quiet=True) as inspector:
+        train(model, optimizer, 2)
+        inspector.tick_epoch()
+        train(model, optimizer, 1)
+    with watch(model, every=1, to=open_run(tmp_path / "run"), quiet=True) as inspector:
+        train(model, optimizer, 2)
+    rows = inspector.run.table("scalars").to_pylist()
+    assert [(row["epoch"], row["step"]) for row in rows if row["name"] == "grad_norm"] == [(0, 0), (0, 1), (1, 2), (1, 3), (1, 4)]
