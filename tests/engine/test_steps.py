@@ -113,13 +113,14 @@ def test_lbfgs_with_a_closure_is_one_step() -> None:
         loss.backward()
         return loss
 
-    with sonde.observe(model, collected(events), ["1.bias"], ports="update", strict=True):
+    with sonde.observe(model, collected(events), ["1.bias"], ports=("update", "grad"), grad_at_step=True, strict=True):
         before = model[1].bias.detach().clone()
         optimizer.step(closure)
         optimizer.step(closure)
-    assert [event.tick.step for event in events] == [0, 1]
-    assert torch.equal(events[0].value[0], before)
-    assert torch.equal(events[1].value[1], model[1].bias)
+    assert [(event.site.port, event.tick.step) for event in events] == [("grad", 0), ("update", 0), ("grad", 1), ("update", 1)]
+    assert torch.equal(events[1].value[0], before)
+    assert torch.equal(events[3].value[1], model[1].bias)
+    assert torch.equal(events[2].value, model[1].bias.grad)  # the last that the closure computed
 
 
 def test_a_statistic_takes_the_difference() -> None:

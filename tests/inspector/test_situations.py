@@ -315,9 +315,7 @@ SITUATIONS = [
     two_optimizers,
     evaluated,
     not_evaluated,
-    pytest.param(
-        with_closure, marks=pytest.mark.xfail(strict=True, reason="the engine looks at gradients before the closure runs")
-    ),
+    with_closure,
     by_itself,
 ]
 

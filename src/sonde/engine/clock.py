@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer
 
-from sonde.engine import compiled, hooks
+from sonde.engine import compiled, hooks, optimizers
 from sonde.engine.event import Tick
 from sonde.engine.forward import Forward
 from sonde.engine.running import modules_running, nodes_running
@@ -61,7 +61,8 @@ class Clock:
         self.stamp = 0  # moves with epoch, step and micro-step
         self.local = _Current()
         self.before_forward: list[Callable[[], None]] = []
-        self.around_step: dict[Wiring, list[AroundStep]] = {}
+        self.around_step: dict[Wiring, dict[AroundStep, None]] = {}  # sets that keep their order
+        self._stepped_by: dict[frozenset[int], bool] = {}  # by what an optimizer holds
         self.ended = Tick()  # of the step that ended last
         self.after_step: list[Callable[[], None]] = []
         self.after_micro_step: list[Callable[[], None]] = []
@@ -89,8 +90,7 @@ class Clock:
             return
         self.local.depth = 0
         self._begin = hooks.on_forward_pre(root, _Begin(self), first=True)
-        _running.add(self)
-        _follow_optimizers()
+        optimizers.follow(self)
 
     def wake(self, probe: Hashable) -> None:
         """*probe* observes from now on: follow each forward to its end, and hear what is accumulated."""
@@ -126,8 +126,7 @@ class Clock:
         if self._begin is not None:
             self._begin.remove()
             self._begin = None
-        _running.discard(self)
-        _follow_optimizers()
+        optimizers.leave(self)
 
     # Reading
 
@@ -178,6 +177,7 @@ class Clock:
         root = self.root()
         if root is None or self._end is None:
             return
+        self._stepped_by.clear()
         parameters = list(root.parameters())
         shapeless = {id(parameter) for parameter in parameters if is_lazy(parameter)}  # type: ignore[redundant-expr]  # is_lazy narrows too much
         self._is_lazy = bool(shapeless)
@@ -256,29 +256,37 @@ class Clock:
         for callback in tuple(self.after_step):
             callback()
 
-    def precede(self, optimizer: Optimizer) -> None:
+    def precede(self, optimizer: Optimizer, *, closure: bool) -> None:
         """*optimizer* is about to step."""
-        again = self._steps_again(optimizer)
-        for tap in self._around(optimizer, again=again):
-            tap.before_step(again=again)
+        if self.around_step:
+            again = self._steps_again(optimizer)
+            for tap in self._around(optimizer, again=again):
+                tap.before_step(again=again, closure=closure)
 
-    def follow(self, optimizer: Optimizer) -> None:
+    def follow(self, optimizer: Optimizer, *, closure: bool) -> None:
         """*optimizer* has stepped. A second optimizer that steps on the same gradients belongs to the first one's step."""
-        held = _held(optimizer)
-        root = self.root()
-        if root is None or not any(id(parameter) in held for parameter in root.parameters()):
+        if not self._is_stepped_by(optimizer):
             return
-        taken, again = not _skipped(optimizer), self._steps_again(optimizer)
-        for tap in self._around(optimizer, again=again):
-            tap.after_step(again=again, taken=taken)
+        taken, again = not optimizers.is_skipped(optimizer), self._steps_again(optimizer)
+        if self.around_step:
+            for tap in self._around(optimizer, again=again):
+                tap.after_step(again=again, taken=taken, closure=closure)
         if taken and not again:
             self._optimizer = weakref.ref(optimizer)
             self.end_step()
 
+    def _is_stepped_by(self, optimizer: Optimizer) -> bool:
+        """Whether *optimizer* holds parameters of the root."""
+        held = optimizers.held_by(optimizer)
+        if held not in self._stepped_by:
+            root = self.root()
+            self._stepped_by[held] = root is not None and any(id(parameter) in held for parameter in root.parameters())
+        return self._stepped_by[held]
+
     def _around(self, optimizer: Optimizer, *, again: bool) -> list[AroundStep]:
         """The taps that observe this step, on parameters that *optimizer* holds."""
         observing = [taps for wiring, taps in self.around_step.items() if (wiring.was_on if again else wiring.switch.on)]
-        held = _held(optimizer) if observing else set()
+        held = optimizers.held_by(optimizer) if observing else frozenset()
         return [tap for taps in observing for tap in taps if id(tap.target) in held]
 
     def _steps_again(self, optimizer: Optimizer) -> bool:
@@ -296,17 +304,6 @@ class Clock:
         """An epoch has ended; *epoch* sets the number of the next."""
         self.epoch = self.epoch + 1 if epoch is None else epoch
         self.stamp += 1
-
-
-def _held(optimizer: Optimizer) -> set[int]:
-    """The parameters that *optimizer* steps, by their ids."""
-    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-
-
-def _skipped(optimizer: Optimizer) -> bool:
-    """Whether a fused optimizer under a ``GradScaler`` found infinities and left the parameters as they were."""
-    found = getattr(optimizer, "found_inf", None)
-    return isinstance(found, Tensor) and bool(found)
 
 
 class _Begin(hooks.Hook):
@@ -388,8 +385,6 @@ class _Accumulates(hooks.Hook):
 
 
 _clocks: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Clock]] = weakref.WeakKeyDictionary()
-_running: weakref.WeakSet[Clock] = weakref.WeakSet()
-_optimizer_hooks: list[hooks.Handle] = []
 
 
 def clock_of(root: nn.Module) -> Clock:
@@ -400,27 +395,3 @@ def clock_of(root: nn.Module) -> Clock:
         clock = Clock(root)
         _clocks[root] = weakref.ref(clock)
     return clock
-
-
-def _follow_optimizers() -> None:
-    """Listen to optimizers while any clock runs, and not a moment longer."""
-    if _running and not _optimizer_hooks:
-        _optimizer_hooks[:] = hooks.on_before_optimizer_step(_optimizer_steps), hooks.on_optimizer_step(_optimizer_stepped)
-    elif not _running:
-        for handle in _optimizer_hooks:
-            handle.remove()
-        _optimizer_hooks.clear()
-
-
-def _optimizer_steps(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    if _is_traced():
-        return
-    for clock in tuple(_running):
-        clock.precede(optimizer)
-
-
-def _optimizer_stepped(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    if _is_traced():
-        return
-    for clock in tuple(_running):
-        clock.follow(optimizer)

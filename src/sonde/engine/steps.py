@@ -25,43 +25,46 @@ class AroundStep(_Base):
     """What is called by the clock before and after each optimizer step, for one parameter; it registers no torch hook.
 
     ``grad`` is delivered before the step: the gradient as the optimizer sees it, accumulated, reduced, unscaled and
-    clipped. ``param`` and ``update`` are delivered after it. ``update`` needs a copy of the parameter, for the time of the step.
+    clipped; of a step with a closure after it, the last that the closure computed. ``param`` and ``update`` are delivered
+    after it. ``update`` needs a copy of the parameter, for the time of the step.
     """
 
     __slots__ = ()
 
     def attach(self) -> None:
-        taps = self.clock.around_step.setdefault(self.wiring, [])
-        if self not in taps:
-            taps.append(self)
+        self.clock.around_step.setdefault(self.wiring, {})[self] = None
 
     def detach(self) -> None:
-        taps = self.clock.around_step.get(self.wiring, [])
-        if self in taps:
-            taps.remove(self)
-            self.wiring.before.pop(self, None)
+        taps = self.clock.around_step.get(self.wiring, {})
+        taps.pop(self, None)
+        self.wiring.before.pop(self, None)
         if not taps:
             self.clock.around_step.pop(self.wiring, None)
 
-    def before_step(self, *, again: bool) -> None:
+    def before_step(self, *, again: bool, closure: bool) -> None:
         """An optimizer that holds the parameter is about to step; *again*: as a further one in the same step."""
         self.was_eager = True
-        parameter = self.target
-        if "grad" in self.sites and parameter.grad is not None:
-            self._give("grad", parameter.grad, again=again)
+        if not closure:
+            self._give_gradient(again=again)
         if "update" in self.sites:
-            self.wiring.before[self] = parameter.detach().clone()
+            self.wiring.before[self] = self.target.detach().clone()
 
-    def after_step(self, *, again: bool, taken: bool) -> None:
+    def after_step(self, *, again: bool, taken: bool, closure: bool) -> None:
         """It has stepped; or, if not *taken*, it has left the parameters as they were."""
         before = self.wiring.before.pop(self, None)
         if not taken:
             return
+        if closure:
+            self._give_gradient(again=again)
         after = self.target.detach()
         if "param" in self.sites:
             self._give("param", after, again=again)
         if before is not None:
             self._give("update", (before, after), again=again)
+
+    def _give_gradient(self, *, again: bool) -> None:
+        if "grad" in self.sites and self.target.grad is not None:
+            self._give("grad", self.target.grad, again=again)
 
     def _give(self, port: Port, value: Any, *, again: bool) -> None:
         raise NotImplementedError

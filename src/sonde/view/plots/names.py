@@ -1,0 +1,93 @@
+"""Names of layers that fit beside a picture: without what all of them share, and shortened in the middle."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from difflib import get_close_matches
+from typing import TypeAlias
+
+from sonde.errors import SelectionError
+
+__all__ = ["Include", "chosen", "labels", "layer_of", "owner_of", "spaced"]
+
+Include: TypeAlias = "str | re.Pattern[str] | Collection[str] | None"
+"""Which layers: a regular expression that is searched in their names, or exact names."""
+
+_LONGEST = 30
+
+
+def layer_of(site: str) -> str:
+    """The site without its port: ``layers.3.mlp[0]`` of ``layers.3.mlp:output[0]``."""
+    name, _, port = site.partition(":")
+    _, bracket, leaf = port.partition("[")
+    return name + bracket + leaf
+
+
+def owner_of(parameter: str) -> str:
+    """The layer that a parameter is of: ``layers.3`` of ``layers.3.weight``."""
+    model, slash, name = parameter.rpartition("/")
+    return f"{model}{slash}{name.rpartition('.')[0] or '(root)'}"
+
+
+def chosen(names: Sequence[str], include: Include, exclude: Include = None) -> list[int]:
+    """The positions of the names that *include* selects and *exclude* does not.
+
+    Raises:
+        SelectionError: none is left; the message names the nearest.
+    """
+    kept = [
+        place
+        for place, name in enumerate(names)
+        if (include is None or _matches(name, include)) and not (exclude is not None and _matches(name, exclude))
+    ]
+    if not kept:
+        asked = f"include={include!r}" + (f", exclude={exclude!r}" if exclude is not None else "")
+        wanted = include if isinstance(include, str) else next(iter(include), "") if isinstance(include, Collection) else ""
+        close = get_close_matches(wanted, names, n=4, cutoff=0.3) or list(names[:4])
+        raise SelectionError(f"{asked} selects none of {len(names)} layers. Nearest: {', '.join(close)}")
+    return kept
+
+
+def _matches(name: str, where: str | re.Pattern[str] | Collection[str]) -> bool:
+    if isinstance(where, str | re.Pattern):
+        return re.search(where, name) is not None
+    return name in where
+
+
+def labels(names: Sequence[str], longest: int = _LONGEST) -> tuple[list[str], str]:
+    """Short texts for *names*, all different where the names are, and the prefix that was taken off all of them."""
+    prefix = _shared(names)
+    rest = [name[len(prefix) :] for name in names]
+    while True:
+        short = [_shortened(name, longest) for name in rest]
+        if len(set(short)) == len(set(rest)):
+            return short, prefix
+        longest += 6
+
+
+def _shared(names: Sequence[str]) -> str:
+    """The dotted beginning that all names have and that is not the whole of any."""
+    if len(names) < 2:
+        return ""
+    paths = [name.split(".") for name in names]
+    shared: list[str] = []
+    for parts in zip(*(path[:-1] for path in paths), strict=False):
+        if len(set(parts)) > 1:
+            break
+        shared.append(parts[0])
+    return ".".join(shared) + "." if shared else ""
+
+
+def _shortened(name: str, longest: int) -> str:
+    if len(name) <= longest:
+        return name
+    head = longest // 3
+    return f"{name[:head]}…{name[-(longest - head - 1) :]}"
+
+
+def spaced(count: int, room: int) -> list[int]:
+    """At most *room* (2 or more) of *count* positions, evenly spaced, the first and the last among them."""
+    if count <= room:
+        return list(range(count))
+    return sorted({round(place * (count - 1) / (room - 1)) for place in range(room)})

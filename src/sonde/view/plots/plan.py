@@ -1,0 +1,100 @@
+"""Which pictures a run has: those that its lenses ask for, and those that its numbers allow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from sonde.errors import ArgumentError
+from sonde.run.run import Run
+from sonde.view.plots.curves import lines
+from sonde.view.plots.depth import gradient_flow
+from sonde.view.plots.heat import heatmap
+from sonde.view.plots.looks import Theme
+from sonde.view.plots.losses import scalars
+from sonde.view.plots.portions import shares
+from sonde.view.plots.powers import exponents
+from sonde.view.plots.rates import activation
+from sonde.view.plots.ratios import update_ratio
+from sonde.view.plots.reading import ASIDE, Known
+
+if TYPE_CHECKING:
+    from sonde.view.plots.figures import Picture
+
+__all__ = ["Drawing", "plan", "save"]
+
+Drawing: TypeAlias = "Callable[..., Picture]"
+"""Draws one picture when it is called; takes ``theme=``."""
+
+_FORMS = ("png", "svg", "pdf")
+
+
+def plan(run: Run) -> dict[str, Drawing]:
+    """The pictures that *run* has, by name; each is drawn when it is called.
+
+    What a lens says about how it is shown is in ``run.info["lenses"]``; a run that says nothing is shown by its numbers.
+    """
+    told = {lens["family"]: lens for lens in run.info.get("lenses", ()) if isinstance(lens, Mapping) and "family" in lens}
+    found: dict[str, Drawing] = {}
+    if "scalars" in run.families:
+        found["scalars"] = partial(scalars, run)
+    known = Known.of(run)
+    for family, numbers in known.numbers.items():
+        if not family.endswith(ASIDE):
+            for port in known.ports[family]:
+                for name, drawing in _of_family(run, family, port, numbers, told.get(family, {})):
+                    found.setdefault(name, drawing)
+    if (known.has("rms", "update") and known.has("rms", "param")) or known.has("ratio", "update"):
+        found["update_ratio"] = partial(update_ratio, run)
+    return found
+
+
+def save(run: Run, folder: str | PathLike[str], *, form: str = "png", theme: Theme = "light") -> list[Path]:
+    """Draw every picture of :func:`plan` into *folder*, which is made if it is not there; the files.
+
+    Raises:
+        ArgumentError: *form* is none of png, svg, pdf.
+        MissingExtraError: matplotlib is not installed.
+    """
+    if form not in _FORMS:
+        raise ArgumentError(f"form={form!r}: pictures are written as {', '.join(_FORMS)}")
+    into = Path(folder)
+    into.mkdir(parents=True, exist_ok=True)
+    files = []
+    for name, draw in plan(run).items():
+        files.append(into / f"{name}.{form}")
+        draw(theme=theme).savefig(files[-1])
+    return files
+
+
+def _of_family(
+    run: Run, family: str, port: str, numbers: tuple[str, ...], told: Mapping[str, Any]
+) -> Iterator[tuple[str, Drawing]]:
+    """The pictures of one port of a family, with their names."""
+    if "powers" in numbers:
+        yield f"exponents-{port}", partial(exponents, run, port, family=family)
+    if {"call_activation", "call_death"} <= set(numbers) and port in ("output", "grad"):
+        yield f"activation-{port}", partial(activation, run, port, family=family)
+        return
+    number = _number(numbers, told)
+    if number is None or number == "ratio":
+        return
+    named = f"{family}-{port}"
+    if told.get("picture") == "lines" and number != "cosine":
+        ranges = tuple(told.get("ranges", ("std", "min-max")))
+        yield named, partial(lines, run, number, port, family=family, ranges=ranges, log=told.get("log") or None)
+        if told.get("compare"):
+            yield f"{named}-shares", partial(shares, run, number, port, family=family)
+    else:
+        yield named, partial(heatmap, run, number, port, family=family)
+    if port in ("grad", "grad_output") and number in ("rms", "norm"):
+        yield f"gradient_flow-{port}", partial(gradient_flow, run, port, number, family=family)
+
+
+def _number(numbers: tuple[str, ...], told: Mapping[str, Any]) -> str | None:
+    """The one that the lens asks for, or the first that says most."""
+    wanted = (told.get("number"), "rms", "norm", "cosine", "ratio", "p50")
+    return next((number for number in wanted if number in numbers), None)
