@@ -35,6 +35,7 @@ PUBLIC = {
     "observe",
     "open_run",
     "open_tensors",
+    "play",
     "preprocessor",
     "recorders",
     "rmap_tensor",

@@ -19,6 +19,7 @@ from .engine import where as where
 from .inspector import Inspector as Inspector
 from .inspector import PyTorchInspector as PyTorchInspector
 from .inspector import watch as watch
+from .inspector.sinks import play as play
 from .keep import Stash as Stash
 from .keep import StashFn as StashFn
 from .keep import StashValueFn as StashValueFn
