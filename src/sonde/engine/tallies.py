@@ -38,12 +38,14 @@ def _anchor(device: torch.device) -> Tensor:
 class Tally(Tap):
     """What the taps of this lane have in common: rows, and how to add to them."""
 
-    __slots__ = ("anchor", "rows", "slab")
+    __slots__ = ("addresses", "anchor", "kernel", "rows", "slab")
 
     def hold(self, slab: Slab, rows: dict[Port, Tensor]) -> None:
         """The rows to add to, by port."""
         self.slab = slab
         self.rows = rows
+        self.kernel = slab.statistic.kernel
+        self.addresses = {port: self._address(row) for port, row in rows.items()}
         self.anchor = _anchor(next(iter(rows.values())).device)
 
     def take_over(self, old: Tap) -> None:
@@ -53,7 +55,14 @@ class Tally(Tap):
     def counts(self) -> dict[Port, int]:
         return {port: int(row[0]) for port, row in self.rows.items()}
 
+    def _address(self, row: Tensor) -> int:
+        """Where *row* lies, if the kernel for the CPU can add to it there; else 0."""
+        return row.data_ptr() if self.kernel is not None and self.kernel.fits(row, led=1) else 0
+
     def _add(self, port: Port, tensor: Tensor) -> None:
+        address = self.addresses[port]
+        if address and self.kernel is not None and self.kernel.add_at(address, tensor, 1):
+            return
         if tensor.is_meta or tensor.is_nested:
             kind = "nested" if tensor.is_nested else "meta"
             self.wiring.note(self, f"a {kind} tensor, which the statistic cannot be taken of")
@@ -62,6 +71,7 @@ class Tally(Tap):
             row = self.rows[port]
             if row.device != tensor.device:  # the model was moved
                 row = self.rows[port] = self.slab.move(row, tensor.device)
+                self.addresses[port] = self._address(row)
             self.slab.add(row, tensor.detach())
         except Exception as error:
             self.wiring.failed(self.sites[port], error)

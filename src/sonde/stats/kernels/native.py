@@ -161,10 +161,24 @@ class Kernel:
         Returns:
             Whether it was done. If not, nothing was.
         """
-        native = _state.module
-        if native is None or not is_plain(tensor) or type(row) is not Tensor or row.dtype is not _float64 or not row.is_cpu:
+        if not self.fits(row, led):
             return False
-        if not row.is_contiguous() or row.numel() != self.width + led:
+        try:
+            address = row.data_ptr()
+        except RuntimeError:  # inside a function transform there is no memory
+            return False
+        return self.add_at(address, tensor, led)
+
+    def fits(self, row: Tensor, led: int = 0) -> bool:
+        """Whether *row* is memory that the kernel can add to: its address may be kept then, as long as the row lives."""
+        if type(row) is not Tensor or row.dtype is not _float64 or not row.is_cpu or _is_compiling():
+            return False
+        return row.is_contiguous() and row.numel() == self.width + led
+
+    def add_at(self, address: int, tensor: Tensor, led: int = 0) -> bool:
+        """The same as :meth:`add`, for a row that :meth:`fits` by its address: half the cost for a small tensor."""
+        native = _state.module
+        if native is None or not is_plain(tensor):
             return False
         try:
             data = tensor.data_ptr()
@@ -172,13 +186,12 @@ class Kernel:
             return False
         if not data:  # empty, nested, or zeros that were never written
             return False
-        count = tensor.numel()
+        count, kind = tensor.numel(), KINDS[tensor.dtype]
         reduce = getattr(native, self.name)
         if tensor.is_contiguous():
-            reduce(row.data_ptr() + 8 * led, led, data, KINDS[tensor.dtype], count, threads(count))
+            reduce(address + 8 * led, led, data, kind, count, threads(count))
         else:
-            strides = tensor.stride()
-            reduce(row.data_ptr() + 8 * led, led, data, KINDS[tensor.dtype], count, threads(count), tuple(tensor.shape), strides)
+            reduce(address + 8 * led, led, data, kind, count, threads(count), tuple(tensor.shape), tensor.stride())
         return True
 
 
