@@ -11,6 +11,7 @@ from sonde.inspector.ready import (
     ParameterNorm,
     ParameterUpdateGeometry,
     default_lenses,
+    exponents,
     moments,
 )
 
@@ -26,5 +27,6 @@ __all__ = [
     "ParameterNorm",
     "ParameterUpdateGeometry",
     "default_lenses",
+    "exponents",
     "moments",
 ]

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
-from tests.inspector.training import small
+from tests.inspector.training import small, train
 from torch import Tensor, nn
 from torch.optim import SGD
 
 from sonde import lens
-from sonde.inspector import Inspector, watch
-from sonde.stats import Field, Statistic
+from sonde.cli import show
+from sonde.inspector import Inspector, Warmup, watch
+from sonde.inspector.schedule import Steps
+from sonde.stats import Accumulator, ExponentHistogram, Field, Statistic
 from sonde.stats.statistic import Column
+from sonde.view import plots
 
 
 @dataclass(frozen=True)
@@ -203,8 +208,8 @@ def test_the_cosine_of_successive_gradients() -> None:
         assert values.tolist() == pytest.approx([cosine(one[name], other[name]) for one, other in pairwise(kept)])
 
 
-def test_where_few_steps_are_logged_the_next_one_is_compared() -> None:
-    """Never a gradient with one of ten steps ago; in between no copy is kept."""
+def test_where_few_steps_are_logged_each_is_compared_with_the_one_before() -> None:
+    """Never a gradient with one of four steps ago; in between no copy is kept."""
     torch.manual_seed(0)
     model, optimizer = small()
     gradients = []
@@ -218,11 +223,94 @@ def test_where_few_steps_are_logged_the_next_one_is_compared() -> None:
             gradients.append(gradient.clone())
             optimizer.step()
             pairs = next(each.pairs for each in inspector._measurings() if each.pairs is not None)
-            assert bool(pairs._previous) is (step % 4 == 0)
+            assert bool(pairs._previous) is (step % 4 == 3)
     steps, values = inspector.run.series("0.weight:grad", "cosine")
-    assert steps.tolist() == [1, 5, 9]
-    assert values.tolist() == pytest.approx([cosine(gradients[step - 1], gradients[step]) for step in (1, 5, 9)])
+    assert steps.tolist() == [4, 8]
+    assert values.tolist() == pytest.approx([cosine(gradients[step - 1], gradients[step]) for step in (4, 8)])
     assert inspector.run.series("0.weight:grad", "norm", family="moments")[0].tolist() == [0, 4, 8]
+
+
+@pytest.mark.parametrize(
+    ("every", "logged"),
+    [
+        (2, [2, 4, 6, 8]),
+        (range(1, 9, 3), [1, 4, 7]),
+        (Warmup(3, then=4), [1, 2, 4, 8]),
+        (lambda tick: tick.step in (3, 8), [3, 8]),
+        (iter([2, 5]), [2, 5]),
+    ],
+    ids=["every", "range", "warmup", "callable", "iterator"],
+)
+def test_cosines_are_of_logged_steps_only(every: Steps, logged: list[int]) -> None:
+    """Each with the gradient of the step right before, however steps are chosen; the first step has none."""
+    torch.manual_seed(0)
+    model, optimizer = small()
+    gradients = []
+    lenses = lens.ParameterGradientGeometry()
+    with watch(model, every=every, to="memory", lenses=lenses, quiet=True, strict=True) as inspector:
+        for _ in range(9):
+            optimizer.zero_grad()
+            model(torch.randn(5, 4)).square().sum().backward()
+            gradients.append(model.get_parameter("0.weight").grad.clone())  # type: ignore[union-attr]  # there is one
+            optimizer.step()
+    steps, values = inspector.run.series("0.weight:grad", "cosine")
+    assert steps.tolist() == logged
+    assert values.tolist() == pytest.approx([cosine(gradients[step - 1], gradients[step]) for step in logged])
+
+
+def test_cosines_of_each_backward_pass() -> None:
+    """What is accumulated after a pass, with what was after the pass before; of the very first there is none, and no warning."""
+    torch.manual_seed(0)
+    model, optimizer = small()
+    kept = []
+    lenses = lens.ParameterGradientGeometry()
+    with watch(model, every=2, to="memory", lenses=lenses, gradients="both", quiet=True, strict=True) as inspector:
+        for _ in range(4):
+            optimizer.zero_grad()
+            for _ in range(2):
+                model(torch.randn(5, 4)).square().sum().backward()
+                kept.append(model.get_parameter("0.weight").grad.clone())  # type: ignore[union-attr]  # there is one
+            optimizer.step()
+    query = "SELECT step, micro_step, cosine FROM parameter_gradient_cosine_micro WHERE site = '0.weight:grad' ORDER BY ALL"
+    rows = inspector.run.sql(query).fetchall()
+    assert [row[:2] for row in rows] == [(0, 1), (2, 0), (2, 1)]
+    assert [row[2] for row in rows] == pytest.approx([cosine(kept[one - 1], kept[one]) for one in (1, 4, 5)])
+
+
+def test_lenses_that_belong_to_another_are_described_too() -> None:
+    """As are those that are asked for, in the run's description; with how they are drawn."""
+    model, _ = small()
+    lenses = [lens.ParameterGradientGeometry(), lens.ParameterUpdateGeometry(), lens.LossMetrics()]
+    with watch(model, to="memory", lenses=lenses, quiet=True) as inspector:
+        shown = {each["family"]: each for each in inspector.run.info["lenses"]}
+    families = ["parameter_gradient", "parameter_gradient_cosine", "parameter_update", "parameter_update_ratio", "scalars"]
+    assert list(shown) == families
+    assert shown["parameter_gradient_cosine"]["range"] == [-1, 1]
+    assert shown["parameter_update_ratio"]["line"] == 1e-3
+
+
+def test_powers_of_two_from_a_training_to_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Counts of every logged step, those of the statistic itself; the picture holds them, and the table has room without them."""
+    torch.manual_seed(0)
+    model, optimizer = small()
+    outputs: list[Tensor] = []
+    model[2].register_forward_hook(lambda module, args, output: outputs.append(output.detach()))  # type: ignore[index]
+    with watch(model, every=2, to=tmp_path / "run", lenses=lens.exponents(), quiet=True, strict=True) as inspector:
+        train(model, optimizer, 5)
+    run = inspector.run
+    steps, counts = run.series("2:output", "powers")
+    assert steps.tolist() == [0, 2, 4]
+    seen = [Accumulator(ExponentHistogram()).update(outputs[step]).columns()["powers"][0] for step in (0, 2, 4)]
+    np.testing.assert_array_equal(counts, np.stack(seen))
+    assert {"exponents-output", "exponents-grad"} <= set(plots.plan(run))
+    assert show.run(argparse.Namespace(run=tmp_path / "run", step=None, family=None)) == 0
+    assert "exponents at step 4" in capsys.readouterr().out
+    pytest.importorskip("matplotlib")
+    figure = plots.exponents(run, include="^2$")
+    mesh = next(each for each in figure.axes[0].collections if type(each).__name__ == "QuadMesh")
+    drawn = np.ma.filled(mesh.get_array(), 0.0)
+    np.testing.assert_allclose(drawn.sum(axis=0), 1.0)
+    assert drawn.shape[1] == 3
 
 
 def test_what_a_step_did_in_proportion_to_the_weight() -> None:

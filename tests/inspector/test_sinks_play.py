@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import time
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
@@ -264,6 +265,7 @@ def test_a_folder_with_events_is_continued_and_later_steps_are_superseded(tmp_pa
     for step in range(6):
         first.scalar(Scalar("loss", 1.0, 0, step))
     first.close()
+    time.sleep(1.1)  # files of one second are read in the order of their writers' numbers as text, 10 before 9
     for step in range(4, 8):
         second.scalar(Scalar("loss", 2.0, 0, step))
     second.close()

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.inspector.training import small, train
 
+from sonde.errors import ArgumentError
 from sonde.inspector import Rows, RunSink, Scalar, Sink, watch
 from sonde.run.memory import memory_run
 from sonde.run.run import Run, open_run
@@ -61,6 +63,36 @@ def test_several_targets_get_the_same(tmp_path: Path) -> None:
     run = open_run(tmp_path / "run")
     assert len(seen) == 1
     assert [scalar.value for scalar in sink.scalars if scalar.name == "grad_norm"] == run.scalar("grad_norm")[1].tolist()
+
+
+def test_visualizers_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Print, pictures and TensorBoard beside the folder, each in a folder of the run."""
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("tensorboard")
+    model, optimizer = small()
+    shown = ["print", "matplotlib", "tensorboard"]
+    with watch(model, every=1, to=tmp_path / "run", visualizer=shown, quiet=True):
+        train(model, optimizer, 2)
+    assert "update / weight" in capsys.readouterr().out
+    assert (tmp_path / "run" / "pictures" / "update_ratio.png").is_file()
+    assert any((tmp_path / "run" / "tensorboard").glob("events.out.tfevents.*"))
+    assert open_run(tmp_path / "run").last_step == 1
+
+
+def test_a_name_alone_keeps_the_run_in_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    """As a visualizer that is a callable does; nothing called "print" is made on disk."""
+    model, optimizer = small()
+    with watch(model, every=1, visualizer="print", quiet=True) as inspector:
+        train(model, optimizer, 2)
+    assert inspector.path is None
+    assert not Path("print").exists()
+    assert "run in memory" in capsys.readouterr().out
+
+
+def test_an_unknown_name_is_no_folder() -> None:
+    """The nearest name is said, and that folders are given elsewhere."""
+    with pytest.raises(ArgumentError, match="did you mean 'matplotlib'"):
+        watch(small()[0], visualizer="matplotlb", to="memory")
 
 
 def test_a_writer_that_is_given_stays_open() -> None:

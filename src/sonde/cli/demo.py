@@ -1,7 +1,7 @@
 """Train a small residual network on handwritten digits twice, once as it should be and once with one wrong line, and look inside.
 
 The wrong line sets a bias of -4.6, right for the last layer of a detector, in the middle of the network. The loss goes
-down all the same; what it hides is in the run that ``sonde.watch`` records of it.
+down all the same; what it hides is in the run that ``sonde.watch`` records of it, in its table and in its pictures.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
     """Train both, print what a training loop shows and what it hides."""
     from rich.console import Console
 
-    from sonde.cli import show
+    from sonde.view.plots import table
 
     if options.epochs < 1:
         raise _usage(f"--epochs={options.epochs}: at least one epoch is needed")
@@ -64,10 +64,10 @@ def run(options: argparse.Namespace) -> int:
     for one in trained:
         console.print(f"  {one.title:<15} loss {one.loss:.4f}   test accuracy {one.accuracy:.1%}", highlight=False)
     _print_zeros(trained, console)
-    console.print("\n[bold]The layers of the second[/] at its last logged step: [cyan]sonde show[/] of its run\n")
-    folder = trained[1].inspector.path
-    show.run(argparse.Namespace(run=folder, step=None, family=None))
-    _print_finding(trained, console)
+    console.print("\n[bold]The layers of the second[/]: [cyan]sonde.view.plots.table[/] of its run\n")
+    console.print(table(trained[1].inspector.run))
+    _print_finding(trained[1], console)
+    _print_places(trained, console)
     return 0
 
 
@@ -185,17 +185,50 @@ def _spark(shares: list[float], width: int = 40) -> str:
     return "".join(_SPARK[min(int(share * len(_SPARK)), len(_SPARK) - 1)] for share in shares[::step])
 
 
-def _print_finding(trained: list[Trained], console: Console) -> None:
-    dead = [finding for finding in trained[1].inspector.findings if finding.rule == "dead"]
+def _print_finding(wrong: Trained, console: Console) -> None:
+    """What is wrong, with the numbers that say so."""
+    dead = [finding for finding in wrong.inspector.findings if finding.rule == "dead"]
     if not dead:
         console.print("\nNothing died this time; try another --seed.")
         return
     name = dead[0].site.partition(":")[0]
+    gradients = wrong.inspector.run.heatmap("norm", "grad", family="moments")
+    ahead = gradients.values[gradients.sites.index(f"blocks.{WRONG}.fc1.weight:grad")]
     console.print(
-        f"\n[bold red]{name} is dead:[/] {dead[0].value:.0%} of its units answer to no image of a batch, so block {WRONG} passes "
-        "on its input and two layers of weights hardly learn. The skip connection carries the rest, which is why the loss says "
-        "nothing.",
+        f"\n[bold red]{name} is dead:[/] {dead[0].value:.0%} of its units answer to no image of a batch. A bias of {PRIOR_BIAS} "
+        "pushes what reaches the ReLU below zero, and behind a zero there is no gradient by which the bias could recover: that of "
+        f"blocks.{WRONG}.fc1.weight was exactly zero at {(ahead == 0).sum()} of {len(ahead)} logged steps. So block {WRONG} passes "
+        "on its input, and its weights hardly learn. The skip connection carries the rest, which is why the loss says nothing.",
         highlight=False,
     )
+
+
+def _print_places(trained: list[Trained], console: Console) -> None:
+    """Where the runs are, and the pictures of the second."""
+    console.print("\n[bold]To look at[/]")
     for one in trained:
-        console.print(f"  {one.title:<15} {one.inspector.path}", highlight=False)
+        console.print(f"  {one.title:<15} sonde show {one.inspector.path}", highlight=False)
+    try:
+        files = _pictures(trained[1].inspector)
+    except MissingExtraError as missing:
+        console.print(f"  no pictures: {missing}", style="dim", markup=False, highlight=False)
+        return
+    for title, file in files.items():
+        console.print(f"  {title:<15} {file}", highlight=False)
+
+
+def _pictures(inspector: Inspector) -> dict[str, Path]:
+    """Draw two pictures into the folder of the run; by title, the files."""
+    from sonde.view import plots
+
+    run = inspector.run
+    folder = Path(inspector.path or ".") / "pictures"
+    pictures = {
+        "gradients": plots.heatmap(run, "rms", "grad"),
+        "dead units": plots.activation(run),
+    }
+    folder.mkdir(exist_ok=True)
+    files = {title: folder / f"{title.replace(' ', '_')}.png" for title in pictures}
+    for title, picture in pictures.items():
+        picture.savefig(files[title])
+    return files

@@ -130,10 +130,11 @@ def _share(value: float | None, alarm: float = 2.0) -> Cell:
 
 
 def _of_sites(opened: Run, family: str, step: int) -> Grid:
-    """All numbers of one family, a row for each site."""
+    """All numbers of one family, a row for each site; what is a list of numbers is not shown."""
     from sonde.view.table import Cell, Grid
 
-    names = opened.numbers.get(family, ())
     rows = _rows(opened, family, step)
+    lists = {name for row in rows for name, value in row.items() if isinstance(value, list)}  # as an exponent histogram's counts
+    names = [name for name in opened.numbers.get(family, ()) if name not in lists]
     cells = [[Cell(row["site"]), *(_number(row[name]) for name in names)] for row in rows]
     return Grid(title=f"{family} at step {step:,}", columns=["site", *names], rows=cells)

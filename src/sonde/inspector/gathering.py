@@ -37,7 +37,9 @@ class Gathering:
     def rows(
         self, measuring: Measuring, places: Mapping[str, int], *, micro_step: int = 0, scales: Mapping[str, Tensor] | None = None
     ) -> None:
-        """Take the rows of *measuring*; the gradients at each port in *scales* are that scale times too large."""
+        """Take the rows of *measuring*, if it has any; the gradients at each port in *scales* are that scale times too large."""
+        if not measuring.blocks:  # of a first tensor there is no pair yet
+            return
         rowed = measuring.rowed(places)
         start = len(self._tensors)
         self._tensors += measuring.blocks

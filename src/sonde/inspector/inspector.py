@@ -64,7 +64,8 @@ class Inspector:
         exists: what to do where a folder holds a run: ``"error"``, ``"resume"``, ``"unique"``, ``"replace"``.
         resume: the same as ``exists="resume"``: steps continue after the last one of the run in the folder, or at *step*.
         step: the number of the first step.
-        visualizer: the same as *to*, or more targets beside it.
+        visualizer: ``"print"``, ``"matplotlib"`` or ``"tensorboard"``; or the same as *to*; or several of these, beside *to*.
+            Without *to* the run is in memory.
         train_loss_str, non_train_loss_str: what losses of training and others are called.
         strict: raise what a statistic raises, instead of going on without it with a warning.
         quiet: say nothing at the end.
@@ -110,7 +111,8 @@ class Inspector:
             self._schedule = Every(max(self._schedule.n, 2))  # a step that is not logged is what logged ones are compared with
         self._settings = Settings((), Choice(include, exclude, depth), gradients, evaluation, scaler, strict)
         self._optimizers = _optimizers(optimizer)
-        self._to = _together(to, visualizer)
+        self._to = to
+        self._visualizer = visualizer
         self._exists: Existing = "resume" if resume else exists
         self._step = step
         self._loss_names = train_loss_str, non_train_loss_str
@@ -140,10 +142,12 @@ class Inspector:
         for optimizer in self._optimizers:
             _check_optimizer(optimizer, models)
         lenses = default_lenses(*models.values()) if self._lenses is None else self._lenses
-        settings = replace(self._settings, lenses=tuple(_flat(lenses)), by_default=self._lenses is None)
-        targets = open_targets(self._to, self._exists, self._step)
+        every = tuple(_flat(lenses))
+        observed = tuple(lens for lens in every if isinstance(lens, Lens))
+        settings = replace(self._settings, lenses=observed, by_default=self._lenses is None)
+        targets = open_targets(self._to, self._exists, self._step, self._visualizer)
         try:
-            about = described(models, lenses)
+            about = described(models, every)
             for sink in targets.sinks:
                 sink.open(about)
             recording = Recording(models, settings, self._schedule, self._budget, targets)
@@ -383,17 +387,11 @@ def _check_optimizer(optimizer: Optimizer, models: Mapping[str, nn.Module]) -> N
         )
 
 
-def _together(to: Any, visualizer: Any) -> Any:
-    if visualizer is None:
-        return to
-    more = list(visualizer) if isinstance(visualizer, list | tuple) else [visualizer]
-    return more if to is None else [*(to if isinstance(to, list | tuple) else [to]), *more]
-
-
-def _flat(lenses: Iterable[AnyLens]) -> Iterator[Lens]:
+def _flat(lenses: Iterable[AnyLens]) -> Iterator[AnyLens]:
+    """Each lens, and after it those that belong to it."""
     for lens in lenses:
-        if isinstance(lens, Lens):
-            yield lens
-            yield from _flat(lens.also)
-        elif not isinstance(lens, LossMetrics):
+        if not isinstance(lens, Lens | LossMetrics):
             raise ArgumentError(f"{lens!r} is no lens: they are in sonde.lens, as OutputNorm(); a statistic becomes one by Lens()")
+        yield lens
+        if isinstance(lens, Lens):
+            yield from _flat(lens.also)

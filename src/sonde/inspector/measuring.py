@@ -55,7 +55,7 @@ class Rowed:
     matrices: npt.NDArray[np.bool_]
 
     def finish(self, blocks: list[npt.NDArray[np.float64]]) -> tuple[npt.NDArray[np.intp], Any, dict[str, npt.NDArray[np.float64]]]:
-        """Which sites were added to, how often, and their numbers."""
+        """Which sites were added to, how often, their numbers, and the fields that the statistic has recorded beside them."""
         joined = blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
         rows = joined[self.index]
         seen = np.flatnonzero(rows[:, 0])
@@ -63,8 +63,10 @@ class Rowed:
         if not len(seen):
             return seen, rows[:, 0], {}
         with np.errstate(all="ignore"):  # where a statistic divides by zero there is no number, which NaN says
-            numbers = self.statistic.finish(self.statistic.columns(torch.from_numpy(rows[:, 1:])))
-        return seen, rows[:, 0], dict(numbers)
+            columns = self.statistic.columns(torch.from_numpy(rows[:, 1:]))
+            numbers = self.statistic.finish(columns)
+        recorded: tuple[str, ...] = getattr(self.statistic, "recorded", ())
+        return seen, rows[:, 0], {**numbers, **{name: columns[name] for name in recorded}}
 
 
 class Measuring:

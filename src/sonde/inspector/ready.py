@@ -15,7 +15,7 @@ from sonde.errors import ArgumentError
 from sonde.inspector.choosing import DROPOUT, RELU_LIKE, channels_last, is_container
 from sonde.inspector.lenses import Lens, LossMetrics
 from sonde.preprocessor.measures import SampleNorm
-from sonde.stats import Activation, Cosine, Moments, Norm, RowStatistic, Updates
+from sonde.stats import Activation, Cosine, ExponentHistogram, Moments, Norm, RowStatistic, Updates
 
 __all__ = [
     "AnyLens",
@@ -27,6 +27,7 @@ __all__ = [
     "ParameterNorm",
     "ParameterUpdateGeometry",
     "default_lenses",
+    "exponents",
     "moments",
 ]
 
@@ -289,6 +290,24 @@ def moments() -> Lens:
     """:class:`~sonde.stats.Moments` of outputs, output gradients, parameters, their gradients and updates: family ``moments``."""
     ports: tuple[Port, ...] = ("output", "grad_output", "param", "grad", "update")
     return Lens("moments", Moments(), ports, None, is_container, False, {"picture": "heatmap", "number": "rms", "log": True})
+
+
+def exponents(*ports: Port, include: Where = None, exclude: Where = is_container, one_in: int = 1) -> Lens:
+    """How large the elements are, in powers of two, and what other precisions would lose: family ``exponents``.
+
+    Numbers: see :class:`sonde.stats.ExponentHistogram`; beside them ``powers``, 278 counts in each row, which
+    :func:`sonde.view.plots.exponents` draws. Gradients under a ``GradScaler`` are counted as they are, scaled: that is
+    what has to fit into the format.
+
+    Args:
+        ports: which tensors; ``"output"`` and ``"grad"`` if none is given.
+        include, exclude: which layers.
+        one_in: look at one in so many logged steps.
+    """
+    show = {"picture": "exponents", "number": "p50", "log": True}
+    return Lens(
+        "exponents", ExponentHistogram(), ports or ("output", "grad"), include, exclude, False, show, (), one_in=one_in
+    )
 
 
 def default_lenses(*models: nn.Module) -> tuple[AnyLens, ...]:

@@ -27,6 +27,10 @@ class Schedule(ABC):
             waited: seconds since the last logged step began; infinite before the first.
         """
 
+    def may_want(self, step: int) -> bool:
+        """Whether *step*, which is still to come, may be logged; yes where that is not known before it begins."""
+        return True
+
 
 Steps: TypeAlias = int | str | range | Iterable[int] | Callable[[Tick], bool] | Schedule
 """What ``every=`` takes: n, ``"10s"``, a range, step numbers, a callable ``Tick -> bool``, or a schedule."""
@@ -43,7 +47,10 @@ class Every(Schedule):
             raise ArgumentError(f"every={self.n!r}: every n-th step is logged, so n is 1 or more")
 
     def wants(self, tick: Tick, waited: float) -> bool:
-        return tick.step % self.n == 0
+        return self.may_want(tick.step)
+
+    def may_want(self, step: int) -> bool:
+        return step % self.n == 0
 
 
 @dataclass(frozen=True)
@@ -67,7 +74,10 @@ class Listed(Schedule):
     steps: Container[int]
 
     def wants(self, tick: Tick, waited: float) -> bool:
-        return tick.step in self.steps
+        return self.may_want(tick.step)
+
+    def may_want(self, step: int) -> bool:
+        return step in self.steps
 
 
 class Ascending(Schedule):
@@ -119,6 +129,9 @@ class Warmup(Schedule):
     def wants(self, tick: Tick, waited: float) -> bool:
         return tick.step < self.dense_until or schedule_of(self.then).wants(tick, waited)
 
+    def may_want(self, step: int) -> bool:
+        return step < self.dense_until or schedule_of(self.then).may_want(step)
+
 
 _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _TIME = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|min|m|h)\s*")
@@ -163,19 +176,19 @@ class Pace:
 
     Attributes:
         on: whether the step that runs now is logged.
-        before: whether the step before it was.
+        soon: whether the step after it may be.
     """
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
         self.on = False
-        self.before = False
+        self.soon = False
         self._begun = float("-inf")
 
     def begin(self, tick: Tick) -> None:
         """A step begins at *tick*."""
-        self.before = self.on
         now = time.monotonic()
         self.on = self.schedule.wants(tick, now - self._begun)
         if self.on:
             self._begun = now
+        self.soon = self.schedule.may_want(tick.step + 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -19,6 +20,8 @@ __all__ = ["Targets", "Visualizer", "open_targets"]
 
 Visualizer = Callable[[Run], None]
 """Shows a run, at the end of each epoch and of the training."""
+
+_NAMES = ("print", "matplotlib", "tensorboard")
 
 
 @dataclass
@@ -50,16 +53,21 @@ class Targets:
             sink.close()
 
 
-def open_targets(to: Any, exists: Existing, step: int | None) -> Targets:
+def open_targets(to: Any, exists: Existing, step: int | None, visualizer: Any = None) -> Targets:
     """Open what *to* means: None for a new folder in runs/, a path, ``"memory"``, a run to continue, a writer, a
-    :class:`~sonde.inspector.sink.Sink`, a visualizer, or several of them.
+    :class:`~sonde.inspector.sink.Sink`, a visualizer, or several of them; and *visualizer*, a name in place of a visualizer, or
+    the same as *to*, beside it.
 
     Raises:
-        ArgumentError: it means nothing, or two runs.
+        ArgumentError: it means nothing, or two runs; or there is no visualizer of that name.
+        MissingExtraError: what the visualizer draws with is not installed.
         StoreError: the folder cannot be used.
     """
     targets = Targets()
-    given = list(to) if isinstance(to, list | tuple) else [to]
+    shown = [] if visualizer is None else _listed(visualizer)
+    names = [_checked(name) for name in shown if isinstance(name, str)]
+    shown = [target for target in shown if not isinstance(target, str)]
+    given = [*(_listed(to) if to is not None or visualizer is None else ()), *shown]
     runs = [target for target in given if isinstance(target, RunSink) or _is_run(target)]
     if len(runs) > 1:
         raise ArgumentError("to= names two runs to write: one training writes one run; give sinks or visualizers beside it")
@@ -76,14 +84,41 @@ def open_targets(to: Any, exists: Existing, step: int | None) -> Targets:
             else:
                 targets.recorded = _run_sink(target, exists, step)
                 targets.sinks.append(targets.recorded)
-        if targets.visualizers and targets.recorded is None:
+        if (targets.visualizers or names) and targets.recorded is None:
             targets.recorded = RunSink(memory_run())
             targets.sinks.append(targets.recorded)
+        for name in names:
+            _add_named(targets, name)
     except BaseException:
         targets.close()
         raise
     _look_back(targets, step)
     return targets
+
+
+def _listed(given: Any) -> list[Any]:
+    return list(given) if isinstance(given, list | tuple) else [given]
+
+
+def _checked(name: str) -> str:
+    if name not in _NAMES:
+        near = difflib.get_close_matches(name, _NAMES, 1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ArgumentError(f"visualizer={name!r}: {hint}There are {', '.join(map(repr, _NAMES))}; a folder is given in to=")
+    return name
+
+
+def _add_named(targets: Targets, name: str) -> None:
+    """Add the visualizer of that name. What it writes is in the run's folder; of a run in memory, in one that is called as it is."""
+    from sonde.inspector.sinks import Pictures, Print, TensorBoard
+
+    folder = targets.path if targets.path is not None else Path()
+    if name == "print":
+        targets.visualizers.append(Print())
+    elif name == "matplotlib":
+        targets.visualizers.append(Pictures(folder / "pictures"))
+    else:
+        targets.sinks.append(TensorBoard(folder / "tensorboard"))
 
 
 def _is_run(target: Any) -> bool:

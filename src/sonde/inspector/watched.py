@@ -128,9 +128,9 @@ class Watched:
         try:
             self.pace.begin(tick)
         except Exception as error:
-            self.pace.on = False
+            self.pace.on = self.pace.soon = False
             self._failed(error)
-        self._had_pairs, self._pairs = self._pairs, self.pace.on or self.pace.before
+        self._had_pairs, self._pairs = self._pairs, self.pace.on or self.pace.soon
 
     def _asked(self, tick: Tick) -> bool:
         return self.pace.on
@@ -150,7 +150,7 @@ class Watched:
         self.meter.enter()
         self._ended = True
         self._was_logged = self.pace.on
-        self._takes_pairs = self._has_sequences and self._pairs and self._had_pairs
+        self._takes_pairs = self._has_sequences and self._was_logged and self._had_pairs
         self._begin(self.clock.now())
         if self.pace.on:
             self._ordering.watch()
@@ -178,7 +178,6 @@ class Watched:
         logged = self._was_logged
         if logged:
             self.logged += 1
-        if logged or self._takes_pairs:
             self._take(optimizer)
         if self._has_sequences:
             self._tend_sequences()
@@ -187,26 +186,27 @@ class Watched:
     # Rows
 
     def _take(self, optimizer: Optimizer | None) -> None:
+        """Take the rows of the step that has ended, which was logged."""
         ended = self.clock.ended
-        if self._was_logged and self._ordering.settle():
+        if self._ordering.settle():
             self._places = {}
             for measuring in self.measurings:
                 measuring.forget_order()
-        gathering = Gathering(ended.epoch, ended.step, ends_interval=self._was_logged)
+        gathering = Gathering(ended.epoch, ended.step, ends_interval=True)
         scales: dict[str, Tensor] = {}
         if (scale := self._scaling.scale) is not None:
             scales |= {"grad_output": scale, "grad_input": scale}
         if (scale := scale_at_step(optimizer)) is not None:
             scales["grad"] = scale
         for measuring in self.measurings:
-            wanted = self._takes_pairs if measuring.is_sequence else self._was_logged
+            wanted = self._takes_pairs or not measuring.is_sequence
             if measuring.kind == "step" and wanted and measuring.wiring.attached:
                 gathering.rows(measuring, self._order(), scales=scales)
         waited, self._waiting = self._waiting, []
         self._send(gathering, waited)
 
     def _tend_sequences(self) -> None:
-        """Drop pairs with a step before that was not observed, and predecessors if the next step is not."""
+        """Drop pairs of a step that is not logged, or has none before it, and predecessors if the next step is not observed."""
         for measuring in self.measurings:
             if measuring.is_sequence and measuring.pairs is not None:
                 if not self._takes_pairs:

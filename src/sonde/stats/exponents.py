@@ -63,8 +63,9 @@ class ExponentHistogram(Statistic):
     ``lowest`` and ``highest`` power of the non-zero finite elements, and ``dynamic_range``, their difference: within one
     octave of ``log2(max |x| / min |x|)``; ``underflow_*``, the share of finite elements that are not zero and would be in
     that format, and ``overflow_*``, the share of finite elements that would be beyond its greatest finite value. Both are
-    exact for what one rounding to nearest gives (torch casts float64 in two, through float32). Shares, percentiles and
-    powers are NaN where there is nothing to share.
+    exact for what one rounding to nearest gives (torch casts float64 in two, through float32). Shares, percentiles,
+    ``lowest`` and ``highest`` are NaN where there is nothing to share. In a run the counts themselves stand beside
+    the numbers, as ``powers``: 278 in each row.
 
     Integers and bools are read as numbers, complex tensors as their modulus.
     """
@@ -76,6 +77,8 @@ class ExponentHistogram(Statistic):
     )
 
     kernel: ClassVar[Kernel] = EXPONENTS
+    recorded: ClassVar[tuple[str, ...]] = ("powers",)
+    """Fields that a run holds as they are, beside the numbers."""
 
     def measure(self, tensor: Tensor) -> Tensor:
         values = numbers(tensor).flatten()
