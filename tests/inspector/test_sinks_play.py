@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import io
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import time
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console

@@ -23,6 +23,7 @@ BLOCKS = 4
 WRONG = 2  # the block that the wrong line hits
 PRIOR_BIAS = -4.6
 EVERY = 5  # steps, of 23 in an epoch
+_WHOLE = r"^\(root\)$|^blocks\.\d+$"  # what is only the sum of its parts
 _SPARK = "▁▂▃▄▅▆▇█"
 
 
@@ -65,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
         console.print(f"  {one.title:<15} loss {one.loss:.4f}   test accuracy {one.accuracy:.1%}", highlight=False)
     _print_zeros(trained, console)
     console.print("\n[bold]The layers of the second[/]: [cyan]sonde.view.plots.table[/] of its run\n")
-    console.print(table(trained[1].inspector.run))
+    console.print(table(trained[1].inspector.run, exclude=_WHOLE))
     _print_finding(trained[1], console)
     _print_places(trained, console)
     return 0
@@ -197,8 +198,9 @@ def _print_finding(wrong: Trained, console: Console) -> None:
     console.print(
         f"\n[bold red]{name} is dead:[/] {dead[0].value:.0%} of its units answer to no image of a batch. A bias of {PRIOR_BIAS} "
         "pushes what reaches the ReLU below zero, and behind a zero there is no gradient by which the bias could recover: that of "
-        f"blocks.{WRONG}.fc1.weight was exactly zero at {(ahead == 0).sum()} of {len(ahead)} logged steps. So block {WRONG} passes "
-        "on its input, and its weights hardly learn. The skip connection carries the rest, which is why the loss says nothing.",
+        f"blocks.{WRONG}.fc1.weight was exactly zero at {(ahead == 0).sum()} of {len(ahead)} logged steps. So block {WRONG} adds "
+        "a constant to its input, and its weights learn nothing: weight decay alone moves them. The skip connection carries the "
+        "rest, which is why the loss says nothing.",
         highlight=False,
     )
 

@@ -305,9 +305,7 @@ def exponents(*ports: Port, include: Where = None, exclude: Where = is_container
         one_in: look at one in so many logged steps.
     """
     show = {"picture": "exponents", "number": "p50", "log": True}
-    return Lens(
-        "exponents", ExponentHistogram(), ports or ("output", "grad"), include, exclude, False, show, (), one_in=one_in
-    )
+    return Lens("exponents", ExponentHistogram(), ports or ("output", "grad"), include, exclude, False, show, (), one_in=one_in)
 
 
 def default_lenses(*models: nn.Module) -> tuple[AnyLens, ...]:

@@ -109,7 +109,7 @@ def _checked(name: str) -> str:
 
 
 def _add_named(targets: Targets, name: str) -> None:
-    """Add the visualizer of that name. What it writes is in the run's folder; of a run in memory, in one that is called as it is."""
+    """Add the visualizer of that name; what it writes is in the run's folder, or in the current one if the run is in memory."""
     from sonde.inspector.sinks import Pictures, Print, TensorBoard
 
     folder = targets.path if targets.path is not None else Path()
