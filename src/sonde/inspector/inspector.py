@@ -33,6 +33,8 @@ from sonde.run.start import Existing
 if TYPE_CHECKING:
     import pandas
 
+    from sonde.graph import Graph
+
 __all__ = ["Inspector"]
 
 Item = TypeVar("Item")
@@ -261,6 +263,16 @@ class Inspector:
         if self._metrics and name not in self._metrics:
             raise ArgumentError(f"{name!r} is none of the metrics of LossMetrics: {', '.join(sorted(self._metrics))}")
         self._attached().push(name, value, train=None, running=running)
+
+    def keep_graph(self, graph: Graph) -> None:
+        """Keep an execution graph in the run, in place of an earlier one; see ``watch(batch=)``.
+
+        Raises:
+            ArgumentError: no run is written.
+        """
+        if self._targets is None or self._targets.recorded is None:
+            raise ArgumentError('no run is written that could keep a graph: give a path or "memory" in to=')
+        self._targets.recorded.writer.document("graph", graph.to_data())
 
     # Reading
 

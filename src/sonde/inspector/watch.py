@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from sonde.engine.selection import Where
+from sonde.errors import ArgumentError
 from sonde.inspector.inspector import Inspector
 from sonde.inspector.ready import AnyLens
 from sonde.inspector.schedule import Steps
 from sonde.inspector.settings import Gradients
 from sonde.run.start import Existing
+
+if TYPE_CHECKING:
+    from sonde.graph import Graph
 
 __all__ = ["watch"]
 
@@ -38,6 +42,7 @@ def watch(
     visualizer: Any = None,
     strict: bool = False,
     quiet: bool = False,
+    batch: Any = None,
 ) -> Inspector:
     """Record what happens in *model* while it is trained, until the end of a ``with`` block or ``detach()``::
 
@@ -53,11 +58,18 @@ def watch(
     Args:
         model: any ``nn.Module``, also compiled or wrapped; several as ``{"G": generator, "D": discriminator}``, each of which
             counts its own steps.
+        batch: an example of what the model is called with, a tuple for several arguments: the execution graph is captured on it
+            before the training begins, and kept in the run. ``sonde.graph.Graph.of(run.graph)`` reads it back, to be drawn
+            with the run's numbers on its nodes. The model is left as it was.
         optimizer: only checked to step the model. The steps of all ``torch.optim`` optimizers are seen by themselves.
 
     Returns:
         The inspector, attached.
+
+    Raises:
+        ArgumentError: *batch* is given for several models, or another argument cannot be used.
     """
+    graph = None if batch is None else _captured(model, batch)
     inspector = Inspector(
         lenses,
         optimizer=optimizer,
@@ -77,4 +89,15 @@ def watch(
         strict=strict,
         quiet=quiet,
     )
-    return inspector.attach(model)
+    inspector.attach(model)
+    if graph is not None:
+        inspector.keep_graph(graph)
+    return inspector
+
+
+def _captured(model: nn.Module | Mapping[str, nn.Module], batch: Any) -> Graph:
+    if not isinstance(model, nn.Module):
+        raise ArgumentError("batch= goes with one model: of several, capture each with sonde.graph.capture(model, batch)")
+    from sonde.graph import capture  # slow to import, and rarely wanted
+
+    return capture(model, *(batch if isinstance(batch, tuple) else (batch,)))
