@@ -14,6 +14,7 @@ from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from sonde.engine import Coverage, Event, Probe, ProbeError, Site, notebook, observe
+from sonde.engine.optimizers import held_by
 from sonde.engine.selection import Where, check_model
 from sonde.errors import ArgumentError
 from sonde.inspector.budget import share_of
@@ -391,7 +392,7 @@ def _optimizers(given: Any) -> tuple[Optimizer, ...]:
 
 
 def _check_optimizer(optimizer: Optimizer, models: Mapping[str, nn.Module]) -> None:
-    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    held = held_by(optimizer)
     if not any(id(parameter) in held for model in models.values() for parameter in model.parameters()):
         raise ArgumentError(
             f"this {type(optimizer).__name__} holds no parameter of the model, so that no step of it would ever be seen: was it "

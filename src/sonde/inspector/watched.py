@@ -11,6 +11,7 @@ from torch.optim.optimizer import Optimizer
 
 from sonde.engine import Tick
 from sonde.engine.clock import Clock
+from sonde.engine.optimizers import held_by
 from sonde.errors import ArgumentError, SelectionError
 from sonde.inspector.budget import Meter
 from sonde.inspector.fitting import fit, fit_norms
@@ -167,7 +168,7 @@ class Watched:
                 self._take(optimizer)  # it belongs to the step that has ended already
 
     def _holds(self, optimizer: Optimizer) -> bool:
-        held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        held = held_by(optimizer)
         return any(id(parameter) in held for parameter in self.model.parameters())
 
     def complete(self, optimizer: Optimizer | None) -> None:
