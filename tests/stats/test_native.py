@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from sonde.errors import ArgumentError
-from sonde.stats import Accumulator, ExponentHistogram, Moments, Statistic
+from sonde.stats import Accumulator, Activation, ExponentHistogram, Moments, Norm, Statistic
 from sonde.stats.kernels import EXPONENTS, MOMENTS, native
 
 COMPILED = pytest.mark.skipif(not native.status().levels, reason="this installation has no compiled kernels")
-STATISTICS = [Moments(), ExponentHistogram()]
-BOTH = pytest.mark.parametrize("statistic", STATISTICS, ids=["Moments", "ExponentHistogram"])
+STATISTICS = [Moments(), ExponentHistogram(), Norm(), Activation()]
+EACH = pytest.mark.parametrize("statistic", STATISTICS, ids=[type(statistic).__name__ for statistic in STATISTICS])
+
+
+@pytest.fixture(params=["by the exchange", "from Python"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Each way to find out what a tensor is, in turn."""
+    if request.param == "from Python":
+        monkeypatch.setattr(native._state, "exchange", False)
+    elif native.status().levels and not native.status().exchange:
+        pytest.skip("this torch has no exchange")
+    return str(request.param)
 
 
 def by_kernel(statistic: Statistic, tensor: Tensor) -> Tensor:
@@ -26,6 +39,18 @@ def by_kernel(statistic: Statistic, tensor: Tensor) -> Tensor:
     row = statistic.empty(1)[0]
     assert statistic.kernel.add(row, tensor)
     return row
+
+
+def distributed(tensor: Tensor) -> Tensor:
+    """*tensor* as the only rank's shard."""
+    import torch.distributed as dist
+    from torch.distributed.tensor import DTensor, init_device_mesh
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        return DTensor.from_local(tensor, init_device_mesh("cpu", (1,)))
+    finally:
+        dist.destroy_process_group()
 
 
 class Logged(Tensor):
@@ -52,13 +77,53 @@ LEFT: dict[str, Callable[[], Tensor]] = {
     "sparse rows": lambda: torch.eye(3).to_sparse_coo().coalesce(),
     "negated when read": lambda: torch.ones(5, dtype=torch.complex64).conj().imag,
     "zeros that were never written": lambda: torch._efficientzerotensor((5,)),
+    "negated when read, and dense": lambda: torch._neg_view(torch.ones(5)),
+    "negated when read, beyond its strides": lambda: torch.ones(5, dtype=torch.complex64).conj().imag.as_strided((5,), (1,)),
+    "oneDNN's": lambda: torch.ones(3, 3).to_mkldnn(),
+}
+
+
+def released() -> Tensor:
+    """A tensor whose memory was given back, as FSDP does between uses."""
+    made = torch.ones(5)
+    made.untyped_storage().resize_(0)
+    return made
+
+
+def quietly(make: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    """Without what torch says about prototypes and what it will remove."""
+
+    def made() -> Tensor:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return make()
+
+    return made
+
+
+def fake() -> Tensor:
+    with FakeTensorMode():
+        return torch.ones(5)
+
+
+WITHOUT_VALUES: dict[str, Callable[[], Tensor]] = {
+    "no memory": released,
+    "meta": lambda: torch.ones(5, device="meta"),
+    "meta parameter": lambda: nn.Parameter(torch.ones(5, device="meta")),
+    "fake": fake,
+    "not yet made": nn.UninitializedParameter,
+    "nested": quietly(lambda: torch.nested.nested_tensor([torch.ones(3), torch.ones(2)])),
+    "nested, ragged": quietly(lambda: torch.nested.nested_tensor([torch.ones(3), torch.ones(2)], layout=torch.jagged)),
+    "wrapped to be made functional": lambda: torch._to_functional_tensor(torch.ones(5)),
+    "quantized": quietly(lambda: torch.quantize_per_tensor(torch.ones(5), 0.1, 0, torch.quint8)),
+    "distributed": lambda: distributed(torch.ones(5)),
 }
 
 
 @COMPILED
-@BOTH
+@EACH
 @pytest.mark.parametrize("make", TAKEN.values(), ids=TAKEN)
-def test_plain_tensors_are_taken(statistic: Statistic, make: Callable[[], Tensor]) -> None:
+def test_plain_tensors_are_taken(way: str, statistic: Statistic, make: Callable[[], Tensor]) -> None:
     """In training, in inference mode, and with rows that were made outside of it."""
     x = make()
     expected = statistic.measure(x)
@@ -69,9 +134,9 @@ def test_plain_tensors_are_taken(statistic: Statistic, make: Callable[[], Tensor
         assert torch.equal(by_kernel(statistic, inside), statistic.measure(inside))
 
 
-@BOTH
+@EACH
 @pytest.mark.parametrize("make", LEFT.values(), ids=LEFT)
-def test_everything_else_is_left_to_the_reference(statistic: Statistic, make: Callable[[], Tensor]) -> None:
+def test_everything_else_is_left_to_the_reference(way: str, statistic: Statistic, make: Callable[[], Tensor]) -> None:
     """The kernel says no and writes nothing; the statistic is right all the same."""
     x = make()
     row = statistic.empty(1)[0]
@@ -82,19 +147,48 @@ def test_everything_else_is_left_to_the_reference(statistic: Statistic, make: Ca
     torch.testing.assert_close(row, statistic.measure(x.to_dense() if x.layout is not torch.strided else x))
 
 
+@EACH
+@pytest.mark.parametrize("make", WITHOUT_VALUES.values(), ids=WITHOUT_VALUES)
+def test_what_has_no_values_to_read_is_refused(way: str, statistic: Statistic, make: Callable[[], Tensor]) -> None:
+    """The kernel says no, raises nothing and writes nothing: alone, among others, as what is subtracted and subtracted from."""
+    x, plain = make(), torch.ones(5)
+    row = statistic.empty(1)[0]
+    assert statistic.kernel is not None
+    assert not statistic.kernel.add(row, x)
+    for minus in (None, [plain], [x]):
+        assert statistic.kernel.add_each([row.data_ptr()], [x], minus, led=0) == [0]
+    assert statistic.kernel.add_each([row.data_ptr()], [plain], [x], led=0) == [0]
+    assert torch.equal(row, statistic.empty(1)[0])
+
+
+@pytest.mark.parametrize("given", [None, 3, "x", [1.0], torch.ones], ids=str)
+def test_what_is_no_tensor_is_refused(way: str, given: object) -> None:
+    """As it is by the type of it, nothing is asked of it."""
+    row = Moments().empty(1)[0]
+    assert not MOMENTS.add(row, given)  # type: ignore[arg-type]
+    assert MOMENTS.add_each([row.data_ptr()], [given], led=0) == [0]  # type: ignore[list-item]
+    assert torch.equal(row, Moments().empty(1)[0])
+
+
 @COMPILED
-def test_nothing_is_taken_where_torch_traces_or_transforms() -> None:
-    """Inside vmap and grad, under a mode that wants to see every operation, and in compiled code."""
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # raised where torch imports jvp
+def test_nothing_is_taken_where_torch_traces_or_transforms(way: str) -> None:
+    """Inside vmap, grad, forward-mode derivatives and functionalization, and under a mode that wants to see every operation."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    taken: list[bool] = []
+    taken: list[object] = []
+    outside = Moments().empty(1)[0]
 
     def sees(x: Tensor) -> Tensor:
         taken.append(MOMENTS.add(Moments().empty(1)[0], x))
+        taken.append(MOMENTS.add_at(outside.data_ptr(), x))
+        taken.append(MOMENTS.add_each([outside.data_ptr()], [x], led=0) == [])
         return x.sum()
 
     torch.vmap(sees)(torch.ones(3, 4))
     torch.func.grad(sees)(torch.ones(4))
+    torch.func.jvp(sees, (torch.ones(4),), (torch.ones(4),))
+    torch.func.functionalize(sees)(torch.ones(4))
 
     class Watching(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
@@ -102,7 +196,50 @@ def test_nothing_is_taken_where_torch_traces_or_transforms() -> None:
 
     with Watching():
         sees(torch.ones(4))
-    assert taken == [False, False, False]
+    assert taken == [False] * 15
+    assert torch.equal(outside, Moments().empty(1)[0])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.accelerator.is_available(), reason="this machine has no accelerator")
+@COMPILED
+def test_tensors_on_an_accelerator_are_refused(way: str) -> None:
+    """Their addresses are not those of this memory; a pinned tensor on the CPU is one like others."""
+    row = Moments().empty(1)[0]
+    x = torch.ones(3, device=torch.accelerator.current_accelerator())
+    assert not MOMENTS.add(row, x)
+    assert MOMENTS.add_each([row.data_ptr()] * 2, [x, torch.ones(3)], [x, x], led=0) == [0, 1]
+    assert torch.equal(row, Moments().empty(1)[0])
+    assert MOMENTS.add(row, torch.ones(3).pin_memory())
+    assert row[0] == 3
+
+
+@COMPILED
+def test_batched_gradients_are_refused(way: str) -> None:
+    """What a hook sees under ``is_grads_batched`` looks like a tensor of one of the gradients and has no memory of its own."""
+    seen: list[bool] = []
+    x = torch.ones(3, requires_grad=True)
+    y = x * 2
+    y.register_hook(lambda gradient: seen.append(MOMENTS.add(Moments().empty(1)[0], gradient)))
+    torch.autograd.grad(y, x, torch.eye(3), is_grads_batched=True)
+    assert seen == [False]
+
+
+@COMPILED
+def test_nothing_is_taken_while_a_program_is_exported(way: str) -> None:
+    """Export without Dynamo runs the code: real tensors among it, constants of the model, are left alone then."""
+    seen: list[object] = []
+    constant, row = torch.ones(3), Moments().empty(1)[0]
+
+    class Looks(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            seen.append(MOMENTS.add_at(row.data_ptr(), constant))
+            seen.append(MOMENTS.add_each([row.data_ptr()], [constant], led=0) == [])
+            return x + 1
+
+    torch.export.export(Looks(), (torch.ones(3),), strict=False)
+    assert seen
+    assert not any(seen)
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
@@ -111,6 +248,20 @@ def test_compiled_code_adds_without_a_break(backend: str, fresh_compiler: None) 
     statistic, row, x = Moments(), Moments().empty(1)[0], torch.randn(10)
     torch.compile(lambda tensor: statistic.add(row, tensor), fullgraph=True, backend=backend)(x)
     torch.testing.assert_close(row, statistic.measure(x))
+
+
+@pytest.mark.parametrize("statistic", STATISTICS, ids=[type(statistic).__name__ for statistic in STATISTICS])
+def test_compiled_code_has_no_place_for_many_at_once(statistic: Statistic, fresh_compiler: None) -> None:
+    """While torch traces all are refused, by every kernel, and nothing breaks the graph."""
+    refused: list[list[int]] = []
+
+    def body(x: Tensor) -> Tensor:
+        assert statistic.kernel is not None
+        refused.append(statistic.kernel.add_each([1, 1], [x, x], [x, x]))
+        return x + 1
+
+    torch.compile(body, fullgraph=True, backend="eager")(torch.ones(3))
+    assert refused == [[0, 1]]
 
 
 @COMPILED
@@ -131,21 +282,112 @@ def test_the_compiled_module_refuses_what_it_cannot_use() -> None:
     module = native.module()
     assert module is not None
     row = torch.zeros(8, dtype=torch.float64)
-    with pytest.raises(ValueError, match="cannot be used"):
-        module.moments(0, 0, row.data_ptr(), 0, 8, 1)
-    with pytest.raises(ValueError, match="cannot be used"):
-        module.moments(row.data_ptr(), 0, row.data_ptr(), 4, 8, 1)
+    at = row.data_ptr()
+    unusable: list[tuple[object, ...]] = [
+        (0, 0, 0, at, 0, 0, (8,), (1,), 1, ()),  # no row
+        (0, 0, at, 0, 0, 0, (8,), (1,), 1, ()),  # no data
+        (0, 0, at, at, 0, 4, (8,), (1,), 1, ()),  # no such kind
+        (0, 0, at, at, 0, 0, (8, 0), (1, 1), 1, ()),  # no element
+        (0, 0, at, at, 0, 0, (8,), (1, 1), 1, ()),  # not as many strides
+        (0, 0, at, at, 0, 0, (8,), (1,), 0, ()),  # no thread
+    ]
+    for arguments in unusable:
+        with pytest.raises(ValueError, match="cannot be used"):
+            module.add_memory(*arguments)
+    with pytest.raises(ValueError, match="at most 64"):
+        module.add_memory(0, 0, at, at, 0, 0, (1,) * 65, (1,) * 65, 1, ())
+    for number, led in ((4, 0), (-1, 0), (0, 2)):
+        with pytest.raises(ValueError, match="no such reduction"):
+            module.add(number, led, at, row, ())
+        with pytest.raises(ValueError, match="no such reduction"):
+            module.add_each(number, led, [at], [row], None, ())
+    for function in (module.add, module.add_each, module.add_memory, module.connect, module.norms, module.merge):
+        with pytest.raises(TypeError, match="expected"):
+            function(1, 2)
     with pytest.raises(TypeError, match="expected"):
-        module.moments(1, 2)
-    with pytest.raises(ValueError, match="one length"):
-        module.exponents(row.data_ptr(), 0, row.data_ptr(), 0, 8, 1, (8,), (1, 1))
+        module.add_each(0, 0, (at,), [row], None, ())
+    with pytest.raises(ValueError, match="as many"):
+        module.add_each(0, 0, [at], [row, row], None, ())
+    with pytest.raises(TypeError):
+        module.add_each(0, 0, ["here"], [row], None, ())
+    with pytest.raises(TypeError):
+        module.add(3, 0, at, row, ())  # Activation needs to know its arguments
     with pytest.raises(ValueError, match="no such instruction set"):
         module.use_level("mmx")
     with pytest.raises(ValueError, match="no address"):
         module.merge(0, 0, 1, 0, 0)
     with pytest.raises(TypeError, match="a span is"):
-        module.norms(row.data_ptr(), [(1, 2)], 1)
+        module.norms(at, [(1, 2)], 1)
     assert not row.any()
+
+
+# How tensors are looked at
+
+
+class Header(ctypes.Structure):
+    """What an exchange begins with."""
+
+
+Header._fields_ = [("major", ctypes.c_uint32), ("minor", ctypes.c_uint32), ("previous", ctypes.c_void_p)]
+
+
+class Exchange(ctypes.Structure):
+    """DLPackExchangeAPI of DLPack 1.3."""
+
+    _fields_ = [("header", Header), ("functions", ctypes.c_void_p * 5)]
+
+
+def capsule(exchange: Exchange, name: bytes = b"dlpack_exchange_api") -> object:
+    """As a framework hands out its exchange. The structure, and *name*, must outlive it."""
+    made = ctypes.pythonapi.PyCapsule_New
+    made.restype, made.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+    return made(ctypes.addressof(exchange), name, None)
+
+
+def torchs() -> Exchange:
+    """A copy of torch's own."""
+    address = ctypes.pythonapi.PyCapsule_GetPointer
+    address.restype, address.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    found = address(torch.Tensor.__dlpack_c_exchange_api__, b"dlpack_exchange_api")
+    return Exchange.from_buffer_copy(Exchange.from_address(found))
+
+
+@pytest.mark.skipif(not native.status().exchange, reason="neither compiled kernels nor an exchange")
+def test_only_an_exchange_that_is_understood_is_used() -> None:
+    """Of major version 1, also behind a newer one; none at all, another name or a missing function is no failure."""
+    module = native.module()
+    assert module is not None
+    name = b"another"
+    newer, without, behind = torchs(), torchs(), torchs()
+    newer.header.major = 2
+    without.functions[3] = None
+    behind.header.major, behind.header.previous = 2, ctypes.addressof(current := torchs())
+    types, asked = (Tensor, nn.Parameter), (Tensor.is_neg, native.threads)
+    for unusable in (None, 3, capsule(newer), capsule(without), capsule(torchs(), name)):
+        assert module.connect(unusable, types, *asked) is False
+    assert module.connect(capsule(current), (Tensor,), *asked) is False
+    row = Moments().empty(1)[0]
+    assert MOMENTS.add(row, torch.ones(3))  # the connection that was there is as it was
+    assert module.connect(capsule(behind), types, *asked) is True
+    assert MOMENTS.add(row, torch.ones(3))
+    assert row[0] == 6
+
+
+@COMPILED
+def test_a_torch_without_an_exchange_has_kernels_all_the_same() -> None:
+    """The same numbers, and the status says that it is so."""
+    code = """
+import torch
+del torch.Tensor.__dlpack_c_exchange_api__
+from sonde.stats import Moments
+from sonde.stats.kernels import MOMENTS, native
+
+rows, x = Moments().empty(3), torch.arange(6.0).reshape(2, 3)
+added = MOMENTS.add(rows[0], x.t()), MOMENTS.add_each([row.data_ptr() for row in rows[1:]], [x, x[:, :2]], [x, x[:, :2]], led=0)
+print(native.status().exchange, bool(native.status().level), added, rows[:2, 4].tolist())
+"""
+    done = subprocess.run([sys.executable, "-c", code], timeout=60, check=True, capture_output=True, text=True)
+    assert done.stdout == "False True (True, [1]) [15.0, 0.0]\n"
 
 
 # Which kernel
@@ -160,6 +402,7 @@ def test_the_reference_can_be_asked_for() -> None:
         assert native.status().level == ""
         assert native.status().reason == "a test"
         assert not EXPONENTS.add(ExponentHistogram().empty(1)[0], torch.ones(3))
+        assert MOMENTS.add_each([1, 2], [torch.ones(3), torch.ones(3)]) == [0, 1]
         assert Accumulator(Moments()).update(torch.ones(3)).compute().count == 3
     finally:
         native.use(before)

@@ -14,7 +14,15 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 WITHOUT = {"no compiler": {"CC": "/bin/false", "CXX": "/bin/false"}, "asked for": {"SONDE_NO_NATIVE": "1"}}
-TESTS = ["stats/test_kernels.py", "stats/test_native.py", "stats/test_norms.py", "stats/test_laws.py", "cli/test_doctor.py"]
+TESTS = [
+    "stats/test_kernels.py",
+    "stats/test_native.py",
+    "stats/test_add_each.py",
+    "stats/test_activation_kernel.py",
+    "stats/test_norms.py",
+    "stats/test_laws.py",
+    "cli/test_doctor.py",
+]
 
 pytestmark = pytest.mark.slow
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sonde.errors import ArgumentError
+from sonde.stats import kernels
 from sonde.stats.statistic import Column, Field, Statistic, numbers
 
 __all__ = ["Activation", "ChannelActivation", "by_channel"]
@@ -63,7 +64,8 @@ class Activation(Statistic):
       channel that is dead over the whole interval see :class:`ChannelActivation`.
 
     The two rates of one call are those of monitorch's ``OutputActivation`` (channel axis 1) and ``GradientActivation`` (channel
-    axis 0), where nothing is NaN or infinite. A rate says something only for functions that can give exact zeros
+    axis 0), where nothing is NaN or infinite. Counts are exact and rates are formed from them in float64, whichever kernel counts:
+    ``call_activation`` may differ by that rounding alone. A rate says something only for functions that can give exact zeros
     (ReLU, dropout): of a GELU every element is active.
 
     Args:
@@ -89,6 +91,11 @@ class Activation(Statistic):
 
     def __post_init__(self) -> None:
         _checked(self.eps)
+        object.__setattr__(self, "_kernel", kernels.activation(self.eps, self.channel_axis))  # once: the hooks ask for it
+
+    @property
+    def kernel(self) -> kernels.Kernel:
+        return self._kernel  # type: ignore[attr-defined, no-any-return]  # no field: it is no part of the value
 
     def measure(self, tensor: Tensor) -> Tensor:
         matrix = by_channel(tensor, self.channel_axis)

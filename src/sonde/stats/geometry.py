@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from sonde.errors import ArgumentError
+from sonde.stats.kernels import NORM, Kernel
 from sonde.stats.pair import PairStatistic, both_finite
 from sonde.stats.statistic import Column, Field, Statistic, dense, numbers
 
@@ -25,11 +26,14 @@ class Norm(Statistic):
     is that of their concatenation, not a mean of norms. NaN and infinities are counted (``nan``, ``inf``) and left out;
     ``count`` is the number of all elements, ``finite`` of those left in; without any, the norm is 0 and the rms NaN.
 
-    Squares are formed in float64: float16 values of 300 do not overflow and float32 values of 1e-30 do not vanish.
+    Squares are formed in float64: float16 values of 300 do not overflow and float32 values of 1e-30 do not vanish. Their sum
+    has the error that ``Moments`` states for its own.
     Float64 values beyond 1e154 give infinity, and those below 1e-162 vanish. Integers and bools are read as numbers.
     """
 
     fields: ClassVar[tuple[Field, ...]] = (Field("count"), Field("nan"), Field("inf"), Field("squares"))
+
+    kernel: ClassVar[Kernel | None] = NORM
 
     def measure(self, tensor: Tensor) -> Tensor:
         values = numbers(tensor).flatten()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -96,8 +96,13 @@ class Statistic(RowStatistic):
         if order != sorted(order):
             raise ArgumentError(f"{cls.__name__}.fields must list sums first, then minima, then maxima")
 
-    kernel: ClassVar[Kernel | None] = None
-    """A compiled kernel that adds to a row in one pass over memory what :meth:`measure` measures, where there is one."""
+    @property
+    def kernel(self) -> Kernel | None:
+        """A compiled kernel that adds to a row in one pass over memory what :meth:`measure` measures, where there is one.
+
+        A class attribute, or a property where it depends on the statistic's arguments.
+        """
+        return None
 
     @property
     @abstractmethod

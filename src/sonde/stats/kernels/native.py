@@ -1,13 +1,14 @@
 """The compiled kernels for the CPU: whether there are any, which tensors they take, and how they are called.
 
-A kernel is given addresses, so this file is the guard: a tensor goes through only if it is exactly what its type says, a
-plain strided tensor on the CPU with memory of its own. Everything else is left to the reference.
+A kernel reads memory, so a tensor goes through only if it is exactly what its type says: a plain strided tensor on the CPU with
+memory of its own. Everything else is left to the reference. Compiled code sees to that in one call, where torch has the
+exchange of DLPack (``torch.Tensor.__dlpack_c_exchange_api__``); where it has not, the same is asked from here, more slowly.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import import_module
 from types import ModuleType
@@ -18,7 +19,8 @@ from torch import Tensor, nn
 
 from sonde.errors import ArgumentError
 
-__all__ = ["EXPONENTS", "KINDS", "MOMENTS", "Kernel", "Status", "is_plain", "merge", "module", "status", "threads", "use"]
+__all__ = ["EXPONENTS", "KINDS", "MOMENTS", "NORM", "Kernel", "Status", "activation"]
+__all__ += ["is_plain", "merge", "module", "status", "threads", "use"]
 
 KINDS: dict[torch.dtype, int] = {torch.float64: 0, torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
 """The precisions that the kernels read, as they are numbered there."""
@@ -44,6 +46,7 @@ class Status:
         openmp: whether the build has threads.
         threads: how many a large tensor is split among in this thread of this process.
         reason: why the reference is used, or why fewer threads than torch has; ``""`` if there is nothing to explain.
+        exchange: whether tensors are looked at by compiled code. Without that small ones take longer; the numbers are the same.
     """
 
     level: str
@@ -51,6 +54,7 @@ class Status:
     openmp: bool
     threads: int
     reason: str
+    exchange: bool = False
 
 
 @dataclass
@@ -59,6 +63,7 @@ class _State:
 
     module: Any = None
     loaded: Any = None  # the module even while the reference is asked for
+    exchange: bool = False  # whether the module was given torch's exchange
     reason: str = ""
     forked: bool = False
 
@@ -74,6 +79,9 @@ def _load() -> None:
         _state.reason = "sonde was installed without compiled kernels: there was no C++ compiler, or SONDE_NO_NATIVE was set"
     except ImportError as error:  # as where libgomp is missing
         _state.reason = f"the compiled kernels cannot be loaded: {error}"
+    else:
+        capsule = getattr(Tensor, "__dlpack_c_exchange_api__", None)
+        _state.exchange = _state.module.connect(capsule, (Tensor, nn.Parameter), Tensor.is_neg, threads)
     choice = os.environ.get(SWITCH, "")
     if choice:
         use(choice, because=f"{SWITCH}={choice}")
@@ -110,10 +118,10 @@ def status() -> Status:
     if _state.module is None:
         return Status("", levels, bool(loaded.openmp), 1, reason)
     if not loaded.openmp:
-        return Status(level, levels, False, 1, "the compiled kernels were built without OpenMP: one thread")
+        return Status(level, levels, False, 1, "the compiled kernels were built without OpenMP: one thread", _state.exchange)
     if _state.forked:
         reason = "this process was forked, where OpenMP's threads would hang: one thread"
-    return Status(level, levels, True, threads(_MANY), reason)
+    return Status(level, levels, True, threads(_MANY), reason, _state.exchange)
 
 
 def threads(count: int) -> int:
@@ -142,10 +150,19 @@ def is_plain(tensor: Tensor) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A reduction in one pass over memory, and the width of the rows that it adds to."""
+    """A reduction in one pass over memory.
+
+    Attributes:
+        name: what it is called.
+        number: its number among the compiled reductions.
+        width: that of the rows that it adds to.
+        arguments: what it needs to know beside the tensor.
+    """
 
     name: str
+    number: int
     width: int
+    arguments: tuple[float, ...] = ()
 
     def add(self, row: Tensor, tensor: Tensor, led: int = 0) -> bool:
         """Add all elements of *tensor* to *row* in place, if both can be read and written as they are.
@@ -176,30 +193,86 @@ class Kernel:
         return row.is_contiguous() and row.numel() == self.width + led
 
     def add_at(self, address: int, tensor: Tensor, led: int = 0) -> bool:
-        """The same as :meth:`add`, for a row that :meth:`fits` by its address: half the cost for a small tensor."""
+        """The same as :meth:`add`, for a row that :meth:`fits` by its address: a fraction of the cost for a small tensor."""
+        if _is_compiling() or _dispatch_modes():
+            return False
         native = _state.module
-        if native is None or not is_plain(tensor):
+        if native is None:
+            return False
+        if _state.exchange:
+            return native.add(self.number, led, address, tensor, self.arguments)  # type: ignore[no-any-return]
+        return self._add_from_here(address, led, tensor)
+
+    def add_each(
+        self, addresses: Iterable[int], tensors: Iterable[Tensor], minus: Iterable[Tensor] | None = None, led: int = 1
+    ) -> list[int]:
+        """Add many tensors, or differences of tensors, to a row each, in one call.
+
+        A difference is not allocated. Its elements are formed in float64 and rounded once at most, to float64: where both
+        tensors are float16, not even that; of float64 tensors as by torch. What is added is what :meth:`add` would add of
+        ``tensor.double() - minus.double()``.
+
+        Args:
+            addresses: those of rows that :meth:`fits`, or 0 for a tensor that is not to be added.
+            tensors: as many, of any shapes and strides.
+            minus: as many, to be subtracted: each of the precision, shape and strides of its tensor, whose elements must lie
+                side by side (in any order of dimensions).
+            led: as in :meth:`add`.
+
+        Returns:
+            The positions of the tensors that were not added, in ascending order: for these nothing was done.
+
+        Raises:
+            ArgumentError: there are not as many of one as of the other.
+        """
+        rows, firsts, seconds = list(addresses), list(tensors), None if minus is None else list(minus)
+        if len(rows) != len(firsts) or (seconds is not None and len(seconds) != len(firsts)):
+            subtracted = "" if seconds is None else f" minus {len(seconds)}"
+            raise ArgumentError(f"{len(firsts)} tensors{subtracted} for {len(rows)} rows: give as many of one as of the other")
+        native = _state.module
+        if native is None or _is_compiling() or _dispatch_modes():
+            return list(range(len(rows)))
+        if _state.exchange:
+            return native.add_each(self.number, led, rows, firsts, seconds, self.arguments)  # type: ignore[no-any-return]
+        columns = (rows, firsts) if seconds is None else (rows, firsts, seconds)
+        return [
+            at for at, (row, *both) in enumerate(zip(*columns, strict=True)) if not (row and self._add_from_here(row, led, *both))
+        ]
+
+    def _add_from_here(self, address: int, led: int, tensor: Tensor, *minus: Tensor) -> bool:
+        """Look at the tensors from Python, and hand over where their memory is."""
+        if not is_plain(tensor) or (minus and not (is_plain(minus[0]) and _are_alike(tensor, minus[0]))):
             return False
         try:
-            data = tensor.data_ptr()
+            data, other = tensor.data_ptr(), minus[0].data_ptr() if minus else 0
         except RuntimeError:  # inside a function transform there is no memory
             return False
-        if not data:  # empty, nested, or zeros that were never written
+        if not data or (minus and not other):  # empty, nested, or zeros that were never written
             return False
-        count, kind = tensor.numel(), KINDS[tensor.dtype]
-        reduce = getattr(native, self.name)
-        if tensor.is_contiguous():
-            reduce(address + 8 * led, led, data, kind, count, threads(count))
-        else:
-            reduce(address + 8 * led, led, data, kind, count, threads(count), tuple(tensor.shape), tensor.stride())
-        return True
+        where = (address, data, other, KINDS[tensor.dtype], tensor.shape, tensor.stride(), threads(tensor.numel()))
+        return _state.module.add_memory(self.number, led, *where, self.arguments)  # type: ignore[no-any-return]
 
 
-MOMENTS = Kernel("moments", 8)
+def _are_alike(one: Tensor, other: Tensor) -> bool:
+    return one.dtype is other.dtype and one.shape == other.shape and one.stride() == other.stride()
+
+
+MOMENTS = Kernel("moments", 0, 8)
 """Adds to rows of :class:`~sonde.stats.Moments`."""
 
-EXPONENTS = Kernel("exponents", 288)
+EXPONENTS = Kernel("exponents", 1, 288)
 """Adds to rows of :class:`~sonde.stats.ExponentHistogram`."""
+
+NORM = Kernel("norm", 2, 4)
+"""Adds to rows of :class:`~sonde.stats.Norm`."""
+
+
+def activation(eps: float, channel_axis: int) -> Kernel:
+    """A kernel that adds to rows of :class:`~sonde.stats.Activation` with these arguments.
+
+    It takes tensors whose elements lie side by side, in any order of dimensions (channels last, transposed), and no differences.
+    """
+    return Kernel("activation", 3, 7, (float(eps), int(channel_axis)))
 
 
 def merge(row: Tensor, other: Tensor, sums: int, minima: int, maxima: int) -> bool:

@@ -1,4 +1,4 @@
-// Half precision as float, which holds every value of it. Compiled once for each instruction set.
+// Half precision as float, which holds every value of it, and differences as double. Compiled once for each instruction set.
 #pragma once
 
 #include "lanes.hpp"
@@ -86,6 +86,51 @@ template <class Source> inline void convert(const Source &source, float *to, siz
 
 inline void to_floats(Kind kind, const uint16_t *from, float *to, size_t n) {
     kind == kHalf ? convert(Halves{from}, to, n) : convert(BrainFloats{from}, to, n);
+}
+
+// How the elements of an array are loaded, one vector at a time: as they are, and as doubles.
+struct OfFloats {
+    using Element = float;
+    using Vector = lanes::Floats;
+    using Zeros = lanes::Counts;
+    static lanes::Doubles widened(const float *from) { return lanes::widened(from); }
+};
+
+struct OfDoubles {
+    using Element = double;
+    using Vector = lanes::Doubles;
+    using Zeros = lanes::WideCounts;
+    static lanes::Doubles widened(const double *from) { return lanes::load<lanes::Doubles>(from); }
+};
+
+constexpr size_t kDifferences = kBlock / 2;  // formed at a time: they are twice as wide as floats
+
+template <class T> inline void subtract(const typename T::Element *x, const typename T::Element *y, double *to, size_t n) {
+    size_t i = 0;
+    for (; i + lanes::kWidth <= n; i += lanes::kWidth) {
+        const lanes::Doubles difference = T::widened(x + i) - T::widened(y + i);
+        std::memcpy(to + i, &difference, sizeof difference);
+    }
+    for (; i < n; i++) to[i] = double(x[i]) - double(y[i]);
+}
+
+// Calls visit(doubles, length) for the differences of the elements of two arrays, each rounded at most once, to double.
+template <class Visit> inline void each_difference(Kind kind, const void *data, const void *minus, size_t n, Visit visit) {
+    double made[kDifferences];
+    float one[kDifferences], other[kDifferences];
+    for (size_t k = 0; k < n; k += kDifferences) {
+        const size_t length = n - k < kDifferences ? n - k : kDifferences;
+        if (kind == kDouble) {
+            subtract<OfDoubles>(static_cast<const double *>(data) + k, static_cast<const double *>(minus) + k, made, length);
+        } else if (kind == kFloat) {
+            subtract<OfFloats>(static_cast<const float *>(data) + k, static_cast<const float *>(minus) + k, made, length);
+        } else {
+            to_floats(kind, static_cast<const uint16_t *>(data) + k, one, length);
+            to_floats(kind, static_cast<const uint16_t *>(minus) + k, other, length);
+            subtract<OfFloats>(one, other, made, length);
+        }
+        visit(made, length);
+    }
 }
 
 }  // namespace

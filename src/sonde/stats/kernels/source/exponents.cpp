@@ -126,8 +126,13 @@ template <class T> void fold(const Table &table, Exponents &into) {
 
 namespace LEVEL {
 
-void exponents(Kind kind, const void *data, size_t n, Exponents &into) {
+void exponents(Kind kind, const void *data, const void *minus, size_t n, Exponents &into) {
     Table table = {};
+    if (minus) {
+        each_difference(kind, data, minus, n, [&](const double *made, size_t length) { block<DoubleBits>(made, length, table, into); });
+        fold<DoubleBits>(table, into);
+        return;
+    }
     float buffer[kBlock];
     for (size_t k = 0; k < n; k += kBlock) {
         const size_t length = n - k < kBlock ? n - k : kBlock;

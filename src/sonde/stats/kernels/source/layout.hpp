@@ -9,51 +9,41 @@
 
 namespace sonde {
 
-struct Dimension { int64_t size, stride; };  // in elements
+constexpr int kMostDimensions = 64;    // as in torch
+constexpr size_t kAlone = 1 << 16;     // fewer elements are passed over with the GIL held: releasing it could cost more
+
+// A tensor as memory: at least one element. Shape and strides, in elements, are borrowed.
+struct View {
+    Kind kind;
+    const char *data, *minus;  // minus: what is subtracted, of the same kind, shape and strides; or null
+    size_t count;
+    int rank;
+    const int64_t *shape, *strides;
+    long threads;  // that a large one may be split among
+};
+
+struct Dimension { int64_t size, stride; };
 
 struct Layout {
-    static constexpr int kMost = 64;  // as in torch
     const char *data = nullptr;
     size_t item = 1, count = 0;
     int dimensions = 0;
-    Dimension dimension[kMost];
+    Dimension dimension[kMostDimensions];
 
-    // One run of adjacent elements.
-    Layout(const void *start, size_t item_size, size_t elements) : data(static_cast<const char *>(start)), item(item_size), count(elements) {
-        dimension[0] = {int64_t(elements), 1};
-        dimensions = 1;
-    }
-
-    // Takes a dimension; those that can be one become one in settle().
-    void add(int64_t size, int64_t stride) {
-        if (size != 1) dimension[dimensions++] = {size, stride};
-    }
-
-    // Sorts dimensions by stride, the widest first (repetition, stride 0, before all), and joins those that adjoin.
-    void settle() {
-        for (int i = 1; i < dimensions; i++) {
-            const Dimension moved = dimension[i];
-            int k = i;
-            for (; k > 0 && before(moved, dimension[k - 1]); k--) dimension[k] = dimension[k - 1];
-            dimension[k] = moved;
+    explicit Layout(const View &view) : data(view.data), item(size_of(view.kind)), count(view.count) {
+        for (int i = 0; i < view.rank; i++) {
+            if (view.shape[i] != 1) dimension[dimensions++] = {view.shape[i], view.strides[i]};
         }
-        int last = 0;
-        for (int i = 1; i < dimensions; i++) {
-            Dimension &outer = dimension[last];
-            if (outer.stride == dimension[i].stride * dimension[i].size) {
-                outer = {outer.size * dimension[i].size, dimension[i].stride};
-            } else {
-                dimension[++last] = dimension[i];
-            }
-        }
-        if (dimensions == 0) dimension[0] = {1, 1};
-        dimensions = last + 1;
+        settle();
     }
+
+    // Whether the elements are adjacent, in whatever order.
+    bool dense() const { return dimensions == 1 && dimension[0].stride == 1; }
 
     // Calls visit(pointer, elements) for chunks that together are the elements *first* to *end*.
     template <class Visit> void walk(size_t first, size_t end, Visit visit) const {
         const Dimension inner = dimension[dimensions - 1];
-        int64_t at[kMost];
+        int64_t at[kMostDimensions];
         const char *row = place(first / inner.size, at);
         size_t column = first % inner.size, held = 0;
         alignas(64) char buffer[kBlock * sizeof(double)];
@@ -82,6 +72,27 @@ struct Layout {
     }
 
   private:
+    // Sorts dimensions by stride, the widest first (repetition, stride 0, before all), and joins those that adjoin.
+    void settle() {
+        for (int i = 1; i < dimensions; i++) {
+            const Dimension moved = dimension[i];
+            int k = i;
+            for (; k > 0 && before(moved, dimension[k - 1]); k--) dimension[k] = dimension[k - 1];
+            dimension[k] = moved;
+        }
+        int last = 0;
+        for (int i = 1; i < dimensions; i++) {
+            Dimension &outer = dimension[last];
+            if (outer.stride == dimension[i].stride * dimension[i].size) {
+                outer = {outer.size * dimension[i].size, dimension[i].stride};
+            } else {
+                dimension[++last] = dimension[i];
+            }
+        }
+        if (dimensions == 0) dimension[0] = {1, 1};
+        dimensions = last + 1;
+    }
+
     static constexpr size_t kDirect = 1024;  // shorter runs are gathered
 
     static bool before(const Dimension &one, const Dimension &other) {

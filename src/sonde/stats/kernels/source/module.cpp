@@ -1,7 +1,5 @@
-// sonde.stats.kernels._native: adds tensors, given as addresses, to rows of statistics in place.
-//
-// native.py makes sure that an address is that of a plain tensor on the CPU. Long passes run without the GIL and on several
-// threads; every row is written with the GIL held, so that threads may add to the same row at the same time.
+// sonde.stats.kernels._native: adds tensors to rows of statistics in place. A row is given as an address; a tensor as itself,
+// or as an address where native.py makes sure that it is that of a plain tensor on the CPU.
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -9,12 +7,10 @@
 #include <cmath>
 #include <memory>
 
-#ifdef _OPENMP
-#include <omp.h>
-#endif
-
-#include "layout.hpp"
+#include "adding.hpp"
+#include "exchange.hpp"
 #include "passes.hpp"
+#include "threads.hpp"
 
 namespace sonde {
 
@@ -27,16 +23,13 @@ SONDE_DECLARE(avx2)
 SONDE_DECLARE(avx512)
 #endif
 
-namespace {
+const Passes *passes = nullptr;
 
-constexpr size_t kAlone = 1 << 16;     // fewer elements are passed over with the GIL held: releasing it could cost more
-constexpr size_t kPerThread = 1 << 15;  // as in torch
-constexpr int kMostThreads = 256;
+namespace {
 
 constexpr int kMostLevels = 3;
 const Passes *levels[kMostLevels];  // those that this processor can run, best first
 int level_count = 0;
-const Passes *passes = nullptr;     // the one in use
 
 void find_levels() {
 #if defined(SONDE_AVX512) || defined(SONDE_AVX2)
@@ -54,112 +47,133 @@ void find_levels() {
     passes = levels[0];
 }
 
-// Calls pass(first, end, part) for shares of *count* elements on *threads* threads, and merges the parts. The parallel region
-// is here, in code that every processor runs.
-template <class Into, class Pass> void reduce(size_t count, int threads, Into &into, Pass pass) {
-#ifdef _OPENMP
-    if (threads > 1) {
-        const size_t share = ((count - 1) / size_t(threads) / 64 + 1) * 64;
-        #pragma omp parallel num_threads(threads)
-        {
-            Into part;
-            // If fewer threads came than were asked for, each takes several shares.
-            for (size_t first = size_t(omp_get_thread_num()) * share; first < count; first += size_t(omp_get_num_threads()) * share) {
-                pass(first, first + share < count ? first + share : count, part);
-            }
-            #pragma omp critical(sonde_merge)
-            into.merge(part);
-        }
-        return;
-    }
-#else
-    (void)threads;
-#endif
-    pass(size_t(0), count, into);
-}
-
 struct Squares {
     double value = 0;
     void merge(const Squares &other) { value += other.value; }
 };
 
-int threads_for(size_t count, long asked) {
-    const size_t useful = count / kPerThread;
-    const size_t most = useful < size_t(kMostThreads) ? useful : size_t(kMostThreads);
-    return int(size_t(asked) < most ? size_t(asked) : most < 1 ? 1 : most);
-}
-
-bool take_dimensions(PyObject *shape, PyObject *strides, Layout &layout) {
-    const Py_ssize_t n = PyTuple_Size(shape);
-    if (n < 0 || n > Layout::kMost || PyTuple_Size(strides) != n) {
-        PyErr_SetString(PyExc_ValueError, "shape and strides must be tuples of one length, at most 64");
-        return false;
-    }
-    layout.dimensions = 0;
-    for (Py_ssize_t i = 0; i < n; i++) {
-        layout.add(PyLong_AsLongLong(PyTuple_GetItem(shape, i)), PyLong_AsLongLong(PyTuple_GetItem(strides, i)));
-    }
-    layout.settle();
-    return !PyErr_Occurred();
-}
+Guard guard;
 
 bool is_kind(long kind) { return kind >= kDouble && kind <= kHalf; }
 
-// What every reduction does with its arguments: row, led, data, kind, count, threads[, shape, strides]. A row that is led has
-// a count of additions before its first number.
-template <class Into, class Write>
-PyObject *reduction(PyObject *const *args, Py_ssize_t n, void (*pass)(Kind, const void *, size_t, Into &), Write write) {
-    if (n != 6 && n != 8) {
-        PyErr_SetString(PyExc_TypeError, "expected row, led, data, kind, count, threads[, shape, strides]");
+// The tuple of at most kMostDimensions numbers as *made*, and how many they are; -1 with an exception.
+Py_ssize_t take_numbers(PyObject *tuple, int64_t *made) {
+    const Py_ssize_t n = PyTuple_Size(tuple);
+    if (n > kMostDimensions) PyErr_SetString(PyExc_ValueError, "a tensor has at most 64 dimensions");
+    for (Py_ssize_t i = 0; i < n && !PyErr_Occurred(); i++) made[i] = PyLong_AsLongLong(PyTuple_GetItem(tuple, i));
+    return PyErr_Occurred() ? -1 : n;
+}
+
+// The first arguments of what adds: the number of a reduction, the address of a row, and whether it is led, by a count of
+// additions before the first number of the statistic.
+struct Into {
+    const Reduction *reduction = nullptr;
+    long led = 0;
+
+    bool take(PyObject *number, PyObject *leads) {
+        const long which = PyLong_AsLong(number);
+        led = PyLong_AsLong(leads);
+        if (PyErr_Occurred()) return false;
+        if (which < 0 || which >= kReductions || led < 0 || led > 1) {
+            PyErr_SetString(PyExc_ValueError, "there is no such reduction, or a row that is led so");
+            return false;
+        }
+        reduction = &reductions[which];
+        return true;
+    }
+
+    bool add(double *row, const View &view, PyObject *arguments) const {
+        if (!reduction->add(row + led, view, arguments)) return false;
+        if (led) row[0] += 1;
+        return true;
+    }
+};
+
+PyObject *answer(bool done) { return PyErr_Occurred() ? nullptr : PyBool_FromLong(done); }
+
+bool is_connected() {
+    if (!guard.connected()) PyErr_SetString(PyExc_RuntimeError, "not connected");
+    return guard.connected();
+}
+
+// connect(capsule, (Tensor, Parameter), is_neg, threads) -> whether add() and add_each() can be used from now on.
+PyObject *connect(PyObject *, PyObject *const *args, Py_ssize_t n) {
+    if (n != 4) {
+        PyErr_SetString(PyExc_TypeError, "expected a capsule, types, is_neg, threads");
         return nullptr;
     }
-    double *row = static_cast<double *>(PyLong_AsVoidPtr(args[0]));
-    const long led = PyLong_AsLong(args[1]);
-    const void *data = PyLong_AsVoidPtr(args[2]);
-    const long kind = PyLong_AsLong(args[3]), threads = PyLong_AsLong(args[5]);
-    const Py_ssize_t count = PyLong_AsSsize_t(args[4]);
-    if (PyErr_Occurred()) return nullptr;
-    if (!row || !data || !is_kind(kind) || count < 1 || threads < 1) {
-        PyErr_SetString(PyExc_ValueError, "an address, the kind, the count or the number of threads cannot be used");
+    return answer(guard.connect(args[0], args[1], args[2], args[3]));
+}
+
+// add(reduction, led, row, tensor, arguments) -> whether it was done: not if the tensor is not plain.
+PyObject *add(PyObject *, PyObject *const *args, Py_ssize_t n) {
+    if (n != 5) {
+        PyErr_SetString(PyExc_TypeError, "expected reduction, led, row, tensor, arguments");
         return nullptr;
     }
-    Layout layout(data, size_of(Kind(kind)), size_t(count));
-    if (n == 8 && !take_dimensions(args[6], args[7], layout)) return nullptr;
-    const auto over = [&](size_t first, size_t end, Into &part) {
-        layout.walk(first, end, [&](const void *at, size_t elements) { pass(Kind(kind), at, elements, part); });
-    };
     Into into;
-    if (layout.count < kAlone) {
-        reduce(layout.count, 1, into, over);
-    } else {
-        Py_BEGIN_ALLOW_THREADS
-        reduce(layout.count, threads_for(layout.count, threads), into, over);
-        Py_END_ALLOW_THREADS
+    if (!is_connected() || !into.take(args[0], args[1])) return nullptr;
+    double *row = static_cast<double *>(PyLong_AsVoidPtr(args[2]));
+    View view;
+    return answer(row && guard.view(args[3], view) && into.add(row, view, args[4]));
+}
+
+// add_each(reduction, led, rows, tensors, minus or None, arguments) -> the positions of those that were not added. Three lists
+// of one length, which nobody else may change.
+PyObject *add_each(PyObject *, PyObject *const *args, Py_ssize_t n) {
+    if (n != 6 || !PyList_Check(args[2]) || !PyList_Check(args[3]) || !(args[4] == Py_None || PyList_Check(args[4]))) {
+        PyErr_SetString(PyExc_TypeError, "expected reduction, led, lists of rows, tensors and what to subtract or None, arguments");
+        return nullptr;
     }
-    write(row, layout.count, into);
-    if (led) row[-1] += 1;
-    Py_RETURN_NONE;
+    PyObject *rows = args[2], *tensors = args[3], *minus = args[4] == Py_None ? nullptr : args[4];
+    const Py_ssize_t count = PyList_Size(rows);
+    if (PyList_Size(tensors) != count || (minus && PyList_Size(minus) != count)) {
+        PyErr_SetString(PyExc_ValueError, "rows, tensors and what to subtract must be as many");
+        return nullptr;
+    }
+    Into into;
+    if (!is_connected() || !into.take(args[0], args[1])) return nullptr;
+    PyObject *refused = PyList_New(0);
+    for (Py_ssize_t i = 0; refused && i < count; i++) {
+        double *row = static_cast<double *>(PyLong_AsVoidPtr(PyList_GetItem(rows, i)));
+        PyObject *tensor = PyList_GetItem(tensors, i);
+        View view;
+        const bool done = row && (minus ? guard.view(tensor, PyList_GetItem(minus, i), view) : guard.view(tensor, view)) &&
+                          into.add(row, view, args[5]);
+        PyObject *position = done || PyErr_Occurred() ? nullptr : PyLong_FromSsize_t(i);
+        if (position) PyList_Append(refused, position);
+        Py_XDECREF(position);
+        if (PyErr_Occurred()) {
+            Py_DECREF(refused);
+            return nullptr;
+        }
+    }
+    return refused;
 }
 
-// Rows as Moments.fields and ExponentHistogram.fields have them
-
-PyObject *add_moments(PyObject *, PyObject *const *args, Py_ssize_t n) {
-    return reduction<Moments>(args, n, passes->moments, [](double *row, size_t count, const Moments &seen) {
-        row[0] += double(count);
-        row[1] += double(seen.nan);
-        row[2] += double(seen.inf);
-        row[3] += double(seen.zeros);
-        row[4] += seen.sum.total();
-        row[5] += seen.squares.total();
-        row[6] = seen.low < row[6] ? seen.low : row[6];
-        row[7] = seen.high > row[7] ? seen.high : row[7];
-    });
-}
-
-PyObject *add_exponents(PyObject *, PyObject *const *args, Py_ssize_t n) {
-    return reduction<Exponents>(args, n, passes->exponents, [](double *row, size_t, const Exponents &seen) {
-        for (int i = 0; i < kPlaces; i++) row[i] += double(seen.places[i]);
-    });
+// add_memory(reduction, led, row, data, minus or 0, kind, shape, strides, threads, arguments) -> whether it was done: the same
+// for a tensor that somebody else has found plain.
+PyObject *add_memory(PyObject *, PyObject *const *args, Py_ssize_t n) {
+    if (n != 10) {
+        PyErr_SetString(PyExc_TypeError, "expected reduction, led, row, data, minus, kind, shape, strides, threads, arguments");
+        return nullptr;
+    }
+    Into into;
+    if (!into.take(args[0], args[1])) return nullptr;
+    int64_t shape[kMostDimensions], strides[kMostDimensions];
+    double *row = static_cast<double *>(PyLong_AsVoidPtr(args[2]));
+    const char *data = static_cast<const char *>(PyLong_AsVoidPtr(args[3])), *minus = static_cast<const char *>(PyLong_AsVoidPtr(args[4]));
+    const long kind = PyLong_AsLong(args[5]), threads = PyLong_AsLong(args[8]);
+    if (PyErr_Occurred()) return nullptr;
+    const Py_ssize_t rank = take_numbers(args[6], shape);
+    if (rank < 0 || take_numbers(args[7], strides) < 0) return nullptr;
+    View view = {Kind(kind), data, minus, 1, int(rank), shape, strides, threads};
+    for (Py_ssize_t i = 0; i < rank; i++) view.count *= shape[i] > 0 ? size_t(shape[i]) : 0;
+    if (!row || !data || !is_kind(kind) || view.count == 0 || threads < 1 || PyTuple_Size(args[7]) != rank) {
+        PyErr_SetString(PyExc_ValueError, "an address, the kind, the shape, the strides or the number of threads cannot be used");
+        return nullptr;
+    }
+    return answer(into.add(row, view, args[9]));
 }
 
 // merge(row, other, sums, minima, maxima): another row is added to *row*.
@@ -192,7 +206,7 @@ struct Span {
 double norm_of(const Span &span, int threads) {
     const size_t item = size_of(span.kind);
     Squares squares;
-    reduce(span.count, threads, squares, [&](size_t first, size_t end, Squares &part) {
+    reduce(span.count, 64, threads, squares, [&](size_t first, size_t end, Squares &part) {
         const char *minus = span.minus ? span.minus + first * item : nullptr;
         part.value += passes->squares(span.kind, span.data + first * item, minus, end - first);
     });
@@ -254,8 +268,11 @@ PyObject *use_level(PyObject *, PyObject *const *args, Py_ssize_t n) {
 template <class F> PyCFunction cast(F function) { return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function)); }
 
 PyMethodDef functions[] = {
-    {"moments", cast(add_moments), METH_FASTCALL, "moments(row, led, data, kind, count, threads[, shape, strides])"},
-    {"exponents", cast(add_exponents), METH_FASTCALL, "exponents(row, led, data, kind, count, threads[, shape, strides])"},
+    {"connect", cast(connect), METH_FASTCALL, "connect(capsule, (Tensor, Parameter), is_neg, threads) -> whether it did"},
+    {"add", cast(add), METH_FASTCALL, "add(reduction, led, row, tensor, arguments) -> whether it was done"},
+    {"add_each", cast(add_each), METH_FASTCALL, "add_each(reduction, led, rows, tensors, minus, arguments) -> positions of those not added"},
+    {"add_memory", cast(add_memory), METH_FASTCALL,
+     "add_memory(reduction, led, row, data, minus, kind, shape, strides, threads, arguments) -> whether it was done"},
     {"merge", cast(merge), METH_FASTCALL, "merge(row, other, sums, minima, maxima)"},
     {"norms", cast(norms), METH_FASTCALL, "norms(out, spans, threads)"},
     {"levels", cast(list_levels), METH_FASTCALL, "levels() -> (in use, all)"},

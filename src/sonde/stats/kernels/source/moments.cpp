@@ -16,21 +16,6 @@ constexpr size_t kChain = 64;
 
 struct Sums { double sum, squares; };
 
-// How the elements of an array are loaded, one vector at a time: as they are, and as doubles.
-struct OfFloats {
-    using Element = float;
-    using Vector = Floats;
-    using Zeros = Counts;
-    static Doubles widened(const float *from) { return lanes::widened(from); }
-};
-
-struct OfDoubles {
-    using Element = double;
-    using Vector = Doubles;
-    using Zeros = WideCounts;
-    static Doubles widened(const double *from) { return load<Doubles>(from); }
-};
-
 template <class V> double total(const V *vectors, int count) {
     V sum = vectors[0];
     for (int i = 1; i < count; i++) sum += vectors[i];
@@ -132,7 +117,13 @@ template <class T, class Source> void add_block(const Source &source, typename T
     into.merge(seen);
 }
 
-void moments(Kind kind, const void *data, size_t n, Moments &into) {
+void moments(Kind kind, const void *data, const void *minus, size_t n, Moments &into) {
+    if (minus) {
+        each_difference(kind, data, minus, n, [&](double *made, size_t length) {
+            add_block<OfDoubles>(AsTheyAre(), made, length, into);
+        });
+        return;
+    }
     float buffer[kBlock];
     for (size_t k = 0; k < n; k += kBlock) {
         const size_t length = n - k < kBlock ? n - k : kBlock;
@@ -193,9 +184,10 @@ double squares(Kind kind, const void *data, const void *minus, size_t n) {
 }  // namespace
 
 namespace LEVEL {
-void exponents(Kind, const void *, size_t, Exponents &);
+void exponents(Kind, const void *, const void *, size_t, Exponents &);
+void activation(Kind, const void *, const Channels &, size_t, size_t, double, ChannelCounts &);
 extern const Passes passes;
-const Passes passes = {LEVEL_NAME, moments, exponents, squares};
+const Passes passes = {LEVEL_NAME, moments, exponents, activation, squares};
 }  // namespace LEVEL
 
 }  // namespace sonde

@@ -57,11 +57,23 @@ struct Exponents {
     }
 };
 
-// Each adds n adjacent elements. No thread is started and nothing is allocated.
+// A dense tensor by channels: its elements are *outer* times, for each channel in turn, *inner* of that channel.
+struct Channels { size_t outer, channels, inner; };
+
+// Of each channel, how many elements are NaN, infinite or of a magnitude above a limit, and how many are NaN or infinite.
+struct ChannelCounts {
+    uint32_t *above, *spoiled;
+    uint64_t nan;
+};
+
+// Each adds n adjacent elements, or the differences between them and n others as doubles. No thread is started and nothing is
+// allocated.
 struct Passes {
     const char *name;
-    void (*moments)(Kind, const void *data, size_t n, Moments &into);
-    void (*exponents)(Kind, const void *data, size_t n, Exponents &into);
+    void (*moments)(Kind, const void *data, const void *minus, size_t n, Moments &into);
+    void (*exponents)(Kind, const void *data, const void *minus, size_t n, Exponents &into);
+    // The elements (if inner is 1, the runs of one element of each channel) *first* to *end*.
+    void (*activation)(Kind, const void *data, const Channels &, size_t first, size_t end, double eps, ChannelCounts &into);
     double (*squares)(Kind, const void *data, const void *minus, size_t n);  // sum of squares (of differences)
 };
 
