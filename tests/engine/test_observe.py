@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -372,6 +373,33 @@ def test_the_users_own_hooks_are_left_alone() -> None:
         model(torch.randn(2, 4)).sum().backward()
     model(torch.randn(2, 4)).sum().backward()
     assert ran == ["during", "before", "gradient"] * 2
+
+
+def test_hooks_that_are_put_back_are_last_and_as_they_were() -> None:
+    """Between observed steps hooks go and come back; others keep their places; where all were cleared it gets a new one."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    events: list[tuple[int, str]] = []
+
+    def train() -> None:
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+
+    with sonde.observe(model, lambda event: events.append((event.tick.step, event.name)), ["0"], schedule=2, strict=True):
+        train()
+        assert not model[0]._forward_hooks
+        assert not model[0]._forward_hooks_with_kwargs
+        users = model[0].register_forward_hook(lambda module, args, output: None)
+        train()
+        assert next(iter(model[0]._forward_hooks)) == users.id
+        assert len(model[0]._forward_hooks) == 2
+        assert len(model[0]._forward_hooks_with_kwargs) == 1
+        train()
+        model[0]._forward_hooks = OrderedDict()  # somebody has cleared all hooks
+        train()
+        train()
+    assert events == [(0, "0"), (2, "0"), (4, "0")]
+    assert not model[0]._forward_hooks
 
 
 def test_observing_changes_nothing() -> None:

@@ -11,6 +11,7 @@ from torch import nn
 import sonde
 from sonde.engine import Event
 from sonde.stats import Moments
+from sonde.stats.kernels import native
 
 
 def net() -> nn.Module:
@@ -134,6 +135,24 @@ def test_a_statistic_takes_the_difference() -> None:
     assert (parameter["phase"], parameter["calls"]) == ("step", 3)
 
 
+@pytest.mark.parametrize("kernel", ["best", "reference"])
+def test_a_difference_is_not_rounded_to_the_parameters_precision(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a step did to a bfloat16 weight is after - before, exactly; in bfloat16 many such differences are not numbers."""
+    if kernel == "reference":
+        monkeypatch.setattr(native._state, "module", None)
+    model = nn.Linear(16, 16, bias=False).to(torch.bfloat16)
+    before = model.weight.detach().double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=3.0)
+    with sonde.observe(model, Moments(), ports=("update",), strict=True) as probe:
+        model(torch.randn(4, 16, dtype=torch.bfloat16)).float().square().sum().backward()
+        optimizer.step()
+    difference = model.weight.detach().double() - before
+    assert not torch.equal(difference.to(torch.bfloat16).double(), difference)
+    (update,) = probe.rows()
+    assert update["absmax"] == difference.abs().max().item()
+    assert update["mean"] == pytest.approx(difference.mean().item(), rel=1e-12, abs=1e-12)
+
+
 def test_what_no_optimizer_holds_is_said() -> None:
     """A parameter that was left out of the optimizer has no update, and coverage names the reason."""
     model = net()
@@ -153,7 +172,6 @@ def test_steps_change_nothing_and_leave_nothing() -> None:
     with sonde.observe(seen, lambda event: None, ports=("param", "update", "grad"), grad_at_step=True, strict=True) as probe:
         train(seen, 3, torch.optim.AdamW(seen.parameters()))
     assert all(torch.equal(a, b) for a, b in zip(bare.parameters(), seen.parameters(), strict=True))
-    assert not probe._wiring.before
     assert not probe._wiring.clocks[0].around_step
 
 

@@ -69,7 +69,7 @@ def listen(forward: Forward, tensor: Tensor, listener: Listener) -> None:
         watch.listeners.append(listener)
         return
     watch = Watch(tensor, listener)
-    hooks.on_tensor(tensor, watch)
+    hooks.on_result(tensor, watch)
     if len(watched) >= _MOST_WATCHES:
         watched.clear()
     watched[key] = watch

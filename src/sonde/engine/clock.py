@@ -24,9 +24,11 @@ from sonde.engine import compiled, hooks, optimizers
 from sonde.engine.event import Tick
 from sonde.engine.forward import Forward
 from sonde.engine.running import modules_running, nodes_running
+from sonde.engine.sampling import Copies, copies
+from sonde.engine.targets import fingerprint
 
 if TYPE_CHECKING:
-    from sonde.engine.steps import AroundStep
+    from sonde.engine.steps import AroundSteps
     from sonde.engine.wiring import Wiring
 
 __all__ = ["Clock", "clock_of", "transformed"]
@@ -61,9 +63,13 @@ class Clock:
         self.stamp = 0  # moves with epoch, step and micro-step
         self.local = _Current()
         self.before_forward: list[Callable[[], None]] = []
-        self.around_step: dict[Wiring, dict[AroundStep, None]] = {}  # sets that keep their order
+        self.around_step: dict[Wiring, AroundSteps] = {}
+        self._before: Copies = {}
+        self._around: list[AroundSteps] = []  # of them, those that observe the step that runs, or ran last
         self._stepped_by: dict[frozenset[int], bool] = {}  # by what an optimizer holds
-        self.ended = Tick()  # of the step that ended last
+        self.again = False  # the optimizer that steps does so on the same gradients as one before: it is part of that step
+        self._ended = (0, 0, 0, 0)
+        self.after_optimizer: list[Callable[[Optimizer, bool], None]] = []  # one of the root's has stepped: was it taken
         self.after_step: list[Callable[[], None]] = []
         self.after_micro_step: list[Callable[[], None]] = []
         self.after_first_forward: list[Callable[[], None]] = []  # of a model with lazy parameters, which have a shape then
@@ -77,8 +83,12 @@ class Clock:
         self._unfinished = False
         self.moved = True  # a forward or a backward pass has been since the last step
         self._optimizer: weakref.ref[Optimizer] | None = None
+        self._ends = _End(self)
         self._accumulates = _Accumulates(self)
         self._listening: dict[int, tuple[weakref.ref[nn.Parameter], hooks.Handle]] = {}
+        self._follows = False  # forwards to their end, and what is accumulated
+        self._fingerprint: int | None = None
+        self._compiled: tuple[Any, frozenset[nn.Module]] | None = None
 
     # Life
 
@@ -96,22 +106,33 @@ class Clock:
         """*probe* observes from now on: follow each forward to its end, and hear what is accumulated."""
         self.awake.add(probe)
         root = self.root()
-        if self._end is None and root is not None:
-            self._end = hooks.on_forward(root, _End(self), always=True)
+        if self._follows or root is None:
+            return
+        self._follows = True
+        if self._end is None or not self._end.put_back(self._ends):
+            self._end = hooks.on_forward(root, self._ends, always=True)
+        for key, (parameter, handle) in tuple(self._listening.items()):
+            if parameter() is None or not handle.put_back(self._accumulates):
+                del self._listening[key]
+                self._fingerprint = None
+        now = fingerprint(root)
+        if now != self._fingerprint:
+            self._fingerprint = now
             self.refresh()
 
     def rest(self, probe: Hashable) -> None:
         """*probe* does not observe for a while. While none does, the clock only counts forwards and steps."""
         self.awake.discard(probe)
         root = self.root()
-        if not self.awake and root is not None and not self.is_compiled and not compiled.regions(root):
+        if not self.awake and root is not None and not self.compiled_modules():
             self._sleep()
 
     def _sleep(self) -> None:
-        for handle in (*(handle for _, handle in self._listening.values()), *([] if self._end is None else [self._end])):
+        self._follows = False
+        if self._end is not None:
+            self._end.remove()
+        for _, handle in self._listening.values():
             handle.remove()
-        self._end = None
-        self._listening.clear()
         self.local.depth = 0
         if self.local.forward is not None:
             self.local.forward.watched.clear()
@@ -122,6 +143,10 @@ class Clock:
         if self._users > 0:
             return
         self._sleep()
+        self._end = self._fingerprint = self._compiled = None
+        self._listening.clear()
+        self._around.clear()
+        self._before = {}
         self.local = _Current()  # the last forward knows taps, and they the model
         if self._begin is not None:
             self._begin.remove()
@@ -134,6 +159,20 @@ class Clock:
     def is_running(self) -> bool:
         """Whether any probe is attached."""
         return self._users > 0
+
+    @property
+    def ended(self) -> Tick:
+        """The tick of the step that ended last."""
+        return Tick(*self._ended)
+
+    def compiled_modules(self) -> frozenset[nn.Module]:
+        """The modules of the root that are in compiled code, as of when it was last looked through for changes."""
+        known = self._fingerprint, self.is_compiled
+        root = self.root()
+        if self._compiled is None or self._compiled[0] != known:
+            found = [] if root is None else compiled.regions(root, (root,) if self.is_compiled else ())
+            self._compiled = known, frozenset(module for region in found for module in (region.top, *region.below))
+        return self._compiled[1]
 
     def current(self) -> Forward:
         """The forward of this thread that runs or ran last; module calls before any call of the root share one."""
@@ -175,7 +214,7 @@ class Clock:
     def refresh(self) -> None:
         """Listen to parameters that have come, or need a gradient by now."""
         root = self.root()
-        if root is None or self._end is None:
+        if root is None or not self._follows:
             return
         self._stepped_by.clear()
         parameters = list(root.parameters())
@@ -247,7 +286,9 @@ class Clock:
 
     def end_step(self) -> None:
         """An optimizer step was taken."""
-        self.ended = self.now()
+        self.settle()
+        forward = self.local.forward
+        self._ended = (self.epoch, self.step, self.micro_step, max(self.forwards - 1, 0) if forward is None else forward.index)
         self._unfinished = self.moved = False
         self.step += 1
         self.micro_step = 0
@@ -256,38 +297,43 @@ class Clock:
         for callback in tuple(self.after_step):
             callback()
 
-    def precede(self, optimizer: Optimizer, *, closure: bool) -> None:
+    def precede(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """*optimizer* is about to step."""
-        if self.around_step:
-            again = self._steps_again(optimizer)
-            for tap in self._around(optimizer, again=again):
-                tap.before_step(again=again, closure=closure)
+        self.again = self._steps_again(optimizer)
+        if not self.again:
+            self._around = [around for wiring, around in self.around_step.items() if wiring.switch.on]
+        if self._around:
+            held, closure = optimizers.held_by(optimizer), optimizers.has_closure(args, kwargs)
+            wanted: dict[tuple[int, int], nn.Parameter] = {}
+            for around in self._around:
+                around.before(held, wanted, closure=closure)
+            self._before = copies(wanted)
 
-    def follow(self, optimizer: Optimizer, *, closure: bool) -> None:
+    def follow(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """*optimizer* has stepped. A second optimizer that steps on the same gradients belongs to the first one's step."""
-        if not self._is_stepped_by(optimizer):
+        held = optimizers.held_by(optimizer)
+        if not self._is_stepped_by(held):
             return
-        taken, again = not optimizers.is_skipped(optimizer), self._steps_again(optimizer)
-        if self.around_step:
-            for tap in self._around(optimizer, again=again):
-                tap.after_step(again=again, taken=taken, closure=closure)
-        if taken and not again:
+        self.again = self._steps_again(optimizer)
+        taken = not optimizers.is_skipped(optimizer)
+        before, self._before = self._before, {}
+        if self._around and taken:
+            closure = optimizers.has_closure(args, kwargs)
+            for around in self._around:
+                around.after(held, before, closure=closure)
+        if taken and not self.again:
             self._optimizer = weakref.ref(optimizer)
             self.end_step()
+        for callback in tuple(self.after_optimizer):
+            callback(optimizer, taken)
 
-    def _is_stepped_by(self, optimizer: Optimizer) -> bool:
-        """Whether *optimizer* holds parameters of the root."""
-        held = optimizers.held_by(optimizer)
-        if held not in self._stepped_by:
+    def _is_stepped_by(self, held: frozenset[int]) -> bool:
+        """Whether an optimizer that holds these holds parameters of the root."""
+        known = self._stepped_by.get(held)
+        if known is None:
             root = self.root()
-            self._stepped_by[held] = root is not None and any(id(parameter) in held for parameter in root.parameters())
-        return self._stepped_by[held]
-
-    def _around(self, optimizer: Optimizer, *, again: bool) -> list[AroundStep]:
-        """The taps that observe this step, on parameters that *optimizer* holds."""
-        observing = [taps for wiring, taps in self.around_step.items() if (wiring.was_on if again else wiring.switch.on)]
-        held = optimizers.held_by(optimizer) if observing else frozenset()
-        return [tap for taps in observing for tap in taps if id(tap.target) in held]
+            known = self._stepped_by[held] = root is not None and any(id(parameter) in held for parameter in root.parameters())
+        return known
 
     def _steps_again(self, optimizer: Optimizer) -> bool:
         """Whether a step of *optimizer* now is part of the step that another one has ended."""

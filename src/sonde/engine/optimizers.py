@@ -10,16 +10,16 @@ from torch.optim.optimizer import Optimizer
 
 from sonde.engine import compiled, hooks
 
-__all__ = ["follow", "held_by", "is_skipped", "leave"]
+__all__ = ["follow", "has_closure", "held_by", "is_skipped", "leave"]
 
 
 class Follower(Protocol):
     """What wants to know of steps."""
 
-    def precede(self, optimizer: Optimizer, *, closure: bool) -> None:
-        """*optimizer* is about to step; with *closure*, computing its gradients meanwhile."""
+    def precede(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """*optimizer* is about to step, called with *args* (itself first, as torch has it) and *kwargs*."""
 
-    def follow(self, optimizer: Optimizer, *, closure: bool) -> None:
+    def follow(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """It has stepped."""
 
 
@@ -51,40 +51,42 @@ def _drop(key: int) -> None:
 def _steps(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     if compiled.is_traced():
         return
-    closure = _has_closure(args, kwargs)
     for reference in tuple(_followers.values()):
         follower = reference()
         if follower is not None:
-            follower.precede(optimizer, closure=closure)
+            follower.precede(optimizer, args, kwargs)
 
 
 def _stepped(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     if compiled.is_traced():
         return
-    closure = _has_closure(args, kwargs)
     for reference in tuple(_followers.values()):
         follower = reference()
         if follower is not None:
-            follower.follow(optimizer, closure=closure)
+            follower.follow(optimizer, args, kwargs)
 
 
-def _has_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def has_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a step that is called so computes its gradients itself."""
     given = [argument for argument in args if argument is not None and not isinstance(argument, Optimizer)]
     return bool(given) or kwargs.get("closure") is not None
 
 
 # What an optimizer holds changes rarely and is asked at every step: it is built again when the lists have other lengths or ends.
-_known: weakref.WeakKeyDictionary[Optimizer, tuple[tuple[tuple[int, int, int], ...], frozenset[int]]] = weakref.WeakKeyDictionary()
+_Ends = list[tuple[int, int, int]]
+_known: dict[int, tuple[weakref.ref[Optimizer], _Ends, frozenset[int]]] = {}
 
 
 def held_by(optimizer: Optimizer) -> frozenset[int]:
     """The parameters that *optimizer* steps, by their ids; the same object as long as it is the same set."""
-    ends = tuple([(len(held), id(held[0]), id(held[-1])) for group in optimizer.param_groups if (held := group["params"])])
-    known = _known.get(optimizer)
-    if known is None or known[0] != ends:
-        known = ends, frozenset(id(parameter) for group in optimizer.param_groups for parameter in group["params"])
-        _known[optimizer] = known
-    return known[1]
+    key = id(optimizer)
+    ends = [(len(held), id(held[0]), id(held[-1])) for group in optimizer.param_groups if (held := group["params"])]
+    known = _known.get(key)
+    if known is None or known[0]() is not optimizer or known[1] != ends:
+        reference = weakref.ref(optimizer, lambda _: _known.pop(key, None))
+        known = reference, ends, frozenset(id(parameter) for group in optimizer.param_groups for parameter in group["params"])
+        _known[key] = known
+    return known[2]
 
 
 def is_skipped(optimizer: Optimizer) -> bool:

@@ -6,7 +6,7 @@ tensor arithmetic on a row it owns. A row takes the first floating-point tensor 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,7 @@ from sonde.stats import Slab
 __all__ = ["InputTally", "OutputTally", "ParameterTally", "Tally"]
 
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
+_with_gradients: Callable[[], bool] = torch.is_grad_enabled
 _is_traced = compiled.is_traced
 
 _anchors: dict[torch.device, Tensor] = {}
@@ -76,6 +77,17 @@ class Tally(Tap):
         except Exception as error:
             self.wiring.failed(self.sites[port], error)
 
+    @staticmethod
+    def add_each(taps: Sequence[Tally], port: Port, tensors: Sequence[Tensor], minus: Sequence[Tensor] | None = None) -> None:
+        """Add to each tap's row one of *tensors*, or its difference to one of *minus*: in one go where the kernel takes them."""
+        kernel = taps[0].kernel
+        left: Sequence[int] = range(len(taps))
+        if kernel is not None:
+            left = kernel.add_each([tap.addresses[port] for tap in taps], tensors, minus, 1)
+        for place in left:
+            tensor = tensors[place].detach()
+            taps[place]._add(port, tensor if minus is None else _difference(tensor, minus[place]))
+
     def _add_traced(self, port: Port, tensor: Tensor, *, gradient: bool = False) -> None:
         row = self.rows[port]
         merged = self.slab.merged(row.data, self.slab.measured(tensor.detach()))
@@ -83,8 +95,8 @@ class Tally(Tap):
             merged = torch.where(compiled.recomputing(self.anchor), row.data, merged)
         row.data.copy_(merged)
 
-    def _add_gradient(self, port: Port, gradient: Tensor) -> None:
-        if self.switch.on:
+    def _add_gradient(self, port: Port, gradient: Tensor | None) -> None:
+        if gradient is not None and self.switch.on:  # the engine says None for an output of its node that nothing used
             self._add(port, gradient)
 
     def _trace(self, value: Any, port: Port, gradient_port: Port) -> None:
@@ -114,21 +126,23 @@ class Tally(Tap):
 
     def _pass(self, value: Any, port: Port, gradient_port: Port) -> None:
         try:
-            self._tally(value, port, gradient_port)
+            forward = self._admitted()
+            if forward is None:
+                return
+            leaf = value if type(value) is Tensor and value.is_floating_point() else self._leaf(value)
+            if leaf is None:
+                return
+            rows = self.rows
+            if port in rows and _graph_task() == -1:
+                self._add(port, leaf)
+            if gradient_port in rows and leaf.requires_grad and _with_gradients():
+                listener = partial(self._add_gradient, gradient_port)
+                if leaf.is_leaf:
+                    self.wiring.listen_to_leaf(self, forward.index, leaf, listener)
+                else:
+                    hooks.on_result(leaf, listener)  # sums do not ask in which order the modules hear of it
         except Exception as error:
             self.wiring.failed(self._any_site(), error)
-
-    def _tally(self, value: Any, port: Port, gradient_port: Port) -> None:
-        forward = self._admitted()
-        if forward is None:
-            return
-        leaf = self._leaf(value)
-        if leaf is None:
-            return
-        if port in self.rows and _graph_task() == -1:
-            self._add(port, leaf)
-        if gradient_port in self.rows and leaf.requires_grad and torch.is_grad_enabled():
-            self._listen(forward, leaf, partial(self._add_gradient, gradient_port))
 
 
 class OutputTally(Tally):
@@ -184,6 +198,13 @@ class ParameterTally(Tally):
         if self.switch.on and parameter.grad is not None and not _is_traced():
             self.was_eager = True
             self._add("grad", parameter.grad)
+
+
+def _difference(after: Tensor, before: Tensor) -> Tensor:
+    """What was added to *before*; not rounded to its precision."""
+    if after.is_floating_point() and after.device.type != "mps":  # which has no float64
+        after, before = after.to(torch.float64), before.to(torch.float64)
+    return after - before
 
 
 def _first_floating(value: Any) -> Tensor | None:

@@ -46,6 +46,9 @@ class Tap(hooks.Hook):
         sites: what it delivers, by port.
         fired: how often, by port.
         was_eager: it has run outside compiled code, so that it can be taken out while the probe rests.
+        is_in: the hook is in.
+        handle: of the hook, if it ever was in.
+        one_in: of how many elements of an update it is given one; see ``sampling.py``.
     """
 
     __slots__ = (
@@ -53,8 +56,10 @@ class Tap(hooks.Hook):
         "clock",
         "fired",
         "handle",
+        "is_in",
         "module",
         "name",
+        "one_in",
         "sites",
         "switch",
         "target",
@@ -78,20 +83,28 @@ class Tap(hooks.Hook):
         self.fired: dict[Port, int] = dict.fromkeys(sites, 0)
         self.was_eager = False
         self.aliases: Aliases | None = None
+        self.is_in = False
+        self.one_in = 1
         self.handle: hooks.Handle | None = None
         self.token = compiled.token_for(self)
 
     def attach(self) -> None:
         """Put the hook in, if it is not."""
         ready = self.target is self.module or (self.target.requires_grad and not is_lazy(self.target))
-        if self.handle is None and ready:
-            self.handle = type(self).register(self.target, self)
+        if self.is_in or not ready:
+            return
+        if self.handle is None or not self.handle.put_back(self):
+            self.handle = self._register()
+        self.is_in = True
+
+    def _register(self) -> hooks.Handle:
+        return type(self).register(self.target, self)
 
     def detach(self) -> None:
         """Take the hook out, if it is in."""
-        if self.handle is not None:
+        if self.handle is not None and self.is_in:
             self.handle.remove()
-            self.handle = None
+        self.is_in = False
 
     def take_over(self, old: Tap) -> None:
         """Go on counting where *old* stopped, whose module this one's has replaced."""
@@ -304,9 +317,8 @@ class OutputTap(Tap):
     def take_over(self, old: Tap) -> None:
         self.fired = old.counts()
 
-    def attach(self) -> None:
-        if self.handle is None:
-            self.handle = hooks.on_forward(self.module, self, always=self.entrance is not None)
+    def _register(self) -> hooks.Handle:
+        return hooks.on_forward(self.module, self, always=self.entrance is not None)
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if not self.switch.on:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from math import inf
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,7 @@ from sonde.engine.event import Event, Subscriber, Tick, weakly
 from sonde.engine.selection import Named, Where
 from sonde.engine.silence import Root
 from sonde.engine.site import Port, Site
-from sonde.engine.steps import AroundStep, StepTally, StepTap
+from sonde.engine.steps import AroundStep, StepTally, StepTap, sample_updates
 from sonde.engine.switch import Switch
 from sonde.engine.tallies import InputTally, OutputTally, ParameterTally, Tally
 from sonde.engine.taps import InputTap, OutputTap, ParameterTap, Tap
@@ -60,6 +61,7 @@ class Wiring:
         strict: bool = False,
         grad_at_step: bool = False,
         training: bool | None = None,
+        update_memory: float = inf,
     ) -> None:
         self.statistic = do if isinstance(do, Statistic) else None
         self.subscriber: Subscriber = _nobody if isinstance(do, Statistic) else weakly(do)
@@ -67,13 +69,12 @@ class Wiring:
         self.schedule = schedule
         self.strict = strict
         self._grad_at_step = grad_at_step
+        self._update_memory = update_memory  # bytes that the copies of parameters may take which updates need
         self.switch = Switch(training)
-        self.was_on = False  # the same before the step that ended last
-        self.before: dict[AroundStep, Tensor] = {}  # parameters as they were before the step that is being taken
         self.attached = False
         self.thread: int | None = None
         self.taps: list[Tap] = []
-        self._parameter_taps: list[Tap] = []
+        self._waiting: list[Tap] = []  # for a parameter that takes no hooks as yet
         self.errors: list[ProbeError] = []
         self.stopped_by: Exception | None = None
         self.notes: dict[Site, str] = {}
@@ -117,6 +118,7 @@ class Wiring:
         for target in targets:
             for tap in self._taps_for(target, clock, wanted):
                 self._add(tap)
+        self.notes |= sample_updates(self.taps, self._update_memory)
         self._name_shared([target.item for target in targets if target.item.aliases], clock, wanted.model)
 
     def _taps_for(self, target: Target, clock: Clock, wanted: Wanted) -> Iterator[Tap]:
@@ -148,10 +150,13 @@ class Wiring:
             rows = self.slab.allocate(len(tap.sites), _device_of(tap.module, self.roots))
             tap.hold(self.slab, dict(zip(tap.sites, rows, strict=True)))
         self.taps.append(tap)
-        if tap.target is not tap.module:
-            self._parameter_taps.append(tap)
         if self.attached and self.switch.on:
-            tap.attach()
+            self._put_in(tap)
+
+    def _put_in(self, tap: Tap) -> None:
+        tap.attach()
+        if not tap.is_in:
+            self._waiting.append(tap)
 
     def _name_shared(self, items: list[Named], clock: Clock, model: nn.Module) -> None:
         """Have the parents of shared modules marked, so that events can say by which name a module was called."""
@@ -214,6 +219,7 @@ class Wiring:
             for name in gone - {target.item.name for target in targets}:
                 self._drop(name, clock)
         if followed:
+            self.notes |= sample_updates(self.taps, self._update_memory)
             shown = ", ".join(followed[:5]) + (", ..." if len(followed) > 5 else "")
             warn_user(
                 f"the model has changed since it was observed: {shown} came or was replaced, and is observed from now on; what it "
@@ -229,10 +235,9 @@ class Wiring:
                 old.detach()
                 tap.take_over(old)
                 self.taps[self.taps.index(old)] = tap
-                if old in self._parameter_taps:
-                    self._parameter_taps[self._parameter_taps.index(old)] = tap
+                self._waiting = [held for held in self._waiting if held is not old]
                 if self.switch.on:
-                    tap.attach()
+                    self._put_in(tap)
             self.note(tap, "came or was replaced after the probe was attached")
 
     def _drop(self, name: str, clock: Clock) -> None:
@@ -241,12 +246,12 @@ class Wiring:
             tap.detach()
             self.unhooked |= dict.fromkeys(tap.sites.values(), "was removed from the model after the probe was attached")
         self.taps = [tap for tap in self.taps if tap not in gone]
-        self._parameter_taps = [tap for tap in self._parameter_taps if tap not in gone]
+        self._waiting = [tap for tap in self._waiting if tap not in gone]
 
     # Life
 
-    def attach(self) -> None:
-        """Put every hook in. Does nothing if they are."""
+    def attach(self, *, resting: bool = False) -> None:
+        """Put every hook in; if *resting*, only what notices forwards and steps, until ``resume``. Does nothing if they are."""
         if self.attached:
             return
         self.attached = True
@@ -257,7 +262,7 @@ class Wiring:
             for root in self.roots:
                 self._start(root)
             self._follow_schedule()
-            if self.schedule is None:
+            if self.schedule is None and not resting:
                 self.resume()
         except BaseException:
             self._take_out()
@@ -289,7 +294,8 @@ class Wiring:
             clock = root.clock
             if self._before_forward in clock.before_forward:
                 clock.before_forward.remove(self._before_forward)
-                clock.after_step.remove(self._after_step)
+                if self._follow_schedule in clock.after_step:
+                    clock.after_step.remove(self._follow_schedule)
                 clock.after_first_forward.remove(self._attach_parameters)
                 clock.rest(self)
                 clock.stop()
@@ -304,7 +310,7 @@ class Wiring:
     def forget(self) -> None:
         """Let go of every model; only while detached."""
         self.taps.clear()
-        self._parameter_taps.clear()
+        self._waiting.clear()
         self._marks.clear()
         self._wanted.clear()
         self.roots.clear()
@@ -315,7 +321,8 @@ class Wiring:
         root.remember_gradients()
         root.fingerprint = fingerprint(root.model)
         root.clock.before_forward.append(self._before_forward)
-        root.clock.after_step.append(self._after_step)
+        if self.schedule is not None:
+            root.clock.after_step.append(self._follow_schedule)
         root.clock.after_first_forward.append(self._attach_parameters)
         if self.switch.on:
             root.clock.wake(self)
@@ -329,8 +336,10 @@ class Wiring:
             root.clock.wake(self)
         for mark in self._marks:
             mark.attach()
+        self._waiting.clear()
         for tap in self.taps:
-            tap.attach()
+            if not tap.is_in:
+                self._put_in(tap)
 
     def pause(self, *, between_steps: bool = False) -> None:
         """Observe nothing until ``resume``. Hooks that compiled code may have built in stay, and do nothing.
@@ -338,9 +347,9 @@ class Wiring:
         Between steps the clock may rest too, since micro-steps are counted from the step that ends the pause.
         """
         self.switch.on = False
-        inside = {module for root in self.roots for region in root.regions() for module in (region.top, *region.below)}
+        inside = frozenset().union(*(root.clock.compiled_modules() for root in self.roots))
         for tap in self.taps:
-            if tap.was_eager and tap.module not in inside and not isinstance(tap, AroundStep):
+            if tap.was_eager and tap.is_in and tap.module not in inside and not isinstance(tap, AroundStep):
                 tap.detach()
         for mark in self._marks:
             mark.detach()
@@ -368,6 +377,12 @@ class Wiring:
         except Exception as error:
             self.failed(None, error, self.schedule)
             return
+        self.go_on(wanted)
+
+    def go_on(self, wanted: bool) -> None:
+        """A step has ended; observe the next one if it is *wanted*."""
+        if not self._checked and self._can_judge():
+            self._check()
         if wanted and not self.switch.on:
             self.resume()
         elif not wanted and self.switch.on:
@@ -390,15 +405,10 @@ class Wiring:
 
     def _attach_parameters(self) -> None:
         """Attach to parameters that were frozen or lazy, and are no more."""
-        if self.switch.on:
-            for tap in self._parameter_taps:
-                tap.attach()
-
-    def _after_step(self) -> None:
-        self.was_on = self.switch.on
-        if not self._checked and self._can_judge():
-            self._check()
-        self._follow_schedule()
+        if self.switch.on and self._waiting:
+            waiting, self._waiting = self._waiting, []
+            for tap in waiting:
+                self._put_in(tap)
 
     def _can_judge(self) -> bool:
         """Whether a forward of the kind that is observed has surely been, so that hooks which have not fired never will."""
@@ -453,9 +463,10 @@ class Wiring:
     def note_later_hooks(self) -> None:
         """Say where a hook that was registered after ours may return another output than the one we were given."""
         for tap in self.taps:
-            if isinstance(tap, OutputTap | OutputTally) and tap.handle is not None:
-                later = [hook for key, hook in tap.module._forward_hooks.items() if key > tap.handle.id]
-                if any(not isinstance(hook, hooks.Hook) for hook in later):
+            if isinstance(tap, OutputTap | OutputTally) and tap.handle is not None and tap.is_in:
+                held = list(tap.module._forward_hooks.items())
+                ours = next((place for place, (key, _) in enumerate(held) if key == tap.handle.id), len(held))
+                if any(not isinstance(hook, hooks.Hook) for _, hook in held[ours:]):
                     self.note(tap, "a hook registered later runs after this one, and may return another output")
 
     def failed(self, site: Site | None, error: Exception, observer: object = None) -> None:
