@@ -26,15 +26,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import sonde.inspector as sonde
 from sonde import lens
 
-ROUNDS, WARM_UP = 9, 3
+WARM_UP = 3
 Undo = Callable[[], None]
 Attach = Callable[[nn.Module, torch.optim.Optimizer], Undo]
 
 
-def mlp() -> tuple[nn.Module, Tensor, int]:
+def mlp() -> tuple[nn.Module, Tensor]:
     """Sixteen leaves: eight linear layers, eight activations."""
     layers = [layer for _ in range(8) for layer in (nn.Linear(64, 64), nn.ReLU())]
-    return nn.Sequential(*layers), torch.randn(64, 64), 200
+    return nn.Sequential(*layers), torch.randn(64, 64)
 
 
 class Block(nn.Module):
@@ -54,9 +54,9 @@ class Block(nn.Module):
         return x + self.down(self.act(self.up(self.norm2(x))))
 
 
-def gpt() -> tuple[nn.Module, Tensor, int]:
+def gpt() -> tuple[nn.Module, Tensor]:
     """Six blocks of width 256 on 8 sequences of 128."""
-    return nn.Sequential(*(Block(256) for _ in range(6))), torch.randn(8, 128, 256), 4
+    return nn.Sequential(*(Block(256) for _ in range(6))), torch.randn(8, 128, 256)
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor, steps: int) -> None:
@@ -115,7 +115,12 @@ def watching(every: object, lenses: object = None) -> Attach:
     return attach
 
 
-def never(tick: object) -> bool:
+NEVER = range(10**9, 10**9 + 1)
+"""Steps that do not come: attached, and nothing is logged."""
+
+
+def asked(tick: object) -> bool:
+    """The same, as a function that is asked at each step."""
     return False
 
 
@@ -135,13 +140,13 @@ def monitorch(model: nn.Module, optimizer: torch.optim.Optimizer) -> Undo:
     return inspector.detach
 
 
-def measure(make: Callable[[], tuple[nn.Module, Tensor, int]], ways: dict[str, Attach]) -> dict[str, float]:
+def measure(make: Callable[[], tuple[nn.Module, Tensor]], steps: int, rounds: int, ways: dict[str, Attach]) -> dict[str, float]:
     """Median milliseconds per step, by way; all ways interleaved."""
     times: dict[str, list[float]] = {name: [] for name in ways}
-    for number in range(ROUNDS + 1):
+    for number in range(rounds + 1):
         for name, attach in ways.items():
             torch.manual_seed(0)
-            model, x, steps = make()
+            model, x = make()
             optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
             undo = attach(model, optimizer)
             train(model, optimizer, x, WARM_UP)
@@ -169,9 +174,9 @@ class Copies(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def reads(make: Callable[[], tuple[nn.Module, Tensor, int]]) -> int:
+def reads(make: Callable[[], tuple[nn.Module, Tensor]]) -> int:
     """Scalars that are read to the host in one logged step, beside the one copy."""
-    model, x, _ = make()
+    model, x = make()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     undo = watching(1)(model, optimizer)
     train(model, optimizer, x, 3)
@@ -189,14 +194,15 @@ def show(title: str, times: dict[str, float]) -> None:
 
 def main() -> None:
     torch.set_num_threads(1)
-    print(f"torch {torch.__version__}, 1 thread, {ROUNDS} rounds, SGD")
+    print(f"torch {torch.__version__}, 1 thread, SGD")
     ways: dict[str, Attach] = {
         "bare": bare,
         "floor": floor,
         "watch, every step": watching(1),
         "watch, moments alone": watching(1, (lens.moments(),)),
         "watch, every 10th": watching(10),
-        "watch, no step": watching(never),
+        "watch, no step": watching(NEVER),
+        "watch, asked at each, no step": watching(asked),
     }
     try:
         import monitorch as _  # noqa: F401
@@ -207,8 +213,8 @@ def main() -> None:
     found = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for title, make in (("MLP of 16 leaves", mlp), ("GPT of 6 blocks", gpt)):
-            found[title] = measure(make, ways)
+        for title, make, steps, rounds in (("MLP of 16 leaves", mlp, 200, 9), ("GPT of 6 blocks", gpt, 10, 5)):
+            found[title] = measure(make, steps, rounds, ways)
             show(title, found[title])
             print(f"  scalars read by the host in a logged step, beside the one copy: {reads(make)}")
     print("\n" + json.dumps(found))

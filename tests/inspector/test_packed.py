@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from tests.inspector.training import small, train
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sonde.inspector import watch
+from sonde.inspector import Lens, watch
+from sonde.inspector.measuring import Measuring
 from sonde.inspector.packed import PackedSlab, pack
 from sonde.stats import Moments
 
@@ -57,6 +60,23 @@ def test_a_row_that_moves_is_itself() -> None:
     assert id(first) not in slab.places()
 
 
+def test_a_row_that_has_moved_is_read_where_it_is() -> None:
+    """As when a model goes to another device between two logged steps."""
+    measuring = Measuring(Lens("moments", Moments(), ("output",)), Moments(), "step", ("output",))
+    measuring.prepare(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), None, "", strict=True, update_memory=math.inf)
+    before = measuring.rowed({}).index.tolist()
+    first, second = measuring.wiring.taps[1:]
+    first.rows["output"] = measuring.slab.move(first.rows["output"], torch.device("cpu"))
+    after = measuring.rowed({}).index.tolist()
+    assert before == [0, 1, 2]
+    assert after == [0, 3, 2]
+    measuring.slab.add(first.rows["output"], torch.ones(7))
+    measuring.slab.add(second.rows["output"], torch.ones(5))
+    _, counts, numbers = measuring.rowed({}).finish([[block.numpy() for block in measuring.blocks]])
+    assert counts.tolist() == [1, 1]
+    assert numbers["count"].tolist() == [7, 5]
+
+
 def test_a_packet_is_what_was_packed() -> None:
     """Shapes and values, whatever is written afterwards."""
     tensors = [torch.arange(6.0, dtype=torch.float64).reshape(2, 3), torch.tensor(7.0, dtype=torch.float64)]
@@ -100,16 +120,15 @@ def test_a_logged_step_waits_for_no_number() -> None:
 
 def test_one_copy_for_each_logged_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of all statistics, ports and pushed values together, and none in other steps."""
-    from sonde.inspector import packed
+    from sonde.inspector import gathering, packed
 
     copies: list[int] = []
-    to_host = packed._to_host
 
-    def counted(flat: Tensor, device: torch.device) -> Any:
-        copies.append(flat.numel())
-        return to_host(flat, device)
+    def counted(tensors: Sequence[Tensor]) -> packed.Packet:
+        copies.append(len(tensors))
+        return packed.pack(tensors)
 
-    monkeypatch.setattr(packed, "_to_host", counted)
+    monkeypatch.setattr(gathering, "pack", counted)
     model, optimizer = small()
     inspector = watch(model, every=2, to="memory", quiet=True)
     for expected in (1, 1, 2, 2, 3):

@@ -40,6 +40,57 @@ def test_what_every_means(every: Any, expected: list[int]) -> None:
     assert logged(every, 12) == expected
 
 
+@pytest.mark.parametrize(
+    "every",
+    [
+        1,
+        5,
+        range(3, 40, 4),
+        range(40, 3, -7),
+        range(9, 9 + 1),
+        [10, 2, 33],
+        Warmup(3, then=7),
+        Warmup(2, then=[20]),
+        "10s",
+        iter([4, 9]),
+    ],
+    ids=str,
+)
+def test_no_step_is_logged_before_the_next_one(every: Any) -> None:
+    """What a schedule says of steps that are to come never passes over one that it wants, and is exact where steps are listed."""
+    schedule = schedule_of(every)
+    wanted = [step for step in range(50) if schedule.wants(Tick(step=step), 10.0)]
+    for step in range(50):
+        following = schedule.next(step)
+        assert following >= step
+        assert not [each for each in wanted if step <= each < following]
+        if isinstance(every, int | range | list):
+            assert following == min((each for each in wanted if each >= step), default=following)
+
+
+def test_steps_are_not_looked_at_until_one_may_be_logged() -> None:
+    """Between logged steps nothing is decided and timed, but before the next; a change of the schedule is heeded at once."""
+    model, optimizer = small()
+    with watch(model, every=20, to="memory", quiet=True) as inspector:
+        (watched,) = inspector._recording.watched
+        timed: list[int] = []
+        leave = watched.meter.leave
+
+        def left(*, logged: bool) -> None:
+            timed.append(watched.clock.step)
+            leave(logged=logged)
+
+        watched.meter.leave = left
+        train(model, optimizer, 41)
+        assert timed == [1, 19, 20, 21, 39, 40, 41]  # the end of 0, the step before 20 and its end, of 20, ...
+        train(model, optimizer, 4)
+        inspector.every = 3
+        train(model, optimizer, 5)
+        assert watched.steps == 50
+        assert watched.logged == 4
+    assert sorted(set(inspector.run.table("moments")["step"].to_pylist())) == [0, 20, 40, 48]
+
+
 def test_an_iterator_is_asked_no_further_than_needed_and_must_ascend() -> None:
     """The step after the one that runs is all that is taken."""
     taken: list[int] = []

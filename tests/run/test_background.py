@@ -109,6 +109,26 @@ def test_a_slow_disk_makes_the_writer_wait_and_loses_nothing(tmp_path: Path, gat
     assert writer.lost == 0
 
 
+def test_what_comes_at_once_is_counted_in_pieces(tmp_path: Path, gate: Gate) -> None:
+    """A hundred steps in one go, five times the room: the writer waits with what fits, and nothing is lost."""
+    flushing = Flushing(limit=60_000, size=10_000, patience=30)
+    moments = [(0, step, 0) for step in range(100)]
+    numbers = {"rms": np.repeat(np.arange(100.0), 50)}
+    with start_run(tmp_path / "run", flushing=flushing) as writer:
+        rows = np.tile(np.arange(50), 100)
+        given = {"moments": moments, "lengths": [50] * 100, "rows": rows}
+        training = threading.Thread(target=writer.extend, args=("moments", LAYOUT, numbers), kwargs=given)
+        training.start()
+        until(lambda: writer._background._held > 40_000)
+        assert training.is_alive()
+        assert writer._background._held <= 60_000
+        gate.open.set()
+        training.join(30)
+    assert steps_of(tmp_path / "run") == list(range(100))
+    assert open_run(tmp_path / "run").series("layers.7", "rms")[1].tolist() == list(range(100))
+    assert writer.lost == 0
+
+
 def test_a_disk_that_hangs_costs_rows_and_one_warning(tmp_path: Path, gate: Gate) -> None:
     """A hundred steps through a closed gate wait once; what did not fit is counted, in run.json too."""
     with start_run(tmp_path / "run", flushing=Flushing(limit=60_000, patience=0.05)) as writer:

@@ -143,6 +143,84 @@ def test_the_arrays_are_copied(writer: RunWriter) -> None:
     assert writer.run().table("moments")["rms"].to_pylist() == [1.0] * 5
 
 
+def test_several_moments_at_once_are_the_same_as_one_after_the_other(writer: RunWriter) -> None:
+    """Numbers, lists, texts, one number for all rows; moments with all rows, some, one and none."""
+    draw = np.random.default_rng(0)
+    given = [(0, 3, 0, [0, 1, 2]), (0, 3, 1, [2, 0]), (1, 4, 0, []), (1, 5, 0, [1])]
+    rows = np.array([row for *_, picked in given for row in picked])
+    columns = {"mean": draw.random(6), "half": draw.random(6).astype(np.float16), "counts": np.arange(12).reshape(6, 2)}
+    columns["sort"] = np.array(list("abcdef"))
+    moments, lengths = [moment[:3] for moment in given], [len(moment[3]) for moment in given]
+    writer.extend("bulk", LAYOUT, {**columns, "one": 1.0}, moments=moments, lengths=lengths, rows=rows)
+    start = 0
+    for epoch, step, micro_step, picked in given:
+        whole = {name: np.zeros((3, *column.shape[1:]), column.dtype) for name, column in columns.items()}
+        for name, column in columns.items():
+            whole[name][picked] = column[start : start + len(picked)]
+        start += len(picked)
+        writer.append(
+            "single", LAYOUT, {**whole, "one": 1.0}, step=step, epoch=epoch, micro_step=micro_step, rows=np.array(picked, int)
+        )
+    bulk, single = (writer.run().table(family) for family in ("bulk", "single"))
+    assert bulk.num_rows == 6
+    assert bulk.schema == single.schema
+    assert bulk.to_pylist() == single.to_pylist()
+
+
+def test_the_arrays_of_several_moments_are_copied(writer: RunWriter) -> None:
+    values, rows, moments, lengths = np.arange(3.0), np.array([0, 1, 1]), np.array([[0, 0, 0], [0, 1, 0]]), np.array([2, 1])
+    writer.extend("moments", LAYOUT, {"rms": values}, moments=moments, lengths=lengths, rows=rows)
+    for array in (values, rows, moments, lengths):
+        array[:] = 2
+    table = writer.run().table("moments")
+    assert table["rms"].to_pylist() == [0.0, 1.0, 2.0]
+    assert table["step"].to_pylist() == [0, 0, 1]
+    assert table["site"].to_pylist() == ["fc:output", "fc:grad_output", "fc:grad_output"]
+
+
+BULK = {
+    "family": "moments",
+    "layout": LAYOUT,
+    "columns": {"rms": [1.0, 2.0]},
+    "moments": [(0, 1, 0)],
+    "lengths": [2],
+    "rows": [0, 1],
+}
+BAD_BULK: dict[str, tuple[dict[str, Any], str]] = {
+    "a moment without a micro-step": ({"moments": [(0, 1)]}, "epoch, step and micro-step"),
+    "a step below 0": ({"moments": [(0, -1, 0)]}, "whole numbers from 0"),
+    "a step that is no whole number": ({"moments": [(0, 1.5, 0)]}, "whole numbers from 0"),
+    "lengths for more moments": ({"lengths": [1, 1]}, "each of 1 moments has"),
+    "lengths that do not add up": ({"lengths": [3]}, "how many of 2 rows"),
+    "a length below 0": ({"moments": [(0, 1, 0)] * 2, "lengths": [3, -1]}, "lengths"),
+    "too few values": ({"columns": {"rms": [1.0]}}, r"2 rows take \(2,\)"),
+    "an index beyond": ({"rows": [0, 3]}, "indices"),
+    "a mask": ({"rows": [True, False]}, "indices"),
+    "a family of ours": ({"family": "scalars"}, "something else"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_BULK)
+def test_several_moments_that_do_not_fit_are_refused_at_once(writer: RunWriter, case: str) -> None:
+    wrong, message = BAD_BULK[case]
+    with pytest.raises(ArgumentError, match=message):
+        writer.extend(**(BULK | wrong))
+    assert writer.run().families == ()
+    writer.extend(**BULK)
+    writer.close()
+    with pytest.raises(StoreError, match="closed"):
+        writer.extend(**BULK)
+
+
+def test_several_scalars_are_added_or_none(writer: RunWriter) -> None:
+    with pytest.raises(ArgumentError, match="'lr' is a number, not 'low'"):
+        writer.scalars([("loss", 0.5, 1, 0), ("lr", "low", 1, 0)])  # type: ignore[list-item]
+    writer.scalars(())
+    assert writer.run().families == ()
+    writer.scalars(("loss", 0.5 * step, step, 0) for step in range(3))
+    assert [values.tolist() for values in writer.run().scalar("loss")] == [[0, 1, 2], [0.0, 0.5, 1.0]]
+
+
 def test_alerts_documents_and_description(writer: RunWriter) -> None:
     writer.describe(model=[{"site": "fc", "type": "Linear"}], environment={"torch": "2.13"})
     writer.describe(environment={"torch": "2.14"})

@@ -4,13 +4,14 @@ from sonde.inspector.closing import Finding
 from sonde.inspector.inspector import Inspector
 from sonde.inspector.lenses import Lens, LossMetrics
 from sonde.inspector.schedule import Schedule, Warmup
-from sonde.inspector.sink import Rows, RunSink, Scalar, Sink
+from sonde.inspector.sink import Entries, Rows, RunSink, Scalar, Sink, Stretch
 from sonde.inspector.watch import watch
 
 PyTorchInspector = Inspector
 """The fifth seed's name for it."""
 
 __all__ = [
+    "Entries",
     "Finding",
     "Inspector",
     "Lens",
@@ -21,6 +22,7 @@ __all__ = [
     "Scalar",
     "Schedule",
     "Sink",
+    "Stretch",
     "Warmup",
     "watch",
 ]

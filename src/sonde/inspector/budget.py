@@ -14,6 +14,7 @@ __all__ = ["Meter", "share_of"]
 
 _KEPT = 50  # steps of each kind that medians are over
 _LEAST = 3  # of each kind before a share is given
+_FRESH = 8  # logged steps, from which on medians are formed anew every so many
 _SKIPPED = 2  # first steps, in which memory is allocated and code compiled
 _SHARE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
 
@@ -35,6 +36,7 @@ class Meter:
         self._left: float | None = None
         self._entered = 0.0
         self._steps = 0
+        self._medians: tuple[int, float | None, float | None] = (-1, None, None)  # of how many times, step time, cost
 
     def enter(self) -> None:
         """A step has ended; our work begins."""
@@ -59,15 +61,23 @@ class Meter:
     @property
     def step_time(self) -> float | None:
         """Seconds that a step takes which is not logged; None if that is not known yet."""
-        return median(self._others) if len(self._others) >= _LEAST else None
+        return self._known()[0]
 
     @property
     def cost(self) -> float | None:
         """Seconds that logging one step costs; None if that is not known yet."""
-        step = self.step_time
-        if step is None or len(self._logged) < _LEAST:
-            return None
-        return max(median(self._logged) - step, 0.0) + median(self._between)
+        return self._known()[1]
+
+    def _known(self) -> tuple[float | None, float | None]:
+        """Step time and cost. Of many times the medians move slowly, and are not formed at each step."""
+        number = self._steps if self._steps < _FRESH * _LEAST else self._steps - self._steps % _FRESH
+        if number != self._medians[0]:
+            step = median(self._others) if len(self._others) >= _LEAST else None
+            cost = None
+            if step is not None and len(self._logged) >= _LEAST:
+                cost = max(median(self._logged) - step, 0.0) + median(self._between)
+            self._medians = number, step, cost
+        return self._medians[1:]
 
     def share(self, logged_share: float) -> float | None:
         """The share of training time that observing takes, if *logged_share* of the steps are logged; None if not known."""

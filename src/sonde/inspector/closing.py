@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from sonde.inspector.sink import Rows, Scalar
+from sonde.inspector.sink import Entries, Rows, Scalar, Stretch
 
 if TYPE_CHECKING:
     from sonde.inspector.measuring import Rowed
@@ -30,6 +30,7 @@ _RECENT = 20  # logged steps that medians are over
 _NAMED = 3
 _FEW = 3  # weights, of which one can be far from the others
 _DEFECTS = ("nan", "inf", "nonfinite")
+_LOOKED_AT = ("call_death", "rms")  # numbers that medians are over
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,33 +57,30 @@ class Findings:
     """Remembers what the rules need; the thread that writes feeds it."""
 
     def __init__(self) -> None:
-        self._recent: dict[int, tuple[Rowed, deque[Rows]]] = {}
+        self._recent: dict[Rowed, deque[Stretch]] = {}
         self._broken: Finding | None = None
 
-    def look(self, rows: Rows, rowed: Rowed) -> None:
-        """Rows that were logged."""
-        self._recent.setdefault(id(rowed), (rowed, deque(maxlen=_RECENT)))[1].append(rows)
-        if self._broken is None or (rows.step == self._broken.step and self._broken.site):
-            self._look_for_defects(rows)
+    def look(self, rowed: Rowed, stretch: Stretch) -> None:
+        """Rows that were logged: keep what the rules need of them, and of those before as much as makes enough moments together."""
+        numbers = {name: stretch.numbers[name] for name in _LOOKED_AT if name in stretch.numbers}
+        recent = self._recent.setdefault(rowed, deque())
+        recent.append(replace(stretch, numbers=numbers).last(_RECENT))
+        while sum(map(len, recent)) - len(recent[0]) >= _RECENT:
+            recent.popleft()
 
-    def look_at_scalar(self, scalar: Scalar) -> None:
-        """A scalar that was logged."""
-        if self._broken is None and not math.isfinite(scalar.value):
-            message = f"{scalar.name} is {scalar.value} from step {scalar.step:,} on"
-            self._broken = Finding("nonfinite", message, "", scalar.epoch, scalar.step, scalar.value)
+    def look_for_defects(self, entries: Entries) -> None:
+        """Remember the first, in the order of *entries*, unless there was one before."""
+        if self._broken is None:
+            sick = {id(stretch) for stretch in entries.stretches if np.any(_defects(stretch))}
+            if sick or not all(math.isfinite(scalar.value) for scalar in entries.scalars):
+                self._broken = _first_defect(entries, sick)
 
-    def _look_for_defects(self, rows: Rows) -> None:
-        """Remember the first place, by step and then in the order of execution, forward before backward."""
-        found = [rows.numbers[name] for name in _DEFECTS if name in rows.numbers]
-        bad = np.flatnonzero(sum(found)) if found else np.empty(0, np.intp)
-        if not len(bad):
-            return
-        order = np.asarray(rows.layout.order)[rows.rows[bad]]
-        forward = np.array([":output" in rows.layout.site[row] for row in rows.rows[bad]])
-        first = bad[np.lexsort((order, ~forward))[0]]
-        site, amount = rows.layout.site[rows.rows[first]], float(sum(column[first] for column in found))
-        message = f"{site} has {amount:,.0f} NaN or infinite elements at step {rows.step:,}, the first logged step with any"
-        self._broken = self._broken or Finding("nonfinite", message, site, rows.epoch, rows.step, amount)
+    def _last_of(self, recent: deque[Stretch]) -> Iterator[Stretch]:
+        """The recent moments alone."""
+        more = sum(map(len, recent)) - _RECENT
+        for stretch in recent:
+            yield stretch.last(len(stretch) - max(more, 0))
+            more = 0
 
     def all(self) -> list[Finding]:
         """What the rules find, the gravest first."""
@@ -131,13 +129,13 @@ class Findings:
         """Of each site at *port* the median of a number over recent logged steps, in the order of execution."""
         values: dict[str, list[float]] = {}
         order: dict[str, int] = {}
-        for rowed, recent in self._recent.values():
+        for rowed, recent in self._recent.items():
             wanted = np.array([each == port for each in rowed.ports]) & (rowed.matrices if matrices else True)
-            for rows in recent:
-                if number in rows.numbers and not rows.family.endswith(("_eval", "_micro")):
-                    for row, value in _picked(rows, rows.numbers[number], wanted):
-                        values.setdefault(rows.layout.site[row], []).append(value)
-                        order[rows.layout.site[row]] = int(np.asarray(rows.layout.order)[row])
+            for stretch in self._last_of(recent):
+                if number in stretch.numbers and not stretch.family.endswith(("_eval", "_micro")):
+                    for row, value in _picked(stretch.rows, stretch.numbers[number], wanted):
+                        values.setdefault(stretch.layout.site[row], []).append(value)
+                        order[stretch.layout.site[row]] = int(np.asarray(stretch.layout.order)[row])
         found = {site: float(np.median(each)) for site, each in values.items()}
         return {site: found[site] for site in sorted(found, key=lambda site: (order[site], site))}
 
@@ -149,14 +147,49 @@ class Findings:
             others = ", ".join(_name(each) for each in ordered[1:_NAMED])
             rest = len(values) - _NAMED
             message += f" (also {others}" + (f" and {rest} more)" if rest > 0 else ")")
-        last = max((rows for _, recent in self._recent.values() for rows in recent), key=lambda rows: rows.step)
-        return Finding(rule, message, site, last.epoch, last.step, values[site])
+        stretches = (stretch for recent in self._recent.values() for stretch in self._last_of(recent))
+        moments = (moment for stretch in stretches for moment in stretch.moments[:, :2].tolist())
+        epoch, step = max(moments, key=lambda moment: moment[1])
+        return Finding(rule, message, site, epoch, step, values[site])
 
 
-def _picked(rows: Rows, column: npt.NDArray[np.float64], wanted: npt.NDArray[np.bool_]) -> Iterator[tuple[int, float]]:
-    for row, value in zip(rows.rows.tolist(), column.tolist(), strict=True):
+def _picked(
+    rows: npt.NDArray[np.intp], column: npt.NDArray[np.float64], wanted: npt.NDArray[np.bool_]
+) -> Iterator[tuple[int, float]]:
+    for row, value in zip(rows.tolist(), column.tolist(), strict=True):
         if wanted[row] and math.isfinite(value):
             yield row, value
+
+
+def _defects(rows: Rows | Stretch) -> npt.NDArray[np.float64]:
+    """How many elements of each row are NaN or infinite, if its family counts them."""
+    return sum((rows.numbers[name] for name in _DEFECTS if name in rows.numbers), np.zeros(len(rows.rows)))
+
+
+def _first_defect(entries: Entries, sick: Collection[int]) -> Finding | None:
+    """The first defect of *entries*, where those stretches have some."""
+    for entry in entries.sequence:
+        if isinstance(entry, Scalar):
+            if not math.isfinite(entry.value):
+                message = f"{entry.name} is {entry.value} from step {entry.step:,} on"
+                return Finding("nonfinite", message, "", entry.epoch, entry.step, entry.value)
+        elif id(entry[0]) in sick and (found := _first_of(entry[0].at(entry[1]))) is not None:
+            return found
+    return None
+
+
+def _first_of(rows: Rows) -> Finding | None:
+    """The first place with a defect at one moment, by the order of execution, forward before backward."""
+    amounts = _defects(rows)
+    bad = np.flatnonzero(amounts)
+    if not len(bad):
+        return None
+    order = np.asarray(rows.layout.order)[rows.rows[bad]]
+    forward = np.array([":output" in rows.layout.site[row] for row in rows.rows[bad]])
+    first = bad[np.lexsort((order, ~forward))[0]]
+    site, amount = rows.layout.site[rows.rows[first]], float(amounts[first])
+    message = f"{site} has {amount:,.0f} NaN or infinite elements at step {rows.step:,}, the first logged step with any"
+    return Finding("nonfinite", message, site, rows.epoch, rows.step, amount)
 
 
 def _name(site: str) -> str:

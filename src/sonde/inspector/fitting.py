@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from torch import nn
 
-from sonde.engine import Tick
 from sonde.engine.selection import Where
 from sonde.engine.site import Port
 from sonde.errors import SelectionError
@@ -14,19 +13,17 @@ from sonde.inspector.choosing import Condition, combined
 from sonde.inspector.lenses import Lens
 from sonde.inspector.measuring import Kind, Measuring
 from sonde.inspector.settings import Settings
+from sonde.inspector.turns import Turn
 from sonde.stats import Moments, Norm
 
 __all__ = ["fit", "fit_norms"]
-
-Asked = Callable[[Tick], bool]
-"""Whether the step that begins is logged."""
 
 _LINEAR = ("norm", "rms")
 _NORM_PORTS: tuple[Port, ...] = ("grad", "param", "update")
 
 
-def fit(model: nn.Module, name: str, lens: Lens, settings: Settings, asked: Asked, asked_in_pairs: Asked) -> Iterator[Measuring]:
-    """Attach what *lens* takes to *model*, one measuring after the other.
+def fit(model: nn.Module, name: str, lens: Lens, settings: Settings) -> Iterator[Turn]:
+    """What *lens* takes of *model*, one measuring after the other, to be attached.
 
     Raises:
         SelectionError: it selects nothing there.
@@ -36,15 +33,12 @@ def fit(model: nn.Module, name: str, lens: Lens, settings: Settings, asked: Aske
     for kind, ports in _kinds(lens, settings).items():
         for statistic, where in lens.parts(model):
             measuring = Measuring(lens, statistic, kind, ports)
-            schedule = asked_in_pairs if measuring.is_sequence else _thinned(asked, lens.one_in)
             try:
-                measuring.prepare(
-                    model, _both(admits, where), name, None if kind == "evaluation" else schedule, strict=settings.strict
-                )
+                measuring.prepare(model, _both(admits, where), name, strict=settings.strict, update_memory=settings.update_memory)
             except SelectionError:
                 continue
             found = True
-            yield measuring
+            yield Turn(measuring, lens.one_in)
     if not found:
         raise SelectionError(
             f"its include= and exclude=, the inspector's, and depth={settings.choice.depth} together leave nothing that has "
@@ -63,21 +57,6 @@ def _kinds(lens: Lens, settings: Settings) -> dict[Kind, tuple[Port, ...]]:
     return {kind: ports for kind, ports in found.items() if ports}
 
 
-def _thinned(asked: Asked, one_in: int) -> Asked:
-    """Yes to one in so many of the steps for which *asked* says yes."""
-    if one_in == 1:
-        return asked
-    count = -1
-
-    def wants(tick: Tick) -> bool:
-        nonlocal count
-        logged = asked(tick)
-        count += logged
-        return logged and count % one_in == 0
-
-    return wants
-
-
 def _both(admits: Condition, where: Where) -> Condition:
     if where is None:
         return admits
@@ -85,7 +64,7 @@ def _both(admits: Condition, where: Where) -> Condition:
     return lambda name, module: admits(name, module) and bool(where(name, module))
 
 
-def fit_norms(model: nn.Module, name: str, measurings: list[Measuring], asked: Asked, *, strict: bool) -> Measuring | None:
+def fit_norms(model: nn.Module, name: str, measurings: list[Measuring], settings: Settings) -> Turn | None:
     """See to it that the norms over all parameters come from somewhere; what has to be attached for that, or None."""
     everything = {id(parameter) for parameter in model.parameters()}
     if not everything:
@@ -101,8 +80,8 @@ def fit_norms(model: nn.Module, name: str, measurings: list[Measuring], asked: A
         return None
     hidden = Measuring(Lens("norms", Norm(), tuple(missing), linear=_LINEAR), Norm(), "step", tuple(missing), hidden=True)
     hidden.norms = frozenset(missing)
-    hidden.prepare(model, None, name, asked, strict=strict)
-    return hidden
+    hidden.prepare(model, None, name, strict=settings.strict, update_memory=settings.update_memory)
+    return Turn(hidden)
 
 
 def _gives_norm(measuring: Measuring) -> bool:

@@ -26,7 +26,7 @@ from sonde.inspector.parting import last_lines
 from sonde.inspector.ready import AnyLens, default_lenses
 from sonde.inspector.recording import Recording
 from sonde.inspector.schedule import Every, Steps, schedule_of
-from sonde.inspector.settings import GRADIENTS, Gradients, Settings
+from sonde.inspector.settings import GRADIENTS, Gradients, Settings, bytes_of
 from sonde.inspector.targets import Targets, open_targets
 from sonde.run.run import Run
 from sonde.run.start import Existing
@@ -64,6 +64,9 @@ class Inspector:
         evaluation: record evaluation passes (the root in evaluation mode, or without gradients) too, in families with the
             suffix ``_eval``, at the step after which they come. Keeps the hooks in between logged steps.
         budget: the share of step time that observing may take, as ``"1%"``: *every*, an int, is then adapted.
+        update_memory: what an optimizer step did to parameters is measured on copies of them, made before each logged step and
+            gone after it. Copies that would take more than this (``"1GB"``, bytes, None for any) are of every n-th element
+            instead: shares and means are then of these, and counts and lengths estimates; the coverage says where.
         exists: what to do where a folder holds a run: ``"error"``, ``"resume"``, ``"unique"``, ``"replace"``.
         resume: the same as ``exists="resume"``: steps continue after the last one of the run in the folder, or at *step*.
         step: the number of the first step.
@@ -92,6 +95,7 @@ class Inspector:
         gradients: Gradients = "step",
         evaluation: bool = False,
         budget: str | float | None = None,
+        update_memory: str | float | None = "1GB",
         exists: Existing = "error",
         resume: bool = False,
         step: int | None = None,
@@ -112,7 +116,9 @@ class Inspector:
             if not isinstance(self._schedule, Every):
                 raise ArgumentError(f"budget= adapts the number of steps between logged ones, and every={every!r} is none")
             self._schedule = Every(max(self._schedule.n, 2))  # a step that is not logged is what logged ones are compared with
-        self._settings = Settings((), Choice(include, exclude, depth), gradients, evaluation, scaler, strict)
+        self._settings = Settings(
+            (), Choice(include, exclude, depth), gradients, evaluation, scaler, strict, bytes_of(update_memory)
+        )
         self._optimizers = _optimizers(optimizer)
         self._to = to
         self._visualizer = visualizer

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Literal
 
 import numpy as np
@@ -12,11 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from sonde.engine.coverage import Coverage
+from sonde.engine.sampling import size_of
 from sonde.engine.selection import Where
 from sonde.engine.site import Port, Site
 from sonde.engine.tallies import Tally
 from sonde.engine.taps import Tap
-from sonde.engine.wiring import Schedule, Wiring
+from sonde.engine.wiring import Wiring
+from sonde.errors import ArgumentError
 from sonde.inspector.lenses import Lens
 from sonde.inspector.packed import PackedSlab
 from sonde.inspector.pairs import Pairs
@@ -27,6 +30,8 @@ __all__ = ["Kind", "Measuring", "Rowed"]
 
 Kind = Literal["step", "micro_step", "evaluation"]
 """When rows are taken: at the end of each logged step, after each backward pass in it, or after evaluation passes."""
+
+Numbers = npt.NDArray[np.float64]
 
 _SUFFIX: dict[Kind, str] = {"step": "", "micro_step": "_micro", "evaluation": "_eval"}
 _PASSES: dict[Kind, bool | None] = {"step": True, "micro_step": None, "evaluation": False}
@@ -44,6 +49,7 @@ class Rowed:
         index: of each site, the position of its row in all blocks joined.
         ports: of each site its port.
         matrices: of which sites the tensor is a parameter of two dimensions or more.
+        sizes: how many times as large as what was measured that is which it stands for: 1, or more for a sample. By site.
     """
 
     family: str
@@ -53,20 +59,49 @@ class Rowed:
     index: npt.NDArray[np.intp]
     ports: tuple[Port, ...]
     matrices: npt.NDArray[np.bool_]
+    sizes: Numbers
 
-    def finish(self, blocks: list[npt.NDArray[np.float64]]) -> tuple[npt.NDArray[np.intp], Any, dict[str, npt.NDArray[np.float64]]]:
-        """Which sites were added to, how often, their numbers, and the fields that the statistic has recorded beside them."""
-        joined = blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
-        rows = joined[self.index]
-        seen = np.flatnonzero(rows[:, 0])
-        rows = np.ascontiguousarray(rows[seen])
-        if not len(seen):
+    def finish(self, moments: Sequence[Sequence[Numbers]]) -> tuple[npt.NDArray[np.bool_], Numbers, dict[str, Numbers]]:
+        """Finish the rows of several moments at once.
+
+        Args:
+            moments: of each all its blocks.
+
+        Returns:
+            Which sites were added to, of shape ``(moments, sites)``. Of these, one moment after the other: how often, of shape
+            ``(rows,)``; and their numbers, with the fields that the statistic has recorded beside them.
+
+        Raises:
+            ArgumentError: the statistic gives numbers for another number of rows.
+        """
+        every = np.empty((len(moments), len(self.index), moments[0][0].shape[1]))
+        for place, blocks in zip(every, moments, strict=True):
+            joined = blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
+            place[:] = joined.take(self.index, axis=0)
+        seen = every[..., 0] != 0
+        rows: Numbers = every.reshape(-1, every.shape[2]) if seen.all() else every[seen]
+        if not len(rows):
             return seen, rows[:, 0], {}
         with np.errstate(all="ignore"):  # where a statistic divides by zero there is no number, which NaN says
             columns = self.statistic.columns(torch.from_numpy(rows[:, 1:]))
             numbers = self.statistic.finish(columns)
         recorded: tuple[str, ...] = getattr(self.statistic, "recorded", ())
-        return seen, rows[:, 0], {**numbers, **{name: columns[name] for name in recorded}}
+        if (self.sizes != 1).any():
+            sizes = np.broadcast_to(self.sizes, seen.shape)[seen]
+            for name, power in (self.statistic.growth or {}).items():
+                numbers[name] = numbers[name] * sizes**power
+        found = {**numbers, **{name: columns[name] for name in recorded}}
+        return seen, rows[:, 0].copy(), {name: _checked(name, column, len(rows)) for name, column in found.items()}
+
+
+def _checked(name: str, column: Any, rows: int) -> Numbers:
+    """A column that a statistic gave, if it has a number, or a list, for each row; one number stands for all."""
+    values = np.asarray(column)
+    if values.ndim == 0:
+        return np.full(rows, values)
+    if len(values) != rows:
+        raise ArgumentError(f"{name!r} has the shape {values.shape}, where there are {rows} rows")
+    return values
 
 
 class Measuring:
@@ -95,18 +130,18 @@ class Measuring:
         self._rowed: Rowed | None = None
         self._known: tuple[int, int] = (-1, -1)
 
-    def prepare(self, model: nn.Module, include: Where, name: str, schedule: Schedule | None, *, strict: bool) -> None:
-        """Choose what to hook; ``wiring.attach()`` does it.
+    def prepare(self, model: nn.Module, include: Where, name: str, *, strict: bool, update_memory: float) -> None:
+        """Choose what to hook; ``wiring.attach()`` does it. Copies for updates take no more bytes than *update_memory*.
 
         Raises:
             SelectionError: there is nothing to hook.
         """
         self.wiring = Wiring(
             self.statistic if self.pairs is None else self.pairs,  # type: ignore[arg-type]
-            schedule=schedule,
             strict=strict,
             grad_at_step=self.kind == "step",
             training=_PASSES[self.kind],
+            update_memory=update_memory if self.statistic.growth is not None else inf,
         )
         if self.pairs is None:
             self.wiring.slab = self.slab
@@ -124,7 +159,7 @@ class Measuring:
     def rowed(self, order: Mapping[str, int]) -> Rowed:
         """Which row is of which site now; *order* gives the place of each module."""
         taps = self.wiring.taps
-        known = (len(self.slab), len(taps))
+        known = (self.slab.changes, len(taps))
         if self._rowed is None or self._known != known:
             self._known = known
             self._rowed = self._look(order)
@@ -141,12 +176,14 @@ class Measuring:
         index: list[int] = []
         orders: list[int] = []
         matrices: list[bool] = []
+        sizes: list[float] = []
         for site, row, tap in self._rows():
             block, position = places[id(row)]
             sites.append(site)
             index.append(int(starts[block]) + position)
             orders.append(order.get(tap.name, order.get(tap.name.rpartition(".")[0], len(order))))
             matrices.append(isinstance(tap.target, nn.Parameter) and tap.target.dim() >= 2)
+            sizes.append(_times(tap, site.port))
         layout = Layout([str(site) for site in sites], [site.model for site in sites], _ALL_CALLS, orders)
         return Rowed(
             self.family,
@@ -156,6 +193,7 @@ class Measuring:
             np.array(index, np.intp),
             tuple(site.port for site in sites),
             np.array(matrices, bool),
+            np.array(sizes),
         )
 
     def _rows(self) -> Iterator[tuple[Site, Tensor, Tap]]:
@@ -171,6 +209,14 @@ class Measuring:
         if self.wiring.attached:
             self.wiring.rescan()
         return Coverage.of(self.wiring)
+
+
+def _times(tap: Tap, port: Port) -> float:
+    """How many times as large as what is measured at *port* that is which it stands for."""
+    if port != "update" or tap.one_in == 1:
+        return 1.0
+    elements = tap.target.numel()
+    return elements / size_of(elements, tap.one_in)
 
 
 _ALL_CALLS = -1  # a row is of all calls of a module in the step together

@@ -18,10 +18,15 @@ _ROWS = 64  # of the first block; each further one is as large as all before it
 
 
 class PackedSlab(Slab):
-    """A slab whose rows lie in few large blocks, so that copying and emptying them takes few operations."""
+    """A slab whose rows lie in few large blocks, so that copying and emptying them takes few operations.
+
+    Attributes:
+        changes: how often rows have come or moved.
+    """
 
     def __init__(self, statistic: RowStatistic) -> None:
         super().__init__(statistic)  # type: ignore[arg-type]  # a pair statistic has rows as well
+        self.changes = 0
         self._free: dict[torch.device, tuple[int, int]] = {}  # block, first position that is free
         self._empty: list[Tensor] = []  # what each block is when nothing was added
 
@@ -35,6 +40,7 @@ class PackedSlab(Slab):
         return {id(row): place for row, place in zip(self._rows, self._places, strict=True)}
 
     def allocate(self, rows: int, device: torch.device | str) -> list[Tensor]:
+        self.changes += 1
         device = torch.device(device)
         block, first = self._free.get(device, (-1, 0))
         if block < 0 or first + rows > len(self._blocks[block]):
@@ -62,62 +68,56 @@ class PackedSlab(Slab):
         return self._rows[place]
 
     def reset(self) -> None:
-        with torch.no_grad():
-            for block, empty in zip(self._blocks, self._empty, strict=True):
-                block.copy_(empty)
+        for block, empty in zip(self._blocks, self._empty, strict=True):
+            block.copy_(empty)
 
 
 @dataclass(frozen=True)
-class _Copy:
-    """What one device has sent: a flat tensor on the host, which is there when *arrived* says so."""
+class _Sent:
+    """What one device has sent: one tensor on the host, which is there when *arrived* says so."""
 
     flat: Tensor
-    arrived: torch.Event | None
-    places: list[tuple[int, int, tuple[int, ...]]]  # of each tensor: its position in the packet, its start, its shape
+    arrived: torch.Event
+    places: list[tuple[int, int, Tensor]]  # of each tensor: its position in the packet, its start, and the tensor itself
 
 
 class Packet:
-    """Tensors on their way to the host."""
+    """Copies of tensors, on the host or on their way there."""
 
-    def __init__(self, copies: list[_Copy], size: int) -> None:
+    def __init__(self, copies: list[Tensor | None], sent: list[_Sent]) -> None:
         self._copies = copies
-        self._size = size
+        self._sent = sent
 
     def unpack(self) -> list[npt.NDArray[np.float64]]:
-        """The tensors, in the order they were given. Waits for the devices: not for the thread that trains."""
-        found: list[npt.NDArray[np.float64]] = [np.empty(0)] * self._size
-        for copy in self._copies:
-            if copy.arrived is not None:
-                copy.arrived.synchronize()
-            host = copy.flat.numpy()
-            for position, start, shape in copy.places:
-                found[position] = host[start : start + int(np.prod(shape))].reshape(shape)
+        """The copies, in the order in which the tensors were given. Waits for the devices: not for the thread that trains."""
+        found = [np.empty(0) if copy is None else copy.numpy() for copy in self._copies]
+        for sent in self._sent:
+            sent.arrived.synchronize()
+            host = sent.flat.numpy()
+            for position, start, tensor in sent.places:
+                found[position] = host[start : start + tensor.numel()].reshape(tuple(tensor.shape))
         return found
 
 
 def pack(tensors: Sequence[Tensor]) -> Packet:
-    """Begin to copy *tensors*, all float64, to the host: one copy for each device, without waiting for it.
+    """Begin to copy *tensors*, float64 and without a graph, to the host: in one go for each device, without waiting for it.
 
-    What is written into them afterwards, in the same stream, does not reach the copy.
+    What is written into them afterwards, in the same stream, does not reach the copies.
     """
-    devices: dict[torch.device, list[int]] = {}
-    for position, tensor in enumerate(tensors):
-        devices.setdefault(tensor.device, []).append(position)
-    copies = []
-    with torch.no_grad():
-        for device, positions in devices.items():
-            flat = torch.cat([tensors[position].reshape(-1) for position in positions])
-            starts = np.cumsum([0, *(tensors[position].numel() for position in positions)]).tolist()
-            places = [(at, start, tuple(tensors[at].shape)) for at, start in zip(positions, starts, strict=False)]
-            copies.append(_Copy(*_to_host(flat, device), places))
-    return Packet(copies, len(tensors))
+    copies = [tensor.clone() if tensor.is_cpu else None for tensor in tensors]
+    afar: dict[torch.device, list[tuple[int, int, Tensor]]] = {}
+    for position, (tensor, copy) in enumerate(zip(tensors, copies, strict=True)):
+        if copy is None:
+            places = afar.setdefault(tensor.device, [])
+            start = places[-1][1] + places[-1][2].numel() if places else 0
+            places.append((position, start, tensor))
+    return Packet(copies, [_send(device, places) for device, places in afar.items()])
 
 
-def _to_host(flat: Tensor, device: torch.device) -> tuple[Tensor, torch.Event | None]:
-    if device.type == "cpu":
-        return flat, None
+def _send(device: torch.device, places: list[tuple[int, int, Tensor]]) -> _Sent:
+    flat = torch.cat([tensor.reshape(-1) for _, _, tensor in places])
     host = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True)
     host.copy_(flat, non_blocking=True)
     arrived = torch.Event(device)
     arrived.record(torch.accelerator.current_stream(device))
-    return host, arrived
+    return _Sent(host, arrived, places)

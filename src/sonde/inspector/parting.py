@@ -21,7 +21,8 @@ def last_lines(recording: Recording, findings: Sequence[Finding]) -> list[str]:
     steps = sum(watched.steps for watched in recording.watched)
     logged = sum(watched.logged for watched in recording.watched)
     where = _shown(recording.targets.path) if recording.targets.path is not None else "not on disk"
-    lost = f" · {recording.lost:,} rows lost" if recording.lost else ""
+    lost = f" · {recording.lost_steps:,} of these lost" if recording.lost_steps else ""
+    lost += f" · {recording.lost:,} rows lost" if recording.lost else ""
     return [
         f"run {where} · {logged:,} of {steps:,} steps logged{lost}",
         _found(findings),

@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import nn
-from torch.optim.optimizer import Optimizer
 
-from sonde.engine import Coverage, ProbeError, hooks
+from sonde.engine import Coverage, ProbeError
 from sonde.engine.trouble import name_of, warn_user
 from sonde.errors import ArgumentError, SelectionError
 from sonde.inspector.closing import Finding
@@ -35,6 +34,7 @@ class Recording:
         watched: the models.
         writing: the thread.
         errors: what the schedule raised.
+        attached: the hooks are in.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Recording:
         self.schedule = schedule
         self._budget = budget
         self._pushes = Pushes()
-        self._hook: hooks.Handle | None = None
+        self.attached = False
         self.watched = [Watched(model, name, settings, schedule, self._send, self._failed) for name, model in models.items()]
         self.writing = Writing(targets.sinks)
         self._told = False  # the coverage is in the run
@@ -65,8 +65,7 @@ class Recording:
             self._take_off()
             self.writing.stop()
             raise
-        # after the clocks' own: they have counted the step by then
-        self._hook = hooks.on_optimizer_step(self._optimizer_stepped)
+        self.attached = True
 
     def _complain(self, blind: list[str], why: Mapping[str, SelectionError]) -> None:
         """Raise, if a lens that was asked for finds nothing in any model, or all of them."""
@@ -76,7 +75,7 @@ class Recording:
 
     def stop(self) -> None:
         """Take everything off, write what is left, and close the sinks."""
-        if self._hook is None:
+        if not self.attached:
             return
         self._flush(everything=True)
         self._take_off()
@@ -86,22 +85,11 @@ class Recording:
         self.writing.stop()
 
     def _take_off(self) -> None:
-        if self._hook is not None:
-            self._hook.remove()
-            self._hook = None
+        self.attached = False
         for watched in self.watched:
             watched.detach()
 
-    @property
-    def attached(self) -> bool:
-        """Whether the hooks are in."""
-        return self._hook is not None
-
     # Time
-
-    def _optimizer_stepped(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        for watched in self.watched:
-            watched.stepped(optimizer)
 
     def step(self) -> None:
         """A step was taken that is not a torch optimizer's.
@@ -130,7 +118,7 @@ class Recording:
         """Log by another schedule from the next decision on."""
         self.schedule = schedule
         for watched in self.watched:
-            watched.pace.schedule = schedule
+            watched.schedule_by(schedule)
 
     # What comes
 
@@ -216,6 +204,11 @@ class Recording:
     def lost(self) -> int:
         """Rows that could not be written."""
         return self.targets.recorded.writer.lost if self.targets.recorded is not None else 0
+
+    @property
+    def lost_steps(self) -> int:
+        """Logged steps for which there was no room while the sinks did not keep up."""
+        return self.writing.lost
 
     def try_to_show(self, visualizer: Visualizer, run: Run) -> None:
         """Call a visualizer; one that raises is not called again."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Container, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -27,9 +28,9 @@ class Schedule(ABC):
             waited: seconds since the last logged step began; infinite before the first.
         """
 
-    def may_want(self, step: int) -> bool:
-        """Whether *step*, which is still to come, may be logged; yes where that is not known before it begins."""
-        return True
+    def next(self, step: int) -> int:
+        """The first one from *step* on that may be logged; *step* itself where that is not known before it begins."""
+        return step
 
 
 Steps: TypeAlias = int | str | range | Iterable[int] | Callable[[Tick], bool] | Schedule
@@ -47,10 +48,10 @@ class Every(Schedule):
             raise ArgumentError(f"every={self.n!r}: every n-th step is logged, so n is 1 or more")
 
     def wants(self, tick: Tick, waited: float) -> bool:
-        return self.may_want(tick.step)
+        return tick.step % self.n == 0
 
-    def may_want(self, step: int) -> bool:
-        return step % self.n == 0
+    def next(self, step: int) -> int:
+        return -(-step // self.n) * self.n
 
 
 @dataclass(frozen=True)
@@ -71,13 +72,17 @@ class EverySeconds(Schedule):
 class Listed(Schedule):
     """The steps of a range or collection."""
 
-    steps: Container[int]
+    steps: range | frozenset[int]
 
     def wants(self, tick: Tick, waited: float) -> bool:
-        return self.may_want(tick.step)
+        return tick.step in self.steps
 
-    def may_want(self, step: int) -> bool:
-        return step in self.steps
+    def next(self, step: int) -> int:
+        if isinstance(self.steps, frozenset):
+            return min((each for each in self.steps if each >= step), default=sys.maxsize)
+        ascending = self.steps if self.steps.step > 0 else self.steps[::-1]
+        place = max(-(-(step - ascending.start) // ascending.step), 0)
+        return ascending[place] if place < len(ascending) else sys.maxsize
 
 
 class Ascending(Schedule):
@@ -129,8 +134,8 @@ class Warmup(Schedule):
     def wants(self, tick: Tick, waited: float) -> bool:
         return tick.step < self.dense_until or schedule_of(self.then).wants(tick, waited)
 
-    def may_want(self, step: int) -> bool:
-        return step < self.dense_until or schedule_of(self.then).may_want(step)
+    def next(self, step: int) -> int:
+        return step if step < self.dense_until else schedule_of(self.then).next(step)
 
 
 _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
@@ -191,4 +196,4 @@ class Pace:
         self.on = self.schedule.wants(tick, now - self._begun)
         if self.on:
             self._begun = now
-        self.soon = self.schedule.may_want(tick.step + 1)
+        self.soon = self.schedule.next(tick.step + 1) == tick.step + 1

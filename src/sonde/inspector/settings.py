@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Literal
 
+from sonde.errors import ArgumentError
 from sonde.inspector.choosing import Choice
 from sonde.inspector.lenses import Lens
 
-__all__ = ["GRADIENTS", "Gradients", "Settings"]
+__all__ = ["GRADIENTS", "Gradients", "Settings", "bytes_of"]
 
 Gradients = Literal["step", "micro_step", "both"]
 """Which gradients of parameters are recorded: as the optimizer saw them, after each backward pass, or both."""
@@ -27,6 +30,7 @@ class Settings:
         evaluation: record evaluation passes through every lens.
         scaler: a ``GradScaler`` or None.
         strict: raise what a statistic raises.
+        update_memory: bytes that copies of parameters may take, for the time of a logged step.
         by_default: nobody asked for these lenses, so that one of them may find nothing to look at.
     """
 
@@ -36,4 +40,24 @@ class Settings:
     evaluation: bool = False
     scaler: Any = None
     strict: bool = False
+    update_memory: float = inf
     by_default: bool = False
+
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(k|m|g|ki|mi|gi|)b?\s*", re.IGNORECASE)
+
+
+def bytes_of(size: str | float | None) -> float:
+    """The bytes that ``"1GB"``, ``"500 MiB"`` or a number means; None is no limit.
+
+    Raises:
+        ArgumentError: it is no size, or not above 0.
+    """
+    if size is None:
+        return inf
+    found = _SIZE.fullmatch(size) if isinstance(size, str) else None
+    given = float(found[1]) * _UNITS[found[2].lower()] if found is not None else size
+    if isinstance(given, bool) or not isinstance(given, int | float) or not given > 0:
+        raise ArgumentError(f'update_memory={size!r}: give the bytes that copies of parameters may take, as "1GB", or None for any')
+    return float(given)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from sonde.run.writer import RunWriter
 if TYPE_CHECKING:
     from sonde.run.run import Run
 
-__all__ = ["Rows", "RunSink", "Scalar", "Sink"]
+__all__ = ["Entries", "Rows", "RunSink", "Scalar", "Sink", "Stretch"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,20 +79,98 @@ class Scalar:
     step: int
 
 
+@dataclass(frozen=True, eq=False)
+class Stretch:
+    """Rows of one family at several moments, one moment after the other.
+
+    Attributes:
+        family: as ``moments``.
+        layout: all sites that could have a row.
+        rows: of each row its index into *layout*.
+        moments: epoch, step and micro-step of each moment, of shape ``(moments, 3)``.
+        edges: where the rows of each moment begin, and at last the number of all rows: of shape ``(moments + 1,)``.
+        counts: how often something was added to each row.
+        numbers: by name, float64 of the shape of *rows*; or of shape ``(rows, k)`` for a list in each row.
+    """
+
+    family: str
+    layout: Layout
+    rows: npt.NDArray[np.intp]
+    moments: npt.NDArray[np.int64]
+    edges: npt.NDArray[np.intp]
+    counts: npt.NDArray[np.float64]
+    numbers: Mapping[str, npt.NDArray[np.float64]]
+
+    def __len__(self) -> int:
+        return len(self.moments)
+
+    def at(self, moment: int) -> Rows:
+        """The rows of one moment, by its position."""
+        epoch, step, micro_step = self.moments[moment].tolist()
+        start, end = self.edges[moment : moment + 2].tolist()
+        numbers = {name: column[start:end] for name, column in self.numbers.items()}
+        return Rows(self.family, self.layout, self.rows[start:end], epoch, step, micro_step, self.counts[start:end], numbers)
+
+    def last(self, moments: int) -> Stretch:
+        """The last so many moments of it, or all if there are no more."""
+        first = max(len(self) - moments, 0)
+        if not first:
+            return self
+        start = self.edges[first]
+        numbers = {name: column[start:] for name, column in self.numbers.items()}
+        return Stretch(
+            self.family,
+            self.layout,
+            self.rows[start:],
+            self.moments[first:],
+            self.edges[first:] - start,
+            self.counts[start:],
+            numbers,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Entries:
+    """All that was logged in a while: iterate for the rows of each moment and the scalars, in the order in which they came.
+
+    Attributes:
+        sequence: that order: a stretch and the position of a moment in it, or a scalar.
+        stretches: all rows, a stretch for each family of each model.
+        scalars: all scalars, in order.
+    """
+
+    sequence: Sequence[tuple[Stretch, int] | Scalar]
+    stretches: Sequence[Stretch]
+    scalars: Sequence[Scalar]
+
+    def __iter__(self) -> Iterator[Rows | Scalar]:
+        return (entry if isinstance(entry, Scalar) else entry[0].at(entry[1]) for entry in self.sequence)
+
+
 class Sink:
     """Where rows go. Write one by overriding what it needs; it is called in a thread of its own, never in two at once.
 
-    A sink that raises is not called again: the training goes on, with one warning.
+    While a training runs, what is logged within half a second comes together, in the order in which it was logged. A sink
+    that can take all of it in one go overrides ``write_all``. One that raises is not called again: the training goes on, with
+    one warning.
     """
 
     def open(self, description: Mapping[str, Any]) -> None:
         """The training begins; *description* is plain data: ``model``, ``environment``, ``lenses``."""
 
     def write(self, rows: Rows) -> None:
-        """Rows of one family."""
+        """Rows of one family at one moment."""
 
     def scalar(self, scalar: Scalar) -> None:
         """One loss, metric, norm or share."""
+
+    def write_all(self, entries: Entries) -> None:
+        """Rows and scalars of several moments. Unless it is overridden, ``write`` and ``scalar`` are called for each."""
+        for entry in entries:
+            if isinstance(entry, Scalar):
+                self.scalar(entry)
+            else:
+                self.write(entry)
 
     def close(self) -> None:
         """Nothing more will come."""
@@ -113,20 +191,26 @@ class RunSink(Sink):
         self.writer.describe(**description)
 
     def write(self, rows: Rows) -> None:
-        size = len(rows.layout)
-        if len(rows.rows) == size:
-            numbers = dict(rows.numbers)
-        else:
-            numbers = {}
-            for name, column in rows.numbers.items():
-                numbers[name] = np.full((size, *column.shape[1:]), np.nan)
-                numbers[name][rows.rows] = column
-        self.writer.append(
-            rows.family, rows.layout, numbers, step=rows.step, epoch=rows.epoch, micro_step=rows.micro_step, rows=rows.rows
-        )
+        moments, lengths = [(rows.epoch, rows.step, rows.micro_step)], [len(rows.rows)]
+        self.writer.extend(rows.family, rows.layout, rows.numbers, moments=moments, lengths=lengths, rows=rows.rows)
 
     def scalar(self, scalar: Scalar) -> None:
         self.writer.scalar(scalar.name, scalar.value, step=scalar.step, epoch=scalar.epoch)
+
+    def write_all(self, entries: Entries) -> None:
+        if type(self).write is not RunSink.write or type(self).scalar is not RunSink.scalar:
+            super().write_all(entries)  # a subclass looks at each, or changes it
+            return
+        for stretch in entries.stretches:
+            self.writer.extend(
+                stretch.family,
+                stretch.layout,
+                stretch.numbers,
+                moments=stretch.moments,
+                lengths=np.diff(stretch.edges),
+                rows=stretch.rows,
+            )
+        self.writer.scalars((scalar.name, scalar.value, scalar.step, scalar.epoch) for scalar in entries.scalars)
 
     def close(self) -> None:
         if self._owned:

@@ -11,7 +11,6 @@ from torch.optim.optimizer import Optimizer
 
 from sonde.engine import Tick
 from sonde.engine.clock import Clock
-from sonde.engine.optimizers import held_by
 from sonde.errors import ArgumentError, SelectionError
 from sonde.inspector.budget import Meter
 from sonde.inspector.fitting import fit, fit_norms
@@ -21,6 +20,7 @@ from sonde.inspector.ordering import Ordering
 from sonde.inspector.scaling import Scaling, scale_at_step
 from sonde.inspector.schedule import Pace, Schedule
 from sonde.inspector.settings import Settings
+from sonde.inspector.turns import Turn
 from sonde.inspector.writing import Batch
 
 __all__ = ["Watched"]
@@ -50,7 +50,7 @@ class Watched:
         self.pace = Pace(schedule)
         self.meter = Meter()
         self.steps = self.logged = 0
-        self.measurings: list[Measuring] = []
+        self._turns: list[Turn] = []
         self._settings = settings
         self._send = send
         self._failed = failed
@@ -60,6 +60,7 @@ class Watched:
         self._scaling = Scaling(settings.scaler)
         self._waiting: list[Batch] = []  # of backward passes in this step, until it is known that it is one
         self._ended = False  # a step has, and its rows were not taken yet
+        self._idle_until = 0  # in the steps before it nothing is to be done
         self._was_logged = False
         self._pairs = self._had_pairs = self._takes_pairs = False  # sequences are observed in this step, and were in the one before
         self._has_sequences = False
@@ -74,11 +75,11 @@ class Watched:
         refused = {}
         for lens in settings.lenses:
             try:
-                for measuring in fit(self.model, self.name, lens, settings, self._asked, self._asked_in_pairs):
-                    self._put_on(measuring, first_step, epoch)
+                for turn in fit(self.model, self.name, lens, settings):
+                    self._put_on(turn, first_step, epoch)
             except SelectionError as error:
                 refused[lens.name] = error
-        hidden = fit_norms(self.model, self.name, self.measurings, self._asked, strict=settings.strict)
+        hidden = fit_norms(self.model, self.name, self.measurings, settings)
         if hidden is not None:
             self._put_on(hidden, first_step, epoch)
         self._has_sequences = any(measuring.is_sequence for measuring in self.measurings)
@@ -86,17 +87,23 @@ class Watched:
             self._ordering.watch()
         return refused
 
-    def _put_on(self, measuring: Measuring, first_step: int | None, epoch: int) -> None:
+    @property
+    def measurings(self) -> list[Measuring]:
+        """All that it is measured by."""
+        return [turn.measuring for turn in self._turns]
+
+    def _put_on(self, turn: Turn, first_step: int | None, epoch: int) -> None:
         if self._clock is None:
-            clock = self._clock = measuring.wiring.clocks[0]
+            clock = self._clock = turn.measuring.wiring.clocks[0]
             if first_step is not None:
                 clock.continue_at(first_step)
                 clock.end_epoch(epoch)
             self._begin(clock.now())
-        self.measurings.append(measuring)
-        measuring.wiring.attach()
-        if len(self.measurings) == 1:
+        self._turns.append(turn)
+        turn.attach(logged=self.pace.on, in_pair=self._pairs)
+        if len(self._turns) == 1:
             clock.after_step.insert(0, self._step_ends)
+            clock.after_optimizer.append(self._optimizer_stepped)
             clock.before_forward.append(self._forward_begins)
             clock.after_micro_step.append(self._backward_ended)
 
@@ -106,10 +113,11 @@ class Watched:
         clock = self._clock
         if clock is not None and self._step_ends in clock.after_step:
             clock.after_step.remove(self._step_ends)
+            clock.after_optimizer.remove(self._optimizer_stepped)
             clock.before_forward.remove(self._forward_begins)
             clock.after_micro_step.remove(self._backward_ended)
-        for measuring in self.measurings:
-            measuring.wiring.detach()
+        for turn in self._turns:
+            turn.measuring.wiring.detach()
 
     @property
     def clock(self) -> Clock:
@@ -133,12 +141,6 @@ class Watched:
             self._failed(error)
         self._had_pairs, self._pairs = self._pairs, self.pace.on or self.pace.soon
 
-    def _asked(self, tick: Tick) -> bool:
-        return self.pace.on
-
-    def _asked_in_pairs(self, tick: Tick) -> bool:
-        return self._pairs
-
     def moment(self, *, in_step: bool) -> tuple[int, int]:
         """Epoch and step of something that happens now: in the step that runs, if *in_step* and one does; else in the last."""
         clock = self.clock
@@ -146,36 +148,45 @@ class Watched:
             return clock.epoch, clock.step
         return clock.epoch, max(clock.step - 1, 0)
 
+    def schedule_by(self, schedule: Schedule) -> None:
+        """Log by another schedule from the next decision on."""
+        self.pace.schedule = schedule
+        self._idle_until = 0
+
     def _step_ends(self) -> None:
-        """The clock has counted a step. What the engine does next must see its rows, so they are taken in :meth:`complete`."""
+        """The clock has counted a step. Other probes must see its rows, so they are taken later, in :meth:`complete`."""
+        self.steps += 1
+        if self.clock.step < self._idle_until:
+            return
         self.meter.enter()
         self._ended = True
         self._was_logged = self.pace.on
         self._takes_pairs = self._has_sequences and self._was_logged and self._had_pairs
         self._begin(self.clock.now())
+        if self.pace.on or self._was_logged or self._pairs or self._had_pairs:
+            for turn in self._turns:
+                turn.begin(logged=self.pace.on, in_pair=self._pairs)
         if self.pace.on:
             self._ordering.watch()
 
-    def stepped(self, optimizer: Optimizer) -> None:
-        """*optimizer* has stepped, and the engine is done with it."""
+    def _optimizer_stepped(self, optimizer: Optimizer, taken: bool) -> None:
+        """*optimizer* has stepped, unless the step was not *taken*, and the engine is done with it."""
         if self._ended:
             self.complete(optimizer)
-        elif self._clock is not None and self._holds(optimizer):
-            last = self._last() if self._last is not None else None
-            if isinstance(getattr(optimizer, "found_inf", None), Tensor):
+        elif not taken:
+            if self.pace.on:
                 self.discard()
-            elif self._was_logged and last is not optimizer and not self._clock.moved:
+        elif self._was_logged:
+            last = self._last() if self._last is not None else None
+            if last is not optimizer and not self.clock.moved:
                 self._take(optimizer)  # it belongs to the step that has ended already
-
-    def _holds(self, optimizer: Optimizer) -> bool:
-        held = held_by(optimizer)
-        return any(id(parameter) in held for parameter in self.model.parameters())
 
     def complete(self, optimizer: Optimizer | None) -> None:
         """Take the rows of the step that has ended, if it was logged."""
+        if not self._ended:
+            return
         self._ended = False
         self._last = weakref.ref(optimizer) if optimizer is not None else None
-        self.steps += 1
         logged = self._was_logged
         if logged:
             self.logged += 1
@@ -183,6 +194,15 @@ class Watched:
         if self._has_sequences:
             self._tend_sequences()
         self.meter.leave(logged=logged)
+        if not self.pace.on:
+            self._idle()
+
+    def _idle(self) -> None:
+        """Do nothing until the step before the next that may be logged: that one is timed, or is the first of a pair."""
+        step = self.clock.step
+        self._idle_until = self.pace.schedule.next(step + 1) - 1
+        if self._idle_until > step:
+            self.meter.forget_step()
 
     # Rows
 

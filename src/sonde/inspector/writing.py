@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import queue
+import os
 import threading
+import time
 import warnings
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from operator import methodcaller
 
 import numpy as np
@@ -14,15 +17,19 @@ import numpy.typing as npt
 
 from sonde.errors import ObservationWarning
 from sonde.inspector.closing import Findings
+from sonde.inspector.finishing import Finished, Finishing, Unpacked
 from sonde.inspector.measuring import Rowed
-from sonde.inspector.norms import Norms
 from sonde.inspector.packed import Packet
-from sonde.inspector.sink import Rows, Scalar, Sink
+from sonde.inspector.sink import Scalar, Sink
+from sonde.inspector.waiting import Request, Waiting
 
 __all__ = ["Batch", "Part", "Writing"]
 
 _WAITING = 64  # batches that may wait; beyond it the training waits for the thread
+_SMALL = 256  # so many may wait while they are small: while they hold no more than a piece
 _PATIENCE = 10.0  # seconds that it does
+_PIECE = 4 << 20  # bytes of rows that are finished at once
+_SPELL = 0.5  # seconds that one piece may take: room is made after each, so slow sinks are given little at a time
 
 
 @dataclass(frozen=True)
@@ -83,12 +90,14 @@ class Writing:
 
     def __init__(self, sinks: Sequence[Sink]) -> None:
         self._sinks = list(sinks)
-        self._queue: queue.Queue[Batch | Callable[[], None] | None] = queue.Queue(_WAITING)
+        self._waiting: Waiting[Batch] = Waiting(_WAITING)
         self._said = False
         self._trouble = ""
         self._impatient = False
-        self._norms = Norms()
-        self._counted: dict[int, tuple[Rowed, npt.NDArray[np.float64]]] = {}
+        self._finishing = Finishing(self._failed)
+        self._counted: dict[Rowed, npt.NDArray[np.float64]] = {}
+        self._at_once = 1  # batches to a piece; the first one shows how long they take
+        self._process = os.getpid()
         self.findings = Findings()
         self.lost = 0
         self.has_written = False
@@ -99,17 +108,19 @@ class Writing:
         """By family and site, how often something was added in all that was put before."""
         self._wait(lambda: None)
         found: dict[tuple[str, str], int] = {}
-        for rowed, counts in self._counted.values():
+        for rowed, counts in self._counted.items():
             for site, count in zip(rowed.layout.site, counts.tolist(), strict=True):
                 found[rowed.family, site] = found.get((rowed.family, site), 0) + int(count)
         return found
 
     def put(self, batch: Batch) -> None:
-        """Have *batch* written. If the sinks do not keep up for ten seconds, batches are lost, with one warning."""
-        try:
-            self._queue.put(batch, timeout=0.0 if self._impatient else _PATIENCE)
+        """Have *batch* written soon. If the sinks do not keep up for ten seconds, batches are lost, with one warning."""
+        if os.getpid() != self._process:
+            self.lost += 1
+            self._note("this process was forked from the one that writes; its steps are lost")
+        elif self._waiting.put(batch, 0.0 if self._impatient else _PATIENCE):
             self._impatient = False
-        except queue.Full:
+        else:
             self._impatient = True
             self.lost += 1
             self._note("the sinks do not keep up; steps are lost")
@@ -117,11 +128,13 @@ class Writing:
 
     def flush(self) -> None:
         """Return when everything put so far is with the sinks, and the norms of the last step with it."""
-        self._wait(lambda: self._give(self._norms.take()))
+        self._wait(lambda: self._give(self._finishing.rest()))
         self.say()
 
-    def _wait(self, last: Callable[[], None]) -> None:
+    def _wait(self, last: Request) -> None:
         """Return when everything put so far was written, and *last* was called there."""
+        if not self._thread.is_alive() or threading.current_thread() is self._thread:
+            return  # it has ended, or stayed behind in another process; or it is collecting garbage, an inspector among it
         done = threading.Event()
 
         def call() -> None:
@@ -130,15 +143,16 @@ class Writing:
             finally:
                 done.set()
 
-        self._queue.put(call)
+        self._waiting.ask(call)
         while not done.wait(0.1) and self._thread.is_alive():
             pass
 
     def stop(self) -> None:
         """Write what is left, close the sinks, and end the thread."""
         if self._thread.is_alive():
-            self._queue.put(None)
-            self._thread.join()
+            self._waiting.close()
+            if threading.current_thread() is not self._thread:
+                self._thread.join()
         self.say()
 
     def say(self) -> None:
@@ -150,48 +164,68 @@ class Writing:
     def _note(self, trouble: str) -> None:
         self._trouble = self._trouble or trouble
 
+    def _failed(self, rowed: Rowed, error: Exception) -> None:
+        self._note(f"{rowed.statistic!r} of {rowed.family} raised {type(error).__name__}: {error}")
+
     # The thread
 
     def _loop(self) -> None:
         while True:
-            item = self._queue.get()
-            if item is None:
+            batches, request = self._waiting.take()
+            if not batches and request is None:
                 break
-            try:
-                self._write(item) if isinstance(item, Batch) else item()
-            except Exception as error:
-                self._note(f"a logged step could not be written: {type(error).__name__}: {error}")
-        self._give(self._norms.take())
+            while batches:
+                self._write_some(batches)
+            if request is not None:
+                self._try(request)
+        self._try(lambda: self._give(self._finishing.rest()))
         self._each(methodcaller("close"))
 
-    def _write(self, batch: Batch) -> None:
-        arrays = batch.packet.unpack()
-        for part in batch.parts:
-            self._give(self._norms.begin(part))
-            try:
-                rows = _finished(part, arrays)
-            except Exception as error:  # a statistic's: the other families of this step are written
-                self._note(f"{part.rowed.statistic!r} of {part.rowed.family} raised {type(error).__name__}: {error}")
-                continue
-            if rows is None:
-                continue
-            self._norms.add(part, rows)
-            if part.hidden:
-                continue
-            self._count(part.rowed, rows)
-            self.findings.look(rows, part.rowed)
-            self._each(methodcaller("write", rows))
-            self.has_written = True
-        self._give([each if isinstance(each, Scalar) else each.read(arrays) for each in batch.scalars])
+    def _write_some(self, batches: deque[Batch]) -> None:
+        """Write the first of *batches*: as many as are not too much memory or time at once."""
+        start, taken, size = time.monotonic(), 0, 0
+        piece: list[Unpacked] = []
+        while batches and taken < self._at_once and size < _PIECE:
+            taken += 1
+            unpacked = self._unpacked(batches.popleft())
+            if unpacked is not None:
+                piece.append(unpacked)
+                size += sum(array.nbytes for array in unpacked[1])
+        self._try(partial(self._write, piece))
+        self._waiting.most = min(max(_WAITING, _PIECE * taken // max(size, 1)), _SMALL)
+        self._waiting.done(taken)
+        self._at_once = max(1, int(_SPELL * taken / max(time.monotonic() - start, 1e-9)))
 
-    def _count(self, rowed: Rowed, rows: Rows) -> None:
-        _, counts = self._counted.setdefault(id(rowed), (rowed, np.zeros(len(rowed.layout))))
-        counts[rows.rows] += rows.counts
+    def _unpacked(self, batch: Batch) -> Unpacked | None:
+        try:
+            return batch, batch.packet.unpack()
+        except Exception as error:
+            self._not_written(error)
+            return None
 
-    def _give(self, scalars: Sequence[Scalar]) -> None:
-        for scalar in scalars:
-            self.findings.look_at_scalar(scalar)
-            self._each(methodcaller("scalar", scalar))
+    def _try(self, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except Exception as error:
+            self._not_written(error)
+
+    def _not_written(self, error: Exception) -> None:
+        self._note(f"a logged step could not be written: {type(error).__name__}: {error}")
+
+    def _write(self, piece: Sequence[Unpacked]) -> None:
+        finished = self._finishing.finish(piece)
+        self._give(finished)
+        self.has_written = self.has_written or bool(finished.rowed)
+
+    def _give(self, finished: Finished) -> None:
+        entries = finished.entries
+        for rowed, stretch in zip(finished.rowed, entries.stretches, strict=True):
+            counts = self._counted.setdefault(rowed, np.zeros(len(rowed.layout)))
+            counts += np.bincount(stretch.rows, stretch.counts, len(rowed.layout))
+            self.findings.look(rowed, stretch)
+        self.findings.look_for_defects(entries)
+        if entries.sequence:
+            self._each(methodcaller("write_all", entries))
 
     def _each(self, call: Callable[[Sink], None]) -> None:
         """Call every sink; one that raises is not called again."""
@@ -201,16 +235,3 @@ class Writing:
             except Exception as error:
                 self._sinks.remove(sink)
                 self._note(f"{type(sink).__name__} raised {type(error).__name__}: {error}; nothing more is written to it")
-
-
-def _finished(part: Part, arrays: list[npt.NDArray[np.float64]]) -> Rows | None:
-    seen, counts, numbers = part.rowed.finish(arrays[part.blocks])
-    if not len(seen):
-        return None
-    for port, place in part.scales.items():
-        scale = float(arrays[place])
-        under = np.array([part.rowed.ports[row] == port for row in seen])
-        for name in part.rowed.linear:
-            if name in numbers:
-                numbers[name] = np.where(under, numbers[name] / scale, numbers[name])
-    return Rows(part.rowed.family, part.rowed.layout, seen, part.epoch, part.step, part.micro_step, counts, numbers)

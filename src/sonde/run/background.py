@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from sonde.run.blocks import Block, Pending, Row
+from sonde.run.blocks import Block, Lines, Pending
 from sonde.run.trouble import Trouble
 
 __all__ = ["Background"]
@@ -17,7 +17,7 @@ Write = Callable[[str, Any], None]
 
 
 class Background:
-    """Collects blocks and rows and has a thread write them, each family as one table.
+    """Collects blocks and lines and has a thread write them, each family as one table.
 
     It writes *seconds* after the first thing that is not written yet, or as soon as *size* bytes wait. What waits or is being
     written never exceeds *limit* bytes: beyond it ``put`` waits for the disk (back-pressure), at most *patience* seconds in a
@@ -55,7 +55,7 @@ class Background:
         self._thread = threading.Thread(target=self._loop, name="sonde run writer", daemon=True)
         self._thread.start()
 
-    def put(self, family: str, item: Block | Row) -> None:
+    def put(self, family: str, item: Block | Lines) -> None:
         """Have *item* written some time soon. In a forked child this does nothing: its thread stayed with the parent."""
         if os.getpid() != self._process:
             return
@@ -72,7 +72,7 @@ class Background:
                 self.lost += len(item)
         self._trouble.say()
 
-    def _has_room(self, item: Block | Row) -> bool:
+    def _has_room(self, item: Block | Lines) -> bool:
         def fits() -> bool:
             return self._held == 0 or self._held + item.nbytes <= self._limit
 

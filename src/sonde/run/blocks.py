@@ -1,4 +1,4 @@
-"""What has been appended and is not written yet: blocks of numbers and single rows, turned into Arrow tables at once."""
+"""What has been appended and is not written yet: blocks of numbers and lines, turned into Arrow tables at once."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import pyarrow
 from sonde.errors import ArgumentError
 from sonde.run.schema import ALERTS, SCALARS, Layout
 
-__all__ = ["Block", "Form", "Kind", "Pending", "Row", "block_of", "column_of", "kind_of"]
+__all__ = ["Block", "Form", "Kind", "Lines", "Pending", "blocks_of", "column_of", "kind_of"]
 
 Kind = str
 """What a column holds: ``number``, ``list`` (of numbers, in every row) or ``text``."""
 
 Column = npt.NDArray[Any] | list[str]
 
-_ROW_BYTES = 150  # of a tuple of Python values, roughly
+_LINE_BYTES = 150  # of a tuple of Python values, roughly
 _KEY_BYTES = 40
 
 
@@ -51,17 +51,20 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Numbers of one family at one moment: a row for each place of *layout*, or for the places that *rows* picks.
+    """Numbers of one family at one moment or several, one after the other.
 
     Attributes:
-        moment: epoch, step, micro-step.
+        rows: of each row its place in *layout*; None for each place once, at one moment.
+        moments: epoch, step and micro-step of each moment: int64 of shape (moments, 3).
+        lengths: how many rows each moment has.
         numbers: by dtype a matrix of shape (columns of that dtype, rows).
         others: lists and texts.
     """
 
     layout: Layout
     rows: npt.NDArray[np.intp] | None
-    moment: tuple[int, int, int]
+    moments: npt.NDArray[np.int64]
+    lengths: npt.NDArray[np.intp]
     form: Form
     numbers: Mapping[str, npt.NDArray[Any]]
     others: Mapping[str, Column]
@@ -77,32 +80,40 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One row of a family of single rows (scalars, alerts), in the order of its schema."""
+class Lines:
+    """Rows of a family that has no layout (scalars, alerts), the values of each in the order of its schema."""
 
-    values: tuple[Any, ...]
+    values: tuple[tuple[Any, ...], ...]
 
-    nbytes = _ROW_BYTES
+    @property
+    def nbytes(self) -> int:
+        """Bytes that this holds in memory, roughly."""
+        return _LINE_BYTES * len(self.values)
 
     def __len__(self) -> int:
-        return 1
+        return len(self.values)
 
 
-def column_of(name: str, given: Any, layout: Layout) -> Column:
-    """One given column as an array of shape (rows,) or (rows, k), or as texts; arrays that can be taken as they are, are.
+def column_of(name: str, given: Any, length: int, what: str) -> Column:
+    """One given column as an array of shape (length,) or (length, k), or as texts; arrays that can be taken as they are, are.
+
+    Args:
+        name: of the column.
+        given: an array, a sequence of texts, or a number or text for all rows.
+        length: of the column.
+        what: is so long, in words.
 
     Raises:
-        ArgumentError: it is neither, or not as long as the layout.
+        ArgumentError: it is neither, or not as long.
     """
     if isinstance(given, str):
-        return [given] * len(layout)
+        return [given] * length
     values = np.asarray(given)
     if values.ndim == 0:
-        values = np.broadcast_to(values, (len(layout),))
-    if values.ndim > 2 or len(values) != len(layout):
+        values = np.broadcast_to(values, (length,))
+    if values.ndim > 2 or len(values) != length:
         raise ArgumentError(
-            f"the column {name!r} has the shape {values.shape}; a layout of {len(layout)} sites takes ({len(layout)},), "
-            f"or ({len(layout)}, k) for a list in each row"
+            f"the column {name!r} has the shape {values.shape}; {what} take ({length},), or ({length}, k) for a list in each row"
         )
     if values.dtype.kind in "US" or (values.dtype == object and all(isinstance(value, str) for value in values)):
         return [str(value) for value in values]
@@ -125,33 +136,61 @@ def kind_of(column: Column) -> str:
     return column.dtype.char if column.ndim == 1 else "list"
 
 
-def block_of(
-    layout: Layout, rows: npt.NDArray[np.intp] | None, moment: tuple[int, int, int], form: Form, columns: Mapping[str, Column]
+def blocks_of(
+    layout: Layout,
+    rows: npt.NDArray[np.intp] | None,
+    moments: npt.NDArray[np.int64],
+    lengths: npt.NDArray[np.intp],
+    form: Form,
+    columns: Mapping[str, Column],
+    *,
+    most: int,
+) -> Iterator[Block]:
+    """Blocks with copies of *columns*, which are as long as all moments together and have the form *form*.
+
+    There is one, unless it would hold more than *most* bytes: then each has as many moments as fit, and at least one.
+    """
+    ends = np.cumsum(lengths)
+    each = sum(column.nbytes if isinstance(column, np.ndarray) else 8 * len(column) for column in columns.values())
+    fitting = most * max(int(ends[-1]), 1) // max(each + _KEY_BYTES * int(ends[-1]), 1)  # rows
+    first = start = 0
+    while first < len(lengths):
+        last = max(first + 1, int(np.searchsorted(ends, start + fitting, "right")))
+        end = int(ends[last - 1])
+        picked = None if rows is None else rows[start:end]
+        cut = {name: column[start:end] for name, column in columns.items()}
+        yield _block(layout, picked, moments[first:last], lengths[first:last], form, cut)
+        first, start = last, end
+
+
+def _block(
+    layout: Layout,
+    rows: npt.NDArray[np.intp] | None,
+    moments: npt.NDArray[np.int64],
+    lengths: npt.NDArray[np.intp],
+    form: Form,
+    columns: Mapping[str, Column],
 ) -> Block:
-    """A block with copies of *columns*, which are as long as the layout and have the form *form*."""
     numbers = {}
     for dtype in form.dtypes:
-        picked = [columns[name] if rows is None else np.asarray(columns[name])[rows] for name in form.of(dtype)]
-        numbers[dtype] = np.concatenate(picked).reshape(len(picked), -1)
-    others: dict[str, Column] = {}
-    for name in form.of("list"):
-        others[name] = np.array(columns[name])[slice(None) if rows is None else rows]
-    for name in form.of("text"):
-        others[name] = [str(columns[name][place]) for place in (range(len(layout)) if rows is None else rows)]
-    return Block(layout, rows, moment, form, numbers, others)
+        given = [columns[name] for name in form.of(dtype)]
+        numbers[dtype] = np.concatenate(given).reshape(len(given), -1)
+    others: dict[str, Column] = {name: np.array(columns[name]) for name in form.of("list")}
+    others |= {name: list(columns[name]) for name in form.of("text")}
+    return Block(layout, rows, moments, lengths, form, numbers, others)
 
 
 @dataclass(slots=True)
 class Pending:
-    """Blocks and rows by family, in the order they came."""
+    """Blocks and lines by family, in the order they came."""
 
-    held: dict[str, list[Block | Row]] = field(default_factory=dict)
+    held: dict[str, list[Block | Lines]] = field(default_factory=dict)
     nbytes: int = 0
 
     def __bool__(self) -> bool:
         return bool(self.held)
 
-    def add(self, family: str, item: Block | Row) -> None:
+    def add(self, family: str, item: Block | Lines) -> None:
         self.held.setdefault(family, []).append(item)
         self.nbytes += item.nbytes
 
@@ -166,13 +205,13 @@ class Pending:
         for family, items in self.held.items():
             single = {"scalars": SCALARS, "alerts": ALERTS}.get(family)
             if single is not None:
-                yield family, _row_table([item for item in items if isinstance(item, Row)], single)
+                yield family, _line_table([item for item in items if isinstance(item, Lines)], single)
             else:
                 yield family, _block_table([item for item in items if isinstance(item, Block)], rank)
 
 
-def _row_table(rows: Sequence[Row], schema: Mapping[str, str]) -> pyarrow.Table:
-    columns = zip(*(row.values for row in rows), strict=True)
+def _line_table(lines: Sequence[Lines], schema: Mapping[str, str]) -> pyarrow.Table:
+    columns = zip(*(line for several in lines for line in several.values), strict=True)
     return pyarrow.table({name: pyarrow.array(column, kind) for (name, kind), column in zip(schema.items(), columns, strict=True)})
 
 
@@ -202,8 +241,8 @@ class _Coded:
 
 
 def _joined(blocks: list[Block], coded: _Coded, rank: int) -> pyarrow.Table:
-    lengths = [len(block) for block in blocks]
-    moments = np.array([block.moment for block in blocks], np.int64)
+    lengths = np.concatenate([block.lengths for block in blocks])
+    moments = np.concatenate([block.moments for block in blocks])
     epoch, step, micro_step = (np.repeat(moments[:, place], lengths) for place in range(3))
 
     def keys(of: Mapping[int, npt.NDArray[np.int32]]) -> npt.NDArray[np.int32]:
@@ -213,7 +252,7 @@ def _joined(blocks: list[Block], coded: _Coded, rank: int) -> pyarrow.Table:
         "epoch": epoch,
         "step": step,
         "micro_step": micro_step.astype(np.int32),
-        "rank": np.full(sum(lengths), rank, np.int32),
+        "rank": np.full(len(epoch), rank, np.int32),
         "model": coded.column(keys(coded.models)),
         "site": coded.column(keys(coded.sites)),
         "call": np.concatenate([_pick(np.asarray(block.layout.call), block.rows) for block in blocks]),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from sonde.errors import ArgumentError
 from sonde.run.background import Background
-from sonde.run.blocks import Block, Row
+from sonde.run.blocks import Block, Lines
 from sonde.run.compaction import compact, sweep
 from sonde.run.description import Description
 from sonde.run.files import appearing, remove_leftovers, write_json
@@ -88,7 +88,7 @@ class DiskWriter(RunWriter):
         for module in _NEEDED_AT_EXIT:
             import_module(module)
         life = description.lives[-1]
-        super().__init__(rank, life.first_step)
+        super().__init__(rank, life.first_step, room=flushing.limit)
         self.path = path
         self.life = life.life
         self._description = description
@@ -145,7 +145,7 @@ class DiskWriter(RunWriter):
             self._trouble.note(f"{file}: {error}")
             self._trouble.say()
 
-    def _take(self, family: str, item: Block | Row) -> None:
+    def _take(self, family: str, item: Block | Lines) -> None:
         self._background.put(family, item)
 
     def flush(self) -> None:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from sonde.run.blocks import Block, Pending, Row
+from sonde.run.blocks import Block, Lines, Pending
 from sonde.run.description import Description
 from sonde.run.source import Answer, Ask
 from sonde.run.writer import RunWriter
@@ -32,7 +32,7 @@ class MemorySource:
         self._tables: dict[str, pyarrow.Table] = {}
         self._lock = threading.Lock()
 
-    def add(self, family: str, item: Block | Row) -> None:
+    def add(self, family: str, item: Block | Lines) -> None:
         with self._lock:
             self.pending.add(family, item)
 
@@ -90,7 +90,7 @@ class MemoryWriter(RunWriter):
     def _write_document(self, name: str, data: Any) -> None:
         self._source.documents[name] = data
 
-    def _take(self, family: str, item: Block | Row) -> None:
+    def _take(self, family: str, item: Block | Lines) -> None:
         self._source.add(family, item)
 
     def flush(self) -> None:

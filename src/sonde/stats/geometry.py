@@ -34,6 +34,7 @@ class Norm(Statistic):
     fields: ClassVar[tuple[Field, ...]] = (Field("count"), Field("nan"), Field("inf"), Field("squares"))
 
     kernel: ClassVar[Kernel | None] = NORM
+    growth: ClassVar[Mapping[str, float] | None] = {**dict.fromkeys(("count", "finite", "nan", "inf"), 1.0), "norm": 0.5}
 
     def measure(self, tensor: Tensor) -> Tensor:
         values = numbers(tensor).flatten()

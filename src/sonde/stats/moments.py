@@ -45,6 +45,7 @@ class Moments(Statistic):
     )
 
     kernel: ClassVar[Kernel | None] = MOMENTS
+    growth: ClassVar[Mapping[str, float] | None] = {**dict.fromkeys(("count", "finite", "zeros", "nan", "inf"), 1.0), "norm": 0.5}
 
     def measure(self, tensor: Tensor) -> Tensor:
         return reference.moments(numbers(tensor))

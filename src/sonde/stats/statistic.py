@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -44,6 +44,10 @@ class Field:
 
 class RowStatistic(ABC):
     """What every statistic has: rows of float64 with a known layout, and numbers finished from columns of rows."""
+
+    growth: ClassVar[Mapping[str, float] | None] = None
+    """Of the numbers that grow with a tensor, the power of its size that they grow with: 1 for counts, 0.5 for lengths. None:
+    it cannot be told from a sample what the number of the whole would be."""
 
     @abstractmethod
     def layout(self) -> tuple[tuple[str, int], ...]:

@@ -46,6 +46,8 @@ class Updates(PairStatistic):
 
     precision: torch.dtype | None = None
 
+    growth: ClassVar[Mapping[str, float] | None] = {"elements": 1.0, "nonfinite": 1.0, "update_norm": 0.5, "weight_norm": 0.5}
+
     sums: ClassVar[tuple[str, ...]] = (
         "elements",
         "nonfinite",
