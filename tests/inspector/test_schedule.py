@@ -6,7 +6,9 @@ from itertools import count
 from typing import Any
 
 import pytest
+import torch
 from tests.inspector.training import small, train
+from torch import nn
 
 from sonde.engine import Tick
 from sonde.errors import ArgumentError
@@ -89,6 +91,31 @@ def test_steps_are_not_looked_at_until_one_may_be_logged() -> None:
         assert watched.steps == 50
         assert watched.logged == 4
     assert sorted(set(inspector.run.table("moments")["step"].to_pylist())) == [0, 20, 40, 48]
+
+
+@pytest.mark.parametrize("every", [5, lambda tick: tick.step % 5 == 0], ids=["known", "asked"])
+def test_two_optimizers_of_one_step_are_logged_together(every: Any) -> None:
+    """Also where the steps between are not looked at: no row and no interval of another step comes of the second one."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    optimizers = [torch.optim.SGD(part.parameters(), lr=0.1) for part in model]
+    with watch(model, every=every, to="memory", quiet=True, strict=True) as inspector:
+        for step in range(12):
+            loss = model(torch.ones(3, 4)).square().mean()
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            loss.backward()
+            for optimizer in optimizers:
+                optimizer.step()
+            inspector.push_loss(float(step), train=True)
+        run = inspector.run
+    rows = run.table("moments").to_pylist()
+    updated = sorted((row["step"], row["site"]) for row in rows if row["site"].endswith(":update"))
+    names = ["0.bias:update", "0.weight:update", "1.bias:update", "1.weight:update"]
+    assert updated == [(step, name) for step in (0, 5, 10) for name in names]
+    steps, losses = run.scalar("loss")
+    assert steps.tolist() == [0, 5, 10, 11]
+    assert losses.tolist() == [0.0, 3.0, 8.0, 11.0]
+    assert run.scalar("update_norm")[0].tolist() == [0, 5, 10]
 
 
 def test_an_iterator_is_asked_no_further_than_needed_and_must_ascend() -> None:

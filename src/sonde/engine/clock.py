@@ -37,6 +37,10 @@ _graph_task: Callable[[], int] = torch._C._current_graph_task_id
 _is_traced = compiled.is_traced
 
 
+# Looking whether the model has other parameters than it had costs a walk over its modules: at wakes 1, 2, 4, 8, ... and every 16th
+_LOOK_EVERY = 16
+
+
 def transformed() -> bool:
     """Whether a ``torch.func`` transform runs: its tensors are wrappers that must not outlive it."""
     return torch._C._functorch.peek_interpreter_stack() is not None
@@ -70,7 +74,8 @@ class Clock:
         self.again = False  # the optimizer that steps does so on the same gradients as one before: it is part of that step
         self._ended = (0, 0, 0, 0)
         self.after_optimizer: list[Callable[[Optimizer, bool], None]] = []  # one of the root's has stepped: was it taken
-        self.after_step: list[Callable[[], None]] = []
+        self.after_step: dict[Callable[[], None], int] = {}  # each with the step before which it is not to be called
+        self._idle_until = 0  # before this step none of them is
         self.after_micro_step: list[Callable[[], None]] = []
         self.after_first_forward: list[Callable[[], None]] = []  # of a model with lazy parameters, which have a shape then
         self._users = 0
@@ -86,7 +91,9 @@ class Clock:
         self._ends = _End(self)
         self._accumulates = _Accumulates(self)
         self._listening: dict[int, tuple[weakref.ref[nn.Parameter], hooks.Handle]] = {}
+        self._heralded = False  # it is told of steps before they are taken
         self._follows = False  # forwards to their end, and what is accumulated
+        self._wakes = 0
         self._fingerprint: int | None = None
         self._compiled: tuple[Any, frozenset[nn.Module]] | None = None
 
@@ -108,17 +115,20 @@ class Clock:
         root = self.root()
         if self._follows or root is None:
             return
-        self._follows = True
+        self._follows = self._heralded = True
+        optimizers.announce(self)
         if self._end is None or not self._end.put_back(self._ends):
             self._end = hooks.on_forward(root, self._ends, always=True)
         for key, (parameter, handle) in tuple(self._listening.items()):
             if parameter() is None or not handle.put_back(self._accumulates):
                 del self._listening[key]
                 self._fingerprint = None
-        now = fingerprint(root)
-        if now != self._fingerprint:
-            self._fingerprint = now
-            self.refresh()
+        count = self._wakes = self._wakes + 1
+        if self._fingerprint is None or count & (count - 1) == 0 or count % _LOOK_EVERY == 0:
+            now = fingerprint(root)
+            if now != self._fingerprint:
+                self._fingerprint = now
+                self.refresh()
 
     def rest(self, probe: Hashable) -> None:
         """*probe* does not observe for a while. While none does, the clock only counts forwards and steps."""
@@ -294,8 +304,20 @@ class Clock:
         self.micro_step = 0
         self.stamp += 1
         self.local.depth = 0  # no forward runs now, even if an interrupt kept one from ending
-        for callback in tuple(self.after_step):
-            callback()
+        for callback, first in tuple(self.after_step.items()):
+            if first <= self.step:
+                callback()
+
+    def call_after_steps(self, callback: Callable[[], None], *, first: bool = False, until: int = 0) -> None:
+        """Call *callback* when a step has ended and the step *until*, or a later one, begins; *first*: before all others."""
+        others = {other: step for other, step in self.after_step.items() if other != callback}
+        self.after_step = {callback: until, **others} if first else {**others, callback: until}
+        self._idle_until = min(self.after_step.values())
+
+    def call_no_more(self, callback: Callable[[], None]) -> None:
+        """Call it no more after steps. Again does nothing."""
+        self.after_step.pop(callback, None)
+        self._idle_until = min(self.after_step.values(), default=0)
 
     def precede(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """*optimizer* is about to step."""
@@ -311,6 +333,10 @@ class Clock:
 
     def follow(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """*optimizer* has stepped. A second optimizer that steps on the same gradients belongs to the first one's step."""
+        last = self._optimizer
+        if self.step + 1 < self._idle_until and self.moved and not self.awake and last is not None and last() is optimizer:
+            self._count_idle_step(optimizer)
+            return
         held = optimizers.held_by(optimizer)
         if not self._is_stepped_by(held):
             return
@@ -326,6 +352,16 @@ class Clock:
             self.end_step()
         for callback in tuple(self.after_optimizer):
             callback(optimizer, taken)
+
+    def _count_idle_step(self, optimizer: Optimizer) -> None:
+        """The same optimizer has stepped again while everybody is at rest: what :meth:`end_step` does then, and no more."""
+        if optimizers.is_skipped(optimizer):
+            return
+        self._ended = (self.epoch, self.step, self.micro_step, max(self.forwards - 1, 0))
+        self._unfinished = self.moved = False
+        self.step += 1
+        self.micro_step = 0
+        self.stamp += 1
 
     def _is_stepped_by(self, held: frozenset[int]) -> bool:
         """Whether an optimizer that holds these holds parameters of the root."""
@@ -376,9 +412,13 @@ class _Begin(hooks.Hook):
             return  # checkpointing recomputes a call that was counted
         if clock.awake:
             clock.begin_forward()
-        else:
-            clock.forwards += 1
-            clock.moved = True
+            return
+        if clock._heralded and not clock.moved:  # the step that was observed last is over, for all optimizers that take part
+            clock._heralded = False
+            clock._around = []
+            optimizers.hush(clock)
+        clock.forwards += 1
+        clock.moved = True
 
     def replay(self, leaves: list[Tensor], form: int, port: str) -> tuple[int, int]:
         """Compiled code has reached the root's beginning."""

@@ -10,7 +10,7 @@ from torch.optim.optimizer import Optimizer
 
 from sonde.engine import compiled, hooks
 
-__all__ = ["follow", "has_closure", "held_by", "is_skipped", "leave"]
+__all__ = ["announce", "follow", "has_closure", "held_by", "hush", "is_skipped", "leave"]
 
 
 class Follower(Protocol):
@@ -24,15 +24,36 @@ class Follower(Protocol):
 
 
 _followers: dict[int, weakref.ref[Follower]] = {}
-_handles: list[hooks.Handle] = []
+_heralded: set[int] = set()  # of them, those that are told before a step as well
+_hooks: dict[str, hooks.Handle] = {}
 
 
 def follow(follower: Follower) -> None:
-    """Tell *follower*, which is held weakly, of every step from now on."""
+    """Tell *follower*, which is held weakly, of every step that was taken from now on."""
     key = id(follower)
     _followers[key] = weakref.ref(follower, lambda _: _drop(key))
-    if not _handles:
-        _handles[:] = hooks.on_before_optimizer_step(_steps), hooks.on_optimizer_step(_stepped)
+    if "after" not in _hooks:
+        _hooks["after"] = hooks.on_optimizer_step(_stepped)
+
+
+def announce(follower: Follower) -> None:
+    """Tell it of every step before it is taken as well."""
+    _heralded.add(id(follower))
+    if "before" not in _hooks:
+        _hooks["before"] = hooks.on_before_optimizer_step(_steps)
+
+
+def hush(follower: Follower) -> None:
+    """Tell it after steps alone. Again does nothing."""
+    _heralded.discard(id(follower))
+    if not _heralded:
+        _take_out("before")
+
+
+def _take_out(hook: str) -> None:
+    handle = _hooks.pop(hook, None)
+    if handle is not None:
+        handle.remove()
 
 
 def leave(follower: Follower) -> None:
@@ -42,10 +63,11 @@ def leave(follower: Follower) -> None:
 
 def _drop(key: int) -> None:
     _followers.pop(key, None)
+    _heralded.discard(key)
+    if not _heralded:
+        _take_out("before")
     if not _followers:
-        for handle in _handles:
-            handle.remove()
-        _handles.clear()
+        _take_out("after")
 
 
 def _steps(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

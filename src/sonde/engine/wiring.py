@@ -294,8 +294,7 @@ class Wiring:
             clock = root.clock
             if self._before_forward in clock.before_forward:
                 clock.before_forward.remove(self._before_forward)
-                if self._follow_schedule in clock.after_step:
-                    clock.after_step.remove(self._follow_schedule)
+                clock.call_no_more(self._follow_schedule)
                 clock.after_first_forward.remove(self._attach_parameters)
                 clock.rest(self)
                 clock.stop()
@@ -322,7 +321,7 @@ class Wiring:
         root.fingerprint = fingerprint(root.model)
         root.clock.before_forward.append(self._before_forward)
         if self.schedule is not None:
-            root.clock.after_step.append(self._follow_schedule)
+            root.clock.call_after_steps(self._follow_schedule)
         root.clock.after_first_forward.append(self._attach_parameters)
         if self.switch.on:
             root.clock.wake(self)
@@ -409,6 +408,8 @@ class Wiring:
             waiting, self._waiting = self._waiting, []
             for tap in waiting:
                 self._put_in(tap)
+                if tap.is_in:
+                    tap.clock.refresh()
 
     def _can_judge(self) -> bool:
         """Whether a forward of the kind that is observed has surely been, so that hooks which have not fired never will."""

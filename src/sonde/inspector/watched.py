@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 
 import torch
@@ -36,7 +35,6 @@ class Watched:
         name: of the model in its sites.
         pace: which of its steps are logged.
         meter: how long its steps take.
-        steps: how many have ended.
         logged: how many of them were logged.
 
     Args:
@@ -49,7 +47,8 @@ class Watched:
         self.name = name
         self.pace = Pace(schedule)
         self.meter = Meter()
-        self.steps = self.logged = 0
+        self.logged = 0
+        self._first_step = self._last_step = 0
         self._turns: list[Turn] = []
         self._settings = settings
         self._send = send
@@ -59,13 +58,13 @@ class Watched:
         self._places: dict[str, int] = {}
         self._scaling = Scaling(settings.scaler)
         self._waiting: list[Batch] = []  # of backward passes in this step, until it is known that it is one
+        self._attached = False
         self._ended = False  # a step has, and its rows were not taken yet
-        self._idle_until = 0  # in the steps before it nothing is to be done
-        self._was_logged = False
+        self._was_logged = False  # that step
+        self._logged_step = -1  # the last that was
         self._pairs = self._had_pairs = self._takes_pairs = False  # sequences are observed in this step, and were in the one before
         self._has_sequences = False
         self._evaluated = False
-        self._last: weakref.ref[Optimizer] | None = None
 
     # Life
 
@@ -88,6 +87,11 @@ class Watched:
         return refused
 
     @property
+    def steps(self) -> int:
+        """How many have ended."""
+        return (self._last_step if not self._attached else self.clock.step) - self._first_step
+
+    @property
     def measurings(self) -> list[Measuring]:
         """All that it is measured by."""
         return [turn.measuring for turn in self._turns]
@@ -98,11 +102,13 @@ class Watched:
             if first_step is not None:
                 clock.continue_at(first_step)
                 clock.end_epoch(epoch)
+            self._first_step = clock.step
             self._begin(clock.now())
         self._turns.append(turn)
         turn.attach(logged=self.pace.on, in_pair=self._pairs)
         if len(self._turns) == 1:
-            clock.after_step.insert(0, self._step_ends)
+            self._attached = True
+            clock.call_after_steps(self._step_ends, first=True)
             clock.after_optimizer.append(self._optimizer_stepped)
             clock.before_forward.append(self._forward_begins)
             clock.after_micro_step.append(self._backward_ended)
@@ -111,8 +117,9 @@ class Watched:
         """Take everything off; rows of a step that has not ended are dropped."""
         self._ordering.settle()
         clock = self._clock
-        if clock is not None and self._step_ends in clock.after_step:
-            clock.after_step.remove(self._step_ends)
+        if clock is not None and self._attached:
+            self._attached, self._last_step = False, clock.step
+            clock.call_no_more(self._step_ends)
             clock.after_optimizer.remove(self._optimizer_stepped)
             clock.before_forward.remove(self._forward_begins)
             clock.after_micro_step.remove(self._backward_ended)
@@ -151,19 +158,16 @@ class Watched:
     def schedule_by(self, schedule: Schedule) -> None:
         """Log by another schedule from the next decision on."""
         self.pace.schedule = schedule
-        self._idle_until = 0
+        self.clock.call_after_steps(self._step_ends, first=True)
 
     def _step_ends(self) -> None:
         """The clock has counted a step. Other probes must see its rows, so they are taken later, in :meth:`complete`."""
-        self.steps += 1
-        if self.clock.step < self._idle_until:
-            return
         self.meter.enter()
         self._ended = True
         self._was_logged = self.pace.on
         self._takes_pairs = self._has_sequences and self._was_logged and self._had_pairs
         self._begin(self.clock.now())
-        if self.pace.on or self._was_logged or self._pairs or self._had_pairs:
+        if self.pace.on or self._was_logged or (self._has_sequences and (self._pairs or self._had_pairs)):
             for turn in self._turns:
                 turn.begin(logged=self.pace.on, in_pair=self._pairs)
         if self.pace.on:
@@ -176,20 +180,18 @@ class Watched:
         elif not taken:
             if self.pace.on:
                 self.discard()
-        elif self._was_logged:
-            last = self._last() if self._last is not None else None
-            if last is not optimizer and not self.clock.moved:
-                self._take(optimizer)  # it belongs to the step that has ended already
+        elif self.clock.again and self._logged_step == self.clock.step - 1:
+            self._take(optimizer)  # it belongs to the step that has ended already
 
     def complete(self, optimizer: Optimizer | None) -> None:
         """Take the rows of the step that has ended, if it was logged."""
         if not self._ended:
             return
         self._ended = False
-        self._last = weakref.ref(optimizer) if optimizer is not None else None
         logged = self._was_logged
         if logged:
             self.logged += 1
+            self._logged_step = self.clock.step - 1
             self._take(optimizer)
         if self._has_sequences:
             self._tend_sequences()
@@ -199,9 +201,9 @@ class Watched:
 
     def _idle(self) -> None:
         """Do nothing until the step before the next that may be logged: that one is timed, or is the first of a pair."""
-        step = self.clock.step
-        self._idle_until = self.pace.schedule.next(step + 1) - 1
-        if self._idle_until > step:
+        until, following = self.pace.schedule.next(self.clock.step + 1) - 1, self.clock.step + 1
+        if until > following:
+            self.clock.call_after_steps(self._step_ends, first=True, until=until)
             self.meter.forget_step()
 
     # Rows
