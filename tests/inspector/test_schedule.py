@@ -93,6 +93,21 @@ def test_steps_are_not_looked_at_until_one_may_be_logged() -> None:
     assert sorted(set(inspector.run.table("moments")["step"].to_pylist())) == [0, 20, 40, 48]
 
 
+@pytest.mark.parametrize("whole", [True, False], ids=["model", "block"])
+def test_steps_of_a_compiled_model_are_logged_by_a_schedule(whole: bool) -> None:
+    """Its clock never sleeps, as its hooks are built in; what belongs to a step is there in each that is logged."""
+    torch.compiler.reset()
+    model, _ = small()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watch(model, every=3, to="memory", quiet=True, strict=True) as inspector:
+        (model if whole else next(model.children())).compile(backend="eager")
+        train(model, optimizer, 8)
+    rows = inspector.run.table("moments").to_pylist()
+    for port in ("output", "grad", "update"):
+        assert sorted({row["step"] for row in rows if row["site"].endswith(f":{port}")}) == [0, 3, 6]
+    torch.compiler.reset()
+
+
 @pytest.mark.parametrize("every", [5, lambda tick: tick.step % 5 == 0], ids=["known", "asked"])
 def test_two_optimizers_of_one_step_are_logged_together(every: Any) -> None:
     """Also where the steps between are not looked at: no row and no interval of another step comes of the second one."""

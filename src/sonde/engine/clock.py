@@ -112,11 +112,13 @@ class Clock:
     def wake(self, probe: Hashable) -> None:
         """*probe* observes from now on: follow each forward to its end, and hear what is accumulated."""
         self.awake.add(probe)
+        if not self._heralded:
+            self._heralded = True
+            optimizers.announce(self)
         root = self.root()
         if self._follows or root is None:
             return
-        self._follows = self._heralded = True
-        optimizers.announce(self)
+        self._follows = True
         if self._end is None or not self._end.put_back(self._ends):
             self._end = hooks.on_forward(root, self._ends, always=True)
         for key, (parameter, handle) in tuple(self._listening.items()):
@@ -125,6 +127,7 @@ class Clock:
                 self._fingerprint = None
         count = self._wakes = self._wakes + 1
         if self._fingerprint is None or count & (count - 1) == 0 or count % _LOOK_EVERY == 0:
+            self._compiled = None
             now = fingerprint(root)
             if now != self._fingerprint:
                 self._fingerprint = now
@@ -154,6 +157,7 @@ class Clock:
             return
         self._sleep()
         self._end = self._fingerprint = self._compiled = None
+        self._heralded = False
         self._listening.clear()
         self._around.clear()
         self._before = {}
