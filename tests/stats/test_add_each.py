@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
-import threading
 from collections.abc import Iterator
 from fractions import Fraction
 
@@ -12,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.stats.threads import in_threads
 from torch import Tensor, nn
 
 from sonde.errors import ArgumentError
@@ -152,16 +151,7 @@ def test_threads_that_add_to_the_same_rows_lose_nothing() -> None:
             MOMENTS.add_each(addresses(rows), tensors)
             MOMENTS.add_each(addresses(rows), tensors, tensors)
 
-    switch = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        running = [threading.Thread(target=work) for _ in range(workers)]
-        for thread in running:
-            thread.start()
-        for thread in running:
-            thread.join()
-    finally:
-        sys.setswitchinterval(switch)
+    in_threads(work, workers)
     times = rounds * workers
     assert rows[:, 0].tolist() == [2 * times] * 3
     assert rows[:, 1].tolist() == [2 * times * tensor.numel() for tensor in tensors]

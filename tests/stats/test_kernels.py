@@ -6,7 +6,6 @@ import math
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from fractions import Fraction
 
@@ -14,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.stats.threads import in_threads
 from torch import Tensor
 
 from sonde.stats import Accumulator, Activation, ExponentHistogram, Moments, Norm, Slab, Statistic
@@ -283,16 +283,7 @@ def test_threads_that_add_at_the_same_time_lose_nothing(statistic: Statistic) ->
             for tensor in tensors:
                 slab.add(row, tensor)
 
-    switch = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    try:
-        running = [threading.Thread(target=work) for _ in range(workers)]
-        for thread in running:
-            thread.start()
-        for thread in running:
-            thread.join()
-    finally:
-        sys.setswitchinterval(switch)
+    in_threads(work, workers)
     additions, numbers = slab.read()
     assert additions == [rounds * workers * len(tensors)]
     assert numbers["count"].tolist() == [rounds * workers * sum(tensor.numel() for tensor in tensors)]

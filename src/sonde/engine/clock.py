@@ -25,7 +25,7 @@ from sonde.engine.event import Tick
 from sonde.engine.forward import Forward
 from sonde.engine.running import modules_running, nodes_running
 from sonde.engine.sampling import Copies, copies
-from sonde.engine.targets import fingerprint
+from sonde.engine.targets import fingerprint, is_time_to_look
 
 if TYPE_CHECKING:
     from sonde.engine.steps import AroundSteps
@@ -126,7 +126,7 @@ class Clock:
                 del self._listening[key]
                 self._fingerprint = None
         count = self._wakes = self._wakes + 1
-        if self._fingerprint is None or count & (count - 1) == 0 or count % _LOOK_EVERY == 0:
+        if self._fingerprint is None or is_time_to_look(count, _LOOK_EVERY):
             self._compiled = None
             now = fingerprint(root)
             if now != self._fingerprint:
@@ -185,7 +185,7 @@ class Clock:
         root = self.root()
         if self._compiled is None or self._compiled[0] != known:
             found = [] if root is None else compiled.regions(root, (root,) if self.is_compiled else ())
-            self._compiled = known, frozenset(module for region in found for module in (region.top, *region.below))
+            self._compiled = known, frozenset().union(*(region.modules for region in found))
         return self._compiled[1]
 
     def current(self) -> Forward:
@@ -301,16 +301,20 @@ class Clock:
     def end_step(self) -> None:
         """An optimizer step was taken."""
         self.settle()
-        forward = self.local.forward
+        self._count_step()
+        self.local.depth = 0  # no forward runs now, even if an interrupt kept one from ending
+        for callback, first in tuple(self.after_step.items()):
+            if first <= self.step:
+                callback()
+
+    def _count_step(self) -> None:
+        """All there is to a step that nobody wants to know of."""
+        forward = self.local.forward if self.awake else None  # at rest it is an old one
         self._ended = (self.epoch, self.step, self.micro_step, max(self.forwards - 1, 0) if forward is None else forward.index)
         self._unfinished = self.moved = False
         self.step += 1
         self.micro_step = 0
         self.stamp += 1
-        self.local.depth = 0  # no forward runs now, even if an interrupt kept one from ending
-        for callback, first in tuple(self.after_step.items()):
-            if first <= self.step:
-                callback()
 
     def call_after_steps(self, callback: Callable[[], None], *, first: bool = False, until: int = 0) -> None:
         """Call *callback* when a step has ended and the step *until*, or a later one, begins; *first*: before all others."""
@@ -339,7 +343,8 @@ class Clock:
         """*optimizer* has stepped. A second optimizer that steps on the same gradients belongs to the first one's step."""
         last = self._optimizer
         if self.step + 1 < self._idle_until and self.moved and not self.awake and last is not None and last() is optimizer:
-            self._count_idle_step(optimizer)
+            if not optimizers.is_skipped(optimizer):
+                self._count_step()
             return
         held = optimizers.held_by(optimizer)
         if not self._is_stepped_by(held):
@@ -356,16 +361,6 @@ class Clock:
             self.end_step()
         for callback in tuple(self.after_optimizer):
             callback(optimizer, taken)
-
-    def _count_idle_step(self, optimizer: Optimizer) -> None:
-        """The same optimizer has stepped again while everybody is at rest: what :meth:`end_step` does then, and no more."""
-        if optimizers.is_skipped(optimizer):
-            return
-        self._ended = (self.epoch, self.step, self.micro_step, max(self.forwards - 1, 0))
-        self._unfinished = self.moved = False
-        self.step += 1
-        self.micro_step = 0
-        self.stamp += 1
 
     def _is_stepped_by(self, held: frozenset[int]) -> bool:
         """Whether an optimizer that holds these holds parameters of the root."""

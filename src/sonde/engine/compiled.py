@@ -249,6 +249,11 @@ class Region:
     top: nn.Module
     below: frozenset[nn.Module]
 
+    @property
+    def modules(self) -> frozenset[nn.Module]:
+        """All of them."""
+        return self.below | {self.top}
+
     def calls_hooks_of_top(self) -> bool:
         """Whether the hooks of the outermost module run in eager code: Dynamo traces them only around torch's own classes."""
         return not (type(self.top).forward.__module__ or "").startswith("torch.")

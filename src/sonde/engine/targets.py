@@ -12,7 +12,7 @@ from sonde.engine.selection import Named, Where
 from sonde.engine.site import Port
 from sonde.errors import ArgumentError, SelectionError
 
-__all__ = ["MODULE_PORTS", "PARAMETER_PORTS", "Target", "Wanted", "choose", "fingerprint"]
+__all__ = ["MODULE_PORTS", "PARAMETER_PORTS", "Target", "Wanted", "choose", "fingerprint", "is_time_to_look"]
 
 MODULE_PORTS: tuple[Port, ...] = ("input", "output", "grad_input", "grad_output")
 PARAMETER_PORTS: tuple[Port, ...] = ("grad", "param", "update")
@@ -66,6 +66,14 @@ def fingerprint(model: nn.Module) -> int:
         children = held.get("_modules") or dict(module.named_children())
         pending += [child for child in children.values() if child is not None]
     return hash(tuple(found))
+
+
+def is_time_to_look(count: int, every: int) -> bool:
+    """Whether to look for changes, which costs a walk over the model, when something happens that has happened *count* times.
+
+    Yes at 1, 2, 4, 8, ..., and at each *every*-th.
+    """
+    return count & (count - 1) == 0 or count % every == 0
 
 
 def choose(model: nn.Module, include: Where, exclude: Where, ports: tuple[Port, ...]) -> list[Target]:

@@ -22,7 +22,7 @@ from sonde.engine.steps import AroundStep, StepTally, StepTap, sample_updates
 from sonde.engine.switch import Switch
 from sonde.engine.tallies import InputTally, OutputTally, ParameterTally, Tally
 from sonde.engine.taps import InputTap, OutputTap, ParameterTap, Tap
-from sonde.engine.targets import PARAMETER_PORTS, Target, Wanted, choose, fingerprint
+from sonde.engine.targets import PARAMETER_PORTS, Target, Wanted, choose, fingerprint, is_time_to_look
 from sonde.engine.trouble import ProbeError, name_of, warn_user
 from sonde.errors import DeadHookError
 from sonde.stats import Slab, Statistic
@@ -399,7 +399,7 @@ class Wiring:
         if not self.switch.on:
             return
         self._attach_parameters()
-        if count > 1 and (count & (count - 1) == 0 or count % _RESCAN_EVERY == 0):
+        if count > 1 and is_time_to_look(count, _RESCAN_EVERY):
             self._look_for_changes()
 
     def _attach_parameters(self) -> None:

@@ -64,8 +64,8 @@ class _ArgumentsAfter(_Arguments):
         if self.wiring is None:
             return False
         tap = next((tap for tap in self.wiring.taps if site in tap.sites.values()), None)
-        inside = {module for root in self.wiring.roots for region in root.regions() for module in (region.top, *region.below)}
-        if tap is None or tap.module not in inside:
+        regions = [region for root in self.wiring.roots for region in root.regions()]
+        if tap is None or not any(tap.module in region.modules for region in regions):
             return False
         if site not in self.wiring.notes:
             self.wiring.note(tap, _IN_COMPILED_CODE)
