@@ -22,10 +22,10 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 
-from sonde.run.disk import Flushing
 from sonde.run.run import open_run
 from sonde.run.schema import Layout
-from sonde.run.start import start_run
+from sonde.run.store.disk_writer import Flushing
+from sonde.run.store.open import start_run
 
 NUMBERS = ("count", "finite", "mean", "std", "rms", "norm", "min", "max", "absmax", "zeros", "nan", "inf")
 COUNTS = frozenset(["count", "finite", "zeros", "nan", "inf"])

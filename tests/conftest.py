@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from sonde.engine import hooks
-from sonde.engine.backward import Watch
+from sonde.engine.probes.gradients import Watch
+from sonde.engine.torch_api import hooks
 
 _registered: list[tuple[weakref.ref[Any], int]] = []
 _register = RemovableHandle.__init__

@@ -1,7 +1,6 @@
 """The lenses: what an inspector looks at. ``sonde.lens.OutputNorm()``, or ``sonde.lens.Lens("name", statistic)`` for your own."""
 
-from sonde.inspector.lenses import Lens, LossMetrics
-from sonde.inspector.ready import (
+from sonde.inspector.lenses.builtin import (
     AnyLens,
     OutputActivation,
     OutputGradientGeometry,
@@ -14,6 +13,7 @@ from sonde.inspector.ready import (
     exponents,
     moments,
 )
+from sonde.inspector.lenses.lens import Lens, LossMetrics
 
 __all__ = [
     "AnyLens",

@@ -110,7 +110,7 @@ def test_an_alias_says_by_which_name_a_shared_module_was_called() -> None:
 
     events: list[sonde.Event] = []
     with sonde.observe(Model(), events.append, include=["parts.enc.layer"], ports=("output", "grad_output"), strict=True) as probe:
-        whole = probe._wiring.roots[0].model
+        whole = probe._attachment.roots[0].model
         whole(torch.randn(2, 3)).sum().backward()
     assert [(event.name, event.alias, event.call) for event in events] == [
         ("parts.enc.layer", "parts.dec.layer", 0),

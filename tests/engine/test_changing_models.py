@@ -15,7 +15,7 @@ from torch.nn.utils import parametrize
 from torch.utils.data import DataLoader, Dataset
 
 import sonde
-from sonde.engine.wiring import _RESCAN_EVERY, Wiring
+from sonde.engine.probes.attachment import _RESCAN_EVERY, Attachment
 from sonde.errors import ObservationWarning
 from sonde.stats import Moments
 
@@ -284,7 +284,7 @@ def test_nothing_grows_with_leaves_that_come_and_go() -> None:
     with sonde.observe(model, lambda event: None, ports="grad_output", strict=True) as probe:
         for _ in range(200):
             model(torch.randn(1, 2, requires_grad=True)).sum().backward()
-        assert len(probe._wiring._leaves) <= 4
+        assert len(probe._attachment._leaves) <= 4
 
 
 def test_a_warning_points_at_the_users_line() -> None:
@@ -309,14 +309,14 @@ def test_a_listed_module_that_is_removed_takes_no_other_with_it() -> None:
 
 
 def test_what_is_removed_from_one_model_stays_in_the_other() -> None:
-    """Two models in one wiring have modules of the same name."""
+    """Two models in one attachment have modules of the same name."""
     a, b = (nn.Sequential(nn.Linear(2, 2), nn.Tanh()) for _ in range(2))
-    wiring = Wiring(lambda event: None, strict=True)
+    attachment = Attachment(lambda event: None, strict=True)
     for name, model in (("a", a), ("b", b)):
-        wiring.observe(model, None, None, ("output",), name)
+        attachment.observe(model, None, None, ("output",), name)
     del a[1]
-    wiring.rescan()
-    assert [str(site) for site in wiring.sites()] == [
+    attachment.rescan()
+    assert [str(site) for site in attachment.sites()] == [
         "a/(root):output",
         "a/0:output",
         "b/(root):output",

@@ -72,7 +72,7 @@ def test_threads_gather_each_their_own() -> None:
             torch.autograd.grad(model(torch.randn(2, 3))[0].sum(), list(model.parameters()))
 
     with sonde.observe(model, Moments(), strict=True) as sums:
-        sums._wiring.thread = None  # as without ``with``
+        sums._attachment.thread = None  # as without ``with``
         probe = sonde.observe(model, count, ports="grad_output", strict=True)
         threads = [threading.Thread(target=work) for _ in range(4)]
         for thread in threads:
@@ -158,7 +158,7 @@ def test_a_write_past_the_version_counter_is_seen() -> None:
             return y
 
     with sonde.track(Parent(), strict=True) as tracker:
-        tracker._wiring.roots[0].model(torch.ones(2))
+        tracker._attachment.roots[0].model(torch.ones(2))
     assert [stash.value.tolist() for stash in tracker] == [[1.0, 1.0], [10.0, 10.0]]
 
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from sonde.engine.sampling import LEAST, copies, error_of, one_in_each, sample, size_of
-from sonde.engine.wiring import Wiring
+from sonde.engine.clock.parameter_copies import LEAST, copies, error_of, one_in_each, sample, size_of
+from sonde.engine.probes.attachment import Attachment
 from sonde.stats import Moments
 
 
@@ -88,13 +88,13 @@ def test_an_update_beyond_the_limit_is_measured_on_a_sample() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(512, 512), nn.Linear(512, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    wiring = Wiring(Moments(), strict=True, update_memory=400_000)
-    wiring.observe(model, None, None, ("param", "update"))
-    wiring.attach()
+    attachment = Attachment(Moments(), strict=True, update_memory=400_000)
+    attachment.observe(model, None, None, ("param", "update"))
+    attachment.attach()
     before = {name: parameter.detach().double() for name, parameter in model.named_parameters()}
     model(torch.randn(8, 512)).square().sum().backward()
     optimizer.step()
-    taps = {tap.name: tap for tap in wiring.taps}
+    taps = {tap.name: tap for tap in attachment.taps}
     one_in = taps["0.weight"].one_in
     assert one_in == 3  # 1 MB of weights, of which 66 kB are beside the others
     for name, parameter in model.named_parameters():
@@ -105,16 +105,16 @@ def test_an_update_beyond_the_limit_is_measured_on_a_sample() -> None:
         assert row[5] == pytest.approx(difference.sum().item(), rel=1e-9, abs=1e-12)
         assert row[6] == pytest.approx(difference.square().sum().item(), rel=1e-9)
         assert tap.rows["param"][1] == parameter.numel()
-    said = {str(site): note for site, note in wiring.notes.items()}
+    said = {str(site): note for site, note in attachment.notes.items()}
     assert list(said) == ["0.weight:update"]
     assert f"of every {one_in}-th element" in said["0.weight:update"]
     assert f"{error_of(size_of(512 * 512, one_in)):.1%}" in said["0.weight:update"]
-    wiring.detach()
+    attachment.detach()
 
 
 def test_observers_of_one_step_share_its_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each parameter is copied once, however many look at its update."""
-    from sonde.engine import clock
+    from sonde.engine.clock import clock
 
     made: list[int] = []
 
@@ -125,13 +125,13 @@ def test_observers_of_one_step_share_its_copies(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(clock, "copies", counted)
     model = nn.Linear(3, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    wirings = [Wiring(Moments(), strict=True), Wiring(lambda event: None, strict=True), Wiring(Moments(), strict=True)]
-    for wiring in wirings:
-        wiring.observe(model, None, None, ("update",))
-        wiring.attach()
+    wirings = [Attachment(Moments(), strict=True), Attachment(lambda event: None, strict=True), Attachment(Moments(), strict=True)]
+    for attachment in wirings:
+        attachment.observe(model, None, None, ("update",))
+        attachment.attach()
     model(torch.randn(2, 3)).sum().backward()
     optimizer.step()
-    for wiring in wirings:
-        assert all(count == 1 for tap in wiring.taps for count in tap.counts().values())
-        wiring.detach()
+    for attachment in wirings:
+        assert all(count == 1 for tap in attachment.taps for count in tap.counts().values())
+        attachment.detach()
     assert made == [2]

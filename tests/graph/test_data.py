@@ -14,7 +14,7 @@ from torch import nn
 
 from sonde.errors import ArgumentError, GraphError, MissingExtraError, StoreError, UnknownSiteError
 from sonde.graph import Edge, Graph, Node, capture
-from sonde.run.graph import PlainGraph, byte_text, count_text, time_text
+from sonde.run.graph.data import PlainGraph, byte_text, count_text, time_text
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sonde.errors import ArgumentError, UnknownSiteError
 from sonde.graph import Edge, Graph, Node, Value, capture
-from sonde.run.graph_check import reach
+from sonde.run.graph.check import reach
 from sonde.testing.zoo import Net
 
 x = torch.arange(6.0).reshape(2, 3)

@@ -212,7 +212,7 @@ def test_a_full_disk_does_not_stop_the_training(tmp_path: Path, monkeypatch: pyt
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("sonde.run.disk.publish", full)
+    monkeypatch.setattr("sonde.run.store.disk_writer.publish", full)
     with pytest.warns(ObservationWarning, match="No space left on device") as warned:
         losses = train(model, optimizer, 3)
         inspector.detach()

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from sonde import lens
-from sonde.inspector import closing
-from sonde.inspector.ready import default_lenses
+from sonde.inspector.lenses.builtin import default_lenses
+from sonde.inspector.pipeline import findings
 
 PAGE = (Path(__file__).parents[2] / "docs" / "watch.md").read_text(encoding="utf-8")
 BLOCK = re.compile(r"^```(python|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -41,5 +41,5 @@ def test_every_lens_is_in_the_table() -> None:
             assert f"`lens.{name}()`" in PAGE
             assert f"`{made().name}`" in PAGE
     assert [each.name for each in default_lenses() if isinstance(each, lens.Lens)] == ["moments"]
-    assert f"more than {closing.DEAD_SHARE * 100:.0f} %" in PAGE
-    assert f"over {closing.GRADIENT_LARGE:.0f} times" in PAGE
+    assert f"more than {findings.DEAD_SHARE * 100:.0f} %" in PAGE
+    assert f"over {findings.GRADIENT_LARGE:.0f} times" in PAGE

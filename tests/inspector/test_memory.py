@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from sonde import lens
-from sonde.engine.sampling import one_in_each
+from sonde.engine.clock.parameter_copies import one_in_each
 from sonde.errors import ArgumentError
 from sonde.inspector import watch
 from sonde.inspector.settings import bytes_of

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sonde.inspector import Lens, watch
-from sonde.inspector.measuring import Measuring
-from sonde.inspector.packed import PackedSlab, pack
+from sonde.inspector.measurement.measurement import Measurement
+from sonde.inspector.measurement.packed_slab import PackedSlab, pack
 from sonde.stats import Moments
 
 
@@ -62,10 +62,10 @@ def test_a_row_that_moves_is_itself() -> None:
 
 def test_a_row_that_has_moved_is_read_where_it_is() -> None:
     """As when a model goes to another device between two logged steps."""
-    measuring = Measuring(Lens("moments", Moments(), ("output",)), Moments(), "step", ("output",))
+    measuring = Measurement(Lens("moments", Moments(), ("output",)), Moments(), "step", ("output",))
     measuring.prepare(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), None, "", strict=True, update_memory=math.inf)
     before = measuring.rowed({}).index.tolist()
-    first, second = measuring.wiring.taps[1:]
+    first, second = measuring.attachment.taps[1:]
     first.rows["output"] = measuring.slab.move(first.rows["output"], torch.device("cpu"))
     after = measuring.rowed({}).index.tolist()
     assert before == [0, 1, 2]
@@ -120,15 +120,16 @@ def test_a_logged_step_waits_for_no_number() -> None:
 
 def test_one_copy_for_each_logged_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of all statistics, ports and pushed values together, and none in other steps."""
-    from sonde.inspector import gathering, packed
+    from sonde.inspector.measurement import packed_slab
+    from sonde.inspector.pipeline import batch
 
     copies: list[int] = []
 
-    def counted(tensors: Sequence[Tensor]) -> packed.Packet:
+    def counted(tensors: Sequence[Tensor]) -> packed_slab.HostCopy:
         copies.append(len(tensors))
-        return packed.pack(tensors)
+        return packed_slab.pack(tensors)
 
-    monkeypatch.setattr(gathering, "pack", counted)
+    monkeypatch.setattr(batch, "pack", counted)
     model, optimizer = small()
     inspector = watch(model, every=2, to="memory", quiet=True)
     for expected in (1, 1, 2, 2, 3):

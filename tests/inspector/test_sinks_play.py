@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from sonde.errors import ArgumentError, MissingExtraError
-from sonde.inspector.sink import Rows, RunSink, Scalar, Sink
 from sonde.inspector.sinks import Nothing, Pictures, Print, TensorBoard, memory, play
-from sonde.run.memory import memory_run
+from sonde.inspector.sinks.base import Rows, RunSink, Scalar, Sink
 from sonde.run.run import Run, open_run
 from sonde.run.schema import KEYS, Layout
-from sonde.run.start import join_run, start_run
+from sonde.run.store.memory_writer import memory_run
+from sonde.run.store.open import join_run, start_run
 
 SITES = ("fc:output", "fc.weight:param", "fc.weight:grad", "fc.weight:update")
 

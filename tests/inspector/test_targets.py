@@ -11,8 +11,8 @@ from tests.inspector.training import small, train
 
 from sonde.errors import ArgumentError
 from sonde.inspector import Rows, RunSink, Scalar, Sink, watch
-from sonde.run.memory import memory_run
 from sonde.run.run import Run, open_run
+from sonde.run.store.memory_writer import memory_run
 
 
 class Kept(Sink):

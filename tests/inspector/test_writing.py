@@ -19,17 +19,17 @@ import torch
 from torch import Tensor
 
 from sonde.errors import ObservationWarning
-from sonde.inspector import waiting, writing
-from sonde.inspector.closing import Findings
-from sonde.inspector.finishing import Finished, Finishing
-from sonde.inspector.measuring import Rowed
-from sonde.inspector.packed import Packet, pack
-from sonde.inspector.sink import Entries, Rows, RunSink, Scalar, Sink, Stretch
+from sonde.inspector.measurement.measurement import RowIndex
+from sonde.inspector.measurement.packed_slab import HostCopy, pack
+from sonde.inspector.pipeline import waiting, writer_thread
+from sonde.inspector.pipeline.findings import Findings
+from sonde.inspector.pipeline.finishing import Finished, Finishing
+from sonde.inspector.pipeline.waiting import BatchQueue
+from sonde.inspector.pipeline.writer_thread import Batch, DeviceScalar, Part, Writing
 from sonde.inspector.sinks import memory
-from sonde.inspector.waiting import Waiting
-from sonde.inspector.writing import Batch, Later, Part, Writing
-from sonde.run.memory import memory_run
+from sonde.inspector.sinks.base import LoggedRows, RowBlock, Rows, RunSink, Scalar, Sink
 from sonde.run.schema import Layout
+from sonde.run.store.memory_writer import memory_run
 from sonde.stats import Activation, ChannelActivation, ExponentHistogram, Field, Moments, Norm, RowStatistic, Statistic
 from sonde.stats.statistic import Column
 
@@ -49,10 +49,10 @@ class Fussy(Statistic):
         return {"sum": columns["sum"], "one": np.float64(1.0)}  # type: ignore[dict-item]
 
 
-def rowed(family: str, statistic: RowStatistic, sites: list[str], model: str = "", order: list[int] | None = None) -> Rowed:
+def rowed(family: str, statistic: RowStatistic, sites: list[str], model: str = "", order: list[int] | None = None) -> RowIndex:
     """Sites whose rows do not lie in the order of the sites; at one of them a sample was measured."""
     names = [f"{model}/{site}" if model else site for site in sites]
-    return Rowed(
+    return RowIndex(
         family,
         statistic,
         ("norm", "rms", "sum"),
@@ -68,7 +68,7 @@ PARAMETERS = ["a:output", "w:grad", "w:param", "w:update", "v:grad", "v:param", 
 NORMS = frozenset(["grad", "param", "update"])
 
 
-def measured(draw: np.random.Generator, of: Rowed, seen: np.ndarray) -> list[Tensor]:
+def measured(draw: np.random.Generator, of: RowIndex, seen: np.ndarray) -> list[Tensor]:
     """The blocks of one moment: a row of random numbers for each site that was seen, and one row too many at each end."""
     statistic: Any = of.statistic
     size = len(of.layout) + 2
@@ -99,7 +99,7 @@ def training(seed: int) -> list[Batch]:
     micro = rowed("moments_micro", Moments(), ["w:grad", "v:grad"])
     batches = []
 
-    def batch(parts: list[tuple[Rowed, frozenset[str], bool]], epoch: int, step: int, micro_step: int, share: float) -> None:
+    def batch(parts: list[tuple[RowIndex, frozenset[str], bool]], epoch: int, step: int, micro_step: int, share: float) -> None:
         tensors: list[Tensor] = []
         made = []
         for of, norms, hidden in parts:
@@ -111,11 +111,11 @@ def training(seed: int) -> list[Batch]:
                 scales = {"grad": len(tensors)}
                 tensors.append(torch.tensor(2.0 ** draw.integers(1, 9), dtype=torch.float64))
             made.append(Part(of, slice(start, start + len(blocks)), epoch, step, micro_step, scales, norms, hidden=hidden))
-        scalars: list[Scalar | Later] = []
+        scalars: list[Scalar | DeviceScalar] = []
         if draw.random() < 0.5:
             scalars.append(Scalar("loss", draw.normal(), epoch, step))
         if draw.random() < 0.5:
-            scalars.append(Later("accuracy", epoch, step, len(tensors), 3))
+            scalars.append(DeviceScalar("accuracy", epoch, step, len(tensors), 3))
             tensors.append(torch.tensor(draw.normal(), dtype=torch.float64))
         batches.append(Batch(pack(tensors), made, scalars))
 
@@ -258,7 +258,7 @@ def moments_of(values: list[list[float]], first: int = 0) -> list[Batch]:
     return [batch_of(of, step, values) for step, values in enumerate(values, first)]
 
 
-def batch_of(of: Rowed, step: int, values: list[float], *scalars: Scalar) -> Batch:
+def batch_of(of: RowIndex, step: int, values: list[float], *scalars: Scalar) -> Batch:
     statistic: Any = of.statistic
     rows = torch.zeros(len(values) + 2, 1 + statistic.width, dtype=torch.float64)
     for place, value in zip(of.index, values, strict=True):
@@ -316,7 +316,7 @@ class Kept(Sink):
         self.closed = 0
         self.came = threading.Event()
 
-    def write_all(self, entries: Entries) -> None:
+    def write_all(self, entries: LoggedRows) -> None:
         self.pieces.append(sum(len(stretch) for stretch in entries.stretches))
         super().write_all(entries)
         self.came.set()
@@ -430,7 +430,7 @@ def test_a_moment_in_a_stretch_and_its_last_moments() -> None:
     """By position, with the rows of that moment."""
     layout = Layout(["a:output", "b:output"])
     when, edges = np.array([[0, 3, 0], [0, 4, 0], [1, 5, 2]]), np.array([0, 2, 3, 5])
-    stretch = Stretch("x", layout, np.array([0, 1, 1, 0, 1]), when, edges, np.ones(5), {"n": np.arange(5.0)})
+    stretch = RowBlock("x", layout, np.array([0, 1, 1, 0, 1]), when, edges, np.ones(5), {"n": np.arange(5.0)})
     rows = stretch.at(1)
     assert (rows.epoch, rows.step, rows.micro_step, rows.sites, rows.numbers["n"].tolist()) == (0, 4, 0, ["b:output"], [2.0])
     last = stretch.last(2)
@@ -491,7 +491,7 @@ def test_the_thread_does_not_wake_for_each_batch(monkeypatch: pytest.MonkeyPatch
 def test_the_first_thing_after_a_quiet_time_wakes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """And is written though nobody asks."""
     monkeypatch.setattr(waiting, "_PAUSE", 0.001)
-    held: Waiting[int] = Waiting(8)
+    held: BatchQueue[int] = BatchQueue(8)
     taken: list[list[int]] = []
     came = threading.Semaphore(0)
 
@@ -514,7 +514,7 @@ def test_the_first_thing_after_a_quiet_time_wakes_it(monkeypatch: pytest.MonkeyP
 
 def test_requests_come_in_order(patient: None) -> None:
     """After all that was put before, and before all that comes later; they need no room."""
-    held: Waiting[str] = Waiting(2)
+    held: BatchQueue[str] = BatchQueue(2)
     said: list[str] = []
     held.put("a", 0)
     held.ask(lambda: said.append("first"))
@@ -587,9 +587,9 @@ class Gated(Kept):
 
 def test_what_does_not_fit_is_lost_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     """The training waits once, and is told once; when the sink goes on, it waits again where it must, and loses nothing."""
-    monkeypatch.setattr(writing, "_WAITING", 4)
-    monkeypatch.setattr(writing, "_SMALL", 4)
-    monkeypatch.setattr(writing, "_PATIENCE", 0.05)
+    monkeypatch.setattr(writer_thread, "_WAITING", 4)
+    monkeypatch.setattr(writer_thread, "_SMALL", 4)
+    monkeypatch.setattr(writer_thread, "_PATIENCE", 0.05)
     sink = Gated()
     thread = Writing([sink])
     batches = moments_of([[1.0, 1.0]] * 20)
@@ -602,7 +602,7 @@ def test_what_does_not_fit_is_lost_and_counted(monkeypatch: pytest.MonkeyPatch) 
     thread.flush()
     thread.put(batches[10])
     thread.flush()
-    monkeypatch.setattr(writing, "_PATIENCE", 30)
+    monkeypatch.setattr(writer_thread, "_PATIENCE", 30)
     sink.gate.clear()
     training = threading.Thread(target=lambda: [thread.put(batch) for batch in batches[11:]])
     training.start()
@@ -616,8 +616,8 @@ def test_what_does_not_fit_is_lost_and_counted(monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_training_waits_for_a_sink_that_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """And loses nothing."""
-    monkeypatch.setattr(writing, "_WAITING", 2)
-    monkeypatch.setattr(writing, "_SMALL", 2)
+    monkeypatch.setattr(writer_thread, "_WAITING", 2)
+    monkeypatch.setattr(writer_thread, "_SMALL", 2)
     sink = Gated()
     thread = Writing([sink])
     batches = moments_of([[1.0, 1.0]] * 20)
@@ -647,7 +647,7 @@ def test_a_slow_sink_is_given_little_at_a_time(monkeypatch: pytest.MonkeyPatch, 
             super().write(rows)
             now += 0.2 if rows.step < 10 else 0.01
 
-    monkeypatch.setattr(writing, "time", types.SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(writer_thread, "time", types.SimpleNamespace(monotonic=lambda: now))
     sink = Slow()
     thread = Writing([sink])
     for batch in moments_of([[1.0, 1.0]] * 30):
@@ -658,7 +658,7 @@ def test_a_slow_sink_is_given_little_at_a_time(monkeypatch: pytest.MonkeyPatch, 
 
 def test_little_memory_is_finished_at_once(monkeypatch: pytest.MonkeyPatch, patient: None) -> None:
     """However many batches wait; where they are large, no more than usual may wait."""
-    monkeypatch.setattr(writing, "_PIECE", 1_000)  # a batch has 4 rows of 9 numbers
+    monkeypatch.setattr(writer_thread, "_PIECE", 1_000)  # a batch has 4 rows of 9 numbers
     sink = Kept()
     thread = Writing([sink])
     for batch in moments_of([[1.0, 1.0]] * 12):
@@ -669,7 +669,7 @@ def test_little_memory_is_finished_at_once(monkeypatch: pytest.MonkeyPatch, pati
     assert thread._waiting.most == 64
 
 
-class Broken(Packet):
+class Broken(HostCopy):
     """Never arrives."""
 
     def __init__(self) -> None:

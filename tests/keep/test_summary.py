@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from sonde.errors import ArgumentError, ModelError
-from sonde.keep.summary import Summary, SummaryRow, summary
+from sonde.model_summary.summary import Summary, SummaryRow, summary
 
 
 def row(found: Summary, name: str) -> SummaryRow:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sonde.preprocessor.axes import as_matrix, neurons_first, samples_first
+from sonde.engine.layer_axes import as_matrix, neurons_first, samples_first
 
 TRANSPOSED = [
     pytest.param(nn.ConvTranspose1d(4, 6, 3), (2, 4, 5), id="1d"),

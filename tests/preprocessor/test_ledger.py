@@ -27,9 +27,9 @@ from sonde.preprocessor import (
     UpdateRatio,
     UpdateRounding,
 )
-from sonde.preprocessor.ledger import MOST_PENDING, Ledger, Reading
+from sonde.preprocessor.ledger import MOST_PENDING, IntervalAggregates, Reading
 from sonde.preprocessor.measured import measured
-from sonde.preprocessor.measures import MatrixCondition, SampleNorm, Single
+from sonde.stats.samples import MatrixCondition, SampleNorm, Single
 
 
 class Reads(TorchDispatchMode):
@@ -90,7 +90,7 @@ def test_n33_nothing_waits_for_the_device_until_value_is_read() -> None:
 
 
 def test_memory_does_not_grow_with_steps() -> None:
-    ledger = Ledger([Reading(SampleNorm(), {"norm": "norm"})], inplace=True)
+    ledger = IntervalAggregates([Reading(SampleNorm(), {"norm": "norm"})], inplace=True)
     row = measured(SampleNorm(), torch.ones(2, 2))
     for _ in range(3 * MOST_PENDING + 5):
         ledger.add("a", row)
@@ -99,7 +99,7 @@ def test_memory_does_not_grow_with_steps() -> None:
 
 
 def test_numbers_are_in_order_across_the_times_they_are_read() -> None:
-    kept = Ledger([Reading(Single(), {"x": "value"})], inplace=False)
+    kept = IntervalAggregates([Reading(Single(), {"x": "value"})], inplace=False)
     for number in range(2 * MOST_PENDING + 1):
         kept.add("a", torch.tensor([float(number)], dtype=torch.float64))
         if number % 1000 == 0:
@@ -108,7 +108,7 @@ def test_numbers_are_in_order_across_the_times_they_are_read() -> None:
 
 
 def test_a_later_version_of_a_step_stands_in_place_of_the_earlier() -> None:
-    ledger = Ledger([Reading(Single(), {"x": "value"})], inplace=False)
+    ledger = IntervalAggregates([Reading(Single(), {"x": "value"})], inplace=False)
     for step, number in ((0, 1.0), (0, 2.0), (1, 3.0), (1, 4.0), (1, 5.0), (0, 6.0)):
         ledger.add("a", torch.tensor([number], dtype=torch.float64), step=step)
         ledger.read()

@@ -9,10 +9,10 @@ from typing import cast
 
 import pytest
 
-from sonde.run.disk import DiskWriter
-from sonde.run.memory import memory_run
-from sonde.run.start import start_run
-from sonde.run.writer import RunWriter
+from sonde.run.store.disk_writer import DiskWriter
+from sonde.run.store.memory_writer import memory_run
+from sonde.run.store.open import start_run
+from sonde.run.store.writer import RunWriter
 
 
 @pytest.fixture(params=["disk", "memory"])

@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 
 from sonde.errors import ObservationWarning
-from sonde.run import disk
-from sonde.run.disk import DiskWriter, Flushing
-from sonde.run.parts import parts_in
 from sonde.run.run import open_run
 from sonde.run.schema import Layout
-from sonde.run.start import start_run
+from sonde.run.store import disk_writer
+from sonde.run.store.disk_writer import DiskWriter, Flushing
+from sonde.run.store.open import start_run
+from sonde.run.store.parts import parts_in
 
 LAYOUT = Layout([f"layers.{number}:output" for number in range(50)])
 
@@ -78,7 +78,7 @@ class Gate:
     def __init__(self) -> None:
         self.open = threading.Event()
         self.error: Exception | None = None
-        self.publish = disk.publish
+        self.publish = disk_writer.publish
 
     def __call__(self, *args: Any, **how: Any) -> Path:
         assert self.open.wait(30)
@@ -90,7 +90,7 @@ class Gate:
 @pytest.fixture
 def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     made = Gate()
-    monkeypatch.setattr(disk, "publish", made)
+    monkeypatch.setattr(disk_writer, "publish", made)
     yield made
     made.open.set()
 

@@ -12,11 +12,11 @@ import duckdb
 import pytest
 
 from sonde.errors import ArgumentError, StoreError
-from sonde.run.disk import DiskWriter, Flushing
 from sonde.run.run import Run, open_run
 from sonde.run.schema import Layout
-from sonde.run.start import join_run, start_run
-from sonde.run.writer import RunWriter
+from sonde.run.store.disk_writer import DiskWriter, Flushing
+from sonde.run.store.open import join_run, start_run
+from sonde.run.store.writer import RunWriter
 
 LAYOUT = Layout(["fc:output", "head:output"])
 Abandon = Callable[[RunWriter], None]
@@ -131,7 +131,7 @@ def test_two_writers_of_one_run_are_one_too_many(tmp_path: Path) -> None:
     with start_run(tmp_path / "run") as writer:
         with pytest.raises(StoreError, match="this very process: close that writer first"):
             start_run(tmp_path / "run", exists="resume")
-        code = f"from sonde.run.start import start_run; start_run({str(writer.path)!r}, exists='resume')"
+        code = f"from sonde.run.store.open import start_run; start_run({str(writer.path)!r}, exists='resume')"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
         assert "being written by another process (process" in done.stderr
     start_run(tmp_path / "run", exists="resume").close()

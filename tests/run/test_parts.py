@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sonde.run.parts import Part, counting, cutoffs
+from sonde.run.store.parts import Part, counting, cutoffs
 
 whole = st.integers(0, 12)
 

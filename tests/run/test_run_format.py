@@ -10,9 +10,9 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from sonde.run.disk import Flushing
-from sonde.run.parts import Part
 from sonde.run.schema import ALERTS, KEYS, SCALARS, VERSION
+from sonde.run.store.disk_writer import Flushing
+from sonde.run.store.parts import Part
 
 PAGE = (Path(__file__).parents[2] / "docs" / "run-format.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)

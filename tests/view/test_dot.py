@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sonde.graph import Graph, capture
-from sonde.view.picture import render
+from sonde.view.graph.save import render
 
 GOLDEN = Path(__file__).parent / "golden"
 x = torch.arange(6.0).reshape(2, 3)

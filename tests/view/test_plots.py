@@ -17,11 +17,11 @@ from matplotlib.colors import LogNorm, to_rgb, to_rgba
 from matplotlib.figure import Figure
 
 from sonde.errors import ArgumentError, MissingExtraError, SelectionError, UnknownSiteError
-from sonde.run.memory import memory_run
 from sonde.run.run import Run
 from sonde.run.schema import Layout
+from sonde.run.store.memory_writer import memory_run
 from sonde.view import plots
-from sonde.view.plots.looks import look_of
+from sonde.view.plots.theme import look_of
 
 LAYERS = ("blocks.0.fc", "blocks.1.fc", "blocks.2.fc", "head")
 STEPS = np.arange(0, 20, 2)

@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from matplotlib.collections import QuadMesh
 
 from sonde.errors import ArgumentError
-from sonde.run.memory import memory_run
 from sonde.run.run import Run
 from sonde.run.schema import Layout
+from sonde.run.store.memory_writer import memory_run
 from sonde.stats import Accumulator, ExponentHistogram
 from sonde.stats.quantiles import HIGHEST
 from sonde.stats.quantiles import LOWEST as FIRST_POWER
 from sonde.view import plots
-from sonde.view.plots.labelling import spread_apart
-from sonde.view.plots.names import labels, layer_of, owner_of, spaced
-from sonde.view.plots.powers import FORMATS, LOWEST
+from sonde.view.plots.exponents import FORMATS, LOWEST
+from sonde.view.plots.labels import spread_apart
+from sonde.view.plots.layer_names import labels, layer_of, owner_of, spaced
 
 TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "e5m2": torch.float8_e5m2, "e4m3": torch.float8_e4m3fn}
 

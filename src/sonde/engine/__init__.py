@@ -1,13 +1,13 @@
 """The engine: the only part of sonde that hooks a running model. See README.md in this folder."""
 
-from sonde.engine.coverage import Coverage, Covered
+from sonde.engine.calls.call_log import ModuleCall
+from sonde.engine.calls.module_tracker import ModuleTracker
+from sonde.engine.calls.where import Whereabouts, where
 from sonde.engine.event import Event, Subscriber, Tick
-from sonde.engine.module_tracker import ModuleTracker
-from sonde.engine.passage import ModuleCall
-from sonde.engine.probe import Probe, observe, sites
-from sonde.engine.site import PORTS, Phase, Port, Site
-from sonde.engine.trouble import ProbeError
-from sonde.engine.where import Whereabouts, where
+from sonde.engine.failures import ProbeError
+from sonde.engine.probes.coverage import Coverage, Covered
+from sonde.engine.probes.probe import Probe, observe, sites
+from sonde.site import PORTS, Phase, Port, Site
 
 __all__ = [
     "PORTS",

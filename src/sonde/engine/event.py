@@ -11,7 +11,7 @@ from weakref import WeakMethod
 from torch import Tensor, nn
 
 from sonde.engine import structure
-from sonde.engine.site import Phase, Site
+from sonde.site import Phase, Site
 
 __all__ = ["Event", "Subscriber", "Tick", "weakly"]
 

@@ -6,7 +6,7 @@ from sonde.graph.nodes import BaseNode, LayerNode, OpNode, ParamNode, TensorNode
 from sonde.graph.pictures import make_dot, record, render_network
 from sonde.graph.recorder import Recorder
 from sonde.graph.rendering import BaseRenderer, GraphvizRenderer, GraphvizStyler
-from sonde.run.graph import Edge, Node, Value
+from sonde.run.graph.data import Edge, Node, Value
 
 __all__ = [
     "BaseNode",

@@ -11,7 +11,7 @@ from torch.nn.parameter import is_lazy
 
 from sonde.engine import structure
 from sonde.engine.selection import Where, check_model
-from sonde.engine.unchanged import left_as_it_was, plain_python
+from sonde.engine.torch_api.restore import left_as_it_was, plain_python
 from sonde.errors import ArgumentError
 from sonde.graph.graph import Graph
 from sonde.graph.recording import Recording

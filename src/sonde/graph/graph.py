@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from sonde.errors import MissingExtraError
-from sonde.run import graph_check, passes
-from sonde.run.graph import Node, PlainGraph, count_text
-from sonde.view import dot, page, picture
-from sonde.view.joined import Series
+from sonde.run.graph import check, passes
+from sonde.run.graph.data import Node, PlainGraph, count_text
+from sonde.view.graph import dot, page, save
+from sonde.view.graph.series import Series
 
 if TYPE_CHECKING:
     import networkx
@@ -82,16 +82,16 @@ class Graph(PlainGraph):
     # Questions
 
     def check(self) -> None:
-        """Raise if the graph contradicts itself; see :func:`sonde.run.graph_check.check`.
+        """Raise if the graph contradicts itself; see :func:`sonde.run.graph.check.check`.
 
         Raises:
             GraphError: it does, and where.
         """
-        graph_check.check(self)
+        check.check(self)
 
     def unused(self) -> tuple[Node, ...]:
         """The module calls whose result flows into no output of the model."""
-        return tuple(self.by_id[number] for number in graph_check.unused(self))
+        return tuple(self.by_id[number] for number in check.unused(self))
 
     # Pictures and files
 
@@ -138,7 +138,7 @@ class Graph(PlainGraph):
             ArgumentError: the ending is unknown, or *values* is given for something else than a page.
             MissingExtraError: what would make it is not installed; the message says what does.
         """
-        return picture.save(self, Path(path), depth, values=values)
+        return save.save(self, Path(path), depth, values=values)
 
     def to_networkx(self) -> networkx.MultiDiGraph[int]:
         """The graph as a networkx ``MultiDiGraph``: the fields of nodes and edges are attributes, and so are shape and dtype.

@@ -39,7 +39,7 @@ class ParamNode(TensorNode):
 
 
 class OpNode(BaseNode):
-    """An operation; ``fn`` is its node in the graph (:class:`sonde.run.graph.Node`)."""
+    """An operation; ``fn`` is its node in the graph (:class:`sonde.run.graph.data.Node`)."""
 
 
 class LayerNode(BaseNode):

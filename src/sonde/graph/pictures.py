@@ -13,12 +13,12 @@ from torch import nn
 
 from sonde.engine import structure
 from sonde.engine.selection import check_model
-from sonde.engine.unchanged import left_as_it_was, plain_python
+from sonde.engine.torch_api.restore import left_as_it_was, plain_python
 from sonde.errors import ArgumentError, MissingExtraError
 from sonde.graph.nodes import TensorNode
 from sonde.graph.recorder import Recorder
 from sonde.graph.rendering import GraphvizRenderer, GraphvizStyler
-from sonde.view.picture import render
+from sonde.view.graph.save import render
 
 if TYPE_CHECKING:
     from graphviz import Digraph

@@ -15,7 +15,7 @@ from sonde.errors import ArgumentError
 from sonde.graph.graph import Graph
 from sonde.graph.nodes import BaseNode, LayerNode, OpNode, ParamNode, TensorNode
 from sonde.graph.recording import Recording
-from sonde.run.graph import Edge, Node, PlainGraph, Value
+from sonde.run.graph.data import Edge, Node, PlainGraph, Value
 
 __all__ = ["Recorder"]
 

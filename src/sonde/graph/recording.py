@@ -13,15 +13,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from sonde.engine import hooks, structure
+from sonde.engine import structure
 from sonde.engine.selection import Named, Where, members, select, unwrap
-from sonde.engine.site import Site
+from sonde.engine.torch_api import hooks
 from sonde.errors import ModelError
 from sonde.graph.building import Builder, Draft
 from sonde.graph.operations import OperationMode
 from sonde.graph.tensors import version_of
-from sonde.run import passes
-from sonde.run.graph import Kind, PlainGraph
+from sonde.run.graph import passes
+from sonde.run.graph.data import Kind, PlainGraph
+from sonde.site import Site
 
 __all__ = ["Recording"]
 

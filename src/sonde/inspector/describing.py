@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 
 import sonde
 from sonde.engine import selection
-from sonde.inspector.ready import AnyLens
+from sonde.inspector.lenses.builtin import AnyLens
 
 __all__ = ["described"]
 

@@ -13,23 +13,24 @@ import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
-from sonde.engine import Coverage, Event, Probe, ProbeError, Site, notebook, observe
-from sonde.engine.optimizers import held_by
+from sonde.engine import Coverage, Event, Probe, ProbeError, Site, observe
+from sonde.engine.clock.optimizers import held_by
+from sonde.engine.probes import notebook
 from sonde.engine.selection import Where, check_model
 from sonde.errors import ArgumentError
 from sonde.inspector.budget import share_of
-from sonde.inspector.choosing import Choice
-from sonde.inspector.closing import Finding
 from sonde.inspector.describing import described
-from sonde.inspector.lenses import Lens, LossMetrics
+from sonde.inspector.lenses.builtin import AnyLens, default_lenses
+from sonde.inspector.lenses.layer_selection import Choice
+from sonde.inspector.lenses.lens import Lens, LossMetrics
 from sonde.inspector.parting import last_lines
-from sonde.inspector.ready import AnyLens, default_lenses
-from sonde.inspector.recording import Recording
+from sonde.inspector.pipeline.findings import Finding
 from sonde.inspector.schedule import Every, Steps, schedule_of
 from sonde.inspector.settings import GRADIENTS, Gradients, Settings, bytes_of
-from sonde.inspector.targets import Targets, open_targets
+from sonde.inspector.sinks.destinations import Targets, open_targets
+from sonde.inspector.training import WatchedTraining
 from sonde.run.run import Run
-from sonde.run.start import Existing
+from sonde.run.store.open import Existing
 
 if TYPE_CHECKING:
     import pandas
@@ -48,14 +49,14 @@ class Inspector:
     :meth:`detach`, and sees every thread.
 
     Args:
-        lenses: what is looked at; by default :func:`~sonde.inspector.ready.default_lenses`.
+        lenses: what is looked at; by default :func:`~sonde.inspector.lenses.builtin.default_lenses`.
         module: the model, or several by name.
         optimizer: only checked to step a parameter of the models.
         every: which steps are logged: each n-th; ``"10s"``; a range, steps, or an iterator of ascending ones; a callable
             ``Tick -> bool``; a :class:`~sonde.inspector.schedule.Warmup`. Between logged steps the hooks are taken out.
         to: where rows go: None for a new folder in runs/, a path, ``"memory"``, a :class:`~sonde.run.run.Run` on disk to
-            continue, a :class:`~sonde.inspector.sink.Sink`, a visualizer (``Callable[[Run], None]``, called at the end of each
-            epoch and of the training), or a list of these.
+            continue, a :class:`~sonde.inspector.sinks.base.Sink`, a visualizer (``Callable[[Run], None]``, called at the end of
+            each epoch and of the training), or a list of these.
         depth: how many levels below the root; a module at the last stands for what is in it. -1 is all.
         scaler: the ``GradScaler`` of the loop: gradients are given unscaled, and skipped attempts are no steps.
         include, exclude: which layers, for all lenses.
@@ -127,7 +128,7 @@ class Inspector:
         self._loss_names = train_loss_str, non_train_loss_str
         self._quiet = quiet
         self._targets: Targets | None = None
-        self._recording: Recording | None = None
+        self._recording: WatchedTraining | None = None
         self._losses: list[Probe] = []
         self._findings: list[Finding] = []
         self._metrics: set[str] = set()
@@ -159,11 +160,11 @@ class Inspector:
             about = described(models, every)
             for sink in targets.sinks:
                 sink.open(about)
-            recording = Recording(models, settings, self._schedule, self._budget, targets)
+            recording = WatchedTraining(models, settings, self._schedule, self._budget, targets)
         except BaseException:
             targets.close()
             raise
-        self._finalizer = weakref.finalize(self, Recording.stop, recording)
+        self._finalizer = weakref.finalize(self, WatchedTraining.stop, recording)
         self._targets, self._recording = targets, recording
         recording.attach()
         self._listen_to_losses(lenses)
@@ -309,13 +310,13 @@ class Inspector:
     @property
     def sites(self) -> tuple[Site, ...]:
         """What it observes."""
-        return tuple(dict.fromkeys(site for each in self._measurings() for site in each.wiring.sites()))
+        return tuple(dict.fromkeys(site for each in self._measurings() for site in each.attachment.sites()))
 
     @property
     def errors(self) -> tuple[ProbeError, ...]:
         """What statistics and schedules raised."""
         mine = () if self._recording is None else self._recording.errors
-        return (*mine, *(error for each in self._measurings() for error in each.wiring.errors))
+        return (*mine, *(error for each in self._measurings() for error in each.attachment.errors))
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -343,12 +344,12 @@ class Inspector:
     def _measurings(self) -> Iterator[Any]:
         return iter(()) if self._recording is None else self._recording.measurings()
 
-    def _attached(self) -> Recording:
+    def _attached(self) -> WatchedTraining:
         if self._recording is None or not self._recording.attached:
             raise ArgumentError("this inspector is not attached: give it a model first, with attach(model)")
         return self._recording
 
-    def _attached_or_last(self) -> Recording:
+    def _attached_or_last(self) -> WatchedTraining:
         if self._recording is None:
             raise ArgumentError("this inspector was never attached: give it a model first, with attach(model)")
         return self._recording

@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sonde.inspector.closing import Finding
+from sonde.inspector.pipeline.findings import Finding
 
 if TYPE_CHECKING:
-    from sonde.inspector.recording import Recording
+    from sonde.inspector.training import WatchedTraining
 
 __all__ = ["last_lines", "said_cost"]
 
 _SHOWN = 3
 
 
-def last_lines(recording: Recording, findings: Sequence[Finding]) -> list[str]:
+def last_lines(recording: WatchedTraining, findings: Sequence[Finding]) -> list[str]:
     """What is printed."""
     steps = sum(watched.steps for watched in recording.watched)
     logged = sum(watched.logged for watched in recording.watched)
@@ -30,7 +30,7 @@ def last_lines(recording: Recording, findings: Sequence[Finding]) -> list[str]:
     ]
 
 
-def said_cost(recording: Recording) -> str:
+def said_cost(recording: WatchedTraining) -> str:
     """The overhead in words."""
     share = recording.overhead()
     if share is not None:

@@ -8,8 +8,8 @@ from math import inf
 from typing import Any, Literal
 
 from sonde.errors import ArgumentError
-from sonde.inspector.choosing import Choice
-from sonde.inspector.lenses import Lens
+from sonde.inspector.lenses.layer_selection import Choice
+from sonde.inspector.lenses.lens import Lens
 
 __all__ = ["GRADIENTS", "Gradients", "Settings", "bytes_of"]
 

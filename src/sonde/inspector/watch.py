@@ -11,10 +11,10 @@ from torch.optim.optimizer import Optimizer
 from sonde.engine.selection import Where
 from sonde.errors import ArgumentError
 from sonde.inspector.inspector import Inspector
-from sonde.inspector.ready import AnyLens
+from sonde.inspector.lenses.builtin import AnyLens
 from sonde.inspector.schedule import Steps
 from sonde.inspector.settings import Gradients
-from sonde.run.start import Existing
+from sonde.run.store.open import Existing
 
 if TYPE_CHECKING:
     from sonde.graph import Graph

@@ -1,20 +1,16 @@
 """Instruments that keep tensors."""
 
 from sonde.keep.stash import Stash, StashFn, StashValueFn, default_stash, default_stash_value, get_stash_fn, rmap_tensor
-from sonde.keep.summary import Summary, SummaryRow, summary
 from sonde.keep.tracker import Tracker, track
 
 __all__ = [
     "Stash",
     "StashFn",
     "StashValueFn",
-    "Summary",
-    "SummaryRow",
     "Tracker",
     "default_stash",
     "default_stash_value",
     "get_stash_fn",
     "rmap_tensor",
-    "summary",
     "track",
 ]

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 import torch
 from torch import Tensor, nn
 
-from sonde.engine import Event, Port, Probe, frames
+from sonde.engine import Event, Port, Probe
+from sonde.engine.probes import dataframes
+from sonde.engine.probes.attachment import Attachment
 from sonde.engine.selection import Where, check_model, nearest
-from sonde.engine.site import Site
-from sonde.engine.wiring import Wiring
 from sonde.errors import ArgumentError, ObservationWarning, SiteError, UnknownSiteError
 from sonde.keep import layers, storing
 from sonde.keep.stash import SharedCopies, Stash, StashFn, StashValueFn, get_stash_fn, leaves_of
+from sonde.site import Site
 from sonde.view.table import Grid
 
 if TYPE_CHECKING:
@@ -82,8 +83,8 @@ class Tracker(Probe):
     def __init__(self, stash: StashFn | None = None, *, strict: bool = False) -> None:
         copies = SharedCopies()
         self._keeper = _Keeper(get_stash_fn(copies), copies) if stash is None else _Keeper(stash)
-        super().__init__(Wiring(self._keeper, strict=strict))
-        self._wiring.attach()
+        super().__init__(Attachment(self._keeper, strict=strict))
+        self._attachment.attach()
 
     @property
     def stashes(self) -> list[Any]:
@@ -100,7 +101,7 @@ class Tracker(Probe):
             ModelError: *module* is none.
         """
         self._begin_again()
-        self._wiring.observe_one(check_model(module), name, _ports(grad))
+        self._attachment.observe_one(check_model(module), name, _ports(grad))
 
     def register_all(self, module: nn.Module, grad: bool = True, include: Where = None, exclude: Where = None) -> None:
         """Track *module* and its submodules, by their names, where *include* and *exclude* admit them.
@@ -109,13 +110,13 @@ class Tracker(Probe):
             ModelError, SelectionError: see :func:`sonde.observe`.
         """
         self._begin_again()
-        self._wiring.observe(module, include, exclude, _ports(grad))
+        self._attachment.observe(module, include, exclude, _ports(grad))
 
     def _begin_again(self) -> None:
         """After ``unregister``, what is registered next is all that is tracked."""
         if not self.attached:
-            self._wiring.forget()
-            self._wiring.attach()
+            self._attachment.forget()
+            self._attachment.attach()
 
     def clear(self) -> None:
         """Forget what was kept; the hooks stay."""
@@ -145,7 +146,7 @@ class Tracker(Probe):
         if not isinstance(key, str | Site):
             raise ArgumentError(f"a tracker is asked by position, slice, module name or site, not by {key!r}")
         site, whole_module = _as_site(key)
-        site = replace(site, path=self._wiring.canonical(site.path))
+        site = replace(site, path=self._attachment.canonical(site.path))
         found = [stash for stash in self.stashes if _is_at(stash, site, whole_module)]
         if found:
             return found
@@ -156,7 +157,7 @@ class Tracker(Probe):
         if of_module and not whole_module:
             held = [str(place.at(path)) for s in of_module for place in [s.site] for path in getattr(s, "paths", ()) or ("",)]
             return f"nothing was kept at {asked!r}; of that module there is {', '.join(dict.fromkeys(held))}"
-        observed = [place.path for place in self._wiring.sites()]
+        observed = [place.path for place in self._attachment.sites()]
         if site.path in observed:
             reason = next((line.reason for line in self.coverage() if line.site.path == site.path and line.reason), "")
             return f"nothing was kept of {asked!r}{': ' + reason if reason else ' yet'}"
@@ -177,7 +178,7 @@ class Tracker(Probe):
             MissingExtraError: pandas is not installed.
         """
         column = getattr(stat, "__name__", "value") if stat_name is None else stat_name
-        return frames.frame([_frame_row(stash, stat, column) for stash in self.stashes])
+        return dataframes.frame([_frame_row(stash, stat, column) for stash in self.stashes])
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
         """Write everything kept to the folder *path*: safetensors shards and a JSON index. No pickle.
@@ -194,12 +195,12 @@ class Tracker(Probe):
         return layers.grid(self.stashes, title=self._title(), empty=self._why_empty(), coverage=self.coverage)
 
     def _why_empty(self) -> str:
-        modules = len({site.path for site in self._wiring.sites()})
+        modules = len({site.path for site in self._attachment.sites()})
         if self.errors:
             return f"nothing: {self.errors[-1]}"
         if not modules:
             return "nothing is tracked: register(module) or register_all(model)"
-        if self._wiring.ran:
+        if self._attachment.ran:
             return f"nothing of {modules} modules; coverage() says why"
         return (
             f"nothing yet of {modules} modules: call the model"
@@ -215,7 +216,7 @@ class Tracker(Probe):
         return self._grid()
 
     def __str__(self) -> str:
-        tracking = len(self._wiring.sites()) if self.attached else 0
+        tracking = len(self._attachment.sites()) if self.attached else 0
         return f"Tracker(stashes={len(self)}, tracking={tracking})"
 
 
@@ -298,7 +299,7 @@ def _frame_row(stash: Any, stat: Callable[[Tensor], Any], column: str) -> dict[s
         column: _statistic(stash, stat),
     }
     if isinstance(stash, Stash):
-        row |= frames.key_columns(stash.site, stash.call, stash.phase, stash.tick)
+        row |= dataframes.key_columns(stash.site, stash.call, stash.phase, stash.tick)
     own = {"name", "type", "grad", "value", "site", "call", "phase", "tick", "passthrough", "alias", "paths", "kept"}
     return row | {name: held for name, held in getattr(stash, "__dict__", {}).items() if name not in own}
 

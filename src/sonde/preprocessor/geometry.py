@@ -10,11 +10,11 @@ from torch import Tensor
 
 from sonde.errors import ArgumentError
 from sonde.preprocessor.aggregates import Aggregate
-from sonde.preprocessor.history import History
 from sonde.preprocessor.ledger import Reading
 from sonde.preprocessor.measured import Measured, measured
 from sonde.preprocessor.scaling import Scaler, unscaled
 from sonde.stats import Cosine, Norm
+from sonde.stats.history import History
 
 __all__ = ["Geometry", "SequenceGeometry"]
 

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from sonde.engine import Event
-from sonde.preprocessor.axes import neurons_first
+from sonde.engine.layer_axes import neurons_first
 from sonde.preprocessor.base import AbstractBackwardPreprocessor, AbstractTensorPreprocessor, name_of
 from sonde.preprocessor.geometry import SequenceGeometry
 from sonde.preprocessor.ledger import Reading

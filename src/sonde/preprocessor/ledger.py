@@ -17,7 +17,7 @@ from sonde.stats import RowStatistic
 from sonde.stats.running import RunningMeanVar
 from sonde.stats.statistic import Column
 
-__all__ = ["MOST_PENDING", "Ledger", "Reading", "copied", "on_host"]
+__all__ = ["MOST_PENDING", "IntervalAggregates", "Reading", "copied", "on_host"]
 
 MOST_PENDING = 4096  # rows that may wait on their device, whatever the number of steps
 
@@ -42,7 +42,7 @@ class _Entry:
     row: Tensor
 
 
-class Ledger:
+class IntervalAggregates:
     """One aggregate per key and number, fed with rows of statistics.
 
     A row is what a statistic has measured of one tensor, on that tensor's device. Rows wait there until someone reads, or until

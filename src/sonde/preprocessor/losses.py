@@ -9,8 +9,8 @@ from sonde.errors import ArgumentError, LossShapeError
 from sonde.preprocessor.base import AbstractForwardPreprocessor
 from sonde.preprocessor.ledger import Reading
 from sonde.preprocessor.measured import Measured
-from sonde.preprocessor.measures import Single
 from sonde.preprocessor.training import in_training
+from sonde.stats.samples import Single
 
 __all__ = ["LossModule", "two_names"]
 

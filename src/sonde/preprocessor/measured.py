@@ -13,7 +13,7 @@ from sonde.engine.selection import nearest
 from sonde.errors import ArgumentError, UnknownSiteError
 from sonde.preprocessor.aggregates import Aggregate, aggregate
 from sonde.preprocessor.base import AbstractPreprocessor
-from sonde.preprocessor.ledger import Ledger, Reading
+from sonde.preprocessor.ledger import IntervalAggregates, Reading
 from sonde.stats import PairStatistic, RowStatistic, Statistic
 from sonde.stats.statistic import dense
 from sonde.view.table import Cell, Grid
@@ -40,7 +40,7 @@ class Measured(AbstractPreprocessor):
     """
 
     def __init__(self, readings: Iterable[Reading], inplace: bool, form: Callable[..., Any] | None = None) -> None:
-        self._ledger = Ledger(readings, inplace)
+        self._ledger = IntervalAggregates(readings, inplace)
         self._form = form
 
     @property

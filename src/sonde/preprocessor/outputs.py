@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from sonde.engine import Event, Port, structure
+from sonde.engine.layer_axes import samples_first
 from sonde.preprocessor.aggregates import Aggregate
-from sonde.preprocessor.axes import samples_first
 from sonde.preprocessor.base import AbstractForwardPreprocessor, name_of
 from sonde.preprocessor.ledger import Reading
 from sonde.preprocessor.measured import Measured, measured
-from sonde.preprocessor.measures import SampleNorm
 from sonde.preprocessor.training import in_training
 from sonde.stats import Activation
+from sonde.stats.samples import SampleNorm
 
 __all__ = ["Activity", "InputNorm", "OutputActivation", "OutputNorm"]
 

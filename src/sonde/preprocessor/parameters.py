@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from sonde.engine import Event, Site
+from sonde.engine.layer_axes import as_matrix
 from sonde.errors import ArgumentError
 from sonde.preprocessor.aggregates import Aggregate
-from sonde.preprocessor.axes import as_matrix
 from sonde.preprocessor.base import AbstractModulePreprocessor, ParameterName
 from sonde.preprocessor.ledger import Reading
 from sonde.preprocessor.measured import Measured, measured, nothing_to_measure
-from sonde.preprocessor.measures import MatrixCondition
 from sonde.stats import Norm
+from sonde.stats.samples import MatrixCondition
 from sonde.stats.statistic import dense
 
 __all__ = ["Condition", "Conditioning", "ParameterNorm"]

@@ -12,11 +12,11 @@ from sonde.engine import Event, Port
 from sonde.errors import ArgumentError
 from sonde.preprocessor.base import AbstractTensorPreprocessor, name_of
 from sonde.preprocessor.geometry import SequenceGeometry
-from sonde.preprocessor.history import History
 from sonde.preprocessor.ledger import Reading
 from sonde.preprocessor.measured import Measured, measured, nothing_to_measure
-from sonde.preprocessor.measures import Single
 from sonde.stats import Updates, vanished_share
+from sonde.stats.history import History
+from sonde.stats.samples import Single
 from sonde.stats.statistic import dense
 
 __all__ = ["ParameterDifferenceGeometry", "UpdateRatio", "UpdateRounding"]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sonde.engine import Event, Site, structure
-from sonde.engine.trouble import name_of
+from sonde.engine.failures import name_of
 from sonde.errors import ArgumentError
 from sonde.recorders.reductions.base import Accumulated, Reduction, own, shape_text
 from sonde.recorders.slots import Subrecorder

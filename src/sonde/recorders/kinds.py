@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from sonde.engine import Event, Port, Site, structure
-from sonde.engine.trouble import warn_user
-from sonde.engine.wiring import Wiring
+from sonde.engine.failures import warn_user
+from sonde.engine.probes.attachment import Attachment
 from sonde.recorders.keeper import NOTHING, Source
 from sonde.recorders.recorder import Recorder
 
@@ -53,7 +53,7 @@ class _ArgumentsAfter(_Arguments):
     """The arguments as a forward hook finds them, which compiled code cannot tell."""
 
     def __init__(self) -> None:
-        self.wiring: Wiring | None = None
+        self.attachment: Attachment | None = None
 
     def __call__(self, event: Event) -> Any:
         if not event.args and not event.kwargs and self._is_compiled(event.site):
@@ -61,14 +61,14 @@ class _ArgumentsAfter(_Arguments):
         return super().__call__(event)
 
     def _is_compiled(self, site: Site) -> bool:
-        if self.wiring is None:
+        if self.attachment is None:
             return False
-        tap = next((tap for tap in self.wiring.taps if site in tap.sites.values()), None)
-        regions = [region for root in self.wiring.roots for region in root.regions()]
+        tap = next((tap for tap in self.attachment.taps if site in tap.sites.values()), None)
+        regions = [region for root in self.attachment.roots for region in root.regions()]
         if tap is None or not any(tap.module in region.modules for region in regions):
             return False
-        if site not in self.wiring.notes:
-            self.wiring.note(tap, _IN_COMPILED_CODE)
+        if site not in self.attachment.notes:
+            self.attachment.note(tap, _IN_COMPILED_CODE)
             warn_user(f"ForwardInput records nothing at {site.port_of('input')}: {_IN_COMPILED_CODE}")
         return True
 
@@ -89,9 +89,9 @@ class ForwardInput(Recorder):
     def _source(self) -> Source:
         return _ArgumentsAfter()
 
-    def _connect(self, source: Source, wiring: Wiring) -> None:
+    def _connect(self, source: Source, attachment: Attachment) -> None:
         if isinstance(source, _ArgumentsAfter):
-            source.wiring = wiring
+            source.attachment = attachment
 
 
 class _Output(Source):

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 
 from sonde.engine import Site, Tick
 from sonde.errors import SondeError, StoreError
-from sonde.recorders import tree
+from sonde.recorders import json_tree
 from sonde.recorders.saving import FORMAT, INDEX, VERSION
 from sonde.recorders.slots import Key, Subrecorder, find, leaf_of
 
@@ -60,7 +60,7 @@ class Recorded(Sequence[Any]):
             return [self[place] for place in range(len(self))[key]]
         slot, leaf = find(self.subrecorders, key)
         written, file = self._written[slot.index]
-        return leaf_of(slot, tree.read(written, _Tensors(self.path, file)), leaf, several=self.reduction is None)
+        return leaf_of(slot, json_tree.read(written, _Tensors(self.path, file)), leaf, several=self.reduction is None)
 
     def samples(self, index: Key) -> int:
         """How many calls the slot had recorded."""

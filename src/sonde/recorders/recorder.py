@@ -12,9 +12,10 @@ from typing import Any, ClassVar, Self, overload
 
 from torch import nn
 
-from sonde.engine import Coverage, Covered, Phase, Port, Probe, Site, frames, selection
+from sonde.engine import Coverage, Covered, Phase, Port, Probe, Site, selection
+from sonde.engine.probes import dataframes
+from sonde.engine.probes.attachment import Attachment
 from sonde.engine.selection import Where, check_model
-from sonde.engine.wiring import Wiring
 from sonde.errors import ArgumentError, SelectionError
 from sonde.recorders import registration, saving, state, table
 from sonde.recorders.keeper import Condition, DataMethod, Keeper, Reducer, Source, name_of_reduction
@@ -30,15 +31,15 @@ class Handle:
     """Ends the recording of one slot, whose data stays; ``Recorder.remove`` takes the whole slot away."""
 
     subrecorder: Subrecorder
-    _wiring: Wiring
+    _attachment: Attachment
 
     def remove(self) -> None:
         """Take the slot's hooks out for good. Doing so twice is no error."""
         place = self.subrecorder.site
-        for tap in list(self._wiring.taps):
+        for tap in list(self._attachment.taps):
             if any(site.path == place.path and site.model == place.model for site in tap.sites.values()):
                 tap.detach()
-                self._wiring.taps.remove(tap)
+                self._attachment.taps.remove(tap)
 
 
 class Recorder(Probe, ABC):
@@ -83,15 +84,15 @@ class Recorder(Probe, ABC):
         source = self._source()
         self._keeper = Keeper(type(self).__name__, source, condition, reduction, data_method)
         self._models: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
-        super().__init__(Wiring(self._keeper, strict=strict))
-        self._connect(source, self._wiring)
-        self._wiring.attach()
+        super().__init__(Attachment(self._keeper, strict=strict))
+        self._connect(source, self._attachment)
+        self._attachment.attach()
 
     @abstractmethod
     def _source(self) -> Source:
         """What makes the values to record of events."""
 
-    def _connect(self, source: Source, wiring: Wiring) -> None:
+    def _connect(self, source: Source, attachment: Attachment) -> None:
         """Tell *source* where its events come from, if it has to know."""
 
     # Registering
@@ -149,12 +150,12 @@ class Recorder(Probe, ABC):
         model = self._name_of(root, name)
         names = frozenset(item.name for item in items)
         try:
-            self._wiring.observe(root, lambda known, _: known in names, None, self.ports, model)
+            self._attachment.observe(root, lambda known, _: known in names, None, self.ports, model)
         except SelectionError:
             held = ", ".join(f"{item.name or '(root)'} ({type(item.module).__name__})" for item in items)
             raise SelectionError(f"nothing of what is selected is ever called, so nothing could be recorded: {held}") from None
         self._models[root] = model
-        known, hooked = {slot.site for slot in self._keeper.slots}, set(self._wiring.sites())
+        known, hooked = {slot.site for slot in self._keeper.slots}, set(self._attachment.sites())
         for item in items:
             events = [Site(item.name, port, "", model) for port in self.ports]
             site = Site(item.name, self.port, "", model)
@@ -163,8 +164,8 @@ class Recorder(Probe, ABC):
                 self._keeper.add(site, f"{kind.__module__}.{kind.__qualname__}", events)
             if hooked.isdisjoint(events):
                 for event in events:
-                    self._wiring.unhooked.setdefault(event, "is never called: it only holds other modules")
-        self._wiring.attach()
+                    self._attachment.unhooked.setdefault(event, "is never called: it only holds other modules")
+        self._attachment.attach()
         return self
 
     def _root_of(self, module: nn.Module, given: nn.Module) -> nn.Module:
@@ -199,10 +200,10 @@ class Recorder(Probe, ABC):
     @property
     def handles(self) -> list[Handle]:
         """For each slot what ends its recording."""
-        return [Handle(slot, self._wiring) for slot in self._keeper.slots]
+        return [Handle(slot, self._attachment) for slot in self._keeper.slots]
 
     def _find(self, key: Key) -> tuple[Subrecorder, str]:
-        return find(self._keeper.slots, key, self._wiring.canonical)
+        return find(self._keeper.slots, key, self._attachment.canonical)
 
     def __len__(self) -> int:
         return len(self._keeper.slots)
@@ -250,7 +251,7 @@ class Recorder(Probe, ABC):
             self.detach()
             return None
         slot, _ = self._find(index)
-        Handle(slot, self._wiring).remove()
+        Handle(slot, self._attachment).remove()
         self._keeper.remove(slot)
         return slot.value
 
@@ -328,7 +329,7 @@ class Recorder(Probe, ABC):
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy or a pickle has the slots and what they keep, and is on no model; registered again it goes on."""
         keeper = self._keeper
-        made = (type(self), keeper.condition, keeper.reduction, keeper.data_method, self._wiring.strict)
+        made = (type(self), keeper.condition, keeper.reduction, keeper.data_method, self._attachment.strict)
         return _remade, (*made, self.state_dict())
 
     # What a probe has
@@ -357,7 +358,7 @@ class Recorder(Probe, ABC):
     def rows(self) -> list[dict[str, Any]]:
         """One dictionary per slot: where, how often, what it keeps, and when the last of it was recorded."""
         phase: Phase = "backward" if self.port.startswith("grad") else "forward"
-        return [table.row_of(slot) | frames.key_columns(slot.site, None, phase, slot.tick) for slot in self._keeper.slots]
+        return [table.row_of(slot) | dataframes.key_columns(slot.site, None, phase, slot.tick) for slot in self._keeper.slots]
 
     def _grid(self) -> Grid:
         reasons = {line.site: line.reason for line in self.coverage()}

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from sonde.errors import ArgumentError
-from sonde.run.near import unknown
-from sonde.run.query import quoted
 from sonde.run.schema import port_of
+from sonde.run.store.duckdb_sql import quoted
+from sonde.suggest import unknown
 
 if TYPE_CHECKING:
     import duckdb

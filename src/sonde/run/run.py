@@ -12,13 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from sonde.errors import ArgumentError, MissingExtraError, StoreError
-from sonde.run.description import Description
 from sonde.run.heatmap import Heatmap, Reduce, heatmap_of
-from sonde.run.near import unknown
-from sonde.run.query import connect, quoted
 from sonde.run.schema import KEYS
-from sonde.run.source import Answer, Ask, DiskSource, Source
+from sonde.run.store.duckdb_sql import connect, quoted
+from sonde.run.store.run_json import Description
+from sonde.run.store.source import Answer, Ask, DiskSource, Source
 from sonde.run.text import as_html, lines_of
+from sonde.suggest import unknown
 
 if TYPE_CHECKING:
     import duckdb

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
-from sonde.run.description import Description
-from sonde.run.query import quoted
 from sonde.run.schema import KEYS
+from sonde.run.store.duckdb_sql import quoted
+from sonde.run.store.run_json import Description
 
 if TYPE_CHECKING:
     import duckdb

@@ -2,8 +2,8 @@
 
 from sonde.inspector.sinks.pictures import Pictures
 from sonde.inspector.sinks.plain import Nothing, memory
-from sonde.inspector.sinks.playing import play
 from sonde.inspector.sinks.printing import Print
+from sonde.inspector.sinks.replay import play
 from sonde.inspector.sinks.tensorboard import TensorBoard
 
 __all__ = ["Nothing", "Pictures", "Print", "TensorBoard", "memory", "play"]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from sonde.inspector.sinks.showing import Shown
+from sonde.inspector.sinks.visualizers import Shown
 from sonde.run.run import Run
 from sonde.view.plots import save
 from sonde.view.plots.canvas import need_matplotlib
-from sonde.view.plots.looks import Theme
+from sonde.view.plots.theme import Theme
 
 __all__ = ["Pictures"]
 

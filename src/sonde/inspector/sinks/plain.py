@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sonde.inspector.sink import RunSink, Sink
-from sonde.run.memory import memory_run
+from sonde.inspector.sinks.base import RunSink, Sink
+from sonde.run.store.memory_writer import memory_run
 
 __all__ = ["Nothing", "memory"]
 
@@ -18,7 +18,7 @@ class Nothing(Sink):
 def memory(about: Mapping[str, Any] | None = None) -> RunSink:
     """A sink that keeps a run in memory; ``memory().run()`` reads it, also after it is closed.
 
-    >>> from sonde.inspector.sink import Scalar
+    >>> from sonde.inspector.sinks.base import Scalar
     >>> sink = memory()
     >>> sink.scalar(Scalar("loss", 0.5, epoch=0, step=3))
     >>> sink.run().scalar("loss")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sonde.inspector.sinks.showing import Shown
+from sonde.inspector.sinks.visualizers import Shown
 from sonde.run.run import Run
-from sonde.view.plots.names import Include
+from sonde.view.plots.layer_names import Include
 from sonde.view.plots.table import table
 
 if TYPE_CHECKING:

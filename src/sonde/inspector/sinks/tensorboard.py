@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from sonde.errors import ArgumentError, MissingExtraError
-from sonde.inspector.sink import Rows, Scalar, Sink
+from sonde.inspector.sinks.base import Rows, Scalar, Sink
 from sonde.run.schema import port_of
-from sonde.view.plots.names import layer_of
+from sonde.view.plots.layer_names import layer_of
 
 __all__ = ["TensorBoard"]
 

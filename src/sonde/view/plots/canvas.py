@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from sonde.errors import MissingExtraError
 from sonde.run.run import Run
-from sonde.view.plots.looks import Look, Theme, look_of, settings_of
+from sonde.view.plots.theme import Look, Theme, look_of, settings_of
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

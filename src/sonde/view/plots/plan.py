@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sonde.errors import ArgumentError
 from sonde.run.run import Run
-from sonde.view.plots.curves import lines
-from sonde.view.plots.depth import gradient_flow
-from sonde.view.plots.heat import heatmap
-from sonde.view.plots.looks import Theme
-from sonde.view.plots.losses import scalars
-from sonde.view.plots.portions import shares
-from sonde.view.plots.powers import exponents
-from sonde.view.plots.rates import activation
-from sonde.view.plots.ratios import update_ratio
-from sonde.view.plots.reading import ASIDE, Known
+from sonde.view.plots.activation import activation
+from sonde.view.plots.exponents import exponents
+from sonde.view.plots.gradient_flow import gradient_flow
+from sonde.view.plots.heatmap import heatmap
+from sonde.view.plots.layer_series import ASIDE, Known
+from sonde.view.plots.lines import lines
+from sonde.view.plots.scalars import scalars
+from sonde.view.plots.shares import shares
+from sonde.view.plots.theme import Theme
+from sonde.view.plots.update_ratio import update_ratio
 
 if TYPE_CHECKING:
     from sonde.view.plots.figures import Picture

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sonde.errors import ArgumentError
-from sonde.view.plots.looks import DIVERGING, SEQUENTIAL
-from sonde.view.plots.words import Kind
+from sonde.view.plots.number_names import Kind
+from sonde.view.plots.theme import DIVERGING, SEQUENTIAL
 
 if TYPE_CHECKING:
     from matplotlib.colors import Normalize

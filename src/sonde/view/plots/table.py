@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from sonde.errors import ArgumentError, UnknownSiteError
-from sonde.run.query import quoted
 from sonde.run.run import Run
-from sonde.view.plots.names import Include, chosen, layer_of, owner_of
-from sonde.view.plots.reading import ASIDE, Known, Matrix, matrix
+from sonde.run.store.duckdb_sql import quoted
+from sonde.view.plots.layer_names import Include, chosen, layer_of, owner_of
+from sonde.view.plots.layer_series import ASIDE, Known, Matrix, matrix
 from sonde.view.table import Cell, Grid, Tone
 
 __all__ = ["table"]

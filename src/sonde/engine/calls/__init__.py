@@ -1,0 +1,1 @@
+"""Which module call is running, forward or backward."""

@@ -1,0 +1,171 @@
+"""Where in a hierarchy of modules a call is made: names for modules as they are really called, found once for each place."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
+
+from sonde.engine import selection
+
+__all__ = ["ModuleNames", "ModuleNode", "is_transparent"]
+
+
+class ModuleNode:
+    """A module under the module that called it. The same module called from two places has two places, and one path.
+
+    Attributes:
+        module: weakly.
+        name: as it was called, from the root's label down: ``GPT.blocks.0.mlp``.
+        path: the module's canonical name, as in its sites: ``blocks.0.mlp``, ``""`` for the root.
+    """
+
+    __slots__ = ("children", "compiles", "held", "key", "module", "name", "path", "was_checked")
+
+    def __init__(self, module: nn.Module, name: str, path: str) -> None:
+        inner = selection.unwrap(module)
+        self.module = weakref.ref(inner)
+        self.held = weakref.ref(module)
+        self.name = name
+        self.path = path
+        self.key = id(module)
+        self.compiles = id(inner) if inner is not module else 0  # what ``torch.compile`` was given
+        self.children: dict[int, ModuleNode] = {}
+        self.was_checked = False  # for compiled regions
+
+    def __repr__(self) -> str:
+        return f"ModuleNode({self.name})"
+
+
+class ModuleNames:
+    """The models that have been met, each with a label of its own, and the names of all their modules."""
+
+    def __init__(self) -> None:
+        self._labels: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
+        self._homes: weakref.WeakKeyDictionary[nn.Module, tuple[weakref.ref[nn.Module], tuple[str, ...]]]
+        self._homes = weakref.WeakKeyDictionary()
+        self._tops: weakref.WeakKeyDictionary[nn.Module, ModuleNode] = weakref.WeakKeyDictionary()
+        self._owners: WeakIdKeyDictionary = WeakIdKeyDictionary()  # a tensor: the places that it is a parameter of
+
+    def meet(self, root: nn.Module) -> None:
+        """Name *root* and all modules below it. A module that was met alone gets its name in the larger hierarchy."""
+        root = selection.unwrap(root)
+        taken = set(self._labels.values())
+        label = kind = type(root).__name__
+        number = 1
+        while label in taken:
+            number += 1
+            label = f"{kind}-{number}"
+        self._labels[root] = label
+        met = {item.module: (item.name, *item.aliases) for item in selection.members(root)}
+        for module, names in met.items():
+            self._homes[module] = weakref.ref(root), names
+            if module is not root:
+                self._labels.pop(module, None)
+        known = {top: place for top, place in self._tops.items() if selection.unwrap(top) not in met}
+        self._tops = weakref.WeakKeyDictionary(known)
+        self._owners.clear()
+
+    def at_top(self, module: nn.Module) -> ModuleNode | None:
+        """The place of *module*, called from outside of any module; None for a wrapper, which is as good as what it wraps."""
+        place = self._tops.get(module)
+        if place is None:
+            if is_transparent(module):
+                return None
+            inner = selection.unwrap(module)
+            if inner not in self._homes:
+                self.meet(inner)
+            root, path = self._home(inner)
+            place = self._tops[module] = ModuleNode(module, self._join(root, path), path)
+        return place
+
+    def below(self, place: ModuleNode, module: nn.Module) -> ModuleNode:
+        """The place of *module*, called by the module of *place*; *place* itself where one of the two wraps the other."""
+        return place if is_transparent(module) or place.compiles == id(module) else self._below(place, module)
+
+    def _below(self, place: ModuleNode, module: nn.Module) -> ModuleNode:
+        inner, caller = selection.unwrap(module), place.module()
+        if inner not in self._homes:
+            self.meet(inner)  # it came after its parent was met, or belongs to no module that runs
+            self._adopt(caller, inner)
+        root, path = self._home(inner)
+        step = next((step for step, held in _names_below(caller) if held is inner), None) if caller is not None else None
+        if step is not None:
+            name = f"{place.name}.{step}"
+        else:
+            names = [self._join(root, alias) for alias in self._homes[inner][1]]
+            name = max(names, key=lambda known: _shared(known, place.name))
+        return ModuleNode(module, name, path)
+
+    def _adopt(self, caller: nn.Module | None, module: nn.Module) -> None:
+        """If *module* is by now part of the model that *caller* belongs to, name that model anew."""
+        if caller is None or caller not in self._homes:
+            return
+        root = self._homes[caller][0]()
+        if root is not None and any(held is module for held in root.modules()):
+            self._labels.pop(module, None)
+            label = self._labels.pop(root)
+            self.meet(root)
+            self._labels[root] = label
+
+    def owners(self, parameter: Tensor) -> list[ModuleNode]:
+        """The places from the root down to the module that owns *parameter*; empty if unknown."""
+        known: list[ModuleNode] | None = self._owners.get(parameter)
+        if known is None:
+            known = self._owners[parameter] = self._owners_of(parameter)
+        return known
+
+    def _owners_of(self, parameter: Tensor) -> list[ModuleNode]:
+        for root in self._labels:
+            found = {item.name: item.module for item in selection.members(root)}
+            for name, module in found.items():
+                if any(held is parameter for held in module._parameters.values()):
+                    steps = name.split(".") if name else []
+                    paths = [".".join(steps[:end]) for end in range(len(steps) + 1)]
+                    return [ModuleNode(found[path], self._join(root, path), path) for path in paths if path in found]
+        return []
+
+    def modules(self) -> Iterator[tuple[str, nn.Module]]:
+        """Every module that was met, under its canonical name with the root's label, parents before children."""
+        for module, (root, names) in self._homes.items():
+            top = root()
+            if top is not None:
+                yield self._join(top, names[0]), module
+
+    def _home(self, module: nn.Module) -> tuple[nn.Module, str]:
+        root, names = self._homes[module]
+        top = root()
+        if top is None:  # the larger model is gone, the part lives on
+            self.meet(module)
+            return module, ""
+        return top, names[0]
+
+    def _join(self, root: nn.Module, path: str) -> str:
+        label = self._labels[root]
+        return f"{label}.{path}" if path else label
+
+
+def is_transparent(module: nn.Module) -> bool:
+    """Whether it wraps a module that runs as a module does: all wrappers but that of ``torch.compile``."""
+    return "_orig_mod" not in module._modules and selection.unwrap(module) is not module
+
+
+def _names_below(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """All names below *module*, direct children first."""
+    children = module.named_children() if isinstance(module, torch.jit.ScriptModule) else module._modules.items()
+    yield from ((step, selection.unwrap(child)) for step, child in children if child is not None)
+    for item in selection.members(module):
+        yield from ((name, item.module) for name in (item.name, *item.aliases) if name)
+
+
+def _shared(one: str, other: str) -> int:
+    """How many steps two names have in common from the root."""
+    count = 0
+    for a, b in zip(one.split("."), other.split("."), strict=False):
+        if a != b:
+            break
+        count += 1
+    return count

@@ -1,0 +1,1 @@
+"""When: epochs, steps, micro-steps and forwards, counted once per observed root."""

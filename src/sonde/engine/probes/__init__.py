@@ -1,0 +1,1 @@
+"""Hooks that deliver tensors to subscribers and statistics, and the probe that owns them."""

@@ -1,0 +1,99 @@
+"""Under which of its names a shared module was called.
+
+A module that stands in several places has one canonical name, but each call is made from one of its parents. Marks on those
+parents say which of them runs; where one parent holds the module several times (the same layer twice in a
+``Sequential``), its calls are taken to go through the names in turn.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from sonde.engine.clock.clock import Clock
+from sonde.engine.clock.forward import Forward
+from sonde.engine.selection import Named
+from sonde.engine.torch_api import compiled, hooks
+
+__all__ = ["Aliases", "ParentMark"]
+
+
+class ParentMark:
+    """Two hooks on a module that holds a shared one: they say in the forward that it runs."""
+
+    def __init__(self, clock: Clock, parent: nn.Module) -> None:
+        self.parent = parent
+        self._clock = clock
+        self._handles: list[hooks.Handle] = []
+
+    def attach(self) -> None:
+        """Put both hooks in, if they are not; before all others on the way in."""
+        if not self._handles:
+            enter, leave = _Enter(self._clock, self.parent), _Leave(self._clock, self.parent)
+            self._handles = [
+                # not before the clock's own hook on the root, with which a forward begins
+                hooks.on_forward_pre(self.parent, enter, first=self.parent is not self._clock.root()),
+                hooks.on_forward(self.parent, leave, always=True),
+            ]
+
+    def detach(self) -> None:
+        """Take both out."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+
+class _Enter(hooks.Hook):
+    __slots__ = ("clock", "parent")
+
+    def __init__(self, clock: Clock, parent: nn.Module) -> None:
+        self.clock = clock
+        self.parent = parent
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if not compiled.is_traced():
+            self.clock.current().running.append((self.parent, {}))
+
+
+class _Leave(hooks.Hook):
+    __slots__ = ("clock", "parent")
+
+    def __init__(self, clock: Clock, parent: nn.Module) -> None:
+        self.clock = clock
+        self.parent = parent
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if compiled.is_traced():
+            return
+        running = self.clock.current().running
+        while running:  # what an interrupt kept from leaving goes with it
+            if running.pop()[0] is self.parent:
+                break
+
+
+class Aliases:
+    """The names of one shared module, by the parent they lead through."""
+
+    def __init__(self, item: Named, by_name: dict[str, nn.Module]) -> None:
+        self.names = (item.name, *item.aliases)
+        self._names: dict[nn.Module, list[str]] = {}
+        for name in self.names:
+            parent = by_name.get(name.rpartition(".")[0])
+            if parent is not None:
+                self._names.setdefault(parent, []).append(name)
+
+    @property
+    def parents(self) -> list[nn.Module]:
+        """The modules to mark."""
+        return list(self._names)
+
+    def used(self, forward: Forward, hook: hooks.Hook) -> str:
+        """The name that the call which *hook* sees now was made by; ``""`` if no parent runs."""
+        for parent, calls in reversed(forward.running):
+            names = self._names.get(parent)
+            if names is not None:
+                call = calls.get(hook, 0)
+                calls[hook] = call + 1
+                return names[call % len(names)]
+        return ""

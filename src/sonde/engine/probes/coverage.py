@@ -1,0 +1,144 @@
+"""What was really observed, and why not: the receipt of a probe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from sonde.engine.probes.step_hooks import StepHook
+from sonde.site import Port, Site
+from sonde.view.table import Cell, Grid
+
+if TYPE_CHECKING:
+    from sonde.engine.probes.attachment import Attachment
+    from sonde.engine.probes.event_hooks import EventHook
+
+__all__ = ["Coverage", "Covered"]
+
+
+@dataclass(frozen=True, slots=True)
+class Covered:
+    """One site and what came of it.
+
+    Attributes:
+        site: where.
+        count: how often something was delivered or added.
+        reason: why nothing, or not everything, was; ``""`` if there is nothing to say.
+    """
+
+    site: Site
+    count: int
+    reason: str = ""
+
+
+class Coverage:
+    """The sites of a probe with what each has delivered. Iterate over it, or print it."""
+
+    def __init__(self, lines: list[Covered], *, attached: bool) -> None:
+        self._lines = lines
+        self._attached = attached
+
+    def __iter__(self) -> Iterator[Covered]:
+        return iter(self._lines)
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    @property
+    def observed(self) -> tuple[Site, ...]:
+        """Sites that delivered something."""
+        return tuple(line.site for line in self._lines if line.count)
+
+    @property
+    def missing(self) -> tuple[Covered, ...]:
+        """Sites that delivered nothing, each with the reason."""
+        return tuple(line for line in self._lines if not line.count)
+
+    def _grid(self) -> Grid:
+        rows = [
+            [Cell(str(line.site)), Cell(str(line.count), align="right"), Cell(line.reason, tone="quiet" if line.count else "bad")]
+            for line in self._lines
+            if line.reason or not line.count
+        ]
+        seen = len(self.observed)
+        state = "" if self._attached else ", detached"
+        return Grid(
+            title=f"coverage: {seen} of {len(self)} sites delivered{state}",
+            columns=["site", "events", "why"],
+            rows=rows,
+            empty="every selected site has delivered",
+        )
+
+    def __repr__(self) -> str:
+        return self._grid().to_text()
+
+    def _repr_html_(self) -> str:
+        return self._grid().to_html()
+
+    @classmethod
+    def of(cls, attachment: Attachment) -> Coverage:
+        """The receipt of what *attachment* has delivered so far."""
+        dead = {id(tap) for tap in attachment.silent()} if attachment.ran else set()
+        if attachment.attached:
+            attachment.note_later_hooks()
+        called = {
+            tap.module for tap in attachment.taps if tap.target is tap.module and (tap.was_eager or any(tap.counts().values()))
+        }
+        unfused = _kept_from_fusing(attachment)
+        lines = []
+        for tap in attachment.taps:
+            for port, count in tap.counts().items():
+                site = tap.sites[port]
+                reason = attachment.notes.get(site, "") or (_UNFUSED if tap.module in unfused else "")
+                if not count and not reason:
+                    reason = _why_nothing(attachment, tap, port, called, dead=id(tap) in dead)
+                lines.append(Covered(site, count, reason))
+        lines += [Covered(site, 0, reason) for site, reason in attachment.unhooked.items()]
+        return cls(lines, attached=attachment.attached)
+
+
+def _why_nothing(attachment: Attachment, tap: EventHook, port: Port, called: set[nn.Module], *, dead: bool) -> str:
+    """The reason why a tap has delivered nothing at *port*, as far as the model itself tells."""
+    if dead:
+        return "compiled before it was observed: its hook never ran"
+    if attachment.stopped_by is not None:
+        return f"observation stopped: {type(attachment.stopped_by).__name__}: {attachment.stopped_by}"
+    if not attachment.ran:
+        return "the model was not seen to run"
+    if tap.target is not tap.module:
+        if isinstance(tap, StepHook):
+            return "no step was seen of an optimizer that holds it"
+        return "frozen" if not tap.target.requires_grad else "no gradient was accumulated into it"
+    if tap.module in called and attachment.switch.training is not None and port in ("input", "output"):
+        return f"called, but in no {'training' if attachment.switch.training else 'evaluation'} pass"
+    if tap.module in called:
+        return _NO_GRADIENT.get(port, "called, but nothing of it could be recorded")
+    if tap.clock.raised:
+        return "not reached, or did not return: the forward raised"
+    below = set(tap.module.modules()) - {tap.module}
+    if below & called:
+        return "not called itself, though modules in it were: its .forward() is called directly"
+    if any(root.was_used(parameter) for root in attachment.roots for parameter in tap.module.parameters()):
+        return "never called, though its parameters were used: by a fused or functional path, or .forward() directly"
+    return "never called: a branch not taken, or (without gradients it cannot be told) a fused or functional path"
+
+
+_UNFUSED = "while it is observed, torch does not use its fused path for this layer: in evaluation the last bits may differ"
+
+
+def _kept_from_fusing(attachment: Attachment) -> set[nn.Module]:
+    """Transformer layers in evaluation, whose fused path torch does not take while a module in them has hooks."""
+    observed = {tap.module for tap in attachment.taps}
+    layers = {
+        module for root in attachment.roots for module in root.model.modules() if isinstance(module, nn.TransformerEncoderLayer)
+    }
+    return {layer for layer in layers if not layer.training and observed & set(layer.modules())}
+
+
+_NO_GRADIENT: dict[Port, str] = {
+    "grad_output": "no gradient reached its output",
+    "grad_input": "no gradient reached its input through it alone (none was needed, or it wrote into its input)",
+}

@@ -1,0 +1,247 @@
+"""The probe that people hold, and ``observe``, the verb under every instrument."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from torch import nn
+
+from sonde.engine.event import Subscriber
+from sonde.engine.failures import ProbeError
+from sonde.engine.probes import dataframes, notebook
+from sonde.engine.probes.attachment import Attachment, Schedule
+from sonde.engine.probes.coverage import Coverage
+from sonde.engine.probes.targets import PARAMETER_PORTS, choose
+from sonde.engine.selection import Where
+from sonde.errors import ArgumentError
+from sonde.site import Port, Site
+from sonde.stats import Statistic
+from sonde.view.table import Cell, Grid
+
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = ["Probe", "observe", "sites"]
+
+
+class Probe:
+    """An instrument on a model: it is attached when it is made, and leaves no trace when it is detached or deleted.
+
+    Use it in a ``with`` block, which detaches it at the end and observes the thread that entered it alone, or call
+    ``detach`` yourself. A backward pass that runs while it is detached delivers nothing.
+    """
+
+    def __init__(self, attachment: Attachment, do: object = None) -> None:
+        self._attachment = attachment
+        self._do = do  # which the hooks may hold weakly
+        notebook.replace_former(self)
+
+    # Life
+
+    def __del__(self) -> None:
+        # not weakref.finalize, which would hold the subscriber for ever where that knows the probe
+        attachment = getattr(self, "_attachment", None)
+        if attachment is not None and not sys.is_finalizing():
+            attachment.dispose()
+
+    def attach(self) -> Self:
+        """Put the hooks (back) in."""
+        self._attachment.attach()
+        return self
+
+    def detach(self) -> None:
+        """Take the hooks out; what was recorded stays. Detaching twice is no error."""
+        self._attachment.detach()
+
+    def pause(self) -> None:
+        """Observe nothing for a while; inside compiled code the graph without observation runs.
+
+        Forwards and micro-steps go on being counted, which costs two hooks on the model and one on each parameter. A
+        *schedule* rests between whole steps and needs but one hook on the model.
+        """
+        self._attachment.pause()
+
+    def resume(self) -> None:
+        """Observe again after ``pause``."""
+        self._attachment.resume()
+
+    def __enter__(self) -> Self:
+        self.attach()
+        self._attachment.thread = threading.get_ident()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.detach()
+
+    # The seeds' words for the same
+    unregister = remove = remove_hooks = detach
+
+    def step(self) -> None:
+        """An optimizer step was taken, for a loop without a ``torch.optim`` optimizer, whose steps are seen by themselves."""
+        for clock in self._clocks():
+            clock.end_step()
+
+    def tick_epoch(self, epoch: int | None = None) -> None:
+        """An epoch has ended; *epoch* sets the number of the next."""
+        for clock in self._clocks():
+            clock.end_epoch(epoch)
+
+    def _clocks(self) -> list[Any]:
+        return self._attachment.clocks
+
+    # Reading
+
+    @property
+    def attached(self) -> bool:
+        """Whether its hooks are in."""
+        return self._attachment.attached
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """What it observes, in the order of ``named_modules()``."""
+        return tuple(self._attachment.sites())
+
+    @property
+    def errors(self) -> tuple[ProbeError, ...]:
+        """What its subscriber raised; the first error detaches the probe."""
+        return tuple(self._attachment.errors)
+
+    def coverage(self) -> Coverage:
+        """What was really observed, and why the rest was not. A model that has changed since is looked through again."""
+        if self.attached:
+            self._attachment.rescan()
+        return Coverage.of(self._attachment)
+
+    def reset(self) -> None:
+        """Empty the statistic's rows; the probe stays attached."""
+        if self._attachment.slab is not None:
+            self._attachment.slab.reset()
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One dictionary per site: where, how often, and the statistic's numbers if the probe has one."""
+        return dataframes.rows_of(self._attachment)
+
+    def to_frame(self) -> pandas.DataFrame:
+        """The rows as a table, with the columns by which all frames of sonde join.
+
+        Raises:
+            MissingExtraError: pandas is not installed.
+        """
+        return dataframes.frame(self.rows())
+
+    def _grid(self) -> Grid:
+        numbers = [
+            name for name in ("count", "mean", "std", "rms", "absmax", "zeros", "nan", "inf") if self._attachment.slab is not None
+        ]
+        lines = [
+            [Cell(str(row["name"] or "(root)")), Cell(row["port"]), Cell(str(row["calls"]), align="right")]
+            + [Cell("" if row.get(name) is None else f"{row[name]:.4g}", align="right") for name in numbers]
+            for row in self.rows()
+        ]
+        return Grid(title=str(self), columns=["layer", "port", "events", *numbers], rows=lines, empty="no site is observed")
+
+    def __str__(self) -> str:
+        what = self._attachment.statistic or self._attachment.observer
+        state = "attached" if self.attached else "detached"
+        return f"{type(self).__name__}({what}, {len(self.sites)} sites, {state})"
+
+    def __repr__(self) -> str:
+        return self._grid().to_text()
+
+    def _repr_html_(self) -> str:
+        return self._grid().to_html()
+
+
+def observe(
+    model: nn.Module,
+    do: Subscriber | Statistic,
+    include: Where = None,
+    exclude: Where = None,
+    *,
+    ports: Iterable[Port] | Port | None = None,
+    schedule: Schedule | int | None = None,
+    grad_at_step: bool = False,
+    passes: Literal["all", "training", "evaluation"] = "all",
+    strict: bool = False,
+    name: str = "",
+) -> Probe:
+    """Observe *model* at the selected sites: the verb under every instrument.
+
+    Args:
+        model: any ``nn.Module``, also compiled or wrapped.
+        do: a subscriber, called with each :class:`Event`; or a statistic, to whose row for the site each tensor is added.
+            A statistic also runs inside compiled code, as part of it.
+        include, exclude: a regular expression (searched), a callable ``(name, module) -> bool``, a list of exact names, a
+            module type or a tuple of types.
+        ports: which tensors: ``output``, ``input``, ``grad_output``, ``grad_input`` of a module; of a parameter its ``grad``,
+            and after each step of an optimizer ``param`` and ``update``, what it is then and what it was before (a statistic
+            takes the difference). By default those in *do*'s attribute ``ports``, if it has one, else ``output``.
+            ``grad_input`` adds a node to the user's graph and may change the last bits of gradient sums.
+        schedule: which steps are observed: every *n*-th, or a callable ``Tick -> bool`` asked as each step begins.
+            Between observed steps the hooks are taken out.
+        grad_at_step: observe ``grad`` as the optimizer sees it before each step (accumulated, reduced over ranks, unscaled,
+            clipped), and not after each backward pass.
+        passes: which forwards are observed: in a training pass the root is in training mode and gradients are enabled.
+            Inside compiled code enabled gradients alone tell.
+        strict: raise what a subscriber raises (and a :class:`DeadHookError`) instead of detaching with a warning.
+        name: the model's name in its sites, for observing several models.
+
+    Returns:
+        The probe, attached. Keep it: a probe that is deleted detaches itself.
+
+    Raises:
+        ModelError, SelectionError, ArgumentError: at once, saying what was asked, what was found and what to do.
+    """
+    if not isinstance(do, Statistic) and not callable(do):
+        raise ArgumentError(f"do={do!r} can observe nothing: give a callable that takes an Event, or a statistic such as Moments()")
+    if passes not in _TRAINING:
+        raise ArgumentError(f"passes={passes!r}: give one of {', '.join(map(repr, _TRAINING))}")
+    declared: Iterable[Port] = getattr(do, "ports", ("output",))
+    attachment = Attachment(do, schedule=_schedule(schedule), strict=strict, grad_at_step=grad_at_step, training=_TRAINING[passes])
+    attachment.observe(model, include, exclude, _ports(declared if ports is None else ports), name)
+    attachment.attach()
+    expect: Callable[[Iterable[Site]], object] | None = getattr(do, "expect", None)
+    if expect is not None:  # a subscriber that wants to know what it will be told of
+        expect(attachment.sites())
+    return Probe(attachment, do)
+
+
+def sites(
+    model: nn.Module, include: Where = None, exclude: Where = None, *, ports: Iterable[Port] | Port = ("output",), name: str = ""
+) -> tuple[Site, ...]:
+    """The sites that ``observe`` with the same arguments would observe; nothing is attached and nothing runs."""
+    wanted = _ports(ports)
+    return tuple(
+        Site(target.item.name, port, "", name)
+        for target in choose(model, include, exclude, wanted)
+        for port in _IN_ORDER
+        if port in wanted and (port in PARAMETER_PORTS) == (target.parameter is not None)
+    )
+
+
+_TRAINING: dict[str, bool | None] = {"all": None, "training": True, "evaluation": False}
+_IN_ORDER: tuple[Port, ...] = (
+    "input",
+    "grad_input",
+    "output",
+    "grad_output",
+    *PARAMETER_PORTS,
+)  # as probes have them
+
+
+def _ports(ports: Iterable[Port] | Port) -> tuple[Port, ...]:
+    return (ports,) if isinstance(ports, str) else tuple(dict.fromkeys(ports))
+
+
+def _schedule(schedule: Schedule | int | None) -> Schedule | None:
+    if isinstance(schedule, int) and not isinstance(schedule, bool):
+        every = schedule
+        if every < 1:
+            raise ArgumentError(f"schedule={every}: every n-th step needs n >= 1")
+        return lambda tick: tick.step % every == 0
+    if schedule is not None and not callable(schedule):
+        raise ArgumentError(f"schedule={schedule!r}: give a number of steps, or a callable Tick -> bool")
+    return schedule

@@ -1,0 +1,122 @@
+"""What a probe is put on: the modules and parameters that a selection means, and how to find them again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from sonde.engine import selection
+from sonde.engine.selection import Named, Where
+from sonde.errors import ArgumentError, SelectionError
+from sonde.site import Port
+
+__all__ = ["MODULE_PORTS", "PARAMETER_PORTS", "Target", "Wanted", "choose", "fingerprint", "is_time_to_look"]
+
+MODULE_PORTS: tuple[Port, ...] = ("input", "output", "grad_input", "grad_output")
+PARAMETER_PORTS: tuple[Port, ...] = ("grad", "param", "update")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A module, or one of its parameters, under the name its sites have."""
+
+    item: Named
+    parameter: nn.Parameter | None = None
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """Equal for two targets if they are the same object under the same name."""
+        return self.item.name, id(self.item.module if self.parameter is None else self.parameter)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A selection on a model, to be chosen from again when the model has changed."""
+
+    model: nn.Module
+    include: Where
+    exclude: Where
+    ports: tuple[Port, ...]
+    name: str = ""
+
+    def targets(self) -> list[Target]:
+        """What it means now; empty where nothing is left of what it meant."""
+        try:
+            return choose(self.model, selection.lenient(self.include), selection.lenient(self.exclude), self.ports)
+        except SelectionError:
+            return []
+
+
+def fingerprint(model: nn.Module) -> int:
+    """A number that changes when a module or parameter comes, goes, or is frozen or unfrozen. Cheap, unlike choosing."""
+    found: list[int] = []
+    pending, seen = [model], set()
+    while pending:
+        module = pending.pop()
+        if module in seen:
+            continue
+        seen.add(module)
+        found.append(id(module))
+        held = module.__dict__
+        for parameter in held["_parameters"].values():
+            if parameter is not None:
+                found.append(id(parameter) + parameter.requires_grad)
+        children = held.get("_modules") or dict(module.named_children())
+        pending += [child for child in children.values() if child is not None]
+    return hash(tuple(found))
+
+
+def is_time_to_look(count: int, every: int) -> bool:
+    """Whether to look for changes, which costs a walk over the model, when something happens that has happened *count* times.
+
+    Yes at 1, 2, 4, 8, ..., and at each *every*-th.
+    """
+    return count & (count - 1) == 0 or count % every == 0
+
+
+def choose(model: nn.Module, include: Where, exclude: Where, ports: tuple[Port, ...]) -> list[Target]:
+    """The modules (and, for the ports of parameters, parameters) of *model* that a selection means, in ``named_modules`` order.
+
+    Raises:
+        ModelError: *model* is none.
+        SelectionError: the selection cannot be read or leaves nothing.
+        ArgumentError: a port is unknown.
+    """
+    selection.check_model(model)
+    for port in ports:
+        if port not in (*MODULE_PORTS, *PARAMETER_PORTS):
+            known = ", ".join((*MODULE_PORTS, *PARAMETER_PORTS))
+            raise ArgumentError(f"port {port!r} cannot be observed by a probe; its ports are {known}")
+    if not ports:
+        raise ArgumentError("no port to observe: give at least one, as ports=('output',)")
+    members = [item for item in selection.members(model) if _can_be_hooked(item.module)]
+    aliases = {item.name: item.aliases for item in members if item.aliases}
+    of_parameters = any(port in PARAMETER_PORTS for port in ports)
+    owned = list(selection.parameters(model)) if of_parameters else []
+    chosen: list[Target] = []
+    found: list[SelectionError] = []
+    if any(port in MODULE_PORTS for port in ports):
+        modules = [(item.name, item.module) for item in members]
+        try:
+            positions = selection.select(modules, include, exclude, aliases=aliases, also=[name for name, _, _ in owned])
+            chosen += [Target(members[position]) for position in positions]
+        except SelectionError as error:
+            found.append(error)
+    if of_parameters:
+        names = [(name, owner.module) for name, _, owner in owned]
+        others = [name for item in members for name in (item.name, *item.aliases)]
+        try:
+            positions = selection.select(names, include, exclude, also=others)
+            chosen += [Target(Named(owned[at][0], owned[at][2].module), owned[at][1]) for at in positions]
+        except SelectionError as error:
+            found.append(error)
+    if not chosen:
+        raise found[0]
+    return chosen
+
+
+def _can_be_hooked(module: nn.Module) -> bool:
+    """Whether it can be called: a ``ModuleList`` or ``ModuleDict`` only holds others. TorchScript takes no such hooks."""
+    return not isinstance(module, torch.jit.ScriptModule) and type(module).forward is not nn.Module.forward

@@ -1,0 +1,1 @@
+"""Everything that sonde uses of torch's private parts."""

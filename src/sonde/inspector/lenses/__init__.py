@@ -1,0 +1,1 @@
+"""Lenses: which statistic, of which tensors of which layers, and how it is shown."""

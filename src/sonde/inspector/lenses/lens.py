@@ -1,0 +1,134 @@
+"""What a lens is: which statistic, of which tensors of which layers, and how it is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from sonde.engine.selection import Where
+from sonde.errors import ArgumentError
+from sonde.run.schema import check_family
+from sonde.site import PORTS, Port
+from sonde.stats import RowStatistic
+
+__all__ = ["Lens", "LossMetrics"]
+
+_LINEAR = (
+    "mean",
+    "std",
+    "rms",
+    "norm",
+    "min",
+    "max",
+    "absmax",
+    "update_norm",
+    "weight_norm",
+)
+
+
+@dataclass(frozen=True)
+class Lens:
+    """A statistic, of which tensors of which layers, and how it is shown.
+
+    Attributes:
+        name: of its family in the run: small letters, digits and underscores.
+        statistic: from :mod:`sonde.stats`, or of your own.
+        ports: which tensors, as ``("output", "grad")``.
+        include, exclude: which layers, within what the inspector observes.
+        evaluation: record evaluation passes too, in the family ``<name>_eval``.
+        show: how it is drawn, as plain data that goes into run.json: ``picture`` (``"heatmap"`` or ``"lines"``), ``number``,
+            ``log``, ``ranges``, ``compare`` (shares of the layers), ``worst`` (the worst layer on its own).
+        linear: the numbers that grow in proportion to the tensor. Of gradients under a ``GradScaler`` they are given unscaled.
+        one_in: look at one in so many logged steps, for statistics that cost much and change slowly.
+        also: lenses that belong to it.
+
+    Raises:
+        ArgumentError: one of these cannot be used.
+    """
+
+    name: str
+    statistic: RowStatistic
+    ports: tuple[Port, ...] = ("output",)
+    include: Where = None
+    exclude: Where = None
+    evaluation: bool = False
+    show: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    linear: tuple[str, ...] = _LINEAR
+    one_in: int = field(default=1, kw_only=True)
+    also: tuple[Lens, ...] = field(default=(), kw_only=True)
+
+    def __post_init__(self) -> None:
+        check_family(self.name)
+        if not isinstance(self.statistic, RowStatistic):
+            raise ArgumentError(f"{self.name}: a lens looks through a statistic such as Moments(), not {self.statistic!r}")
+        if self.one_in < 1:
+            raise ArgumentError(
+                f"{self.name}: one_in={self.one_in!r}: one in so many logged steps is looked at, so it is 1 or more"
+            )
+        given: Any = self.ports
+        ports = (given,) if isinstance(given, str) else tuple(given)
+        unknown = [port for port in ports if port not in PORTS]
+        if unknown or not ports:
+            raise ArgumentError(f"{self.name}: ports={self.ports!r}: give one or more of {', '.join(PORTS)}")
+        object.__setattr__(self, "ports", ports)
+
+    def parts(self, model: nn.Module) -> Iterator[tuple[RowStatistic, Where]]:
+        """The statistics that it takes in *model*, each with the layers that it is for."""
+        yield self.statistic, None
+
+    def described(self) -> dict[str, Any]:
+        """Plain data for run.json."""
+        return {"family": self.name, "statistic": repr(self.statistic), "ports": list(self.ports), **self.show}
+
+
+@dataclass(frozen=True)
+class LossMetrics:
+    """The loss and the metrics of a training, as scalars.
+
+    What is given to ``push_loss`` and ``push_metric`` is recorded without this lens too; it adds what a loss module returns, by
+    itself, and says how the scalars are drawn.
+
+    Attributes:
+        loss_fn: a loss module, such as ``nn.CrossEntropyLoss()``: what it returns is a loss.
+        metrics: names that ``push_metric`` may be called with; none means any.
+        evaluation_from_grad: a loss is one of evaluation if gradients are switched off, otherwise if the loss module's
+            ``training`` is false.
+        loss_line, loss_range, metrics_line, metrics_range: which aggregates are drawn over an epoch, such as ``"mean"`` and
+            ``"std"``; None for no range.
+        separate_loss_and_metrics: draw them in two pictures.
+
+    Raises:
+        ArgumentError: *loss_fn* is no module.
+    """
+
+    loss_fn: nn.Module | None = None
+    metrics: tuple[str, ...] = ()
+    evaluation_from_grad: bool = True
+    loss_line: str = "mean"
+    loss_range: str | None = "std"
+    metrics_line: str = "mean"
+    metrics_range: str | None = None
+    separate_loss_and_metrics: bool = True
+
+    def __post_init__(self) -> None:
+        if self.loss_fn is not None and not isinstance(self.loss_fn, nn.Module):
+            raise ArgumentError(
+                f"loss_fn={self.loss_fn!r}: what returns the loss is an nn.Module, such as nn.CrossEntropyLoss(); of a function, "
+                "give what it returns to push_loss()"
+            )
+        given: Any = self.metrics
+        object.__setattr__(self, "metrics", (given,) if isinstance(given, str) else tuple(given))
+
+    def described(self) -> dict[str, Any]:
+        """Plain data for run.json."""
+        return {
+            "family": "scalars",
+            "picture": "lines",
+            "metrics": list(self.metrics),
+            "loss": {"line": self.loss_line, "range": self.loss_range},
+            "of_metrics": {"line": self.metrics_line, "range": self.metrics_range},
+            "separate": self.separate_loss_and_metrics,
+        }

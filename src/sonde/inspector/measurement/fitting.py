@@ -1,0 +1,88 @@
+"""Lenses put on a model: which statistics that takes, of which tensors, and when their rows are taken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import nn
+
+from sonde.engine.selection import Where
+from sonde.errors import SelectionError
+from sonde.inspector.lenses.layer_selection import Condition, combined
+from sonde.inspector.lenses.lens import Lens
+from sonde.inspector.measurement.measurement import Kind, Measurement
+from sonde.inspector.measurement.turns import Turn
+from sonde.inspector.settings import Settings
+from sonde.site import Port
+from sonde.stats import Moments, Norm
+
+__all__ = ["fit", "fit_norms"]
+
+_LINEAR = ("norm", "rms")
+_NORM_PORTS: tuple[Port, ...] = ("grad", "param", "update")
+
+
+def fit(model: nn.Module, name: str, lens: Lens, settings: Settings) -> Iterator[Turn]:
+    """What *lens* takes of *model*, one measuring after the other, to be attached.
+
+    Raises:
+        SelectionError: it selects nothing there.
+    """
+    admits = combined(model, settings.choice, (lens.include, lens.exclude))
+    found = False
+    for kind, ports in _kinds(lens, settings).items():
+        for statistic, where in lens.parts(model):
+            measuring = Measurement(lens, statistic, kind, ports)
+            try:
+                measuring.prepare(model, _both(admits, where), name, strict=settings.strict, update_memory=settings.update_memory)
+            except SelectionError:
+                continue
+            found = True
+            yield Turn(measuring, lens.one_in)
+    if not found:
+        raise SelectionError(
+            f"its include= and exclude=, the inspector's, and depth={settings.choice.depth} together leave nothing that has "
+            f"{' or '.join(lens.ports)}"
+        )
+
+
+def _kinds(lens: Lens, settings: Settings) -> dict[Kind, tuple[Port, ...]]:
+    """When rows are taken, and of which ports."""
+    at_step = [port for port in lens.ports if not (port == "grad" and settings.gradients == "micro_step")]
+    found: dict[Kind, tuple[Port, ...]] = {"step": tuple(at_step)}
+    if settings.gradients != "step" and "grad" in lens.ports:
+        found["micro_step"] = ("grad",)
+    if settings.evaluation or lens.evaluation:
+        found["evaluation"] = tuple(port for port in lens.ports if port in ("input", "output"))
+    return {kind: ports for kind, ports in found.items() if ports}
+
+
+def _both(admits: Condition, where: Where) -> Condition:
+    if where is None:
+        return admits
+    assert callable(where)
+    return lambda name, module: admits(name, module) and bool(where(name, module))
+
+
+def fit_norms(model: nn.Module, name: str, measurings: list[Measurement], settings: Settings) -> Turn | None:
+    """See to it that the norms over all parameters come from somewhere; what has to be attached for that, or None."""
+    everything = {id(parameter) for parameter in model.parameters()}
+    if not everything:
+        return None
+    missing: list[Port] = []
+    for port in _NORM_PORTS:
+        source = next((each for each in measurings if _gives_norm(each) and each.parameters(port) >= everything), None)
+        if source is None:
+            missing.append(port)
+        else:
+            source.norms |= {port}
+    if not missing:
+        return None
+    hidden = Measurement(Lens("norms", Norm(), tuple(missing), linear=_LINEAR), Norm(), "step", tuple(missing), hidden=True)
+    hidden.norms = frozenset(missing)
+    hidden.prepare(model, None, name, strict=settings.strict, update_memory=settings.update_memory)
+    return Turn(hidden)
+
+
+def _gives_norm(measuring: Measurement) -> bool:
+    return measuring.kind == "step" and isinstance(measuring.statistic, Moments | Norm)

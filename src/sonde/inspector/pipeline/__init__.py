@@ -1,0 +1,1 @@
+"""From a step's data on its device to finished rows in the sinks."""

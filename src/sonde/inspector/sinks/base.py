@@ -1,0 +1,223 @@
+"""Where rows go: what a sink is, and the sink that writes a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sonde.run.schema import Layout
+from sonde.run.store.writer import RunWriter
+
+if TYPE_CHECKING:
+    from sonde.run.run import Run
+
+__all__ = ["LoggedRows", "RowBlock", "Rows", "RunSink", "Scalar", "Sink"]
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Numbers of one family at one moment, a row for each site that something was added at.
+
+    Attributes:
+        family: as ``moments``.
+        layout: all sites that could have a row.
+        rows: which of them have one: indices into *layout*.
+        epoch, step, micro_step: when.
+        counts: how often something was added to each row.
+        numbers: by name, float64 of the shape of *rows*.
+    """
+
+    family: str
+    layout: Layout
+    rows: npt.NDArray[np.intp]
+    epoch: int
+    step: int
+    micro_step: int
+    counts: npt.NDArray[np.float64]
+    numbers: Mapping[str, npt.NDArray[np.float64]]
+
+    @property
+    def sites(self) -> list[str]:
+        """The text of each row's site."""
+        return [self.layout.site[row] for row in self.rows]
+
+    @property
+    def models(self) -> list[str]:
+        """Each row's model."""
+        return [self.layout.model[row] for row in self.rows]
+
+    def columns(self) -> dict[str, Any]:
+        """All columns that the family has in a run, keys first."""
+        return {
+            "epoch": self.epoch,
+            "step": self.step,
+            "micro_step": self.micro_step,
+            "model": self.models,
+            "site": self.sites,
+            "order": np.asarray(self.layout.order)[self.rows],
+            **self.numbers,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    """A number that belongs to no site.
+
+    Attributes:
+        name: as ``loss``.
+        value: the number.
+        epoch, step: when.
+    """
+
+    name: str
+    value: float
+    epoch: int
+    step: int
+
+
+@dataclass(frozen=True, eq=False)
+class RowBlock:
+    """Rows of one family at several moments, one moment after the other.
+
+    Attributes:
+        family: as ``moments``.
+        layout: all sites that could have a row.
+        rows: of each row its index into *layout*.
+        moments: epoch, step and micro-step of each moment, of shape ``(moments, 3)``.
+        edges: where the rows of each moment begin, and at last the number of all rows: of shape ``(moments + 1,)``.
+        counts: how often something was added to each row.
+        numbers: by name, float64 of the shape of *rows*; or of shape ``(rows, k)`` for a list in each row.
+    """
+
+    family: str
+    layout: Layout
+    rows: npt.NDArray[np.intp]
+    moments: npt.NDArray[np.int64]
+    edges: npt.NDArray[np.intp]
+    counts: npt.NDArray[np.float64]
+    numbers: Mapping[str, npt.NDArray[np.float64]]
+
+    def __len__(self) -> int:
+        return len(self.moments)
+
+    def at(self, moment: int) -> Rows:
+        """The rows of one moment, by its position."""
+        epoch, step, micro_step = self.moments[moment].tolist()
+        start, end = self.edges[moment : moment + 2].tolist()
+        numbers = {name: column[start:end] for name, column in self.numbers.items()}
+        return Rows(self.family, self.layout, self.rows[start:end], epoch, step, micro_step, self.counts[start:end], numbers)
+
+    def last(self, moments: int) -> RowBlock:
+        """The last so many moments of it, or all if there are no more."""
+        first = max(len(self) - moments, 0)
+        if not first:
+            return self
+        start = self.edges[first]
+        numbers = {name: column[start:] for name, column in self.numbers.items()}
+        return RowBlock(
+            self.family,
+            self.layout,
+            self.rows[start:],
+            self.moments[first:],
+            self.edges[first:] - start,
+            self.counts[start:],
+            numbers,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class LoggedRows:
+    """All that was logged in a while: iterate for the rows of each moment and the scalars, in the order in which they came.
+
+    Attributes:
+        sequence: that order: a stretch and the position of a moment in it, or a scalar.
+        stretches: all rows, a stretch for each family of each model.
+        scalars: all scalars, in order.
+    """
+
+    sequence: Sequence[tuple[RowBlock, int] | Scalar]
+    stretches: Sequence[RowBlock]
+    scalars: Sequence[Scalar]
+
+    def __iter__(self) -> Iterator[Rows | Scalar]:
+        return (entry if isinstance(entry, Scalar) else entry[0].at(entry[1]) for entry in self.sequence)
+
+
+class Sink:
+    """Where rows go. Write one by overriding what it needs; it is called in a thread of its own, never in two at once.
+
+    While a training runs, what is logged within half a second comes together, in the order in which it was logged. A sink
+    that can take all of it in one go overrides ``write_all``. One that raises is not called again: the training goes on, with
+    one warning.
+    """
+
+    def open(self, description: Mapping[str, Any]) -> None:
+        """The training begins; *description* is plain data: ``model``, ``environment``, ``lenses``."""
+
+    def write(self, rows: Rows) -> None:
+        """Rows of one family at one moment."""
+
+    def scalar(self, scalar: Scalar) -> None:
+        """One loss, metric, norm or share."""
+
+    def write_all(self, entries: LoggedRows) -> None:
+        """Rows and scalars of several moments. Unless it is overridden, ``write`` and ``scalar`` are called for each."""
+        for entry in entries:
+            if isinstance(entry, Scalar):
+                self.scalar(entry)
+            else:
+                self.write(entry)
+
+    def close(self) -> None:
+        """Nothing more will come."""
+
+
+class RunSink(Sink):
+    """Writes a run, on disk or in memory.
+
+    Attributes:
+        writer: of the run.
+    """
+
+    def __init__(self, writer: RunWriter, *, owned: bool = True) -> None:
+        self.writer = writer
+        self._owned = owned
+
+    def open(self, description: Mapping[str, Any]) -> None:
+        self.writer.describe(**description)
+
+    def write(self, rows: Rows) -> None:
+        moments, lengths = [(rows.epoch, rows.step, rows.micro_step)], [len(rows.rows)]
+        self.writer.extend(rows.family, rows.layout, rows.numbers, moments=moments, lengths=lengths, rows=rows.rows)
+
+    def scalar(self, scalar: Scalar) -> None:
+        self.writer.scalar(scalar.name, scalar.value, step=scalar.step, epoch=scalar.epoch)
+
+    def write_all(self, entries: LoggedRows) -> None:
+        if type(self).write is not RunSink.write or type(self).scalar is not RunSink.scalar:
+            super().write_all(entries)  # a subclass looks at each, or changes it
+            return
+        for stretch in entries.stretches:
+            self.writer.extend(
+                stretch.family,
+                stretch.layout,
+                stretch.numbers,
+                moments=stretch.moments,
+                lengths=np.diff(stretch.edges),
+                rows=stretch.rows,
+            )
+        self.writer.scalars((scalar.name, scalar.value, scalar.step, scalar.epoch) for scalar in entries.scalars)
+
+    def close(self) -> None:
+        if self._owned:
+            self.writer.close()
+        else:
+            self.writer.flush()
+
+    def run(self) -> Run:
+        """The run so far, to read."""
+        return self.writer.run()

@@ -1,0 +1,158 @@
+"""What ``to=`` means: folders, runs, sinks and visualizers."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sonde.errors import ArgumentError
+from sonde.inspector.sinks.base import RunSink, Sink
+from sonde.run.run import Run
+from sonde.run.store.memory_writer import memory_run
+from sonde.run.store.open import Existing, start_run
+from sonde.run.store.writer import RunWriter
+
+__all__ = ["Targets", "Visualizer", "open_targets"]
+
+Visualizer = Callable[[Run], None]
+"""Shows a run, at the end of each epoch and of the training."""
+
+_NAMES = ("print", "matplotlib", "tensorboard")
+
+
+@dataclass
+class Targets:
+    """Where an inspector's rows go.
+
+    Attributes:
+        sinks: all of them.
+        recorded: the one that writes the run, or None.
+        visualizers: called with that run.
+        first_step: the step that a resumed run continues at; None for a new run.
+        epoch: the last epoch of it.
+    """
+
+    sinks: list[Sink] = field(default_factory=list)
+    recorded: RunSink | None = None
+    visualizers: list[Visualizer] = field(default_factory=list)
+    first_step: int | None = None
+    epoch: int = 0
+
+    @property
+    def path(self) -> Path | None:
+        """The folder of the run; None if there is none on disk."""
+        return getattr(self.recorded.writer, "path", None) if self.recorded is not None else None
+
+    def close(self) -> None:
+        """Close every sink, after a failure to begin."""
+        for sink in self.sinks:
+            sink.close()
+
+
+def open_targets(to: Any, exists: Existing, step: int | None, visualizer: Any = None) -> Targets:
+    """Open what *to* means: None for a new folder in runs/, a path, ``"memory"``, a run to continue, a writer, a
+    :class:`~sonde.inspector.sinks.base.Sink`, a visualizer, or several of them; and *visualizer*, a name in place of a
+    visualizer, or the same as *to*, beside it.
+
+    Raises:
+        ArgumentError: it means nothing, or two runs; or there is no visualizer of that name.
+        MissingExtraError: what the visualizer draws with is not installed.
+        StoreError: the folder cannot be used.
+    """
+    targets = Targets()
+    shown = [] if visualizer is None else _listed(visualizer)
+    names = [_checked(name) for name in shown if isinstance(name, str)]
+    shown = [target for target in shown if not isinstance(target, str)]
+    given = [*(_listed(to) if to is not None or visualizer is None else ()), *shown]
+    runs = [target for target in given if isinstance(target, RunSink) or _is_run(target)]
+    if len(runs) > 1:
+        raise ArgumentError("to= names two runs to write: one training writes one run; give sinks or visualizers beside it")
+    if exists == "resume" and not any(isinstance(target, str | os.PathLike) and target != "memory" for target in runs):
+        raise ArgumentError("there is nothing to resume: give the folder of the run in to=")
+    try:
+        for target in given:
+            if isinstance(target, Sink):
+                targets.sinks.append(target)
+                if isinstance(target, RunSink):
+                    targets.recorded = target
+            elif not _is_run(target):
+                targets.visualizers.append(target)
+            else:
+                targets.recorded = _run_sink(target, exists, step)
+                targets.sinks.append(targets.recorded)
+        if (targets.visualizers or names) and targets.recorded is None:
+            targets.recorded = RunSink(memory_run())
+            targets.sinks.append(targets.recorded)
+        for name in names:
+            _add_named(targets, name)
+    except BaseException:
+        targets.close()
+        raise
+    _look_back(targets, step)
+    return targets
+
+
+def _listed(given: Any) -> list[Any]:
+    return list(given) if isinstance(given, list | tuple) else [given]
+
+
+def _checked(name: str) -> str:
+    if name not in _NAMES:
+        near = difflib.get_close_matches(name, _NAMES, 1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ArgumentError(f"visualizer={name!r}: {hint}There are {', '.join(map(repr, _NAMES))}; a folder is given in to=")
+    return name
+
+
+def _add_named(targets: Targets, name: str) -> None:
+    """Add the visualizer of that name; what it writes is in the run's folder, or in the current one if the run is in memory."""
+    from sonde.inspector.sinks import Pictures, Print, TensorBoard
+
+    folder = targets.path if targets.path is not None else Path()
+    if name == "print":
+        targets.visualizers.append(Print())
+    elif name == "matplotlib":
+        targets.visualizers.append(Pictures(folder / "pictures"))
+    else:
+        targets.sinks.append(TensorBoard(folder / "tensorboard"))
+
+
+def _is_run(target: Any) -> bool:
+    """Whether it is to be a run, and not a sink or a visualizer."""
+    return not isinstance(target, Sink) and (isinstance(target, Run | RunWriter | os.PathLike) or not callable(target))
+
+
+def _run_sink(target: Any, exists: Existing, step: int | None) -> RunSink:
+    if isinstance(target, RunWriter):
+        return RunSink(target, owned=False)
+    if isinstance(target, Run):
+        if target.path is None:
+            raise ArgumentError("to=: a run in memory cannot be continued; give the path of one on disk")
+        return RunSink(start_run(target.path, exists="resume", step=step))
+    if target == "memory":
+        return RunSink(memory_run())
+    if target is None or isinstance(target, str | os.PathLike):
+        resumed = step if exists == "resume" else None
+        return RunSink(start_run(target, exists=exists, step=resumed))
+    raise ArgumentError(
+        f'to={target!r}: rows go to a folder (a path, or None for a new one in runs/), "memory", a Run to continue, a '
+        "sonde.inspector.Sink, or a visualizer, which is a callable that takes a Run"
+    )
+
+
+def _look_back(targets: Targets, step: int | None) -> None:
+    """Where a run that is continued stands."""
+    targets.first_step = step
+    if targets.recorded is None:
+        return
+    writer = targets.recorded.writer
+    if writer.first_step or step is not None:
+        targets.first_step = writer.first_step if step is None else step
+        run = targets.recorded.run()
+        families: Mapping[str, Any] = dict.fromkeys(family for family in run.families if family != "alerts")
+        before = [run.sql(f'SELECT max(epoch) FROM "{family}" WHERE step < {targets.first_step}').fetchall() for family in families]
+        targets.epoch = max((rows[0][0] for rows in before if rows[0][0] is not None), default=0)

@@ -1,0 +1,236 @@
+"""From what was seen of a model's run to the rows of its summary."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from sonde.engine import Probe
+from sonde.engine.selection import parameters, unwrap
+from sonde.keep import layers
+from sonde.model_summary.table import Note, Shapes, Summary, SummaryRow, is_within
+
+__all__ = ["Outcome", "Seen", "assemble"]
+
+_LONGEST_MESSAGE = 120
+
+
+@dataclass
+class Outcome:
+    """How far a run came: its stage, what was raised there, and in which modules, outermost first."""
+
+    stage: Literal["forward", "loss_fn", "backward"] = "forward"
+    loss: float | None = None
+    error: Exception | None = None
+    running: list[str] = field(default_factory=list)
+    written: list[str] = field(default_factory=list)  # parameters that the forward wrote into
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What was seen of one module: statistics, shapes of its last call, and whether another call returned other shapes."""
+
+    layer: layers.Layer
+    inputs: Shapes
+    outputs: Shapes
+    varies: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """One place in the tree of modules; *first* is where its module was met before, None if this is it."""
+
+    name: str
+    module: nn.Module
+    depth: int
+    first: str | None
+
+
+def assemble(
+    model: nn.Module, seen: dict[str, Seen], outcome: Outcome, probe: Probe, output_bytes: int, depth: int | None
+) -> Summary:
+    """The summary of a run in which *seen* was seen of the modules, by name."""
+    layers.annotate([held.layer for held in seen.values() if held.layer.calls])
+    places = _places(model)
+    failed = _failing(places, outcome)
+    owners = {id(parameter): owner.name for _, parameter, owner in parameters(model)}
+    reasons = {line.site.path: line.reason for line in probe.coverage().missing if line.site.port == "output"}
+    if outcome.error is not None and outcome.stage == "forward":
+        reasons = dict.fromkeys(reasons, "not reached")
+    rows = [_row(place, seen.get(place.name), owners) for place in places]
+    held: list[Tensor] = list(model.parameters())
+    buffers = list(model.buffers())
+    return Summary(
+        title=_title(places, outcome, failed),
+        rows=tuple(_told(row, place, outcome, failed, reasons) for row, place in zip(rows, places, strict=True)),
+        total_params=sum(map(_numel, held)),
+        trainable_params=sum(_numel(parameter) for parameter in held if parameter.requires_grad),
+        param_bytes=sum(map(_bytes, held)),
+        buffer_bytes=sum(map(_bytes, buffers)),
+        output_bytes=output_bytes,
+        dtypes=_largest_first(held or buffers, lambda tensor: str(tensor.dtype).removeprefix("torch.")),
+        devices=_largest_first(held or buffers, lambda tensor: str(tensor.device)),
+        loss=outcome.loss,
+        error=outcome.error,
+        remarks=tuple(_remarks(outcome, probe, reasons)),
+        depth=depth,
+    )
+
+
+def _places(model: nn.Module) -> list[_Place]:
+    """The tree in the order of ``named_modules()``; a module met again is a place with nothing below it."""
+    found: list[_Place] = []
+    names: dict[nn.Module, str] = {}
+
+    def visit(module: nn.Module, name: str, depth: int) -> None:
+        module = unwrap(module)
+        found.append(_Place(name, module, depth, names.get(module)))
+        if module in names:
+            return
+        names[module] = name
+        for step, child in module._modules.items():
+            if child is not None:
+                visit(child, f"{name}.{step}" if name else step, depth + 1)
+
+    visit(model, "", 0)
+    return found
+
+
+def _row(place: _Place, seen: Seen | None, owners: dict[int, str]) -> SummaryRow:
+    """The row with all its numbers; *owners* names the module that each parameter is counted at."""
+    held = {id(parameter): parameter for parameter in place.module.parameters()}
+    new = {key for key in held if place.first is None and is_within(owners.get(key, ""), place.name)}
+    row = SummaryRow(
+        place.name,
+        type(place.module).__name__,
+        place.depth,
+        same_as=place.first,
+        params=sum(_numel(held[key]) for key in new),
+        params_before=sum(_numel(held[key]) for key in held.keys() - new),
+        trainable=sum(_numel(parameter) for parameter in held.values() if parameter.requires_grad),
+        notes=tuple(_of_parameters(place, owners)),
+    )
+    return row if seen is None else _with_numbers(row, seen)
+
+
+def _with_numbers(row: SummaryRow, seen: Seen) -> SummaryRow:
+    layer = seen.layer
+    output, gradient = layer.output, layer.gradient
+    measured = output is not None and output.finite > 0
+    varies: list[Note] = [("shapes vary between calls", "quiet")] if seen.varies else []
+    return replace(
+        row,
+        input_shapes=seen.inputs,
+        output_shapes=seen.outputs,
+        calls=layer.calls,
+        mean=output.mean if output is not None and measured else None,
+        std=output.std if output is not None and measured and output.count > 1 else None,
+        zeros=output.zeros / output.count if output is not None and measured else None,
+        gradient=gradient.norm if gradient is not None and gradient.finite else None,
+        notes=(*layer.notes, *varies, *row.notes),
+    )
+
+
+def _of_parameters(place: _Place, owners: dict[int, str]) -> list[Note]:
+    if place.first is not None:
+        return [(f"same module as {place.first or '(root)'}", "quiet")]
+    notes: list[Note] = [
+        (f"{step} shared with {owners[id(parameter)] or '(root)'}", "quiet")
+        for step, parameter in place.module._parameters.items()
+        if parameter is not None and owners.get(id(parameter), place.name) != place.name
+    ]
+    held = list(place.module.parameters())
+    if held and not any(parameter.requires_grad for parameter in held):
+        notes.append(("frozen", "quiet"))
+    return notes
+
+
+def _told(row: SummaryRow, place: _Place, outcome: Outcome, failed: str | None, reasons: dict[str, str]) -> SummaryRow:
+    """The row with what the run's end says of it."""
+    if row.same_as is not None:
+        return row
+    if row.name == failed:
+        raised: Note = (f"raised {type(outcome.error).__name__}", "bad")  # the title has the message
+        return replace(row, notes=(raised, *row.notes), failed=True)
+    note = ""
+    if row.name in outcome.running:
+        note = "did not return"
+    elif not row.calls and row.name in reasons:
+        note = reasons[row.name].partition(": ")[0]  # the whole of it stands below the table
+    elif isinstance(place.module, torch.jit.ScriptModule):
+        note = "TorchScript, which cannot be observed"
+    return replace(row, notes=((note, "quiet"), *row.notes)) if note else row
+
+
+def _failing(places: list[_Place], outcome: Outcome) -> str | None:
+    """The innermost module that was running when the exception was raised; those whose own was caught are not in its trace."""
+    if outcome.error is None or not (outcome.running or outcome.stage == "forward"):
+        return None
+    modules = {place.name: place.module for place in places if place.first is None}
+    traced = _modules_in_trace(outcome.error)
+    running = [name for name in outcome.running if modules.get(name) in traced] or outcome.running
+    return running[-1] if running else ""
+
+
+def _modules_in_trace(error: BaseException | None) -> set[nn.Module]:
+    """Every module whose call is in the traceback of *error*, or of an exception that it came from."""
+    found: set[nn.Module] = set()
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        trace = error.__traceback__
+        while trace is not None:
+            if trace.tb_frame.f_code is nn.Module._call_impl.__code__:
+                found.add(trace.tb_frame.f_locals["self"])
+            trace = trace.tb_next
+        error = error.__cause__ or error.__context__
+    return found
+
+
+def _title(places: list[_Place], outcome: Outcome, failed: str | None) -> str:
+    kind = type(places[0].module).__name__
+    if outcome.error is None:
+        count = sum(place.first is None for place in places)
+        return f"{kind}: {count} module{'s' if count != 1 else ''}"
+    where = {"loss_fn": "loss_fn", "backward": "the backward pass"}.get(outcome.stage, "the model")
+    if failed:
+        type_ = next(type(place.module).__name__ for place in places if place.name == failed)
+        where = f"{failed} ({type_})"
+    return f"{kind}, partial: {where} raised {_message(outcome.error)}"
+
+
+def _message(error: BaseException | None) -> str:
+    lines = str(error).strip().splitlines()
+    first = lines[0] if lines else ""
+    text = first if len(first) <= _LONGEST_MESSAGE else f"{first[: _LONGEST_MESSAGE - 3]}..."
+    return type(error).__name__ + (f": {text}" if text else "")
+
+
+def _remarks(outcome: Outcome, probe: Probe, reasons: dict[str, str]) -> list[str]:
+    remarks = list(dict.fromkeys(reason for reason in reasons.values() if ": " in reason))
+    remarks += [f"observation stopped early: {error}" for error in probe.errors]
+    if outcome.written:
+        names = ", ".join(outcome.written[:4]) + (", ..." if len(outcome.written) > 4 else "")
+        remarks.append(f"the forward itself writes into parameters, which was not undone: {names}")
+    return remarks
+
+
+def _numel(tensor: Tensor) -> int:
+    return 0 if is_lazy(tensor) else tensor.numel()
+
+
+def _bytes(tensor: Tensor) -> int:
+    return _numel(tensor) * tensor.element_size()
+
+
+def _largest_first(tensors: list[Tensor], of: Callable[[Tensor], str]) -> tuple[str, ...]:
+    sizes: Counter[str] = Counter()
+    for tensor in tensors:
+        sizes[of(tensor)] += _bytes(tensor)
+    return tuple(name for name, _ in sizes.most_common())

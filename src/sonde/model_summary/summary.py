@@ -1,0 +1,302 @@
+"""``summary``: run a model once on a batch, and say of every module what came in, what went out and what it holds."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.parameter import is_lazy
+
+from sonde.engine import Event, observe, structure
+from sonde.engine.selection import check_model
+from sonde.engine.torch_api.restore import gradients_put_aside, left_as_it_was, plain_python, versions
+from sonde.errors import ArgumentError
+from sonde.keep import layers
+from sonde.model_summary.rows import Outcome, Seen, assemble
+from sonde.model_summary.table import Shapes, Summary, SummaryRow
+
+__all__ = ["Summary", "SummaryRow", "summary"]
+
+
+def summary(
+    model: nn.Module,
+    *batch: Any,
+    loss_fn: Callable[[Any], Tensor] | None = None,
+    depth: int | None = None,
+    on_error: Literal["raise", "partial"] = "raise",
+    **kwargs: Any,
+) -> Summary:
+    """Run *model* once on a batch and list its modules: shapes, parameters, activation scale, gradient size, and words.
+
+    >>> import sonde, torch
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU())
+    >>> found = sonde.summary(model, torch.ones(2, 4))
+    >>> [(row.name, row.output_shapes[0], row.params) for row in found.rows]
+    [('', (2, 3), 15), ('0', (2, 3), 15), ('1', (2, 3), 0)]
+
+    The model is as it was afterwards: parameters and their ``.grad``, buffers, attributes of modules, training flags, the
+    random state of torch (the CPU's and the accelerator's), NumPy and Python, and the tensors of the batch. It runs in the
+    mode it is in; compiled modules run as plain Python. A model with lazy modules is copied, and the copy runs.
+
+    Args:
+        model: any module.
+        *batch: what it is called with; keyword arguments other than those named here are handed on too.
+        loss_fn: from the model's output to a scalar, which is sent backward for the column of gradients. Without it, the
+            output's own ``loss`` (an attribute or a key) is, if it is a scalar that requires a gradient.
+        depth: fold rows deeper than this where the summary is shown; the model itself is at depth 0.
+        on_error: what to do with an exception of the model, the loss or the backward pass: ``"raise"`` it, unchanged but
+            for a note that holds the table up to the failing call; or return that ``"partial"`` summary, with the
+            exception as its ``error`` and the failing module marked.
+
+    Raises:
+        ModelError: *model* is no module.
+        ArgumentError: *loss_fn*, *depth* or *on_error* cannot be used, or what *loss_fn* returned is no scalar with a
+            gradient.
+        SelectionError: *model* holds no module that can be observed.
+    """
+    check_model(model)
+    _check_arguments(loss_fn, depth, on_error)
+    model = _made_or_copied(model)
+    given = [tensor for _, tensor in structure.walk((batch, kwargs))]
+    watcher = _Watcher(set(_memory_of((*given, *model.parameters(), *model.buffers()))))
+    with left_as_it_was(model, given), contextlib.ExitStack() as stack:
+        stack.enter_context(plain_python())
+        probe = stack.enter_context(observe(model, watcher, ports=("input", "output", "grad_output")))
+        before = versions(model)
+        outcome = _run(model, batch, kwargs, loss_fn)
+        outcome.running = [call.name for call in watcher.running]
+        outcome.written = [name for name, version in versions(model).items() if version != before.get(name, version)]
+        found = assemble(model, watcher.seen(), outcome, probe, watcher.output_bytes, depth)
+    if outcome.error is not None and on_error == "raise":
+        outcome.error.add_note(found.as_note())
+        raise outcome.error
+    return found
+
+
+def _check_arguments(loss_fn: Any, depth: Any, on_error: Any) -> None:
+    if loss_fn is not None and not callable(loss_fn):
+        raise ArgumentError(f"loss_fn={loss_fn!r} cannot be called: give a function from the model's output to a scalar")
+    if depth is not None and (not isinstance(depth, int) or depth < 0):
+        raise ArgumentError(f"depth={depth!r}: give the depth of the deepest rows to show, 0 for the model alone")
+    if on_error not in ("raise", "partial"):
+        raise ArgumentError(f'on_error={on_error!r}: give "raise" or "partial"')
+
+
+def _made_or_copied(model: nn.Module) -> nn.Module:
+    """*model*, or a copy of it if its first call makes its parameters."""
+    buffers: list[Any] = [buffer for buffer in model.buffers() if is_lazy(buffer)]
+    if not buffers and not any(map(is_lazy, model.parameters())):
+        return model
+    # torch copies parameters that are not made yet, but not such buffers
+    memo = {id(held): type(held)(held.requires_grad, held.data.device, held.data.dtype) for held in buffers}
+    return copy.deepcopy(model, memo)
+
+
+# Running
+
+
+def _run(model: nn.Module, batch: tuple[Any, ...], kwargs: dict[str, Any], loss_fn: Callable[[Any], Tensor] | None) -> Outcome:
+    outcome = Outcome()
+    try:
+        with torch.enable_grad() if loss_fn is not None else contextlib.nullcontext():
+            output = model(*batch, **kwargs)
+            outcome.stage = "loss_fn"
+            loss = _own_loss(output) if loss_fn is None else loss_fn(output)
+    except Exception as error:
+        outcome.error = error
+        return outcome
+    if loss_fn is not None:
+        loss = _check_loss(loss)
+    if loss is None:
+        return outcome
+    outcome.stage = "backward"
+    outcome.loss = float(loss.detach()) if not loss.is_meta else None
+    try:
+        _backward(loss, model, [tensor for _, tensor in structure.walk((batch, kwargs))])
+    except Exception as error:
+        outcome.error = error
+    return outcome
+
+
+def _own_loss(output: Any) -> Tensor | None:
+    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    return loss if isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad else None
+
+
+def _check_loss(loss: Any) -> Tensor:
+    if not isinstance(loss, Tensor):
+        raise ArgumentError(f"loss_fn must return a scalar tensor; it returned a {type(loss).__name__}")
+    if loss.numel() != 1:
+        raise ArgumentError(f"loss_fn must return a scalar tensor; it returned one of shape {tuple(loss.shape)}")
+    if not loss.requires_grad:
+        raise ArgumentError(
+            "the tensor that loss_fn returned does not require a gradient: no parameter that was used does, or the loss was "
+            "detached on the way. Leave loss_fn out for a summary without gradients."
+        )
+    return loss
+
+
+def _backward(loss: Tensor, model: nn.Module, given: list[Tensor]) -> None:
+    """Form the gradients of all that *loss* depends on, without accumulating any: no hook on that runs (an optimizer's
+    step, say), and no graph before the batch is used up. The model's parameters hold theirs for the moment, in ``.grad``,
+    where coverage looks for them.
+    """
+    starts = [get_gradient_edge(tensor) for tensor in given if tensor.requires_grad]
+    nodes = _graph(loss, {edge.node for edge in starts})
+    leaves = [node for node in nodes if hasattr(node, "variable")]
+    own = set(map(id, model.parameters()))
+    if any(node.name() == "CheckpointFunctionBackward" for node in nodes):  # refuses anything but a plain backward pass
+        with gradients_put_aside([node.variable for node in leaves if id(node.variable) not in own]):
+            torch.autograd.backward(loss)
+        return
+    edges = {edge.node: edge for edge in (*(GradientEdge(node, 0) for node in leaves), *starts)}
+    formed = torch.autograd.grad(loss, list(edges.values()), allow_unused=True)
+    for node, gradient in zip(edges, formed, strict=True):
+        if hasattr(node, "variable") and id(node.variable) in own:
+            node.variable.grad = gradient
+
+
+def _graph(loss: Tensor, ends: set[Node]) -> list[Node]:
+    """Every node of the graph behind *loss*; what lies before one of *ends* is left out."""
+    seen = dict.fromkeys([get_gradient_edge(loss).node])
+    pending = list(seen)
+    while pending:
+        node = pending.pop()
+        if node in ends:
+            continue
+        new = [before for before, _ in node.next_functions if before is not None and before not in seen]
+        seen |= dict.fromkeys(new)
+        pending += new
+    return list(seen)
+
+
+# Watching
+
+
+class _Record:
+    """What was seen of one module so far."""
+
+    def __init__(self, event: Event) -> None:
+        kind: Any = event.type  # a module's, since no port of parameters is observed
+        self.tally = layers.Tally(layers.Layer(event.name, kind))
+        self.inputs: Shapes = ()
+        self.outputs: Shapes = ()
+        self.varies = False
+
+    def finish(self) -> Seen:
+        return Seen(self.tally.finish(), self.inputs, self.outputs, self.varies)
+
+
+@dataclass
+class _Running:
+    """A module call that was entered and not left."""
+
+    name: str
+    calls_others: bool = False
+
+
+@dataclass
+class _Watcher:
+    """The subscriber: statistics of every module, which one runs, and the memory that outputs take.
+
+    A storage's weak reference keeps its identity from being used again, though not its memory.
+    """
+
+    memory: set[StorageWeakRef]
+    records: dict[str, _Record] = field(default_factory=dict)
+    running: list[_Running] = field(default_factory=list)
+    output_bytes: int = 0
+    _owners: dict[int, tuple[weakref.ref[Tensor], int, str]] = field(default_factory=dict)
+
+    def __call__(self, event: Event) -> None:
+        record = self.records.get(event.name)
+        if record is None:
+            record = self.records[event.name] = _Record(event)
+        if event.grad:
+            self._returned_gradient(event, record)
+        elif event.site.port == "input":
+            self._entered(event, record)
+        else:
+            self._left(event, record)
+
+    def seen(self) -> dict[str, Seen]:
+        """By the module's name. To be asked once."""
+        return {name: record.finish() for name, record in self.records.items()}
+
+    def _entered(self, event: Event, record: _Record) -> None:
+        if self.running:
+            self.running[-1].calls_others = True
+        self.running.append(_Running(event.name))
+        if event.phase == "forward":
+            record.inputs = _shapes(event)
+
+    def _left(self, event: Event, record: _Record) -> None:
+        call = _Running(event.name)
+        while self.running:
+            call = self.running.pop()
+            if call.name == event.name:  # others raised, and their exception was caught
+                break
+        layer = record.tally.layer
+        if event.phase == "recompute":
+            layer.recomputed += 1
+            return
+        layer.calls += 1
+        layer.passthrough |= event.passthrough
+        shapes = _shapes(event)
+        record.varies |= layer.calls > 1 and shapes != record.outputs
+        record.outputs = shapes
+        floating = _measurable(event)
+        if floating is not None:
+            record.tally.add_output(floating.detach())  # lest the statistics become part of the graph
+            layer.same_as = self._owner(floating, layer.name)
+        if not call.calls_others:
+            self.output_bytes += sum(map(self._new_bytes, (tensor for _, tensor in event.leaves)))
+
+    def _returned_gradient(self, event: Event, record: _Record) -> None:
+        floating = _measurable(event)
+        if floating is not None:
+            record.tally.add_gradient(floating)
+
+    def _owner(self, tensor: Tensor, name: str) -> str:
+        """The module that returned this very tensor first, unwritten since; ``""`` if it is *name* itself."""
+        if tensor.is_inference():  # has no version by which an in-place change would show
+            return ""
+        known = self._owners.get(id(tensor))
+        if known is not None and known[0]() is tensor and known[1] == tensor._version:
+            return known[2] if known[2] != name else ""
+        self._owners[id(tensor)] = (weakref.ref(tensor), tensor._version, name)
+        return ""
+
+    def _new_bytes(self, tensor: Tensor) -> int:
+        memory = _memory_of([tensor])
+        if not memory:
+            return tensor.numel() * tensor.element_size()
+        new = [storage for reference, storage in memory.items() if reference not in self.memory]
+        self.memory |= memory.keys()
+        return sum(storage.nbytes() for storage in new)
+
+
+def _shapes(event: Event) -> Shapes:
+    return tuple(tuple(tensor.shape) for _, tensor in event.leaves)
+
+
+def _measurable(event: Event) -> Tensor | None:
+    return next((tensor for _, tensor in event.leaves if layers.is_measurable(tensor)), None)
+
+
+def _memory_of(tensors: Iterable[Tensor]) -> dict[StorageWeakRef, torch.UntypedStorage]:
+    """Each piece of memory that *tensors* lie in; what has none of its own (sparse, nested and wrapped tensors) is left out."""
+    found: dict[StorageWeakRef, torch.UntypedStorage] = {}
+    for tensor in tensors:
+        with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
+            storage = tensor.untyped_storage()
+            found[StorageWeakRef(storage)] = storage  # type: ignore[no-untyped-call]
+    return found

@@ -1,0 +1,274 @@
+"""A model as one row per place in its tree: what a summary holds, and how it looks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from sonde.engine import Site, Tick
+from sonde.engine.probes import dataframes
+from sonde.keep import layers
+from sonde.view.table import Cell, Grid, Tone
+
+if TYPE_CHECKING:
+    import pandas
+    from rich.console import Console, ConsoleOptions, RenderResult
+
+__all__ = ["Note", "Shapes", "Summary", "SummaryRow", "is_within"]
+
+Note: TypeAlias = tuple[str, Tone]
+Shapes: TypeAlias = tuple[tuple[int, ...], ...]
+
+_NOTABLE_ZEROS = 0.01  # share of the elements
+_MOST_ROWS_IN_NOTE = 40  # an exception's note stands in a traceback
+_ROWS_BEFORE_FAILURE = 12
+
+
+@dataclass(frozen=True, slots=True)
+class SummaryRow:
+    """One place in the tree of modules.
+
+    Attributes:
+        name: the place, as ``named_modules()`` names it, wrapper parts removed; ``""`` is the model itself.
+        type: the module's class.
+        depth: how deep it stands; the model itself is at 0.
+        same_as: the name of the place where this very module was listed before; None if this is its first. Such a row
+            repeats nothing: neither parameters nor statistics nor the modules below.
+        input_shapes, output_shapes: of the tensors of its last call, in order.
+        calls: how often it was called and returned.
+        params: elements of its parameters, own and below, that no row before or above has counted.
+        params_before: elements of those that one has counted.
+        trainable: elements of both that require a gradient.
+        mean, std: of the first floating-point tensor of its outputs, all calls together (``std`` over the population, ddof 0);
+            None without any finite element.
+        zeros: share of exact zeros among them, from 0 to 1.
+        gradient: Euclidean norm of the gradient of that output; None if none was formed.
+        notes: what is notable, each with its tone.
+        failed: the model's exception was raised in this module.
+    """
+
+    name: str
+    type: str
+    depth: int = 0
+    same_as: str | None = None
+    input_shapes: Shapes = ()
+    output_shapes: Shapes = ()
+    calls: int = 0
+    params: int = 0
+    params_before: int = 0
+    trainable: int = 0
+    mean: float | None = None
+    std: float | None = None
+    zeros: float | None = None
+    gradient: float | None = None
+    notes: tuple[Note, ...] = ()
+    failed: bool = False
+
+    @property
+    def words(self) -> str:
+        """The notes as one text."""
+        return "; ".join(text for text, _ in self.notes)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What one run of a model has shown; see :func:`sonde.summary`.
+
+    Attributes:
+        title: one line that says of what, and what went wrong.
+        rows: every place in the tree, parents before children; *depth* folds none of them away here.
+        total_params, trainable_params: elements, each parameter tensor counted once.
+        param_bytes, buffer_bytes: bytes of parameters and of buffers, each tensor counted once.
+        output_bytes: bytes of what the modules that call no other have returned, each piece of memory counted once.
+        dtypes, devices: of the parameters (of the buffers if there are none), the largest part first.
+        loss: what was sent backward; None if nothing was.
+        error: what the model, its loss or the backward pass raised; the rows then show what ran before.
+        remarks: what else is to be said.
+        depth: rows deeper than this are folded where the summary is shown.
+    """
+
+    title: str
+    rows: tuple[SummaryRow, ...]
+    total_params: int
+    trainable_params: int
+    param_bytes: int
+    buffer_bytes: int
+    output_bytes: int
+    dtypes: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ()
+    loss: float | None = None
+    error: Exception | None = None
+    remarks: tuple[str, ...] = ()
+    depth: int | None = None
+
+    def to_frame(self) -> pandas.DataFrame:
+        """A pandas table of all rows, with the columns by which all frames of sonde join.
+
+        Raises:
+            MissingExtraError: pandas is not installed.
+        """
+        return dataframes.frame([_frame_row(row) for row in self.rows])
+
+    def as_note(self) -> str:
+        """The table for an exception's note; a long one is cut to what led to the failing module."""
+        shown, left_out = self.rows, 0
+        if len(shown) > _MOST_ROWS_IN_NOTE:
+            shown = tuple(_near_failure(shown))
+            left_out = len(self.rows) - len(shown)
+        remark = [f'{left_out} further rows; on_error="partial" returns the whole summary'] if left_out else []
+        return self._grid_of(shown, remark).to_text()
+
+    def _grid(self) -> Grid:
+        if self.depth is None:
+            return self._grid_of(self.rows)
+        shown = _folded(self.rows, self.depth)
+        left_out = len(self.rows) - len(shown)
+        return self._grid_of(shown, [f"{left_out} rows below depth {self.depth} are folded"] if left_out else [])
+
+    def _grid_of(self, rows: Iterable[SummaryRow], remarks: Iterable[str] = ()) -> Grid:
+        rows = tuple(rows)
+        table = [_cells(row) for row in rows]
+        kept = [heading for heading in _COLUMNS if heading not in _IF_ANY or any(cells[heading].text for cells in table)]
+        several = any(row.calls > 1 for row in rows)
+        kept = [heading for heading in kept if heading != "calls" or several]
+        return Grid(
+            self.title,
+            kept,
+            [[cells[heading] for heading in kept] for cells in table],
+            [*remarks, *self.remarks, *self._footer("gradient" in kept)],
+            optional=tuple(heading for heading in ("input", "zeros", "type", "output") if heading in kept),
+        )
+
+    def _footer(self, gradients: bool) -> list[str]:
+        trainable = "all" if self.trainable_params == self.total_params else f"{self.trainable_params:,}"
+        parts = [f"{self.total_params:,} parameters ({_size(self.param_bytes)}), {trainable} trainable"]
+        parts += [f"buffers {_size(self.buffer_bytes)}"] if self.buffer_bytes else []
+        parts += [f"module outputs of this batch {_size(self.output_bytes)}"]
+        parts += [", ".join(names) for names in (self.dtypes, self.devices) if names]
+        lines = [" · ".join(parts)]
+        if gradients:
+            loss = "" if self.loss is None else f"; the loss is {layers.number(self.loss).strip()}"
+            lines.append(f"{layers.GRADIENT_IS}{loss}")
+        return lines
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield self._grid()
+
+    def __repr__(self) -> str:
+        return self._grid().to_text()
+
+    def _repr_html_(self) -> str:
+        return self._grid().to_html()
+
+
+# How it looks
+
+_COLUMNS = ("layer", "type", "input", "output", "calls", "params", "mean ± std", "zeros", "gradient", "")
+_IF_ANY = ("params", "mean ± std", "zeros", "gradient")  # a column of nothing is left out
+
+
+def _cells(row: SummaryRow) -> dict[str, Cell]:
+    """The cells of one row, by heading."""
+    aside = row.same_as is not None or any(text.startswith("same tensor as") for text, _ in row.notes)
+    quiet: Tone = "quiet" if aside else "plain"
+    spread, zeros = "", None
+    if row.mean is not None:
+        spread = layers.number(row.mean) + (f" ± {layers.number(row.std).strip()}" if row.std is not None else "")
+        zeros = row.zeros if row.zeros is not None and row.zeros >= _NOTABLE_ZEROS else None
+    return {
+        "layer": Cell("  " * row.depth + (row.name.rpartition(".")[2] or "(root)"), _name_tone(row)),
+        "type": Cell(row.type, "quiet"),
+        "input": Cell(_shapes(row.input_shapes), quiet),
+        "output": Cell(_shapes(row.output_shapes), quiet),
+        "calls": Cell(str(row.calls) if row.calls else "", quiet, "right"),
+        "params": Cell(_count(row), "plain" if row.params else "quiet", "right"),
+        "mean ± std": Cell(spread, quiet),
+        "zeros": Cell("" if zeros is None else layers.percent(zeros), quiet, bar=zeros),
+        "gradient": Cell("" if row.gradient is None else f"{row.gradient:.1e}", quiet, "right"),
+        "": Cell(row.words, _worst(row)),
+    }
+
+
+def _name_tone(row: SummaryRow) -> Tone:
+    if row.failed:
+        return "bad"
+    return "strong" if row.calls else "quiet"
+
+
+def _worst(row: SummaryRow) -> Tone:
+    tones = {tone for _, tone in row.notes}
+    return "bad" if "bad" in tones else "warn" if "warn" in tones else "quiet"
+
+
+def _count(row: SummaryRow) -> str:
+    if row.params:
+        return f"{row.params:,}"
+    return f"({row.params_before:,})" if row.params_before else ""
+
+
+def _shapes(shapes: Shapes) -> str:
+    """The first shape as text, and how many more there are."""
+    if not shapes:
+        return ""
+    first = "×".join(map(str, shapes[0])) if shapes[0] else "scalar"
+    return first + (f" (+{len(shapes) - 1})" if len(shapes) > 1 else "")
+
+
+def _size(count: float) -> str:
+    """A number of bytes in decimal units, as disks and most papers have it."""
+    unit = "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if count < 999.5:
+            break
+        count, unit = count / 1000, larger
+    return f"{count:.{1 if unit != 'B' and count < 99.95 else 0}f} {unit}"
+
+
+def _folded(rows: tuple[SummaryRow, ...], depth: int) -> list[SummaryRow]:
+    """The rows down to *depth*, and those that lead to the failing one; what is notable below is counted above."""
+    wanted = _path_to_failure(rows)
+    shown: list[SummaryRow] = []
+    hidden: dict[int, int] = {}  # position in shown -> notable rows folded into it
+    for row in rows:
+        if row.depth <= depth or row.name in wanted:
+            shown.append(row)
+        elif any(tone in ("bad", "warn") for _, tone in row.notes):
+            above = max(place for place, held in enumerate(shown) if _is_below(row.name, held.name))
+            hidden[above] = hidden.get(above, 0) + 1
+    for place, count in hidden.items():
+        shown[place] = replace(shown[place], notes=(*shown[place].notes, (f"{count} notable inside", "warn")))
+    return shown
+
+
+def _is_below(name: str, above: str) -> bool:
+    return not above or name.startswith(f"{above}.")
+
+
+def is_within(name: str, place: str) -> bool:
+    """Whether the module *name* is the module *place*, or below it."""
+    return name == place or _is_below(name, place)
+
+
+def _path_to_failure(rows: Iterable[SummaryRow]) -> set[str]:
+    """The names of the failing module and all that hold it."""
+    failed = next((row.name for row in rows if row.failed), None)
+    if failed is None:
+        return set()
+    steps = failed.split(".")
+    return {"", *(".".join(steps[: end + 1]) for end in range(len(steps)))}
+
+
+def _near_failure(rows: tuple[SummaryRow, ...]) -> list[SummaryRow]:
+    """The failing row, those just before it, and those that hold it; without one, the first rows."""
+    place = next((place for place, row in enumerate(rows) if row.failed), None)
+    if place is None:
+        return list(rows[:_MOST_ROWS_IN_NOTE])
+    wanted = _path_to_failure(rows)
+    return [row for at, row in enumerate(rows) if row.name in wanted or place - _ROWS_BEFORE_FAILURE <= at <= place]
+
+
+def _frame_row(row: SummaryRow) -> dict[str, Any]:
+    columns = asdict(row) | {"words": row.words}
+    del columns["notes"]
+    return columns | dataframes.key_columns(Site(row.name), None, "forward", Tick())

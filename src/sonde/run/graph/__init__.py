@@ -1,0 +1,1 @@
+"""The execution graph at rest: its data, its check, and passes over it."""

@@ -1,0 +1,256 @@
+"""Pure functions from a graph to a graph: collapse, hide, fold, select. Numbers of nodes stay what they were."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+from typing import TypeVar
+
+from sonde.errors import ArgumentError
+from sonde.run.graph.check import order, reach
+from sonde.run.graph.data import SOURCES, Edge, Node, PlainGraph
+from sonde.run.graph.repeats import repeats
+from sonde.suggest import unknown
+
+__all__ = ["between", "collapse", "find", "fold", "hide", "without"]
+
+AnyGraph = TypeVar("AnyGraph", bound=PlainGraph)
+
+
+def find(graph: PlainGraph, where: str) -> tuple[Node, ...]:
+    """The nodes of a module, parameter, input or output, by its site or its path; every call of a module.
+
+    Raises:
+        UnknownSiteError: there is none; the message names the nearest.
+    """
+    found = tuple(node for node in graph.nodes if node.kind not in ("operation", "constant") and where in _names(node))
+    if found:
+        return found
+    raise unknown("site", where, (name for node in graph.nodes for name in _names(node)), "this graph")
+
+
+def _names(node: Node) -> tuple[str, ...]:
+    """What a node may be called: its site, and its path."""
+    if node.kind == "module":
+        return (node.site, node.path or "(root)")
+    if node.kind in ("parameter", "buffer"):
+        return (node.site, node.path)
+    return (node.site,) if node.kind in ("input", "output") else ()
+
+
+def collapse(graph: AnyGraph, depth: int | None = None, at: str | Iterable[str] = ()) -> AnyGraph:
+    """Module calls as single nodes: those at *depth* (the model itself is at 0), and those *at* the sites named.
+
+    What ran inside is gone, and its edges are the module's. None leaves every depth open.
+
+    Raises:
+        ArgumentError: *depth* is no number from 0.
+        UnknownSiteError: a site is none of this graph's modules.
+    """
+    if depth is not None and (type(depth) is not int or depth < 0):
+        raise ArgumentError(f"depth={depth!r}: give how many levels of modules to open, 0 for the model as one node, None for all")
+    closed = {node.id for name in ([at] if isinstance(at, str) else at) for node in find(graph, name)}
+    stands_for: dict[int, int] = {}
+    for node in graph.nodes:  # parents come before their children
+        inside = None if node.parent is None else stands_for[node.parent]
+        if inside is not None and (inside != node.parent or inside in closed or graph.depths[inside] == depth):
+            stands_for[node.id] = inside
+        else:
+            stands_for[node.id] = node.id
+    return _merge(graph, stands_for)
+
+
+def _merge(graph: AnyGraph, stands_for: dict[int, int]) -> AnyGraph:
+    """Each node drawn as the one that *stands_for* it; edges within one are gone, equal edges one."""
+    edges: dict[tuple[int, int, int], Edge] = {}
+    gave: dict[int, list[int]] = {}
+    for edge in graph.edges:
+        source, target = stands_for[edge.source], stands_for[edge.target]
+        if source != target:
+            edges.setdefault((source, target, edge.value), Edge(source, target, edge.value, edge.seconds))
+            gave.setdefault(source, []).append(edge.value)
+    nodes = [
+        replace(node, outputs=tuple(dict.fromkeys((*node.outputs, *gave.get(node.id, ())))))
+        for node in graph.nodes
+        if stands_for[node.id] == node.id
+    ]
+    return replace(graph, nodes=tuple(nodes), edges=tuple(edges.values()))
+
+
+def hide(
+    graph: AnyGraph,
+    nodes: Iterable[int] = (),
+    *,
+    views: bool = False,
+    constants: bool = False,
+    parameters: bool = False,
+    operations: bool = False,
+) -> AnyGraph:
+    """The graph without some nodes: operations are bridged by edges, sources are left out with theirs.
+
+    A module of which nothing else is left becomes a single node.
+
+    Args:
+        graph: any graph.
+        nodes: numbers of operations and sources.
+        views: operations whose output only shows an input's memory in another shape, or is the input itself.
+        constants: constants and buffers, and what is made of nothing else (``arange``, a mask).
+        parameters: parameters.
+        operations: all operations, so that modules are left; but not those in which several flows meet and from which several
+            go on (the additions of a residual network), for each layer would then have an edge to every later one.
+    """
+    gone = set(nodes)
+    made_of_constants = _constant_operations(graph) if constants else set()
+    for node in graph.nodes:
+        if (
+            (views and node.kind == "operation" and {"view", "same"} & set(node.flags) and "inplace" not in node.flags)
+            or (constants and (node.kind in ("constant", "buffer") or node.id in made_of_constants))
+            or (parameters and node.kind == "parameter")
+            or (operations and node.kind == "operation")
+        ):
+            gone.add(node.id)
+    return without(graph, gone, keep_joins=operations)
+
+
+def _constant_operations(graph: PlainGraph) -> set[int]:
+    """Operations that nothing but constants and buffers flows into."""
+    variable = reach(graph, [node.id for node in graph.nodes if node.kind in ("input", "parameter")])
+    return {node.id for node in graph.nodes if node.kind == "operation" and node.id not in variable}
+
+
+def without(graph: AnyGraph, gone: Collection[int], *, keep_joins: bool = False) -> AnyGraph:
+    """The graph without the operations and sources numbered in *gone*; see :func:`hide`.
+
+    With *keep_joins*, an operation in which several flows meet and from which several go on stays: without the additions of a
+    residual network, each layer would have an edge to every later one.
+    """
+    gone = {number for number in gone if graph.by_id[number].kind in ("operation", *SOURCES)}
+    emptied = _emptied(graph, gone)
+    graph = _merge(graph, {node.id: _stands_for(graph, node, gone, emptied) for node in graph.nodes})
+    gone = {number for number in gone if number in graph.by_id}
+    into: dict[int, list[Edge]] = {}
+    for edge in graph.edges:
+        into.setdefault(edge.target, []).append(edge)
+    readers = {source: len({edge.target for edge in edges}) for source, edges in _by_source(graph).items()}
+    origins: dict[int, dict[tuple[int, int], None]] = {}
+
+    def origins_of(edge: Edge) -> Iterable[tuple[int, int]]:
+        """The nodes that stay from which data flows along *edge*, and the values."""
+        return origins[edge.source] if edge.source in gone else ((edge.source, edge.value),)
+
+    for number in order(graph):
+        if number in gone:
+            found = {origin: None for edge in into.get(number, ()) for origin in origins_of(edge)}
+            if keep_joins and readers.get(number, 0) > 1 and len({source for source, _ in found}) > 1:
+                gone.discard(number)
+            else:
+                origins[number] = found
+    edges: dict[tuple[int, int, int], Edge] = {}
+    for edge in graph.edges:
+        if edge.target not in gone:
+            for source, value in origins_of(edge):
+                edges.setdefault((source, edge.target, value), Edge(source, edge.target, value, edge.seconds))
+    starved = {target for target in into if target not in gone} - {target for _, target, _ in edges}
+    needed = _beginnings(graph, into, starved & {node.id for node in graph.nodes if node.kind in ("output", "module")})
+    if needed:
+        return without(graph, gone - needed)
+    kept = tuple(node for node in graph.nodes if node.id not in gone)
+    return replace(graph, nodes=kept, edges=tuple(edges.values()))
+
+
+def _by_source(graph: PlainGraph) -> dict[int, list[Edge]]:
+    found: dict[int, list[Edge]] = {}
+    for edge in graph.edges:
+        found.setdefault(edge.source, []).append(edge)
+    return found
+
+
+def _beginnings(graph: PlainGraph, into: dict[int, list[Edge]], targets: set[int]) -> set[int]:
+    """The nodes without an edge into them from which data flows to *targets*."""
+    return {number for number in reach(graph, targets, backwards=True) - targets if number not in into} if targets else set()
+
+
+def _emptied(graph: PlainGraph, gone: set[int]) -> set[int]:
+    """The module calls in which operations ran, and of which nothing is left but sources."""
+    emptied: set[int] = set()
+    for node in reversed(graph.nodes):
+        inner = [child for child in graph.children.get(node.id, ()) if child.kind in ("operation", "module")]
+        if inner and all(child.id in gone for child in inner):
+            emptied.add(node.id)
+    return emptied
+
+
+def _stands_for(graph: PlainGraph, node: Node, gone: set[int], emptied: set[int]) -> int:
+    if node.kind == "operation" and node.parent is not None and node.parent in emptied:
+        return node.parent
+    return node.id
+
+
+def between(graph: AnyGraph, start: str, end: str) -> AnyGraph:
+    """What lies on a path from one site to another, with the sources that flow into it.
+
+    Raises:
+        UnknownSiteError: a site is none of this graph's; the message names the nearest.
+        ArgumentError: no data flows from *start* to *end*.
+    """
+    first, last = find(graph, start), find(graph, end)
+    inside = _frames_of(graph, first), _frames_of(graph, last)
+    on_path = reach(graph, inside[0]) & reach(graph, inside[1], backwards=True)
+    if not on_path:
+        raise ArgumentError(
+            f"no data flows from {start!r} to {end!r}" + (", but it does the other way" if _flows(graph, *inside) else "")
+        )
+    feeding = {edge.source for edge in graph.edges if edge.target in on_path and graph.by_id[edge.source].kind in SOURCES}
+    kept = on_path | {number for number in feeding if graph.by_id[number].kind != "input"}
+    kept |= {frame for number in kept for frame in graph.above(number)}
+    nodes = tuple(node for node in graph.nodes if node.id in kept)
+    edges = tuple(edge for edge in graph.edges if edge.source in kept and edge.target in kept)
+    return replace(graph, nodes=nodes, edges=edges)
+
+
+def _flows(graph: PlainGraph, later: set[int], earlier: set[int]) -> bool:
+    return bool(reach(graph, earlier) & later)
+
+
+def _frames_of(graph: PlainGraph, found: Iterable[Node]) -> set[int]:
+    """The nodes themselves, and all that ran in them."""
+    inside: set[int] = {node.id for node in found}
+    for node in graph.nodes:
+        if node.parent in inside:
+            inside.add(node.id)
+    return inside
+
+
+def fold(graph: AnyGraph, *, least: int = 2) -> AnyGraph:
+    """Equal blocks that run one after another as the first of them, with ``repeat`` saying how many there are.
+
+    Blocks are equal if they hold the same classes, operations, shapes and inner edges. The edges from one block to the next
+    are gone; what flows into or out of any of them flows into or out of the one that is left.
+
+    Raises:
+        ArgumentError: *least* is below 2.
+    """
+    if least < 2:
+        raise ArgumentError(f"least={least}: blocks are folded from 2 on")
+    while (found := repeats(graph, least)).counts:
+        copy_of = found.copy_of
+        same_value = {
+            value: like
+            for number, first in found.stands_for.items()
+            for value, like in zip(graph.by_id[number].outputs, graph.by_id[first].outputs, strict=True)
+        }
+        edges = tuple(
+            replace(edge, value=same_value.get(edge.value, edge.value))
+            for edge in graph.edges
+            if not _joins_copies(copy_of.get(edge.source), copy_of.get(edge.target))
+        )
+        merged = _merge(replace(graph, edges=edges), {number: found.stands_for.get(number, number) for number in graph.by_id})
+        counts = found.counts
+        nodes = tuple(replace(node, repeat=node.repeat * counts.get(node.id, 1)) for node in merged.nodes)
+        graph = replace(merged, nodes=nodes)
+    return graph
+
+
+def _joins_copies(one: tuple[int, int] | None, other: tuple[int, int] | None) -> bool:
+    """Whether an edge between nodes of these copies runs from one copy of a group to another of the same."""
+    return one is not None and other is not None and one != other and one[0] == other[0]

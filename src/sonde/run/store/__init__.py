@@ -1,0 +1,1 @@
+"""Writing a run: to disk as Parquet parts, or to memory."""

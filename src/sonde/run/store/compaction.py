@@ -1,0 +1,137 @@
+"""Compaction: many small parts become one, sorted by site and step, without a moment at which a row is lost or read twice."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sonde.run.store.duckdb_sql import connect, damage, quoted, rows_of
+from sonde.run.store.files import appearing
+from sonde.run.store.parts import Part, counting, parts_in
+
+__all__ = ["compact", "sweep"]
+
+_SORTED_BY = ("site", "name", "call", "rank", "step", "micro_step")  # those of them that the family has
+_MEMORY = "512MB"  # beyond it DuckDB spills to a folder beside the parts
+
+
+@dataclass(frozen=True, slots=True)
+class _How:
+    """What all merges of one writer have in common: its life, the limits of earlier lives, sync, and DuckDB's threads."""
+
+    life: int
+    cutoffs: Mapping[int, int | None]
+    sync: bool
+    threads: int
+
+
+def compact(
+    folder: Path, *, rank: int, life: int, cutoffs: Mapping[int, int | None], sync: bool, fan_in: int, threads: int
+) -> None:
+    """Merge the parts of one rank in *folder* wherever *fan_in* of one generation lie side by side.
+
+    With *fan_in* 1, all become one part. A damaged part stays where it is and is never merged.
+
+    Raises:
+        OSError, duckdb.Error: a part could not be written. What was there before still counts.
+    """
+    how = _How(life, cutoffs, sync, threads)
+    before: list[Part] = []
+    while (parts := [part for part in counting(parts_in(folder)) if part.rank == rank]) != before:
+        before = parts
+        for together in _neighbours(parts, fan_in):
+            _merge_whole(folder, together, how)
+
+
+def _merge_whole(folder: Path, parts: Sequence[Part], how: _How) -> None:
+    """Merge *parts*, or each run of them between damaged ones."""
+    import duckdb
+
+    try:
+        _merge_if_worth_it(folder, parts, how)
+    except duckdb.Error:
+        whole = list(_without_damaged(folder, parts))
+        if whole == [parts]:
+            raise
+        for run in whole:
+            _merge_if_worth_it(folder, run, how)
+
+
+def _neighbours(parts: Sequence[Part], fan_in: int) -> Iterator[Sequence[Part]]:
+    """Groups of parts to make one of: all, or runs of the same generation that are long enough."""
+    if fan_in == 1:
+        if parts:
+            yield parts
+        return
+    run: list[Part] = []
+    for part in parts:
+        if run and run[-1].generation != part.generation:
+            run = []
+        run.append(part)
+        if len(run) == fan_in:
+            yield run
+            run = []
+
+
+def _merge_if_worth_it(folder: Path, parts: Sequence[Part], how: _How) -> None:
+    """Merge *parts*, unless it is one alone that is sorted already and of which no later life has superseded any row."""
+    if len(parts) > 1 or parts[0].generation == 0 or how.cutoffs.get(parts[0].life) is not None:
+        _merge(folder, parts, how)
+
+
+def _without_damaged(folder: Path, parts: Sequence[Part]) -> Iterator[Sequence[Part]]:
+    """*parts*, split at those that cannot be read, so that what is merged stays one range of flushes."""
+    whole: list[Part] = []
+    for part in parts:
+        if damage(folder / part.name):
+            if whole:
+                yield whole
+            whole = []
+        else:
+            whole.append(part)
+    if whole:
+        yield whole
+
+
+def _merge(folder: Path, parts: Sequence[Part], how: _How) -> None:
+    """Write *parts*, which are of one rank and lie side by side, as one, in which they count from then on, and remove them."""
+    made = Part(
+        rank=parts[0].rank,
+        first=min(part.first for part in parts),
+        last=max(part.last for part in parts),
+        generation=1 + max(part.generation for part in parts),
+        life=how.life,
+    )
+    with appearing(folder / made.name, sync=how.sync) as temporary:
+        spill = temporary.with_suffix(f".spill{temporary.suffix}")
+        settings: dict[str, str | int] = {"threads": how.threads, "memory_limit": _MEMORY, "temp_directory": str(spill)}
+        try:
+            with connect(settings) as connection:
+                rows = rows_of([(folder / part.name, how.cutoffs.get(part.life)) for part in parts])
+                columns = {name for name, *_ in connection.execute(f"DESCRIBE {rows}").fetchall()}
+                order = ", ".join(quoted(name) for name in _SORTED_BY if name in columns)
+                target = str(temporary).replace("'", "''")
+                connection.execute(f"COPY (FROM ({rows}) ORDER BY {order}) TO '{target}' (FORMAT parquet, COMPRESSION snappy)")
+        finally:
+            shutil.rmtree(spill, ignore_errors=True)
+    _remove(folder, parts)
+
+
+def sweep(folder: Path, rank: int) -> None:
+    """Remove the parts of one rank that were merged into others: a process killed in between leaves some, which do not count.
+
+    Where what holds them turns out to be damaged, they stay and count again.
+    """
+    everything = [part for part in parts_in(folder) if part.rank == rank]
+    counted = counting(everything)
+    for holder in counted:
+        held = [part for part in everything if holder.holds(part)]
+        if held and not damage(folder / holder.name):
+            _remove(folder, held)
+
+
+def _remove(folder: Path, parts: Sequence[Part]) -> None:
+    for part in parts:
+        (folder / part.name).unlink(missing_ok=True)

@@ -1,0 +1,123 @@
+"""A run without a folder: the same writer and the same reader, over Arrow tables in memory."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from sonde.run.store.blocks import Block, Lines, Pending
+from sonde.run.store.run_json import Description
+from sonde.run.store.source import Answer, Ask
+from sonde.run.store.writer import RunWriter
+
+if TYPE_CHECKING:
+    import duckdb
+    import pyarrow
+
+    from sonde.run.run import Run
+
+__all__ = ["MemoryWriter", "memory_run"]
+
+
+class MemorySource:
+    """Holds everything; grows until it is dropped."""
+
+    name = "the run in memory"
+
+    def __init__(self) -> None:
+        self.description = Description().begun(0)
+        self.documents: dict[str, Any] = {}
+        self.pending = Pending()
+        self._tables: dict[str, pyarrow.Table] = {}
+        self._lock = threading.Lock()
+
+    def add(self, family: str, item: Block | Lines) -> None:
+        with self._lock:
+            self.pending.add(family, item)
+
+    def describe(self) -> Description:
+        return self.description
+
+    def document(self, name: str, rank: int) -> Any:
+        return self.documents.get(name) if rank == 0 else None
+
+    def ask(self, connection: duckdb.DuckDBPyConnection, question: Ask[Answer]) -> Answer:
+        tables = self._gathered()
+        for family, table in tables.items():
+            connection.register(family, table)
+        return question(connection, tuple(tables))
+
+    def _gathered(self) -> Mapping[str, pyarrow.Table]:
+        import pyarrow
+
+        with self._lock:
+            for family, table in self.pending.take().tables(rank=0):
+                plain = _without_dictionaries(table)
+                known = self._tables.get(family)
+                if known is not None:
+                    plain = pyarrow.concat_tables([known, plain], promote_options="permissive")
+                self._tables[family] = plain
+            return dict(sorted(self._tables.items()))
+
+
+def _without_dictionaries(table: pyarrow.Table) -> pyarrow.Table:
+    """The same with plain texts, as a part on disk has them."""
+    import pyarrow
+
+    plain = [
+        pyarrow.field(column.name, column.type.value_type) if pyarrow.types.is_dictionary(column.type) else column
+        for column in table.schema
+    ]
+    return table.cast(pyarrow.schema(plain))
+
+
+class MemoryWriter(RunWriter):
+    """Keeps what is appended; ``run()`` reads it. Nothing is written anywhere."""
+
+    def __init__(self, about: Mapping[str, Any] | None = None) -> None:
+        super().__init__(rank=0, first_step=0)
+        self.life = 1
+        self._source = MemorySource()
+        self.describe(**(about or {}))
+
+    lost = 0  # memory keeps everything
+
+    def describe(self, **about: Any) -> None:
+        self._must_be_open()
+        self._source.description = self._source.description.telling(about)
+
+    def _write_document(self, name: str, data: Any) -> None:
+        self._source.documents[name] = data
+
+    def _take(self, family: str, item: Block | Lines) -> None:
+        self._source.add(family, item)
+
+    def flush(self) -> None:
+        """What was added can be read at once."""
+
+    def run(self) -> Run:
+        from sonde.run.run import Run
+
+        return Run(self._source)
+
+    def _end(self) -> None:
+        self._source.description = self._source.description.ended(self.life, 0)
+
+
+def memory_run(about: Mapping[str, Any] | None = None) -> MemoryWriter:
+    """Begin a run that is kept in memory alone.
+
+    >>> from sonde.run.store.memory_writer import memory_run
+    >>> from sonde.run.schema import Layout
+    >>> writer = memory_run()
+    >>> for step in range(3):
+    ...     writer.append("moments", Layout(["fc:output", "head:output"]), {"rms": [1.0, step]}, step=step)
+    >>> steps, values = writer.run().series("head:output", "rms")
+    >>> steps.tolist(), values.tolist()
+    ([0, 1, 2], [0.0, 1.0, 2.0])
+
+    Args:
+        about: plain data: ``model``, ``environment``, ``lenses``, ...
+    """
+    return MemoryWriter(about)

@@ -1,0 +1,153 @@
+"""Starting to write a run: a new folder, one that is there already, an earlier run continued, another rank of the same run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal
+
+from sonde.errors import ArgumentError, StoreError
+from sonde.run.schema import DOCUMENTS, whole_number
+from sonde.run.store.disk_writer import DiskWriter, Flushing
+from sonde.run.store.files import remove_leftovers
+from sonde.run.store.lock import Lock
+from sonde.run.store.parts import parts_in
+from sonde.run.store.run_json import FILE, Description, is_run
+from sonde.run.store.run_names import new_folder, numbered_folder
+
+__all__ = ["Existing", "join_run", "start_run"]
+
+Existing = Literal["error", "resume", "unique", "replace"]
+_EXISTING: tuple[Existing, ...] = ("error", "resume", "unique", "replace")
+
+
+def start_run(
+    path: str | os.PathLike[str] | None = None,
+    *,
+    root: str | os.PathLike[str] = "runs",
+    exists: Existing = "error",
+    step: int | None = None,
+    about: Mapping[str, Any] | None = None,
+    flushing: Flushing | None = None,
+) -> DiskWriter:
+    """Begin to write a run in a folder, as its only process or as rank 0.
+
+    Args:
+        path: the folder; missing ones above it are made. None makes one in *root* with a readable name, as runs/quiet-otter.
+        exists: what to do where the folder holds something already. ``"error"`` raises; ``"resume"`` continues the run in it
+            (and starts one where there is none); ``"unique"`` writes beside it, to path-2, path-3, ...; ``"replace"``
+            deletes the run in it and leaves what else is there.
+        step: with ``"resume"``, the step that comes next: what the earlier life wrote from that step on is superseded. The
+            default continues after the last step that was written.
+        about: plain data for run.json: ``model``, ``environment``, ``lenses``, ...
+        flushing: when rows go to disk.
+
+    Raises:
+        ArgumentError: an argument that cannot be used.
+        StoreError: the folder holds something, is being written by somebody, or cannot be written.
+    """
+    if exists not in _EXISTING:
+        raise ArgumentError(f"exists={exists!r}: it is one of {', '.join(map(repr, _EXISTING))}")
+    if step is not None and exists != "resume":
+        raise ArgumentError("step= says where an earlier run is continued: give exists='resume' as well")
+    try:
+        folder = _folder(path, Path(root), exists)
+        lock = Lock(folder, 0)
+        try:
+            return _begin(folder, lock, exists, step, about or {}, flushing or Flushing())
+        except BaseException:
+            lock.release()
+            raise
+    except OSError as error:
+        raise StoreError(f"no run can be written to {path if path is not None else root}: {error}") from error
+
+
+def join_run(path: str | os.PathLike[str], *, rank: int, life: int, flushing: Flushing | None = None) -> DiskWriter:
+    """Write to the run that rank 0 has started, as another rank.
+
+    Rank 0 calls :func:`start_run` and tells the others ``writer.path`` and ``writer.life``.
+
+    Raises:
+        ArgumentError: *rank* is not above 0.
+        StoreError: there is no such run or life, or another process is writing as this rank.
+    """
+    folder = Path(path)
+    if whole_number("rank", rank) == 0:
+        raise ArgumentError("rank 0 starts a run with start_run(); join_run() is for the others")
+    description = Description.read(folder)
+    if not description.lives or description.lives[-1].life != life:
+        lives = ", ".join(str(each.life) for each in description.lives) or "none"
+        raise StoreError(f"life {life} is not the one that {folder} is in (its lives: {lives}): rank 0 starts it first")
+    lock = Lock(folder, rank)
+    try:
+        return DiskWriter(folder, rank, description, lock, flushing or Flushing())
+    except BaseException:
+        lock.release()
+        raise
+
+
+def _folder(path: str | os.PathLike[str] | None, root: Path, exists: Existing) -> Path:
+    if path is None:
+        return new_folder(root)
+    folder = Path(path)
+    if folder.exists() and not folder.is_dir():
+        raise StoreError(f"{folder} is a file, not a folder that a run could be written to: give another path")
+    if exists == "unique":
+        return numbered_folder(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    if _is_empty(folder):
+        return folder
+    if not (folder / FILE).exists():
+        raise StoreError(f"{folder} holds something that is no run: give another path, or exists='unique' to write beside it")
+    if exists == "error":
+        raise StoreError(
+            f"{folder} holds a run already: exists='resume' continues it, 'unique' writes beside it, 'replace' deletes it"
+        )
+    if exists == "replace" and not is_run(folder):
+        raise StoreError(f"{folder} is not replaced: it does not look like a run that this sonde wrote")
+    return folder
+
+
+def _is_empty(folder: Path) -> bool:
+    """Whether there is nothing but what a writer killed at its very start may have left."""
+    return all(path.name.startswith((".lock-", f".{FILE}.")) for path in folder.iterdir())
+
+
+def _begin(
+    folder: Path, lock: Lock, exists: Existing, step: int | None, about: Mapping[str, Any], flushing: Flushing
+) -> DiskWriter:
+    if exists == "replace":
+        _clear(folder)
+    remove_leftovers(folder, "")
+    first_step = 0 if step is None else whole_number("step", step)
+    description = Description()
+    if (folder / FILE).exists():
+        description = Description.read(folder)
+        first_step = _next_step(folder) if step is None else first_step
+    description = description.telling(about).begun(first_step)
+    description.write(folder, sync=flushing.sync)
+    return DiskWriter(folder, 0, description, lock, flushing)
+
+
+def _clear(folder: Path) -> None:
+    """Delete the run in *folder* and nothing else there, its description last: killed half-way, it can still be replaced."""
+    for family in [entry for entry in folder.iterdir() if entry.is_dir()]:
+        parts = parts_in(family)
+        for part in parts:
+            (family / part.name).unlink(missing_ok=True)
+        remove_leftovers(family, "part-")
+        if parts:
+            with suppress(OSError):  # it holds something of the user's
+                family.rmdir()
+    for name in DOCUMENTS:
+        for document in (folder / f"{name}.json", *folder.glob(f"{name}-r[0-9]*.json")):
+            document.unlink(missing_ok=True)
+    (folder / FILE).unlink(missing_ok=True)
+
+
+def _next_step(folder: Path) -> int:
+    from sonde.run.run import open_run
+
+    return open_run(folder).last_step + 1

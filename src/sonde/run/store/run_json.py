@@ -1,0 +1,124 @@
+"""``run.json``: what a run is, in which version it was written, and the lives that wrote it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from sonde.errors import ArgumentError, StoreError
+from sonde.run.schema import FORMAT, VERSION
+from sonde.run.store.files import write_json
+from sonde.run.store.parts import cutoffs
+
+__all__ = ["FILE", "Attempt", "Description", "is_run"]
+
+FILE = "run.json"
+_OWN = ("format", "version", "lives")
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One process's share of a run.
+
+    Attributes:
+        life: its number, from 1.
+        first_step: rows of earlier lives from this step on are superseded.
+        started, ended: seconds since 1970; ``ended`` is None while it writes, and after a kill.
+        lost: rows that could not be written.
+    """
+
+    life: int
+    first_step: int
+    started: float
+    ended: float | None = None
+    lost: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What ``run.json`` says.
+
+    Attributes:
+        lives: in order.
+        about: plain data that the caller gave: model summary, environment, how lenses are shown.
+    """
+
+    lives: tuple[Attempt, ...] = ()
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def cutoffs(self) -> Mapping[int, int | None]:
+        """Of each life the step from which its rows are superseded."""
+        return cutoffs([(life.life, life.first_step) for life in self.lives])
+
+    def begun(self, first_step: int) -> Description:
+        """The same run with one life more."""
+        number = 1 + max((life.life for life in self.lives), default=0)
+        return replace(self, lives=(*self.lives, Attempt(number, first_step, time.time())))
+
+    def ended(self, number: int, lost: int) -> Description:
+        """The same run after the end of a life."""
+        lives = (replace(life, ended=time.time(), lost=lost) if life.life == number else life for life in self.lives)
+        return replace(self, lives=tuple(lives))
+
+    def telling(self, about: Mapping[str, Any]) -> Description:
+        """The same run, with what the caller says about it added.
+
+        Raises:
+            ArgumentError: it is not plain data, or uses a name of ours.
+        """
+        taken = [name for name in about if name in _OWN]
+        if taken:
+            raise ArgumentError(f"{taken[0]!r} is what sonde writes to {FILE} itself: use another name")
+        try:
+            plain = json.loads(json.dumps(dict(about), allow_nan=False))
+        except (TypeError, ValueError) as error:
+            raise ArgumentError(f"{FILE} holds plain data (numbers, text, lists, dicts; no NaN): {error}") from None
+        return replace(self, about={**self.about, **plain})
+
+    def write(self, folder: Path, *, sync: bool) -> None:
+        """Put this description in place of the one in *folder*, whole or not at all."""
+        lives = [asdict(life) for life in self.lives]
+        write_json(folder / FILE, {"format": FORMAT, "version": VERSION, "lives": lives, **self.about}, sync=sync)
+
+    @classmethod
+    def read(cls, folder: Path) -> Description:
+        """What is written in *folder*.
+
+        Raises:
+            StoreError: it is no run, or was written in a newer version of the format.
+        """
+        if not folder.exists():
+            raise StoreError(f"there is no run at {folder}: the folder does not exist")
+        try:
+            written = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise StoreError(f"{folder} is not a run: its {FILE} cannot be read ({error})") from None
+        if not isinstance(written, dict) or written.get("format") != FORMAT:
+            raise StoreError(f"{folder} is not a run: its {FILE} is of another kind")
+        version = written.get("version")
+        if not isinstance(version, int):
+            raise StoreError(f"{folder} is not whole: its {FILE} does not say in which version of the format it was written")
+        if version > VERSION:
+            raise StoreError(
+                f"{folder} was written in version {version} of the run format; this sonde reads up to version {VERSION}: "
+                "update sonde, or read the Parquet files with DuckDB or pandas"
+            )
+        try:
+            lives = tuple(Attempt(**life) for life in written["lives"])
+        except (KeyError, TypeError) as error:
+            raise StoreError(f"{folder} is not whole: its {FILE} has no usable list of lives ({error})") from None
+        return cls(lives, {name: value for name, value in written.items() if name not in _OWN})
+
+
+def is_run(folder: Path) -> bool:
+    """Whether *folder* holds a run that this version reads."""
+    try:
+        Description.read(folder)
+    except StoreError:
+        return False
+    return True

@@ -1,0 +1,118 @@
+"""Where a run's rows come from: parts on disk, or tables in memory."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from sonde.errors import ObservationWarning, StoreError
+from sonde.run.store.duckdb_sql import damage, quoted, rows_of
+from sonde.run.store.parts import counting, parts_in
+from sonde.run.store.run_json import Description
+
+if TYPE_CHECKING:
+    import duckdb
+
+__all__ = ["DiskSource", "Source"]
+
+Answer = TypeVar("Answer")
+Ask = Callable[["duckdb.DuckDBPyConnection", tuple[str, ...]], Answer]
+
+_TRIES = 10  # of a query while compaction replaces the files under it
+
+
+class Source(Protocol):
+    """What a :class:`sonde.run.run.Run` reads from."""
+
+    @property
+    def name(self) -> str:
+        """What to call the run in messages."""
+
+    def describe(self) -> Description:
+        """What the run is, as of now."""
+
+    def document(self, name: str, rank: int) -> Any:
+        """A document's plain data, or None."""
+
+    def ask(self, connection: duckdb.DuckDBPyConnection, question: Ask[Answer]) -> Answer:
+        """What *question* answers, given a connection with a view of each family, and their names."""
+
+
+class DiskSource:
+    """Reads a folder, whether or not somebody is writing to it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._damaged: set[Path] = set()
+
+    @property
+    def name(self) -> str:
+        return str(self.path)
+
+    def describe(self) -> Description:
+        return Description.read(self.path)
+
+    def document(self, name: str, rank: int) -> Any:
+        file = self.path / (f"{name}.json" if rank == 0 else f"{name}-r{rank:04d}.json")
+        try:
+            return json.loads(file.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise StoreError(f"{file} cannot be read: {error}") from None
+
+    def ask(self, connection: duckdb.DuckDBPyConnection, question: Ask[Answer]) -> Answer:
+        import duckdb
+
+        callers_own = (duckdb.ParserException, duckdb.CatalogException, duckdb.BinderException)
+        for attempt in range(_TRIES):
+            files = self._files()
+            try:
+                families = self._view(connection, files)
+                return question(connection, families)
+            except callers_own:
+                raise
+            except duckdb.Error:
+                again = self._files() != files or self._find_damaged(files)
+                if not again or attempt == _TRIES - 1:
+                    raise
+        raise AssertionError("the last try has returned or raised")
+
+    def _files(self) -> Mapping[str, list[tuple[Path, int | None]]]:
+        """Of each family the parts that count, and the step from which the rows of each are superseded."""
+        if not self.path.is_dir():
+            self.describe()  # which says so
+        # parts first, lives second: a life is announced before its first part is written, so that no part is of an unknown one
+        found = {
+            folder.name: counting(part for part in parts_in(folder) if folder / part.name not in self._damaged)
+            for folder in sorted(self.path.iterdir())
+            if folder.is_dir()
+        }
+        limits = self.describe().cutoffs
+        return {
+            family: [(self.path / family / part.name, limits.get(part.life)) for part in parts]
+            for family, parts in found.items()
+            if parts
+        }
+
+    def _view(self, connection: duckdb.DuckDBPyConnection, files: Mapping[str, list[tuple[Path, int | None]]]) -> tuple[str, ...]:
+        for (stale,) in connection.execute("SELECT view_name FROM duckdb_views() WHERE NOT internal").fetchall():
+            connection.execute(f"DROP VIEW {quoted(stale)}")
+        for family, parts in files.items():
+            connection.execute(f"CREATE VIEW {quoted(family)} AS {rows_of(parts)}")
+        return tuple(files)
+
+    def _find_damaged(self, files: Mapping[str, list[tuple[Path, int | None]]]) -> bool:
+        """Name the damaged parts in a warning and leave them out from now on; whether there are any new ones."""
+        found = {path: why for parts in files.values() for path, _ in parts if path.exists() and (why := damage(path))}
+        for path, why in found.items():
+            self._damaged.add(path)
+            warnings.warn(
+                f"the part {path} is damaged and is left out; the rest is read ({why}). Its rows are missing from what you see",
+                ObservationWarning,
+                stacklevel=5,
+            )
+        return bool(found)

@@ -1,0 +1,288 @@
+"""What writes a run: blocks of numbers, single scalars, alerts and documents, to disk or to memory."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from sonde.errors import ArgumentError, StoreError
+from sonde.run.schema import DOCUMENTS, Layout, check_family, check_number, whole_number
+from sonde.run.store.blocks import Block, Column, ColumnSpec, Kind, Lines, blocks_of, column_of, kind_of
+
+if TYPE_CHECKING:
+    from sonde.run.run import Run
+
+__all__ = ["RunWriter"]
+
+_BLOCK = 1 << 20  # bytes; what comes at once is handed on in blocks of no more, or of a quarter of the room that there is
+
+
+class RunWriter(ABC):
+    """Takes what one process records. Any thread may call; :func:`sonde.run.store.open.start_run` and
+    :func:`sonde.run.store.memory_writer.memory_run` make one.
+
+    Attributes:
+        rank: of this process.
+        first_step: the step that this process begins at.
+        lost: rows that could not be kept so far.
+    """
+
+    def __init__(self, rank: int, first_step: int, *, room: int | None = None) -> None:
+        self.rank = rank
+        self.first_step = first_step
+        self._block = _BLOCK if room is None else min(_BLOCK, room // 4)
+        self._kinds: dict[tuple[str, str], Kind] = {}
+        self._forms: dict[tuple[str, tuple[tuple[str, str], ...]], ColumnSpec] = {}
+        self._closed = False
+
+    def append(
+        self,
+        family: str,
+        layout: Layout,
+        columns: Mapping[str, Any],
+        *,
+        step: int,
+        epoch: int = 0,
+        micro_step: int = 0,
+        rows: Any = None,
+    ) -> None:
+        """Add the numbers of one moment to a family: all places at once. The arrays are copied.
+
+        Args:
+            family: which statistic: ``moments``, ``exponents``, ... A name that was not used before is a new family.
+            layout: which place each row belongs to.
+            columns: by name, an array of shape ``(len(layout),)``, or ``(len(layout), k)`` for a list in each row, or a number
+                or text for all rows, or a text for each. Half precision is written as float32.
+            step, epoch, micro_step: when.
+            rows: a mask of the layout's rows, or their indices, where not all of them were seen.
+
+        Raises:
+            ArgumentError: a name or a column that cannot be written, or a column that held another kind of thing before.
+            StoreError: the writer is closed.
+        """
+        self._must_be_open()
+        picked = None if rows is None else _picked(rows, layout)
+        made = {name: column_of(name, values, len(layout), _sites(layout)) for name, values in columns.items()}
+        form = self._form(family, made)
+        moment = [whole_number("epoch", epoch), whole_number("step", step), whole_number("micro_step", micro_step)]
+        if picked is not None:
+            made = {name: _at(column, picked) for name, column in made.items()}
+        length = len(layout) if picked is None else len(picked)
+        self._add(family, layout, picked, np.array([moment], np.int64), np.array([length], np.intp), form, made)
+
+    def extend(self, family: str, layout: Layout, columns: Mapping[str, Any], *, moments: Any, lengths: Any, rows: Any) -> None:
+        """Add the numbers of several moments to a family: what an :meth:`append` for each of them adds. The arrays are copied.
+
+        Args:
+            family: as for :meth:`append`.
+            layout: which place each row belongs to.
+            columns: by name, an array of shape ``(n,)`` over the n rows of all moments, one moment after the other, or ``(n, k)``
+                for a list in each row, or a number or text for all rows, or a text for each. Half precision is written as float32.
+            moments: epoch, step and micro-step of each moment: whole numbers of shape ``(moments, 3)``.
+            lengths: how many rows each moment has: whole numbers of shape ``(moments,)`` that add up to n.
+            rows: the index of each row's place in the layout, of shape ``(n,)``.
+
+        Raises:
+            ArgumentError: as for :meth:`append`, or these do not fit each other.
+            StoreError: the writer is closed.
+        """
+        self._must_be_open()
+        picked = _indices(rows, layout)
+        when, counts = _moments(moments, lengths, len(picked))
+        made = {name: column_of(name, values, len(picked), f"{len(picked)} rows") for name, values in columns.items()}
+        self._add(family, layout, picked, when, counts, self._form(family, made), made)
+
+    def _add(
+        self,
+        family: str,
+        layout: Layout,
+        rows: npt.NDArray[np.intp] | None,
+        moments: npt.NDArray[np.int64],
+        lengths: npt.NDArray[np.intp],
+        form: ColumnSpec,
+        columns: Mapping[str, Column],
+    ) -> None:
+        for block in blocks_of(layout, rows, moments, lengths, form, columns, most=self._block):
+            if len(block):
+                self._take(family, block)
+
+    def _form(self, family: str, columns: Mapping[str, Column]) -> ColumnSpec:
+        given = tuple((name, kind_of(column)) for name, column in columns.items())
+        form = self._forms.get((family, given))
+        if form is None:
+            form = self._forms[family, given] = self._checked(family, ColumnSpec(given))
+        return form
+
+    def _checked(self, family: str, form: ColumnSpec) -> ColumnSpec:
+        """*form*, if the family may have it; asked once for each."""
+        check_family(family)
+        if not form.columns:
+            raise ArgumentError(f"no columns were given for the family {family!r}: give at least one number")
+        for name, kind in form.kinds.items():
+            check_number(name)
+            before = self._kinds.get((family, name.lower()))
+            if before not in (None, kind):
+                raise ArgumentError(f"{name!r} of the family {family!r} held a {before} in each row before, and now a {kind}")
+        if len({name.lower() for name, _ in form.columns}) < len(form.columns):
+            raise ArgumentError(f"two columns of the family {family!r} differ only in case, which SQL does not tell apart")
+        self._kinds |= {(family, name.lower()): kind for name, kind in form.kinds.items()}
+        return form
+
+    def scalar(self, name: str, value: float, *, step: int, epoch: int = 0) -> None:
+        """Add one number that belongs to no site: ``loss``, ``grad_norm``, ``overhead``, a metric.
+
+        Raises:
+            ArgumentError: *value* is no number.
+            StoreError: the writer is closed.
+        """
+        self.scalars([(name, value, step, epoch)])
+
+    def scalars(self, given: Iterable[tuple[str, float, int, int]]) -> None:
+        """Add several: of each its name, value, step and epoch. Either all are added or none.
+
+        Raises:
+            ArgumentError: a value is no number.
+            StoreError: the writer is closed.
+        """
+        self._must_be_open()
+        lines = tuple(
+            (whole_number("epoch", epoch), whole_number("step", step), self.rank, str(name), _number(name, value))
+            for name, value, step, epoch in given
+        )
+        if lines:
+            self._take("scalars", Lines(lines))
+
+    def alert(
+        self,
+        message: str,
+        *,
+        step: int,
+        epoch: int = 0,
+        severity: str = "warning",
+        rule: str = "",
+        site: str = "",
+        value: float | None = None,
+    ) -> None:
+        """Add one finding, in words.
+
+        Raises:
+            ArgumentError: *value* is no number.
+            StoreError: the writer is closed.
+        """
+        self._must_be_open()
+        moment = (whole_number("epoch", epoch), whole_number("step", step), self.rank)
+        number = None if value is None else float(value)
+        self._take("alerts", Lines(((*moment, severity, rule, str(site), number, message),)))
+
+    def document(self, name: str, data: Any) -> None:
+        """Write plain data as a file of its own, ``graph`` or ``coverage``, in place of an earlier one.
+
+        Raises:
+            ArgumentError: another name, or *data* is not plain data.
+            StoreError: the writer is closed.
+        """
+        self._must_be_open()
+        if name not in DOCUMENTS:
+            raise ArgumentError(f"{name!r} is no document of a run; they are {' and '.join(DOCUMENTS)}")
+        try:
+            plain = json.loads(json.dumps(data, allow_nan=False))
+        except (TypeError, ValueError) as error:
+            raise ArgumentError(f"{name}.json holds plain data (numbers, text, lists, dicts; no NaN): {error}") from None
+        self._write_document(name, plain)
+
+    @abstractmethod
+    def describe(self, **about: Any) -> None:
+        """Say what the run is about, in plain data: ``model=``, ``environment=``, ``lenses=``, ... Names given again are replaced.
+
+        Raises:
+            ArgumentError: it is not plain data, or this is not rank 0.
+            StoreError: the writer is closed.
+        """
+
+    @abstractmethod
+    def flush(self) -> None:
+        """Return when everything that was added so far can be read."""
+
+    @abstractmethod
+    def run(self) -> Run:
+        """The run as it is now, to read. It goes on showing what is written later."""
+
+    @property
+    @abstractmethod
+    def lost(self) -> int:
+        """Rows that could not be kept so far."""
+
+    def close(self) -> None:
+        """End the writing: everything that was added can be read. Again does nothing."""
+        if not self._closed:
+            self._closed = True
+            self._end()
+
+    @abstractmethod
+    def _end(self) -> None: ...
+
+    @abstractmethod
+    def _take(self, family: str, item: Block | Lines) -> None: ...
+
+    @abstractmethod
+    def _write_document(self, name: str, data: Any) -> None: ...
+
+    def _must_be_open(self) -> None:
+        if self._closed:
+            raise StoreError("this writer is closed: start_run(path, exists='resume') continues its run")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def _sites(layout: Layout) -> str:
+    return f"the {len(layout)} sites of the layout"
+
+
+def _picked(rows: Any, layout: Layout) -> npt.NDArray[np.intp]:
+    """A mask of the layout's rows, or indices, as indices."""
+    picked = np.asarray(rows)
+    if picked.dtype != bool:
+        return _indices(picked, layout)
+    if picked.shape != (len(layout),):
+        raise ArgumentError(f"a mask of the shape {picked.shape} does not fit a layout of {len(layout)} sites")
+    return np.flatnonzero(picked)
+
+
+def _indices(rows: Any, layout: Layout) -> npt.NDArray[np.intp]:
+    picked = np.asarray(rows)
+    if picked.ndim != 1 or picked.dtype.kind not in "iu" or (picked.size and not 0 <= picked.min() <= picked.max() < len(layout)):
+        raise ArgumentError(f"rows is a mask or the indices of some of {len(layout)} rows, not {rows!r}")
+    return picked.astype(np.intp)
+
+
+def _moments(moments: Any, lengths: Any, rows: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.intp]]:
+    """The moments of an ``extend`` and how many rows each has, if they can be."""
+    when, counts = np.asarray(moments), np.asarray(lengths)
+    if when.ndim != 2 or when.shape[1] != 3 or when.dtype.kind not in "iu" or (when.size and when.min() < 0):
+        raise ArgumentError(
+            f"moments holds epoch, step and micro-step of each moment, whole numbers from 0 of shape (moments, 3), not {moments!r}"
+        )
+    if counts.shape != (len(when),) or counts.dtype.kind not in "iu" or counts.sum() != rows or (counts.size and counts.min() < 0):
+        raise ArgumentError(f"lengths says how many of {rows} rows each of {len(when)} moments has; {lengths!r} was given")
+    return when.astype(np.int64), counts.astype(np.intp)
+
+
+def _at(column: Column, rows: npt.NDArray[np.intp]) -> Column:
+    return column[rows] if isinstance(column, np.ndarray) else [column[row] for row in rows]
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise ArgumentError(f"the scalar {name!r} is a number, not {value!r}") from None

@@ -1,0 +1,1 @@
+"""The execution graph as text, picture and page."""

@@ -1,0 +1,105 @@
+"""Graphviz source for an execution graph: text only, no program needed, the same for the same graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sonde.run.graph.data import Kind, Node, PlainGraph, count_text, shape_text
+
+__all__ = ["FONT", "label_lines", "quoted", "to_dot"]
+
+FONT = "Helvetica,Arial,sans-serif"
+
+_FILLS: dict[Kind, tuple[str, str]] = {
+    "input": ("#d7e8fb", "#3b78b8"),
+    "output": ("#d7e8fb", "#3b78b8"),
+    "parameter": ("#dcefdc", "#4b8b53"),
+    "buffer": ("#ececec", "#8a8a8a"),
+    "constant": ("#ececec", "#8a8a8a"),
+    "module": ("#e8e4f6", "#7666b0"),
+    "operation": ("#ffffff", "#777777"),
+}
+_FAILED = ("#fbdcd9", "#c23b31")
+_SHAPES: dict[Kind, str] = {"input": "ellipse", "output": "ellipse", "parameter": "note", "buffer": "note", "constant": "note"}
+
+
+def to_dot(graph: PlainGraph) -> str:
+    """*graph* as it is (collapse it first for less): module calls that hold others as clusters, all else as nodes.
+
+    Nodes are called ``n`` and clusters ``cluster_`` with the node's number; both have their kind as class, so that an SVG made
+    of them can be styled and searched.
+    """
+    lines = [
+        f"digraph {quoted(graph.model)} {{",
+        f"  graph [rankdir=TB, ranksep=0.35, nodesep=0.25, fontname={quoted(FONT)}, fontsize=11, bgcolor=transparent];",
+        f'  node [shape=box, style="rounded,filled", fontname={quoted(FONT)}, fontsize=10, margin="0.1,0.05", height=0.3];',
+        '  edge [color="#666666", arrowsize=0.6];',
+    ]
+    lines += _body(graph)
+    joined = dict.fromkeys((edge.source, edge.target) for edge in graph.edges)
+    lines += [f"  n{source} -> n{target};" for source, target in joined]
+    lines.append("}")
+    return "\n".join(lines) + "\n"
+
+
+def _body(graph: PlainGraph) -> Iterator[str]:
+    """Clusters and nodes, nested as they ran; without recursion, for modules may be nested without end."""
+    open_calls: list[int] = []
+    for node in graph.nodes:
+        while open_calls and open_calls[-1] != node.parent:
+            open_calls.pop()
+            yield "  " * (len(open_calls) + 1) + "}"
+        indent = "  " * (len(open_calls) + 1)
+        if node.kind == "module" and _is_frame(graph, node):
+            open_calls.append(node.id)
+            color = _FAILED[1] if "failed" in node.flags else "#9d93c4"
+            label = quoted(" ".join(label_lines(graph, node)[: 2 if node.path else 1]))
+            yield f"{indent}subgraph cluster_{node.id} {{"
+            look = f'labeljust=l, style=rounded, color="{color}", fontcolor="#55488c", class=module'
+            yield f"{indent}  graph [label={label}, {look}];"
+            continue
+        yield f"{indent}n{node.id} [{_attributes(graph, node)}];"
+    while open_calls:
+        open_calls.pop()
+        yield "  " * (len(open_calls) + 1) + "}"
+
+
+def _is_frame(graph: PlainGraph, node: Node) -> bool:
+    return any(child.kind in ("operation", "module") for child in graph.children.get(node.id, ()))
+
+
+def _attributes(graph: PlainGraph, node: Node) -> str:
+    fill, line = _FAILED if "failed" in node.flags else _FILLS[node.kind]
+    found = [
+        f"label={quoted(chr(10).join(label_lines(graph, node)))}",
+        f'fillcolor="{fill}"',
+        f'color="{line}"',
+        f"class={node.kind}",
+    ]
+    if node.kind in _SHAPES:
+        found += [f"shape={_SHAPES[node.kind]}", "style=filled"]
+    return ", ".join(found)
+
+
+def label_lines(graph: PlainGraph, node: Node) -> list[str]:
+    """What is written on a node: name, class, and the shapes that it gave."""
+    times = f" × {node.repeat}" if node.repeat > 1 else ""
+    call = f" (call {node.call})" if node.call else ""
+    if node.kind == "module":
+        lines = [f"{node.path}{call}{times}", node.type] if node.path else [f"{node.type}{call}{times}"]
+    else:
+        lines = [node.name + times]
+    shapes = [shape_text(graph.values[value].shape) for value in node.outputs]
+    if node.kind == "output":
+        return lines
+    if node.kind == "parameter" and node.parameters:
+        return [*lines, f"{shapes[0]}"]
+    if shapes:
+        lines.append(", ".join(shapes[:3]) + (f", … {count_text(len(shapes))}" if len(shapes) > 3 else ""))
+    return lines
+
+
+def quoted(text: str) -> str:
+    """*text* as a Graphviz string."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\r", "").replace("\n", "\\n").replace("\0", "")
+    return f'"{escaped}"'

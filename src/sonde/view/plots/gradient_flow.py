@@ -1,0 +1,163 @@
+"""Gradient flow: how large the gradients are from the first layer to the last, and how far they move over the steps."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from sonde.errors import ArgumentError
+from sonde.run.run import Run
+from sonde.view.plots.canvas import canvas, key, named
+from sonde.view.plots.heatmap import label_layers
+from sonde.view.plots.labels import logarithmic
+from sonde.view.plots.layer_names import Include, labels, owner_of
+from sonde.view.plots.layer_series import Matrix, matrix
+from sonde.view.plots.number_names import of_port, unit_of, words_of
+from sonde.view.plots.theme import Look, Theme
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from sonde.view.plots.figures import Picture
+
+__all__ = ["gradient_flow"]
+
+_ROW = 0.21
+_MARKERS = ("o", "D", "s", "^")
+_FIRST = ("weight", "bias")
+
+
+def gradient_flow(
+    run: Run,
+    port: str = "grad",
+    number: str = "rms",
+    *,
+    step: int | None = None,
+    family: str | None = None,
+    include: Include = None,
+    exclude: Include = None,
+    where: str | None = None,
+    theme: Theme = "light",
+) -> Picture:
+    """Draw the size of the gradients through the depth: a row for each layer, the first at the top.
+
+    A dot is the chosen step, the thick bar spans the middle half of all logged steps, the thin one all of them. Parameters of one
+    layer share its row. Gradients that are exactly zero, NaN or infinite have no place on the axis and are marked at its left end.
+
+    Args:
+        run: to read.
+        port: ``grad``, of parameters, or ``grad_output``, of the layers' outputs.
+        number: ``rms`` compares layers of different sizes; ``norm`` does not divide by the size.
+        step: which one the dots are; the last by default.
+        family, include, exclude, where, theme: see :func:`~sonde.view.plots.heatmap`.
+
+    Raises:
+        UnknownSiteError: gradients were not recorded; the message says which lens does.
+        ArgumentError: the step was not logged, or another argument cannot be used.
+        SelectionError: no layer is selected.
+        MissingExtraError: matplotlib is not installed.
+    """
+    if not port.startswith("grad"):
+        raise ArgumentError(
+            f"port={port!r}: gradients are at the ports 'grad' and 'grad_output'; for others draw lines() or heatmap()"
+        )
+    found = matrix(run, number, port, family=family, include=include, exclude=exclude, where=where)
+    column = _column(found, step)
+    rows = _rows(found.names, port)
+    layers = tuple(dict.fromkeys(row.layer for row in rows))
+    kinds = sorted({row.kind for row in rows}, key=lambda kind: (_FIRST.index(kind) if kind in _FIRST else len(_FIRST), kind))
+    _, prefix = labels(layers)
+    height = min(max(_ROW * len(layers), 1.2), 8.5)
+    facts = (
+        f"{len(layers):,} layers, first on top",
+        f"dots: step {found.steps[column]:,}",
+        f"bars: {len(found.steps):,} steps from {found.steps[0]:,} to {found.steps[-1]:,}",
+        f"names within {prefix.rstrip('.')}" if prefix else "",
+    )
+    with canvas(8.0, height + 1.2, theme, "Gradient flow through depth", named(run, *facts)) as (figure, look):
+        axes = figure.subplots()
+        axes.set_xscale("log")
+        axes.set_ylim(len(layers), 0)
+        label_layers(axes, layers, height)
+        place = {layer: number for number, layer in enumerate(layers)}
+        handles = []
+        for number_of_kind, kind in enumerate(kinds):
+            chosen = [position for position, row in enumerate(rows) if row.kind == kind]
+            heights = np.array([place[rows[position].layer] + rows[position].offset for position in chosen])
+            style = _Style(look.lines[number_of_kind % len(look.lines)], _MARKERS[number_of_kind % len(_MARKERS)], look)
+            _series(axes, found.rows(chosen), column, heights, style, min(4.0 * height / (_ROW * len(layers)), 4.0))
+            handles += axes.plot([], [], style.marker, color=style.colour, markersize=4.5, label=kind)
+        logarithmic(axes.xaxis, *axes.get_xlim())
+        axes.set_xlabel(f"{words_of(number).short} of {of_port(port)}, {unit_of(number, port)}")
+        axes.grid(axis="x")
+        axes.tick_params(axis="y", length=0)
+        key(figure, handles if len(handles) > 1 else [])
+    return figure
+
+
+@dataclass(frozen=True)
+class _Row:
+    """Where the bar of one name goes: in the row of a layer, beside the layer's other parameters."""
+
+    layer: str
+    kind: str
+    offset: float
+
+
+@dataclass(frozen=True)
+class _Style:
+    """How the bars and dots of one kind of parameter look."""
+
+    colour: str
+    marker: str
+    look: Look
+
+
+def _column(found: Matrix, step: int | None) -> int:
+    if step is None:
+        return len(found.steps) - 1
+    near = int(np.abs(found.steps - step).argmin())
+    if found.steps[near] != step:
+        raise ArgumentError(f"step={step} was not logged; the nearest that was is {found.steps[near]}")
+    return near
+
+
+def _rows(names: tuple[str, ...], port: str) -> list[_Row]:
+    if port != "grad":
+        return [_Row(name, "", 0.5) for name in names]
+    owners = [owner_of(name) for name in names]
+    seen: Counter[str] = Counter()
+    rows = []
+    for owner, name in zip(owners, names, strict=True):
+        own = name.rpartition(".")[2]
+        kind = next((kind for kind in _FIRST if kind in own), own)
+        seen[owner] += 1
+        rows.append(_Row(owner, kind, seen[owner] / (owners.count(owner) + 1)))
+    return rows
+
+
+def _series(axes: Axes, found: Matrix, column: int, heights: npt.NDArray[np.float64], style: _Style, thickness: float) -> None:
+    """Bars and dots of one kind of parameter."""
+    kept = np.where(np.isfinite(found.values) & (found.values > 0) & ~found.broken, found.values, np.nan)
+    colour, look = style.colour, style.look
+    for row, height in zip(kept, heights, strict=True):
+        there = row[np.isfinite(row)]
+        if len(there):
+            low, lower, upper, high = np.percentile(there, (0, 25, 75, 100))
+            axes.plot([low, high], [height, height], color=colour, alpha=0.3, linewidth=1.0, solid_capstyle="butt")
+            axes.plot([lower, upper], [height, height], color=colour, alpha=0.45, linewidth=thickness, solid_capstyle="butt")
+    axes.plot(kept[:, column], heights, style.marker, color=colour, markersize=4.5, markeredgecolor=look.paper, markeredgewidth=0.5)
+    for row, height in enumerate(heights):
+        if found.broken[row, column]:
+            _aside(axes, height, "NaN", look.defect)
+        elif found.values[row, column] == 0:
+            _aside(axes, height, "0", colour)
+
+
+def _aside(axes: Axes, height: float, text: str, colour: str) -> None:
+    """Say at the left end what has no place on the axis."""
+    axes.text(0.004, height, text, transform=axes.get_yaxis_transform(), va="center", fontsize=6.5, color=colour, fontweight="bold")

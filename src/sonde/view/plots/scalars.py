@@ -1,0 +1,140 @@
+"""Loss, metrics and the norms over all parameters: what belongs to no layer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sonde.errors import ArgumentError
+from sonde.run.run import Run
+from sonde.suggest import unknown
+from sonde.view.plots.canvas import canvas, key, named
+from sonde.view.plots.labels import logarithmic
+from sonde.view.plots.scales import is_wide
+from sonde.view.plots.theme import Look, Theme
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from sonde.view.plots.figures import Picture
+
+__all__ = ["scalars"]
+
+_SPLITS = re.compile(r"(?:^|[_/ ])(?:non_train|train|training|val|valid|validation|eval|evaluation|test)(?=$|[_/ ])[_/ ]?")
+_ASIDE = ("overhead",)
+_SMOOTH = 60  # from so many points on, a running mean is drawn over them
+
+
+def scalars(
+    run: Run, names: Sequence[str] | None = None, *, log: bool | None = None, rank: int = 0, theme: Theme = "light"
+) -> Picture:
+    """Draw loss, metrics and global norms over the steps; those that differ only in ``train``, ``eval`` ... share a panel.
+
+    Long series are drawn faintly, under their running mean. A value that is NaN or infinite is a red tick on the axis.
+
+    Args:
+        run: to read.
+        names: which; all but ``overhead`` by default.
+        log: logarithmic axes, or not; None goes by the values of each.
+        rank: of which process.
+        theme: ``"light"`` or ``"dark"``.
+
+    Raises:
+        UnknownSiteError: there are no scalars, or none of a name; the message names the nearest.
+        ArgumentError: *names* is empty.
+        MissingExtraError: matplotlib is not installed.
+    """
+    there = [name for (name,) in run.sql("SELECT DISTINCT name FROM scalars").fetchall()] if "scalars" in run.families else []
+    if not there:
+        raise unknown("scalar", "loss", (), "the run: push_loss() and push_metric() record scalars, and watch() the norms. It")
+    chosen = sorted(there, key=_order) if names is None else [names] if isinstance(names, str) else list(names)
+    if names is None:
+        chosen = [name for name in chosen if name not in _ASIDE] or chosen
+    if not chosen:
+        raise ArgumentError("names=[] asks for no scalar; None draws all")
+    panels: dict[str, list[str]] = {}
+    for name in chosen:
+        panels.setdefault(_stem(name), []).append(name)
+    columns = min(2, len(panels))
+    rows = -(-len(panels) // columns)
+    with canvas(4.5 * columns + (0.0 if columns > 1 else 2.0), 1.9 * rows + 1.0, theme, "Loss, metrics and norms", named(run)) as (
+        figure,
+        look,
+    ):
+        from matplotlib.lines import Line2D
+
+        broken = False
+        grid = figure.subplots(rows, columns, sharex=True, squeeze=False)
+        for spare in grid.flat[len(panels) :]:
+            spare.remove()
+        for axes, (stem, members) in zip(grid.flat, panels.items(), strict=False):
+            broken |= _panel(axes, run, members, rank, log, look)
+            axes.set_title(stem, loc="left", fontweight="bold")
+        for axes in grid.flat[max(len(panels) - columns, 0) : len(panels)]:
+            axes.tick_params(labelbottom=True)
+            axes.set_xlabel("step")
+        key(figure, [Line2D([], [], color=look.defect, marker="|", linestyle="", label="NaN or infinite")] if broken else [])
+    return figure
+
+
+def _stem(name: str) -> str:
+    return _SPLITS.sub(lambda found: "" if found.start() == 0 or found.end() == len(name) else "_", name) or name
+
+
+def _order(name: str) -> tuple[int, str, str]:
+    stem = _stem(name)
+    return (0 if "loss" in stem else 2 if stem.endswith("_norm") else 1, stem, name)
+
+
+def _panel(axes: Axes, run: Run, members: list[str], rank: int, log: bool | None, look: Look) -> bool:
+    """Draw scalars on one panel; whether any value of theirs was NaN or infinite."""
+    everything = []
+    for place, name in enumerate(members):
+        steps, values = run.scalar(name, rank=rank)
+        colour = look.lines[place % len(look.lines)]
+        finite = np.isfinite(values)
+        everything.append(values[finite])
+        kept = np.where(finite, values, np.nan)
+        is_long = len(values) >= _SMOOTH
+        few = len(values) < 2
+        axes.plot(
+            steps,
+            kept,
+            "o" if few else "-",
+            color=colour,
+            markersize=4,
+            alpha=0.3 if is_long else 1.0,
+            linewidth=0.9 if is_long else 1.4,
+            label=None if is_long else name,
+        )
+        if is_long:
+            axes.plot(steps, _running_mean(kept, max(len(kept) // 30, 3)), color=colour, linewidth=1.6, label=name)
+        if not finite.all():
+            ticks = steps[~finite]
+            axes.plot(ticks, np.zeros(len(ticks)), "|", transform=axes.get_xaxis_transform(), color=look.defect)
+    values = np.concatenate(everything)
+    if _is_logarithmic(members[0], values) if log is None else log:
+        axes.set_yscale("log")
+        logarithmic(axes.yaxis, *axes.get_ylim())
+    axes.grid(axis="y")
+    axes.margins(x=0.01)
+    if len(axes.get_legend_handles_labels()[1]) > 1:
+        axes.legend(loc="best", fontsize=7.5)
+    return any(not np.isfinite(run.scalar(name, rank=rank)[1]).all() for name in members)
+
+
+def _is_logarithmic(name: str, values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> bool:
+    """Losses and norms where they are wide; an accuracy is linear whatever it does."""
+    return is_wide(values) and ("loss" in name or name.endswith("_norm") or values.max() > 1000 * values.min())
+
+
+def _running_mean(values: np.ndarray[tuple[int], np.dtype[np.float64]], width: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Means over *width* values around each, of those that are finite; NaN where the value itself is none."""
+    there = np.isfinite(values)
+    kernel = np.ones(width)
+    sums = np.convolve(np.where(there, values, 0.0), kernel, mode="same")
+    counts = np.convolve(there.astype(np.float64), kernel, mode="same")
+    return np.where(there, sums / np.maximum(counts, 1.0), np.nan)

@@ -1,0 +1,92 @@
+"""Comparison: which share of a number, summed over the layers, each of them has."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sonde.errors import ArgumentError
+from sonde.run.run import Run
+from sonde.view.plots.canvas import canvas, named
+from sonde.view.plots.labels import by_depth, name_at, spread_apart
+from sonde.view.plots.layer_names import Include, labels
+from sonde.view.plots.layer_series import matrix
+from sonde.view.plots.lines import mean_of
+from sonde.view.plots.number_names import title_of
+from sonde.view.plots.theme import Theme
+
+if TYPE_CHECKING:
+    from sonde.view.plots.figures import Picture
+
+__all__ = ["shares"]
+
+_NAMED = 26  # layers
+_EDGED = 40  # layers; of more, edges between them would hide them
+_COLUMNS = 400  # of more steps, several are averaged
+
+
+def shares(
+    run: Run,
+    number: str = "norm",
+    port: str = "output",
+    *,
+    family: str | None = None,
+    include: Include = None,
+    exclude: Include = None,
+    where: str | None = None,
+    theme: Theme = "light",
+) -> Picture:
+    """Draw the share of each layer in the sum over the layers, stacked in the order of execution, the first at the top.
+
+    The share of layer i is ``v_i / sum(v)`` at each step, for a number that is not negative. What is NaN or infinite counts as 0.
+
+    Args:
+        run: to read.
+        number, port, family, include, exclude, where, theme: see :func:`~sonde.view.plots.heatmap`.
+
+    Raises:
+        UnknownSiteError: the number was not recorded; the message says which lens does.
+        ArgumentError: it is negative somewhere, or several families have it.
+        SelectionError: no layer is selected.
+        MissingExtraError: matplotlib is not installed.
+    """
+    found = matrix(run, number, port, family=family, include=include, exclude=exclude, where=where)
+    values = np.where(np.isfinite(found.values) & ~found.broken, found.values, 0.0)
+    if (values < 0).any():
+        raise ArgumentError(
+            f"{number!r} at port {port!r} is negative somewhere, so that layers have no shares in its sum: draw lines()"
+        )
+    total = values.sum(axis=0)
+    size = -(-len(found.steps) // _COLUMNS)
+    starts = np.arange(0, len(found.steps), size)
+    parts = mean_of(np.divide(values, total, out=np.full_like(values, np.nan), where=total > 0), starts)
+    steps = mean_of(found.steps.astype(np.float64), starts)
+    short, prefix = labels(found.names, 28)
+    facts = (
+        f"{len(found.names):,} layers, first on top",
+        "share in the sum over all of them" + (f", mean over {size} logged steps" if size > 1 else ""),
+        f"names within {prefix.rstrip('.')}" if prefix else "",
+    )
+    height = min(max(0.16 * min(len(found.names), _NAMED), 2.6), 6.5) + 1.3
+    title = f"{title_of(number, port)}: share of each layer"
+    with canvas(9.0, height, theme, title, named(run, *facts)) as (figure, look):
+        axes = figure.subplots()
+        colours = by_depth(len(parts), look)
+        edged = len(parts) <= _EDGED  # otherwise not even a seam
+        axes.stackplot(
+            steps, np.nan_to_num(parts), colors=colours, edgecolor=look.paper, linewidth=0.4 if edged else 0, antialiased=edged
+        )
+        axes.set_ylim(1, 0)
+        axes.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0 %", "25 %", "50 %", "75 %", "100 %"])
+        axes.margins(x=0)
+        axes.set_xlabel("step")
+        axes.set_ylabel("share, from the first layer down")
+        there = np.flatnonzero(np.isfinite(parts).all(axis=0))
+        last = np.nan_to_num(parts[:, there[-1] if len(there) else -1])
+        middles = last.cumsum() - last / 2
+        largest = sorted(np.argsort(last, kind="stable")[::-1][:_NAMED].tolist())
+        places = spread_apart([float(middles[row]) for row in largest], 0.16 / (height - 1.3))
+        for place, row in zip(places, largest, strict=True):
+            name_at(axes, f"{short[row]}  {last[row]:.0%}", 1 - place, float(middles[row]), colours[row])
+    return figure
