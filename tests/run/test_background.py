@@ -227,9 +227,9 @@ def test_a_really_full_disk(tiny_disk: Path) -> None:
 def child(code: str, path: Path) -> subprocess.CompletedProcess[str]:
     start = f"""
 import os, sys, numpy as np
-from sonde.run.disk import Flushing
+from sonde.run.store.disk_writer import Flushing
 from sonde.run.schema import Layout
-from sonde.run.start import start_run
+from sonde.run.store.open import start_run
 writer = start_run({str(path)!r})
 writer.append("moments", Layout(["layers.7:output"]), {{"rms": [1.0]}}, step=0)
 """

@@ -46,9 +46,9 @@ EVERY_POINT = """
 import os, shutil, signal, sys
 from pathlib import Path
 import duckdb, pandas, pyarrow.parquet
-from sonde.run.disk import Flushing
+from sonde.run.store.disk_writer import Flushing
 from sonde.run.schema import Layout
-from sonde.run.start import start_run
+from sonde.run.store.open import start_run
 
 prepared, copies = map(Path, sys.argv[1:])
 layout = Layout(["fc:output", "head:output"])
@@ -123,7 +123,7 @@ import sys, itertools
 import numpy as np
 from sonde.run import disk
 from sonde.run.schema import Layout
-from sonde.run.start import start_run
+from sonde.run.store.open import start_run
 
 publish = disk.publish
 
@@ -190,7 +190,7 @@ def test_killed_before_anything_was_flushed(tmp_path: Path) -> None:
     """What is lost is the last interval and nothing else: here, everything; the run itself is there."""
     code = textwrap.dedent(f"""
         import os, signal
-        from sonde.run.start import start_run
+        from sonde.run.store.open import start_run
         start_run({str(tmp_path / "run")!r}).scalar("loss", 1.0, step=0)
         os.kill(os.getpid(), signal.SIGKILL)
     """)

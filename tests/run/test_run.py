@@ -516,7 +516,7 @@ def test_foreign_files_in_the_folder_are_left_alone(tmp_path: Path) -> None:
 def test_reading_and_writing_need_no_torch(tmp_path: Path) -> None:
     code = f"""
 import sys
-from sonde.run.start import start_run
+from sonde.run.store.open import start_run
 from sonde.run.run import open_run
 from sonde.run.schema import Layout
 assert not {{"pyarrow.parquet", "duckdb", "pandas"}} & set(sys.modules), "imported before it is used"
