@@ -1,4 +1,4 @@
-# make demo, make test: set everything up in .venv and run. See README.md.
+# make demo, make test, make test-all: set everything up in .venv and run. See README.md.
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
@@ -7,14 +7,18 @@ BENCH := .venv-bench
 BENCHMARKS := $(filter-out benchmarks/interleaved.py,$(wildcard benchmarks/*.py))
 NATIVE := CMakeLists.txt $(wildcard src/sonde/stats/kernels/source/*)
 
-.PHONY: demo test check bench format clean
+.PHONY: demo test test-all check bench format clean
 .DEFAULT_GOAL := test
 
 demo: $(VENV)/.installed
 	$(BIN)/sonde demo
 
+# On all cores. What is slow (inductor, subprocesses) is left to test-all.
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal -m "not slow"
+
+test-all: $(VENV)/.installed
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
 check: $(VENV)/.installed
 	$(BIN)/ruff format --check .

@@ -1,11 +1,18 @@
-"""Nothing that a test hooks may be left behind, and nothing it sets may stay set."""
+"""Run each process on one thread, remove what a test leaves behind, and count the skipped tests by reason."""
 
 from __future__ import annotations
 
 import gc
+import os
+import re
 import weakref
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
+
+# Read while torch is imported, here and in the processes that tests start. The tests themselves run on all cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 import pytest
 import torch
@@ -26,6 +33,23 @@ def _remember(handle: RemovableHandle, hooks_dict: Any, **extra: Any) -> None:
 
 
 RemovableHandle.__init__ = _remember  # type: ignore[method-assign]
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """One process for each core, but not more than eight: each needs memory and seconds for torch."""
+    return min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, 8)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Write one line: how many tests were skipped, why, and what lets them run."""
+    reasons = Counter(
+        re.sub(r"^Skipped: ", "", report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr))
+        for report in terminalreporter.stats.get("skipped", [])
+    )
+    parts = [f"{count} ({reason})" for reason, count in reasons.most_common()]
+    if config.option.markexpr == "not slow":
+        parts.append("all slow ones (make test-all)")
+    terminalreporter.write_line(f"skipped: {', '.join(parts) or 'none'}")
 
 
 def our_hooks() -> list[str]:

@@ -102,7 +102,7 @@ def test_the_compiler_is_tried(capsys: pytest.CaptureFixture[str], fresh_compile
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.accelerator.is_available(), reason="this machine has no accelerator")
+@pytest.mark.skipif(not torch.accelerator.is_available(), reason="needs a GPU")
 def test_the_accelerator_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     """And whether its statistics are fused."""
     device = torch.accelerator.current_accelerator()

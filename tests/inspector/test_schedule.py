@@ -54,7 +54,7 @@ def test_what_every_means(every: Any, expected: list[int]) -> None:
         Warmup(3, then=7),
         Warmup(2, then=[20]),
         "10s",
-        iter([4, 9]),
+        pytest.param(iter([4, 9]), id="an iterator"),
     ],
     ids=str,
 )

@@ -73,7 +73,7 @@ def test_a_tensor_that_cannot_be_measured_is_not_the_compiler_s_fault(monkeypatc
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.accelerator.is_available(), reason="this machine has no accelerator")
+@pytest.mark.skipif(not torch.accelerator.is_available(), reason="needs a GPU")
 @BOTH
 def test_a_slab_on_an_accelerator_gives_what_the_cpu_gives(statistic: Statistic) -> None:
     """Every addition, and one copy to read it."""

@@ -161,7 +161,7 @@ def test_what_has_no_values_to_read_is_refused(way: str, statistic: Statistic, m
     assert torch.equal(row, statistic.empty(1)[0])
 
 
-@pytest.mark.parametrize("given", [None, 3, "x", [1.0], torch.ones], ids=str)
+@pytest.mark.parametrize("given", [None, 3, "x", [1.0], pytest.param(torch.ones, id="torch.ones")], ids=str)
 def test_what_is_no_tensor_is_refused(way: str, given: object) -> None:
     """As it is by the type of it, nothing is asked of it."""
     row = Moments().empty(1)[0]
@@ -201,7 +201,7 @@ def test_nothing_is_taken_where_torch_traces_or_transforms(way: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.accelerator.is_available(), reason="this machine has no accelerator")
+@pytest.mark.skipif(not torch.accelerator.is_available(), reason="needs a GPU")
 @COMPILED
 def test_tensors_on_an_accelerator_are_refused(way: str) -> None:
     """Their addresses are not those of this memory; a pinned tensor on the CPU is one like others."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from sonde.errors import ArgumentError
 from sonde.stats.kernels import native, norms
 
-ACCELERATOR = pytest.mark.skipif(not torch.accelerator.is_available(), reason="this machine has no accelerator")
+ACCELERATOR = pytest.mark.skipif(not torch.accelerator.is_available(), reason="needs a GPU")
 
 
 @pytest.fixture(params=["best", "reference"], autouse=True)

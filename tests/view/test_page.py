@@ -164,7 +164,7 @@ def browser() -> Iterator[Any]:
     """A real chromium; skipped where there is none."""
     sync_api = pytest.importorskip("playwright.sync_api", reason="the browser is driven by playwright: pip install playwright")
     if CHROMIUM is None:
-        pytest.skip("no chromium on this machine: apt install chromium")
+        pytest.skip("needs a browser: apt install chromium")
     with sync_api.sync_playwright() as playwright:
         running = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield running
