@@ -12,9 +12,9 @@ from safetensors import SafetensorError, safe_open
 
 from sonde.engine import Site, Tick
 from sonde.errors import SondeError, StoreError
-from sonde.recorders import json_tree
-from sonde.recorders.saving import FORMAT, INDEX, VERSION
-from sonde.recorders.slots import Key, Subrecorder, find, leaf_of
+from sonde.keep.recorders import json_tree
+from sonde.keep.recorders.saving import FORMAT, INDEX, VERSION
+from sonde.keep.recorders.slots import Key, Subrecorder, find, leaf_of
 
 __all__ = ["Recorded", "open_recorded"]
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sonde.errors import ArgumentError
-from sonde.recorders.reductions.base import Reduction, Running, State, own, shape_text
+from sonde.keep.reductions.base import Reduction, Running, State, own, shape_text
 
 __all__ = ["Concatenate", "First", "Last"]
 

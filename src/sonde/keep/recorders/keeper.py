@@ -13,8 +13,8 @@ from torch import Tensor
 from sonde.engine import Event, Site, structure
 from sonde.engine.failures import name_of
 from sonde.errors import ArgumentError
-from sonde.recorders.reductions.base import Accumulated, Reduction, own, shape_text
-from sonde.recorders.slots import Subrecorder
+from sonde.keep.recorders.slots import Subrecorder
+from sonde.keep.reductions.base import Accumulated, Reduction, own, shape_text
 
 __all__ = ["NOTHING", "Condition", "DataMethod", "Keeper", "Reducer", "Source", "name_of_reduction"]
 

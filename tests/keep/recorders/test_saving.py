@@ -16,7 +16,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from sonde.errors import StoreError, UnknownSlotError
-from sonde.recorders import ForwardOutput, ForwardPre, open_recorded, saving
+from sonde.keep.recorders import saving
+from sonde.recorders import ForwardOutput, ForwardPre, open_recorded
 from sonde.recorders.reductions import Mean
 
 Pair = collections.namedtuple("Pair", "a b")

@@ -17,10 +17,10 @@ from sonde.engine.probes import dataframes
 from sonde.engine.probes.attachment import Attachment
 from sonde.engine.selection import Where, check_model
 from sonde.errors import ArgumentError, SelectionError
-from sonde.recorders import registration, saving, state, table
-from sonde.recorders.keeper import Condition, DataMethod, Keeper, Reducer, Source, name_of_reduction
-from sonde.recorders.registration import Indices, Iteration, Types
-from sonde.recorders.slots import Data, Key, Subrecorder, find, leaf_of
+from sonde.keep.recorders import registration, saving, state, table
+from sonde.keep.recorders.keeper import Condition, DataMethod, Keeper, Reducer, Source, name_of_reduction
+from sonde.keep.recorders.registration import Indices, Iteration, Types
+from sonde.keep.recorders.slots import Data, Key, Subrecorder, find, leaf_of
 from sonde.view.table import Grid
 
 __all__ = ["Handle", "Recorder"]
@@ -52,7 +52,7 @@ class Recorder(Probe, ABC):
     Args:
         condition: called without arguments whenever something could be recorded; recorded is what it is true for.
         reduction: from the value kept so far and the new one to the one to keep. The first value is kept as it is. None of a
-            gradient that did not come is not handed to it. See ``sonde.recorders.reductions`` for ready-made ones.
+            gradient that did not come is not handed to it. See ``sonde.keep.reductions`` for ready-made ones.
             Without it every value is kept, which takes memory.
         data_method: ``"batch"`` keeps tensors whole; ``"sample"`` of each tensor its first item, the first sample.
         strict: raise what *condition* or *reduction* raises into the training, instead of detaching with a warning.

@@ -10,7 +10,7 @@ from typing import Any, NoReturn, SupportsIndex, TypeAlias
 from sonde.engine import Site, Tick, structure
 from sonde.engine.selection import nearest
 from sonde.errors import ArgumentError, SiteError, UnknownSlotError
-from sonde.recorders.reductions import Accumulated
+from sonde.keep.reductions.base import Accumulated
 
 __all__ = ["Data", "Key", "Subrecorder", "find", "leaf_of"]
 

@@ -27,8 +27,8 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from sonde.errors import StoreError
-from sonde.recorders.json_tree import planted
-from sonde.recorders.slots import Subrecorder
+from sonde.keep.recorders.json_tree import planted
+from sonde.keep.recorders.slots import Subrecorder
 
 __all__ = ["FORMAT", "INDEX", "VERSION", "Making", "save"]
 

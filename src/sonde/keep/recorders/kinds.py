@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 from sonde.engine import Event, Port, Site, structure
 from sonde.engine.failures import warn_user
 from sonde.engine.probes.attachment import Attachment
-from sonde.recorders.keeper import NOTHING, Source
-from sonde.recorders.recorder import Recorder
+from sonde.keep.recorders.keeper import NOTHING, Source
+from sonde.keep.recorders.recorder import Recorder
 
 __all__ = ["BackwardInput", "BackwardOutput", "ForwardInput", "ForwardOutput", "ForwardPre"]
 

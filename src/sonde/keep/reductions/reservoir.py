@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sonde.errors import ArgumentError
-from sonde.recorders.reductions.base import Running, State, shape_text
+from sonde.keep.reductions.base import Running, State, shape_text
 
 __all__ = ["Reservoir"]
 

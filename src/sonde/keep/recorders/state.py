@@ -6,9 +6,9 @@ from typing import Any
 
 from sonde.engine import Tick
 from sonde.errors import ArgumentError
-from sonde.recorders.keeper import Keeper
-from sonde.recorders.reductions.base import Accumulated, Running, own
-from sonde.recorders.slots import Subrecorder
+from sonde.keep.recorders.keeper import Keeper
+from sonde.keep.recorders.slots import Subrecorder
+from sonde.keep.reductions.base import Accumulated, Running, own
 
 __all__ = ["load", "of_slot"]
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from sonde.errors import StoreError
-from sonde.recorders.reductions.base import shape_text
+from sonde.keep.reductions.base import shape_text
 
 __all__ = ["planted", "read"]
 

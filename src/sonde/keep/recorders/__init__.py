@@ -1,0 +1,1 @@
+"""The five recorders of the second seed, with their slots, table and registration."""

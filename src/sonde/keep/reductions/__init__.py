@@ -1,0 +1,1 @@
+"""Ready-made reductions: what a recorder keeps of many values."""

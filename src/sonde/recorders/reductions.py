@@ -1,0 +1,8 @@
+"""Ready-made reductions for recorders: each is a callable ``(so far, new)`` that keeps running sums or some of the values."""
+
+from sonde.keep.reductions.base import Accumulated, Reduction
+from sonde.keep.reductions.concatenate import Concatenate, First, Last
+from sonde.keep.reductions.reservoir import Reservoir
+from sonde.keep.reductions.sum_mean_max import Max, Mean, Sum
+
+__all__ = ["Accumulated", "Concatenate", "First", "Last", "Max", "Mean", "Reduction", "Reservoir", "Sum"]
