@@ -91,7 +91,7 @@ def test_a_name_alone_keeps_the_run_in_memory(capsys: pytest.CaptureFixture[str]
 
 def test_an_unknown_name_is_no_folder() -> None:
     """The nearest name is said, and that folders are given elsewhere."""
-    with pytest.raises(ArgumentError, match="did you mean 'matplotlib'"):
+    with pytest.raises(ArgumentError, match="Nearest: matplotlib"):
         watch(small()[0], visualizer="matplotlb", to="memory")
 
 

@@ -106,9 +106,9 @@ def test_quantiles_of_running_numbers_are_refused_with_the_cure() -> None:
 
 
 def test_unknown_methods_name_what_is_near() -> None:
-    with pytest.raises(ArgumentError, match="Did you mean median"):
+    with pytest.raises(ArgumentError, match="Nearest: median"):
         aggregate(InMemory(), "medain")
-    with pytest.raises(ArgumentError, match="Did you mean Q1-Q3"):
+    with pytest.raises(ArgumentError, match="Nearest: Q1-Q3"):
         aggregate_range(InMemory(), "q1-q3")
     with pytest.raises(ArgumentError, match="between 0 and 1"):
         InMemory([1.0]).quantile(25)

@@ -22,7 +22,7 @@ from sonde.stats.quantiles import LOWEST as FIRST_POWER
 from sonde.view import plots
 from sonde.view.plots.exponents import FORMATS, LOWEST
 from sonde.view.plots.labels import spread_apart
-from sonde.view.plots.layer_names import labels, layer_of, owner_of, spaced
+from sonde.view.plots.layer_names import labels, spaced
 
 TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "e5m2": torch.float8_e5m2, "e4m3": torch.float8_e4m3fn}
 
@@ -141,13 +141,6 @@ def test_the_table_of_nothing_says_so() -> None:
 
 
 # Names and labels
-
-
-def test_names_are_read_off_sites() -> None:
-    assert layer_of("G/layers.3.mlp:output[0]") == "G/layers.3.mlp[0]"
-    assert owner_of("layers.3.weight") == "layers.3"
-    assert owner_of("weight") == "(root)"
-    assert owner_of("G/weight") == "G/(root)"
 
 
 NAME = st.lists(st.text("abcdef0123456789_", min_size=1, max_size=14), min_size=1, max_size=6).map(".".join)

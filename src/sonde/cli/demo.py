@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sonde.errors import MissingExtraError
+from sonde.site import Site
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -174,10 +175,10 @@ def _print_zeros(trained: list[Trained], console: Console) -> None:
         found = run.heatmap("zeros", "output", family="moments")
         sizes = run.heatmap("finite", "output", family="moments")
         for site, zeros, size in zip(found.sites, found.values, sizes.values, strict=True):
-            if site.endswith(".act:output"):
+            if (name := Site.parse(site).name).endswith(".act"):
                 shares = (zeros / size).tolist()
                 style = "bold red" if shares[-1] > 0.99 else ""
-                line = f"    {site.partition(':')[0]:<14} {_spark(shares)}  {shares[0]:>4.0%} -> {shares[-1]:.0%}"
+                line = f"    {name:<14} {_spark(shares)}  {shares[0]:>4.0%} -> {shares[-1]:.0%}"
                 console.print(line, style=style, highlight=False)
 
 
@@ -192,7 +193,7 @@ def _print_finding(wrong: Trained, console: Console) -> None:
     if not dead:
         console.print("\nNothing died this time; try another --seed.")
         return
-    name = dead[0].site.partition(":")[0]
+    name = Site.parse(dead[0].site).name
     gradients = wrong.inspector.run.heatmap("norm", "grad", family="moments")
     ahead = gradients.values[gradients.sites.index(f"blocks.{WRONG}.fc1.weight:grad")]
     console.print(

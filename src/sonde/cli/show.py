@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from sonde.errors import ArgumentError
+from sonde.site import Site
 
 if TYPE_CHECKING:
     from sonde.run.run import Run
@@ -76,10 +77,9 @@ def _of_layers(opened: Run, step: int) -> Grid:
 
     layers: dict[str, dict[str, list[Numbers]]] = {}
     for row in _rows(opened, "moments", step):
-        path, _, port = row["site"].partition(":")
-        layer = path.rpartition(".")[0] if port in ("param", "grad", "update") else path
-        layers.setdefault(layer or "(root)", {}).setdefault(port.partition("[")[0], []).append(row)
-    deaths = {row["site"].partition(":")[0]: row["call_death"] for row in _last(opened, "activation", step)}
+        site = Site.parse(row["site"])
+        layers.setdefault(site.owner.name, {}).setdefault(site.port, []).append(row)
+    deaths = {Site.parse(row["site"]).owner.name: row["call_death"] for row in _last(opened, "activation", step)}
     types = {line["name"] or "(root)": line["type"] for line in opened.info.get("model", ())}
     columns = ["layer", "type", "output rms", "zeros", "dead", "output grad", "weight norm", "gradient norm", "update / weight"]
     rows = [list(_layer(name, types.get(name.rpartition("/")[2], ""), ports, deaths.get(name))) for name, ports in layers.items()]

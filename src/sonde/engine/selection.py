@@ -10,15 +10,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 
 from sonde.errors import ModelError, SelectionError
+from sonde.suggest import nearest
 
-__all__ = ["Named", "Where", "check_model", "lenient", "members", "nearest", "parameters", "select", "settled", "unwrap"]
+__all__ = ["Named", "Where", "check_model", "lenient", "members", "parameters", "select", "settled", "unwrap"]
 
 Where: TypeAlias = (
     str | re.Pattern[str] | Callable[[str, nn.Module], bool] | type[nn.Module] | Iterable[str] | tuple[type[nn.Module], ...] | None
@@ -230,17 +230,3 @@ def _of_names(word: str, items: list[Any], names: list[str]) -> Condition:
             raise SelectionError(f"{word}: there is no module called {item!r}. {nearest(item, names)}")
     wanted = set(items)
     return lambda name, module: name in wanted
-
-
-def nearest(sought: str, names: Iterable[str], *, count: int = 4) -> str:
-    """A sentence that names what comes nearest to *sought* among *names*."""
-    known = [name or "(root)" for name in dict.fromkeys(names)]
-    plain = re.sub(r"[\\^$()?*+|\[\]{}]", "", sought)
-    close = get_close_matches(plain, known, n=count, cutoff=0.5)
-    tail = plain.rsplit(".", 1)[-1]
-    if not close and tail:
-        close = [name for name in known if tail in name or get_close_matches(tail, [name.rsplit(".", 1)[-1]], cutoff=0.6)][:count]
-    if close:
-        return f"Nearest: {', '.join(close)}."
-    shown = ", ".join(known[: 2 * count])
-    return f"There are {len(known)}: {shown}{', ...' if len(known) > 2 * count else ''}." if known else "There are none."

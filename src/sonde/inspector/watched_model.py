@@ -21,6 +21,7 @@ from sonde.inspector.pipeline.batch import BatchBuilder
 from sonde.inspector.pipeline.writer_thread import Batch
 from sonde.inspector.schedule import Pace, Schedule
 from sonde.inspector.settings import Settings
+from sonde.site import GRADIENT_PORTS, MODULE_PORTS
 
 __all__ = ["WatchedModel"]
 
@@ -218,7 +219,7 @@ class WatchedModel:
         gathering = BatchBuilder(ended.epoch, ended.step, ends_interval=True)
         scales: dict[str, Tensor] = {}
         if (scale := self._scaling.scale) is not None:
-            scales |= {"grad_output": scale, "grad_input": scale}
+            scales |= {port: scale for port in GRADIENT_PORTS if port in MODULE_PORTS}
         if (scale := scale_at_step(optimizer)) is not None:
             scales["grad"] = scale
         for measuring in self.measurings:

@@ -15,11 +15,12 @@ from torch import Tensor, nn
 from sonde.engine import Event, Port, Probe
 from sonde.engine.probes import dataframes
 from sonde.engine.probes.attachment import Attachment
-from sonde.engine.selection import Where, check_model, nearest
+from sonde.engine.selection import Where, check_model
 from sonde.errors import ArgumentError, ObservationWarning, SiteError, UnknownSiteError
 from sonde.keep import layers, storing
 from sonde.keep.stash import SharedCopies, Stash, StashFn, StashValueFn, get_stash_fn, leaves_of
 from sonde.site import Site
+from sonde.suggest import nearest
 from sonde.view.table import Grid
 
 if TYPE_CHECKING:

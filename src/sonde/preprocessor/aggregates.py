@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from difflib import get_close_matches
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from sonde.errors import ArgumentError
 from sonde.stats.running import RunningMeanVar
+from sonde.suggest import nearest
 
 __all__ = ["Aggregate", "InMemory", "aggregate", "aggregate_range"]
 
@@ -139,7 +139,7 @@ def aggregate(numbers: Aggregate, method: str) -> float:
         ArgumentError: there is no such method, or it needs the numbers themselves and they were not kept.
     """
     if method not in _POINTS:
-        raise ArgumentError(f"{method!r} is no aggregation; there are {', '.join(_POINTS)}.{_near(method, _POINTS)}")
+        raise ArgumentError(f"{method!r} is no aggregation; there are {', '.join(_POINTS)}. {nearest(method, _POINTS, count=1)}")
     if not hasattr(numbers, _POINTS[method]):
         raise ArgumentError(f"{method} needs all numbers of the interval, and only running ones were kept: use inplace=False")
     return float(getattr(numbers, _POINTS[method]))
@@ -156,14 +156,9 @@ def aggregate_range(numbers: Aggregate, method: str) -> tuple[float, float]:
         ArgumentError: as :func:`aggregate`.
     """
     if method not in _RANGES:
-        raise ArgumentError(f"{method!r} is no range; there are {', '.join(_RANGES)}.{_near(method, _RANGES)}")
+        raise ArgumentError(f"{method!r} is no range; there are {', '.join(_RANGES)}. {nearest(method, _RANGES, count=1)}")
     if method == "std":
         mean, spread = aggregate(numbers, "mean"), aggregate(numbers, "std")
         return mean - spread, mean + spread
     low, high = _RANGES[method]
     return aggregate(numbers, low), aggregate(numbers, high)
-
-
-def _near(asked: str, known: dict[str, Any]) -> str:
-    close = get_close_matches(asked.lower(), [name.lower() for name in known], n=1, cutoff=0.4)
-    return "".join(f" Did you mean {name}?" for name in known if name.lower() in close)

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from sonde.engine import Site
-from sonde.engine.selection import nearest
 from sonde.errors import ArgumentError, UnknownSiteError
 from sonde.preprocessor.aggregates import Aggregate, aggregate
 from sonde.preprocessor.base import AbstractPreprocessor
 from sonde.preprocessor.ledger import IntervalAggregates, Reading
 from sonde.stats import PairStatistic, RowStatistic, Statistic
 from sonde.stats.statistic import dense
+from sonde.suggest import nearest
 from sonde.view.table import Cell, Grid
 
 __all__ = ["Measured", "Values", "measured", "nothing_to_measure"]

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from sonde.errors import ArgumentError
-from sonde.run.schema import port_of
 from sonde.run.store.duckdb_sql import quoted
-from sonde.suggest import unknown
+from sonde.site import Site
+from sonde.suggest import unknown_name
 
 if TYPE_CHECKING:
     import duckdb
@@ -55,9 +55,9 @@ def heatmap_of(
     if reduce not in _FUNCTIONS:
         raise ArgumentError(f"reduce={reduce!r}: it is one of {', '.join(map(repr, _FUNCTIONS))}")
     rows = connection.execute(f'SELECT site, min("order") FROM {quoted(family)} GROUP BY site').fetchall()
-    sites = tuple(site for _, site in sorted((order, site) for site, order in rows if port_of(site) == port))
+    sites = tuple(site for _, site in sorted((order, site) for site, order in rows if Site.parse(site).port == port))
     if not sites:
-        raise unknown("port", port, sorted({port_of(site) for site, _ in rows}), f"{family} in {run}")
+        raise unknown_name("port", port, sorted({Site.parse(site).port for site, _ in rows}), f"{family} in {run}")
     value = quoted(number)
     connection.execute("CREATE OR REPLACE TEMP TABLE sonde_lines (sonde_site VARCHAR, sonde_line INTEGER)")
     connection.execute(

@@ -18,7 +18,7 @@ from sonde.run.store.duckdb_sql import connect, quoted
 from sonde.run.store.run_json import Description
 from sonde.run.store.source import Answer, Ask, DiskSource, Source
 from sonde.run.text import as_html, lines_of
-from sonde.suggest import unknown
+from sonde.suggest import unknown_name
 
 if TYPE_CHECKING:
     import duckdb
@@ -184,7 +184,7 @@ class Run:
             if not rows.num_rows:
                 known = connection.execute(f"SELECT DISTINCT site FROM {quoted(chosen)} ORDER BY site").fetchall()
                 if (text,) not in known:
-                    raise unknown("site", text, (name for (name,) in known), f"{chosen} in {self._source.name}")
+                    raise unknown_name("site", text, (name for (name,) in known), f"{chosen} in {self._source.name}")
             return rows.column(0).to_numpy(), _values(rows.column(1))
 
         return self._ask(question)
@@ -198,7 +198,7 @@ class Run:
 
         def question(connection: duckdb.DuckDBPyConnection, families: tuple[str, ...]) -> tuple[Any, Any]:
             if "scalars" not in families:
-                raise unknown("scalar", name, (), self._source.name)
+                raise unknown_name("scalar", name, (), self._source.name)
             of_rank = "" if rank is None else f" AND rank = {int(rank)}"
             rows = connection.sql(
                 f"SELECT step, value FROM scalars WHERE name = $name{of_rank} ORDER BY step, rank", params={"name": name}
@@ -206,7 +206,7 @@ class Run:
             if not rows.num_rows:
                 known = connection.execute("SELECT DISTINCT name FROM scalars ORDER BY name").fetchall()
                 if (name,) not in known:
-                    raise unknown("scalar", name, (each for (each,) in known), self._source.name)
+                    raise unknown_name("scalar", name, (each for (each,) in known), self._source.name)
             return rows.column(0).to_numpy(), rows.column(1).to_numpy()
 
         return self._ask(question)
@@ -262,7 +262,7 @@ class Run:
 
     def _known(self, family: str, families: tuple[str, ...]) -> str:
         if family not in families:
-            raise unknown("family", family, families, self._source.name)
+            raise unknown_name("family", family, families, self._source.name)
         return family
 
     def _family_of(self, connection: duckdb.DuckDBPyConnection, families: tuple[str, ...], number: str, family: str | None) -> str:
@@ -275,7 +275,7 @@ class Run:
         if having:
             raise ArgumentError(f"{' and '.join(having)} each have a number {number!r}: say which with family=")
         where = f"{family} in {self._source.name}" if family is not None else self._source.name
-        raise unknown("number", number, (name for names in columns.values() for name in names), where)
+        raise unknown_name("number", number, (name for names in columns.values() for name in names), where)
 
     def __repr__(self) -> str:
         return "\n".join(self._lines())

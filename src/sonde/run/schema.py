@@ -23,7 +23,6 @@ __all__ = [
     "Layout",
     "check_family",
     "check_number",
-    "port_of",
     "whole_number",
 ]
 
@@ -48,7 +47,6 @@ DOCUMENTS = ("graph", "coverage")
 
 _RESERVED = frozenset(["scalars", "alerts", "tensors", "run", *DOCUMENTS])
 _FAMILY = re.compile(r"[a-z][a-z0-9_]*")
-_PORT = re.compile(r"[^:]*:([a-z_]+)")
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,9 +128,3 @@ def whole_number(what: str, value: Any) -> int:
     if number < 0:
         raise ArgumentError(f"{what} counts from 0; {number} was given")
     return number
-
-
-def port_of(site: str) -> str:
-    """The port in the text of a site: ``output`` of ``layers.3.mlp:output[0]``, ``""`` where there is none."""
-    found = _PORT.match(site)
-    return found[1] if found else ""

@@ -22,11 +22,11 @@ from sonde.engine.probes.gradients import Pending
 from sonde.engine.probes.statistic_hooks import InputStatisticHook, OutputStatisticHook, ParameterStatisticHook, StatisticHook
 from sonde.engine.probes.step_hooks import StepEventHook, StepHook, StepStatisticHook, sample_updates
 from sonde.engine.probes.switch import Switch
-from sonde.engine.probes.targets import PARAMETER_PORTS, Target, Wanted, choose, fingerprint, is_time_to_look
+from sonde.engine.probes.targets import Target, Wanted, choose, fingerprint, is_time_to_look
 from sonde.engine.selection import Named, Where
 from sonde.engine.torch_api import compiled, hooks
 from sonde.errors import DeadHookError
-from sonde.site import Port, Site
+from sonde.site import PARAMETER_PORTS, PORTS, Port, Site
 from sonde.stats import Slab, Statistic
 
 __all__ = ["Attachment", "Schedule"]
@@ -136,8 +136,8 @@ class Attachment:
             if held:
                 yield (StepStatisticHook if tally else StepEventHook)(self, clock, target.item, held, target.parameter)
             return
-        given: dict[Port, Site] = {port: site for port, site in sites.items() if port in ("input", "grad_input")}
-        returned: dict[Port, Site] = {port: site for port, site in sites.items() if port in ("output", "grad_output")}
+        given: dict[Port, Site] = {port: site for port, site in sites.items() if PORTS[port].of == "input"}
+        returned: dict[Port, Site] = {port: site for port, site in sites.items() if PORTS[port].of == "output"}
         entrance = (InputStatisticHook if tally else InputEventHook)(self, clock, target.item, given) if given else None
         if entrance is not None:
             yield entrance

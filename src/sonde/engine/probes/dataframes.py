@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from sonde.engine.event import Tick
 from sonde.errors import MissingExtraError
-from sonde.site import Site
+from sonde.site import PORTS, Site
 
 if TYPE_CHECKING:
     import pandas
@@ -45,9 +45,8 @@ def rows_of(attachment: Attachment) -> list[dict[str, Any]]:
         tick = tap.clock.now()
         for port, count in tap.counts().items():
             site = tap.sites[port]
-            phase = "backward" if port.startswith("grad") else "step" if port in ("param", "update") else "forward"
             row = {"name": tap.name, "type": type(tap.module).__name__, "port": port, "calls": count}
-            rows.append(row | next(numbers, {}) | key_columns(site, None, phase, tick))
+            rows.append(row | next(numbers, {}) | key_columns(site, None, PORTS[port].phase, tick))
     return rows
 
 

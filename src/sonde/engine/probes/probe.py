@@ -14,10 +14,10 @@ from sonde.engine.failures import ProbeError
 from sonde.engine.probes import dataframes, notebook
 from sonde.engine.probes.attachment import Attachment, Schedule
 from sonde.engine.probes.coverage import Coverage
-from sonde.engine.probes.targets import PARAMETER_PORTS, choose
+from sonde.engine.probes.targets import choose
 from sonde.engine.selection import Where
 from sonde.errors import ArgumentError
-from sonde.site import Port, Site
+from sonde.site import PARAMETER_PORTS, PORTS, Port, Site
 from sonde.stats import Statistic
 from sonde.view.table import Cell, Grid
 
@@ -223,13 +223,8 @@ def sites(
 
 
 _TRAINING: dict[str, bool | None] = {"all": None, "training": True, "evaluation": False}
-_IN_ORDER: tuple[Port, ...] = (
-    "input",
-    "grad_input",
-    "output",
-    "grad_output",
-    *PARAMETER_PORTS,
-)  # as probes have them
+_VALUES = ("input", "output", "parameter")
+_IN_ORDER: tuple[Port, ...] = tuple(sorted(PORTS, key=lambda port: _VALUES.index(PORTS[port].of)))  # as probes have them
 
 
 def _ports(ports: Iterable[Port] | Port) -> tuple[Port, ...]:

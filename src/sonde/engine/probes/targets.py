@@ -10,12 +10,10 @@ from torch import nn
 from sonde.engine import selection
 from sonde.engine.selection import Named, Where
 from sonde.errors import ArgumentError, SelectionError
-from sonde.site import Port
+from sonde.site import MODULE_PORTS, PARAMETER_PORTS, PORTS, Port
+from sonde.suggest import nearest
 
-__all__ = ["MODULE_PORTS", "PARAMETER_PORTS", "Target", "Wanted", "choose", "fingerprint", "is_time_to_look"]
-
-MODULE_PORTS: tuple[Port, ...] = ("input", "output", "grad_input", "grad_output")
-PARAMETER_PORTS: tuple[Port, ...] = ("grad", "param", "update")
+__all__ = ["Target", "Wanted", "choose", "fingerprint", "is_time_to_look"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +84,9 @@ def choose(model: nn.Module, include: Where, exclude: Where, ports: tuple[Port, 
     """
     selection.check_model(model)
     for port in ports:
-        if port not in (*MODULE_PORTS, *PARAMETER_PORTS):
-            known = ", ".join((*MODULE_PORTS, *PARAMETER_PORTS))
-            raise ArgumentError(f"port {port!r} cannot be observed by a probe; its ports are {known}")
+        if port not in PORTS:
+            near = nearest(str(port), PORTS)
+            raise ArgumentError(f"port {port!r} cannot be observed by a probe; its ports are {', '.join(PORTS)}. {near}")
     if not ports:
         raise ArgumentError("no port to observe: give at least one, as ports=('output',)")
     members = [item for item in selection.members(model) if _can_be_hooked(item.module)]

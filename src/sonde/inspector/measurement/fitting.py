@@ -13,13 +13,12 @@ from sonde.inspector.lenses.lens import Lens
 from sonde.inspector.measurement.measurement import Kind, Measurement
 from sonde.inspector.measurement.turns import Turn
 from sonde.inspector.settings import Settings
-from sonde.site import Port
+from sonde.site import PARAMETER_PORTS, Port
 from sonde.stats import Moments, Norm
 
 __all__ = ["fit", "fit_norms"]
 
 _LINEAR = ("norm", "rms")
-_NORM_PORTS: tuple[Port, ...] = ("grad", "param", "update")
 
 
 def fit(model: nn.Module, name: str, lens: Lens, settings: Settings) -> Iterator[Turn]:
@@ -70,7 +69,7 @@ def fit_norms(model: nn.Module, name: str, measurings: list[Measurement], settin
     if not everything:
         return None
     missing: list[Port] = []
-    for port in _NORM_PORTS:
+    for port in PARAMETER_PORTS:
         source = next((each for each in measurings if _gives_norm(each) and each.parameters(port) >= everything), None)
         if source is None:
             missing.append(port)

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sonde.inspector.sinks.base import LoggedRows, RowBlock, Rows, Scalar
+from sonde.site import Port, Site
 
 if TYPE_CHECKING:
     from sonde.inspector.measurement.measurement import RowIndex
@@ -116,7 +117,7 @@ class Findings:
         ratios = {
             site: size / weights[place]
             for site, size in updates.items()
-            if weights.get(place := site.replace(":update", ":param"), 0.0) > 0 and site.replace(":update", ":grad") in trained
+            if weights.get(place := _at(site, "param"), 0.0) > 0 and _at(site, "grad") in trained
         }
         large = {site: ratio for site, ratio in ratios.items() if ratio > UPDATE_LARGE}
         small = {site: ratio for site, ratio in ratios.items() if ratio < UPDATE_SMALL}
@@ -185,7 +186,7 @@ def _first_of(rows: Rows) -> Finding | None:
     if not len(bad):
         return None
     order = np.asarray(rows.layout.order)[rows.rows[bad]]
-    forward = np.array([":output" in rows.layout.site[row] for row in rows.rows[bad]])
+    forward = np.array([Site.parse(rows.layout.site[row]).port == "output" for row in rows.rows[bad]])
     first = bad[np.lexsort((order, ~forward))[0]]
     site, amount = rows.layout.site[rows.rows[first]], float(amounts[first])
     message = f"{site} has {amount:,.0f} NaN or infinite elements at step {rows.step:,}, the first logged step with any"
@@ -193,7 +194,11 @@ def _first_of(rows: Rows) -> Finding | None:
 
 
 def _name(site: str) -> str:
-    return site.rpartition(":")[0]
+    return Site.parse(site).name
+
+
+def _at(site: str, port: Port) -> str:
+    return str(Site.parse(site).port_of(port))
 
 
 def _small_gradient(ratio: float) -> str:

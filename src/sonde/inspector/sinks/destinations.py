@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from sonde.run.run import Run
 from sonde.run.store.memory_writer import memory_run
 from sonde.run.store.open import Existing, start_run
 from sonde.run.store.writer import RunWriter
+from sonde.suggest import nearest
 
 __all__ = ["Targets", "Visualizer", "open_targets"]
 
@@ -102,9 +102,8 @@ def _listed(given: Any) -> list[Any]:
 
 def _checked(name: str) -> str:
     if name not in _NAMES:
-        near = difflib.get_close_matches(name, _NAMES, 1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        raise ArgumentError(f"visualizer={name!r}: {hint}There are {', '.join(map(repr, _NAMES))}; a folder is given in to=")
+        known = ", ".join(map(repr, _NAMES))
+        raise ArgumentError(f"visualizer={name!r} is none of {known}. {nearest(name, _NAMES, count=1)} A folder is given in to=")
     return name
 
 

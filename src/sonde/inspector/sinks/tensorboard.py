@@ -12,12 +12,10 @@ import numpy.typing as npt
 
 from sonde.errors import ArgumentError, MissingExtraError
 from sonde.inspector.sinks.base import Rows, Scalar, Sink
-from sonde.run.schema import port_of
-from sonde.view.plots.layer_names import layer_of
+from sonde.site import PARAMETER_PORTS, Site
 
 __all__ = ["TensorBoard"]
 
-_OF_PORT = {"param": "norm", "grad": "norm", "update": "norm"}  # of outputs and their gradients: rms
 _SHARED = frozenset(["moments", "output_gradient", "parameter_gradient", "parameter_norm", "parameter_update"])
 """Families whose norms and rms of the same tensor are the same number, and so have the same tag."""
 
@@ -70,8 +68,8 @@ class TensorBoard(Sink):
                 writer.add_scalar(tag, value, rows.step)
         for name, column in rows.numbers.items():
             if name == "powers" and column.ndim == 2:
-                for site, counts in zip(rows.sites, column, strict=True):
-                    _add_powers(writer, f"{port_of(site)}_powers/{layer_of(site)}", counts, rows.step)
+                for site, counts in zip(map(Site.parse, rows.sites), column, strict=True):
+                    _add_powers(writer, f"{site.port}_powers/{site.name}", counts, rows.step)
 
     def scalar(self, scalar: Scalar) -> None:
         self._begun(scalar.step).add_scalar(scalar.name, scalar.value, scalar.step)
@@ -96,20 +94,21 @@ class TensorBoard(Sink):
         defects = sum((columns[name] for name in _DEFECTS if name in columns), np.zeros(len(rows.rows)))
         norms = dict(zip(rows.sites, columns["norm"].tolist(), strict=True)) if "norm" in columns else {}
         for row, site in enumerate(rows.sites):
-            port, name = port_of(site), layer_of(site)
+            place = Site.parse(site)
+            port, name = place.port, place.name
             for number, column in columns.items():
                 if self._wants(number, port, rows.family):
                     yield f"{family}{port}_{number}/{name}", float(column[row])
             if defects[row] > 0:
                 yield f"{family}{port}_nonfinite/{name}", float(defects[row])
-            weight = norms.get(f"{site.removesuffix(':update')}:param", 0.0) if port == "update" else 0.0
+            weight = norms.get(str(place.port_of("param")), 0.0) if port == "update" else 0.0
             if weight > 0:
                 yield f"update_ratio/{name}", norms[site] / weight
 
     def _wants(self, number: str, port: str, family: str) -> bool:
         if self._numbers is not None:
             return self._numbers == "all" or number in self._numbers
-        return number == _OF_PORT.get(port, "rms") if family in _SHARED else number not in _LEFT_OUT
+        return number == ("norm" if port in PARAMETER_PORTS else "rms") if family in _SHARED else number not in _LEFT_OUT
 
 
 def _add_powers(writer: Any, tag: str, counts: npt.NDArray[np.float64], step: int) -> None:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, SupportsIndex, TypeAlias
 
 from sonde.engine import Site, Tick, structure
-from sonde.engine.selection import nearest
 from sonde.errors import ArgumentError, SiteError, UnknownSlotError
 from sonde.keep.reductions.base import Accumulated
+from sonde.suggest import nearest
 
 __all__ = ["Data", "Key", "Subrecorder", "find", "leaf_of"]
 

@@ -10,7 +10,7 @@ from sonde.errors import ArgumentError
 from sonde.run.graph.check import order, reach
 from sonde.run.graph.data import SOURCES, Edge, Node, PlainGraph
 from sonde.run.graph.repeats import repeats
-from sonde.suggest import unknown
+from sonde.suggest import unknown_name
 
 __all__ = ["between", "collapse", "find", "fold", "hide", "without"]
 
@@ -26,7 +26,7 @@ def find(graph: PlainGraph, where: str) -> tuple[Node, ...]:
     found = tuple(node for node in graph.nodes if node.kind not in ("operation", "constant") and where in _names(node))
     if found:
         return found
-    raise unknown("site", where, (name for node in graph.nodes for name in _names(node)), "this graph")
+    raise unknown_name("site", where, (name for node in graph.nodes for name in _names(node)), "this graph")
 
 
 def _names(node: Node) -> tuple[str, ...]:

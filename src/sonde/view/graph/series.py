@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
-from urllib.parse import unquote
 
-from sonde.errors import ArgumentError
+from sonde.errors import ArgumentError, SiteError
 from sonde.run.graph.data import PlainGraph
-from sonde.suggest import unknown
+from sonde.site import PARAMETER_PORTS, Site
+from sonde.suggest import unknown_name
 
 __all__ = ["Series", "join"]
-
-_SITE = re.compile(r"(?:[^/:\[\]\s]+/)?(?P<path>[^/:\[\]\s]+)(?::(?P<port>[a-z_]+)(?P<leaf>[.\[{].*)?)?", re.DOTALL)
-_OF_PARAMETERS = ("param", "grad", "update")
 
 
 Series = Mapping[str, Mapping[str, Sequence[tuple[float, float]] | tuple[Any, Any]]]
@@ -44,7 +40,7 @@ def join(graph: PlainGraph, values: Series) -> list[dict[str, Any]]:
         if asked and not ports:
             paths = [key.partition(" ")[2] or "(root)" for key in sorted(known)]
             asked_path = str(asked[0][0]).partition(":")[0]
-            raise unknown("site", asked_path, paths, f"this graph, and neither is another of values[{name!r}]")
+            raise unknown_name("site", asked_path, paths, f"this graph, and neither is another of values[{name!r}]")
         for port, of in ports.items():
             steps = sorted({step for series in of.values() for step in series})
             title = f"{name} ({port})" if len(ports) > 1 else str(name)
@@ -74,11 +70,11 @@ def _series(pairs: Any, what: str) -> dict[float, float]:
 
 def _read_site(text: str, known: set[str]) -> tuple[str, str]:
     """What a site belongs to, as the page names it, and its port. A text that is no site is a path."""
-    site = _SITE.fullmatch(text)
-    if site is None:
+    try:
+        site = Site.parse(text)
+    except SiteError:
         return f"module {text}", "output"
-    path = "" if site["path"] == "(root)" else unquote(site["path"])
-    port = site["port"] or "output"
-    if port in _OF_PARAMETERS or (site["port"] is None and f"module {path}" not in known):
-        return f"tensor {path}", port if site["port"] else "param"
-    return f"module {path}", port
+    of_module = f"module {site.path}"
+    if ":" not in text and of_module not in known:  # a parameter's name, without a port
+        return f"tensor {site.path}", "param"
+    return (f"tensor {site.path}" if site.port in PARAMETER_PORTS else of_module), site.port

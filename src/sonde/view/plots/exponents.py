@@ -12,9 +12,10 @@ import numpy.typing as npt
 from sonde.errors import ArgumentError
 from sonde.run.run import Run
 from sonde.run.store.duckdb_sql import quoted
+from sonde.site import Site
 from sonde.view.plots.canvas import canvas, named
 from sonde.view.plots.heatmap import edges_of
-from sonde.view.plots.layer_names import Include, chosen, layer_of
+from sonde.view.plots.layer_names import Include, chosen
 from sonde.view.plots.layer_series import Known
 from sonde.view.plots.number_names import of_port
 from sonde.view.plots.theme import SEQUENTIAL, Look, Theme
@@ -126,7 +127,7 @@ def exponents(
 def _chosen(run: Run, family: str, port: str, include: Include, exclude: Include) -> tuple[list[str], list[str]]:
     """The sites to draw, and their layers."""
     heat = run.heatmap("count", port, family=family)
-    names = [layer_of(site) for site in heat.sites]
+    names = [Site.parse(site).name for site in heat.sites]
     kept = chosen(names, include, exclude)
     return [heat.sites[place] for place in kept], [names[place] for place in kept]
 

@@ -11,10 +11,11 @@ import numpy.typing as npt
 
 from sonde.errors import ArgumentError
 from sonde.run.run import Run
+from sonde.site import Site
 from sonde.view.plots.canvas import canvas, key, named
 from sonde.view.plots.heatmap import label_layers
 from sonde.view.plots.labels import logarithmic
-from sonde.view.plots.layer_names import Include, labels, owner_of
+from sonde.view.plots.layer_names import Include, labels
 from sonde.view.plots.layer_series import Matrix, matrix
 from sonde.view.plots.number_names import of_port, unit_of, words_of
 from sonde.view.plots.theme import Look, Theme
@@ -129,7 +130,7 @@ def _column(found: Matrix, step: int | None) -> int:
 def _rows(names: tuple[str, ...], port: str) -> list[_Row]:
     if port != "grad":
         return [_Row(name, "", 0.5) for name in names]
-    owners = [owner_of(name) for name in names]
+    owners = [Site.parse(f"{name}:param").owner.name for name in names]
     seen: Counter[str] = Counter()
     rows = []
     for owner, name in zip(owners, names, strict=True):

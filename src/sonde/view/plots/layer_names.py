@@ -4,30 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
-from difflib import get_close_matches
 from typing import TypeAlias
 
 from sonde.errors import SelectionError
+from sonde.suggest import nearest
 
-__all__ = ["Include", "chosen", "labels", "layer_of", "owner_of", "spaced"]
+__all__ = ["Include", "chosen", "labels", "spaced"]
 
 Include: TypeAlias = "str | re.Pattern[str] | Collection[str] | None"
 """Which layers: a regular expression that is searched in their names, or exact names."""
 
 _LONGEST = 30
-
-
-def layer_of(site: str) -> str:
-    """The site without its port: ``layers.3.mlp[0]`` of ``layers.3.mlp:output[0]``."""
-    name, _, port = site.partition(":")
-    _, bracket, leaf = port.partition("[")
-    return name + bracket + leaf
-
-
-def owner_of(parameter: str) -> str:
-    """The layer that a parameter is of: ``layers.3`` of ``layers.3.weight``."""
-    model, slash, name = parameter.rpartition("/")
-    return f"{model}{slash}{name.rpartition('.')[0] or '(root)'}"
 
 
 def chosen(names: Sequence[str], include: Include, exclude: Include = None) -> list[int]:
@@ -44,8 +31,7 @@ def chosen(names: Sequence[str], include: Include, exclude: Include = None) -> l
     if not kept:
         asked = f"include={include!r}" + (f", exclude={exclude!r}" if exclude is not None else "")
         wanted = include if isinstance(include, str) else next(iter(include), "") if isinstance(include, Collection) else ""
-        close = get_close_matches(wanted, names, n=4, cutoff=0.3) or list(names[:4])
-        raise SelectionError(f"{asked} selects none of {len(names)} layers. Nearest: {', '.join(close)}")
+        raise SelectionError(f"{asked} selects none of {len(names)} layers. {nearest(wanted, names)}")
     return kept
 
 

@@ -11,9 +11,9 @@ import numpy.typing as npt
 from sonde.errors import ArgumentError, UnknownSiteError
 from sonde.run.heatmap import Heatmap, Reduce
 from sonde.run.run import Run
-from sonde.run.schema import port_of
 from sonde.run.store.duckdb_sql import quoted
-from sonde.view.plots.layer_names import Include, chosen, layer_of
+from sonde.site import Site
+from sonde.view.plots.layer_names import Include, chosen
 from sonde.view.plots.number_names import recorded_by
 
 __all__ = ["ASIDE", "Known", "Matrix", "matrix"]
@@ -83,7 +83,7 @@ def matrix(
     heat = run.heatmap(number, port, family=family, reduce=reduce, where=where)
     if not len(heat.steps):
         raise UnknownSiteError(f"{number!r} at port {port!r} has no value in {family}" + (f" where {where}" if where else ""))
-    names = tuple(layer_of(site) for site in heat.sites)
+    names = tuple(Site.parse(site).name for site in heat.sites)
     found = Matrix(heat.values, _broken(run, heat, where, known), names, heat.steps, number, port, family)
     return found.rows(chosen(names, include, exclude))
 
@@ -107,7 +107,7 @@ class Known:
         parts = [f"SELECT DISTINCT '{family}' AS family, site FROM {quoted(family)}" for family in numbers]
         ports: dict[str, set[str]] = {family: set() for family in numbers}
         for family, site in run.sql(" UNION ALL ".join(parts)).fetchall() if parts else ():
-            ports[family].add(port_of(site))
+            ports[family].add(Site.parse(site).port)
         return Known(numbers, {family: tuple(sorted(each)) for family, each in ports.items()})
 
     def has(self, number: str, port: str) -> bool:

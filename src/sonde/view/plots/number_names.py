@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
+
+from sonde.site import PARAMETER_PORTS, PORTS, PortInfo
 
 __all__ = ["Kind", "Words", "of_port", "recorded_by", "title_of", "unit_of", "words_of"]
 
@@ -50,24 +53,7 @@ _NUMBERS = {
     "dynamic_range": Words("dynamic range", "Dynamic range", "power", "octaves"),
 }
 _FORMATS = {"underflow": "Would be rounded to zero", "overflow": "Would be beyond the range"}
-_PORTS = {
-    "input": "inputs",
-    "output": "outputs",
-    "grad_input": "gradients of inputs",
-    "grad_output": "gradients of outputs",
-    "param": "parameters",
-    "grad": "gradients of parameters",
-    "update": "updates of parameters",
-}
-_UNITS = {
-    "input": "unit of the input",
-    "output": "unit of the output",
-    "grad_input": "loss / unit of the input",
-    "grad_output": "loss / unit of the output",
-    "param": "unit of the parameter",
-    "grad": "loss / unit of the parameter",
-    "update": "unit of the parameter",
-}
+_PORTS: Mapping[str, PortInfo] = {port: info for port, info in PORTS.items()}  # noqa: C416
 
 
 def words_of(number: str) -> Words:
@@ -84,13 +70,13 @@ def words_of(number: str) -> Words:
 
 def of_port(port: str) -> str:
     """The tensors at *port*, in words."""
-    return _PORTS.get(port, port)
+    return _PORTS[port].words if port in _PORTS else port
 
 
 def unit_of(number: str, port: str) -> str:
     """The unit of *number* at *port*: that of the tensor, or none."""
     unit = words_of(number).unit
-    return _UNITS.get(port, "") if unit is None else unit
+    return unit if unit is not None else _PORTS[port].unit if port in _PORTS else ""
 
 
 def title_of(number: str, port: str) -> str:
@@ -101,7 +87,7 @@ def title_of(number: str, port: str) -> str:
 
 def recorded_by(number: str, port: str) -> str:
     """Which lens records *number* of the tensors at *port*, as a user writes it."""
-    on_parameters = port in ("param", "grad", "update")
+    on_parameters = port in PARAMETER_PORTS
     if "activation" in number or "death" in number:
         return "lens.ParameterGradientActivation()" if on_parameters else "lens.OutputActivation()"
     if number in ("ratio", "unchanged", "vanished"):

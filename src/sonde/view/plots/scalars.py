@@ -10,7 +10,7 @@ import numpy as np
 
 from sonde.errors import ArgumentError
 from sonde.run.run import Run
-from sonde.suggest import unknown
+from sonde.suggest import unknown_name
 from sonde.view.plots.canvas import canvas, key, named
 from sonde.view.plots.labels import logarithmic
 from sonde.view.plots.scales import is_wide
@@ -49,7 +49,7 @@ def scalars(
     """
     there = [name for (name,) in run.sql("SELECT DISTINCT name FROM scalars").fetchall()] if "scalars" in run.families else []
     if not there:
-        raise unknown("scalar", "loss", (), "the run: push_loss() and push_metric() record scalars, and watch() the norms. It")
+        raise unknown_name("scalar", "loss", (), "the run: push_loss() and push_metric() record scalars, and watch() the norms. It")
     chosen = sorted(there, key=_order) if names is None else [names] if isinstance(names, str) else list(names)
     if names is None:
         chosen = [name for name in chosen if name not in _ASIDE] or chosen

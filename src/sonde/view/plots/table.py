@@ -10,7 +10,8 @@ import numpy as np
 from sonde.errors import ArgumentError, UnknownSiteError
 from sonde.run.run import Run
 from sonde.run.store.duckdb_sql import quoted
-from sonde.view.plots.layer_names import Include, chosen, layer_of, owner_of
+from sonde.site import Site
+from sonde.view.plots.layer_names import Include, chosen
 from sonde.view.plots.layer_series import ASIDE, Known, Matrix, matrix
 from sonde.view.table import Cell, Grid, Tone
 
@@ -125,7 +126,7 @@ def _of_layers(found: Matrix | None) -> dict[str, float]:
         return {}
     squares: dict[str, np.ndarray[tuple[int, ...], np.dtype[np.float64]]] = {}
     for name, row in zip(found.names, found.values, strict=True):
-        squares[owner_of(name)] = squares.get(owner_of(name), 0.0) + row**2
+        squares[_owner(name)] = squares.get(_owner(name), 0.0) + row**2
     kept = ((layer, np.sqrt(row[np.isfinite(row)])) for layer, row in squares.items())
     return {layer: float(np.median(row)) for layer, row in kept if len(row)}
 
@@ -135,11 +136,15 @@ def _broken(found: Matrix | None) -> set[str]:
 
 
 def _broken_layers(found: Matrix | None) -> set[str]:
-    return {owner_of(name) for name in _broken(found)}
+    return {_owner(name) for name in _broken(found)}
+
+
+def _owner(parameter: str) -> str:
+    return Site.parse(f"{parameter}:param").owner.name
 
 
 def _in_order(run: Run, wanted: set[str]) -> list[str]:
-    known = (layer for site in run.sites for layer in (layer_of(site), owner_of(layer_of(site))))
+    known = (layer for site in run.sites for layer in (Site.parse(site).name, Site.parse(site).owner.name))
     return list(dict.fromkeys(layer for layer in known if layer in wanted))
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sonde.engine import PORTS, Port, Site
 from sonde.errors import SiteError, SondeError
+from sonde.site import GRADIENT_PORTS, MODULE_PORTS, PARAMETER_PORTS, PORTS, Port, Site
 
 ALPHABET = st.characters(exclude_categories=["Cs"])  # a lone surrogate cannot be written to a file at all
 NAMES = st.text(ALPHABET, max_size=12) | st.sampled_from(
@@ -24,7 +26,7 @@ LEAVES = st.lists(STEPS, max_size=3).map("".join)
 
 
 @settings(deadline=None)
-@given(model=NAMES, path=NAMES, port=st.sampled_from(PORTS), leaf=LEAVES)
+@given(model=NAMES, path=NAMES, port=st.sampled_from(list(PORTS)), leaf=LEAVES)
 @example(model="", path="", port="output", leaf="")
 @example(model="(root)", path="", port="output", leaf="")
 @example(model="", path="(root)", port="output", leaf="")
@@ -82,6 +84,32 @@ def test_a_text_that_is_no_site_raises_and_says_how_one_is_written(text: str) ->
     assert "[model/]path:port[leaf]" in message
     assert "layers.3.mlp:output" in message
     assert all(port in message for port in PORTS)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "layer", "owner"),
+    [
+        ("G/layers.3.mlp:output[0]", "G/layers.3.mlp[0]", "layers.3.mlp", "G/layers.3.mlp:output"),
+        ("(root):output.logits", "(root).logits", "(root)", "(root):output"),
+        ("layers.3.weight:grad", "layers.3.weight", "layers.3", "layers.3:output"),
+        ("weight:param", "weight", "(root)", "(root):output"),
+        ("G/weight:update", "G/weight", "(root)", "G/(root):output"),
+        ("a%2Fb.weight:grad", "a%2Fb.weight", "a%2Fb", "a%2Fb:output"),
+        ("a:grad_output['x:y']", "a['x:y']", "a", "a:output"),
+    ],
+)
+def test_a_site_says_which_layer_it_belongs_to(text: str, name: str, layer: str, owner: str) -> None:
+    """A module's site belongs to the module, a parameter's to the module that holds the parameter, whatever the model is called."""
+    site = Site.parse(text)
+    assert (site.name, site.layer, str(site.owner)) == (name, layer, owner)
+
+
+def test_the_table_of_ports_has_every_port_once() -> None:
+    """The names for type checkers are the keys of the table, in its order, and each port belongs to a module or a parameter."""
+    assert get_args(Port) == tuple(PORTS)
+    assert sorted((*MODULE_PORTS, *PARAMETER_PORTS)) == sorted(PORTS)
+    assert GRADIENT_PORTS == ("grad_output", "grad_input", "grad")
+    assert all(info.words and info.unit for info in PORTS.values())
 
 
 def test_site_errors_are_value_errors_of_sonde() -> None:
