@@ -98,7 +98,7 @@ def build(path: Path, values: int, close: bool) -> int:
     return steps
 
 
-QUERY = "SELECT site, step, avg(rms) AS rms FROM '{}/moments/*.parquet' WHERE site LIKE '%:output' GROUP BY site, step"
+QUERY = "SELECT site, step, avg(rms) AS rms FROM '{}/moments/*.parquet' WHERE port = 'output' GROUP BY site, step"
 
 
 def by_duckdb(path: Path) -> np.ndarray:

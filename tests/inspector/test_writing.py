@@ -56,7 +56,7 @@ def rowed(family: str, statistic: RowStatistic, sites: list[str], model: str = "
         family,
         statistic,
         ("norm", "rms", "sum"),
-        Layout(names, model, -1, order),
+        Layout(names, -1, order),
         np.arange(len(sites))[::-1] + 1,
         tuple(site.partition(":")[2] for site in sites),  # type: ignore[misc]
         np.array([site.startswith("w") for site in sites]),

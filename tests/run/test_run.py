@@ -16,7 +16,7 @@ import pandas as pd
 import pyarrow.parquet
 import pytest
 
-from sonde.errors import ArgumentError, ObservationWarning, StoreError, UnknownSiteError
+from sonde.errors import ArgumentError, ObservationWarning, SiteError, StoreError, UnknownSiteError
 from sonde.run.run import Run, open_run
 from sonde.run.schema import KEYS, Layout
 from sonde.run.store.memory_writer import memory_run
@@ -44,6 +44,40 @@ def test_a_table_has_the_keys_then_the_numbers_in_order_of_step(writer: RunWrite
     assert table["mean"].to_pylist() == [0, 0, 0, 1, 2, 3, 2, 4, 6, 3, 6, 9]
     assert table["count"].to_pylist() == [4, 5, 6] * 4
     assert table["rank"].to_pylist() == table["call"].to_pylist() == table["epoch"].to_pylist() == [0] * 12
+
+
+def test_every_row_says_where_it_is_from_in_columns(writer: RunWriter) -> None:
+    """Model, layer, port and leaf of each site; the layer of a parameter is the module that holds it."""
+    sites = ["(root):output.logits", "G/enc.0:grad_output[0]", "head.weight:grad", "%5Bodd%3A%5D:output"]
+    writer.append("moments", Layout(sites), {"rms": [1.0, 2.0, 3.0, 4.0]}, step=0)
+    run = writer.run()
+    rows = run.table("moments").select(["site", "model", "layer", "port", "leaf"]).to_pylist()
+    assert [tuple(row.values()) for row in rows] == [
+        ("(root):output.logits", "", "(root)", "output", ".logits"),
+        ("G/enc.0:grad_output[0]", "G", "enc.0", "grad_output", "[0]"),
+        ("head.weight:grad", "", "head", "grad", ""),
+        ("%5Bodd%3A%5D:output", "", "%5Bodd%3A%5D", "output", ""),
+    ]
+    assert run.sql("SELECT max(rms) FROM moments WHERE port = 'grad'").fetchall() == [(3.0,)]
+    with pytest.raises(SiteError, match="not the name of a site"):
+        Layout(["fc:outptu"])
+
+
+def test_texts_of_keys_are_dictionaries_in_the_file(tmp_path: Path) -> None:
+    """Before and after compaction, so that a column costs hardly anything."""
+
+    def encodings() -> set[str]:
+        (file,) = (tmp_path / "run/moments").glob("*.parquet")
+        group = pyarrow.parquet.ParquetFile(file).metadata.row_group(0)
+        texts = [column for number in range(group.num_columns) if (column := group.column(number)).physical_type == "BYTE_ARRAY"]
+        assert [column.path_in_schema for column in texts] == ["model", "site", "layer", "port", "leaf"]
+        return {encoding for column in texts for encoding in column.encodings if "DICTIONARY" in encoding}
+
+    with start_run(tmp_path / "run") as writer:
+        fill(writer, range(50))
+        writer.flush()
+        assert encodings()
+    assert encodings()
 
 
 def test_what_was_read_while_writing_is_read_again_after_closing(writer: RunWriter) -> None:
@@ -402,6 +436,9 @@ def test_a_folder_may_have_any_name(tmp_path: Path, name: str) -> None:
     assert run.series("head", "mean")[1].tolist() == [0.0, 3.0]
 
 
+LIFE = '{"format": "sonde-run", "version": 2, "lives": [{"life": 1, "first_step": %s, "started": 0.0}]}'
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -410,8 +447,14 @@ def test_a_folder_may_have_any_name(tmp_path: Path, name: str) -> None:
         ("[]", "another kind"),
         ('{"format": "sonde-tensors", "version": 1}', "another kind"),
         ('{"format": "sonde-run"}', "does not say in which version"),
-        ('{"format": "sonde-run", "version": 1}', "no usable list of lives"),
-        ('{"format": "sonde-run", "version": 2, "shape": "new"}', "version 2 .* up to version 1: update sonde"),
+        ('{"format": "sonde-run", "version": 2}', "no usable list of lives"),
+        ('{"format": "sonde-run", "version": 2, "lives": 7}', "no usable list of lives"),
+        ('{"format": "sonde-run", "version": 2, "lives": [{"life": 1}]}', "no usable list of lives"),
+        (LIFE % '"0 OR true"', "no usable list of lives .*first_step is no number"),
+        (LIFE % "-1", "no usable list of lives .*first_step is out of range"),
+        (LIFE % "true", "no usable list of lives .*first_step is no number"),
+        ('{"format": "sonde-run", "version": 1, "lives": []}', "version 1 .*, before .* reads version 2: record it again"),
+        ('{"format": "sonde-run", "version": 3, "shape": "new"}', "version 3 .* reads version 2: update sonde"),
     ],
 )
 def test_what_is_no_run_is_said_to_be_none(tmp_path: Path, content: str | None, message: str) -> None:
@@ -543,6 +586,6 @@ def test_run_json_is_plain(tmp_path: Path) -> None:
     with start_run(tmp_path / "run", about={"lenses": {"moments": "heatmap"}}) as writer:
         pass
     written = json.loads((tmp_path / "run/run.json").read_text())
-    assert (written["format"], written["version"], written["lenses"]) == ("sonde-run", 1, {"moments": "heatmap"})
+    assert (written["format"], written["version"], written["lenses"]) == ("sonde-run", 2, {"moments": "heatmap"})
     assert writer.lost == 0
     assert written["lives"][0]["ended"] >= written["lives"][0]["started"]

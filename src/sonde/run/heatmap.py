@@ -10,7 +10,6 @@ import numpy.typing as npt
 
 from sonde.errors import ArgumentError
 from sonde.run.store.duckdb_sql import quoted
-from sonde.site import Site
 from sonde.suggest import unknown_name
 
 if TYPE_CHECKING:
@@ -54,10 +53,14 @@ def heatmap_of(
     """
     if reduce not in _FUNCTIONS:
         raise ArgumentError(f"reduce={reduce!r}: it is one of {', '.join(map(repr, _FUNCTIONS))}")
-    rows = connection.execute(f'SELECT site, min("order") FROM {quoted(family)} GROUP BY site').fetchall()
-    sites = tuple(site for _, site in sorted((order, site) for site, order in rows if Site.parse(site).port == port))
+    found = connection.execute(
+        f'SELECT site, min("order") AS place FROM {quoted(family)} WHERE port = $port GROUP BY site ORDER BY place, site',
+        {"port": port},
+    ).fetchall()
+    sites = tuple(site for site, _ in found)
     if not sites:
-        raise unknown_name("port", port, sorted({Site.parse(site).port for site, _ in rows}), f"{family} in {run}")
+        ports = connection.execute(f"SELECT DISTINCT port FROM {quoted(family)} ORDER BY port").fetchall()
+        raise unknown_name("port", port, (known for (known,) in ports), f"{family} in {run}")
     value = quoted(number)
     connection.execute("CREATE OR REPLACE TEMP TABLE sonde_lines (sonde_site VARCHAR, sonde_line INTEGER)")
     connection.execute(

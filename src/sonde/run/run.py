@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from sonde.errors import ArgumentError, MissingExtraError, StoreError
 from sonde.run.heatmap import Heatmap, Reduce, heatmap_of
-from sonde.run.schema import KEYS
+from sonde.run.schema import KEYS, READ_ORDER
 from sonde.run.store.duckdb_sql import connect, quoted
 from sonde.run.store.run_json import Description
 from sonde.run.store.source import Answer, Ask, DiskSource, Source
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Run", "open_run"]
 
-_IN_ORDER = ("step", "micro_step", "rank", "order", "call", "name")  # rows of a table, as far as the family has these
 _NUMERIC = ("INT", "FLOAT", "DOUBLE", "DECIMAL", "BOOLEAN")
 
 
@@ -320,7 +319,7 @@ def _numbers(connection: duckdb.DuckDBPyConnection, family: str) -> tuple[str, .
 
 def _all(connection: duckdb.DuckDBPyConnection, family: str) -> pyarrow.Table:
     columns = _columns(connection, family)
-    order = ", ".join(quoted(name) for name in _IN_ORDER if name in columns)
+    order = ", ".join(quoted(name) for name in READ_ORDER if name in columns)
     return connection.sql(f"SELECT * FROM {quoted(family)} ORDER BY {order}").to_arrow_table()
 
 

@@ -1,36 +1,76 @@
-"""What a run holds: its version, the columns that every family of numbers has, and the names that families may have."""
+"""The format of a run: its version, the columns that every family of numbers has, and the names that families may have."""
 
 from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from sonde.errors import ArgumentError
+from sonde.site import Site
 
 __all__ = [
     "ALERTS",
     "DOCUMENTS",
     "FORMAT",
     "KEYS",
+    "KEY_COLUMNS",
+    "READ_ORDER",
     "SCALARS",
+    "STORED_ORDER",
     "VERSION",
+    "Key",
     "Layout",
     "check_family",
     "check_number",
+    "may_be_family",
     "whole_number",
 ]
 
 FORMAT = "sonde-run"
-VERSION = 1
+VERSION = 2
 
-KEYS = ("epoch", "step", "micro_step", "rank", "model", "site", "call", "order")
-"""The columns that lead every family of numbers, in this order. ``order`` is the site's place in the order of execution."""
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A column that every family of numbers has.
+
+    Attributes:
+        name: of the column.
+        kind: its Arrow type; texts are dictionary-encoded.
+        given: what has its value: the ``moment`` at which rows were taken, the ``process`` that writes, or the ``place`` in the
+            network (a row of a :class:`Layout`).
+        of_site: derives the value from the site; None where it is given.
+    """
+
+    name: str
+    kind: Literal["int64", "int32", "string"]
+    given: Literal["moment", "process", "place"]
+    of_site: Callable[[Site], str] | None = None
+
+
+KEY_COLUMNS = (
+    Key("epoch", "int64", "moment"),
+    Key("step", "int64", "moment"),
+    Key("micro_step", "int32", "moment"),
+    Key("rank", "int32", "process"),
+    Key("model", "string", "place", lambda site: site.model),
+    Key("site", "string", "place", str),
+    Key("layer", "string", "place", lambda site: site.layer),
+    Key("port", "string", "place", lambda site: site.port),
+    Key("leaf", "string", "place", lambda site: site.leaf),
+    Key("call", "int32", "place"),
+    Key("order", "int32", "place"),
+)
+"""The columns that lead every family of numbers, in this order. A column in every row is an entry here, and nothing else."""
+
+KEYS = tuple(key.name for key in KEY_COLUMNS)
+"""Their names."""
 
 SCALARS = {"epoch": "int64", "step": "int64", "rank": "int32", "name": "string", "value": "float64"}
 ALERTS = {
@@ -45,45 +85,57 @@ ALERTS = {
 }
 DOCUMENTS = ("graph", "coverage")
 
+READ_ORDER = ("step", "micro_step", "rank", "order", "call", "name")
+"""How the rows of a table are ordered for a reader, as far as the family has these columns."""
+
+STORED_ORDER = ("site", "name", "call", "rank", "step", "micro_step")
+"""How the rows of a merged part are ordered, as far as the family has these columns: the steps of one place lie together."""
+
 _RESERVED = frozenset(["scalars", "alerts", "tensors", "run", *DOCUMENTS])
 _FAMILY = re.compile(r"[a-z][a-z0-9_]*")
 
 
-@dataclass(frozen=True, eq=False)
 class Layout:
-    """Which place each row of a slab belongs to; made once, handed over with every block of numbers.
+    """Which place in the network each row belongs to. Make one and give it with every block of numbers.
+
+    Args:
+        sites: of each row its site, or the text of it, as ``layers.3.mlp:output``.
+        call: of each row which call of the module within one forward, or one number for all.
+        order: of each row its site's place in the order of execution; by default the order of the rows.
 
     Attributes:
-        site: of each row the text of its site, as ``layers.3.mlp:output``.
-        model: of each row the model's name, or one for all.
-        call: of each row which call of the module within one forward, or one for all.
-        order: of each row its site's place in the order of execution; the default is the order of the rows.
+        site, model, port: of each row the text of its site, and the model and the port in it.
+        columns: of each column in ``KEY_COLUMNS`` that is given by the place, the value of each row.
 
     Raises:
-        ArgumentError: they are not equally long.
+        ArgumentError: these are not equally long.
+        SiteError: a text does not name a site.
     """
 
-    site: Sequence[str]
-    model: str | Sequence[str] = ""
-    call: int | Sequence[int] | npt.NDArray[Any] = 0
-    order: Sequence[int] | npt.NDArray[Any] | None = None
-
-    def __post_init__(self) -> None:
-        rows = len(self.site)
-        if isinstance(self.site, str):
-            raise ArgumentError(f"a layout takes a sequence of sites, one for each row, not the text {self.site!r}")
-        model = (self.model,) * rows if isinstance(self.model, str) else tuple(self.model)
-        call = np.broadcast_to(np.asarray(self.call, np.int32), (rows,)) if np.ndim(self.call) == 0 else self.call
-        made = {
-            "site": tuple(self.site),
-            "model": model,
-            "call": np.array(call, np.int32),
-            "order": np.arange(rows, dtype=np.int32) if self.order is None else np.array(self.order, np.int32),
+    def __init__(
+        self,
+        sites: Sequence[str | Site],
+        call: int | Sequence[int] | npt.NDArray[Any] = 0,
+        order: Sequence[int] | npt.NDArray[Any] | None = None,
+    ) -> None:
+        if isinstance(sites, str):
+            raise ArgumentError(f"a layout takes a sequence of sites, one for each row, not the text {sites!r}")
+        parsed = [site if isinstance(site, Site) else Site.parse(site) for site in sites]
+        texts = {key.name: tuple(map(key.of_site, parsed)) for key in KEY_COLUMNS if key.of_site is not None}
+        whole = {
+            "call": np.full(len(parsed), call, np.int32) if isinstance(call, int) else np.array(call, np.int32),
+            "order": np.arange(len(parsed), dtype=np.int32) if order is None else np.array(order, np.int32),
         }
-        for name, values in made.items():
-            if len(values) != rows:
-                raise ArgumentError(f"a layout of {rows} sites has {len(values)} of {name!r}: give one for each row")
-            object.__setattr__(self, name, values)
+        for name, values in whole.items():
+            if len(values) != len(parsed):
+                raise ArgumentError(f"a layout of {len(parsed)} sites has {len(values)} of {name!r}: give one for each row")
+        self.site, self.model, self.port = texts["site"], texts["model"], texts["port"]
+        self.columns: Mapping[str, tuple[str, ...] | npt.NDArray[np.int32]] = {**texts, **whole}
+
+    @property
+    def order(self) -> npt.NDArray[np.int32]:
+        """Of each row its site's place in the order of execution."""
+        return np.asarray(self.columns["order"])
 
     def __len__(self) -> int:
         return len(self.site)
@@ -100,6 +152,11 @@ def check_family(name: str) -> str:
     if name in _RESERVED:
         raise ArgumentError(f"{name!r} cannot name a family of numbers: a run keeps something else under that name")
     return name
+
+
+def may_be_family(name: str) -> bool:
+    """Whether a family of a run, of numbers or not, may have this name."""
+    return name in ("scalars", "alerts") or (_FAMILY.fullmatch(name) is not None and name not in _RESERVED)
 
 
 def check_number(name: str) -> str:

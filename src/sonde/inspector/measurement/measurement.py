@@ -184,7 +184,7 @@ class Measurement:
             orders.append(order.get(tap.name, order.get(tap.name.rpartition(".")[0], len(order))))
             matrices.append(isinstance(tap.target, nn.Parameter) and tap.target.dim() >= 2)
             sizes.append(_times(tap, site.port))
-        layout = Layout([str(site) for site in sites], [site.model for site in sites], _ALL_CALLS, orders)
+        layout = Layout(sites, _ALL_CALLS, orders)
         return RowIndex(
             self.family,
             self.statistic,

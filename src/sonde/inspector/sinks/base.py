@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from sonde.run.schema import Layout
+from sonde.run.schema import KEY_COLUMNS, Layout
 from sonde.run.store.writer import RunWriter
 
 if TYPE_CHECKING:
@@ -51,16 +51,15 @@ class Rows:
         return [self.layout.model[row] for row in self.rows]
 
     def columns(self) -> dict[str, Any]:
-        """All columns that the family has in a run, keys first."""
-        return {
-            "epoch": self.epoch,
-            "step": self.step,
-            "micro_step": self.micro_step,
-            "model": self.models,
-            "site": self.sites,
-            "order": np.asarray(self.layout.order)[self.rows],
-            **self.numbers,
-        }
+        """The columns that the family has in a run, keys first, without those of the process."""
+        keys: dict[str, Any] = {}
+        for key in KEY_COLUMNS:
+            if key.given == "moment":
+                keys[key.name] = getattr(self, key.name)
+            elif key.given == "place":
+                values = self.layout.columns[key.name]
+                keys[key.name] = [values[row] for row in self.rows] if isinstance(values, tuple) else values[self.rows]
+        return {**keys, **self.numbers}
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,22 +142,22 @@ def _moments(run: Run, rank: int) -> Iterator[_Moment]:
         yield from moments.values()
 
 
-def _layout(run: Run, family: str, rank: int) -> tuple[Layout, dict[tuple[str, str, int], int]]:
+def _layout(run: Run, family: str, rank: int) -> tuple[Layout, dict[tuple[str, int], int]]:
     """All places of a family, and the row of each."""
     rows = run.sql(
-        f'SELECT model, site, call, min("order") AS place FROM {quoted(family)} WHERE rank = {int(rank)} '
-        "GROUP BY model, site, call ORDER BY place, site, call"
+        f'SELECT site, call, min("order") AS place FROM {quoted(family)} WHERE rank = {int(rank)} '
+        "GROUP BY site, call ORDER BY place, site, call"
     ).fetchall()
-    layout = Layout([row[1] for row in rows], [row[0] for row in rows], [row[2] for row in rows], [row[3] for row in rows])
-    return layout, {row[:3]: place for place, row in enumerate(rows)}
+    layout = Layout([site for site, *_ in rows], [call for _, call, _ in rows], [place for *_, place in rows])
+    return layout, {row[:2]: place for place, row in enumerate(rows)}
 
 
-def _rows(family: str, places: tuple[Layout, dict[tuple[str, str, int], int]], table: pyarrow.Table) -> Iterator[Rows]:
+def _rows(family: str, places: tuple[Layout, dict[tuple[str, int], int]], table: pyarrow.Table) -> Iterator[Rows]:
     """The rows of a family, those of one moment together."""
     if not table.num_rows:
         return
     layout, row_of = places
-    keys = zip(*(table.column(name).to_pylist() for name in ("model", "site", "call")), strict=True)
+    keys = zip(*(table.column(name).to_pylist() for name in ("site", "call")), strict=True)
     rows = np.array([row_of[key] for key in keys], np.intp)
     when = np.column_stack([table.column(name).to_numpy() for name in ("epoch", "step", "micro_step")])
     numbers = {name: _numbers(table.column(name)) for name in table.column_names if name not in KEYS}

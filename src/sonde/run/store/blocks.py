@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow
 
 from sonde.errors import ArgumentError
-from sonde.run.schema import ALERTS, SCALARS, Layout
+from sonde.run.schema import ALERTS, KEY_COLUMNS, SCALARS, Key, Layout
 
 __all__ = ["Block", "ColumnSpec", "Kind", "Lines", "Pending", "blocks_of", "column_of", "kind_of"]
 
@@ -225,39 +225,35 @@ class _Coded:
     """Texts of all layouts as integers, encoded once per layout however many blocks it has."""
 
     def __init__(self, blocks: Sequence[Block]) -> None:
-        self.texts: dict[str, int] = {}
-        self.sites: dict[int, npt.NDArray[np.int32]] = {}
-        self.models: dict[int, npt.NDArray[np.int32]] = {}
-        for layout in {id(block.layout): block.layout for block in blocks}.values():
-            self.sites[id(layout)] = self._codes(layout.site)
-            self.models[id(layout)] = self._codes(layout.model)
-        self.dictionary = pyarrow.array(list(self.texts), "string")
+        self._texts: dict[str, int] = {}
+        layouts = {id(block.layout): block.layout for block in blocks}
+        self._codes = {
+            (name, each): self._encoded(values) if isinstance(values, tuple) else values
+            for each, layout in layouts.items()
+            for name, values in layout.columns.items()
+        }
+        self._dictionary = pyarrow.array(list(self._texts), "string")
 
-    def _codes(self, texts: Sequence[str]) -> npt.NDArray[np.int32]:
-        return np.fromiter((self.texts.setdefault(text, len(self.texts)) for text in texts), np.int32, len(texts))
+    def _encoded(self, texts: Sequence[str]) -> npt.NDArray[np.int32]:
+        return np.fromiter((self._texts.setdefault(text, len(self._texts)) for text in texts), np.int32, len(texts))
 
-    def column(self, codes: npt.NDArray[np.int32]) -> pyarrow.DictionaryArray:
-        return pyarrow.DictionaryArray.from_arrays(codes, self.dictionary)
+    def column(self, key: Key, blocks: Sequence[Block]) -> Any:
+        """The column *key* of *blocks*, which the layouts give."""
+        values = np.concatenate([_pick(self._codes[key.name, id(block.layout)], block.rows) for block in blocks])
+        return pyarrow.DictionaryArray.from_arrays(values, self._dictionary) if key.kind == "string" else values
 
 
 def _joined(blocks: list[Block], coded: _Coded, rank: int) -> pyarrow.Table:
     lengths = np.concatenate([block.lengths for block in blocks])
     moments = np.concatenate([block.moments for block in blocks])
-    epoch, step, micro_step = (np.repeat(moments[:, place], lengths) for place in range(3))
-
-    def keys(of: Mapping[int, npt.NDArray[np.int32]]) -> npt.NDArray[np.int32]:
-        return np.concatenate([_pick(of[id(block.layout)], block.rows) for block in blocks])
-
-    columns = {
-        "epoch": epoch,
-        "step": step,
-        "micro_step": micro_step.astype(np.int32),
-        "rank": np.full(len(epoch), rank, np.int32),
-        "model": coded.column(keys(coded.models)),
-        "site": coded.column(keys(coded.sites)),
-        "call": np.concatenate([_pick(np.asarray(block.layout.call), block.rows) for block in blocks]),
-        "order": np.concatenate([_pick(np.asarray(block.layout.order), block.rows) for block in blocks]),
-    }
+    columns: dict[str, Any] = {}
+    for key in KEY_COLUMNS:
+        if key.given == "moment":
+            columns[key.name] = np.repeat(moments[:, len(columns)].astype(key.kind), lengths)
+        elif key.given == "process":
+            columns[key.name] = np.full(lengths.sum(), rank, key.kind)
+        else:
+            columns[key.name] = coded.column(key, blocks)
     form = blocks[0].form
     arrays = {name: _arrow([block.others[name] for block in blocks]) for name in blocks[0].others}
     for dtype in form.dtypes:

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from sonde.run.schema import STORED_ORDER
 from sonde.run.store.duckdb_sql import connect, damage, quoted, rows_of
 from sonde.run.store.files import appearing
 from sonde.run.store.parts import Part, counting, parts_in
 
 __all__ = ["compact", "sweep"]
 
-_SORTED_BY = ("site", "name", "call", "rank", "step", "micro_step")  # those of them that the family has
 _MEMORY = "512MB"  # beyond it DuckDB spills to a folder beside the parts
 
 
@@ -111,7 +111,7 @@ def _merge(folder: Path, parts: Sequence[Part], how: _How) -> None:
             with connect(settings) as connection:
                 rows = rows_of([(folder / part.name, how.cutoffs.get(part.life)) for part in parts])
                 columns = {name for name, *_ in connection.execute(f"DESCRIBE {rows}").fetchall()}
-                order = ", ".join(quoted(name) for name in _SORTED_BY if name in columns)
+                order = ", ".join(quoted(name) for name in STORED_ORDER if name in columns)
                 target = str(temporary).replace("'", "''")
                 connection.execute(f"COPY (FROM ({rows}) ORDER BY {order}) TO '{target}' (FORMAT parquet, COMPRESSION snappy)")
         finally:

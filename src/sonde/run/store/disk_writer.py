@@ -30,8 +30,6 @@ __all__ = ["DiskWriter", "Flushing", "publish"]
 
 _FAN_IN = 64  # parts of one generation that become one while the run is written: a week of flushes leaves about 200 parts
 _NEEDED_AT_EXIT = ("duckdb", "pyarrow.parquet", "concurrent.futures.thread")  # the last by pandas, which cannot import it then
-_TEXTS = ["model", "site", "name"]
-_WHOLE = [name for name in KEYS if name not in _TEXTS]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +67,7 @@ def publish(folder: Path, part: Part, table: Any, *, sync: bool) -> Path:
 
     path = folder / part.name
     folder.mkdir(exist_ok=True)
-    texts = [name for name in (*_TEXTS, *_WHOLE) if name in table.column_names]
+    texts = [name for name in (*KEYS, "name") if name in table.column_names]
     with appearing(path, sync=sync) as temporary:
         # numbers hardly repeat, and pyarrow would look; its schema would make sites categories here and texts after compaction
         pyarrow.parquet.write_table(table, temporary, use_dictionary=texts, store_schema=False)

@@ -37,6 +37,24 @@ class Attempt:
     ended: float | None = None
     lost: int = 0
 
+    @classmethod
+    def read(cls, given: Any) -> Attempt:
+        """The attempt that *given*, out of a file, describes.
+
+        Raises:
+            TypeError, ValueError: a field is missing, unknown, of another type, or below 0.
+        """
+        read = cls(**given)
+        for name, value in asdict(read).items():
+            whole = name in ("life", "first_step", "lost")
+            if value is None and name == "ended":
+                continue
+            if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
+                raise TypeError(f"{name} is no number: {value!r}")
+            if not 0 <= value < 2**62:
+                raise ValueError(f"{name} is out of range: {value!r}")
+        return read
+
 
 @dataclass(frozen=True, slots=True)
 class Description:
@@ -101,16 +119,21 @@ class Description:
         if not isinstance(written, dict) or written.get("format") != FORMAT:
             raise StoreError(f"{folder} is not a run: its {FILE} is of another kind")
         version = written.get("version")
-        if not isinstance(version, int):
+        if not isinstance(version, int) or isinstance(version, bool):
             raise StoreError(f"{folder} is not whole: its {FILE} does not say in which version of the format it was written")
+        if version < VERSION:
+            raise StoreError(
+                f"{folder} was written in version {version} of the run format, before sonde's first release; this sonde reads "
+                f"version {VERSION}: record it again, or read the Parquet files with DuckDB or pandas"
+            )
         if version > VERSION:
             raise StoreError(
-                f"{folder} was written in version {version} of the run format; this sonde reads up to version {VERSION}: "
+                f"{folder} was written in version {version} of the run format; this sonde reads version {VERSION}: "
                 "update sonde, or read the Parquet files with DuckDB or pandas"
             )
         try:
-            lives = tuple(Attempt(**life) for life in written["lives"])
-        except (KeyError, TypeError) as error:
+            lives = tuple(Attempt.read(life) for life in written["lives"])
+        except (KeyError, TypeError, ValueError) as error:
             raise StoreError(f"{folder} is not whole: its {FILE} has no usable list of lives ({error})") from None
         return cls(lives, {name: value for name, value in written.items() if name not in _OWN})
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from sonde.errors import ObservationWarning, StoreError
+from sonde.run.schema import may_be_family
 from sonde.run.store.duckdb_sql import damage, quoted, rows_of
 from sonde.run.store.parts import counting, parts_in
 from sonde.run.store.run_json import Description
@@ -89,7 +90,7 @@ class DiskSource:
         found = {
             folder.name: counting(part for part in parts_in(folder) if folder / part.name not in self._damaged)
             for folder in sorted(self.path.iterdir())
-            if folder.is_dir()
+            if folder.is_dir() and may_be_family(folder.name)
         }
         limits = self.describe().cutoffs
         return {

@@ -104,10 +104,10 @@ class Known:
     def of(run: Run) -> Known:
         """What *run* has at this moment."""
         numbers = run.numbers
-        parts = [f"SELECT DISTINCT '{family}' AS family, site FROM {quoted(family)}" for family in numbers]
+        parts = [f"SELECT DISTINCT '{family}' AS family, port FROM {quoted(family)}" for family in numbers]
         ports: dict[str, set[str]] = {family: set() for family in numbers}
-        for family, site in run.sql(" UNION ALL ".join(parts)).fetchall() if parts else ():
-            ports[family].add(Site.parse(site).port)
+        for family, port in run.sql(" UNION ALL ".join(parts)).fetchall() if parts else ():
+            ports[family].add(port)
         return Known(numbers, {family: tuple(sorted(each)) for family, each in ports.items()})
 
     def has(self, number: str, port: str) -> bool:
