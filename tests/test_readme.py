@@ -201,7 +201,7 @@ def test_the_limits_of_the_rules_are_those_of_the_code() -> None:
 
 
 def test_every_preprocessor_is_in_the_table() -> None:
-    table = PAGES["docs/preprocessors.md"].partition("## What there is")[2].partition("## By hand")[0]
+    table = PAGES["docs/preprocessors.md"].partition("## The preprocessors")[2].partition("## Without hooks")[0]
     kinds = {
         name
         for name, kind in vars(preprocessor).items()
