@@ -299,3 +299,60 @@ def test_a_second_forward_takes_the_place_of_the_first() -> None:
     net(x)
     rec.remove_hooks()
     assert len(rec.nodes) == before
+
+
+# Nodes added by hand
+
+
+def test_added_nodes_keep_their_names_and_outlive_a_forward() -> None:
+    """`add_node` uses `name=` for every kind of node, and a forward leaves the nodes and edges that were there before."""
+    net, rec = nn.Linear(3, 3), Recorder()
+    keys = [rec.add_node(nn.ReLU(), name="mine"), rec.add_node(nn.ReLU(), depth=1, name="mine"), rec.add_node(x + 1, name="note")]
+    rec.add_edge(keys[2], keys[0])
+    rec.register_hooks(net, name="Net")
+    for _ in range(2):
+        net(x)
+        assert [rec.nodes[key].name for key in keys] == ["mine", "mine\n(ReLU)", "note"]
+        assert (keys[2], keys[0]) in {(source, target) for source, target, _ in rec.edges}
+        assert [node.name for node in rec.nodes.values()][4:] == ["Tensor-2", "Net", "weight", "bias", "linear", "Tensor-3"]
+        assert rec.fn_types["Tensor"] == 3
+
+
+def test_an_input_or_parameter_added_before_the_run_has_one_node() -> None:
+    """As the original's `record` does it: the input is added under a name, then the model runs."""
+    net, rec, given = nn.Linear(3, 3), Recorder(), x.clone()
+    rec.register_hooks(net, name="Net")
+    weight, first = rec.add_node(net.weight, name="W"), rec.add_node(given, name="Input")
+    net(given)
+    assert rec.fn_types["Tensor"] == 2  # the input and the output
+    assert rec.fn_types["Parameter"] == 2
+    linear = next(node.key for node in rec.nodes.values() if isinstance(node, OpNode))
+    assert {source for source, target, _ in rec.edges if target == linear} >= {weight, first}
+
+
+def test_a_model_can_be_put_below_a_node_of_one_s_own() -> None:
+    """`depth=` and `parent=` of `register_hooks` hold for the recorded forward, too."""
+    net, rec = nn.Linear(3, 3), Recorder()
+    outer = rec.add_node(nn.Sequential(), name="outer")
+    rec.register_hooks(net, depth=1, parent=outer, name="inner")
+    net(x)
+    layer = next(node for node in rec.nodes.values() if node.fn is net)
+    assert (layer.name, layer.depth, layer.parent) == ("inner\n(Linear)", 1, outer)
+    assert layer.key in rec.nodes[outer].subnets  # type: ignore[attr-defined]
+    assert make_dot(rec, 0).source.count("->") == 0
+
+
+def test_a_flat_renderer_gets_every_node_of_the_depth() -> None:
+    """A subclass without `render_recursive_node` is complete; `render_node` is called once for each node."""
+
+    class Flat(BaseRenderer):
+        def render_node(self, dest: Any, node: BaseNode) -> None:
+            dest.append(node.name.replace("\n", " "))
+
+        def render_edge(self, dest: Any, fnode: BaseNode, tnode: BaseNode) -> None:
+            pass
+
+    rec = record(nn.Sequential(nn.Linear(3, 3), nn.ReLU()), "Net", (2, 3))
+    assert Flat(rec, 1)([]) == ["Input", "Net", "0 (Linear)", "Tensor-2", "1 (ReLU)", "Output"]
+    assert Flat(rec, 0)([]) == ["Input", "Net", "Output"]
+    assert len(Flat(rec)([])) == len(rec.nodes) - 1

@@ -1,11 +1,9 @@
-"""The execution graph: record it, read it, draw it at any depth (the fourth seed)."""
+"""The execution graph of a model: record it, read it, draw it at any depth; and the names of the fourth seed on it."""
 
 from sonde.graph.capture import capture
 from sonde.graph.graph import Graph
-from sonde.graph.nodes import BaseNode, LayerNode, OpNode, ParamNode, TensorNode
-from sonde.graph.pictures import make_dot, record, render_network
-from sonde.graph.recorder import Recorder
-from sonde.graph.rendering import BaseRenderer, GraphvizRenderer, GraphvizStyler
+from sonde.graph.recorder import BaseNode, LayerNode, OpNode, ParamNode, Recorder, TensorNode
+from sonde.graph.rendering import BaseRenderer, GraphvizRenderer, GraphvizStyler, make_dot, record, render_network
 from sonde.run.graph.data import Edge, Node, Value
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""``capture``: run a model once, and give back what ran and what flowed where."""
+"""``capture``: run a model once and return its execution graph."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def capture(
     on_error: Literal["raise", "partial"] = "raise",
     **kwargs: Any,
 ) -> Graph:
-    """Run *model* once and return its execution graph: module calls, the operations in and between them, tensors, edges.
+    """Run *model* once and return its execution graph: module calls, operations, tensors, and the edges between them.
 
     >>> import sonde.graph, torch
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU())
@@ -37,42 +37,42 @@ def capture(
     >>> graph.values[graph["0"][0].outputs[0]].shape
     (2, 3)
 
-    The graph is what was executed, so that control flow is followed and a module that is called twice is there twice. The
-    model is as it was afterwards: parameters, gradients, buffers, flags, random state, and the tensors it was called with. It
-    runs in the mode it is in, with or without gradients as the caller has it. A model with lazy modules is copied first.
+    The graph shows the executed path: a branch that was not taken is not in it, and a module that is called twice is in it
+    twice. Parameters, gradients, buffers, flags, random state and the arguments are restored afterwards. The model runs in its
+    present mode, with or without gradients as set by the caller. A model with lazy modules is copied first.
 
-    A tensor is known by its identity. Where a function returns the very tensor it was given (``Identity``, ``Dropout`` in
-    evaluation, ``x.contiguous()``), what reads it later in the same module call is drawn after that function.
+    Tensors are identified by ``id``. Where a function returns its argument itself (``Identity``, ``Dropout`` in evaluation,
+    ``x.contiguous()``), later reads of the tensor in the same module call are drawn after that function.
 
     Args:
         model: any module; compiled ones run as plain Python.
-        *args: what it is called with; keyword arguments other than those named here are handed on too.
-        operations: True for all; a selection (as ``include=`` of ``observe``) for those inside the modules it means and
-            what is below them; False for none, so that modules are joined directly.
-        compute: False runs on tensors without memory, so that shapes and edges are found but no number. Times are then those of
+        *args: the model's arguments; keyword arguments other than those named here are passed to the model, too.
+        operations: True records all operations; a selection (as ``include=`` of ``observe``) those inside the selected modules
+            and the modules below them; False none, so that modules are joined directly.
+        compute: False runs on tensors without memory: shapes and edges are found, no numbers. Times are then those of
             Python alone, and a model whose path depends on numbers raises torch's own error.
-        on_error: what to do with an exception of the model: ``"raise"`` it, with the graph up to the failing call as its
-            attribute ``graph``; or return that ``"partial"`` graph, with the failing calls flagged and ``error`` set.
+        on_error: ``"raise"`` lets an exception of the model through, with the graph up to the failing call as its attribute
+            ``graph``; ``"partial"`` returns that graph, with the failing calls flagged and ``error`` set.
 
     Raises:
-        ModelError: *model* is no module, or one of TorchScript.
+        ModelError: *model* is no module, or a TorchScript module.
         SelectionError: *operations* cannot be read or selects nothing.
-        ArgumentError: *on_error* cannot be used, or the model returned no tensor.
+        ArgumentError: *on_error* is neither of the two, or the model returned no tensor.
     """
     check_model(model)
     if on_error not in ("raise", "partial"):
         raise ArgumentError(f'on_error={on_error!r}: give "raise" or "partial"')
-    if any(is_lazy(held) for held in (*model.parameters(), *model.buffers())):  # its first call would make its parameters
+    if any(is_lazy(held) for held in (*model.parameters(), *model.buffers())):  # the first call would create its parameters
         model = copy.deepcopy(model)
     recording = Recording(model, operations)
     error = _run(recording, model, args, kwargs, compute=compute)
     if recording.graph is None:
         if error is not None:
-            raise error  # before the forward began, as in a hook of somebody else
-        raise ArgumentError(f"{type(model).__name__} was called, and its forward did not run: nothing is captured")
+            raise error  # raised before the forward began, as in a user's hook
+        raise ArgumentError(f"{type(model).__name__} was called, but its forward did not run: there is no graph")
     graph = Graph.of(recording.graph)
     if error is not None and on_error == "raise":
-        with contextlib.suppress(AttributeError):  # of exceptions that take no attributes
+        with contextlib.suppress(AttributeError):  # the exception takes no attributes
             error.graph = graph  # type: ignore[attr-defined]
         failed = next((node for node in reversed(graph.nodes) if "failed" in node.flags and node.kind == "module"), None)
         where = f" in {failed.site}, call {failed.call}" if failed is not None else ""
@@ -88,6 +88,7 @@ def capture(
 def _run(
     recording: Recording, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, compute: bool
 ) -> Exception | None:
+    """Call the model under *recording*, restore the model, and return the exception that came out."""
     given = [tensor for _, tensor in structure.walk((args, kwargs))]
     with contextlib.ExitStack() as stack:
         stack.enter_context(left_as_it_was(model, given))
@@ -106,7 +107,7 @@ def _run(
 def _without_memory(
     stack: contextlib.ExitStack, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments as tensors without memory, and the mode entered in which functions compute none."""
+    """Enter the mode in which functions compute nothing, and return the arguments as tensors without memory."""
     if any(parameter.is_meta for parameter in model.parameters()):
         moved: tuple[tuple[Any, ...], dict[str, Any]] = structure.remap((args, kwargs), lambda tensor: tensor.to("meta"))
         return moved

@@ -1,26 +1,24 @@
-"""Operations at the level at which people call them: a torch function mode, names, and arguments as text."""
+"""Record each public torch function that a forward calls as a node: a torch function mode, names, arguments as text."""
 
 from __future__ import annotations
 
 import contextlib
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from sonde.graph import costs
+from sonde.graph.builder import Builder, Draft
+from sonde.graph.flops import count_flops
 from sonde.graph.tensors import storage_of, tensors_in, version_of
-
-if TYPE_CHECKING:
-    from sonde.graph.building import Draft
-    from sonde.graph.recording import Recording
 
 __all__ = ["OperationMode", "arguments_text", "name_of"]
 
-# What hands the contents of a tensor to Python; every other function that returns no tensor only asks about it.
+# Functions that copy the contents of a tensor to Python. Other functions without a tensor in their result only ask for
+# properties, and become no node.
 _READS = {
     "item",
     "tolist",
@@ -44,7 +42,7 @@ _names: dict[Any, str] = {}
 
 
 def name_of(function: Any) -> str:
-    """The public name of a function that torch reports: ``add``, ``getitem``, ``T``, ``relu_``."""
+    """Return the public name of a function that torch reports: ``add``, ``getitem``, ``T``, ``relu_``."""
     try:
         return _names[function]
     except (KeyError, TypeError):
@@ -54,14 +52,14 @@ def name_of(function: Any) -> str:
         if name.startswith("__i") and name.endswith("__") and name[3:-2] in _IN_PLACE:
             name = f"{name[3:-2]}_"
         name = name.removeprefix("__").removesuffix("__")
-        with contextlib.suppress(TypeError):  # not hashable
+        with contextlib.suppress(TypeError):  # the function is not hashable
             _names[function] = name
         return name
 
 
 _IN_PLACE = {"add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift", "matmul"}
 
-# Questions about a tensor that models ask all the time: no tensor comes back, and nothing is written.
+# Functions that only read a tensor's properties. Models call them often; they are skipped before any other work.
 _QUIET = {
     getattr(held, "__get__", held) if not callable(held) else held
     for name in (
@@ -74,16 +72,21 @@ _QUIET = {
 
 
 class OperationMode(TorchFunctionMode):
-    """While it is entered, each public torch function that is called becomes a node.
+    """Add a node to *builder* for each public torch function that is called while the mode is entered.
+
+    Args:
+        builder: the graph of the forward that runs.
+        on_raise: called with the exception and the node where a function raises.
 
     Attributes:
-        silent: above 0, functions are called and nothing else.
+        silent: how many module calls that are recorded as a whole run now; above 0, no node is added.
     """
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, builder: Builder, on_raise: Callable[[BaseException, Draft], None]) -> None:
         super().__init__()
-        self.recording = recording
         self.silent = 0
+        self._builder = builder
+        self._on_raise = on_raise
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -91,7 +94,6 @@ class OperationMode(TorchFunctionMode):
         kwargs = kwargs or {}
         if self.silent or function in _QUIET or _graph_task() != -1 or _transforms() is not None:
             return function(*args, **kwargs)
-        recording = self.recording
         began = time.perf_counter()
         given = tensors_in(*args, *kwargs.values())
         versions = [version_of(tensor) for tensor in given]
@@ -100,12 +102,12 @@ class OperationMode(TorchFunctionMode):
             result = function(*args, **kwargs)
         except Exception as error:
             with torch._C.DisableTorchFunction():
-                recording.raised(error, self._node(name_of(function), args, kwargs, given))
+                self._on_raise(error, self._node(name_of(function), args, kwargs, given))
             raise
         ended = time.perf_counter()
         with torch._C.DisableTorchFunction():
             self._record(name_of(function), args, kwargs, given, versions, result, ended - started)
-        recording.overhead += time.perf_counter() - began - (ended - started)
+        self._builder.overhead += time.perf_counter() - began - (ended - started)
         return result
 
     def _record(
@@ -122,11 +124,11 @@ class OperationMode(TorchFunctionMode):
         written = _written(name, args, kwargs, given, versions)
         if not made and not written and not (given and name in _READS):
             return
-        builder = self.recording.builder
+        builder = self._builder
         scope = builder.scope
         node = self._node(name, args, kwargs, given)
         node.seconds = seconds
-        node.flops = costs.flops(name, args, kwargs, result)
+        node.flops = count_flops(name, args, kwargs, result)
         known = set(map(id, given))
         memory = {storage_of(tensor) for tensor in given}
         for tensor in written:
@@ -149,10 +151,10 @@ class OperationMode(TorchFunctionMode):
             node.flags.add("read")
 
     def _node(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], given: list[Tensor]) -> Draft:
-        """A new operation that reads what it was given."""
-        builder = self.recording.builder
+        """Add an operation, with an edge from each node that gave one of the tensors *given*."""
+        builder = self._builder
         scope = builder.scope
-        reads = [builder.sources_of(tensor) for tensor in given]  # first, for these may be new nodes
+        reads = [builder.sources_of(tensor) for tensor in given]  # before the node: this may add nodes for parameters
         node = builder.add("operation", name, scope)
         if scope is not None:
             node.path, node.site = scope.path, scope.site
@@ -163,23 +165,23 @@ class OperationMode(TorchFunctionMode):
 
 
 def _written(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], given: list[Tensor], versions: list[int]) -> list[Tensor]:
-    """Which of the tensors that a function was given it has written into."""
+    """Return the tensors of *given* that the function has written into."""
     changed = [
         tensor
         for tensor, version in zip(given, versions, strict=True)
-        if version == -1 or version_of(tensor) != version  # -1: torch does not count, the name must tell
+        if version == -1 or version_of(tensor) != version  # -1: torch does not count; the function's name decides below
     ]
     if not changed:
         return changed
     if "out" in kwargs:
         return tensors_in(kwargs["out"])
     if (name.endswith("_") or name == "setitem" or kwargs.get("inplace")) and args and isinstance(args[0], Tensor):
-        return [args[0]]  # others that have changed only share its memory
+        return [args[0]]  # the other changed tensors only share its memory
     return [tensor for tensor in changed if not tensor.is_inference()]
 
 
 def arguments_text(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """What a function was given besides tensors: ``2, dim=1``. The same in every run."""
+    """Return the arguments that are no tensors as text, ``2, dim=1``. The text is the same in every run."""
     texts = [text for value in args if (text := _text(value))]
     texts += [f"{name}={text}" for name, value in kwargs.items() if (text := _text(value))]
     joined = ", ".join(texts)
@@ -190,7 +192,7 @@ _LONGEST = 120
 
 
 def _text(value: Any) -> str:
-    """*value* as text; nothing for a tensor, and for what holds nothing but tensors."""
+    """Return *value* as text; ``""`` for a tensor and for a container of tensors only."""
     if isinstance(value, Tensor):
         return ""
     if value is None or isinstance(value, bool | int | str | torch.dtype | torch.device):

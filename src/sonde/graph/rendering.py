@@ -1,23 +1,160 @@
-"""From a recorder to a picture: what every renderer does, and the one for Graphviz with its styler (the fourth seed)."""
+"""``record``, ``make_dot``, ``render_network`` and renderers of the fourth seed: from a model to a picture in one call."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from typing import Any
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor, nn
+
+from sonde.engine import structure
+from sonde.engine.selection import check_model
+from sonde.engine.torch_api.restore import left_as_it_was, plain_python
 from sonde.errors import ArgumentError, MissingExtraError
-from sonde.graph.nodes import BaseNode, LayerNode, OpNode, ParamNode, TensorNode
-from sonde.graph.recorder import Recorder
+from sonde.graph.recorder import BaseNode, LayerNode, OpNode, ParamNode, Recorder, TensorNode
+from sonde.view.graph.save import render
 
-__all__ = ["BaseRenderer", "GraphvizRenderer", "GraphvizStyler"]
+if TYPE_CHECKING:
+    from graphviz import Digraph
+
+__all__ = ["BaseRenderer", "GraphvizRenderer", "GraphvizStyler", "make_dot", "record", "render_network"]
+
+Shapes = tuple[int, ...] | Sequence[tuple[int, ...]]
+
+
+def record(net: nn.Module, name: str, input_shapes: Shapes | None, input_data: Any = None) -> Recorder:
+    """Run *net* once and return the recorder that has recorded it. The model is restored afterwards.
+
+    Args:
+        net: the model; its device and its mode are left alone.
+        name: its name in pictures.
+        input_shapes: the shape of its input, or a list of shapes; the inputs are normal random numbers.
+        input_data: used instead of random inputs: a tensor, a tuple or list of arguments, or a dict of keyword arguments.
+
+    Raises:
+        ModelError: *net* is no module.
+        ArgumentError: there are neither shapes nor data, or they cannot be read.
+    """
+    check_model(net)
+    recorder = Recorder()
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(left_as_it_was(net, [tensor for _, tensor in structure.walk(input_data)]))
+        stack.enter_context(plain_python())
+        args, kwargs = _inputs(net, input_shapes, input_data)  # after: the random state is restored, too
+        recorder.register_hooks(net, name=name)
+        stack.callback(recorder.remove_hooks)
+        inputs: list[Tensor] = list({id(tensor): tensor for _, tensor in structure.walk((args, kwargs))}.values())
+        for tensor, text in zip(inputs, _numbered("Input", len(inputs)), strict=True):
+            if not isinstance(tensor, nn.Parameter):
+                recorder.add_node(tensor, name=text)
+        net(*args, **kwargs)
+    _name_outputs(recorder)
+    return recorder
+
+
+def _inputs(net: nn.Module, shapes: Shapes | None, data: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments to call *net* with."""
+    if data is not None:
+        if isinstance(data, Mapping):
+            return (), dict(data)
+        return (tuple(data) if isinstance(data, tuple | list) else (data,)), {}
+    if shapes is None or not isinstance(shapes, tuple | list):
+        raise ArgumentError(f"input_shapes={shapes!r}: give the shape of the input, a list of shapes, or input_data=")
+    each: Sequence[Any] = [shapes] if all(isinstance(size, int) for size in shapes) else shapes
+    if not all(isinstance(shape, tuple | list) and all(isinstance(size, int) and size >= 0 for size in shape) for shape in each):
+        raise ArgumentError(f"input_shapes={shapes!r}: a shape is a tuple of sizes, as (1, 3, 32, 32)")
+    like = next((parameter for parameter in net.parameters() if parameter.is_floating_point()), torch.empty(0))
+    return tuple(torch.randn(*shape, dtype=like.dtype, device=like.device) for shape in each), {}
+
+
+def _numbered(name: str, count: int) -> list[str]:
+    return [name] if count == 1 else [f"{name}-{number}" for number in range(1, count + 1)]
+
+
+def _name_outputs(recorder: Recorder) -> None:
+    """Name the tensors that the model returned Output; from two on with a number."""
+    targets = {target for _, target, _ in recorder.edges}
+    found = [node for node in recorder.nodes.values() if type(node) is TensorNode and node.parent is None and node.key in targets]
+    for node, name in zip(found, _numbered("Output", len(found)), strict=True):
+        node.name = name
+
+
+def make_dot(rec: Recorder, render_depth: int = 256, styler_cls: type[GraphvizStyler] | None = None, **styler_args: str) -> Digraph:
+    """Return a picture of the recorded graph as a ``graphviz.Digraph``. The source is the same in every run.
+
+    Args:
+        rec: a recorder.
+        render_depth: nodes deeper than this are drawn as the module they lie in; the model itself is at 0.
+        styler_cls: a subclass of :class:`GraphvizStyler` for a look of your own.
+        **styler_args: Graphviz attributes of every node; ``fontname`` and ``fontsize`` hold for the graph and its edges too.
+
+    Raises:
+        ArgumentError: *render_depth* is below 0.
+        MissingExtraError: the package graphviz is not installed.
+    """
+    fonts = {name: held for name, held in styler_args.items() if name in ("fontname", "fontsize")}
+    common: dict[str, str] = {"compound": "true", "ranksep": "0.5", "fontsize": "12"}
+    dot = _digraph(graph_attr=common | fonts, edge_attr=fonts)
+    drawn: Digraph = GraphvizRenderer(rec, render_depth, styler_cls, **styler_args)(dot)
+    return drawn
+
+
+def _digraph(**options: Any) -> Digraph:
+    try:
+        from graphviz import Digraph
+    except ImportError:
+        raise MissingExtraError.of("make_dot", "graphviz", "graph") from None
+    return Digraph(**options)
+
+
+def render_network(
+    net: nn.Module,
+    name: str,
+    input_shapes: Shapes | None,
+    directory: str | os.PathLike[str],
+    filename: str | None = None,
+    fmt: str = "svg",
+    input_data: Any = None,
+    render_depth: int = 1,
+    styler_cls: type[GraphvizStyler] | None = None,
+    **styler_args: str,
+) -> Path:
+    """Run *net* once, draw it, write the picture to a file, and return the file's path.
+
+    Args:
+        net, name, input_shapes, input_data: see :func:`record`.
+        directory: the folder of the file; it is made if it does not exist.
+        filename: without ending; the default is ``{name}-{render_depth}``.
+        fmt: ``svg`` (no program needed), ``gv`` or ``dot`` for the source; ``png``, ``pdf`` and others need Graphviz's program.
+        render_depth, styler_cls, styler_args: see :func:`make_dot`.
+
+    Raises:
+        MissingExtraError: the program or package for this format is not installed; the message names it.
+    """
+    dot = make_dot(record(net, name, input_shapes, input_data), render_depth, styler_cls, **styler_args)
+    dot.attr(label=f"{name} at depth = {render_depth}")
+    written = render(dot.source, fmt)
+    folder = Path(directory)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{filename or f'{name}-{render_depth}'}.{fmt}"
+    path.write_bytes(written)
+    return path
 
 
 class BaseRenderer(ABC):
-    """Selects the nodes and edges of a recorder that are shown at a depth, and hands each to a method of a subclass.
+    """Select the nodes and edges of a recorder that are shown at a depth, and pass each to a method of a subclass.
 
-    Edges of deeper nodes are lifted to the module call around them that is shown; those inside one are left out, and edges that
-    are equal then are one.
+    Edges of deeper nodes are moved to the module call around them that is shown. Edges inside one such call are left out, and
+    equal edges are drawn once.
+
+    A subclass without :meth:`render_recursive_node` is flat: :meth:`render_node` is called for each node that is shown. One
+    with it is nested: :meth:`render_node` is called for the nodes at the top, and calls :meth:`render_recursive_node` itself.
 
     Args:
         rec: the recorder.
@@ -41,23 +178,25 @@ class BaseRenderer(ABC):
 
     @abstractmethod
     def render_node(self, dest: Any, node: BaseNode) -> None:
-        """Put *node* into *dest*; called for each node at the top, so that what holds others can be put in with them."""
+        """Put *node* into *dest*."""
 
-    @abstractmethod
     def render_recursive_node(self, dest: Any, node: LayerNode) -> None:
-        """Put *node* and what lies in it into *dest*."""
+        """Put *node* and the nodes that lie in it into *dest*; a flat renderer does not define this."""
+        raise NotImplementedError(f"{type(self).__name__} defines no render_recursive_node")
 
     @abstractmethod
     def render_edge(self, dest: Any, fnode: BaseNode, tnode: BaseNode) -> None:
         """Put an edge into *dest*."""
 
     def __call__(self, dest: Any) -> Any:
-        """Render everything into *dest*, nodes first, and return it."""
+        """Render all nodes into *dest*, then all edges, and return *dest*."""
         self._select()
-        for node in self.processed:
-            if node.parent is None:
+        edges = list(self.processed.items())  # a nested renderer may remove from processed the nodes that it has rendered
+        is_nested = type(self).render_recursive_node is not BaseRenderer.render_recursive_node
+        for node, _ in edges:
+            if node in self.processed and not (is_nested and node.parent is not None):
                 self.render_node(dest, node)
-        for node, targets in self.processed.items():
+        for node, targets in edges:
             for target in targets:
                 self.render_edge(dest, node, target)
         return dest
@@ -67,22 +206,22 @@ class BaseRenderer(ABC):
         self.processed = OrderedDict(
             (node, []) for key, node in nodes.items() if key is not None and node.depth <= self.render_depth
         )
-        joined = sorted({(self._shown(source), self._shown(target)) for source, target, _ in self.rec.edges})
-        for source, target in joined:
-            if source != target:
-                self.processed[nodes[source]].append(nodes[target])
+        place = {node: position for position, node in enumerate(self.processed)}
+        shown = {(self._shown(source), self._shown(target)) for source, target, _ in self.rec.edges}
+        for source, target in sorted(shown, key=lambda ends: (place[ends[0]], place[ends[1]])):
+            if source is not target:
+                self.processed[source].append(target)
 
-    def _shown(self, key: int) -> int:
-        """The node that stands for the one with *key*."""
+    def _shown(self, key: int) -> BaseNode:
+        """Return the node that stands for the node with *key*: itself, or the module call around it that is shown."""
         node = self.rec.nodes[key]
         while node.depth > self.render_depth and node.parent is not None:
-            key = node.parent
-            node = self.rec.nodes[key]
-        return key
+            node = self.rec.nodes[node.parent]
+        return node
 
 
 class GraphvizStyler:
-    """Says how each node and edge looks, as Graphviz attributes; override the two methods for a look of your own.
+    """Choose the Graphviz attributes of each node and edge; override the two methods for a look of your own.
 
     Args:
         **styler_args: attributes of every node; ``style``, ``align`` and ``color`` have defaults.
@@ -102,23 +241,23 @@ class GraphvizStyler:
         }
 
     def style_node(self, node: BaseNode) -> dict[str, str]:
-        """The attributes of *node*, its label among them."""
+        """Return the attributes of *node*, with its label."""
         label = f"{node.name}\n{list(node.fn.shape)}" if isinstance(node, TensorNode) else node.name
         return {**self.styles[type(node)], "label": label}
 
     def style_edge(self, fnode: BaseNode, tnode: BaseNode) -> dict[str, str]:
-        """The attributes of an edge."""
+        """Return the attributes of an edge."""
         return {}
 
 
 class GraphvizRenderer(BaseRenderer):
-    """Renders into a ``graphviz.Digraph``: a module above the render depth is a cluster, everything else a node.
+    """Render into a ``graphviz.Digraph``: a module above the render depth is a cluster, every other node a node.
 
     Args:
         rec: the recorder.
         render_depth: nodes deeper than this are not shown.
         styler_cls: :class:`GraphvizStyler` or a subclass.
-        **styler_args: what it is made with.
+        **styler_args: the styler's arguments.
     """
 
     def __init__(
@@ -134,11 +273,7 @@ class GraphvizRenderer(BaseRenderer):
             dest.node(name=str(node.key), **self.styler.style_node(node))
 
     def render_recursive_node(self, dest: Any, node: LayerNode) -> None:
-        try:
-            from graphviz import Digraph
-        except ImportError:
-            raise MissingExtraError.of("make_dot", "graphviz", "graph") from None
-        inner = Digraph(name=f"cluster_{node.key}", graph_attr={**self.styler.style_node(node), "fillcolor": "white"})
+        inner = _digraph(name=f"cluster_{node.key}", graph_attr={**self.styler.style_node(node), "fillcolor": "white"})
         for key in node.subnets:
             if self.rec.nodes[key] in self.processed:
                 self.render_node(inner, self.rec.nodes[key])

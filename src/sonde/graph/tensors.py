@@ -1,4 +1,4 @@
-"""What of a tensor's identity a graph is built from: where it lies in memory, and how often that was written to."""
+"""Read a tensor's place in memory, its version and its shape, for the graph of a forward."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ __all__ = ["Span", "described", "span_of", "storage_of", "tensors_in", "version_
 _storage_id: Any = torch._C._storage_id  # type: ignore[attr-defined]
 
 Span = tuple[int, int, bool]
-"""First byte of a tensor in its storage, the byte after its last, and whether every byte between is its own."""
+"""First byte of a tensor in its storage, the byte after its last one, and whether it uses every byte between."""
 
 _UNREADABLE = (RuntimeError, NotImplementedError, TypeError)  # sparse, nested and wrapped tensors have no storage
 
 
 def storage_of(tensor: Tensor) -> int | None:
-    """What names the tensor's storage while that lives; None if it has none of its own."""
+    """Return a number that identifies the tensor's storage while the storage lives; None without a storage."""
     try:
         found: int = _storage_id(tensor)
     except _UNREADABLE:
@@ -29,12 +29,12 @@ def storage_of(tensor: Tensor) -> int | None:
 
 
 def version_of(tensor: Tensor) -> int:
-    """How often the memory was written to; -1 where torch does not count (inference tensors)."""
+    """Return how often the memory was written to; -1 where torch does not count writes (inference tensors)."""
     return -1 if tensor.is_inference() else tensor._version
 
 
 def span_of(tensor: Tensor) -> Span:
-    """Which bytes of its storage the tensor reads."""
+    """Return the bytes of its storage that the tensor covers."""
     size = tensor.element_size()
     first = int(tensor.storage_offset()) * size
     if not tensor.numel():
@@ -44,7 +44,7 @@ def span_of(tensor: Tensor) -> Span:
 
 
 def write_covers(write: Span, read: Span) -> bool:
-    """Whether a write over *write* leaves nothing of what was at *read* before."""
+    """Whether a write over the bytes *write* replaces all bytes of *read*."""
     return write[2] and write[0] <= read[0] and read[1] <= write[1]
 
 
@@ -52,17 +52,17 @@ _DTYPES = {held: str(held).removeprefix("torch.") for held in vars(torch).values
 
 
 def described(tensor: Tensor) -> tuple[tuple[int, ...], str, str]:
-    """Shape, dtype and device, as plain data."""
+    """Return shape, dtype and device as plain data."""
     if tensor.is_nested:
         return (tensor.size(0),), _DTYPES[tensor.dtype], str(tensor.device)
     return tuple(map(int, tensor.shape)), _DTYPES[tensor.dtype], str(tensor.device)
 
 
-_SHAPELESS = (UninitializedParameter, UninitializedBuffer)  # a lazy module's, which its first call makes
+_SHAPELESS = (UninitializedParameter, UninitializedBuffer)  # of a lazy module before its first call
 
 
 def tensors_in(*values: Any) -> list[Tensor]:
-    """The tensors among a function's arguments, or in what it returned, each once."""
+    """Return the tensors in *values* (arguments or results of a function), each once, in order."""
     found: dict[int, Tensor] = {}
     pending = list(reversed(values))
     while pending:
@@ -73,7 +73,7 @@ def tensors_in(*values: Any) -> list[Tensor]:
         elif isinstance(value, tuple | list):
             pending.extend(reversed(value))
         elif isinstance(value, Mapping):
-            pending.extend(reversed(value.values()))  # type: ignore[call-overload]  # of keyword arguments: a dict
+            pending.extend(reversed(value.values()))  # type: ignore[call-overload]  # keyword arguments are in a dict
         elif isinstance(value, slice):
             pending.extend((value.step, value.stop, value.start))
     return list(found.values())

@@ -1,28 +1,29 @@
 """The execution graph as plain data: module calls, operations, tensors, and the edges between them.
 
-A graph knows no model and no torch: it is written as JSON, read back equal, compared, and changed by the pure functions of
-``passes.py``. Nodes are numbered in the order in which they came about. Edges join what reads to what was read: operations,
-inputs, outputs, parameters, buffers and constants; a module call is a frame around the nodes that ran in it, and has edges
-of its own only where nothing in it was recorded or it was collapsed.
+A graph holds no model and no torch object. It is written as JSON and read back equal, compared by value, and changed by the
+pure functions of ``passes.py``. Nodes are numbered in the order in which they came about. An edge joins the node that gave a
+tensor to a node that read it: operations, inputs, outputs, parameters, buffers and constants. A module call is a frame around
+the nodes that ran in it; it has edges of its own only if nothing in it was recorded, or if it was collapsed.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, NoReturn, Self, get_args
 
-from sonde.errors import ArgumentError, StoreError
+from sonde.errors import GraphError, StoreError
 
-__all__ = ["KINDS", "SOURCES", "Edge", "Kind", "Node", "PlainGraph", "Value", "byte_text", "count_text", "shape_text", "time_text"]
+__all__ = ["KINDS", "SOURCES", "Edge", "Kind", "Node", "PlainGraph", "Value", "count_text", "shape_text"]
 
 Kind = Literal["input", "parameter", "buffer", "constant", "module", "operation", "output"]
-"""What a node is. A constant is a tensor that no recorded operation has made: one that the code holds, or got where torch
-does not tell (NumPy, TorchScript)."""
+"""The kinds of nodes. A constant is a tensor that no recorded operation has made: one that the code holds, or one from a place
+where torch reports nothing (NumPy, TorchScript)."""
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 SOURCES: tuple[Kind, ...] = ("input", "parameter", "buffer", "constant")
@@ -46,26 +47,28 @@ class Value:
 class Node:
     """One node.
 
+    Large because these are all facts about one node; there are no methods.
+
     Attributes:
-        id: its number; what came about later has a higher one. Passes keep the numbers of nodes that they leave.
-        kind: what it is.
+        id: its number; a node that came about later has a higher one. Passes keep the numbers.
+        kind: see :data:`Kind`.
         name: an operation's public name (``linear``, ``add_``); the last part of a module's or parameter's name; the
             argument that an input was passed as; the leaf of the output.
         type: a module's class.
-        path: canonical name of the module, parameter or buffer; of an operation, that of the module it ran in.
-        site: the site it belongs to, as the rest of sonde writes it: ``layers.0:output``, ``layers.0.weight:param``.
-        call: index of the module's call within this forward, from 0, as modules begin.
-        parent: number of the module call it ran in; None at the top.
+        path: canonical name of the module, parameter or buffer; of an operation, that of the module in which it ran.
+        site: the site it belongs to, written as everywhere in sonde: ``layers.0:output``, ``layers.0.weight:param``.
+        call: index of the module's call within this forward, from 0, in the order in which calls begin.
+        parent: number of the module call in which it ran; None at the top.
         outputs: the values it gave, as positions in ``graph.values``.
-        arguments: what else an operation was given, as text: ``dim=1``.
+        arguments: the operation's arguments that are no tensors, as text: ``dim=1``.
         flops: multiplications and additions of matrix products and convolutions, a fused pair as two, as
-            ``torch.utils.flop_counter`` counts them; of a module all inside it.
-        parameters: elements of a parameter; of a module all in it, each once.
-        bytes: memory of new tensors that it made (views and writes in place make none); of a module all inside it.
-        seconds: time on the host without what recording took; of a module all inside it. Not compared.
+            ``torch.utils.flop_counter`` counts them; of a module, the sum of all inside it.
+        parameters: elements of a parameter; of a module, of all parameters in it, each once.
+        bytes: memory of the new tensors it made (views and writes in place make none); of a module, the sum of all inside it.
+        seconds: time on the host, without the time of recording; of a module, all inside it. Not compared.
         flags: ``view`` (its output shares memory with an input), ``inplace`` (it wrote into an input), ``same`` (it returned an
-            input itself), ``read`` (it hands a value to Python), ``unseen`` (known from its gradient only), ``raised`` (an
-            exception came out of it), ``failed`` (and that ended the forward).
+            input itself), ``read`` (it copies a value to Python), ``unseen`` (found in the autograd graph only), ``raised`` (an
+            exception came out of it), ``failed`` (and that exception ended the forward).
         repeat: how many equal blocks in a row it stands for.
     """
 
@@ -92,9 +95,10 @@ class Edge:
     """*target* read a tensor that *source* gave.
 
     Attributes:
-        source, target: numbers of nodes.
-        value: which tensor, as a position in ``graph.values``.
-        seconds: when it was read, since the forward began. Not compared. The order of a graph's edges is the order of reading.
+        source: number of the node that gave the tensor.
+        target: number of the node that read it.
+        value: the tensor, as a position in ``graph.values``.
+        seconds: time of the read since the forward began. Not compared. A graph's edges are in the order of the reads.
     """
 
     source: int
@@ -105,14 +109,14 @@ class Edge:
 
 @dataclass(frozen=True)
 class PlainGraph:
-    """An execution graph: immutable, comparable, plain.
+    """An execution graph: immutable, compared by value, plain data.
 
     Attributes:
-        model: class of the model.
+        model: the model's class.
         nodes: by number.
-        edges: in the order of reading.
+        edges: in the order of the reads.
         values: the tensors.
-        error: what ended the forward early, as text; the failing calls carry the flag ``failed``.
+        error: the exception that ended the forward early, as text; the failing calls have the flag ``failed``.
     """
 
     model: str
@@ -136,7 +140,7 @@ class PlainGraph:
 
     @cached_property
     def depths(self) -> Mapping[int, int]:
-        """How many module calls each node lies in; the model's own call is at 0, as are inputs and outputs."""
+        """How many module calls each node lies in; 0 for the model's own call, inputs and outputs."""
         found: dict[int, int] = {}
         for node in self.nodes:  # parents come before their children
             found[node.id] = 0 if node.parent is None else found[node.parent] + 1
@@ -148,7 +152,7 @@ class PlainGraph:
         return max(self.depths.values(), default=0)
 
     def above(self, node: int) -> Iterator[int]:
-        """The module calls around a node, innermost first."""
+        """Yield the module calls around a node, innermost first."""
         parent = self.by_id[node].parent
         while parent is not None:
             yield parent
@@ -161,10 +165,49 @@ class PlainGraph:
     def __len__(self) -> int:
         return len(self.nodes)
 
+    def describe(self, numbers: Collection[int]) -> str:
+        """Return the nodes with these numbers in words, for messages; after the fourth, how many there are more."""
+        texts = []
+        for number in list(numbers)[:4]:
+            node = self.by_id.get(number)
+            where = f" at {node.site}" if node is not None and node.site else ""
+            texts.append(f"node {number}" + (f" ({node.kind} {node.name!r}{where})" if node is not None else ""))
+        return ", ".join(texts) + (f" and {len(numbers) - 4} more" if len(numbers) > 4 else "")
+
+    def check_references(self) -> None:
+        """Raise if a node or edge refers to something that is not there, or module calls do not nest.
+
+        Raises:
+            GraphError: it does; the message names the node.
+        """
+        open_calls: list[int] = []
+        last = -1
+        for node in self.nodes:
+            if node.id <= last:
+                raise GraphError(f"the numbers of nodes must rise: {node.id} comes after {last}")
+            last = node.id
+            if node.parent is None:
+                open_calls.clear()
+            elif node.parent not in self.by_id or self.by_id[node.parent].kind != "module":
+                raise GraphError(f"{self.describe([node.id])} lies in node {node.parent}, which is no module call of this graph")
+            while open_calls and open_calls[-1] != node.parent:
+                open_calls.pop()
+            if node.parent is not None and not open_calls:
+                raise GraphError(f"{self.describe([node.id])} lies in module call {node.parent}, which had ended before")
+            if node.kind == "module":
+                open_calls.append(node.id)
+            if any(not 0 <= value < len(self.values) for value in node.outputs):
+                raise GraphError(f"{self.describe([node.id])} gave values that the graph does not hold")
+        for edge in self.edges:
+            if edge.source not in self.by_id or edge.target not in self.by_id:
+                raise GraphError(f"an edge joins {edge.source} and {edge.target}, which are not both nodes of this graph")
+            if not 0 <= edge.value < len(self.values):
+                raise GraphError(f"an edge carries value {edge.value}, which the graph does not hold")
+
     # Files
 
     def to_data(self) -> dict[str, Any]:
-        """The graph as dicts, lists, texts and numbers, with a version of its form: what a run keeps."""
+        """Return the graph as dicts, lists, texts and numbers, with the version of this form; a run keeps it so."""
         return {
             "format": _FORMAT,
             "version": _VERSION,
@@ -176,57 +219,63 @@ class PlainGraph:
         }
 
     def to_json(self) -> str:
-        """The graph as JSON text. No pickle."""
-        return json.dumps(self.to_data(), ensure_ascii=False, separators=(",", ":"))
+        """Return the graph as JSON text, in ASCII. No pickle."""
+        return json.dumps(self.to_data(), separators=(",", ":"))
 
     @classmethod
     def from_data(cls, held: Any) -> Self:
-        """The graph that ``to_data`` gave.
+        """Return the graph that ``to_data`` gave. Every type, range and reference is checked first.
 
         Raises:
-            StoreError: *held* is none, or of a version that this sonde does not know.
+            StoreError: *held* is no graph, is damaged, or has another version; the message names the field.
         """
-        try:
-            if held["format"] != _FORMAT or held["version"] != _VERSION:
-                raise StoreError(
-                    f"this is {held['format']!r} of version {held['version']!r}; this sonde reads {_FORMAT!r} of version {_VERSION}"
-                )
-            return cls(
-                model=held["model"],
-                nodes=tuple(map(_node_from_json, held["nodes"])),
-                edges=tuple(Edge(*edge) for edge in held["edges"]),
-                values=tuple(Value(tuple(shape), dtype, device) for shape, dtype, device in held["values"]),
-                error=held["error"],
+        if not isinstance(held, Mapping) or "format" not in held or "version" not in held:
+            raise StoreError("this is no graph that sonde has written: it has no format and version")
+        if held["format"] != _FORMAT or held["version"] != _VERSION:
+            raise StoreError(
+                f"this is {held['format']!r:.40} of version {held['version']!r:.40}; "
+                f"this sonde reads {_FORMAT!r} of version {_VERSION}"
             )
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            if isinstance(error, StoreError):
-                raise
-            raise StoreError(f"this is no graph that sonde has written: {type(error).__name__}: {error}") from error
+        graph = cls(
+            model=_text(_member(held, "model"), "model"),
+            nodes=tuple(_node(item, f"nodes[{at}]") for at, item in enumerate(_list(_member(held, "nodes"), "nodes"))),
+            edges=tuple(_edge(item, f"edges[{at}]") for at, item in enumerate(_list(_member(held, "edges"), "edges"))),
+            values=tuple(_value(item, f"values[{at}]") for at, item in enumerate(_list(_member(held, "values"), "values"))),
+            error=_text(_member(held, "error"), "error"),
+        )
+        try:
+            graph.check_references()
+        except GraphError as error:
+            raise StoreError(f"this is no graph that sonde has written: {error}") from error
+        return graph
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """The graph that ``to_json`` wrote.
+        """Return the graph that ``to_json`` wrote.
 
         Raises:
-            StoreError: the text is none, or of a version that this sonde does not know.
+            StoreError: see :meth:`from_data`.
         """
         try:
             held = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise StoreError(f"this is no graph that sonde has written: {error}") from error
         return cls.from_data(held)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """The graph in a JSON file.
+        """Return the graph in a JSON file.
 
         Raises:
-            StoreError: there is none, or it cannot be read.
+            StoreError: there is no such file, or see :meth:`from_data`.
         """
         try:
-            return cls.from_json(Path(path).read_text(encoding="utf-8"))
+            text = Path(path).read_text(encoding="utf-8")
         except OSError as error:
             raise StoreError(f"{os.fspath(path)!r} cannot be read: {error.strerror}") from error
+        except ValueError as error:  # no UTF-8, or a path with a NUL
+            raise StoreError(f"{os.fspath(path)!r} is no graph that sonde has written: {error}") from error
+        return cls.from_json(text)
 
 
 _PLAIN = Node(0, "module", "")
@@ -242,36 +291,104 @@ def _node_to_json(node: Node) -> dict[str, Any]:
     return held
 
 
-def _node_from_json(held: dict[str, Any]) -> Node:
-    if held["kind"] not in KINDS:
-        raise ArgumentError(f"{held['kind']!r} is no kind of node; the kinds are {', '.join(KINDS)}")
-    tuples: dict[str, Any] = {name: tuple(held[name]) for name in ("outputs", "flags") if name in held}
-    return Node(**{**held, **tuples})
+# Reading: each function checks one value of a document; *where* names the field in the error
+
+
+def _refuse(where: str, held: Any, wanted: str) -> NoReturn:
+    raise StoreError(f"this is no graph that sonde has written: {where} is {held!r:.60}, not {wanted}")
+
+
+def _member(held: Mapping[str, Any], name: str, where: str = "") -> Any:
+    if name not in held:
+        raise StoreError(f"this is no graph that sonde has written: {where}{name!r} is missing")
+    return held[name]
+
+
+def _text(held: Any, where: str) -> str:
+    return held if isinstance(held, str) else _refuse(where, held, "a text")
+
+
+def _whole(held: Any, where: str, least: int = 0) -> int:
+    return held if type(held) is int and held >= least else _refuse(where, held, f"a whole number from {least}")
+
+
+def _seconds(held: Any, where: str) -> float:
+    if isinstance(held, int | float) and type(held) is not bool:
+        try:
+            if math.isfinite(held):
+                return float(held)
+        except OverflowError:  # a whole number beyond the range of float
+            pass
+    _refuse(where, held, "a finite number")
+
+
+def _list(held: Any, where: str) -> Collection[Any]:
+    return held if isinstance(held, list | tuple) else _refuse(where, held, "a list")
+
+
+def _texts(held: Any, where: str) -> tuple[str, ...]:
+    return tuple(_text(item, f"{where}[{at}]") for at, item in enumerate(_list(held, where)))
+
+
+def _wholes(held: Any, where: str) -> tuple[int, ...]:
+    return tuple(_whole(item, f"{where}[{at}]") for at, item in enumerate(_list(held, where)))
+
+
+def _kind(held: Any, where: str) -> Kind:
+    for kind in KINDS:
+        if held == kind:
+            return kind
+    _refuse(where, held, f"one of {', '.join(KINDS)}")
+
+
+_READ: dict[str, Callable[[Any, str], Any]] = {
+    **dict.fromkeys(("name", "type", "path", "site", "arguments"), _text),
+    **dict.fromkeys(("id", "call", "flops", "parameters", "bytes"), _whole),
+    "kind": _kind,
+    "parent": lambda held, where: None if held is None else _whole(held, where),
+    "outputs": _wholes,
+    "seconds": _seconds,
+    "flags": _texts,
+    "repeat": lambda held, where: _whole(held, where, least=1),
+}
+
+
+def _node(held: Any, where: str) -> Node:
+    if not isinstance(held, Mapping):
+        _refuse(where, held, "an object")
+    for name in ("id", "kind", "name"):
+        _member(held, name, f"{where}.")
+    for name in held:
+        if name not in _READ:
+            raise StoreError(f"this is no graph that sonde has written: {where} has a field {name!r:.40}, which no node has")
+    return Node(**{name: _READ[name](value, f"{where}.{name}") for name, value in held.items()})
+
+
+def _edge(held: Any, where: str) -> Edge:
+    if len(_list(held, where)) != 4:
+        _refuse(where, held, "a list of source, target, value and seconds")
+    source, target, value, seconds = held
+    return Edge(_whole(source, where), _whole(target, where), _whole(value, where), _seconds(seconds, where))
+
+
+def _value(held: Any, where: str) -> Value:
+    if len(_list(held, where)) != 3:
+        _refuse(where, held, "a list of shape, dtype and device")
+    shape, dtype, device = held
+    return Value(_wholes(shape, f"{where}.shape"), _text(dtype, f"{where}.dtype"), _text(device, f"{where}.device"))
 
 
 # Numbers for people
 
 
 def shape_text(shape: tuple[int, ...]) -> str:
-    """``2×64``; ``scalar`` for none."""
+    """Return ``2×64``; ``scalar`` for no dimension."""
     return "×".join(map(str, shape)) or "scalar"
 
 
 def count_text(number: float) -> str:
-    """``950``, ``12.3 k``, ``4.56 M``: three digits and a power of a thousand."""
+    """Return ``950``, ``12.3 k``, ``4.56 M``: three digits and a power of a thousand."""
     for power, letter in ((4, "T"), (3, "G"), (2, "M"), (1, "k")):
         if abs(number) >= 999.5 * 1000 ** (power - 1):
             return f"{number / 1000**power:#.3g} {letter}".replace(". ", " ")
     return f"{number:.3g}"
-
-
-def byte_text(number: float) -> str:
-    """``512 B``, ``1.50 MB``."""
-    return f"{count_text(number)}{'B' if number >= 999.5 else ' B'}"
-
-
-def time_text(seconds: float) -> str:
-    """``12 µs``, ``3.4 ms``, ``1.2 s``."""
-    if seconds < 1e-3:
-        return f"{seconds * 1e6:.0f} µs"
-    return f"{seconds * 1e3:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"

@@ -21,14 +21,7 @@ byId("fewer").onclick = () => shift(-1);
 byId("fit").onclick = fit;
 byId("help").onclick = () => byId("keys").showModal();
 
-function theme(name) {
-  document.documentElement.dataset.theme = name;
-  if (picture) tint();
-}
-byId("theme").onclick = () => theme(document.documentElement.dataset.theme === "dark" ? "light" : "dark");
-const prefersDark = window.matchMedia("(prefers-color-scheme: dark)");
-theme(prefersDark.matches ? "dark" : "light");
-prefersDark.addEventListener("change", (event) => theme(event.matches ? "dark" : "light"));
+document.addEventListener("theme", () => { if (picture) tint(); });
 
 let themeBefore = null; // while the page is printed
 window.addEventListener("beforeprint", () => { themeBefore ??= document.documentElement.dataset.theme; theme("light"); select(null); fitWhole(720, 860); });

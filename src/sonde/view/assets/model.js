@@ -70,7 +70,8 @@ function visible() {
 }
 
 const shapeOf = (value) => recorded.values[value][0].join("×") || "scalar";
-const quoted = (text) => `"${text.replaceAll("\\", "\\\\").replaceAll('"', '\\"').replaceAll("\n", "\\n")}"`;
+// A text as a Graphviz string; without control characters and lone surrogates, which the layout engine cannot read.
+const quoted = (text) => `"${text.replaceAll("&", "&amp;").replaceAll("\\", "\\\\").replaceAll('"', '\\"').replaceAll("\n", "\\n").replace(/[\p{Cc}\p{Cs}]/gu, "\ufffd")}"`;
 
 // A module's name as seen from the frame that it is drawn in.
 function shortName(node) {

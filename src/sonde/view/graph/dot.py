@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from sonde.escape import printable
 from sonde.run.graph.data import Kind, Node, PlainGraph, count_text, shape_text
 
 __all__ = ["FONT", "label_lines", "quoted", "to_dot"]
@@ -100,6 +101,6 @@ def label_lines(graph: PlainGraph, node: Node) -> list[str]:
 
 
 def quoted(text: str) -> str:
-    """*text* as a Graphviz string."""
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\r", "").replace("\n", "\\n").replace("\0", "")
-    return f'"{escaped}"'
+    """Return *text* as a Graphviz string."""
+    escaped = printable(text.replace("\r", "")).replace("&", "&amp;").replace("\\", "\\\\").replace('"', '\\"')
+    return '"' + escaped.replace("\n", "\\n") + '"'

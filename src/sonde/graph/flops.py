@@ -1,8 +1,8 @@
-"""Floating-point operations of public torch functions, counted as ``torch.utils.flop_counter`` counts them.
+"""Count the floating-point operations (FLOPs) of public torch functions, as ``torch.utils.flop_counter`` counts them.
 
-Only matrix products, convolutions, attention and recurrent layers count; a multiplication with an addition is two. What is
-element by element, and the biases, are not counted, in accordance with torch. Counted here and not there are products with
-a vector, recurrent layers, and attention on the CPU; counted there and not here is a backward pass inside a forward.
+Matrix products, convolutions, attention and recurrent layers count; one multiplication with one addition counts as two.
+Element-wise functions and biases count as 0, as in torch. Two differences to torch: products with a vector, recurrent layers
+and attention on the CPU are counted here and not in torch; a backward pass inside a forward is counted in torch and not here.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import Any
 from torch import Tensor
 from torch.utils.flop_counter import conv_flop_count, sdpa_flop_count
 
-__all__ = ["flops"]
+__all__ = ["count_flops"]
 
 Formula = Callable[[tuple[Any, ...], dict[str, Any], Any], int]
 
 
-def flops(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
-    """The count for one call of the function *name*; 0 for what is not counted."""
+def count_flops(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
+    """Return the FLOPs of one call of the function *name*; 0 for a function that is not counted."""
     formula = _FORMULAS.get(name)
     if formula is None:
         return 0
     try:
         return int(formula(args, kwargs, result))
-    except (AttributeError, AssertionError, IndexError, KeyError, TypeError, ValueError):  # a call in a form of its own
+    except (AttributeError, AssertionError, IndexError, KeyError, TypeError, ValueError):  # a form of call that no formula reads
         return 0
 
 
@@ -44,12 +44,12 @@ def _linear(args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> in
 
 
 def _bilinear(args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> int:
-    weight = _argument(args, kwargs, 2, "weight")  # out × in1 × in2, as a product with each of the two inputs
+    weight = _argument(args, kwargs, 2, "weight")  # out × in1 × in2: one product with each of the two inputs
     return 2 * result.numel() * int(weight.shape[1]) * int(weight.shape[2])
 
 
 def _matmul_at(first: int) -> Formula:
-    """A product whose left matrix is the argument number *first*: each number of the result is a sum over its columns."""
+    """Return the formula of a product whose left matrix is argument number *first*; its columns are summed over."""
 
     def count(args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> int:
         names = ("input", "mat1", "batch1", "vec1", "self")
@@ -102,23 +102,18 @@ def _einsum(args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> in
         for letter, size in zip(term, tensor.shape, strict=True)
     }
     summed = set(terms[0]) & set(terms[1]) - set(output)
-    return (
-        2 * prod(sizes.values()) if any(sizes[letter] > 1 for letter in summed) else 0
-    )  # else torch multiplies element by element
+    if all(sizes[letter] == 1 for letter in summed):  # nothing is summed: torch multiplies element by element
+        return 0
+    return 2 * prod(sizes.values())
 
 
-def _recurrent(gates: int) -> Formula:
-    """A stack of recurrent layers: at each step every layer multiplies its input and its state with its weights."""
-
-    def count(args: tuple[Any, ...], kwargs: dict[str, Any], result: tuple[Tensor, ...]) -> int:
-        packed = isinstance(args[3], tuple | list)  # (data, batch_sizes, hx, weights, ...) against (input, hx, weights, ...)
-        weights = args[3] if packed else args[2]
-        data = args[0]
-        steps = int(data.shape[0]) if packed else data.numel() // int(data.shape[-1])
-        matrices = [weight for weight in weights if weight.dim() == 2]
-        return sum(2 * steps * weight.numel() for weight in matrices)
-
-    return count
+def _recurrent(args: tuple[Any, ...], kwargs: dict[str, Any], result: tuple[Tensor, ...]) -> int:
+    """Count stacked recurrent layers: at each step, each layer multiplies its input and its state with its weights."""
+    packed = isinstance(args[3], tuple | list)  # (data, batch_sizes, hx, weights, ...); otherwise (input, hx, weights, ...)
+    weights = args[3] if packed else args[2]
+    data = args[0]
+    steps = int(data.shape[0]) if packed else data.numel() // int(data.shape[-1])
+    return sum(2 * steps * weight.numel() for weight in weights if weight.dim() == 2)
 
 
 def _cell(args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
@@ -139,8 +134,6 @@ _FORMULAS: dict[str, Formula] = {
     "scaled_dot_product_attention": _attention,
     "multi_head_attention_forward": _multi_head,
     "einsum": _einsum,
-    "lstm": _recurrent(4),
-    "gru": _recurrent(3),
-    **dict.fromkeys(("rnn_tanh", "rnn_relu"), _recurrent(1)),
+    **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), _recurrent),
     **dict.fromkeys(("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"), _cell),
 }

@@ -1,8 +1,8 @@
-"""A graph under construction: which node has given each tensor, followed through views and writes in place.
+"""Build a graph while a forward runs: note which node gave each tensor, through views and writes in place.
 
-Tensors are known by identity, through weak references: a graph keeps nothing of the model alive. A tensor that is written
-in place has a new value from then on, and whatever shares its memory is read from the write as well as from where it was
-made; which bytes each of them covers decides whether one can matter to the other.
+Tensors are identified by ``id``, and held by weak references only: a graph keeps no tensor alive. A tensor that is written
+in place has a new value from then on. A tensor that shares its memory is then read from the write as well as from the node
+that made it, if the bytes of the two overlap.
 """
 
 from __future__ import annotations
@@ -23,13 +23,16 @@ from sonde.site import Site
 __all__ = ["Builder", "Draft", "Read"]
 
 Read = tuple[int, int]
-"""The node that gave a tensor, and the number of the value."""
+"""Number of the node that gave a tensor, and number of the value."""
 
 _BEFORE_ALL = -1
 
 
 class Draft:
-    """A node that is not finished."""
+    """A node under construction; the fields are those of :class:`~sonde.run.graph.data.Node`.
+
+    Large because a node has many fields, and one instance is made for each operation of a forward.
+    """
 
     __slots__ = (
         "arguments",
@@ -63,7 +66,7 @@ class Draft:
         self.ended = False
 
     def finish(self) -> Node:
-        """The node, as plain data."""
+        """Return the node as plain data."""
         return Node(
             id=self.id,
             kind=self.kind,
@@ -85,16 +88,17 @@ class Draft:
 
 @dataclass(slots=True)
 class _Known:
-    """Who gave a tensor.
+    """The node that gave a tensor.
 
-    A node that handed on a tensor unchanged counts as its giver while the module call around it runs; after that whoever
-    gave it before does. (A residual connection around a block that begins with ``x.contiguous()`` begins before the block.)
+    A node that returned a tensor unchanged counts as its giver while the module call around the node runs; afterwards the
+    giver before it counts again. (A residual connection around a block that begins with ``x.contiguous()`` begins before
+    the block.)
     """
 
     tensor: weakref.ref[Tensor]
     node: Draft
     value: int
-    since: int  # the node after which writes into its memory change it
+    since: int  # writes by later nodes into the same memory change the tensor
     within: Draft | None = None
     before: _Known | None = None
 
@@ -106,24 +110,29 @@ class _Write(NamedTuple):
 
 
 class _Written(NamedTuple):
-    """The writes into one storage; the reference keeps its number from being used again, though not its memory."""
+    """The writes into one storage. The reference keeps the storage's identity from being used again, not its memory."""
 
     storage: StorageWeakRef
     writes: list[_Write]
 
 
 class Builder:
-    """Nodes, edges and values so far, and who gave each living tensor.
+    """Nodes, edges and values so far, and the node that gave each living tensor.
+
+    Args:
+        owned: kind, name and tensor of each parameter and buffer of the model.
 
     Attributes:
-        nodes: in order.
+        nodes: in the order in which they were added.
         running: the module calls that have begun and not ended, innermost last, with their modules.
+        overhead: seconds that recording itself has taken; not part of any node's time.
     """
 
     def __init__(self, owned: Iterable[tuple[Kind, str, Tensor]]) -> None:
         self.nodes: list[Draft] = []
         self.running: list[tuple[nn.Module, Draft]] = []
-        self.began = time.perf_counter()
+        self.overhead = 0.0
+        self._began = time.perf_counter()
         self._edges: dict[tuple[int, int, int], float] = {}
         self._values: list[Value] = []
         self._known: dict[int, _Known] = {}
@@ -135,20 +144,20 @@ class Builder:
     # Nodes
 
     def add(self, kind: Kind, name: str, parent: Draft | None) -> Draft:
-        """A new node."""
+        """Add a node and return it."""
         node = Draft(len(self.nodes), kind, name, parent)
         self.nodes.append(node)
         return node
 
     @property
     def scope(self) -> Draft | None:
-        """The module call that runs."""
+        """The innermost module call that runs; None outside all."""
         return self.running[-1][1] if self.running else None
 
     # What nodes give and read
 
     def give(self, node: Draft, tensor: Tensor) -> int:
-        """*node* has made *tensor*: who reads it from now on reads that."""
+        """Note that *node* has made *tensor*: later reads of the tensor read from this node. Return the value's number."""
         value = self._value(tensor)
         node.outputs.append(value)
         self._known[id(tensor)] = _Known(weakref.ref(tensor), node, value, node.id)
@@ -158,13 +167,13 @@ class Builder:
         return value
 
     def hand_on(self, node: Draft, tensor: Tensor, within: Draft | None) -> None:
-        """*node* has returned *tensor*, which it was given, unchanged; that counts while the call *within* runs."""
+        """Note that *node* returned its argument *tensor* unchanged; *node* counts as giver while the call *within* runs."""
         before = self._lookup(tensor) or self._source(tensor)
         node.outputs.append(before.value)
         self._known[id(tensor)] = _Known(weakref.ref(tensor), node, before.value, node.id, within, before)
 
     def leave(self, call: Draft, returned: Iterable[Tensor]) -> None:
-        """The module call has ended and *returned* these: what it handed on unchanged, its caller was handed."""
+        """End a module call; tensors in *returned* that it returned unchanged now count as given within its caller."""
         call.ended = True
         for tensor in returned:
             known = self._known.get(id(tensor))
@@ -177,7 +186,9 @@ class Builder:
             return None
         while known is not None and known.within is not None and known.within.ended:
             known = known.before
-        if known is None or known.since == _BEFORE_ALL:  # a source, which each module call has for itself
+        if (
+            known is None or known.since == _BEFORE_ALL
+        ):  # a parameter, buffer or constant: each module call has a node of its own for it
             return None
         return known
 
@@ -186,7 +197,7 @@ class Builder:
         return len(self._values) - 1
 
     def write(self, node: Draft, tensor: Tensor) -> None:
-        """*node* has written into *tensor*, and so into all that shares its memory."""
+        """Note that *node* has written into *tensor*, and so into all tensors that share its memory."""
         value = self.give(node, tensor)
         key = storage_of(tensor)
         if key is None:
@@ -199,21 +210,21 @@ class Builder:
         known.writes.append(_Write(node, value, span))
 
     def read(self, node: Draft, tensor: Tensor, sources: Iterable[Read] | None = None) -> None:
-        """*node* reads *tensor*: an edge from each node whose data is in it."""
-        now = time.perf_counter() - self.began
+        """Note that *node* reads *tensor*: add an edge from each node whose data is in it (*sources*, where known)."""
+        now = time.perf_counter() - self._began
         for source, value in self.sources_of(tensor) if sources is None else sources:
             if source != node.id:
                 self._edges.setdefault((source, node.id, value), now)
 
     def giver_of(self, tensor: Tensor) -> tuple[Draft, int] | None:
-        """The node that gave *tensor*, and which value; None if none did."""
+        """Return the node that gave *tensor*, and the value's number; None if no node did."""
         known = self._lookup(tensor)
         if known is None and id(tensor) not in self._owned:
             known = self._unseen(tensor)
         return None if known is None else (known.node, known.value)
 
     def sources_of(self, tensor: Tensor) -> list[Read]:
-        """The nodes whose data is in *tensor* now."""
+        """Return the nodes whose data is in *tensor* now, with the values' numbers."""
         known = self._lookup(tensor) or self._source(tensor)
         if not self._written:
             return [(known.node.id, known.value)]
@@ -233,7 +244,7 @@ class Builder:
     # Tensors that no node has given
 
     def _source(self, tensor: Tensor) -> _Known:
-        """The node that stands for *tensor* in the module call that runs: a parameter, buffer or constant."""
+        """Return the node for a parameter, buffer or constant in the module call that runs; add one at its first use."""
         owned = self._owned.get(id(tensor))
         scope = self.scope
         kind: Kind
@@ -261,7 +272,7 @@ class Builder:
         return known
 
     def _unseen(self, tensor: Tensor) -> _Known | None:
-        """An operation that torch did not tell of (in C++, in an ``autograd.Function``), known from the gradient's graph."""
+        """Add an operation found only in the autograd graph (C++, ``autograd.Function``); None if there is none."""
         if tensor.grad_fn is None:
             return None
         reads: dict[Read, None] = {}
@@ -291,7 +302,7 @@ class Builder:
     # The end
 
     def finish(self, model: str, error: str = "") -> PlainGraph:
-        """The graph, as plain data."""
+        """Return the graph as plain data."""
         for node in reversed(self.nodes):  # children come after their parents
             if node.parent is not None and node.kind in ("operation", "module"):
                 node.parent.flops += node.flops

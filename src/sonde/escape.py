@@ -1,0 +1,39 @@
+"""Escape text from a model or a run, so that it can stand in HTML, in a script element, or in a terminal."""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+import re
+from typing import Any
+
+__all__ = ["embed_json", "escape_html", "printable"]
+
+_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+
+
+def printable(text: object) -> str:
+    """Return *text* with ``�`` for control characters (but tab and newline) and lone surrogates; it can be written as UTF-8."""
+    return _UNPRINTABLE.sub("\ufffd", str(text))
+
+
+def escape_html(text: object) -> str:
+    """Return *text* as HTML that shows it, in an element or in a quoted attribute. Every page and notebook table uses this."""
+    return html.escape(printable(text))
+
+
+def embed_json(data: Any) -> str:
+    """Return *data* as JSON that can stand in a script element, whatever texts it holds; in ASCII.
+
+    NaN and infinities, for which JSON has no numbers, become the texts ``NaN``, ``∞`` and ``−∞``.
+    """
+    return json.dumps(_finite(data), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+
+
+def _finite(data: Any) -> Any:
+    if isinstance(data, float) and not math.isfinite(data):
+        return "NaN" if math.isnan(data) else "∞" if data > 0 else "−∞"
+    if isinstance(data, dict):
+        return {key: _finite(held) for key, held in data.items()}
+    return [_finite(held) for held in data] if isinstance(data, list | tuple) else data

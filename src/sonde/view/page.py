@@ -1,0 +1,79 @@
+"""The kit of every HTML page: shell, theme, content security policy, escaping. A page is one file that loads nothing."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from string import Template
+from typing import Any
+
+from sonde.errors import ArgumentError
+from sonde.escape import embed_json, escape_html
+
+__all__ = ["html_page", "in_frame"]
+
+
+def html_page(
+    title: str,
+    template: str,
+    *,
+    texts: Mapping[str, str] | None = None,
+    styles: Sequence[str] = (),
+    scripts: Sequence[str] = (),
+    data: Mapping[str, Any] | None = None,
+    libraries: Mapping[str, str] | None = None,
+) -> str:
+    """Return a self-contained page. Nothing in *title*, *texts* and *data* can run code or leave its element.
+
+    The policy in the page allows its own script by its hash, workers that the script makes, and WebAssembly; no other script,
+    and no network. The page is light or dark as the system is; a button with the id ``theme`` changes it.
+
+    Args:
+        title: the page's title.
+        template: name of the asset that holds the body; ``$name`` in it stands for the text of that name.
+        texts: texts for the template, escaped here.
+        styles, scripts: names of assets, put after the kit's own in this order.
+        data: read in the script by ``JSON.parse(document.getElementById(name).textContent)``; NaN and infinities are texts.
+        libraries: script texts of installed packages, for a worker that the page's script makes.
+
+    Raises:
+        ArgumentError: a library cannot stand in a page.
+    """
+    for name, library in (libraries or {}).items():
+        if "</script" in library.lower():
+            raise ArgumentError(f"the library {name!r} cannot stand in a page: it holds the end of a script element")
+    held = [f'<script id="{name}" type="application/json">{embed_json(part)}</script>\n' for name, part in (data or {}).items()]
+    held += [f'<script id="{name}" type="text/plain">{library}</script>\n' for name, library in (libraries or {}).items()]
+    script = "\n".join(map(_asset, ("page.js", *scripts)))
+    return Template(_asset("page.html")).substitute(
+        title=escape_html(title),
+        policy=_policy(script),
+        style="".join(map(_asset, ("page.css", *styles))),
+        body=Template(_asset(template)).substitute({name: escape_html(text) for name, text in (texts or {}).items()}),
+        held="".join(held),
+        script=script,
+    )
+
+
+def in_frame(page: str, title: str, height: int) -> str:
+    """Return HTML that shows *page* in a frame of its own in a notebook; its scripts and styles cannot touch the notebook."""
+    frame = "width:100%;border:1px solid rgba(128,128,128,.35);border-radius:8px"
+    return (
+        f'<iframe title="{escape_html(title)}" sandbox="allow-scripts" loading="lazy" style="{frame};height:{height}px" '
+        f'srcdoc="{escape_html(page)}"></iframe>'
+    )
+
+
+def _asset(name: str) -> str:
+    return (resources.files("sonde.view") / "assets" / name).read_text(encoding="utf-8")
+
+
+def _policy(script: str) -> str:
+    """Return the content security policy of a page whose only script is *script*."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return (
+        f"default-src 'none'; script-src 'sha256-{digest}' 'wasm-unsafe-eval' blob:; worker-src blob:; "
+        "style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'"
+    )
