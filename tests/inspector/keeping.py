@@ -103,7 +103,7 @@ class Keeper:
                 if parameter.grad is not None:
                     now.setdefault(f"{site}:grad", []).append(parameter.grad.clone())
                 now.setdefault(f"{site}:param", []).append(parameter.detach().clone())
-                now.setdefault(f"{site}:update", []).append(parameter.detach() - self._before.pop(id(parameter)))
+                now.setdefault(f"{site}:update", []).append(parameter.detach().double() - self._before.pop(id(parameter)).double())
 
     def end(self, *names: str) -> None:
         for name in names or ("",):

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests import bounds
 from tests.inspector.keeping import Keeper, Watcher
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW
@@ -297,7 +298,7 @@ def compiled(either: Either, backend: str = "aot_eager") -> None:
     if isinstance(either, Watcher):
         model.compile(backend=backend, fullgraph=True)
     either.watch(model)
-    for _ in range(4):
+    for _ in range(STEPS):
         backward(model, either)
         step(optimizer, either)
 
@@ -320,15 +321,29 @@ SITUATIONS = [
 ]
 
 
-def compare(kept: Keeper, watched: Watcher) -> None:
-    """Every row and number of the one is in the other, and no more."""
+STEPS = 4
+OPERATIONS = STEPS * 2 * (6 + 8 + 8 + 8 + 15)
+"""Roundings in ``compiled``: in each step, forward and backward, the sums of four layers (6 or 8 terms) and of the loss (15)."""
+
+
+def compare(kept: Keeper, watched: Watcher, operations: int = 0) -> None:
+    """Every row and number of the one is in the other, and no more.
+
+    Both add float64 numbers, of the same float32 tensors; or of tensors that so many *operations* in float32 have made, which
+    compiled code orders and fuses in its own way.
+    """
     expected, found = kept.numbers(), watched.numbers()
+    values = bounds.relative(operations, torch.float32)
     assert found.keys() == expected.keys()
     for key, numbers in expected.items():
-        largest = numbers["absmax"] if math.isfinite(numbers["absmax"]) else 1.0
-        assert found[key] == pytest.approx(numbers, rel=1e-6, abs=1e-6 * largest, nan_ok=True), key
+        count, largest = int(numbers["count"]), numbers["absmax"] if math.isfinite(numbers["absmax"]) else 1.0
+        rel = values + bounds.relative(count + 3)
+        for name, number in numbers.items():
+            slack = bounds.of_std(count, largest) if name == "std" else 0.0
+            assert found[key][name] == pytest.approx(number, rel=rel, abs=rel * largest + slack, nan_ok=True), (key, name)
     norms = kept.norms()
-    assert watched.norms() == pytest.approx(norms, rel=1e-7)
+    elements = sum(int(numbers["count"]) for numbers in expected.values())
+    assert watched.norms() == pytest.approx(norms, rel=values + bounds.relative(elements))
 
 
 def both(situation: Callable[[Any], None]) -> tuple[Keeper, Watcher]:
@@ -355,7 +370,7 @@ def test_the_run_has_the_numbers_of_the_oracle(situation: Callable[[Any], None])
 def test_compiled_code_has_the_numbers_of_the_oracle(backend: str, fresh_compiler: None) -> None:
     """Compiled whole, in one graph, against the oracle of the eager model."""
     kept, watched = both(partial(compiled, backend=backend))
-    compare(kept, watched)
+    compare(kept, watched, OPERATIONS)
 
 
 def test_a_module_that_is_replaced_is_followed() -> None:
