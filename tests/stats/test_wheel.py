@@ -29,7 +29,8 @@ pytestmark = pytest.mark.slow
 
 def run(*command: str | Path, cwd: Path, **environment: str) -> str:
     """The standard output of a command that must succeed."""
-    done = subprocess.run(command, cwd=cwd, env=os.environ | environment, timeout=600, check=False, capture_output=True, text=True)
+    settings = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | environment
+    done = subprocess.run(command, cwd=cwd, env=settings, timeout=600, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     return done.stdout
 
