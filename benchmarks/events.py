@@ -1,8 +1,8 @@
-"""What an event costs: sonde against hooks written by hand that do the same, and against peers.
+"""Measure the cost of an event: sonde against hooks written by hand that do the same, and against peers.
 
-Run alone (``make bench``): anything beside it distorts these numbers. All ways are timed in one process, one after the other
-in every round, and the table gives medians over rounds; the raw medians are printed as JSON at the end. "Share" is the
-hook's own: the time beyond the bare model, as a ratio of the same for the hand-written hook.
+Run alone (``make bench``): any other program distorts the numbers. All ways are timed in one process, one after the other
+in every round. The table gives medians over rounds; the raw medians are printed as JSON at the end. "Share" is the time
+beyond the bare model, divided by the same time of the hand-written hook.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from interleaved import medians
 
 DEPTH, WIDTH, BATCH = 40, 16, 4
 ROUNDS, REPEATS = 41, 10
-WARM_UP = 17  # forwards after attaching that are not timed: sonde looks for changes of the model at the 2nd, 4th, 8th and 16th
+WARM_UP = 17  # forwards after attaching that are not timed: sonde checks the model for changes at the 2nd, 4th, 8th and 16th
 SLOW_ROUNDS = 5
 
 sink: list[object] = []
@@ -108,7 +108,7 @@ Way = tuple[str, Callable[[nn.Module], Callable[[], None]]]
 
 
 def measure(ways: list[Way], run: Callable[[nn.Module, Tensor], None]) -> dict[str, float]:
-    """Median microseconds per module call, by way."""
+    """Return the median microseconds per module call of each way."""
     x, net = torch.randn(BATCH, WIDTH), model()
 
     @contextmanager
@@ -123,7 +123,7 @@ def measure(ways: list[Way], run: Callable[[nn.Module, Tensor], None]) -> dict[s
 
 
 def peers(base: float) -> dict[str, float]:
-    """Median microseconds per module call of peers that keep every module's output, forward only."""
+    """Return the median microseconds per module call of peers that keep every module's output, forward only."""
     found: dict[str, float] = {}
     net, x = model(), torch.randn(BATCH, WIDTH)
 

@@ -1,7 +1,7 @@
-"""What a graph costs: capture against TorchLens and torchview, and the first picture in a browser against the layout alone.
+"""Measure the cost of a graph: capture against TorchLens and torchview, the first picture in a browser against the layout alone.
 
-Run alone (``make bench``): anything beside it distorts these numbers. All ways are timed in one process, in turn; the table gives
-medians, the raw ones are printed as JSON at the end. Peers that are not installed are left out with a message.
+Run alone (``make bench``): any other program distorts the numbers. All ways are timed in one process, in turn. The table gives
+medians; the raw medians are printed as JSON at the end. Peers that are not installed are left out with a message.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ROUNDS, SLOW_ROUNDS, PAGES = 7, 2, 5
 
 
 class Sequence(nn.Module):
-    """One layer, and a chain of additions."""
+    """A layer and a chain of additions."""
 
     def __init__(self, operations: int) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Sequence(nn.Module):
 
 
 def layers(count: int) -> nn.Module:
-    """Linear and Tanh in turn."""
+    """Return *count* layers, Linear and Tanh in turn."""
     return nn.Sequential(*(layer for _ in range(count // 2) for layer in (nn.Linear(8, 8), nn.Tanh())))
 
 
@@ -62,7 +62,7 @@ class Block(nn.Module):
 
 
 def torchlens(model: nn.Module, x: Tensor) -> Callable[[], Any] | None:
-    """TorchLens's trace of every operation."""
+    """Return a function that traces every operation with TorchLens; None if it is not installed."""
     try:
         import torchlens
     except ImportError as error:
@@ -72,7 +72,7 @@ def torchlens(model: nn.Module, x: Tensor) -> Callable[[], Any] | None:
 
 
 def torchview(model: nn.Module, x: Tensor) -> Callable[[], Any] | None:
-    """Torchview's graph at module depth."""
+    """Return a function that draws the modules with torchview; None if it is not installed."""
     try:
         import torchview
     except ImportError as error:
@@ -82,7 +82,7 @@ def torchview(model: nn.Module, x: Tensor) -> Callable[[], Any] | None:
 
 
 def measure(ways: dict[str, Callable[[], Any] | None], slow: set[str]) -> dict[str, float]:
-    """Median seconds of each way, in turn."""
+    """Return the median seconds of each way; the ways run in turn."""
     present = {name: run for name, run in ways.items() if run is not None}
     times: dict[str, list[float]] = {name: [] for name in present}
     for round_ in range(ROUNDS + 1):
@@ -91,7 +91,7 @@ def measure(ways: dict[str, Callable[[], Any] | None], slow: set[str]) -> dict[s
                 continue
             start = time.perf_counter()
             run()
-            if round_:  # the first warms up
+            if round_:  # the first round is not counted: it warms up
                 times[name].append(time.perf_counter() - start)
     return {name: statistics.median(values) for name, values in times.items()}
 
@@ -103,7 +103,7 @@ def show(title: str, times: dict[str, float], base: str) -> None:
 
 
 def first_picture() -> dict[str, float] | None:
-    """Seconds of the layout alone, and from opening the file until the picture is there, in a headless chromium."""
+    """Return the seconds of the layout alone, and from opening the file to the first picture, in a headless chromium."""
     program = shutil.which("chromium") or shutil.which("google-chrome")
     try:
         from playwright.sync_api import sync_playwright

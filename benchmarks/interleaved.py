@@ -1,4 +1,4 @@
-"""Timing several ways of doing the same, interleaved, so that the noise of the machine falls on all of them alike."""
+"""Time several ways of doing the same, interleaved, so that the noise of the machine affects all ways alike."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 __all__ = ["medians"]
 
-LEFT_OUT = 3  # rounds at the beginning
+LEFT_OUT = 3  # first rounds, which are not counted
 
 
 def medians(
@@ -22,7 +22,7 @@ def medians(
     warm_up: int,
     repeats: int,
 ) -> dict[str, float]:
-    """Median seconds of one *run* inside each way, which is entered anew in every round."""
+    """Return the median seconds of one *run* inside each way; each way is entered again in every round."""
     times: dict[str, list[float]] = {name: [] for name in ways}
     for round_ in range(rounds + LEFT_OUT):
         for name, way in ways.items():

@@ -1,9 +1,9 @@
-"""What a statistic of a tensor costs: sonde's kernels against one ``x.sum()``, the naive torch version, and the reference.
+"""Measure the cost of a statistic: sonde's kernels against one ``x.sum()``, the naive torch version, and the reference code.
 
-Run alone: anything beside it distorts these numbers. For each tensor all ways are timed in one process, one after the other
-in every round; the table gives medians over rounds, in microseconds and relative to ``x.sum()`` of the same tensor, the call
-from Python included. The raw medians are printed as JSON at the end. ``--threads N`` sets torch's threads (default: 1, which
-varies least).
+Run alone: any other program distorts the numbers. For each tensor all ways are timed in one process, one after the other in
+every round. The table gives medians over rounds, in microseconds and relative to ``x.sum()`` of the same tensor, the call from
+Python included. The raw medians are printed as JSON at the end. ``--threads N`` sets torch's threads (default: 1, which varies
+least).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sonde.stats import ExponentHistogram, Moments, Slab, Statistic
 from sonde.stats.kernels import native
 
 ROUNDS = 41
-ROUND_SECONDS = 2e-3  # of repeated calls for one way in one round, so that the clock's own error is small
+ROUND_SECONDS = 2e-3  # time of the repeated calls of one way in one round; long beside the error of the clock
 SLOW_SECONDS = 0.05  # ways slower than this are timed in SLOW_ROUNDS rounds
 SLOW_ROUNDS = 5
 
@@ -33,7 +33,7 @@ TARGETS = {
 
 
 def naive(x: Tensor) -> None:
-    """What people write: six separate reductions."""
+    """Compute six separate reductions, as people write them."""
     x.mean()
     x.std()
     x.norm()
@@ -60,7 +60,7 @@ def tensors() -> dict[str, Tensor]:
 
 
 def adding(statistic: Statistic, x: Tensor) -> Callable[[], object]:
-    """What a hook does."""
+    """Return a function that adds *x* to a row, as a hook does."""
     slab = Slab(statistic)
     row = slab.allocate(1, x.device)[0]
     return lambda: slab.add(row, x)
@@ -89,7 +89,7 @@ def timed(call: Callable[[], object], repeats: int) -> float:
 
 
 def measure(x: Tensor) -> dict[str, float]:
-    """Median microseconds by way; all ways interleaved."""
+    """Return the median microseconds of each way; all ways are interleaved."""
     calls = ways(x)
     once = {name: min(timed(call, 1) for _ in range(3)) for name, call in calls.items()}
     repeats = {name: max(1, int(ROUND_SECONDS / seconds)) for name, seconds in once.items()}

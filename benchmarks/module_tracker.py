@@ -1,8 +1,8 @@
-"""What knowing the running module costs: sonde's tracker against torch's, and how many objects each keeps.
+"""Measure the cost of a module tracker: sonde's against torch's, and the number of objects that each keeps.
 
-Run alone: anything beside it distorts these numbers. All ways are timed in one process, one after the other in every round;
-the table gives medians over rounds, "share" is the tracker's own time as a ratio of that of torch's tracker. Torch's is
-entered anew in each round, as it keeps handles until it is left. The raw medians are printed as JSON at the end.
+Run alone: any other program distorts the numbers. All ways are timed in one process, one after the other in every round. The
+table gives medians over rounds; "share" is the tracker's own time divided by that of torch's tracker. Torch's tracker is
+entered again in each round, since it keeps handles until its end. The raw medians are printed as JSON at the end.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def both(net: nn.Module, x: Tensor) -> None:
 
 
 def measure(run: Callable[[nn.Module, Tensor], None], *, grad: bool) -> dict[str, float]:
-    """Median microseconds per module call, by way."""
+    """Return the median microseconds per module call of each way."""
     net, x = model(), torch.randn(BATCH, WIDTH, requires_grad=grad)
     with torch.set_grad_enabled(grad):
         seconds = medians(WAYS, lambda: run(net, x), rounds=ROUNDS, warm_up=WARM_UP, repeats=REPEATS)
@@ -64,7 +64,7 @@ def measure(run: Callable[[nn.Module, Tensor], None], *, grad: bool) -> dict[str
 
 
 def growth() -> dict[str, list[int]]:
-    """Objects more than after the first step, after so many steps, by way."""
+    """Return, for each way, the number of objects beyond those after the first step, after each of ``GROWTH_STEPS``."""
     found: dict[str, list[int]] = {}
     for name, way in WAYS.items():
         net, x = model(), torch.randn(BATCH, WIDTH, requires_grad=True)

@@ -1,11 +1,11 @@
-"""What a recorder costs and how it grows, against the recorders of torchfunc 0.2.0 that it succeeds.
+"""Measure the cost and the growth of a recorder, against the recorders of torchfunc 0.2.0.
 
-Run alone: anything beside it distorts these numbers. All ways are timed in one process, one after the other in every round;
-the table gives medians over rounds and the raw medians are printed as JSON at the end. Both keep what they keep by default:
-torchfunc a reference to the first sample, with its graph; sonde a copy of the whole batch, or of the first sample on request.
+Run alone: any other program distorts the numbers. All ways are timed in one process, one after the other in every round. The
+table gives medians over rounds; the raw medians are printed as JSON at the end. By default torchfunc keeps a reference to the
+first sample with its autograd graph; sonde keeps a copy of the whole batch, or of the first sample on request.
 
-Growth is counted after 200 and after 2,000 training steps of a running sum: objects, and nodes of the graph behind the first
-slot. Each step's loss also reads the running sum, as code that logs it would.
+Growth is counted after 200 and after 2,000 training steps of a running sum: objects, and nodes of the autograd graph behind
+the first slot. The loss of each step also reads the running sum, as code that logs it does.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from sonde.recorders.reductions import Sum
 
 DEPTH, WIDTH, BATCH = 40, 16, 4
 ROUNDS, REPEATS = 41, 10
-WARM_UP = 17  # forwards after attaching that are not timed: sonde looks for changes of the model at the 2nd, 4th, 8th and 16th
+WARM_UP = 17  # forwards after attaching that are not timed: sonde checks the model for changes at the 2nd, 4th, 8th and 16th
 STEPS = (200, 2_000)
 
 try:
@@ -63,7 +63,7 @@ def end(recorder: Any) -> None:
 
 
 def measure(ways: list[Way], run: Callable[[nn.Module, Tensor], object]) -> dict[str, float]:
-    """Median microseconds per module call, by way."""
+    """Return the median microseconds per module call of each way."""
     x, net = torch.randn(BATCH, WIDTH), model()
 
     @contextmanager
@@ -102,7 +102,7 @@ def ways_of(kind: str) -> list[Way]:
 
 
 def nodes_behind(value: Any) -> int:
-    """How many nodes of a graph *value* keeps alive."""
+    """Return the number of autograd nodes that *value* keeps alive."""
     pending, seen = [value.grad_fn] if isinstance(value, Tensor) and value.grad_fn is not None else [], set[Any]()
     while pending:
         node = pending.pop()
@@ -113,7 +113,7 @@ def nodes_behind(value: Any) -> int:
 
 
 def growth(attach: Callable[[nn.Module], Any]) -> dict[str, list[int]]:
-    """Objects alive and nodes kept after each of ``STEPS``, of a model of four layers."""
+    """Return the numbers of objects and of kept nodes after each of ``STEPS``, for a model of four layers."""
     torch.manual_seed(0)
     net, x = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(4))), torch.randn(BATCH, WIDTH)
     recorder = attach(net)

@@ -1,7 +1,7 @@
-"""What the run on disk costs: writing against one ``pyarrow.parquet.write_table``, reading against the same query by DuckDB.
+"""Measure the cost of a run on disk: writing against one ``pyarrow.parquet.write_table``, reading against the same DuckDB query.
 
 Run alone. Every ratio compares two ways in one process, one after the other in every round; the table gives medians. Reading is
-measured once more in fresh processes, which tell their peak memory. Nothing here imports torch.
+measured again in new processes, which print their peak memory. This file does not import torch.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def timed(work: Callable[[], object]) -> float:
 
 
 def writing(folder: Path, steps: int) -> dict[str, float]:
-    """Seconds to write *steps* slabs until all parts are on disk, and one table that is there already."""
+    """Return the seconds to write *steps* blocks until all parts are on disk, and to write one table that exists already."""
     places, blocks = layout(), slabs(steps)
 
     def ours(path: Path, sync: bool) -> tuple[float, float]:
@@ -86,7 +86,7 @@ def writing(folder: Path, steps: int) -> dict[str, float]:
 
 
 def build(path: Path, values: int, close: bool) -> int:
-    """A run of about *values* values; the number of its steps."""
+    """Write a run of about *values* values; return the number of its steps."""
     places, blocks = layout(), slabs(50)
     steps = values // (SITES * len(NUMBERS))
     writer = start_run(path)
@@ -102,7 +102,7 @@ QUERY = "SELECT site, step, avg(rms) AS rms FROM '{}/moments/*.parquet' WHERE po
 
 
 def by_duckdb(path: Path) -> np.ndarray:
-    """The rows of the heat-map, as DuckDB hands them over."""
+    """Return the rows of the heat-map as DuckDB gives them."""
     return duckdb.connect().sql(QUERY.format(path)).fetchnumpy()["rms"]
 
 
@@ -126,7 +126,7 @@ def reading(path: Path) -> dict[str, float]:
 
 
 def peak(path: Path, reader: str) -> tuple[float, float]:
-    """Seconds from before the first import to the matrix, and peak memory in MB, of a process of its own."""
+    """Return the seconds from before the first import to the matrix, and the peak memory in MB, of a new process."""
     command = [sys.executable, __file__, "--read", reader, str(path)]
     start = time.perf_counter()
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -141,7 +141,7 @@ def main() -> None:
     given = parser.parse_args()
     if given.read:
         READERS[given.read[0]](Path(given.read[1]))
-        status = Path("/proc/self/status").read_text()  # getrusage would tell the parent's peak, if that is higher
+        status = Path("/proc/self/status").read_text()  # getrusage returns the parent's peak if that is higher
         print(int(status.split("VmHWM:")[1].split()[0]) / 1024)
         return
     raw: dict[str, dict[str, float]] = {}

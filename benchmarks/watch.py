@@ -1,11 +1,11 @@
-"""What ``sonde.watch`` costs: against the floor, which is bare hooks that read every tensor once, and against a peer.
+"""Measure the cost of ``sonde.watch``: against the floor (hooks that only read every tensor once) and against a peer.
 
-Run alone (``make bench``): anything beside it distorts these numbers. The floor is what nobody who reads every tensor can
-be much faster than: hooks that call ``x.sum()`` on each output and output gradient, and foreach norms of parameters, their
-gradients and updates. All ways are timed in one process, one after the other in every round; the table gives medians over
-rounds, and ratios to the bare training; the raw medians are printed as JSON at the end.
+Run alone (``make bench``): any other program distorts the numbers. The floor is a lower bound for every program that reads
+all tensors: hooks that call ``x.sum()`` on each output and output gradient, and foreach norms of parameters, their gradients
+and updates. All ways are timed in one process, one after the other in every round. The table gives medians over rounds, and
+ratios to the bare training; the raw medians are printed as JSON at the end.
 
-The peer is monitorch, with the lenses whose statistics come nearest, writing nowhere. It is skipped where it is not installed.
+The peer is monitorch, with the lenses of the most similar statistics, and no output. It is skipped if it is not installed.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ Attach = Callable[[nn.Module, torch.optim.Optimizer], Undo]
 
 
 def mlp() -> tuple[nn.Module, Tensor]:
-    """Sixteen leaves: eight linear layers, eight activations."""
+    """Return a model of sixteen leaves, eight linear layers and eight activations, and its input."""
     layers = [layer for _ in range(8) for layer in (nn.Linear(64, 64), nn.ReLU())]
     return nn.Sequential(*layers), torch.randn(64, 64)
 
 
 class Block(nn.Module):
-    """Attention and a feed-forward layer, each behind a normalisation and beside a skip connection."""
+    """Attention and a feed-forward layer, each after a normalisation and with a skip connection."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Block(nn.Module):
 
 
 def gpt() -> tuple[nn.Module, Tensor]:
-    """Six blocks of width 256 on 4 sequences of 128."""
+    """Return a model of six blocks of width 256, and its input: 4 sequences of 128."""
     return nn.Sequential(*(Block(256) for _ in range(6))), torch.randn(4, 128, 256)
 
 
@@ -76,7 +76,7 @@ def bare(model: nn.Module, optimizer: torch.optim.Optimizer) -> Undo:
 
 
 def floor(model: nn.Module, optimizer: torch.optim.Optimizer) -> Undo:
-    """Reads what ``sonde.watch`` reads, and keeps one number of each."""
+    """Read the same tensors as ``sonde.watch``, and keep one number of each."""
     parameters = list(model.parameters())
     kept: list[Tensor] = []
     before: list[Tensor] = []
@@ -103,7 +103,7 @@ def floor(model: nn.Module, optimizer: torch.optim.Optimizer) -> Undo:
 
 
 def floor_every_10th(model: nn.Module, optimizer: torch.optim.Optimizer) -> Undo:
-    """The floor's hooks in every tenth step, put in and taken out by hand; in the others nothing but a count of forwards."""
+    """Register the floor's hooks in every tenth step and remove them again; in the other steps only count forwards."""
     forwards = 0
     undo: list[Undo] = []
 
@@ -140,11 +140,11 @@ def watching(every: object, lenses: object = None) -> Attach:
 
 
 NEVER = range(10**9, 10**9 + 1)
-"""Steps that do not come: attached, and nothing is logged."""
+"""Steps that never come: the inspector is attached and logs no step."""
 
 
 def asked(tick: object) -> bool:
-    """The same, as a function that is asked at each step."""
+    """Log no step, by a function that is called at each step."""
     return False
 
 
@@ -165,13 +165,13 @@ def monitorch(model: nn.Module, optimizer: torch.optim.Optimizer) -> Undo:
 
 
 BLOCK = 10
-"""Steps that are timed together: of every tenth, one is logged."""
+"""Steps that are timed together, so that each block has one step of every ten."""
 
 Times = dict[str, list[float]]
 
 
 def measure(make: Callable[[], tuple[nn.Module, Tensor]], steps: int, rounds: int, ways: dict[str, Attach]) -> tuple[Times, Times]:
-    """Milliseconds per step, by way: of each round, and of each block of steps in it; all ways interleaved."""
+    """Return the milliseconds per step of each way, for each round and for each block of steps; all ways are interleaved."""
     whole: Times = {name: [] for name in ways}
     blocks: Times = {name: [] for name in ways}
     for number in range(rounds + 1):
@@ -196,7 +196,7 @@ def measure(make: Callable[[], tuple[nn.Module, Tensor]], steps: int, rounds: in
 
 
 class Copies(TorchDispatchMode):
-    """Counts what is read from a device: on the CPU, the tensors that are packed for the host."""
+    """Count the scalars that are read from a device."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -208,7 +208,7 @@ class Copies(TorchDispatchMode):
 
 
 def reads(make: Callable[[], tuple[nn.Module, Tensor]]) -> int:
-    """Scalars that are read to the host in one logged step, beside the one copy."""
+    """Return the number of scalars that one logged step reads to the host, beside its one copy."""
     model, x = make()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     undo = watching(1)(model, optimizer)
@@ -220,9 +220,9 @@ def reads(make: Callable[[], tuple[nn.Module, Tensor]]) -> int:
 
 
 def show(title: str, whole: Times, blocks: Times) -> dict[str, dict[str, float]]:
-    """Print medians over rounds; and the first decile of blocks, which other programs on the machine have disturbed least.
+    """Print the medians over rounds, and the first decile of blocks, which other programs on the machine disturbed least.
 
-    The thread that writes works in few of the blocks, so what it costs is in the medians alone.
+    The writing thread works in few of the blocks, so its cost is in the medians alone.
     """
     medians = {name: statistics.median(values) for name, values in whole.items()}
     calm = {name: statistics.quantiles(values, n=10)[0] for name, values in blocks.items()}

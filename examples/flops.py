@@ -1,4 +1,4 @@
-"""Counts the floating-point operations of each module, forward and backward: ``python examples/flops.py``."""
+"""Count the floating-point operations of each module, forward and backward: ``python examples/flops.py``."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from torch.utils.flop_counter import flop_registry
 import sonde
 
 aten = torch.ops.aten
-FORMULAS = flop_registry | {  # torch's own, and what it leaves out: attention on a CPU
+FORMULAS = flop_registry | {  # torch's own formulas, and those that it lacks: attention on a CPU
     aten._scaled_dot_product_flash_attention_for_cpu: flop_registry[aten._scaled_dot_product_flash_attention],
     aten._scaled_dot_product_flash_attention_for_cpu_backward: flop_registry[aten._scaled_dot_product_flash_attention_backward],
 }
 
 
 class FlopCounter(TorchDispatchMode):
-    """``counts[name][phase]`` for each module that was running, and for ``"Global"``."""
+    """Counts operations in ``counts[name][phase]``, for each module that was running and for ``"Global"``."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Every example runs as a script, and the FLOP counter counts what there is to count."""
+"""Every example runs as a script, and the FLOP counter counts all operations."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_every_example_runs(path: Path, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def counter() -> Any:
-    """The class of the example."""
+    """Return the class of the example."""
     spec = importlib.util.spec_from_file_location("flops", EXAMPLES / "flops.py")
     assert spec is not None
     assert spec.loader is not None
@@ -41,7 +41,7 @@ def counter() -> Any:
 
 
 def counts(counter: Any, model: nn.Module, *args: Tensor) -> dict[str, dict[str, int]]:
-    """What the example counts in one step."""
+    """Return the example's counts of one step."""
     with counter() as found:
         model(*args).sum().backward()
     return {name: dict(held) for name, held in found.counts.items()}
@@ -57,7 +57,7 @@ class Branches(nn.Module):
 
 
 def test_branches_from_an_input_without_gradient(counter: Any) -> None:
-    """Where torch's counter is wrong: 2 x 4 x 8 x 8 forward for each, and as much backward for the weight alone."""
+    """Torch's counter is wrong here. Each layer has 2 x 4 x 8 x 8 operations forward, and as many backward, for its weight."""
     model, x = Branches(), torch.randn(4, 8)
     each = {"forward": 512, "backward": 512}
     both = {"forward": 1024, "backward": 1024}
@@ -68,7 +68,7 @@ def test_branches_from_an_input_without_gradient(counter: Any) -> None:
         "Global": 2048,
         "Branches": 2048,
         "Branches.a": 1024,
-        "Branches.b": 1536,  # what the example is for
+        "Branches.b": 1536,  # wrong: the reason for the example
     }
 
 
