@@ -1,59 +1,294 @@
-"""Which axis is which: the samples and neurons of a layer's output, and the neurons of its parameters."""
+"""Say which axis of a layer's output holds the samples, which the units, and which axis of a parameter holds the neurons.
+
+Units are the channels of a convolution and the features of everything else. All other axes of an output, but the one of the
+samples, are positions: pixels, tokens, time steps. The answer comes from, in this order:
+
+1. the layer's kind: a convolution, pooling or padding over k dimensions has its units before the last k axes; a linear,
+   recurrent, attention, embedding or layer normalisation layer has them last; a batch or group normalisation on axis 1;
+2. for layers that take any shape (activations, dropout, modules of the user's own), from the layer that feeds them: told by
+   the autograd graph of the output at a call, and remembered for later calls of that module with as many dimensions;
+3. without a graph, from the model's structure (:func:`learn`): the layer before in a ``Sequential``, else the one kind of
+   units that all layers of the same parent have, else the layer that is registered next before or after;
+4. where nothing is known: axis 1, torch's ``(batch, channel, ...)``.
+"""
 
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+from torch.autograd.graph import Node
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvTransposeNd
 
-__all__ = ["as_matrix", "neurons_first", "samples_first"]
+__all__ = ["LayerAxes", "as_matrix", "axes_of", "learn", "neurons_first", "note", "samples_first", "unit_axis", "units_first"]
+
+_SECOND = 1
+_LAST = -1
 
 _FEATURES_LAST = (
     nn.Linear,
     nn.Bilinear,
     nn.Embedding,
     nn.EmbeddingBag,
-    nn.LayerNorm,
-    nn.RMSNorm,
     nn.RNNBase,
+    nn.RNNCellBase,
     nn.MultiheadAttention,
+    nn.Transformer,
+    nn.TransformerEncoder,
+    nn.TransformerDecoder,
     nn.TransformerEncoderLayer,
     nn.TransformerDecoderLayer,
 )
+_CHANNELS_SECOND = (_BatchNorm, nn.GroupNorm, nn.LocalResponseNorm, nn.Upsample, nn.PixelShuffle, nn.PixelUnshuffle)
+_SEQUENCES = (
+    nn.RNNBase,
+    nn.MultiheadAttention,
+    nn.Transformer,
+    nn.TransformerEncoder,
+    nn.TransformerDecoder,
+    nn.TransformerEncoderLayer,
+    nn.TransformerDecoderLayer,
+)
+"""Layers whose input is (time, batch, feature), unless they or the attention inside them say ``batch_first``."""
+_OVER_POSITIONS = re.compile(r"\w+([123])d")  # Conv2d, MaxPool1d, Dropout3d, ReflectionPad2d, InstanceNorm1d
+
+
+@dataclass(frozen=True, slots=True)
+class LayerAxes:
+    """What the axes of one output are, each counted from 0.
+
+    Attributes:
+        samples: the axis of the batch; None if the output is a single sample.
+        units: the axis of the channels or features; None if the output has none, as a batch of numbers has not.
+        rule: how the units were found: ``layer``, ``graph``, ``structure``, ``given`` or ``default``.
+    """
+
+    samples: int | None
+    units: int | None
+    rule: str
+
+
+_fed: WeakKeyDictionary[nn.Module, dict[int, int]] = WeakKeyDictionary()
+"""Of modules that take any shape, by the number of dimensions: the axis of the units, as a graph showed it."""
+_learnt: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
+"""Of such modules the axis of the units as the model's structure has it, from the end or 1."""
+
+
+def axes_of(
+    output: Tensor, module: nn.Module | None = None, *, channel_last: bool | None = None, batched: bool | None = None
+) -> LayerAxes:
+    """The axes of *output*, which *module* returned.
+
+    Args:
+        output: any tensor.
+        module: the layer; None if it is not known.
+        channel_last: the units are on the last axis (True), on the one after the samples (False), or as the rules above say.
+        batched: there is (True) or is not (False) a batch axis; None: there is, except in the output of a convolution with
+            ``(channel, ...)``, of a linear layer with one vector, and of a recurrent or attention layer with one sequence.
+    """
+    dims = output.dim()
+    axis, rule = _units(output, module)
+    single = _is_single(dims, module, axis) if batched is None else not batched
+    samples = None if single or dims == 0 else 1 if dims == 3 and _is_time_first(module) else 0
+    if channel_last is not None:
+        axis, rule = (_LAST if channel_last else None), "given"
+    if axis is None or (-dims <= axis < dims and axis % dims == samples):
+        axis = 0 if samples != 0 else _SECOND
+    return LayerAxes(samples, axis % dims if -dims <= axis < dims and axis % dims != samples else None, rule)
+
+
+def _units(output: Tensor, module: nn.Module | None) -> tuple[int | None, str]:
+    """The axis of the units, from the end or 1, and the rule it follows from; None for the first axis that holds no samples."""
+    dims = output.dim()
+    own = None if module is None else _own_axis(module)
+    if own is not None and -own <= dims:
+        return own, "layer"
+    if module is None:
+        fed = _fed_by(output)
+    else:
+        note(module, output)
+        fed = _fed.get(module, {}).get(dims)
+        learnt = _learnt.get(module)
+        if fed is None and learnt is not None and dims > 1 and (learnt >= _LAST or dims in (-learnt, 1 - learnt)):
+            return learnt, "structure"
+    return (fed, "graph") if fed is not None else (None, "default")
+
+
+def _own_axis(module: nn.Module) -> int | None:
+    """The axis of the units in every output of *module*, counted from the end, or 1; None for layers that take any shape."""
+    if isinstance(module, _FEATURES_LAST):
+        return _LAST
+    if isinstance(module, nn.LayerNorm | nn.RMSNorm):
+        return _LAST if len(module.normalized_shape) == 1 else None
+    if isinstance(module, _CHANNELS_SECOND):
+        return _SECOND
+    for kind in type(module).__mro__:
+        if kind.__module__.startswith("torch.nn.") and (found := _OVER_POSITIONS.fullmatch(kind.__name__)):
+            return -int(found[1]) - 1
+    return None
+
+
+def _is_single(dims: int, module: nn.Module | None, axis: int | None) -> bool:
+    if isinstance(module, _SEQUENCES):
+        return dims == 2
+    return axis is not None and axis < 0 and dims == -axis
+
+
+def _is_time_first(module: nn.Module | None) -> bool:
+    if module is None:
+        return False
+    if not isinstance(module, _SEQUENCES):
+        return getattr(module, "batch_first", True) is False
+    attention = next((part for part in module.modules() if hasattr(part, "batch_first")), None)
+    return attention is not None and not attention.batch_first
+
+
+# What feeds a layer
+
+
+def note(module: nn.Module, output: Tensor) -> None:
+    """Remember where the units are in the outputs of *module*, which takes any shape, if the graph of *output* shows it."""
+    if output.grad_fn is not None and output.dim() > 1 and _own_axis(module) is None and (axis := _fed_by(output)) is not None:
+        _fed.setdefault(module, {})[output.dim()] = axis
+
+
+_MOST_NODES = 32
+_KEEPS_AXES = re.compile(
+    r"(Add|Sub|Rsub|Mul|Div|Neg|Abs|Exp|Pow|Sqrt|Rsqrt|Clamp\w*|Where|MaskedFill|Clone|ToCopy|Alias|NativeDropout"
+    r"|\w*(Relu|Elu|Gelu|Silu|Mish|Tanh|Sigmoid|Swish|Softplus|shrink|Threshold|Softmax|Prelu\w*))Backward\d*",
+    re.IGNORECASE,
+)
+_VIEW = re.compile(r"(View|UnsafeView|ReshapeAlias|AsStrided)Backward\d*")
+_WRITTEN = "torch::autograd::CopySlices"  # an in-place operation on a view
+_BY_CHANNEL = re.compile(r"\w*(Convolution|BatchNorm|GroupNorm|Pool\dD\w*|Upsample\w*)Backward\d*")
+_MATMUL = re.compile(r"(Addmm|Mm|Bmm|Baddbmm|Addmv|Mv|Linear)Backward\d*")
+_BY_FEATURE = re.compile(r"(NativeLayerNorm|FusedRmsNorm|Embedding\w*)Backward\d*")
+
+
+def _fed_by(output: Tensor) -> int | None:
+    """The axis of the units, counted from the end, by the operation that *output* comes from through elementwise ones."""
+    dims = output.dim()
+    pending = [output.grad_fn] if output.grad_fn is not None else []
+    for _ in range(_MOST_NODES):
+        if not pending:
+            return None
+        node = pending.pop()
+        name = node.name()
+        if _BY_CHANNEL.fullmatch(name):
+            return 1 - dims
+        if _MATMUL.fullmatch(name) or _BY_FEATURE.fullmatch(name):
+            return _LAST
+        before = _before(node)
+        if _VIEW.fullmatch(name):  # of a linear layer on more than two dimensions; any other view may have mixed axes
+            written = [each for view in before if view.name() == _WRITTEN for each in _before(view)]
+            if any(_MATMUL.fullmatch(each.name()) for each in (*before, *written)):
+                return _LAST
+        elif name.startswith("SqueezeBackward") and any(_BY_CHANNEL.fullmatch(each.name()) for each in before):
+            return -dims  # a convolution of a single sample
+        elif _KEEPS_AXES.fullmatch(name):
+            pending += reversed(before)
+    return None
+
+
+def _before(node: Node) -> list[Node]:
+    return [each for each, _ in node.next_functions if each is not None and each.name() != "torch::autograd::AccumulateGrad"]
+
+
+def learn(model: nn.Module) -> None:
+    """Remember, for the modules of *model* that take any shape, where their units are as far as its structure says."""
+    _learn(model, (), set())
+
+
+def _learn(module: nn.Module, above: tuple[nn.Module, ...], seen: set[nn.Module]) -> None:
+    seen.add(module)
+    children = [child for child in module.children() if child not in seen]
+    path = (*above, module)
+    for place, child in enumerate(children):
+        _learn(child, path, seen)
+        if _own_axis(child) is None and (axis := _by_structure(children, place, path)) is not None:
+            _learnt[child] = axis
+    if not above and _own_axis(module) is None and (axis := _common(module.modules())) is not None:
+        _learnt[module] = axis
+
+
+def _by_structure(children: list[nn.Module], place: int, path: tuple[nn.Module, ...]) -> int | None:
+    child = children[place]
+    inside = _common(child.modules())
+    if inside is not None:
+        return inside
+    if isinstance(path[-1], nn.Sequential) and place and (before := _axis_known(children[place - 1])) is not None:
+        return before
+    for parent in reversed(path):
+        common = _common(parent.modules())
+        if common is not None:
+            return common
+        if parent is path[-1]:
+            near = (*reversed(children[:place]), *children[place + 1 :])
+            guess = next((axis for each in near if (axis := _axis_known(each)) is not None), None)
+            if guess is not None:
+                return guess
+    return None
+
+
+def _axis_known(module: nn.Module) -> int | None:
+    own = _LAST if isinstance(module, nn.Flatten) else _own_axis(module)
+    return own if own is not None else _learnt.get(module)
+
+
+def _common(modules: Iterable[nn.Module]) -> int | None:
+    """The one axis that all *modules* of known kind have; axis 1 agrees with that of a convolution."""
+    known = {axis for axis in map(_own_axis, modules) if axis is not None}
+    if len(known) > 1 and _LAST not in known:
+        known.discard(_SECOND)
+    return known.pop() if len(known) == 1 else None
+
+
+def unit_axis(module: nn.Module) -> int:
+    """The axis of the units in the outputs of *module*, from the end or 1, as far as it is known before a call.
+
+    For statistics whose axis is fixed when they are attached, as those inside compiled code are; after :func:`learn`.
+    """
+    fed = _fed.get(module)
+    axis = fed[max(fed)] if fed else _axis_known(module)
+    return _SECOND if axis is None else axis
+
+
+# Arranging
+
+
+def units_first(output: Tensor, axes: LayerAxes) -> Tensor | None:
+    """*output* as a matrix ``(unit, everything else)``; None where it has no units."""
+    if axes.units is None:
+        return None
+    moved = output.movedim(axes.units, 0)
+    return moved.reshape(moved.shape[0], math.prod(moved.shape[1:]))
 
 
 def samples_first(output: Tensor, module: nn.Module | None, channel_last: bool | None, batched: bool | None) -> Tensor:
-    """A layer's output as ``(sample, channel, ...)``.
-
-    Args:
-        output: any output. One of less than two dimensions is a batch of scalars, if it is not the output of a ``Linear``.
-        module: the layer, whose type may tell its axes: convolutions may be given a single sample ``(channel, ...)``, linear
-            layers a single vector, and recurrent ones and attention have the sequence first unless ``batch_first``.
-        channel_last: the channel is the last axis (True), the second (False), or as the layer's type says (None).
-        batched: there is (True) or is not (False) a batch axis; None: as the layer's type says, and else there is.
-    """
-    if batched is False or (batched is None and _is_single(output, module)):
-        output = output.unsqueeze(0)
-    elif getattr(module, "batch_first", True) is False and output.dim() == 3:
-        output = output.transpose(0, 1)
-    if channel_last is None:
-        channel_last = isinstance(module, _FEATURES_LAST)
-    return output.movedim(-1, 1) if channel_last and output.dim() > 2 else output
-
-
-def _is_single(output: Tensor, module: nn.Module | None) -> bool:
-    if isinstance(module, _ConvNd):
-        return output.dim() == len(module.kernel_size) + 1
-    return isinstance(module, nn.Linear) and output.dim() == 1
+    """*output* as ``(sample, unit, ...)``; the arguments are those of :func:`axes_of`."""
+    axes = axes_of(output, module, channel_last=channel_last, batched=batched)
+    units = axes.units
+    if output.dim() == 0:
+        return output
+    if axes.samples is None:
+        arranged, units = output.unsqueeze(0), None if units is None else units + 1
+    else:
+        arranged = output.movedim(axes.samples, 0) if axes.samples else output  # sparse tensors cannot be rearranged
+        if units is not None and units < axes.samples:
+            units += 1
+    return arranged if units in (None, 1) or arranged.dim() < 3 else arranged.movedim(units, 1)
 
 
 def neurons_first(tensor: Tensor, owner: nn.Module | None) -> Tensor:
     """A parameter, or its gradient, with the neurons (output channels) of the layer on the first axis.
 
-    That is how torch keeps nearly all parameters. The weight of a transposed convolution is kept as
-    ``(in, out / groups, ...)`` and that of an embedding as ``(entry, feature)``: they are rearranged, if *owner*, the
-    layer that has the parameter, is given.
+    torch keeps nearly all parameters in this way. The weight of a transposed convolution is kept as ``(in, out / groups, ...)``
+    and that of an embedding as ``(entry, feature)``: both are rearranged if *owner*, the layer that has the parameter, is given.
     """
     if isinstance(owner, _ConvTransposeNd) and tensor.dim() > 1:
         inputs, outputs = tensor.shape[0] // owner.groups, tensor.shape[1]

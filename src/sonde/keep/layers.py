@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from sonde.engine import Coverage
+from sonde.engine.layer_axes import LayerAxes, axes_of, units_first
 from sonde.keep.stash import leaves_of
 from sonde.stats import Accumulator, Moments, Result
 from sonde.view.table import Cell, Grid, Tone
@@ -31,6 +32,8 @@ GRADIENT_IS = "gradient: Euclidean norm of the gradient at the layer's output"
 # Beyond this, only the last forward is summarised
 _MOST_ELEMENTS = 100_000_000
 _MOST_STASHES = 5_000
+
+_UNKNOWN: Mapping[str, LayerAxes] = {}
 
 
 @dataclass
@@ -76,10 +79,10 @@ class Tally:
         self.saturated = 0
         self.seen_output = self.seen_gradient = False
 
-    def add_output(self, tensor: Tensor) -> None:
+    def add_output(self, tensor: Tensor, axes: LayerAxes | None = None) -> None:
         self.output.update(tensor)
         self.seen_output = True
-        units = _units_alive(tensor)
+        units = _units_alive(tensor, axes or axes_of(tensor))
         if units is not None:
             alive, samples = units
             self.samples += samples
@@ -104,21 +107,15 @@ class Tally:
         return layer
 
 
-def _units_alive(tensor: Tensor) -> tuple[Tensor, int] | None:
-    """Which units are non-zero anywhere, and over how many samples and positions.
-
-    The units of an image-like tensor of four or five dimensions are its channels (dimension 1), otherwise the last
-    dimension.
-    """
-    if tensor.ndim < 2 or tensor.numel() == 0:
+def _units_alive(tensor: Tensor, axes: LayerAxes) -> tuple[Tensor, int] | None:
+    """Which units are non-zero anywhere, and over how many samples and positions; None where that says nothing."""
+    if tensor.ndim < 2 or tensor.numel() == 0 or axes.units is None or axes.units >= tensor.ndim:
         return None
-    axis = 1 if tensor.ndim in (4, 5) else tensor.ndim - 1
-    units = tensor.shape[axis]
-    alive = (tensor != 0).movedim(axis, 0).reshape(units, -1).any(dim=1)
-    return alive, tensor.numel() // units
+    units = units_first(tensor, axes)
+    return None if units is None else ((units != 0).any(dim=1), units.shape[1])
 
 
-def layers_of(stashes: Iterable[Any]) -> list[Layer]:
+def layers_of(stashes: Iterable[Any], axes: Mapping[str, LayerAxes] = _UNKNOWN) -> list[Layer]:
     """One :class:`Layer` for each module, in the order in which the modules first returned."""
     tallies: dict[str, Tally] = {}
     owners: dict[int, str] = {}
@@ -132,7 +129,7 @@ def layers_of(stashes: Iterable[Any]) -> list[Layer]:
         held = leaves_of(stash)
         number = next((float(item) for item in held.values() if isinstance(item, int | float)), None)
         if getattr(stash, "grad", False):
-            floating = held.get(tally.path) if tally.path is not None else _first_measurable(held)[1]
+            floating = held.get(tally.path) if tally.path is not None else _first_measurable(held.items())[1]
             if floating is not None and is_measurable(floating):
                 tally.add_gradient(floating)
             layer.gradient_value = number
@@ -140,10 +137,10 @@ def layers_of(stashes: Iterable[Any]) -> list[Layer]:
         layer.calls += 1
         layer.passthrough |= bool(getattr(stash, "passthrough", False))
         layer.shape = _shape(list(held.values()))
-        path, floating = _first_measurable(held)
+        path, floating = _first_measurable(held.items())
         if floating is not None:
             tally.path = path
-            tally.add_output(floating)
+            tally.add_output(floating, axes.get(name))
             layer.same_as = owners.setdefault(id(floating), layer.name)
         layer.value = number
     layers = [tally.finish() for tally in tallies.values()]
@@ -154,8 +151,14 @@ def layers_of(stashes: Iterable[Any]) -> list[Layer]:
     return layers
 
 
-def _first_measurable(held: dict[str, Any]) -> tuple[str | None, Any]:
-    return next(((path, item) for path, item in held.items() if is_measurable(item)), (None, None))
+def _first_measurable(held: Iterable[tuple[str, Any]]) -> tuple[str | None, Any]:
+    return next(((path, item) for path, item in held if is_measurable(item)), (None, None))
+
+
+def first_measurable(leaves: Iterable[tuple[str, Tensor]]) -> Tensor | None:
+    """The first tensor that moments can be taken of."""
+    found: Tensor | None = _first_measurable(leaves)[1]
+    return found
 
 
 def is_measurable(item: Any) -> bool:
@@ -227,7 +230,7 @@ def _of_gradient(layer: Layer, typical: float, tracked: bool) -> list[tuple[str,
     return []
 
 
-def grid(stashes: list[Any], *, title: str, empty: str, coverage: Callable[[], Coverage]) -> Grid:
+def grid(stashes: list[Any], axes: Mapping[str, LayerAxes], *, title: str, empty: str, coverage: Callable[[], Coverage]) -> Grid:
     """The table of a tracker."""
     footer: list[str] = []
     shown = stashes
@@ -236,7 +239,7 @@ def grid(stashes: list[Any], *, title: str, empty: str, coverage: Callable[[], C
         last = max(stash.tick.forward for stash in stashes if hasattr(stash, "tick"))
         shown = [stash for stash in stashes if getattr(stash, "tick", None) is None or stash.tick.forward == last]
         footer.append(f"summarised: forward {last} alone, {len(shown)} of {len(stashes)} stashes")
-    layers = layers_of(shown)
+    layers = layers_of(shown, axes)
     several = any(layer.calls > 1 for layer in layers)
     columns = ["layer", "type", "output", *(["calls"] if several else []), "mean ± std", "zeros", "gradient", ""]
     rows = [_row(layer, several) for layer in layers]

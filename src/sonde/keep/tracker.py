@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sonde.engine import Event, Port, Probe
+from sonde.engine.layer_axes import LayerAxes, axes_of, learn
 from sonde.engine.probes import dataframes
 from sonde.engine.probes.attachment import Attachment
 from sonde.engine.selection import Where, check_model
@@ -37,10 +38,15 @@ class _Keeper:
         self.copies = copies
         self.references: list[tuple[str, Tensor, int]] = []
         self.stashes: list[Any] = []
+        self.axes: dict[str, LayerAxes] = {}  # of each module's first output, for the table
         function = getattr(stash, "keywords", {}).get("stash_value", stash)
         self.__qualname__: str = getattr(function, "__qualname__", type(function).__qualname__)  # named if it fails
 
     def __call__(self, event: Event) -> None:
+        if event.name not in self.axes and not event.grad:
+            output = layers.first_measurable(event.leaves)
+            if output is not None:
+                self.axes[event.name] = axes_of(output, event.module)
         if self.copies is not None:
             self.copies.begin(event.tick.forward)
             self.stashes.append(self.stash(event))
@@ -112,6 +118,7 @@ class Tracker(Probe):
         """
         self._begin_again()
         self._attachment.observe(module, include, exclude, _ports(grad))
+        learn(module)
 
     def _begin_again(self) -> None:
         """After ``unregister``, what is registered next is all that is tracked."""
@@ -193,7 +200,7 @@ class Tracker(Probe):
         return storing.save_stashes(self.stashes, Path(path), overwrite=overwrite)
 
     def _grid(self) -> Grid:
-        return layers.grid(self.stashes, title=self._title(), empty=self._why_empty(), coverage=self.coverage)
+        return layers.grid(self.stashes, self._keeper.axes, title=self._title(), empty=self._why_empty(), coverage=self.coverage)
 
     def _why_empty(self) -> str:
         modules = len({site.path for site in self._attachment.sites()})

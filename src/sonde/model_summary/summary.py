@@ -16,6 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parameter import is_lazy
 
 from sonde.engine import Event, observe, structure
+from sonde.engine.layer_axes import axes_of, learn
 from sonde.engine.selection import check_model
 from sonde.engine.torch_api.restore import gradients_put_aside, left_as_it_was, plain_python, versions
 from sonde.errors import ArgumentError
@@ -67,6 +68,7 @@ def summary(
     model = _made_or_copied(model)
     given = [tensor for _, tensor in structure.walk((batch, kwargs))]
     watcher = _Watcher(set(_memory_of((*given, *model.parameters(), *model.buffers()))))
+    learn(model)
     with left_as_it_was(model, given), contextlib.ExitStack() as stack:
         stack.enter_context(plain_python())
         probe = stack.enter_context(observe(model, watcher, ports=("input", "output", "grad_output")))
@@ -253,15 +255,16 @@ class _Watcher:
         shapes = _shapes(event)
         record.varies |= layer.calls > 1 and shapes != record.outputs
         record.outputs = shapes
-        floating = _measurable(event)
+        floating = layers.first_measurable(event.leaves)
         if floating is not None:
-            record.tally.add_output(floating.detach())  # lest the statistics become part of the graph
+            axes = axes_of(floating, event.module)
+            record.tally.add_output(floating.detach(), axes)  # lest the statistics become part of the graph
             layer.same_as = self._owner(floating, layer.name)
         if not call.calls_others:
             self.output_bytes += sum(map(self._new_bytes, (tensor for _, tensor in event.leaves)))
 
     def _returned_gradient(self, event: Event, record: _Record) -> None:
-        floating = _measurable(event)
+        floating = layers.first_measurable(event.leaves)
         if floating is not None:
             record.tally.add_gradient(floating)
 
@@ -286,10 +289,6 @@ class _Watcher:
 
 def _shapes(event: Event) -> Shapes:
     return tuple(tuple(tensor.shape) for _, tensor in event.leaves)
-
-
-def _measurable(event: Event) -> Tensor | None:
-    return next((tensor for _, tensor in event.leaves if layers.is_measurable(tensor)), None)
 
 
 def _memory_of(tensors: Iterable[Tensor]) -> dict[StorageWeakRef, torch.UntypedStorage]:

@@ -45,9 +45,9 @@ class OutputActivation(Measured, AbstractForwardPreprocessor):
         evaluation_from_grad: evaluation is where gradients are switched off, otherwise where ``module.training`` is false.
             The first takes what runs inside a reentrant checkpoint, or is delivered from compiled code, for evaluation.
         eps: the magnitude up to which an output counts as zero.
-        channel_last: the neurons are on the last axis of ``(batch, ..., feature)``, otherwise on the second of
-            ``(batch, feature, ...)``. None: on the last for layers that are known to have them there (linear, recurrent, attention,
-            embedding, layer normalisation), on the second for others.
+        channel_last: the neurons are on the last axis of ``(batch, ..., feature)`` (True), on the second of
+            ``(batch, feature, ...)`` (False), or where the layer has them (None): an activation has them where the layer that
+            feeds it has them.
         batched: whether outputs have a batch axis. None: they do, except ``(channel, ...)`` of a convolution and the
             vector of a ``Linear``.
 
@@ -62,7 +62,7 @@ class OutputActivation(Measured, AbstractForwardPreprocessor):
         record_eval: bool = False,
         evaluation_from_grad: bool = False,
         eps: float = 1e-8,
-        channel_last: bool | None = False,
+        channel_last: bool | None = None,
         *,
         batched: bool | None = None,
     ) -> None:

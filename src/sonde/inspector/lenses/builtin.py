@@ -9,9 +9,10 @@ from typing import Any
 from torch import nn
 
 from sonde.engine import selection
+from sonde.engine.layer_axes import learn, unit_axis
 from sonde.engine.selection import Where
 from sonde.errors import ArgumentError
-from sonde.inspector.lenses.layer_selection import DROPOUT, RELU_LIKE, channels_last, is_container
+from sonde.inspector.lenses.layer_selection import DROPOUT, RELU_LIKE, is_container
 from sonde.inspector.lenses.lens import Lens, LossMetrics
 from sonde.site import Port
 from sonde.stats import Activation, Cosine, ExponentHistogram, Moments, Norm, RowStatistic, Updates
@@ -48,7 +49,8 @@ class OutputActivation(Lens):
         dropout: look at dropout layers.
         include, exclude: look at these layers instead.
         record_eval: record evaluation passes too.
-        channel_last: units are on the last axis of the output, else on the second. None goes by the layer named before.
+        channel_last: units are on the last axis of the output (True), on the second (False), or where each layer has them
+            (None; see ``sonde.engine.layer_axes``).
         eps: the magnitude up to which an output counts as zero.
         warning_plot: draw the worst layer on its own.
         one_in: look at one in so many logged steps.
@@ -89,9 +91,9 @@ class OutputActivation(Lens):
         if given is not None:
             yield self.statistic, None
             return
-        last = channels_last(model)
-        for axis, wanted in ((-1, True), (1, False)):
-            yield _on_axis(self.statistic, axis), _among(last, wanted)
+        learn(model)
+        for axis in sorted(set(map(unit_axis, model.modules()))):
+            yield _on_axis(self.statistic, axis), _has_units_on(axis)
 
 
 def _on_axis(statistic: RowStatistic, axis: int) -> RowStatistic:
@@ -100,8 +102,8 @@ def _on_axis(statistic: RowStatistic, axis: int) -> RowStatistic:
     return replace(statistic, channel_axis=axis)
 
 
-def _among(names: frozenset[str], wanted: bool) -> Callable[[str, nn.Module], bool]:
-    return lambda name, module: (name in names) is wanted
+def _has_units_on(axis: int) -> Callable[[str, nn.Module], bool]:
+    return lambda name, module: unit_axis(module) == axis
 
 
 class OutputNorm(Lens):

@@ -12,7 +12,7 @@ from sonde.engine import selection
 from sonde.engine.selection import Where
 from sonde.errors import ArgumentError
 
-__all__ = ["DROPOUT", "RELU_LIKE", "Choice", "Condition", "channels_last", "combined", "is_container"]
+__all__ = ["DROPOUT", "RELU_LIKE", "Choice", "Condition", "combined", "is_container"]
 
 Condition: TypeAlias = Callable[[str, nn.Module], bool]
 
@@ -22,8 +22,6 @@ RELU_LIKE: tuple[type[nn.Module], ...] = (nn.ReLU, nn.ReLU6, nn.Threshold, nn.Ha
 DROPOUT: tuple[type[nn.Module], ...] = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
-_CHANNELS_FIRST = (nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase, nn.GroupNorm)
-_CHANNELS_LAST = (nn.Linear, nn.Bilinear, nn.LayerNorm, nn.RMSNorm, nn.Embedding, nn.RNNBase, nn.MultiheadAttention)
 
 
 @dataclass(frozen=True)
@@ -94,23 +92,6 @@ def combined(model: nn.Module, choice: Choice, *lenses: tuple[Where, Where]) -> 
 def is_container(name: str, module: nn.Module) -> bool:
     """Whether *module* returns what its last child returns, so that it has nothing of its own to show."""
     return type(module) in _CONTAINERS
-
-
-def channels_last(model: nn.Module) -> frozenset[str]:
-    """The modules whose outputs have their channels on the last axis, going by the layer that is named before each.
-
-    An activation or a dropout does not say where its channels are; the layer before it mostly does.
-    """
-    last = False
-    found = set()
-    for item in selection.members(model):
-        if isinstance(item.module, _CHANNELS_FIRST):
-            last = False
-        elif isinstance(item.module, _CHANNELS_LAST):
-            last = True
-        if last:
-            found.add(item.name)
-    return frozenset(found)
 
 
 def _level(name: str) -> int:

@@ -1,0 +1,65 @@
+"""Every instrument that speaks of dead units means the same axis: one network, half of its units dead, one answer."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import sonde
+from sonde import lens
+
+NETWORKS = {
+    "linear on tokens": (lambda: [nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)], (32, 10, 8)),
+    "linear on vectors": (lambda: [nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)], (32, 8)),
+    "conv1d": (lambda: [nn.Conv1d(4, 16, 3), nn.ReLU(), nn.Conv1d(16, 4, 3)], (32, 4, 20)),
+    "conv2d": (lambda: [nn.Conv2d(4, 16, 3), nn.ReLU(), nn.Conv2d(16, 4, 3)], (8, 4, 9, 9)),
+    "conv3d": (lambda: [nn.Conv3d(2, 16, 2), nn.ReLU(), nn.Conv3d(16, 4, 2)], (8, 2, 4, 4, 4)),
+    "transposed conv1d": (lambda: [nn.ConvTranspose1d(4, 16, 3), nn.ReLU(), nn.Conv1d(16, 4, 3)], (32, 4, 20)),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_instrument_calls_the_same_units_dead(name: str) -> None:
+    make, shape = NETWORKS[name]
+    torch.manual_seed(0)
+    model = nn.Sequential(*make())
+    with torch.no_grad():
+        model[0].bias[:8] = -100.0
+    x = torch.randn(shape)
+
+    def words(table: str) -> list[str]:
+        row = next(line for line in table.splitlines() if " ReLU " in line)
+        return re.findall(r"\d+ % dead", row)
+
+    with sonde.track(model) as tracker:
+        model(x).square().mean().backward()
+    assert words(repr(tracker)) == ["50 % dead"]
+    assert words(repr(sonde.summary(model, x))) == ["50 % dead"]
+    preprocessor = sonde.preprocessor.OutputActivation()
+    with sonde.observe(model, preprocessor, include=nn.ReLU, strict=True):
+        model(x).square().mean().backward()
+    assert preprocessor.value["1"].death.mean == 0.5
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with sonde.watch(model, optimizer, every=1, to="memory", quiet=True, lenses=lens.OutputActivation(dropout=False)) as inspector:
+        model(x).square().mean().backward()
+        optimizer.step()
+    assert inspector.run.series("1", "call_death")[1].tolist() == [0.5]
+
+
+def test_padding_is_no_dead_unit() -> None:
+    """Half of the positions are always zero, and every channel is alive."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv1d(4, 16, 1), nn.ReLU(), nn.Conv1d(16, 4, 1))
+    with torch.no_grad():
+        model[0].bias.fill_(-0.1)
+    x: Tensor = torch.randn(32, 4, 20)
+    x[:, :, 10:] = 0
+    with sonde.track(model) as tracker:
+        model(x)
+    assert "dead" not in repr(tracker)
+    with torch.no_grad(), sonde.track(model) as tracker:
+        model(x)
+    assert "dead" not in repr(tracker)
