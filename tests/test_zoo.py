@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import pickle
 from collections.abc import Callable, Iterator
@@ -11,16 +12,21 @@ from typing import Any
 
 import pytest
 import torch
+from tests import bounds
 from torch import Tensor, nn
 
 import sonde
-from sonde.engine import Coverage, Covered
+from sonde.engine import Coverage, Covered, structure
 from sonde.errors import ArgumentError
 from sonde.keep import Tracker
+from sonde.recorders import BackwardInput, BackwardOutput, ForwardInput, ForwardOutput, ForwardPre, Recorder, open_recorded
+from sonde.recorders.reductions import Last
 from sonde.stats import Moments
 from sonde.testing import (
+    PROBES,
     ZOO,
     Entry,
+    MakeProbe,
     assert_complete,
     assert_healthy,
     assert_no_hooks_left,
@@ -33,6 +39,8 @@ from sonde.testing import (
 from sonde.testing.zoo import Net
 
 UNHEALTHY = {"empty_batch", "not_finite"}  # by intent
+
+RECORDERS = [ForwardPre, ForwardInput, ForwardOutput, BackwardOutput, BackwardInput]
 
 every_entry = pytest.mark.parametrize("entry", ZOO.values(), ids=str)
 
@@ -47,14 +55,37 @@ def run(entry: Entry, model: nn.Module) -> None:
         list(output)
 
 
-# The zoo
+# The zoo is walked once for each property: what the instruments have in common is asked of all of them in one pass
 
 
-@pytest.mark.parametrize("entry", [entry for entry in ZOO.values() if entry.name != "transformer_fused"], ids=str)
+def tracked_modules(model: nn.Module) -> sonde.ModuleTracker:
+    ignore = dict.fromkeys(("enter", "leave", "enter_backward", "leave_backward"), lambda call: None)
+    return sonde.ModuleTracker(model, **ignore, strict=True)
+
+
+def watched(model: nn.Module) -> sonde.Inspector:
+    return sonde.watch(model, every=1, to="memory", quiet=True, strict=True, evaluation=True)
+
+
+INSTRUMENTS: dict[str, MakeProbe] = {
+    **PROBES,
+    **{
+        kind.__name__: lambda model, kind=kind: kind(strict=True).modules(model)  # type: ignore[misc]
+        for kind in RECORDERS
+        if kind is not BackwardInput  # which adds a node to the graph
+    },
+    "watch": watched,
+    "ModuleTracker": tracked_modules,
+}
+
+
+@every_entry
 def test_observing_changes_nothing(entry: Entry) -> None:
-    """Under every kind of probe, outputs, gradients, buffers, flags, hooks and random states have the same bits."""
+    """Under every instrument, outputs, gradients, buffers, flags, hooks and random states have the same bits."""
     args, kwargs = entry.batch()
-    assert_undisturbed(entry.build(), *args, loss_fn=entry.loss, **kwargs)
+    # torch itself leaves its fused path where a layer has hooks; the next test holds what sonde says then
+    instruments = INSTRUMENTS if entry.name != "transformer_fused" else {"ModuleTracker": tracked_modules}
+    assert_undisturbed(entry.build(), *args, loss_fn=entry.loss, probes=instruments, **kwargs)
 
 
 def test_the_fused_path_that_torch_leaves_when_observed_is_said() -> None:
@@ -66,7 +97,8 @@ def test_the_fused_path_that_torch_leaves_when_observed_is_said() -> None:
         alone = model(*args, **kwargs)
         with sonde.track(model, strict=True) as tracker:
             observed = model(*args, **kwargs)
-    torch.testing.assert_close(observed, alone, rtol=0, atol=1e-6)
+    deep = 8 + 4 + 5 + 8 + 8 + 16 + 20  # terms of the six products one after the other; softmax, two normalisations
+    torch.testing.assert_close(observed, alone, rtol=0, atol=bounds.relative(deep, torch.float32) * alone.abs().max().item())
     assert not torch.equal(observed, alone)
     assert any("fused path" in line.reason for line in tracker.coverage() if line.site.path == "")
     model.train()
@@ -80,13 +112,55 @@ def test_nothing_is_missed(entry: Entry) -> None:
     assert_complete(entry.build(), *args, loss_fn=entry.loss, **kwargs)
 
 
+def unwrapped(gradients: tuple[Any, ...]) -> Any:
+    return gradients[0] if len(gradients) == 1 else gradients
+
+
+def tensors(value: Any) -> list[Tensor]:
+    return [tensor for _, tensor in structure.walk(value)]
+
+
 @every_entry
-def test_no_hook_is_left(entry: Entry) -> None:
-    """After a pass under two probes, one of them with a statistic, no hook is on the model or on its parameters."""
+def test_what_is_kept_is_the_same_in_all_instruments(entry: Entry, tmp_path: Path) -> None:
+    """One pass under ``track``, all recorders and a statistic.
+
+    Recorders keep what ``track`` keeps, module by module and call by call, with the same bits; what was kept is shown, saved
+    and read again; and no hook is left.
+    """
     model = entry.build()
-    with sonde.track(model, strict=True), sonde.observe(model, Moments(), ports=("output", "grad_output", "grad"), strict=True):
+    kinds = RECORDERS if entry.name != "nested_jagged" else RECORDERS[:3]  # torch has no alias of such a tensor, for its uses
+    with (
+        sonde.observe(model, Moments(), ports=("output", "grad_output", "grad"), strict=True),
+        sonde.track(model, strict=True) as tracker,
+        ForwardOutput(reduction=Last(), strict=True).modules(model) as last,
+        contextlib.ExitStack() as stack,
+    ):
+        recorders: dict[type[Recorder], Recorder] = {kind: stack.enter_context(kind(strict=True).modules(model)) for kind in kinds}
         run(entry, model)
     assert_no_hooks_left(model)
+
+    for kind, grad in ((ForwardOutput, False), (BackwardOutput, True)):
+        for slot in recorders[kind].subrecorders if kind in recorders else ():
+            stashes = [s for s in tracker if s.name == slot.name and s.grad is grad and s.phase != "recompute"]
+            expected = [unwrapped(stash.value) if grad else stash.value for stash in stashes]
+            assert slot.samples == len(expected)
+            for one, other in zip(recorders[kind][slot.index], expected, strict=True):
+                assert type(one) is type(other)
+                assert len(tensors(one)) == len(tensors(other))
+                assert all(map(same_bits, tensors(one), tensors(other)))
+    for value, values in zip(last, recorders[ForwardOutput], strict=True):
+        assert all(map(same_bits, tensors(value), tensors(values[-1] if values else None)))
+
+    assert len(tracker.to_frame()) == len(tracker) > 0
+    assert repr(tracker)
+    assert tracker._repr_html_()
+    assert repr(tracker.coverage())
+    assert len(sonde.open_tensors(tracker.save(tmp_path / "kept")).records) == len(tracker)
+    for kind, recorder in recorders.items():
+        recorded = open_recorded(recorder.save(tmp_path / kind.__name__, mkdir=True))
+        assert list(recorded.iter_samples()) == list(recorder.iter_samples())
+        assert len(recorded[:]) == len(recorder) == len(repr(recorder).splitlines()) - 3
+        recorder.load_state_dict(recorder.state_dict())
 
 
 @every_entry
@@ -98,19 +172,6 @@ def test_health(entry: Entry) -> None:
         return
     with pytest.raises(AssertionError, match="is not healthy"):
         assert_healthy(entry.build(), args or kwargs, entry.loss)
-
-
-@every_entry
-def test_what_was_kept_can_be_read(entry: Entry, tmp_path: Path) -> None:
-    """The table, the frame, the coverage and the file can be had for whatever the models return."""
-    model = entry.build()
-    with sonde.track(model, strict=True) as tracker:
-        run(entry, model)
-    assert len(tracker.to_frame()) == len(tracker) > 0
-    assert repr(tracker)
-    assert tracker._repr_html_()
-    assert repr(tracker.coverage())
-    assert len(sonde.open_tensors(tracker.save(tmp_path / "kept")).records) == len(tracker)
 
 
 def pickled(model: nn.Module) -> nn.Module:
@@ -159,11 +220,10 @@ def test_the_zoo_is_large() -> None:
     assert len({entry.why for entry in ZOO.values()}) == len(ZOO)
 
 
-def test_the_table_of_what_is_recorded(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_of_what_is_recorded() -> None:
     """One row per model, with counts that can be told from the model's code, and reasons for what is not recorded."""
     grid = zoo_report()
-    with capsys.disabled():
-        print(f"\n{grid.to_text()}")  # noqa: T201  # the table is there to be read
+    assert grid.to_text()
     rows = {row[0].text: [cell.text for cell in row[1:]] for row in grid.rows}
     assert list(rows) == list(ZOO)
     assert rows["mlp"] == ["4", "8", "4", "4", "", ""]

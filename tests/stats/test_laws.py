@@ -246,8 +246,8 @@ MUTANTS: dict[str, tuple[dict[str, Any], str]] = {
 
 def test_the_harness_passes_what_is_right() -> None:
     """A statistic and a pair statistic from outside, written as the documentation says."""
-    assert_laws(Honest())
-    assert_laws(HonestPair(), sample=(2,))
+    assert_laws(Honest(), examples=20)
+    assert_laws(HonestPair(), sample=(2,), examples=20)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
@@ -256,7 +256,7 @@ def test_the_harness_notices(mutant: str) -> None:
     attributes, law = MUTANTS[mutant]
     wrong = type("Wrong", (Honest,), attributes)()
     with pytest.raises(AssertionError, match=f"(?s)breaks the law that.*({law})"):
-        assert_laws(wrong)
+        assert_laws(wrong, examples=20)
 
 
 def adding_anyway(self: Any, row: Tensor, tensor: Tensor, previous: Tensor) -> None:
@@ -272,7 +272,7 @@ def test_the_harness_notices_a_pair_that_is_none(add: Callable[..., None]) -> No
     """A pair statistic that takes tensors of different shapes for a pair, or raises, breaks a law."""
     wrong = type("Wrong", (HonestPair,), {"add": add})()
     with pytest.raises(AssertionError, match="breaks the law that"):
-        assert_laws(wrong, sample=(2,))
+        assert_laws(wrong, sample=(2,), examples=20)
 
 
 class Branching(Honest):
