@@ -17,7 +17,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from sonde.stats import ExponentHistogram, Moments, Slab, Statistic
+from sonde.stats import ExponentHistogram, Moments, Statistic, Table
 from sonde.stats.kernels import native
 
 ROUNDS = 41
@@ -61,9 +61,9 @@ def tensors() -> dict[str, Tensor]:
 
 def adding(statistic: Statistic, x: Tensor) -> Callable[[], object]:
     """Return a function that adds *x* to a row, as a hook does."""
-    slab = Slab(statistic)
-    row = slab.allocate(1, x.device)[0]
-    return lambda: slab.add(row, x)
+    table = Table(statistic)
+    row = table.allocate(1, x.device)[0]
+    return lambda: table.add(row, x)
 
 
 def measuring(statistic: Statistic, x: Tensor) -> Callable[[], object]:

@@ -15,49 +15,49 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sonde.inspector import Lens, watch
 from sonde.inspector.measurement.measurement import Measurement
-from sonde.inspector.measurement.packed_slab import PackedSlab, pack
-from sonde.stats import Moments
+from sonde.stats import Moments, Table
+from sonde.stats.host_copy import HostCopy, pack
 
 
 def test_rows_lie_in_few_blocks_and_are_found_again() -> None:
     """However they were allocated; a row is of the block that its place names."""
-    slab = PackedSlab(Moments())
-    rows = [row for count in (1, 5, 60, 3, 200) for row in slab.allocate(count, "cpu")]
-    assert len(slab) == 269
-    assert len(slab.blocks) <= 3
+    table = Table(Moments())
+    rows = [row for count in (1, 5, 60, 3, 200) for row in table.allocate(count, "cpu")]
+    assert len(table) == 269
+    assert len(table.blocks) <= 3
     for number, row in enumerate(rows):
-        slab.add(row, torch.full((number + 1,), 2.0))
-    places = slab.places()
-    for number, row in enumerate(rows):
-        block, position = places[id(row)]
-        assert slab.blocks[block][position].data_ptr() == row.data_ptr()
-        assert slab.blocks[block][position, 1] == number + 1
-    assert slab.read()[0] == [1] * 269
+        table.add(row, torch.full((number + 1,), 2.0))
+    joined = torch.cat(table.blocks)
+    positions = table.positions(rows)
+    assert len(set(positions.tolist())) == 269
+    assert joined[positions, 1].tolist() == list(range(1, 270))
+    assert table.read()[0] == [1] * 269
 
 
 def test_emptied_rows_are_as_new_and_keep_their_place() -> None:
     """Compiled code has their addresses built in."""
-    slab = PackedSlab(Moments())
-    (row,) = slab.allocate(1, "cpu")
+    table = Table(Moments())
+    (row,) = table.allocate(1, "cpu")
     new, address = row.clone(), row.data_ptr()
-    slab.add(row, torch.ones(3))
+    table.add(row, torch.ones(3))
     assert not torch.equal(row, new)
-    slab.reset()
+    table.reset()
     assert torch.equal(row, new)
     assert row.data_ptr() == address
 
 
 def test_a_row_that_moves_is_itself() -> None:
     """With what it held, under its old number."""
-    slab = PackedSlab(Moments())
-    first, second = slab.allocate(2, "cpu")
-    slab.add(first, torch.ones(3))
-    slab.add(second, torch.ones(5))
-    moved = slab.move(first, torch.device("cpu"))
-    assert len(slab) == 2
-    slab.add(moved, torch.ones(4))
-    assert slab.read()[1]["count"].tolist() == [7.0, 5.0]
-    assert id(first) not in slab.places()
+    table = Table(Moments())
+    first, second = table.allocate(2, "cpu")
+    new = first.clone()
+    table.add(first, torch.ones(3))
+    table.add(second, torch.ones(5))
+    moved = table.move(first, torch.device("cpu"))
+    assert len(table) == 2
+    table.add(moved, torch.ones(4))
+    assert table.read()[1]["count"].tolist() == [7.0, 5.0]
+    assert first.tolist() == new.tolist()
 
 
 def test_a_row_that_has_moved_is_read_where_it_is() -> None:
@@ -66,12 +66,12 @@ def test_a_row_that_has_moved_is_read_where_it_is() -> None:
     measuring.prepare(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), None, "", strict=True, update_memory=math.inf)
     before = measuring.rowed({}).index.tolist()
     first, second = measuring.attachment.taps[1:]
-    first.rows["output"] = measuring.slab.move(first.rows["output"], torch.device("cpu"))
+    first.rows["output"] = measuring.table.move(first.rows["output"], torch.device("cpu"))
     after = measuring.rowed({}).index.tolist()
     assert before == [0, 1, 2]
     assert after == [0, 3, 2]
-    measuring.slab.add(first.rows["output"], torch.ones(7))
-    measuring.slab.add(second.rows["output"], torch.ones(5))
+    measuring.table.add(first.rows["output"], torch.ones(7))
+    measuring.table.add(second.rows["output"], torch.ones(5))
     _, counts, numbers = measuring.rowed({}).finish([[block.numpy() for block in measuring.blocks]])
     assert counts.tolist() == [1, 1]
     assert numbers["count"].tolist() == [7, 5]
@@ -120,14 +120,13 @@ def test_a_logged_step_waits_for_no_number() -> None:
 
 def test_one_copy_for_each_logged_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of all statistics, ports and pushed values together, and none in other steps."""
-    from sonde.inspector.measurement import packed_slab
     from sonde.inspector.pipeline import batch
 
     copies: list[int] = []
 
-    def counted(tensors: Sequence[Tensor]) -> packed_slab.HostCopy:
+    def counted(tensors: Sequence[Tensor]) -> HostCopy:
         copies.append(len(tensors))
-        return packed_slab.pack(tensors)
+        return pack(tensors)
 
     monkeypatch.setattr(batch, "pack", counted)
     model, optimizer = small()

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from sonde.errors import ObservationWarning
 from sonde.inspector.measurement.measurement import RowIndex
-from sonde.inspector.measurement.packed_slab import HostCopy, pack
 from sonde.inspector.pipeline import waiting, writer_thread
 from sonde.inspector.pipeline.findings import Findings
 from sonde.inspector.pipeline.finishing import Finished, Finishing
@@ -31,6 +30,7 @@ from sonde.inspector.sinks.base import LoggedRows, RowBlock, Rows, RunSink, Scal
 from sonde.run.schema import Layout
 from sonde.run.store.memory_writer import memory_run
 from sonde.stats import Activation, ChannelActivation, ExponentHistogram, Field, Moments, Norm, RowStatistic, Statistic
+from sonde.stats.host_copy import HostCopy, pack
 from sonde.stats.statistic import Column
 
 

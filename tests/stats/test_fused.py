@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sonde.errors import ArgumentError
-from sonde.stats import ExponentHistogram, Moments, Slab, Statistic
+from sonde.stats import ExponentHistogram, Moments, Statistic, Table
 from sonde.stats.kernels import fused
 
 STATISTICS = [Moments(), ExponentHistogram()]
@@ -79,9 +79,9 @@ def test_a_slab_on_an_accelerator_gives_what_the_cpu_gives(statistic: Statistic)
     """Every addition, and one copy to read it."""
     device = torch.accelerator.current_accelerator()
     assert device is not None
-    slab, expected = Slab(statistic), Slab(statistic)
-    row, host = slab.allocate(1, device)[0], expected.allocate(1, "cpu")[0]
+    table, expected = Table(statistic), Table(statistic)
+    row, host = table.allocate(1, device)[0], expected.allocate(1, "cpu")[0]
     for x in tensors():
-        slab.add(row, x.to(device))
+        table.add(row, x.to(device))
         expected.add(host, x)
     torch.testing.assert_close(row.cpu(), host, rtol=1e-9, atol=1e-9)

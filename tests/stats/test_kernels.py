@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.stats.threads import in_threads
 from torch import Tensor
 
-from sonde.stats import Accumulator, Activation, ExponentHistogram, Moments, Norm, Slab, Statistic
+from sonde.stats import Accumulator, Activation, ExponentHistogram, Moments, Norm, Statistic, Table
 from sonde.stats.kernels import EXPONENTS, MOMENTS, NORM, native
 
 LEVELS = native.status().levels
@@ -273,18 +273,18 @@ def test_large_views_are_read_in_every_order(level: str, statistic: Statistic, d
 @EACH
 def test_threads_that_add_at_the_same_time_lose_nothing(statistic: Statistic) -> None:
     """To one row, by the kernel with and without the GIL, and by the reference."""
-    slab = Slab(statistic)
-    row = slab.allocate(1, "cpu")[0]
+    table = Table(statistic)
+    row = table.allocate(1, "cpu")[0]
     tensors = [torch.ones(50), torch.ones(100_000), torch.ones(50, dtype=torch.int64)]
     rounds, workers = 60, 6
 
     def work() -> None:
         for _ in range(rounds):
             for tensor in tensors:
-                slab.add(row, tensor)
+                table.add(row, tensor)
 
     in_threads(work, workers)
-    additions, numbers = slab.read()
+    additions, numbers = table.read()
     assert additions == [rounds * workers * len(tensors)]
     assert numbers["count"].tolist() == [rounds * workers * sum(tensor.numel() for tensor in tensors)]
 

@@ -29,6 +29,7 @@ from sonde.stats import (
     Statistic,
     Updates,
 )
+from sonde.stats.samples import MatrixCondition, SampleNorm, Single
 from sonde.stats.statistic import Column
 from sonde.testing.laws import assert_laws, assert_traceable, members
 
@@ -44,6 +45,9 @@ MEMBERS: list[tuple[RowStatistic, tuple[int, ...]]] = [
     (Cosine(), ()),
     (Updates(), (2,)),
     (Updates(torch.bfloat16), ()),
+    (SampleNorm(), (2,)),
+    (Single(), ()),
+    (MatrixCondition(), (3,)),
 ]
 """Instances of every statistic in ``sonde.stats``, with the shape of one sample."""
 
@@ -259,18 +263,18 @@ def test_the_harness_notices(mutant: str) -> None:
         assert_laws(wrong, examples=20)
 
 
-def adding_anyway(self: Any, row: Tensor, tensor: Tensor, previous: Tensor) -> None:
-    row += torch.tensor([1.0, 0.0, tensor.numel()])
+def adding_anyway(self: Any, tensor: Tensor, previous: Tensor) -> Tensor:
+    return torch.tensor([1.0, 0.0, tensor.numel()], dtype=torch.float64)
 
 
-def asking_for_one_shape(self: Any, row: Tensor, tensor: Tensor, previous: Tensor) -> None:
-    row += torch.cat([torch.ones(2), (tensor - previous).flatten()[:1]])
+def asking_for_one_shape(self: Any, tensor: Tensor, previous: Tensor) -> Tensor:
+    return torch.cat([torch.ones(2), (tensor - previous).flatten()[:1]]).double()
 
 
-@pytest.mark.parametrize("add", [adding_anyway, asking_for_one_shape])
-def test_the_harness_notices_a_pair_that_is_none(add: Callable[..., None]) -> None:
+@pytest.mark.parametrize("row_of", [adding_anyway, asking_for_one_shape])
+def test_the_harness_notices_a_pair_that_is_none(row_of: Callable[..., Tensor]) -> None:
     """A pair statistic that takes tensors of different shapes for a pair, or raises, breaks a law."""
-    wrong = type("Wrong", (HonestPair,), {"add": add})()
+    wrong = type("Wrong", (HonestPair,), {"row_of": row_of})()
     with pytest.raises(AssertionError, match="breaks the law that"):
         assert_laws(wrong, sample=(2,), examples=20)
 

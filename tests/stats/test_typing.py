@@ -12,14 +12,13 @@ pytest.importorskip("mypy")
 
 SNIPPET = """
 import torch
-from sonde.stats import Accumulator, Cosine, Moments, Slab, reduce
+from sonde.stats import Accumulator, Cosine, Moments, reduce
 
 merged: Accumulator[Moments] = Accumulator(Moments()).merge(Accumulator(Moments()))
 Accumulator(Cosine()).merge(Accumulator(Cosine()))  # refused
 Accumulator(Moments()).merge(Accumulator(Cosine()))  # refused
 reduce(Moments(), torch.zeros(1, 8))
 reduce(Cosine(), torch.zeros(1, 6))  # refused
-Slab(Cosine())  # refused
 Accumulator(Cosine()).update(torch.ones(2), torch.ones(2)).compute()
 """
 

@@ -234,7 +234,7 @@ class WatchedModel:
         for measuring in self.measurings:
             if measuring.is_sequence and measuring.pairs is not None:
                 if not self._takes_pairs:
-                    measuring.slab.reset()
+                    measuring.table.reset()
                 if not self._pairs:
                     measuring.pairs.forget()
 
@@ -282,4 +282,4 @@ class WatchedModel:
         self._waiting.clear()
         for measuring in self.measurings:
             if measuring.kind != "evaluation":
-                measuring.slab.reset()
+                measuring.table.reset()

@@ -13,7 +13,7 @@ from sonde.errors import ArgumentError, UnknownSiteError
 from sonde.preprocessor.aggregates import Aggregate, aggregate
 from sonde.preprocessor.base import AbstractPreprocessor
 from sonde.preprocessor.ledger import IntervalAggregates, Reading
-from sonde.stats import PairStatistic, RowStatistic, Statistic
+from sonde.stats import RowStatistic
 from sonde.stats.statistic import dense
 from sonde.suggest import nearest
 from sonde.view.table import Cell, Grid
@@ -116,14 +116,7 @@ def measured(statistic: RowStatistic, tensor: Tensor, previous: Tensor | None = 
     Raises:
         ArgumentError: *tensor* has no values (nested, or on the meta device).
     """
-    if isinstance(statistic, PairStatistic):
-        row = statistic.empty(1, tensor.device)[0]
-        if previous is not None:
-            statistic.add(row, tensor.detach(), previous.detach())
-        return row
-    if not isinstance(statistic, Statistic):
-        raise ArgumentError(f"{statistic!r} is neither a Statistic nor a PairStatistic")
-    return statistic.measure(dense(tensor.detach()))
+    return statistic.row_of(dense(tensor.detach()), None if previous is None else previous.detach())
 
 
 def nothing_to_measure(tensor: Any, what: str) -> bool:

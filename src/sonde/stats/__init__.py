@@ -4,14 +4,13 @@ from sonde.stats.accumulator import Accumulator, Result
 from sonde.stats.activation import Activation, ChannelActivation
 from sonde.stats.exponents import ExponentHistogram
 from sonde.stats.geometry import Cosine, Norm, cosine
-from sonde.stats.kernels import norms
 from sonde.stats.moments import Moments
 from sonde.stats.pair import PairStatistic
 from sonde.stats.quantiles import magnitude_quantiles
 from sonde.stats.running import RunningMeanVar
-from sonde.stats.slab import Slab
 from sonde.stats.spectrum import Spectrum
 from sonde.stats.statistic import Field, RowStatistic, Statistic, reduce
+from sonde.stats.table import Table
 from sonde.stats.updates import Updates, vanished_share
 
 __all__ = [
@@ -27,13 +26,12 @@ __all__ = [
     "Result",
     "RowStatistic",
     "RunningMeanVar",
-    "Slab",
     "Spectrum",
     "Statistic",
+    "Table",
     "Updates",
     "cosine",
     "magnitude_quantiles",
-    "norms",
     "reduce",
     "vanished_share",
 ]

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from sonde.errors import ArgumentError
+from sonde.stats.history import History
 from sonde.stats.pair import PairStatistic
 from sonde.stats.statistic import Column, RowStatistic, Statistic, dense
+from sonde.stats.table import Table
 
 __all__ = ["Accumulator", "Result"]
 
@@ -82,8 +84,9 @@ class Accumulator(Generic[S_co]):
             hint = f"make one: {given.__name__}(...)" if isinstance(given, type) else "sonde.stats has them"
             raise ArgumentError(f"an accumulator needs an instance of a statistic, not {given!r}; {hint}")
         self.statistic = statistic
-        self._row = statistic.empty(1)
-        self._previous: Tensor | None = None
+        self._table = Table(statistic, 1)
+        (self._row,) = self._table.allocate(1, "cpu")
+        self._history = History()
 
     def update(self, tensor: Tensor, previous: Tensor | None = None) -> Self:
         """Add all elements of *tensor*. The row moves to the device of the last tensor.
@@ -101,30 +104,25 @@ class Accumulator(Generic[S_co]):
         given: object = tensor
         if not isinstance(given, Tensor):
             raise ArgumentError(f"a statistic is of tensors, and this is {type(given).__name__}: give torch.as_tensor(...)")
-        statistic: RowStatistic = self.statistic
-        if isinstance(statistic, PairStatistic):
-            self._add_pair(statistic, tensor, previous)
-        elif previous is not None:
-            raise ArgumentError(f"{statistic} measures tensors one by one and has no use for a previous one")
-        elif isinstance(statistic, Statistic):
+        if isinstance(self.statistic, PairStatistic):
             tensor = dense(tensor)
-            statistic.add(self._row_at(tensor), tensor)
+            before = self._history.previous(None) if previous is None else dense(previous)
+            if before is not None:
+                self._table.add(self._row_at(tensor.device), tensor, before)
+            if previous is None:
+                self._history.remember(None, tensor)
+        elif previous is not None:
+            raise ArgumentError(f"{self.statistic} measures tensors one by one and has no use for a previous one")
+        else:
+            tensor = dense(tensor)
+            self._table.add(self._row_at(tensor.device), tensor)
         return self
 
-    def _add_pair(self, statistic: PairStatistic, tensor: Tensor, previous: Tensor | None) -> None:
-        tensor = dense(tensor)
-        before = self._previous if previous is None else dense(previous)
-        if before is not None:
-            statistic.add(self._row_at(tensor), tensor, before)
-        if previous is None:
-            self._previous = tensor.detach().clone()
-
-    def _row_at(self, tensor: Tensor) -> Tensor:
-        """The row, on the device of *tensor*."""
-        if self._row.device != tensor.device:
-            with torch.inference_mode(False):
-                self._row = self._row.to(tensor.device)
-        return self._row[0]
+    def _row_at(self, device: torch.device) -> Tensor:
+        """Return the row, moved to *device*."""
+        if self._row.device != device:
+            self._row = self._table.move(self._row, device)
+        return self._row
 
     def merge(self: Accumulator[M], other: Accumulator[Statistic]) -> Accumulator[M]:
         """Add what *other* has seen; *other* stays as it is.
@@ -142,13 +140,12 @@ class Accumulator(Generic[S_co]):
             raise ArgumentError(f"cannot merge {type(other).__name__} into {self.statistic}: give another Accumulator")
         if other.statistic != self.statistic:
             raise ArgumentError(f"cannot merge {other.statistic} into {self.statistic}: they are different statistics")
-        with torch.inference_mode(False):  # else the row could not be written to during training
-            self._row = self.statistic.merged(self._row, other._row.to(self._row.device))
+        self._table.merge(self._row, other._row.to(self._row.device))
         return self
 
     def columns(self) -> dict[str, Column]:
         """The sums so far, a column of one row per field: what the statistic's own methods take."""
-        return self.statistic.columns(self._row.clone())
+        return self.statistic.columns(self._row[None, 1:].clone())
 
     def compute(self) -> Result:
         """The numbers so far. Nothing is reset."""
@@ -162,15 +159,16 @@ class Accumulator(Generic[S_co]):
             keep_previous: keep the last tensor of a pair statistic, so that the first tensor of the next interval is
                 compared with the last one of this interval.
         """
-        self._row = self.statistic.empty(1, self._row.device)
+        self._table.reset()
         if not keep_previous:
-            self._previous = None
+            self._history.clear()
         return self
 
     def state_dict(self) -> dict[str, Any]:
         """``statistic``, as text; ``row``, the sums; ``previous``, the tensor that a pair statistic keeps, or None."""
-        previous = None if self._previous is None else self._previous.clone()
-        return {"statistic": repr(self.statistic), "row": self._row.detach().clone(), "previous": previous}
+        previous = self._history.previous(None)
+        previous = None if previous is None else previous.clone()
+        return {"statistic": repr(self.statistic), "row": self._row[None, 1:].clone(), "previous": previous}
 
     def load_state_dict(self, state: dict[str, Any]) -> Self:
         """Take over a copy of sums from ``state_dict()``.
@@ -181,14 +179,24 @@ class Accumulator(Generic[S_co]):
         row, previous = state.get("row"), state.get("previous")
         if state.get("statistic") != repr(self.statistic):
             raise ArgumentError(f"this is not the state of {self.statistic}: it is of {state.get('statistic')}")
-        if not isinstance(row, Tensor) or row.shape != self._row.shape:
-            raise ArgumentError(f"this is not the state of {self.statistic}: it needs 'row' of shape {tuple(self._row.shape)}")
+        shape = (1, self.statistic.width)
+        if not isinstance(row, Tensor) or row.shape != shape:
+            raise ArgumentError(f"this is not the state of {self.statistic}: it needs 'row' of shape {shape}")
         if not isinstance(previous, Tensor | None):
             raise ArgumentError(f"this is not the state of {self.statistic}: 'previous' must be a tensor or None")
-        with torch.inference_mode(False):
-            self._row = row.detach().to(torch.float64, copy=True)
-            self._previous = None if previous is None else previous.detach().clone()
+        with torch.no_grad():
+            self._row_at(row.device)[1:].copy_(row[0])
+        self._history.clear()
+        if previous is not None:
+            self._history.remember(None, previous)
         return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"statistic": self.statistic, "state": self.state_dict()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        Accumulator.__init__(self, state["statistic"])
+        self.load_state_dict(state["state"])
 
     def __repr__(self) -> str:
         return f"Accumulator({self.statistic}, {self.compute()})"

@@ -40,15 +40,23 @@ class PairStatistic(RowStatistic):
         with torch.inference_mode(False):  # a row made under inference mode could not be written to during training
             return torch.zeros(rows, self.width, dtype=torch.float64, device=device)
 
-    def add(self, row: Tensor, tensor: Tensor, previous: Tensor) -> None:
-        """Add the pair to *row* in place, or count it as skipped."""
+    def row_of(self, tensor: Tensor, previous: Tensor | None = None) -> Tensor:
+        """Return the row of one pair; of a pair that is skipped, or of a tensor without a predecessor, the row that says so."""
+        row = self.empty(1, tensor.device)[0]
+        if previous is None:
+            return row
         if tensor.shape != previous.shape:
-            added = torch.zeros_like(row)
-            added[1] = 1
-        else:
-            measure = self.measure(dense(tensor), dense(previous).to(tensor.device))
-            added = torch.cat([torch.ones_like(measure[:1]), torch.zeros_like(measure[:1]), measure])
-        row.copy_(row + added)
+            row[1] = 1
+            return row
+        measure = self.measure(dense(tensor), dense(previous).to(tensor.device))
+        return torch.cat([torch.ones_like(measure[:1]), torch.zeros_like(measure[:1]), measure])
+
+    def merged(self, row: Tensor, other: Tensor) -> Tensor:
+        """Return the sum of both rows, which must be of one sequence of tensors."""
+        return row + other
+
+    def _cuts(self) -> tuple[int, int]:
+        return self.width, self.width
 
 
 def real_parts(tensor: Tensor) -> Tensor:

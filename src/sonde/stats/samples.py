@@ -1,4 +1,4 @@
-"""The first level, tensor to number, where ``sonde.stats`` has no such statistic: samples, matrices, single numbers."""
+"""Statistics that are formed per sample or per call: norms of samples, single numbers, the condition of a matrix."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sonde.stats import Field, RowStatistic, Statistic
-from sonde.stats.statistic import Column, numbers
+from sonde.stats.statistic import Column, Field, Statistic, numbers
 
 __all__ = ["MatrixCondition", "SampleNorm", "Single"]
 
@@ -49,55 +48,76 @@ class SampleNorm(Statistic):
 
 
 @dataclass(frozen=True)
-class Single(RowStatistic):
-    """A number that was measured elsewhere: ``value``, and whether it is ``nonfinite``."""
+class Single(Statistic):
+    """Mean of numbers that were measured elsewhere, such as a loss: ``value``, in their unit.
 
-    def layout(self) -> tuple[tuple[str, int], ...]:
-        return (("value", 1),)
+    A tensor of one element is one number; of a larger tensor each element is one. Nothing is left out of the mean: where a number
+    was infinite ``value`` is infinite, where one was NaN (or infinities have both signs) it is NaN. ``nonfinite`` counts them.
+    Without a number ``value`` is NaN.
+    """
 
-    def empty(self, rows: int, device: torch.device | str = "cpu") -> Tensor:
-        with torch.inference_mode(False):
-            return torch.full((rows, 1), torch.nan, dtype=torch.float64, device=device)
+    fields: ClassVar[tuple[Field, ...]] = (Field("count"), Field("nan"), Field("above"), Field("below"), Field("sum"))
 
-    def measure(self, number: Tensor) -> Tensor:
-        """The row of a tensor of one element."""
-        return number.detach().to(torch.float64, copy=True).reshape(1)
+    def measure(self, tensor: Tensor) -> Tensor:
+        values = numbers(tensor)
+        total = torch.where(values.isfinite(), values, 0.0).sum()
+        counts = [found.sum(dtype=torch.float64) for found in (values.isnan(), values == torch.inf, values == -torch.inf)]
+        return torch.stack([torch.full_like(total, values.numel()), *counts, total])
 
     def finish(self, columns: Mapping[str, Column]) -> dict[str, Column]:
-        return {"value": columns["value"], "nonfinite": (~np.isfinite(columns["value"])).astype(np.float64)}
+        nan, above, below = columns["nan"], columns["above"], columns["below"]
+        value = columns["sum"] / np.where(columns["count"] > 0, columns["count"], np.nan)
+        value = np.where(above > 0, np.inf, np.where(below > 0, -np.inf, value))
+        value = np.where((nan > 0) | ((above > 0) & (below > 0)), np.nan, value)
+        return {"count": columns["count"], "value": value, "nonfinite": nan + above + below}
 
 
 @dataclass(frozen=True)
-class MatrixCondition(RowStatistic):
-    """Condition number and stable rank of a matrix W, from its singular values ``s_1 >= ... >= s_k``, k the shorter side.
+class MatrixCondition(Statistic):
+    """Condition number and stable rank of each matrix W, averaged over the tensors added.
+
+    The singular values of W are ``s_1 >= ... >= s_k``, k the shorter side. A tensor of more than two dimensions is read as a matrix
+    with a row per index of the first axis; a vector or a scalar as one row.
 
     ``condition`` is ``s_1 / s_k`` (the 2-norm condition number: Golub and Van Loan, Matrix Computations, 4th ed., 2.6.2), from 1
     for orthonormal rows or columns to infinity; float64 rounds it, so that beyond 1e15 it says no more than "singular".
     ``stable_rank`` is ``|W|_F^2 / s_1^2`` (Rudelson and Vershynin: Sampling from large matrices, 2007), from 1 to the rank.
-    Neither has a unit. Of a zero matrix both are NaN; ``nonfinite`` elements are counted and read as 0.
+    Neither has a unit. ``matrices`` counts the matrices that both are over: a zero or empty matrix has neither number.
+    ``nonfinite`` elements are counted and read as 0. On an accelerator the decomposition itself waits for the device.
     """
 
-    def layout(self) -> tuple[tuple[str, int], ...]:
-        return (("nonfinite", 1), ("largest", 1), ("least", 1), ("squares", 1))
+    fields: ClassVar[tuple[Field, ...]] = (
+        Field("nonfinite"),
+        Field("matrices", per="call"),
+        Field("conditions", per="call"),
+        Field("stable_ranks", per="call"),
+    )
 
-    def empty(self, rows: int, device: torch.device | str = "cpu") -> Tensor:
-        with torch.inference_mode(False):
-            return torch.zeros(rows, self.width, dtype=torch.float64, device=device)
-
-    def measure(self, matrix: Tensor) -> Tensor:
-        """The row of a matrix that is not empty. On an accelerator the decomposition itself waits for the device."""
-        values = matrix.detach().to(torch.complex128 if matrix.is_complex() else torch.float64)
-        finite = values.isfinite()
-        singular = torch.linalg.svdvals(torch.where(finite, values, 0.0))
+    def measure(self, tensor: Tensor) -> Tensor:
+        values = tensor.detach().to(torch.complex128 if tensor.is_complex() else torch.float64)
+        matrix = values.flatten(1) if values.dim() > 1 else values.reshape(1, -1)
+        finite = matrix.isfinite()
         nonfinite = (~finite).sum(dtype=torch.float64)
-        return torch.stack([nonfinite, singular[0], singular[-1], singular.square().sum()])
+        if matrix.numel() == 0:
+            return torch.stack([nonfinite, nonfinite, nonfinite, nonfinite])
+        singular = torch.linalg.svdvals(torch.where(finite, matrix, 0.0))
+        largest = singular[0]
+        some = largest > 0
+        shares = singular / torch.where(some, largest, 1.0)
+        return torch.stack(
+            [
+                nonfinite,
+                some.to(torch.float64),
+                torch.where(some, 1.0 / shares[-1], 0.0),
+                torch.where(some, shares.square().sum(), 0.0),
+            ]
+        )
 
     def finish(self, columns: Mapping[str, Column]) -> dict[str, Column]:
-        largest = np.where(columns["largest"] > 0, columns["largest"], np.nan)
-        with np.errstate(divide="ignore"):
-            condition = largest / columns["least"]
+        matrices = np.where(columns["matrices"] > 0, columns["matrices"], np.nan)
         return {
             "nonfinite": columns["nonfinite"],
-            "condition": condition,
-            "stable_rank": columns["squares"] / largest / largest,
+            "matrices": columns["matrices"],
+            "condition": columns["conditions"] / matrices,
+            "stable_rank": columns["stable_ranks"] / matrices,
         }

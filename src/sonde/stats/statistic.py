@@ -69,6 +69,31 @@ class RowStatistic(ABC):
         """Rows that nothing was added to: float64, shape ``(rows, width)``."""
 
     @property
+    def kernel(self) -> Kernel | None:
+        """A compiled kernel that adds to a row, in one pass over memory, the same as :meth:`row_of`; None where there is none.
+
+        A class attribute, or a property where the kernel depends on the statistic's arguments.
+        """
+        return None
+
+    @abstractmethod
+    def row_of(self, tensor: Tensor, previous: Tensor | None = None) -> Tensor:
+        """Return the row that *tensor* alone leaves; *previous* is its predecessor, for a statistic of pairs."""
+
+    @abstractmethod
+    def merged(self, row: Tensor, other: Tensor) -> Tensor:
+        """Return a new row that holds both. Works on many rows at once."""
+
+    def add(self, row: Tensor, tensor: Tensor, previous: Tensor | None = None) -> None:
+        """Add *tensor* to *row*, of shape ``(width,)``, in place, by the kernel where the kernel can."""
+        if self.kernel is None or not self.kernel.add(row, tensor):
+            row.copy_(self.merged(row, self.row_of(tensor, previous)))
+
+    @abstractmethod
+    def _cuts(self) -> tuple[int, int]:
+        """Return how many numbers of a row are sums, and how many are sums or minima; the rest are maxima."""
+
+    @property
     def width(self) -> int:
         """How many numbers a row holds."""
         return sum(size for _, size in self.layout())
@@ -101,14 +126,6 @@ class Statistic(RowStatistic):
             raise ArgumentError(f"{cls.__name__}.fields must list sums first, then minima, then maxima")
 
     @property
-    def kernel(self) -> Kernel | None:
-        """A compiled kernel that adds to a row in one pass over memory what :meth:`measure` measures, where there is one.
-
-        A class attribute, or a property where it depends on the statistic's arguments.
-        """
-        return None
-
-    @property
     @abstractmethod
     def fields(self) -> tuple[Field, ...]:
         """The entries of a row. A class attribute, or a property where their size depends on the statistic's arguments."""
@@ -128,8 +145,10 @@ class Statistic(RowStatistic):
         with torch.inference_mode(False):  # a row made under inference mode could not be written to during training
             return torch.tensor(identity, dtype=torch.float64, device=device).repeat(rows, 1)
 
+    def row_of(self, tensor: Tensor, previous: Tensor | None = None) -> Tensor:
+        return self.measure(dense(tensor))
+
     def merged(self, row: Tensor, other: Tensor) -> Tensor:
-        """A new row that holds both. Works on many rows at once."""
         sums, minima = self._cuts()
         return torch.cat(
             [
@@ -139,11 +158,6 @@ class Statistic(RowStatistic):
             ],
             dim=-1,
         )
-
-    def add(self, row: Tensor, tensor: Tensor) -> None:
-        """Add *tensor* to *row* in place, by its kernel where that can."""
-        if self.kernel is None or not self.kernel.add(row, tensor):
-            row.copy_(self.merged(row, self.measure(dense(tensor))))
 
     def _cuts(self) -> tuple[int, int]:
         sums = sum(item.size for item in self.fields if item.merge == "sum")

@@ -27,7 +27,7 @@ from sonde.engine.selection import Named, Where
 from sonde.engine.torch_api import compiled, hooks
 from sonde.errors import DeadHookError
 from sonde.site import PARAMETER_PORTS, PORTS, Port, Site
-from sonde.stats import Slab, Statistic
+from sonde.stats import Statistic, Table
 
 __all__ = ["Attachment", "Schedule"]
 
@@ -67,7 +67,7 @@ class Attachment:
     ) -> None:
         self.statistic = do if isinstance(do, Statistic) else None
         self.subscriber: Subscriber = _nobody if isinstance(do, Statistic) else weakly(do)
-        self.slab = None if self.statistic is None else Slab(self.statistic)
+        self.table = None if self.statistic is None else Table(self.statistic)
         self.schedule = schedule
         self.strict = strict
         self._grad_at_step = grad_at_step
@@ -150,9 +150,9 @@ class Attachment:
     def _add(self, tap: EventHook) -> None:
         if any(held.target is tap.target and held.sites == tap.sites for held in self.taps):
             return  # the same module under the same name: observed once
-        if isinstance(tap, StatisticHook) and self.slab is not None:
-            rows = self.slab.allocate(len(tap.sites), _device_of(tap.module, self.roots))
-            tap.hold(self.slab, dict(zip(tap.sites, rows, strict=True)))
+        if isinstance(tap, StatisticHook) and self.table is not None:
+            rows = self.table.allocate(len(tap.sites), _device_of(tap.module, self.roots))
+            tap.hold(self.table, dict(zip(tap.sites, rows, strict=True)))
         self.taps.append(tap)
         if self.attached and self.switch.on:
             self._put_in(tap)
@@ -308,7 +308,7 @@ class Attachment:
         self.detach()
         self.forget()
         self.subscriber = _nobody
-        self.slab = None
+        self.table = None
 
     def forget(self) -> None:
         """Let go of every model; only while detached."""

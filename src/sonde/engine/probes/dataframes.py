@@ -51,9 +51,9 @@ def rows_of(attachment: Attachment) -> list[dict[str, Any]]:
 
 
 def _numbers(attachment: Attachment) -> list[dict[str, float]]:
-    if attachment.slab is None:
+    if attachment.table is None:
         return []
-    _, columns = attachment.slab.read()
+    _, columns = attachment.table.read()
     names = list(columns)
     return [dict(zip(names, map(float, row), strict=True)) for row in zip(*columns.values(), strict=True)]
 

@@ -117,8 +117,8 @@ class Probe:
 
     def reset(self) -> None:
         """Empty the statistic's rows; the probe stays attached."""
-        if self._attachment.slab is not None:
-            self._attachment.slab.reset()
+        if self._attachment.table is not None:
+            self._attachment.table.reset()
 
     def rows(self) -> list[dict[str, Any]]:
         """One dictionary per site: where, how often, and the statistic's numbers if the probe has one."""
@@ -134,7 +134,7 @@ class Probe:
 
     def _grid(self) -> Grid:
         numbers = [
-            name for name in ("count", "mean", "std", "rms", "absmax", "zeros", "nan", "inf") if self._attachment.slab is not None
+            name for name in ("count", "mean", "std", "rms", "absmax", "zeros", "nan", "inf") if self._attachment.table is not None
         ]
         lines = [
             [Cell(str(row["name"] or "(root)")), Cell(row["port"]), Cell(str(row["calls"]), align="right")]

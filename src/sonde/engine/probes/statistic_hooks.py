@@ -18,7 +18,7 @@ from sonde.engine.probes.event_hooks import EventHook
 from sonde.engine.torch_api import compiled, hooks
 from sonde.engine.torch_api.input_alias import alias, aliased_in_trace
 from sonde.site import Port
-from sonde.stats import Slab
+from sonde.stats import Table
 
 __all__ = ["InputStatisticHook", "OutputStatisticHook", "ParameterStatisticHook", "StatisticHook"]
 
@@ -40,19 +40,19 @@ def _anchor(device: torch.device) -> Tensor:
 class StatisticHook(EventHook):
     """What the taps of this lane have in common: rows, and how to add to them."""
 
-    __slots__ = ("addresses", "anchor", "kernel", "rows", "slab")
+    __slots__ = ("addresses", "anchor", "kernel", "rows", "table")
 
-    def hold(self, slab: Slab, rows: dict[Port, Tensor]) -> None:
+    def hold(self, table: Table, rows: dict[Port, Tensor]) -> None:
         """The rows to add to, by port."""
-        self.slab = slab
+        self.table = table
         self.rows = rows
-        self.kernel = slab.statistic.kernel
+        self.kernel = table.statistic.kernel
         self.addresses = {port: self._address(row) for port, row in rows.items()}
         self.anchor = _anchor(next(iter(rows.values())).device)
 
     def take_over(self, old: EventHook) -> None:
         if isinstance(old, StatisticHook):
-            self.hold(old.slab, old.rows)
+            self.hold(old.table, old.rows)
 
     def counts(self) -> dict[Port, int]:
         return {port: int(row[0]) for port, row in self.rows.items()}
@@ -72,9 +72,9 @@ class StatisticHook(EventHook):
         try:
             row = self.rows[port]
             if row.device != tensor.device:  # the model was moved
-                row = self.rows[port] = self.slab.move(row, tensor.device)
+                row = self.rows[port] = self.table.move(row, tensor.device)
                 self.addresses[port] = self._address(row)
-            self.slab.add(row, tensor.detach())
+            self.table.add(row, tensor.detach())
         except Exception as error:
             self.attachment.failed(self.sites[port], error)
 
@@ -91,12 +91,20 @@ class StatisticHook(EventHook):
             tensor = tensors[place].detach()
             taps[place]._add(port, tensor if minus is None else _difference(tensor, minus[place]))
 
-    def _add_traced(self, port: Port, tensor: Tensor, *, gradient: bool = False) -> None:
-        row = self.rows[port]
-        merged = self.slab.merged(row.data, self.slab.measured(tensor.detach()))
-        if not gradient:  # gradients are computed once, whatever is computed again for them
-            merged = torch.where(compiled.recomputing(self.anchor), row.data, merged)
-        row.data.copy_(merged)
+    def _add_traced(self, port: Port, tensor: Tensor) -> None:
+        row = self.rows[port].data
+        merged = self.table.merged(row, self.table.measured(tensor.detach()))
+        row.copy_(torch.where(compiled.recomputing(self.anchor), row, merged))
+
+    def _add_traced_gradient(self, port: Port, gradient: Tensor) -> None:
+        compiled.add_to_row(self.token, self.table.measured(gradient.detach()), port)
+
+    def add_to_row(self, port: Port, measured: Tensor) -> None:
+        """Add a row that compiled code has measured of a gradient."""
+        try:
+            self.table.merge(self.rows[port], measured)
+        except Exception as error:
+            self.attachment.failed(self.sites[port], error)
 
     def _add_gradient(self, port: Port, gradient: Tensor | None) -> None:
         if gradient is not None and self.switch.on:  # the engine says None for an output of its node that nothing used
@@ -112,7 +120,7 @@ class StatisticHook(EventHook):
         if port in self.rows:
             self._add_traced(port, leaf)
         if gradient_port in self.rows and leaf.requires_grad:
-            leaf.register_hook(lambda gradient: self._add_traced(gradient_port, gradient, gradient=True))
+            leaf.register_hook(lambda gradient: self._add_traced_gradient(gradient_port, gradient))
 
     def _leaf(self, value: Any) -> Tensor | None:
         """The tensor of *value* that a row takes; what it leaves out is said in the coverage."""

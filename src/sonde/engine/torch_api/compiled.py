@@ -26,11 +26,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._library.effects import EffectType
 
 from sonde.engine import selection
 
 __all__ = [
     "Region",
+    "add_to_row",
     "is_exported",
     "is_traced",
     "notice_hooks",
@@ -157,6 +159,7 @@ _library.define("deliver(Tensor(a!) token, Tensor[] leaves, int form, str port) 
 _library.define(
     "deliver_gradient(Tensor(a!) token, Tensor identity, Tensor gradient, int leaf, int form, str port) -> ()", tags=_unsafe
 )
+_library.define("add_to_row(Tensor token, Tensor measured, str port) -> ()", tags=_unsafe)
 _library.define("recomputing(Tensor anchor) -> Tensor")
 
 
@@ -175,6 +178,12 @@ def _deliver_gradient(token: Tensor, identity: Tensor, gradient: Tensor, leaf: i
         owner.replay_gradient(forward, call, gradient.detach(), leaf, form, port)
 
 
+def _add_to_row(token: Tensor, measured: Tensor, port: str) -> None:
+    owner = _owners.get(int(token))
+    if owner is not None:
+        owner.add_to_row(port, measured.detach())
+
+
 def _recomputing(anchor: Tensor) -> Tensor:
     return torch.full((), _graph_task() != -1, dtype=torch.bool, device=anchor.device)
 
@@ -183,11 +192,21 @@ _library.impl("deliver", _deliver, "CompositeExplicitAutograd")
 _library.impl("deliver", lambda token, leaves, form, port: token.new_empty((2,)), "Meta")
 _library.impl("deliver_gradient", _deliver_gradient, "CompositeExplicitAutograd")
 _library.impl("deliver_gradient", lambda token, identity, gradient, leaf, form, port: None, "Meta")
+_library.impl("add_to_row", _add_to_row, "CompositeExplicitAutograd")
+_library.impl("add_to_row", lambda token, measured, port: None, "Meta")
+_library._register_effectful_op("sonde::add_to_row", EffectType.ORDERED)
 _library.impl("recomputing", _recomputing, "CompositeExplicitAutograd")
 _library.impl("recomputing", lambda anchor: anchor.new_empty((), dtype=torch.bool), "Meta")
 
 _op_deliver = torch.ops.sonde.deliver.default
 _op_gradient = torch.ops.sonde.deliver_gradient.default
+add_to_row = torch.ops.sonde.add_to_row.default
+"""Operator: add measured numbers to the row that the token's owner has at a port.
+
+The operator has an effect, so no compiler may drop or duplicate a call; and it declares no write into its arguments, so that a
+backward pass may call the operator: a row that the backward graph itself wrote into would be saved by the forward pass, and the
+user's backward would raise when the same compiled code was called twice before it.
+"""
 recomputing = torch.ops.sonde.recomputing.default
 """Operator: whether this code runs again inside a backward pass, as a bool tensor on the anchor's device."""
 

@@ -20,11 +20,10 @@ from sonde.engine.probes.statistic_hooks import StatisticHook
 from sonde.engine.selection import Where
 from sonde.errors import ArgumentError
 from sonde.inspector.lenses.lens import Lens
-from sonde.inspector.measurement.packed_slab import PackedSlab
 from sonde.inspector.measurement.pairs import Pairs
 from sonde.run.schema import Layout
 from sonde.site import Port, Site
-from sonde.stats import PairStatistic, RowStatistic
+from sonde.stats import PairStatistic, RowStatistic, Table
 
 __all__ = ["Kind", "Measurement", "RowIndex"]
 
@@ -125,8 +124,8 @@ class Measurement:
         self.is_sequence = isinstance(statistic, PairStatistic) and any(port != "update" for port in ports)
         self._linear = lens.linear
         self._ports = ports
-        self.slab = PackedSlab(statistic)
-        self.pairs = Pairs(statistic, self.slab) if isinstance(statistic, PairStatistic) else None
+        self.table = Table(statistic)
+        self.pairs = Pairs(statistic, self.table) if isinstance(statistic, PairStatistic) else None
         self._rowed: RowIndex | None = None
         self._known: tuple[int, int] = (-1, -1)
 
@@ -144,7 +143,7 @@ class Measurement:
             update_memory=update_memory if self.statistic.growth is not None else inf,
         )
         if self.pairs is None:
-            self.attachment.slab = self.slab
+            self.attachment.table = self.table
         self.attachment.observe(model, include, None, self._ports, name)
 
     def parameters(self, port: Port) -> set[int]:
@@ -154,12 +153,12 @@ class Measurement:
     @property
     def blocks(self) -> list[Tensor]:
         """All its rows."""
-        return self.slab.blocks
+        return self.table.blocks
 
     def rowed(self, order: Mapping[str, int]) -> RowIndex:
         """Which row is of which site now; *order* gives the place of each module."""
         taps = self.attachment.taps
-        known = (self.slab.changes, len(taps))
+        known = (self.table.changes, len(taps))
         if self._rowed is None or self._known != known:
             self._known = known
             self._rowed = self._look(order)
@@ -170,17 +169,14 @@ class Measurement:
         self._rowed = None
 
     def _look(self, order: Mapping[str, int]) -> RowIndex:
-        starts = np.cumsum([0, *(len(block) for block in self.slab.blocks)])
-        places = self.slab.places()
         sites: list[Site] = []
-        index: list[int] = []
+        rows: list[Tensor] = []
         orders: list[int] = []
         matrices: list[bool] = []
         sizes: list[float] = []
         for site, row, tap in self._rows():
-            block, position = places[id(row)]
             sites.append(site)
-            index.append(int(starts[block]) + position)
+            rows.append(row)
             orders.append(order.get(tap.name, order.get(tap.name.rpartition(".")[0], len(order))))
             matrices.append(isinstance(tap.target, nn.Parameter) and tap.target.dim() >= 2)
             sizes.append(_times(tap, site.port))
@@ -190,7 +186,7 @@ class Measurement:
             self.statistic,
             self._linear,
             layout,
-            np.array(index, np.intp),
+            self.table.positions(rows),
             tuple(site.port for site in sites),
             np.array(matrices, bool),
             np.array(sizes),

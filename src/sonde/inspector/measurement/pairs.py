@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from sonde.engine import Event, Site
-from sonde.inspector.measurement.packed_slab import PackedSlab
-from sonde.stats import PairStatistic
+from sonde.stats import PairStatistic, Table
 
 __all__ = ["Pairs"]
 
 
 class Pairs:
-    """A subscriber that adds pairs to rows of *slab*.
+    """A subscriber that adds pairs to rows of *table*.
 
     At the port ``update`` the pair is the parameter after and before the step. Elsewhere it is a tensor and its predecessor at
     the same site, of which a copy is kept until :meth:`forget`. Of a structured value the first floating-point tensor counts.
@@ -22,11 +20,11 @@ class Pairs:
         rows: by site.
     """
 
-    def __init__(self, statistic: PairStatistic, slab: PackedSlab) -> None:
+    def __init__(self, statistic: PairStatistic, table: Table) -> None:
         self.rows: dict[Site, Tensor] = {}
         self.__qualname__ = type(statistic).__qualname__  # by which it is named if it fails
         self._statistic = statistic
-        self._slab = slab
+        self._table = table
         self._previous: dict[Site, Tensor] = {}
 
     def forget(self) -> None:
@@ -51,9 +49,7 @@ class Pairs:
     def _add(self, site: Site, tensor: Tensor, previous: Tensor) -> None:
         row = self.rows.get(site)
         if row is None:
-            row = self.rows[site] = self._slab.allocate(1, tensor.device)[0]
+            row = self.rows[site] = self._table.allocate(1, tensor.device)[0]
         elif row.device != tensor.device:
-            row = self.rows[site] = self._slab.move(row, tensor.device)
-        with torch.no_grad():
-            row[:1] += 1
-            self._statistic.add(row[1:], tensor.detach(), previous.detach())
+            row = self.rows[site] = self._table.move(row, tensor.device)
+        self._table.add(row, tensor.detach(), previous.detach())

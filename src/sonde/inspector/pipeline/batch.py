@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from sonde.inspector.measurement.measurement import Measurement
-from sonde.inspector.measurement.packed_slab import pack
 from sonde.inspector.pipeline.scalars import Pushed
 from sonde.inspector.pipeline.writer_thread import Batch, DeviceScalar, Part
 from sonde.inspector.sinks.base import Scalar
+from sonde.stats.host_copy import pack
 
 __all__ = ["BatchBuilder"]
 
@@ -74,5 +74,5 @@ class BatchBuilder:
         """Begin the one copy per device, and empty the rows that are in it."""
         packet = pack(self._tensors)
         for measuring in self._sources:
-            measuring.slab.reset()
+            measuring.table.reset()
         return Batch(packet, self._parts, self._scalars)

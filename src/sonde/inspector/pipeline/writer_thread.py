@@ -17,11 +17,11 @@ import numpy.typing as npt
 
 from sonde.errors import ObservationWarning
 from sonde.inspector.measurement.measurement import RowIndex
-from sonde.inspector.measurement.packed_slab import HostCopy
 from sonde.inspector.pipeline.findings import Findings
 from sonde.inspector.pipeline.finishing import Finished, Finishing, Unpacked
 from sonde.inspector.pipeline.waiting import BatchQueue, Request
 from sonde.inspector.sinks.base import Scalar, Sink
+from sonde.stats.host_copy import HostCopy
 
 __all__ = ["Batch", "Part", "Writing"]
 

@@ -1,6 +1,5 @@
 """Reductions in one pass: ``reference`` in plain torch, ``native`` for the CPU, ``fused`` for accelerators."""
 
 from sonde.stats.kernels.native import EXPONENTS, MOMENTS, NORM, Kernel, activation
-from sonde.stats.kernels.norms import norms
 
-__all__ = ["EXPONENTS", "MOMENTS", "NORM", "Kernel", "activation", "norms"]
+__all__ = ["EXPONENTS", "MOMENTS", "NORM", "Kernel", "activation"]

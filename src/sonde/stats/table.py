@@ -1,0 +1,163 @@
+"""The table of a statistic: one row per site, rows of a device packed together, one copy per device to read all rows."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from sonde.stats.host_copy import pack
+from sonde.stats.kernels import fused, native
+from sonde.stats.pair import PairStatistic
+from sonde.stats.statistic import Column, RowStatistic, Statistic, dense
+
+__all__ = ["Table"]
+
+_ROWS = 64  # rows of the first block of a device; each further block is as large as all blocks before it
+_BYTES = 1 << 20  # bytes of unused rows that a block may hold, whatever the number of rows
+
+
+class Table:
+    """The rows of *statistic*: float64, shape ``(1 + width,)``; the first number counts the additions.
+
+    Rows of a device lie in few blocks, so that copying and emptying all rows takes few operations. A row is written in place and
+    never replaced, except by :meth:`move`: a kernel keeps the address of a row, and compiled code keeps the row itself.
+
+    Every row is an alias of the block's memory *with an autograd version counter of its own*. Views of one block share a
+    counter: then an addition to one row looks to autograd like a change of all rows, and the user's backward pass raises where a
+    compiled region has saved one of them.
+
+    Attributes:
+        statistic: measures tensors and finishes rows.
+        blocks: all rows, of shape ``(rows, 1 + width)`` per block; some may not be in use.
+        changes: how often rows were allocated or moved.
+
+    Args:
+        rows: how many rows the first block of a device has; None for a number that suits models.
+    """
+
+    def __init__(self, statistic: RowStatistic, rows: int | None = None) -> None:
+        self.statistic = statistic
+        self.blocks: list[Tensor] = []
+        self.changes = 0
+        self._first = rows
+        self._merges_by_kind = type(statistic).merged in (Statistic.merged, PairStatistic.merged)
+        self._empty: list[Tensor] = []  # of each block: its numbers while nothing was added
+        self._unused: dict[torch.device, list[tuple[int, int]]] = {}  # places, the next one last
+        self._rows: list[Tensor] = []
+        self._places: list[tuple[int, int]] = []  # of each row: block, position
+        self._lock = threading.Lock()  # torch lets other threads run between reading a row and writing the row
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    # Rows
+
+    def allocate(self, rows: int, device: torch.device | str) -> list[Tensor]:
+        """Return new empty rows on *device*."""
+        self.changes += 1
+        device = torch.empty(0, device=device).device  # as tensors name it: with its index
+        unused = self._unused.setdefault(device, [])
+        if len(unused) < rows:
+            self._grow(rows - len(unused), device)
+        places = [unused.pop() for _ in range(rows)]
+        made = [self._row(place) for place in places]
+        self._places += places
+        self._rows += made
+        return made
+
+    def _grow(self, rows: int, device: torch.device) -> None:
+        """Add a block of at least *rows* rows on *device*."""
+        width = 1 + self.statistic.width
+        spare = self._first if self._first is not None and not self.blocks else max(_ROWS, len(self))
+        rows = max(rows, min(spare, _BYTES // (8 * width)))
+        with torch.inference_mode(False):
+            counted = torch.zeros(rows, 1, dtype=torch.float64, device=device)
+            empty = torch.cat([counted, self.statistic.empty(rows, device)], dim=1)
+            self.blocks.append(empty.clone())
+        self._empty.append(empty)
+        self._unused[device] += [(len(self.blocks) - 1, position) for position in reversed(range(rows))]
+
+    def _row(self, place: tuple[int, int]) -> Tensor:
+        """Return an alias of the row at *place*, with a version counter of its own, which a view does not have."""
+        block, position = place
+        with torch.inference_mode(False):
+            return self.blocks[block][position].data
+
+    def move(self, row: Tensor, device: torch.device) -> Tensor:
+        """Return the same row on *device*, under its old number. *row* is given up."""
+        at = self._at(row)
+        (moved,) = self.allocate(1, device)
+        with torch.inference_mode(False), torch.no_grad():
+            moved.copy_(row)
+            row.copy_(self._empty[self._places[at][0]][0])
+        self._unused[row.device].append(self._places[at])
+        self._rows[at], self._places[at] = self._rows.pop(), self._places.pop()
+        return moved
+
+    def _at(self, row: Tensor) -> int:
+        return next(at for at, held in enumerate(self._rows) if held is row)
+
+    def positions(self, rows: Sequence[Tensor]) -> npt.NDArray[np.intp]:
+        """Return the position of each of *rows* in all blocks joined."""
+        starts = np.cumsum([0, *(len(block) for block in self.blocks)])
+        found = {id(row): starts[block] + at for row, (block, at) in zip(self._rows, self._places, strict=True)}
+        return np.array([found[id(row)] for row in rows], np.intp)
+
+    # Adding
+
+    def measured(self, tensor: Tensor, previous: Tensor | None = None) -> Tensor:
+        """Return the row that *tensor* alone would leave; *previous* is its predecessor, for a statistic of pairs."""
+        measure = self.statistic.row_of(tensor, previous)
+        return torch.cat([torch.ones_like(measure[:1]), measure])
+
+    def merged(self, row: Tensor, other: Tensor) -> Tensor:
+        """Return a new row that holds *row* and *other*."""
+        return torch.cat([row[:1] + other[:1], self.statistic.merged(row[1:], other[1:])])
+
+    def add(self, row: Tensor, tensor: Tensor, previous: Tensor | None = None) -> None:
+        """Add *tensor* to *row* in place. Threads may do so at the same time.
+
+        Args:
+            row: of this table, on the device of *tensor*.
+            tensor: any tensor that the statistic can measure; see :meth:`sonde.stats.Accumulator.update`.
+            previous: the predecessor of *tensor*, for a statistic of pairs.
+        """
+        kernel = self.statistic.kernel
+        if kernel is not None and kernel.add(row, tensor, led=1):
+            return
+        self.merge(row, self._measured(tensor, previous))
+
+    def _measured(self, tensor: Tensor, previous: Tensor | None) -> Tensor:
+        """Return the same as :meth:`measured`, in eager mode, by the fastest way that the tensor's device has."""
+        if tensor.is_cpu or not isinstance(self.statistic, Statistic):
+            return self.measured(tensor, previous)
+        measure = fused.measure(self.statistic, dense(tensor))
+        return torch.cat([torch.ones_like(measure[:1]), measure])
+
+    def merge(self, row: Tensor, other: Tensor) -> None:
+        """Add the row *other*, which counts its own additions, to *row* in place. Threads may do so at the same time."""
+        if self._merges_by_kind:
+            sums, minima = self.statistic._cuts()
+            if native.merge(row, other, 1 + sums, minima - sums, row.numel() - 1 - minima):
+                return
+        with self._lock, torch.no_grad():
+            row.copy_(self.merged(row, other))
+
+    # All rows
+
+    def reset(self) -> None:
+        """Empty every row, in place."""
+        for block, empty in zip(self.blocks, self._empty, strict=True):
+            block.copy_(empty)
+
+    def read(self) -> tuple[list[int], dict[str, Column]]:
+        """Return how often each row was added to, and the statistic's numbers, in order of allocation. One copy per device."""
+        if not self._rows:
+            return [], {}
+        rows = np.concatenate(pack(self.blocks).unpack())[self.positions(self._rows)]
+        return rows[:, 0].astype(int).tolist(), self.statistic.finish(self.statistic.columns(torch.from_numpy(rows[:, 1:])))

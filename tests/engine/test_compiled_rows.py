@@ -1,0 +1,128 @@
+"""Rows that compiled code writes: right in any number of graphs, and never in the way of the user's backward pass."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import sonde
+from sonde.stats import Moments
+
+Step = Callable[[nn.Module], Tensor]
+
+
+class Block(nn.Module):
+    """A residual layer; one of several graphs where *breaks*."""
+
+    def __init__(self, *, breaks: bool = False) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.act = nn.ReLU()
+        self.breaks = breaks
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.act(self.linear(x))
+        if self.breaks:
+            torch._dynamo.graph_break()
+        return x + y  # type: ignore[no-any-return]
+
+
+def blocks_one_by_one(backend: str) -> tuple[nn.Module, nn.Module, int]:
+    """Three graphs, called in turn by eager code; the model to call, the model to watch, and the calls in a step."""
+    model = nn.Sequential(Block(), Block(), nn.Linear(4, 1))
+    for block in model:
+        block.compile(backend=backend)
+    return model, model, 1
+
+
+def one_graph_break(backend: str) -> tuple[nn.Module, nn.Module, int]:
+    """A whole model with a break inside."""
+    model = nn.Sequential(Block(breaks=True), Block(), nn.Linear(4, 1))
+    compiled: Any = torch.compile(model, backend=backend)
+    return compiled, model, 1
+
+
+def called_twice(backend: str) -> tuple[nn.Module, nn.Module, int]:
+    """A whole model of one graph, called twice before its backward pass, as in contrastive training."""
+    model = nn.Sequential(Block(), Block(), nn.Linear(4, 1))
+    compiled: Any = torch.compile(model, backend=backend)
+    return compiled, model, 2
+
+
+CASES = [blocks_one_by_one, one_graph_break, called_twice]
+BACKENDS = ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)]
+
+
+def loss_of(model: nn.Module, calls: int) -> Tensor:
+    x = torch.linspace(-1, 1, 12).reshape(3, 4)
+    return torch.stack([model(x * (call + 1)).square().mean() for call in range(calls)]).sum()
+
+
+@pytest.fixture(autouse=True)
+def new_compiler() -> None:
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("case", CASES)
+def test_watch_with_default_lenses_counts_what_eager_counts(case: Callable[[str], Any], backend: str) -> None:
+    """The user's backward runs, and each site has the numbers of an eager twin."""
+    torch.manual_seed(0)
+    called, model, calls = case(backend)
+    twin = nn.Sequential(*(copy.deepcopy(child) for child in model.children()))
+    for child in twin:
+        child._compiled_call_impl = None
+        for part in child.modules():
+            if isinstance(part, Block):
+                part.breaks = False
+    runs = []
+    for module, watched in ((called, model), (twin, twin)):
+        optimizer = torch.optim.SGD(watched.parameters(), lr=0.1)
+        with sonde.watch(watched, optimizer, every=1, to="memory", quiet=True, strict=True) as inspector:
+            for _ in range(2):
+                optimizer.zero_grad()
+                loss_of(module, calls).backward()
+                optimizer.step()
+        table = inspector.run.table("moments").to_pylist()
+        runs.append({(row["step"], row["site"]): (row["count"], row["rms"], row["absmax"]) for row in table})
+    found, expected = runs
+    assert set(found) == set(expected)
+    assert any(site.endswith(":grad_output") for _, site in found)
+    for key, numbers in found.items():
+        # float32 values that two backends may round differently in each of some ten operations
+        assert numbers == pytest.approx(expected[key], rel=64 * 2**-23, abs=64 * 2**-23), key
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_statistic_counts_every_backward_of_a_model_called_twice(backend: str) -> None:
+    """``observe`` with gradients: both calls before the one backward are in each row, of outputs and of gradients."""
+    called, model, calls = called_twice(backend)
+    with sonde.observe(model, Moments(), ports=("output", "grad_output"), strict=True) as probe:
+        for _ in range(2):
+            loss_of(called, calls).backward()
+    assert {row["calls"] for row in probe.rows()} == {4}
+
+
+def test_rows_and_gradients_are_counted_once_under_checkpointing() -> None:
+    """A checkpoint inside compiled code computes activations again: neither rows nor gradients are counted again."""
+    model = nn.Sequential(Block(), Block())
+
+    def forward(x: Tensor) -> Tensor:
+        for block in model:
+            x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)
+        return x
+
+    run = torch.compile(forward, backend="aot_eager")
+    with (
+        warnings.catch_warnings(),
+        sonde.observe(model, Moments(), exclude="^$", ports=("output", "grad_output"), strict=True) as probe,
+    ):
+        warnings.simplefilter("ignore")  # the root itself is not called
+        run(torch.ones(3, 4, requires_grad=True)).sum().backward()
+    assert {row["calls"] for row in probe.rows()} == {1}
