@@ -18,7 +18,6 @@ import pytest
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from sonde.engine.probes.gradients import Watch
 from sonde.engine.torch_api import hooks
 
 _registered: list[tuple[weakref.ref[Any], int]] = []
@@ -64,7 +63,7 @@ def our_hooks() -> list[str]:
     for dictionary, key in _registered:
         held = dictionary()
         hook = None if held is None else held.get(key)
-        if isinstance(hook, Watch):
+        if isinstance(hook, hooks.GradientHooks):
             continue  # on a tensor of a graph, with which it goes
         if isinstance(hook, hooks.Hook) or (getattr(hook, "__module__", None) or "").startswith("sonde."):
             left.append(str(hook))

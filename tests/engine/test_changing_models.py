@@ -284,7 +284,7 @@ def test_nothing_grows_with_leaves_that_come_and_go() -> None:
     with sonde.observe(model, lambda event: None, ports="grad_output", strict=True) as probe:
         for _ in range(200):
             model(torch.randn(1, 2, requires_grad=True)).sum().backward()
-        assert len(probe._attachment._leaves) <= 4
+        assert len(probe._attachment.delivery._leaves) <= 4
 
 
 def test_a_warning_points_at_the_users_line() -> None:

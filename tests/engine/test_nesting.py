@@ -72,7 +72,7 @@ def test_threads_gather_each_their_own() -> None:
             torch.autograd.grad(model(torch.randn(2, 3))[0].sum(), list(model.parameters()))
 
     with sonde.observe(model, Moments(), strict=True) as sums:
-        sums._attachment.thread = None  # as without ``with``
+        sums._attachment.delivery.thread = None  # as without ``with``
         probe = sonde.observe(model, count, ports="grad_output", strict=True)
         threads = [threading.Thread(target=work) for _ in range(4)]
         for thread in threads:

@@ -94,7 +94,7 @@ def test_an_update_beyond_the_limit_is_measured_on_a_sample() -> None:
     before = {name: parameter.detach().double() for name, parameter in model.named_parameters()}
     model(torch.randn(8, 512)).square().sum().backward()
     optimizer.step()
-    taps = {tap.name: tap for tap in attachment.taps}
+    taps = {hook.name: hook for hook in attachment.hooks}
     one_in = taps["0.weight"].one_in
     assert one_in == 3  # 1 MB of weights, of which 66 kB are beside the others
     for name, parameter in model.named_parameters():
@@ -105,7 +105,7 @@ def test_an_update_beyond_the_limit_is_measured_on_a_sample() -> None:
         assert row[5] == pytest.approx(difference.sum().item(), rel=1e-9, abs=1e-12)
         assert row[6] == pytest.approx(difference.square().sum().item(), rel=1e-9)
         assert tap.rows["param"][1] == parameter.numel()
-    said = {str(site): note for site, note in attachment.notes.items()}
+    said = {str(site): note for site, note in attachment.delivery.notes.items()}
     assert list(said) == ["0.weight:update"]
     assert f"of every {one_in}-th element" in said["0.weight:update"]
     assert f"{error_of(size_of(512 * 512, one_in)):.1%}" in said["0.weight:update"]
@@ -114,7 +114,7 @@ def test_an_update_beyond_the_limit_is_measured_on_a_sample() -> None:
 
 def test_observers_of_one_step_share_its_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each parameter is copied once, however many look at its update."""
-    from sonde.engine.clock import clock
+    from sonde.engine.clock import step_counter
 
     made: list[int] = []
 
@@ -122,7 +122,7 @@ def test_observers_of_one_step_share_its_copies(monkeypatch: pytest.MonkeyPatch)
         made.append(len(wanted))
         return copies(wanted)
 
-    monkeypatch.setattr(clock, "copies", counted)
+    monkeypatch.setattr(step_counter, "copies", counted)
     model = nn.Linear(3, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     wirings = [Attachment(Moments(), strict=True), Attachment(lambda event: None, strict=True), Attachment(Moments(), strict=True)]
@@ -132,6 +132,6 @@ def test_observers_of_one_step_share_its_copies(monkeypatch: pytest.MonkeyPatch)
     model(torch.randn(2, 3)).sum().backward()
     optimizer.step()
     for attachment in wirings:
-        assert all(count == 1 for tap in attachment.taps for count in tap.counts().values())
+        assert all(count == 1 for hook in attachment.hooks for count in hook.counts().values())
         attachment.detach()
     assert made == [2]

@@ -172,7 +172,7 @@ def test_steps_change_nothing_and_leave_nothing() -> None:
     with sonde.observe(seen, lambda event: None, ports=("param", "update", "grad"), grad_at_step=True, strict=True) as probe:
         train(seen, 3, torch.optim.AdamW(seen.parameters()))
     assert all(torch.equal(a, b) for a, b in zip(bare.parameters(), seen.parameters(), strict=True))
-    assert not probe._attachment.clocks[0].around_step
+    assert not probe._attachment.clocks[0].step_counter.observers
 
 
 def test_a_subscriber_may_say_its_ports() -> None:

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-import torch
 from torch import nn
 
+from sonde.engine.torch_api.modules import named_children, parameters_of, unwrap
 from sonde.errors import ModelError, SelectionError
 from sonde.suggest import nearest
 
@@ -25,11 +25,6 @@ Where: TypeAlias = (
 )
 """``include`` / ``exclude``: a regular expression (searched) or compiled pattern, a callable ``(name, module) -> bool``, a
 list of exact names, a module type or a tuple of types; None or ``""`` is no condition."""
-
-# What each wrapper calls the module it wraps. DDP and DataParallel are told by their class, since "module" is a name that
-# users give as well.
-_WRAPPED = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
-_PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,28 +54,6 @@ def _described(value: Any) -> str:
     return f"a {type(value).__name__}: {text if len(text) <= 60 else text[:57] + '...'}"
 
 
-def unwrap(module: nn.Module) -> nn.Module:
-    """What a wrapper wraps, down to the user's own module; a module that is no wrapper is returned as it is."""
-    while True:
-        inner = _inner(module)
-        if inner is None:
-            return module
-        module = inner
-
-
-def _inner(module: nn.Module) -> nn.Module | None:
-    if isinstance(module, _PARALLEL):
-        wrapped: nn.Module = module.module
-        return wrapped
-    if isinstance(module, torch.jit.ScriptModule):  # keeps its modules in a mapping of its own kind
-        return None
-    for name in _WRAPPED:
-        child = module._modules.get(name)
-        if child is not None:
-            return child
-    return None
-
-
 def members(model: nn.Module) -> list[Named]:
     """Every module of *model* once, parents before children, as ``named_modules()`` orders them."""
     names: dict[nn.Module, list[str]] = {}
@@ -96,9 +69,8 @@ def _name(module: nn.Module, name: str, above: frozenset[nn.Module], names: dict
     if module in above or len(known) > _MANY_NAMES:
         return
     above |= {module}
-    for step, child in module.named_children() if isinstance(module, torch.jit.ScriptModule) else module._modules.items():
-        if child is not None:
-            _name(child, f"{name}.{step}" if name else step, above, names)
+    for step, child in named_children(module):
+        _name(child, f"{name}.{step}" if name else step, above, names)
 
 
 # A module shared n times under modules that are themselves shared has exponentially many names; these are enough.
@@ -109,7 +81,7 @@ def parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, Named]]:
     """Every parameter once, with its canonical name and the module that owns it."""
     seen: set[int] = set()
     for owner in members(model):
-        for step, parameter in owner.module._parameters.items():
+        for step, parameter in parameters_of(owner.module).items():
             if parameter is not None and id(parameter) not in seen:
                 seen.add(id(parameter))
                 yield (f"{owner.name}.{step}" if owner.name else step), parameter, owner

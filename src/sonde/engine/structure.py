@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree
 
-__all__ = ["Outline", "as_gradients", "outline", "remap", "walk"]
+from sonde.engine.torch_api import pytree
+
+__all__ = ["Outline", "as_gradients", "first_floating", "is_floating", "outline", "remap", "walk"]
 
 
 class _Opened(NamedTuple):
@@ -76,6 +77,39 @@ def _remap(value: Any, fn: Callable[[Tensor], Any], inside: set[int], objects: b
         keys = [fn(key) if isinstance(key, Tensor) else key for key in value]
         return dict(zip(keys, children, strict=True))
     return opened.make(children)
+
+
+def is_floating(tensor: Tensor) -> bool:
+    """Return whether *tensor* holds floating-point or complex numbers."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def first_floating(value: Any) -> Tensor | None:
+    """Return the first tensor in *value* that holds floating-point or complex numbers; None without one.
+
+    Can be traced by ``torch.compile``; then only tuples, lists, dicts and dataclasses are looked into.
+    """
+    if isinstance(value, Tensor):
+        return value if is_floating(value) else None
+    if torch.compiler.is_dynamo_compiling():
+        return _first_floating_traced(value)
+    return next((tensor for _, tensor in walk(value) if is_floating(tensor)), None)
+
+
+def _first_floating_traced(value: Any) -> Tensor | None:
+    if isinstance(value, Tensor):
+        return value if value.is_floating_point() or value.is_complex() else None
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, tuple | list):
+        for item in value:
+            found = _first_floating_traced(item)
+            if found is not None:
+                return found
+        return None
+    if hasattr(type(value), "__dataclass_fields__"):
+        return _first_floating_traced([getattr(value, name) for name in type(value).__dataclass_fields__])
+    return None
 
 
 class Outline:
@@ -141,7 +175,7 @@ def _open(value: Any, *, objects: bool) -> _Opened | None:
         return None
     if isinstance(value, tuple):
         return _open_tuple(value)
-    registered = _pytree.SUPPORTED_NODES.get(kind)
+    registered = pytree.registered(kind)
     if registered is not None:
         return _open_registered(value, registered)
     if isinstance(value, dict):

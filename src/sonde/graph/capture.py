@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from sonde.engine import structure
+from sonde.engine.restore import plain_python, preserved
 from sonde.engine.selection import Where, check_model
-from sonde.engine.torch_api.restore import left_as_it_was, plain_python
 from sonde.errors import ArgumentError
 from sonde.graph.graph import Graph
 from sonde.graph.recording import Recording
@@ -91,7 +91,7 @@ def _run(
     """Call the model under *recording*, restore the model, and return the exception that came out."""
     given = [tensor for _, tensor in structure.walk((args, kwargs))]
     with contextlib.ExitStack() as stack:
-        stack.enter_context(left_as_it_was(model, given))
+        stack.enter_context(preserved(model, given))
         stack.enter_context(plain_python())
         if not compute:
             args, kwargs = _without_memory(stack, model, args, kwargs)

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from sonde.engine import structure
+from sonde.engine.restore import plain_python, preserved
 from sonde.engine.selection import check_model
-from sonde.engine.torch_api.restore import left_as_it_was, plain_python
 from sonde.errors import ArgumentError, MissingExtraError
 from sonde.graph.recorder import BaseNode, LayerNode, OpNode, ParamNode, Recorder, TensorNode
 from sonde.view.graph.save import render
@@ -44,7 +44,7 @@ def record(net: nn.Module, name: str, input_shapes: Shapes | None, input_data: A
     check_model(net)
     recorder = Recorder()
     with contextlib.ExitStack() as stack:
-        stack.enter_context(left_as_it_was(net, [tensor for _, tensor in structure.walk(input_data)]))
+        stack.enter_context(preserved(net, [tensor for _, tensor in structure.walk(input_data)]))
         stack.enter_context(plain_python())
         args, kwargs = _inputs(net, input_shapes, input_data)  # after: the random state is restored, too
         recorder.register_hooks(net, name=name)

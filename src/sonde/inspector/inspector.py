@@ -15,7 +15,7 @@ from torch.optim.optimizer import Optimizer
 
 from sonde.engine import Coverage, Event, Probe, ProbeError, Site, observe
 from sonde.engine.clock.optimizers import held_by
-from sonde.engine.probes import notebook
+from sonde.engine.probes.probe import replace_former
 from sonde.engine.selection import Where, check_model
 from sonde.errors import ArgumentError
 from sonde.inspector.budget import share_of
@@ -133,7 +133,7 @@ class Inspector:
         self._findings: list[Finding] = []
         self._metrics: set[str] = set()
         self._finalizer: weakref.finalize[Any, Self] | None = None
-        notebook.replace_former(self)
+        replace_former(self)
         if module is not None:
             self.attach(module)
 
@@ -316,7 +316,7 @@ class Inspector:
     def errors(self) -> tuple[ProbeError, ...]:
         """What statistics and schedules raised."""
         mine = () if self._recording is None else self._recording.errors
-        return (*mine, *(error for each in self._measurings() for error in each.attachment.errors))
+        return (*mine, *(error for each in self._measurings() for error in each.attachment.delivery.errors))
 
     @property
     def findings(self) -> tuple[Finding, ...]:

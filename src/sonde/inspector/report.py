@@ -24,7 +24,7 @@ def coverage_of(measurings: Iterable[Measurement], seen: Mapping[tuple[str, str]
     for measuring in measurings:
         if measuring.hidden:
             continue
-        notes = measuring.attachment.notes
+        notes = measuring.attachment.delivery.notes
         for line in measuring.coverage():
             count = seen.get((measuring.family, str(line.site)), 0) + line.count
             reason = notes.get(line.site, "") if count and not line.count else line.reason

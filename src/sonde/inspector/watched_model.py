@@ -110,9 +110,9 @@ class WatchedModel:
         if len(self._turns) == 1:
             self._attached = True
             clock.call_after_steps(self._step_ends, first=True)
-            clock.after_optimizer.append(self._optimizer_stepped)
-            clock.before_forward.append(self._forward_begins)
-            clock.after_micro_step.append(self._backward_ended)
+            clock.call_after_optimizer(self._optimizer_stepped)
+            clock.call_before_forward(self._forward_begins)
+            clock.call_after_micro_step(self._backward_ended)
 
     def detach(self) -> None:
         """Take everything off; rows of a step that has not ended are dropped."""
@@ -121,9 +121,9 @@ class WatchedModel:
         if clock is not None and self._attached:
             self._attached, self._last_step = False, clock.step
             clock.call_no_more(self._step_ends)
-            clock.after_optimizer.remove(self._optimizer_stepped)
-            clock.before_forward.remove(self._forward_begins)
-            clock.after_micro_step.remove(self._backward_ended)
+            clock.call_no_more(self._optimizer_stepped)
+            clock.call_no_more(self._forward_begins)
+            clock.call_no_more(self._backward_ended)
         for turn in self._turns:
             turn.measuring.attachment.detach()
 

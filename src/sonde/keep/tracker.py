@@ -154,7 +154,7 @@ class Tracker(Probe):
         if not isinstance(key, str | Site):
             raise ArgumentError(f"a tracker is asked by position, slice, module name or site, not by {key!r}")
         site, whole_module = _as_site(key)
-        site = replace(site, path=self._attachment.canonical(site.path))
+        site = replace(site, path=self._attachment.hooks.canonical(site.path))
         found = [stash for stash in self.stashes if _is_at(stash, site, whole_module)]
         if found:
             return found

@@ -17,8 +17,8 @@ from torch.nn.parameter import is_lazy
 
 from sonde.engine import Event, observe, structure
 from sonde.engine.layer_axes import axes_of, learn
+from sonde.engine.restore import gradients_put_aside, plain_python, preserved, versions
 from sonde.engine.selection import check_model
-from sonde.engine.torch_api.restore import gradients_put_aside, left_as_it_was, plain_python, versions
 from sonde.errors import ArgumentError
 from sonde.keep import layers
 from sonde.model_summary.rows import Outcome, Seen, assemble
@@ -69,7 +69,7 @@ def summary(
     given = [tensor for _, tensor in structure.walk((batch, kwargs))]
     watcher = _Watcher(set(_memory_of((*given, *model.parameters(), *model.buffers()))))
     learn(model)
-    with left_as_it_was(model, given), contextlib.ExitStack() as stack:
+    with preserved(model, given), contextlib.ExitStack() as stack:
         stack.enter_context(plain_python())
         probe = stack.enter_context(observe(model, watcher, ports=("input", "output", "grad_output")))
         before = versions(model)

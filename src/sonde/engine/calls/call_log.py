@@ -12,7 +12,6 @@ from bisect import bisect_right
 from collections.abc import Hashable
 from typing import Any, NamedTuple
 
-import torch
 from torch import nn
 
 from sonde.engine import structure
@@ -93,7 +92,7 @@ class RootCall:
         counts, key = self.counts, place.key
         index = counts[key] = counts.get(key, -1) + 1
         call = Call(place, index, above, self, beneath)
-        if self.recording and (checkpoint := autograd_state.made_in()) is not None:
+        if self.recording and (checkpoint := autograd_state.checkpoint_made()) is not None:
             self.made.setdefault(checkpoint, len(self.order))
             self.order.append(call)
         if self.numbers[-1] == number:  # as note does: this runs at every call
@@ -124,7 +123,7 @@ class RootCall:
         token = _Token()
         for _, leaf in structure.walk(output):
             node = leaf.grad_fn
-            if node is not None and self.covers(node._sequence_nr()):
+            if node is not None and self.covers(autograd_state.sequence_of_node(node)):
                 metadata: dict[Any, Any] = node.metadata  # type: ignore[assignment]  # torch declares a method
                 metadata.setdefault("sonde", []).append(token)
                 self.graph = weakref.ref(token)
@@ -150,4 +149,4 @@ class _Reaches:
         self.passage = passage
 
     def __call__(self, gradients: Any) -> None:
-        self.passage.reached = torch._C._current_graph_task_id()
+        self.passage.reached = autograd_state.graph_task()

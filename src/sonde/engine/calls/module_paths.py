@@ -5,11 +5,11 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 
-import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from sonde.engine import selection
+from sonde.engine.torch_api import modules
 
 __all__ = ["ModuleNames", "ModuleNode", "is_transparent"]
 
@@ -122,7 +122,7 @@ class ModuleNames:
         for root in self._labels:
             found = {item.name: item.module for item in selection.members(root)}
             for name, module in found.items():
-                if any(held is parameter for held in module._parameters.values()):
+                if any(held is parameter for held in modules.parameters_of(module).values()):
                     steps = name.split(".") if name else []
                     paths = [".".join(steps[:end]) for end in range(len(steps) + 1)]
                     return [ModuleNode(found[path], self._join(root, path), path) for path in paths if path in found]
@@ -150,13 +150,12 @@ class ModuleNames:
 
 def is_transparent(module: nn.Module) -> bool:
     """Whether it wraps a module that runs as a module does: all wrappers but that of ``torch.compile``."""
-    return "_orig_mod" not in module._modules and selection.unwrap(module) is not module
+    return not modules.is_compiled_wrapper(module) and selection.unwrap(module) is not module
 
 
 def _names_below(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """All names below *module*, direct children first."""
-    children = module.named_children() if isinstance(module, torch.jit.ScriptModule) else module._modules.items()
-    yield from ((step, selection.unwrap(child)) for step, child in children if child is not None)
+    yield from ((step, selection.unwrap(child)) for step, child in modules.named_children(module))
     for item in selection.members(module):
         yield from ((name, item.module) for name in (item.name, *item.aliases) if name)
 

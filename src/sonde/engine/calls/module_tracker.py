@@ -17,19 +17,20 @@ from sonde.engine.calls.call_log import Call, ModuleCall, RootCall
 from sonde.engine.calls.callbacks import Callback, Callbacks, weak
 from sonde.engine.calls.module_paths import ModuleNames, ModuleNode, is_transparent
 from sonde.engine.calls.thread_state import ThreadState
+from sonde.engine.compiled_regions import regions
 from sonde.engine.failures import ProbeError, warn_user
 from sonde.engine.torch_api import autograd_state, compiled, hooks
-from sonde.engine.torch_api.running import modules_running, nodes_running
+from sonde.engine.torch_api.autograd_state import ACCUMULATES, modules_running, nodes_running, sequence_of_node
+from sonde.engine.torch_api.modules import is_called_compiled
 from sonde.site import Phase
 
 __all__ = ["ModuleTracker"]
 
-_sequence_now: Callable[[], int] = torch._C._autograd._get_sequence_nr
-_graph_task: Callable[[], int] = torch._C._current_graph_task_id
-_current_node: Callable[[], Any] = torch._C._current_autograd_node
+_sequence_now: Callable[[], int] = autograd_state.next_sequence
+_graph_task: Callable[[], int] = autograd_state.graph_task
+_current_node: Callable[[], Any] = autograd_state.current_node
 _is_traced = compiled.is_traced
 _compiler_at_work = hooks.compiler_at_work
-_ACCUMULATES = 2**64 - 1  # the number of every node that writes a .grad
 _NOWHERE = RootCall(0, -1, False, None)
 
 
@@ -256,18 +257,18 @@ class ModuleTracker:
         """The innermost call that made *node*."""
         if node is None:
             return None
-        if node._sequence_nr() == _ACCUMULATES:
+        if sequence_of_node(node) == ACCUMULATES:
             return self._owner(node.variable)
         passage = self._passage_of(node)
         if passage is not None:
-            return passage.at(node._sequence_nr())
+            return passage.at(sequence_of_node(node))
         # a reentrant checkpoint has made it outside of any module, and runs its backward
         return next((self._of_node(outer) for outer in nodes_running() if outer is not node), None)
 
     def _passage_of(self, node: Any) -> RootCall | None:
         if node is None:
             return None
-        number, own = node._sequence_nr(), self._state()
+        number, own = sequence_of_node(node), self._state()
         if len(self._states) == 1:
             return own.passage_of(number)
         # each thread counts for itself: the node may have been made by another one; on a device, backward has its own
@@ -294,10 +295,10 @@ class ModuleTracker:
         self._crossings.move(state, [] if call is None else call.chain())
 
     def _say_if_compiled(self, place: ModuleNode, module: nn.Module) -> None:
-        if place.was_checked and (module._compiled_call_impl is None or place.module() in self._said_compiled):
+        if place.was_checked and (not is_called_compiled(module) or place.module() in self._said_compiled):
             return
         place.was_checked = True
-        fresh = [region.top for region in compiled.regions(module) if region.top not in self._said_compiled]
+        fresh = [region.top for region in regions(module) if region.top not in self._said_compiled]
         if not fresh:
             return
         self._said_compiled.update(fresh)

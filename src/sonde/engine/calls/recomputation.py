@@ -8,7 +8,6 @@ from typing import Any
 from sonde.engine.calls.call_log import Call, RootCall
 from sonde.engine.calls.module_paths import ModuleNode
 from sonde.engine.torch_api import autograd_state
-from sonde.engine.torch_api.running import nodes_running
 
 __all__ = ["Recall"]
 
@@ -35,9 +34,9 @@ class Recall:
 
     def begin(self, task: int, node: Any, origin: RootCall | None) -> Call | None:
         """The backward pass *task* is at *node*, made in *origin*, and repeats a checkpoint. The call that is in, if known."""
-        checkpoint, is_made = autograd_state.repeated()
+        checkpoint, is_made = autograd_state.checkpoint_repeated()
         if task not in self._tasks:
-            if all(outer is node for outer in nodes_running()):
+            if all(outer is node for outer in autograd_state.nodes_running()):
                 self._forget()  # the pass is not within another one
             self._tasks.add(task)
         if (task, checkpoint) not in self._begun:
@@ -52,10 +51,10 @@ class Recall:
 
     def repeated(self, place: ModuleNode, task: int) -> Call | None:
         """The next call of that module, which is the one that is repeated."""
-        checkpoint, is_made = autograd_state.repeated()
+        checkpoint, is_made = autograd_state.checkpoint_repeated()
         if self._origin is None or not (is_made or (task, checkpoint) in self._begun):
             return None
-        inside = autograd_state.made_in()
+        inside = autograd_state.checkpoint_made()
         for index in range(self._position, len(self._origin.order)):
             call = self._origin.order[index]
             if call.place.key == place.key:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import nn
 
 from sonde.engine import selection
 from sonde.engine.calls.call_log import ModuleCall
 from sonde.engine.calls.module_tracker import active
-from sonde.engine.torch_api.running import modules_running
+from sonde.engine.torch_api.autograd_state import graph_task, modules_running
 from sonde.site import Phase
 
 __all__ = ["Whereabouts", "where"]
@@ -56,7 +55,7 @@ def where() -> Whereabouts:
     needs to be set up (the Python stack tells; the index of the call is counted by an entered :class:`ModuleTracker`, else it
     is None). In a backward pass the modules are known if a tracker was entered before the forward.
     """
-    if torch._C._current_graph_task_id() != -1:
+    if graph_task() != -1:
         if active:
             tracker = active[-1]
             return Whereabouts(tracker.phase, tracker.stack)

@@ -1,1 +1,1 @@
-"""When: epochs, steps, micro-steps and forwards, counted once per observed root."""
+"""Count the epochs, steps, micro-steps and forwards of each observed root."""

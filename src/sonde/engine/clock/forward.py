@@ -1,9 +1,8 @@
-"""One call of a root module: what is counted within it, and which call a recomputation repeats."""
+"""One call of a root module: the calls of each module within it, and which call a recomputation repeats."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -11,22 +10,30 @@ from torch import nn
 from sonde.engine.event import Tick
 from sonde.engine.torch_api import autograd_state, hooks
 
-if TYPE_CHECKING:
-    from sonde.engine.probes.gradients import Watch
-
 __all__ = ["Forward"]
 
 
 class Forward:
-    """One call of the root: its tick, the calls of each module within it, and the tensors watched for gradients."""
+    """One call of the root: its tick, the calls of each module within it, and the tensors whose gradients are listened to.
+
+    Attributes:
+        index: which call of the root, from 0.
+        tick, stamp: the tick that events of this forward have, and the clock's stamp when the tick was made.
+        calls: by hook, how many calls of its module have been.
+        entered: by hook, the calls that have begun and not ended, innermost last; kept where beginnings are seen.
+        running: parents of shared modules that run, each with the calls that hooks have seen in it; see ``aliases.py``.
+        recording: gradients are enabled; without them no checkpoint is in the forward.
+        training: the root is in training mode with gradients enabled.
+        watched: hooks on tensors, by the ids of these; emptied when the next forward begins.
+    """
 
     __slots__ = (
-        "_marks",
-        "_recall_key",
+        "_calls_in_checkpoints",
+        "_repeated",
+        "_repeated_calls",
         "calls",
         "entered",
         "index",
-        "recalls",
         "recording",
         "running",
         "stamp",
@@ -38,40 +45,43 @@ class Forward:
     def __init__(self, index: int, tick: Tick, stamp: int, *, training: bool = True) -> None:
         self.index = index
         self.tick = tick
-        self.stamp = stamp  # of the clock when the tick was made
+        self.stamp = stamp
         self.calls: dict[hooks.Hook, int] = {}
-        self.recalls: dict[hooks.Hook, int] = {}  # the same, while one node of a backward pass recomputes
-        self.running: list[tuple[nn.Module, dict[hooks.Hook, int]]] = []  # parents of shared modules, see aliases.py
-        self.entered: dict[hooks.Hook, list[int]] = {}  # calls that have begun, innermost last, where beginnings are seen
-        self.recording = torch.is_grad_enabled()  # otherwise no checkpoint can be in it
+        self.running: list[tuple[nn.Module, dict[hooks.Hook, int]]] = []
+        self.entered: dict[hooks.Hook, list[int]] = {}
+        self.recording = torch.is_grad_enabled()
         self.training = training and self.recording
-        self._recall_key: tuple[int, Hashable] = (-1, None)
-        self._marks: dict[hooks.Hook, list[tuple[int, Hashable]]] = {}
-        self.watched: dict[int, Watch] = {}  # by id of the tensor; emptied when the next one begins
+        self.watched: dict[int, hooks.GradientHooks] = {}
+        self._repeated: tuple[int, Hashable] = (-1, None)  # the backward pass and the checkpoint that it repeats
+        self._repeated_calls: dict[hooks.Hook, int] = {}  # by hook, how many calls it has repeated
+        self._calls_in_checkpoints: dict[hooks.Hook, list[tuple[int, Hashable]]] = {}
 
     def call_of(self, hook: hooks.Hook, task: int) -> int:
-        """The index of the module call that *hook* sees now, in the backward pass *task* if that recomputes (else -1)."""
+        """Return the index of the module call that *hook* sees now.
+
+        *task* is the backward pass that recomputes the call; -1 in a forward.
+        """
         if task != -1:
-            return self.recall_of(hook, task)
+            return self.repeated_call(hook, task)
         call = self.calls.get(hook, 0)
         self.calls[hook] = call + 1
         if self.recording:
-            self.mark(hook, call)
+            self.note_checkpoint(hook, call)
         return call
 
-    def mark(self, hook: hooks.Hook, call: int) -> None:
-        """If this call is made inside an activation checkpoint, remember in which."""
-        checkpoint = autograd_state.made_in()
+    def note_checkpoint(self, hook: hooks.Hook, call: int) -> None:
+        """If *call* is made inside an activation checkpoint, remember in which."""
+        checkpoint = autograd_state.checkpoint_made()
         if checkpoint is not None:
-            self._marks.setdefault(hook, []).append((call, checkpoint))
+            self._calls_in_checkpoints.setdefault(hook, []).append((call, checkpoint))
 
-    def recall_of(self, hook: hooks.Hook, task: int) -> int:
-        """The index of the call that *hook* sees again while the backward pass *task* recomputes a checkpoint."""
-        checkpoint = autograd_state.repeated()[0]
-        if self._recall_key != (task, checkpoint):
-            self._recall_key = (task, checkpoint)
-            self.recalls.clear()
-        recall = self.recalls.get(hook, 0)
-        self.recalls[hook] = recall + 1
-        made = [call for call, inside in self._marks.get(hook, ()) if inside == checkpoint]
-        return made[recall % len(made)] if made else recall
+    def repeated_call(self, hook: hooks.Hook, task: int) -> int:
+        """Return the index of the call that *hook* sees again while the backward pass *task* recomputes a checkpoint."""
+        checkpoint = autograd_state.checkpoint_repeated()[0]
+        if self._repeated != (task, checkpoint):
+            self._repeated = (task, checkpoint)
+            self._repeated_calls.clear()
+        count = self._repeated_calls.get(hook, 0)
+        self._repeated_calls[hook] = count + 1
+        made = [call for call, inside in self._calls_in_checkpoints.get(hook, ()) if inside == checkpoint]
+        return made[count % len(made)] if made else count

@@ -1,4 +1,4 @@
-"""Loss scaling: which scale gradients are under, and whether an attempt at a step was skipped."""
+"""Loss scaling: the scale that gradients are under, and whether an attempt at a step was skipped."""
 
 from __future__ import annotations
 
@@ -7,20 +7,24 @@ from typing import Any
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
+from sonde.engine.torch_api.tensors import loss_scale_of, takes_loss_scale, version_of
 from sonde.errors import ArgumentError
 
 __all__ = ["Scaling", "scale_at_step"]
 
 
 class Scaling:
-    """Follows a ``GradScaler``, without ever waiting for the device.
+    """Follows a ``GradScaler`` without ever waiting for the device.
 
-    ``update()`` writes into the scaler's scale whether or not the step was taken. So if the scale was written to since the last
+    ``update()`` writes into the scaler's scale whether or not the step was taken. So if the scale was written into since the last
     forward, and no step was counted, the attempt was skipped.
+
+    Raises:
+        ArgumentError: *scaler* is no ``GradScaler``.
     """
 
     def __init__(self, scaler: Any) -> None:
-        if scaler is not None and not hasattr(scaler, "_get_scale_async"):
+        if scaler is not None and not takes_loss_scale(scaler):
             raise ArgumentError(f"scaler={scaler!r}: give the torch.amp.GradScaler that scales the loss")
         self._scaler = scaler
         self._seen = self._version()
@@ -28,18 +32,15 @@ class Scaling:
 
     @property
     def scale(self) -> Tensor | None:
-        """What the loss is multiplied by now; None if by nothing."""
-        if self._scaler is None or not self._scaler.is_enabled():
-            return None
-        scale: Tensor | None = self._scaler._get_scale_async()
-        return scale
+        """The factor of the loss now; None without one."""
+        return loss_scale_of(self._scaler)
 
     def _version(self) -> int:
         scale = self.scale
-        return 0 if scale is None else scale._version
+        return 0 if scale is None else version_of(scale)
 
     def skipped(self, step: int) -> bool:
-        """Whether the attempt before this forward, which belongs to *step*, was skipped."""
+        """Return whether the attempt before this forward, which belongs to *step*, was skipped."""
         version = self._version()
         found = version != self._seen and step == self._step
         self._seen, self._step = version, step
@@ -47,6 +48,6 @@ class Scaling:
 
 
 def scale_at_step(optimizer: Optimizer | None) -> Tensor | None:
-    """The scale that gradients are still under when *optimizer* steps, as a fused one unscales them by itself."""
+    """Return the scale that gradients are still under when *optimizer* steps: a fused one unscales them itself."""
     scale = getattr(optimizer, "grad_scale", None)
     return scale if isinstance(scale, Tensor) else None

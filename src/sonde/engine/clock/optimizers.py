@@ -1,7 +1,8 @@
-"""Steps of optimizers, of whichever there are in the process: nobody has to hand one over."""
+"""Subscribe to the steps of every torch optimizer in the process."""
 
 from __future__ import annotations
 
+import threading
 import weakref
 from typing import Any, Protocol
 
@@ -10,64 +11,66 @@ from torch.optim.optimizer import Optimizer
 
 from sonde.engine.torch_api import compiled, hooks
 
-__all__ = ["announce", "follow", "has_closure", "held_by", "hush", "is_skipped", "leave"]
+__all__ = ["announce", "follow", "has_closure", "held_by", "is_skipped", "leave", "stop_announcing"]
 
 
 class Follower(Protocol):
-    """What wants to know of steps."""
+    """Is called around the steps of optimizers. *args* and *kwargs* are those of ``step``, *args* led by the optimizer."""
 
     def precede(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """*optimizer* is about to step, called with *args* (itself first, as torch has it) and *kwargs*."""
+        """*optimizer* is about to step."""
 
     def follow(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """It has stepped."""
+        """*optimizer* has stepped."""
 
 
 _followers: dict[int, weakref.ref[Follower]] = {}
-_heralded: set[int] = set()  # of them, those that are told before a step as well
+_announced: set[int] = set()  # followers that are called before a step as well
 _hooks: dict[str, hooks.Handle] = {}
+_lock = threading.RLock()  # probes come and go in several threads
 
 
 def follow(follower: Follower) -> None:
-    """Tell *follower*, which is held weakly, of every step that was taken from now on."""
+    """Call *follower*, which is held weakly, after every step that was taken from now on."""
     key = id(follower)
-    _followers[key] = weakref.ref(follower, lambda _: _drop(key))
-    if "after" not in _hooks:
-        _hooks["after"] = hooks.on_optimizer_step(_stepped)
+    with _lock:
+        _followers[key] = weakref.ref(follower, lambda _: _drop(key))
+        if "after" not in _hooks:
+            _hooks["after"] = hooks.on_optimizer_step(_stepped)
 
 
 def announce(follower: Follower) -> None:
-    """Tell it of every step before it is taken as well."""
-    _heralded.add(id(follower))
-    if "before" not in _hooks:
-        _hooks["before"] = hooks.on_before_optimizer_step(_steps)
+    """Call *follower* before every step, too."""
+    with _lock:
+        _announced.add(id(follower))
+        if "before" not in _hooks:
+            _hooks["before"] = hooks.on_before_optimizer_step(_steps)
 
 
-def hush(follower: Follower) -> None:
-    """Tell it after steps alone. Again does nothing."""
-    _heralded.discard(id(follower))
-    if not _heralded:
-        _take_out("before")
-
-
-def _take_out(hook: str) -> None:
-    handle = _hooks.pop(hook, None)
-    if handle is not None:
-        handle.remove()
+def stop_announcing(follower: Follower) -> None:
+    """Stop calling *follower* before steps. Idempotent."""
+    with _lock:
+        _announced.discard(id(follower))
+        _take_out_unused()
 
 
 def leave(follower: Follower) -> None:
-    """Tell it no more. Hooks are there while anybody follows, and not a moment longer."""
+    """Stop calling *follower*. Idempotent."""
     _drop(id(follower))
 
 
 def _drop(key: int) -> None:
-    _followers.pop(key, None)
-    _heralded.discard(key)
-    if not _heralded:
-        _take_out("before")
-    if not _followers:
-        _take_out("after")
+    with _lock:
+        _followers.pop(key, None)
+        _announced.discard(key)
+        _take_out_unused()
+
+
+def _take_out_unused() -> None:
+    """Hooks are there while anybody follows, and not a moment longer."""
+    for hook, users in (("before", _announced), ("after", _followers)):
+        if not users and hook in _hooks:
+            _hooks.pop(hook).remove()
 
 
 def _steps(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -89,18 +92,19 @@ def _stepped(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 def has_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a step that is called so computes its gradients itself."""
+    """Return whether a step with these arguments computes its gradients itself."""
     given = [argument for argument in args if argument is not None and not isinstance(argument, Optimizer)]
     return bool(given) or kwargs.get("closure") is not None
 
 
-# What an optimizer holds changes rarely and is asked at every step: it is built again when the lists have other lengths or ends.
+# The parameters of an optimizer rarely change and are asked for at every step: they are collected again when the lists have
+# other lengths or ends.
 _Ends = list[tuple[int, int, int]]
 _known: dict[int, tuple[weakref.ref[Optimizer], _Ends, frozenset[int]]] = {}
 
 
 def held_by(optimizer: Optimizer) -> frozenset[int]:
-    """The parameters that *optimizer* steps, by their ids; the same object as long as it is the same set."""
+    """Return the ids of the parameters that *optimizer* steps; the same object as long as the set is the same."""
     key = id(optimizer)
     ends = [(len(held), id(held[0]), id(held[-1])) for group in optimizer.param_groups if (held := group["params"])]
     known = _known.get(key)
@@ -112,6 +116,6 @@ def held_by(optimizer: Optimizer) -> frozenset[int]:
 
 
 def is_skipped(optimizer: Optimizer) -> bool:
-    """Whether a fused optimizer under a ``GradScaler`` found infinities and left the parameters as they were."""
+    """Return whether a fused optimizer under a ``GradScaler`` found infinities and left the parameters as they were."""
     found = getattr(optimizer, "found_inf", None)
     return isinstance(found, Tensor) and bool(found)

@@ -1,6 +1,6 @@
-"""Copies of parameters for the time of a step, and samples of large ones, where copies of the whole would take too much memory.
+"""Copy parameters for the time of a step: whole, or samples where whole copies would take too much memory.
 
-A sample is every n-th element in the order of memory, the same ones at each step. What is measured on it stands for the
+A sample is every n-th element in the order of memory, the same ones at each step. Numbers measured on the sample stand for the
 whole: shares and means as they are, counts n times, lengths sqrt(n) times as large. Of m elements that vary as normal ones do,
 the standard error of a length is 1 / sqrt(2 m) of it: 0.3 % for the 65,536 elements that every sample has at least.
 """
@@ -15,17 +15,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from sonde.engine.torch_api.tensors import clone_each
+
 __all__ = ["LEAST", "Copies", "copies", "error_of", "one_in_each", "sample", "size_of"]
 
 Copies = dict[tuple[int, int], Tensor]
 """Parameters as they were, by id, and of how many elements one was copied."""
 
 LEAST = 1 << 16
-"""Elements of a parameter that are always looked at, if it has so many."""
+"""A sample has at least so many elements, if the parameter has."""
 
 
 def sample(tensor: Tensor, one_in: int) -> Tensor:
-    """A view of every *one_in*-th element of *tensor*, which lies densely in memory, in the order in which it lies there.
+    """Return a view of every *one_in*-th element of *tensor*, which lies densely in memory, in the order in which it lies there.
 
     Returns:
         *tensor* itself for 1, else a view of one dimension.
@@ -36,29 +38,29 @@ def sample(tensor: Tensor, one_in: int) -> Tensor:
 
 
 def copies(wanted: dict[tuple[int, int], nn.Parameter]) -> Copies:
-    """Copies of parameters, or of their samples."""
+    """Return copies of parameters, or of their samples."""
     if not wanted:
         return {}
     with torch.no_grad():
         if all(one_in == 1 and type(parameter) is nn.Parameter for (_, one_in), parameter in wanted.items()):
-            made = list(torch._foreach_clone(list(wanted.values())))
+            made = clone_each(list(wanted.values()))
         else:  # among them samples, or some that are distributed, say
             made = [sample(parameter.detach(), one_in).clone() for (_, one_in), parameter in wanted.items()]
     return dict(zip(wanted, made, strict=True))
 
 
 def size_of(elements: int, one_in: int) -> int:
-    """How many of *elements* are in a sample."""
+    """Return how many of *elements* are in a sample of every *one_in*-th."""
     return -(-elements // one_in)
 
 
 def error_of(elements: int) -> float:
-    """The standard error of a length that was measured on a sample of so many *elements*, in proportion to it."""
+    """Return the relative standard error of a length that was measured on a sample of *elements* elements."""
     return 1 / sqrt(2 * elements)
 
 
 def one_in_each(parameters: Sequence[nn.Parameter], limit: float) -> list[int]:
-    """Of how many elements of each parameter one is looked at, so that copies of them all take no more than *limit* bytes.
+    """Return the sampling stride of each parameter, so that all copies together fit in *limit* bytes.
 
     Parameters that are not dense, and those with no more than ``LEAST`` elements, are taken whole, even beyond the limit.
     """
@@ -80,7 +82,7 @@ def one_in_each(parameters: Sequence[nn.Parameter], limit: float) -> list[int]:
 
 
 def _fitted(parameter: nn.Parameter, one_in: int) -> int:
-    """The same, but of ``LEAST`` elements or more, and without a divisor in common with a row: samples of all columns."""
+    """Return a stride that leaves ``LEAST`` elements, and has no divisor in common with a row, so that all columns are sampled."""
     most = max(parameter.numel() // LEAST, 1)
     wanted = next(each for each in count(one_in) if gcd(each, parameter.shape[-1]) == 1)
     return min(wanted, most)
@@ -91,7 +93,7 @@ def _bytes(parameter: nn.Parameter) -> int:
 
 
 def _is_dense(tensor: Tensor) -> bool:
-    """Whether its elements fill a piece of memory, in whatever order of dimensions."""
+    """Return whether the elements of *tensor* fill a piece of memory, in any order of dimensions."""
     if type(tensor) is not nn.Parameter or tensor.is_sparse or tensor.is_meta:
         return False
     expected = 1

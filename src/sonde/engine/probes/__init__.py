@@ -1,1 +1,1 @@
-"""Hooks that deliver tensors to subscribers and statistics, and the probe that owns them."""
+"""Probes: hooks on the modules and parameters of a model, and the way from a hook to the observer."""

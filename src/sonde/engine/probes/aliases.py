@@ -1,8 +1,8 @@
-"""Under which of its names a shared module was called.
+"""Find the name under which a shared module was called.
 
 A module that stands in several places has one canonical name, but each call is made from one of its parents. Marks on those
-parents say which of them runs; where one parent holds the module several times (the same layer twice in a
-``Sequential``), its calls are taken to go through the names in turn.
+parents note which of them runs; where one parent holds the module several times (the same layer twice in a ``Sequential``), its
+calls are taken to go through the names in turn.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["Aliases", "ParentMark"]
 
 
 class ParentMark:
-    """Two hooks on a module that holds a shared one: they say in the forward that it runs."""
+    """Two hooks on a module that holds a shared one: they note in the forward that the parent runs."""
 
     def __init__(self, clock: Clock, parent: nn.Module) -> None:
         self.parent = parent
@@ -28,7 +28,7 @@ class ParentMark:
         self._handles: list[hooks.Handle] = []
 
     def attach(self) -> None:
-        """Put both hooks in, if they are not; before all others on the way in."""
+        """Put both hooks in; before all others on the way in. Idempotent."""
         if not self._handles:
             enter, leave = _Enter(self._clock, self.parent), _Leave(self._clock, self.parent)
             self._handles = [
@@ -38,7 +38,7 @@ class ParentMark:
             ]
 
     def detach(self) -> None:
-        """Take both out."""
+        """Take both hooks out. Idempotent."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -51,7 +51,7 @@ class _Enter(hooks.Hook):
         self.clock = clock
         self.parent = parent
 
-    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any = None) -> None:
         if not compiled.is_traced():
             self.clock.current().running.append((self.parent, {}))
 
@@ -63,17 +63,21 @@ class _Leave(hooks.Hook):
         self.clock = clock
         self.parent = parent
 
-    def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any = None) -> None:
         if compiled.is_traced():
             return
         running = self.clock.current().running
-        while running:  # what an interrupt kept from leaving goes with it
+        while running:  # parents that an interrupt kept from leaving go with this one
             if running.pop()[0] is self.parent:
                 break
 
 
 class Aliases:
-    """The names of one shared module, by the parent they lead through."""
+    """The names of one shared module, by the parent that holds it.
+
+    Attributes:
+        names: the canonical one first.
+    """
 
     def __init__(self, item: Named, by_name: dict[str, nn.Module]) -> None:
         self.names = (item.name, *item.aliases)
@@ -89,7 +93,7 @@ class Aliases:
         return list(self._names)
 
     def used(self, forward: Forward, hook: hooks.Hook) -> str:
-        """The name that the call which *hook* sees now was made by; ``""`` if no parent runs."""
+        """Return the name under which the call was made that *hook* sees now; ``""`` if no parent runs."""
         for parent, calls in reversed(forward.running):
             names = self._names.get(parent)
             if names is not None:

@@ -1,32 +1,30 @@
-"""What was really observed, and why not: the receipt of a probe."""
+"""List the sites of a probe with how often each delivered, and why the others did not."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from torch import nn
 
+from sonde.engine.probes.attachment import Attachment
+from sonde.engine.probes.dead_hooks import dead_among
+from sonde.engine.probes.site_hook import SiteHook
 from sonde.engine.probes.step_hooks import StepHook
 from sonde.site import Port, Site
 from sonde.view.table import Cell, Grid
-
-if TYPE_CHECKING:
-    from sonde.engine.probes.attachment import Attachment
-    from sonde.engine.probes.event_hooks import EventHook
 
 __all__ = ["Coverage", "Covered"]
 
 
 @dataclass(frozen=True, slots=True)
 class Covered:
-    """One site and what came of it.
+    """One site of a coverage.
 
     Attributes:
-        site: where.
+        site: the place.
         count: how often something was delivered or added.
-        reason: why nothing, or not everything, was; ``""`` if there is nothing to say.
+        reason: why nothing, or not everything, was delivered; ``""`` without one.
     """
 
     site: Site
@@ -35,7 +33,7 @@ class Covered:
 
 
 class Coverage:
-    """The sites of a probe with what each has delivered. Iterate over it, or print it."""
+    """The sites of a probe, each with how often it delivered. Iterate over it, or print it."""
 
     def __init__(self, lines: list[Covered], *, attached: bool) -> None:
         self._lines = lines
@@ -80,48 +78,48 @@ class Coverage:
 
     @classmethod
     def of(cls, attachment: Attachment) -> Coverage:
-        """The receipt of what *attachment* has delivered so far."""
-        dead = {id(tap) for tap in attachment.silent()} if attachment.ran else set()
+        """Return the coverage of *attachment* so far."""
+        held, notes = attachment.hooks, attachment.delivery.notes
+        dead = {id(hook) for hook in dead_among(attachment.roots, held.all)} if attachment.ran else set()
         if attachment.attached:
-            attachment.note_later_hooks()
-        called = {
-            tap.module for tap in attachment.taps if tap.target is tap.module and (tap.was_eager or any(tap.counts().values()))
-        }
+            held.note_later_hooks()
+        called = {hook.module for hook in held if hook.is_on_module and (hook.was_eager or hook.has_fired)}
         unfused = _kept_from_fusing(attachment)
         lines = []
-        for tap in attachment.taps:
-            for port, count in tap.counts().items():
-                site = tap.sites[port]
-                reason = attachment.notes.get(site, "") or (_UNFUSED if tap.module in unfused else "")
+        for hook in held:
+            for port, count in hook.counts().items():
+                site = hook.sites[port]
+                reason = notes.get(site, "") or (_UNFUSED if hook.module in unfused else "")
                 if not count and not reason:
-                    reason = _why_nothing(attachment, tap, port, called, dead=id(tap) in dead)
+                    reason = _why_nothing(attachment, hook, port, called, dead=id(hook) in dead)
                 lines.append(Covered(site, count, reason))
-        lines += [Covered(site, 0, reason) for site, reason in attachment.unhooked.items()]
+        lines += [Covered(site, 0, reason) for site, reason in held.unhooked.items()]
         return cls(lines, attached=attachment.attached)
 
 
-def _why_nothing(attachment: Attachment, tap: EventHook, port: Port, called: set[nn.Module], *, dead: bool) -> str:
-    """The reason why a tap has delivered nothing at *port*, as far as the model itself tells."""
+def _why_nothing(attachment: Attachment, hook: SiteHook, port: Port, called: set[nn.Module], *, dead: bool) -> str:
+    """Return why *hook* has delivered nothing at *port*, as far as the model itself tells."""
     if dead:
         return "compiled before it was observed: its hook never ran"
-    if attachment.stopped_by is not None:
-        return f"observation stopped: {type(attachment.stopped_by).__name__}: {attachment.stopped_by}"
+    stopped_by, training = attachment.delivery.stopped_by, attachment.delivery.switch.training
+    if stopped_by is not None:
+        return f"observation stopped: {type(stopped_by).__name__}: {stopped_by}"
     if not attachment.ran:
         return "the model was not seen to run"
-    if tap.target is not tap.module:
-        if isinstance(tap, StepHook):
+    if not hook.is_on_module:
+        if isinstance(hook, StepHook):
             return "no step was seen of an optimizer that holds it"
-        return "frozen" if not tap.target.requires_grad else "no gradient was accumulated into it"
-    if tap.module in called and attachment.switch.training is not None and port in ("input", "output"):
-        return f"called, but in no {'training' if attachment.switch.training else 'evaluation'} pass"
-    if tap.module in called:
+        return "frozen" if not hook.target.requires_grad else "no gradient was accumulated into it"
+    if hook.module in called and training is not None and port in ("input", "output"):
+        return f"called, but in no {'training' if training else 'evaluation'} pass"
+    if hook.module in called:
         return _NO_GRADIENT.get(port, "called, but nothing of it could be recorded")
-    if tap.clock.raised:
+    if hook.clock.forward_counter.raised:
         return "not reached, or did not return: the forward raised"
-    below = set(tap.module.modules()) - {tap.module}
+    below = set(hook.module.modules()) - {hook.module}
     if below & called:
         return "not called itself, though modules in it were: its .forward() is called directly"
-    if any(root.was_used(parameter) for root in attachment.roots for parameter in tap.module.parameters()):
+    if any(root.was_used(parameter) for root in attachment.roots for parameter in hook.module.parameters()):
         return "never called, though its parameters were used: by a fused or functional path, or .forward() directly"
     return "never called: a branch not taken, or (without gradients it cannot be told) a fused or functional path"
 
@@ -130,8 +128,8 @@ _UNFUSED = "while it is observed, torch does not use its fused path for this lay
 
 
 def _kept_from_fusing(attachment: Attachment) -> set[nn.Module]:
-    """Transformer layers in evaluation, whose fused path torch does not take while a module in them has hooks."""
-    observed = {tap.module for tap in attachment.taps}
+    """Return transformer layers in evaluation, whose fused path torch does not take while a module in them has hooks."""
+    observed = {hook.module for hook in attachment.hooks}
     layers = {
         module for root in attachment.roots for module in root.model.modules() if isinstance(module, nn.TransformerEncoderLayer)
     }

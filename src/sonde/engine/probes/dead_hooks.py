@@ -1,22 +1,32 @@
-"""Compiled code that runs past the hooks: how it is noticed, and what is said about it."""
+"""Find hooks that already compiled code left out, and word the warning."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from torch import nn
 
 from sonde.engine import selection
 from sonde.engine.clock.clock import Clock
-from sonde.engine.probes.event_hooks import EventHook
-from sonde.engine.torch_api import compiled
+from sonde.engine.compiled_regions import Region, regions
+from sonde.engine.failures import warn_user
+from sonde.engine.probes.delivery import Delivery
+from sonde.engine.probes.site_hook import SiteHook
+from sonde.engine.torch_api.tensors import version_of
+from sonde.errors import DeadHookError
 
-__all__ = ["Root", "describe", "silent"]
+__all__ = ["DeadHookCheck", "Root", "dead_among"]
 
 
 @dataclass(slots=True)
 class Root:
-    """A model under observation, its clock, and what that had counted when the probe came."""
+    """A model under observation, its clock, and the clock's counts when the probe was attached to it.
+
+    Attributes:
+        fingerprint: of the model when it was last looked at.
+        gradients: by parameter, the ``.grad`` that was there when the probe was attached, and its version.
+    """
 
     model: nn.Module
     clock: Clock
@@ -26,68 +36,126 @@ class Root:
     fingerprint: int | None = None
     gradients: dict[int, tuple[int, int]] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, model: nn.Module, clock: Clock) -> Root:
+        """Return *model* as a root observed from now on."""
+        return cls(model, clock, clock.forwards, clock.forward_counter.returned, clock.backward_counter.count)
+
     def remember_gradients(self) -> None:
-        """Note which gradients there are already, so that later ones can be told from them."""
-        self.gradients = {id(p): (id(p.grad), p.grad._version) for p in self.model.parameters() if p.grad is not None}
+        """Note the gradients that are there already, so that later ones can be recognised."""
+        self.gradients = {id(p): (id(p.grad), version_of(p.grad)) for p in self.model.parameters() if p.grad is not None}
 
     def was_used(self, parameter: nn.Parameter) -> bool:
-        """Whether a gradient has come to *parameter* since."""
+        """Return whether a gradient has come to *parameter* since."""
         grad = parameter.grad
-        return grad is not None and self.gradients.get(id(parameter)) != (id(grad), grad._version)
+        return grad is not None and self.gradients.get(id(parameter)) != (id(grad), version_of(grad))
 
     @property
     def ran(self) -> bool:
-        """Whether it was called since."""
+        """Whether the model was called since."""
         return self.clock.forwards > self.forwards
 
     @property
     def has_returned(self) -> bool:
-        """Whether a call of it has returned since."""
-        return self.clock.returned > self.returned
+        """Whether a call of the model has returned since."""
+        return self.clock.forward_counter.returned > self.returned
 
     @property
     def has_trained(self) -> bool:
         """Whether a backward pass has been since."""
-        return self.clock.backwards > self.backwards
+        return self.clock.backward_counter.count > self.backwards
 
-    def regions(self) -> list[compiled.Region]:
-        """What of the model is compiled, as far as is known."""
-        return compiled.regions(self.model, (self.model,) if self.clock.is_compiled else ())
+    def regions(self) -> list[Region]:
+        """Return the compiled parts of the model, as far as is known."""
+        return regions(self.model, (self.model,) if self.clock.forward_counter.is_compiled else ())
 
 
-def silent(roots: list[Root], taps: list[EventHook]) -> list[EventHook]:
-    """Taps in compiled regions that were called although no tap in them has fired: the compiled code has no hooks.
+class DeadHookCheck:
+    """Checks once, after the first observed forward, whether compiled code has run past the hooks.
 
-    A region whose outermost module has a tap that never fired, though its hooks run in eager code, was simply not called.
+    Attributes:
+        is_due: the check was not made as yet.
     """
-    by_module: dict[nn.Module, list[EventHook]] = {}
-    for tap in taps:
-        if tap.target is tap.module:
-            by_module.setdefault(tap.module, []).append(tap)
-    dead: list[EventHook] = []
+
+    def __init__(self, roots: Sequence[Root], delivery: Delivery) -> None:
+        self.is_due = True
+        self._roots = roots
+        self._delivery = delivery
+
+    def check(self, hooked: Sequence[SiteHook]) -> None:
+        """Report dead hooks if the check is due and a forward of the observed kind has surely been.
+
+        Raises:
+            DeadHookError: there are some, and the probe is strict.
+        """
+        if self.is_due and self._delivery.switch.on and self._can_judge():
+            self.is_due = False
+            self.report(dead_among(self._roots, hooked), len(hooked))
+
+    def check_at_end(self, hooked: Sequence[SiteHook]) -> list[SiteHook]:
+        """Return the dead hooks of a probe that is about to be detached; none if the check was made."""
+        due, self.is_due = self.is_due, False
+        if not (due and self._delivery.switch.on and (self._can_judge() or self._ran_unseen())):
+            return []
+        return dead_among(self._roots, hooked)
+
+    def report(self, dead: Sequence[SiteHook], total: int) -> None:
+        """Warn of dead hooks, of *total* ones.
+
+        Raises:
+            DeadHookError: the probe is strict.
+        """
+        if not dead:
+            return
+        for hook in dead:
+            hook.note("compiled before it was observed: its hook never ran")
+        text = _described(dead, total)
+        if self._delivery.strict:
+            raise DeadHookError(text)
+        warn_user(text)
+
+    def _can_judge(self) -> bool:
+        """Return whether a forward of the observed kind has surely been, so that hooks which have not fired never will."""
+        training = self._delivery.switch.training
+        if training is None:
+            return any(root.has_returned for root in self._roots)
+        return training and any(root.has_returned and root.has_trained for root in self._roots)
+
+    def _ran_unseen(self) -> bool:
+        """Return whether a root may have been called without its hooks: code that was compiled before has none."""
+        ran = any(root.ran for root in self._roots)
+        return not ran and any(region.has_code() for root in self._roots for region in root.regions())
+
+
+def dead_among(roots: Sequence[Root], hooked: Sequence[SiteHook]) -> list[SiteHook]:
+    """Return the hooks in compiled regions that were called although no hook in them has fired.
+
+    A region whose outermost module has a hook that never fired, though its hooks run in eager code, was simply not called.
+    """
+    by_module: dict[nn.Module, list[SiteHook]] = {}
+    for hook in hooked:
+        if hook.is_on_module:
+            by_module.setdefault(hook.module, []).append(hook)
+    dead: list[SiteHook] = []
     for root in roots:
         for region in root.regions():
-            below = [tap for module, held in by_module.items() if module in region.below for tap in held]
+            below = [hook for module, held in by_module.items() if module in region.below for hook in held]
             top = by_module.get(region.top, [])
-            if any(map(_has_fired, below)):
+            if any(hook.has_fired for hook in below):
                 continue
-            if any(map(_has_fired, top)):
+            if any(hook.has_fired for hook in top):
                 dead += below
             elif not top or not region.calls_hooks_of_top() or region.top is selection.unwrap(root.model):
                 dead += top + below
     return dead
 
 
-def describe(dead: list[EventHook], total: int) -> str:
-    """What to say of silent taps: which, why, and the cure."""
-    names = ", ".join(str(next(iter(tap.sites.values()))) for tap in dead[:3])
+def _described(dead: Sequence[SiteHook], total: int) -> str:
+    """Return which of *total* hooks are dead, why, and the cure."""
+    names = ", ".join(str(next(iter(hook.sites.values()))) for hook in dead[:3])
     return (
         f"{len(dead)} of {total} observed modules are in compiled code that ran without their hooks "
         f"({names}{', ...' if len(dead) > 3 else ''}): they were compiled before observation began, or the code of an unobserved "
         "model of the same class was used again. Call torch.compiler.reset() now, while the probe is attached; or attach before "
         "the first call, and before any model of that class is compiled."
     )
-
-
-def _has_fired(tap: EventHook) -> bool:
-    return any(tap.counts().values())

@@ -1,88 +1,47 @@
-"""Gradients of tensors: one hook per tensor, parents before children, and one event for all tensors of an output.
+"""Collect the gradients of all tensors of one module call, until all that will come have come.
 
-Torch's module backward hooks wrap what a module returns in a view, which makes in-place operations raise and loses dicts
-and dataclasses. A hook on the tensor itself changes nothing. Two things have to be made up for:
-
-* A module that returns its last child's tensor shares it with the child. A ``Watch`` on the tensor holds all its
-  listeners and calls them in reverse, so that the parent comes first, as the backward pass would meet it.
-* An output of several tensors gets its gradients one at a time, and some never. ``GradientCollector`` collects those of one
-  module call. The engine runs autograd nodes in descending order of their sequence numbers, so once it is below a
-  tensor's node, that tensor will get no gradient in this pass; what is left waits for the end of the pass.
+Torch's module backward hooks wrap a module's output in a view, which makes in-place operations raise and loses dicts and
+dataclasses. A hook on the tensor itself changes nothing. But an output of several tensors gets its gradients one at a time, and
+some never. The engine runs autograd nodes in descending order of their sequence numbers: once the engine is below a tensor's
+node, that tensor will get no gradient in this pass. Gradients still missing then wait for the end of the pass.
 """
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 from sonde.engine.clock.forward import Forward
 from sonde.engine.torch_api import hooks
+from sonde.engine.torch_api.autograd_state import current_node, graph_task, sequence_of_node
 
-__all__ = ["GradientCollector", "Pending", "Watch", "listen", "sequence_of"]
-
-_graph_task: Callable[[], int] = torch._C._current_graph_task_id
-
-Listener = Callable[[Tensor], None]
-
-# A program that calls submodules without ever calling the root has no end of forward at which watches are let go.
-_MOST_WATCHES = 4096
-
-
-class Watch:
-    """All that listen to the gradient of one tensor."""
-
-    __slots__ = ("_tensor", "_version", "listeners")
-
-    def __init__(self, tensor: Tensor, listener: Listener) -> None:
-        self._tensor = weakref.ref(tensor)
-        self._version = tensor._version
-        self.listeners = [listener]
-
-    def is_on(self, tensor: Tensor) -> bool:
-        """Whether this is the same tensor, not written to since (after which it is another one to autograd)."""
-        return self._tensor() is tensor and self._version == tensor._version
-
-    def __call__(self, gradient: Tensor | None) -> None:
-        if gradient is not None:  # the engine says None for an output of a multi-output node that nothing used
-            for listener in reversed(self.listeners):
-                listener(gradient)
+__all__ = ["GradientCollector", "Pending", "sequence_of"]
 
 
 def sequence_of(tensor: Tensor) -> int | None:
-    """The sequence number of the node that made *tensor*: 0 for a leaf, None if it gets no gradient."""
+    """Return the sequence number of the node that made *tensor*: 0 for a leaf, None if the tensor gets no gradient."""
     if not tensor.requires_grad:
         return None
-    return 0 if tensor.grad_fn is None else tensor.grad_fn._sequence_nr()
-
-
-def listen(forward: Forward, tensor: Tensor, listener: Listener) -> None:
-    """Call *listener* with each gradient of *tensor*, a result of some operation (not a leaf) in *forward*."""
-    watched = forward.watched
-    key = id(tensor)
-    watch = watched.get(key)
-    if watch is not None and watch.is_on(tensor):
-        watch.listeners.append(listener)
-        return
-    watch = Watch(tensor, listener)
-    hooks.on_result(tensor, watch)
-    if len(watched) >= _MOST_WATCHES:
-        watched.clear()
-    watched[key] = watch
+    return 0 if tensor.grad_fn is None else sequence_of_node(tensor.grad_fn)
 
 
 class Receiver(Protocol):
-    """What takes the gathered gradients of one module call."""
+    """Takes the gradients of one module call."""
 
-    def gathered(self, gathering: GradientCollector) -> None: ...
+    def receive(self, collector: GradientCollector) -> None: ...
 
 
 class GradientCollector:
-    """The gradients of several tensors of one module call, until all that will come have come."""
+    """The gradients of several tensors of one module call.
+
+    Attributes:
+        forward, call: the module call.
+        context: for the receiver, which makes an event of it.
+        gradients: by tensor; None where none has come.
+    """
 
     __slots__ = ("_lowest", "_pending", "_receiver", "_sequence", "_task", "call", "context", "forward", "gradients")
 
@@ -93,27 +52,27 @@ class GradientCollector:
         self._pending = pending
         self.forward = forward
         self.call = call
-        self.context = context  # whatever the receiver needs to make an event of it
+        self.context = context
         self._sequence = sequence  # of each tensor's node; None for a tensor that cannot get a gradient
         self._task = -1
         self._lowest = -1
         self.gradients: list[Tensor | None] = [None] * len(sequence)
 
     def arrive(self, index: int, gradient: Tensor) -> None:
-        """The gradient of the tensor at *index* has come."""
-        task = _graph_task()
+        """Take the gradient of the tensor at *index*."""
+        task = graph_task()
         if task != self._task:  # a first arrival, also when the same graph runs backward a second time
             self._task = task
             self.gradients = [None] * len(self._sequence)
             self._pending.add(self, task)
         self.gradients[index] = gradient
         self._update_lowest()
-        if self._lowest < 0 or self.is_passed(torch._C._current_autograd_node()._sequence_nr()):
+        if self._lowest < 0 or self.is_passed(sequence_of_node(current_node())):
             self._pending.discard(self, task)
             self.deliver()
 
     def _update_lowest(self) -> None:
-        """The lowest sequence number among tensors still without a gradient; -1 if none is left."""
+        """Find the lowest sequence number among tensors still without a gradient; -1 if none is left."""
         left = [
             number
             for number, gradient in zip(self._sequence, self.gradients, strict=True)
@@ -122,18 +81,18 @@ class GradientCollector:
         self._lowest = min(left) if left else -1
 
     def is_passed(self, sequence: int) -> bool:
-        """Whether the engine, now at *sequence*, will reach none of the tensors that are left."""
+        """Return whether the engine, now at *sequence*, will reach none of the tensors that are left."""
         return self._lowest > sequence
 
     def deliver(self) -> None:
-        """Hand over what has come."""
+        """Hand the gradients that have come to the receiver."""
         self._task = -1
-        self._receiver.gathered(self)
+        self._receiver.receive(self)
         self.gradients = [None] * len(self._sequence)
 
 
 class _Pass:
-    """What is incomplete in one backward pass."""
+    """The incomplete collectors of one backward pass."""
 
     __slots__ = ("by_key", "open")
 
@@ -143,7 +102,7 @@ class _Pass:
 
 
 class Pending:
-    """The gatherings of one probe that have begun and are not complete, by the backward pass they belong to.
+    """The incomplete collectors of one probe, by backward pass.
 
     Passes run inside each other (a reentrant checkpoint) and beside each other (threads); their sequence numbers do not compare.
     """
@@ -162,37 +121,39 @@ class Pending:
             hooks.after_backward(partial(self._finish, task))
         return known
 
-    def add(self, gathering: GradientCollector, task: int) -> None:
-        self._of_task(task).open.append(gathering)
+    def add(self, collector: GradientCollector, task: int) -> None:
+        """Keep *collector* until it is complete, or the backward pass *task* has passed its tensors."""
+        self._of_task(task).open.append(collector)
 
     def of(self, key: Hashable, make: Callable[[], GradientCollector]) -> GradientCollector:
-        """The gathering known as *key* in this backward pass, made if there is none."""
-        by_key = self._of_task(_graph_task()).by_key
+        """Return the collector known as *key* in the running backward pass, made if there is none."""
+        by_key = self._of_task(graph_task()).by_key
         if key not in by_key:
             by_key[key] = make()
         return by_key[key]
 
-    def discard(self, gathering: GradientCollector, task: int) -> None:
+    def discard(self, collector: GradientCollector, task: int) -> None:
+        """Drop *collector*, which is complete."""
         known = self.passes.get(task)
         if known is not None:
-            known.open = [held for held in known.open if held is not gathering]
+            known.open = [held for held in known.open if held is not collector]
 
     def advance(self) -> None:
-        """A gradient has arrived elsewhere: deliver what the engine has passed."""
-        known = self.passes.get(_graph_task())
+        """Deliver collectors whose tensors the engine has passed; called when any gradient arrives."""
+        known = self.passes.get(graph_task())
         if known is None or not known.open:
             return
-        sequence = torch._C._current_autograd_node()._sequence_nr()
-        passed = [gathering for gathering in known.open if gathering.is_passed(sequence)]
+        sequence = sequence_of_node(current_node())
+        passed = [collector for collector in known.open if collector.is_passed(sequence)]
         if passed:
-            known.open = [gathering for gathering in known.open if gathering not in passed]
-            for gathering in passed:
-                gathering.deliver()
+            known.open = [collector for collector in known.open if collector not in passed]
+            for collector in passed:
+                collector.deliver()
 
     def _finish(self, task: int) -> None:
         known = self.passes.pop(task, None)
-        for gathering in known.open if known is not None else ():
-            gathering.deliver()
+        for collector in known.open if known is not None else ():
+            collector.deliver()
 
 
 _MOST_PASSES = 16

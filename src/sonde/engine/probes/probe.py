@@ -1,17 +1,19 @@
-"""The probe that people hold, and ``observe``, the verb under every instrument."""
+"""``observe`` a model, and the ``Probe`` that people hold meanwhile."""
 
 from __future__ import annotations
 
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterable
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from torch import nn
 
 from sonde.engine.event import Subscriber
 from sonde.engine.failures import ProbeError
-from sonde.engine.probes import dataframes, notebook
+from sonde.engine.probes import dataframes
 from sonde.engine.probes.attachment import Attachment, Schedule
 from sonde.engine.probes.coverage import Coverage
 from sonde.engine.probes.targets import choose
@@ -24,20 +26,20 @@ from sonde.view.table import Cell, Grid
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["Probe", "observe", "sites"]
+__all__ = ["Probe", "observe", "replace_former", "sites"]
 
 
 class Probe:
-    """An instrument on a model: it is attached when it is made, and leaves no trace when it is detached or deleted.
+    """An instrument on a model: attached when it is made; leaves no trace when it is detached or deleted.
 
-    Use it in a ``with`` block, which detaches it at the end and observes the thread that entered it alone, or call
-    ``detach`` yourself. A backward pass that runs while it is detached delivers nothing.
+    Use a probe in a ``with`` block, which detaches the probe at the end and observes only the thread that entered, or call
+    ``detach`` yourself. A backward pass that runs while the probe is detached delivers nothing.
     """
 
     def __init__(self, attachment: Attachment, do: object = None) -> None:
         self._attachment = attachment
-        self._do = do  # which the hooks may hold weakly
-        notebook.replace_former(self)
+        self._do = do  # hooks may hold it weakly
+        replace_former(self)
 
     # Life
 
@@ -48,12 +50,12 @@ class Probe:
             attachment.dispose()
 
     def attach(self) -> Self:
-        """Put the hooks (back) in."""
+        """Put the hooks (back) in. Idempotent."""
         self._attachment.attach()
         return self
 
     def detach(self) -> None:
-        """Take the hooks out; what was recorded stays. Detaching twice is no error."""
+        """Take the hooks out; everything recorded stays. Idempotent."""
         self._attachment.detach()
 
     def pause(self) -> None:
@@ -70,22 +72,22 @@ class Probe:
 
     def __enter__(self) -> Self:
         self.attach()
-        self._attachment.thread = threading.get_ident()
+        self._attachment.delivery.thread = threading.get_ident()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.detach()
 
-    # The seeds' words for the same
+    # Other names of the same
     unregister = remove = remove_hooks = detach
 
     def step(self) -> None:
-        """An optimizer step was taken, for a loop without a ``torch.optim`` optimizer, whose steps are seen by themselves."""
+        """Count an optimizer step, in a loop without a ``torch.optim`` optimizer; the steps of these are counted anyway."""
         for clock in self._clocks():
             clock.end_step()
 
     def tick_epoch(self, epoch: int | None = None) -> None:
-        """An epoch has ended; *epoch* sets the number of the next."""
+        """Count an epoch that has ended; *epoch* sets the number of the next."""
         for clock in self._clocks():
             clock.end_epoch(epoch)
 
@@ -96,36 +98,36 @@ class Probe:
 
     @property
     def attached(self) -> bool:
-        """Whether its hooks are in."""
+        """Whether the hooks are in."""
         return self._attachment.attached
 
     @property
     def sites(self) -> tuple[Site, ...]:
-        """What it observes, in the order of ``named_modules()``."""
+        """The observed sites, in the order of ``named_modules()``."""
         return tuple(self._attachment.sites())
 
     @property
     def errors(self) -> tuple[ProbeError, ...]:
-        """What its subscriber raised; the first error detaches the probe."""
-        return tuple(self._attachment.errors)
+        """Errors that the subscriber raised; the first one detaches the probe."""
+        return tuple(self._attachment.delivery.errors)
 
     def coverage(self) -> Coverage:
-        """What was really observed, and why the rest was not. A model that has changed since is looked through again."""
+        """Return how often each site delivered, and why the others did not. A model that has changed is looked through again."""
         if self.attached:
             self._attachment.rescan()
         return Coverage.of(self._attachment)
 
     def reset(self) -> None:
         """Empty the statistic's rows; the probe stays attached."""
-        if self._attachment.table is not None:
-            self._attachment.table.reset()
+        if self._attachment.hooks.table is not None:
+            self._attachment.hooks.table.reset()
 
     def rows(self) -> list[dict[str, Any]]:
-        """One dictionary per site: where, how often, and the statistic's numbers if the probe has one."""
+        """Return one dictionary per site: name, type, port, number of events, the statistic's numbers, and joining columns."""
         return dataframes.rows_of(self._attachment)
 
     def to_frame(self) -> pandas.DataFrame:
-        """The rows as a table, with the columns by which all frames of sonde join.
+        """Return the rows as a table, with the columns on which all frames of sonde join.
 
         Raises:
             MissingExtraError: pandas is not installed.
@@ -134,7 +136,9 @@ class Probe:
 
     def _grid(self) -> Grid:
         numbers = [
-            name for name in ("count", "mean", "std", "rms", "absmax", "zeros", "nan", "inf") if self._attachment.table is not None
+            name
+            for name in ("count", "mean", "std", "rms", "absmax", "zeros", "nan", "inf")
+            if self._attachment.hooks.table is not None
         ]
         lines = [
             [Cell(str(row["name"] or "(root)")), Cell(row["port"]), Cell(str(row["calls"]), align="right")]
@@ -144,7 +148,8 @@ class Probe:
         return Grid(title=str(self), columns=["layer", "port", "events", *numbers], rows=lines, empty="no site is observed")
 
     def __str__(self) -> str:
-        what = self._attachment.statistic or self._attachment.observer
+        table = self._attachment.hooks.table
+        what = self._attachment.delivery.observer if table is None else table.statistic
         state = "attached" if self.attached else "detached"
         return f"{type(self).__name__}({what}, {len(self.sites)} sites, {state})"
 
@@ -168,7 +173,7 @@ def observe(
     strict: bool = False,
     name: str = "",
 ) -> Probe:
-    """Observe *model* at the selected sites: the verb under every instrument.
+    """Observe *model* at the selected sites: every instrument is built on this function.
 
     Args:
         model: any ``nn.Module``, also compiled or wrapped.
@@ -177,15 +182,16 @@ def observe(
         include, exclude: a regular expression (searched), a callable ``(name, module) -> bool``, a list of exact names, a
             module type or a tuple of types.
         ports: which tensors: ``output``, ``input``, ``grad_output``, ``grad_input`` of a module; of a parameter its ``grad``,
-            and after each step of an optimizer ``param`` and ``update``, what it is then and what it was before (a statistic
-            takes the difference). By default those in *do*'s attribute ``ports``, if it has one, else ``output``.
+            and at each step of an optimizer ``param``, the parameter after the step, and ``update``, the parameter before and
+            after the step (a statistic takes the difference). By default those in the attribute ``ports`` of *do*, else
+            ``output``.
             ``grad_input`` adds a node to the user's graph and may change the last bits of gradient sums.
-        schedule: which steps are observed: every *n*-th, or a callable ``Tick -> bool`` asked as each step begins.
+        schedule: which steps are observed: every *n*-th, or a callable ``Tick -> bool`` that is called as each step begins.
             Between observed steps the hooks are taken out.
         grad_at_step: observe ``grad`` as the optimizer sees it before each step (accumulated, reduced over ranks, unscaled,
             clipped), and not after each backward pass.
         passes: which forwards are observed: in a training pass the root is in training mode and gradients are enabled.
-            Inside compiled code enabled gradients alone tell.
+            Inside compiled code enabled gradients alone decide.
         strict: raise what a subscriber raises (and a :class:`DeadHookError`) instead of detaching with a warning.
         name: the model's name in its sites, for observing several models.
 
@@ -204,7 +210,7 @@ def observe(
     attachment.observe(model, include, exclude, _ports(declared if ports is None else ports), name)
     attachment.attach()
     expect: Callable[[Iterable[Site]], object] | None = getattr(do, "expect", None)
-    if expect is not None:  # a subscriber that wants to know what it will be told of
+    if expect is not None:  # a subscriber that wants to know the sites beforehand
         expect(attachment.sites())
     return Probe(attachment, do)
 
@@ -212,7 +218,7 @@ def observe(
 def sites(
     model: nn.Module, include: Where = None, exclude: Where = None, *, ports: Iterable[Port] | Port = ("output",), name: str = ""
 ) -> tuple[Site, ...]:
-    """The sites that ``observe`` with the same arguments would observe; nothing is attached and nothing runs."""
+    """Return the sites that ``observe`` with the same arguments would observe; nothing is attached and nothing runs."""
     wanted = _ports(ports)
     return tuple(
         Site(target.item.name, port, "", name)
@@ -240,3 +246,36 @@ def _schedule(schedule: Schedule | int | None) -> Schedule | None:
     if schedule is not None and not callable(schedule):
         raise ArgumentError(f"schedule={schedule!r}: give a number of steps, or a callable Tick -> bool")
     return schedule
+
+
+# A notebook cell that is run again replaces the probe that the cell made before, which the notebook's history may still hold.
+# By file, line and class: the probe made there last, and in which run of the cell
+_made: dict[tuple[str, int, type], tuple[weakref.ref[Any], int]] = {}
+
+
+def replace_former(probe: Any) -> None:
+    """Detach the probe that an earlier run of the same line of the same notebook cell made. Outside notebooks do nothing."""
+    place = _cell()
+    if place is None:
+        return
+    key, run = (*place[:2], type(probe)), place[2]
+    former = _made.get(key)
+    if former is not None and former[1] != run:
+        earlier = former[0]()
+        if earlier is not None:
+            earlier.detach()
+    _made[key] = weakref.ref(probe), run
+
+
+def _cell() -> tuple[str, int, int] | None:
+    """Return file and line of the innermost frame that is a notebook cell's, and the number of that run of the cell."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    if shell is None:
+        return None
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        if frame.f_globals is shell.user_ns:
+            return frame.f_code.co_filename, frame.f_lineno, int(shell.execution_count)
+        frame = frame.f_back
+    return None

@@ -1,7 +1,7 @@
-"""Tallies: taps of the lane for statistics. What passes is added to a row of sums, and that is all.
+"""Hooks that add what passes to rows of a statistic.
 
-In compiled code the addition is traced and fused with the user's own operations, so the hook may do nothing but pure
-tensor arithmetic on a row it owns. A row takes the first floating-point tensor of a structured value.
+In compiled code the addition is traced and fused with the user's own operations, so such a hook does nothing but pure tensor
+arithmetic on a row that the hook owns. Of a structured value the first floating-point tensor is added.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ import torch
 from torch import Tensor, nn
 
 from sonde.engine import structure
-from sonde.engine.probes.event_hooks import EventHook
+from sonde.engine.probes.site_hook import SiteHook
 from sonde.engine.torch_api import compiled, hooks
+from sonde.engine.torch_api.autograd_state import graph_task
 from sonde.engine.torch_api.input_alias import alias, aliased_in_trace
 from sonde.site import Port
 from sonde.stats import Table
 
 __all__ = ["InputStatisticHook", "OutputStatisticHook", "ParameterStatisticHook", "StatisticHook"]
 
-_graph_task: Callable[[], int] = torch._C._current_graph_task_id
+_graph_task: Callable[[], int] = graph_task
 _with_gradients: Callable[[], bool] = torch.is_grad_enabled
 _is_traced = compiled.is_traced
 
@@ -30,27 +31,37 @@ _anchors: dict[torch.device, Tensor] = {}
 
 
 def _anchor(device: torch.device) -> Tensor:
-    """One tensor per device, shared by all tallies, so that a compiled region asks once whether it recomputes."""
+    """Return one tensor per device, shared by all hooks, so that a compiled region computes once whether it recomputes."""
     if device not in _anchors:
         with torch.inference_mode(False):
             _anchors[device] = torch.zeros((), device=device)
     return _anchors[device]
 
 
-class StatisticHook(EventHook):
-    """What the taps of this lane have in common: rows, and how to add to them."""
+class StatisticHook(SiteHook):
+    """A hook that adds tensors to rows of a statistic; abstract.
 
-    __slots__ = ("addresses", "anchor", "kernel", "rows", "table")
+    Attributes:
+        rows: by port.
+        table: holds the rows.
+        kernel: adds to rows on the CPU; None without one.
+        addresses: of the rows that the kernel can add to; else 0.
+        anchor: see ``_anchor``.
+        token: names this hook in compiled code.
+    """
+
+    __slots__ = ("addresses", "anchor", "kernel", "rows", "table", "token")
 
     def hold(self, table: Table, rows: dict[Port, Tensor]) -> None:
-        """The rows to add to, by port."""
+        """Add to *rows* of *table* from now on."""
         self.table = table
         self.rows = rows
         self.kernel = table.statistic.kernel
         self.addresses = {port: self._address(row) for port, row in rows.items()}
         self.anchor = _anchor(next(iter(rows.values())).device)
+        self.token = compiled.token_for(self)
 
-    def take_over(self, old: EventHook) -> None:
+    def take_over(self, old: SiteHook) -> None:
         if isinstance(old, StatisticHook):
             self.hold(old.table, old.rows)
 
@@ -58,7 +69,7 @@ class StatisticHook(EventHook):
         return {port: int(row[0]) for port, row in self.rows.items()}
 
     def _address(self, row: Tensor) -> int:
-        """Where *row* lies, if the kernel for the CPU can add to it there; else 0."""
+        """Return where *row* lies, if the kernel for the CPU can add to it there; else 0."""
         return row.data_ptr() if self.kernel is not None and self.kernel.fits(row, led=1) else 0
 
     def _add(self, port: Port, tensor: Tensor) -> None:
@@ -67,7 +78,7 @@ class StatisticHook(EventHook):
             return
         if tensor.is_meta or tensor.is_nested:
             kind = "nested" if tensor.is_nested else "meta"
-            self.attachment.note(self, f"a {kind} tensor, which the statistic cannot be taken of")
+            self.note(f"a {kind} tensor, which the statistic cannot be taken of")
             return
         try:
             row = self.rows[port]
@@ -76,20 +87,20 @@ class StatisticHook(EventHook):
                 self.addresses[port] = self._address(row)
             self.table.add(row, tensor.detach())
         except Exception as error:
-            self.attachment.failed(self.sites[port], error)
+            self.delivery.failed(self.sites[port], error)
 
     @staticmethod
     def add_each(
-        taps: Sequence[StatisticHook], port: Port, tensors: Sequence[Tensor], minus: Sequence[Tensor] | None = None
+        hooked: Sequence[StatisticHook], port: Port, tensors: Sequence[Tensor], minus: Sequence[Tensor] | None = None
     ) -> None:
-        """Add to each tap's row one of *tensors*, or its difference to one of *minus*: in one go where the kernel takes them."""
-        kernel = taps[0].kernel
-        left: Sequence[int] = range(len(taps))
+        """Add to each hook's row one of *tensors*, or its difference to one of *minus*; by one kernel call where possible."""
+        kernel = hooked[0].kernel
+        left: Sequence[int] = range(len(hooked))
         if kernel is not None:
-            left = kernel.add_each([tap.addresses[port] for tap in taps], tensors, minus, 1)
+            left = kernel.add_each([hook.addresses[port] for hook in hooked], tensors, minus, 1)
         for place in left:
             tensor = tensors[place].detach()
-            taps[place]._add(port, tensor if minus is None else _difference(tensor, minus[place]))
+            hooked[place]._add(port, tensor if minus is None else _difference(tensor, minus[place]))
 
     def _add_traced(self, port: Port, tensor: Tensor) -> None:
         row = self.rows[port].data
@@ -104,17 +115,18 @@ class StatisticHook(EventHook):
         try:
             self.table.merge(self.rows[port], measured)
         except Exception as error:
-            self.attachment.failed(self.sites[port], error)
+            self.delivery.failed(self.sites[port], error)
 
     def _add_gradient(self, port: Port, gradient: Tensor | None) -> None:
-        if gradient is not None and self.switch.on:  # the engine says None for an output of its node that nothing used
+        if gradient is not None and self.switch.on:  # the engine gives None for an output of its node that nothing used
             self._add(port, gradient)
 
     def _trace(self, value: Any, port: Port, gradient_port: Port) -> None:
+        """Have *value*, and its gradient, added by the code that is being compiled."""
         if compiled.is_exported() or self.switch.refuses_traced():
             return
         compiled.trace_hooks()
-        leaf = _first_floating(value)
+        leaf = structure.first_floating(value)
         if leaf is None:
             return
         if port in self.rows:
@@ -123,19 +135,16 @@ class StatisticHook(EventHook):
             leaf.register_hook(lambda gradient: self._add_traced_gradient(gradient_port, gradient))
 
     def _leaf(self, value: Any) -> Tensor | None:
-        """The tensor of *value* that a row takes; what it leaves out is said in the coverage."""
-        if isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex()):
-            return value
-        leaves = structure.walk(value)
-        chosen = next(((path, leaf) for path, leaf in leaves if leaf.is_floating_point() or leaf.is_complex()), None)
-        if chosen is None:
-            self.attachment.note(self, "no floating-point tensor in its value")
-            return None
-        if len(leaves) > 1:
-            self.attachment.note(self, f"of {len(leaves)} tensors only the first floating-point one is added")
-        return chosen[1]
+        """Return the tensor of *value* to measure; note the other tensors in the coverage."""
+        leaf = structure.first_floating(value)
+        if leaf is None:
+            self.note("no floating-point tensor in its value")
+        elif leaf is not value and (count := len(structure.walk(value))) > 1:
+            self.note(f"of {count} tensors only the first floating-point one is added")
+        return leaf
 
     def _pass(self, value: Any, port: Port, gradient_port: Port) -> None:
+        """Add *value*, and its gradient when that comes."""
         try:
             forward = self._admitted()
             if forward is None:
@@ -149,22 +158,22 @@ class StatisticHook(EventHook):
             if gradient_port in rows and leaf.requires_grad and _with_gradients():
                 listener = partial(self._add_gradient, gradient_port)
                 if leaf.is_leaf:
-                    self.attachment.listen_to_leaf(self, forward.index, leaf, listener)
+                    self.delivery.listen_to_leaf(self, forward.index, leaf, listener)
                 else:
-                    hooks.on_result(leaf, listener)  # sums do not ask in which order the modules hear of it
+                    hooks.on_result(leaf, listener)  # for sums the order in which modules get a gradient does not matter
         except Exception as error:
-            self.attachment.failed(self._any_site(), error)
+            self.failed(error)
 
 
 class OutputStatisticHook(StatisticHook):
-    """Adds what a module returns, and the gradient of that."""
+    """Adds the output of a module, and the gradient of the output."""
 
     __slots__ = ()
 
     register = staticmethod(hooks.on_forward)
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        if not self.switch.on:
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any = hooks.NOT_GIVEN) -> None:
+        if not self.switch.on or output is hooks.NOT_GIVEN:
             return
         if _is_traced():
             self._trace(output, "output", "grad_output")
@@ -175,14 +184,14 @@ class OutputStatisticHook(StatisticHook):
 
 
 class InputStatisticHook(StatisticHook):
-    """Adds what a module is given, and the gradient of that through this module alone."""
+    """Adds the input of a module, and the gradient of the input through this module alone."""
 
     __slots__ = ()
 
     register = staticmethod(hooks.on_forward_pre)
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not self.switch.on:
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] = hooks.NOT_GIVEN) -> Any:
+        if not self.switch.on or kwargs is hooks.NOT_GIVEN:
             return None
         aliases = "grad_input" in self.rows and torch.is_grad_enabled()
         if _is_traced():
@@ -212,23 +221,7 @@ class ParameterStatisticHook(StatisticHook):
 
 
 def _difference(after: Tensor, before: Tensor) -> Tensor:
-    """What was added to *before*; not rounded to its precision."""
+    """Return ``after - before``, not rounded to the precision of the two."""
     if after.is_floating_point() and after.device.type != "mps":  # which has no float64
         after, before = after.to(torch.float64), before.to(torch.float64)
     return after - before
-
-
-def _first_floating(value: Any) -> Tensor | None:
-    if isinstance(value, Tensor):
-        return value if value.is_floating_point() or value.is_complex() else None
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, tuple | list):
-        for item in value:
-            found = _first_floating(item)
-            if found is not None:
-                return found
-        return None
-    if hasattr(type(value), "__dataclass_fields__"):
-        return _first_floating([getattr(value, name) for name in type(value).__dataclass_fields__])
-    return None

@@ -1,159 +1,223 @@
-"""Taps around optimizer steps: a parameter after a step, what the step did to it, and the gradient that the step used.
+"""Hooks around optimizer steps: a parameter after a step, the change that the step made, and the gradient that the step used.
 
 ``grad`` is observed before the step: the gradient as the optimizer sees it, accumulated, reduced, unscaled and clipped; of a
-step with a closure after it, the last that the closure computed. ``param`` and ``update`` are observed after it. ``update``
-needs a copy of the parameter, for the time of the step: one, however many observe it.
+step with a closure after it, the last that the closure computed. ``param`` and ``update`` are observed after the step.
+``update`` needs a copy of the parameter for the time of the step: one, however many observe the parameter.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias, TypeVar
 
 from torch import Tensor, nn
 
+from sonde.engine.clock.clock import Clock
 from sonde.engine.clock.parameter_copies import Copies, error_of, one_in_each, sample, size_of
 from sonde.engine.event import Event
+from sonde.engine.probes.delivery import Delivery, Switch
 from sonde.engine.probes.event_hooks import EventHook
+from sonde.engine.probes.site_hook import SiteHook
 from sonde.engine.probes.statistic_hooks import StatisticHook
+from sonde.engine.selection import Named
+from sonde.site import PORTS, Port, Site
 
-__all__ = ["AroundSteps", "StepEventHook", "StepHook", "StepStatisticHook", "sample_updates"]
-
-
-if TYPE_CHECKING:
-    from sonde.site import Phase, Port, Site
-
-    _Base = EventHook
-else:
-    _Base = object  # two bases with slots have no common layout
+__all__ = ["AroundSteps", "StepEventHook", "StepHook", "StepStatisticHook", "sample_updates", "size_factor"]
 
 
 class AroundSteps:
-    """All taps of one attachment around the steps of the optimizers of one model; the clock calls it before and after each.
+    """The step hooks of one probe on one root: an observer of the root's step counter, as long as there are hooks."""
 
-    In every call *held* are the parameters that the optimizer steps, by their ids.
-    """
+    def __init__(self, clock: Clock, switch: Switch) -> None:
+        self._observers = clock.step_counter.observers
+        self._switch = switch
+        self._hooks: dict[StepHook, None] = {}  # a set that keeps its order
 
-    def __init__(self) -> None:
-        self.taps: dict[StepHook, None] = {}  # a set that keeps its order
+    @property
+    def is_on(self) -> bool:
+        """Whether the probe observes."""
+        return self._switch.on
+
+    def add(self, hook: StepHook) -> None:
+        """Call *hook* around steps. All hooks of one probe are of one class."""
+        if not self._hooks:
+            self._observers.append(self)
+        self._hooks[hook] = None
+
+    def remove(self, hook: StepHook) -> None:
+        """Call *hook* no more. Idempotent."""
+        self._hooks.pop(hook, None)
+        if not self._hooks and self in self._observers:
+            self._observers.remove(self)
 
     def before(self, held: frozenset[int], wanted: dict[tuple[int, int], nn.Parameter], *, closure: bool) -> None:
-        """A step begins; with *closure* its gradients are computed in it. Adds to *wanted* what has to be copied."""
-        taps = self._of(held)
+        """Observe the gradients of *held*, unless a closure will compute them, and ask for copies of parameters."""
+        hooked = self._of(held)
         if not closure:
-            _give_gradients(taps)
-        for tap in taps:
-            if "update" in tap.sites:
-                wanted[id(tap.target), tap.one_in] = tap.target
+            _give_gradients(hooked)
+        for hook in hooked:
+            if "update" in hook.sites:
+                wanted[id(hook.target), hook.one_in] = hook.target
 
-    def after(self, held: frozenset[int], copies: Copies, *, closure: bool) -> None:
-        """It was taken."""
-        taps = self._of(held)
-        if not taps:
+    def after(self, held: frozenset[int], before: Copies, *, closure: bool) -> None:
+        """Observe the parameters of *held*, and their gradients if a closure has computed them."""
+        hooked = self._of(held)
+        if not hooked:
             return
         if closure:
-            _give_gradients(taps)
-        former = [copies.get((id(tap.target), tap.one_in)) if "update" in tap.sites else None for tap in taps]
-        type(taps[0]).give_parameters(taps, former)
+            _give_gradients(hooked)
+        former = [before.get((id(hook.target), hook.one_in)) if "update" in hook.sites else None for hook in hooked]
+        _class_of(hooked).give_parameters(hooked, former)
+
+    def undo(self) -> None:
+        """The step was not taken."""
 
     def _of(self, held: frozenset[int]) -> list[StepHook]:
-        return [tap for tap in self.taps if id(tap.target) in held]
+        return [hook for hook in self._hooks if id(hook.target) in held]
 
 
-def sample_updates(taps: Sequence[EventHook], limit: float) -> dict[Site, str]:
-    """Have *taps* need copies of no more than *limit* bytes together; by site, what to say of those that are samples."""
-    moving = [tap for tap in taps if isinstance(tap, StepHook) and "update" in tap.sites]
-    said: dict[Site, str] = {}
-    for tap, one_in in zip(moving, one_in_each([tap.target for tap in moving], limit), strict=True):
-        tap.one_in = one_in
-        if one_in > 1:
-            said[tap.sites["update"]] = (
-                f"of every {one_in}-th element: copies of all parameters would take more than the {limit:,.0f} bytes of "
-                "update_memory=. Its counts and lengths are estimates, with a standard error of "
-                f"{error_of(size_of(tap.target.numel(), one_in)):.1%} if the elements vary as normal ones"
-            )
-    return said
+def _class_of(hooked: Sequence[StepHook]) -> Any:
+    return type(hooked[0])
 
 
-def _give_gradients(taps: list[StepHook]) -> None:
-    found = [(tap, gradient) for tap in taps if "grad" in tap.sites and (gradient := tap.target.grad) is not None]
+def _give_gradients(hooked: list[StepHook]) -> None:
+    found = [(hook, gradient) for hook in hooked if "grad" in hook.sites and (gradient := hook.target.grad) is not None]
     if found:
-        type(taps[0]).give_gradients([tap for tap, _ in found], [gradient for _, gradient in found])
+        _class_of(hooked).give_gradients([hook for hook, _ in found], [gradient for _, gradient in found])
 
 
-class StepHook(_Base):
-    """What observes the steps of one parameter; it registers no torch hook. All taps of a attachment are of one class."""
+class StepEventHook(EventHook):
+    """Delivers events around the steps of one parameter; registers no torch hook.
 
-    __slots__ = ()
+    Attributes:
+        around: calls this hook.
+        one_in: of how many elements of the parameter one is given at ``update``.
+    """
+
+    __slots__ = ("around", "one_in")
+
+    def __init__(
+        self,
+        delivery: Delivery,
+        clock: Clock,
+        item: Named,
+        sites: dict[Port, Site],
+        parameter: nn.Parameter,
+        around: AroundSteps,
+    ) -> None:
+        super().__init__(delivery, clock, item, sites, parameter)
+        self.around = around
+        self.one_in = 1
 
     def attach(self) -> None:
         self.is_in = self.was_eager = True
-        self.clock.around_step.setdefault(self.attachment, AroundSteps()).taps[self] = None
+        self.around.add(self)
 
     def detach(self) -> None:
         self.is_in = False
-        around = self.clock.around_step.get(self.attachment)
-        if around is not None:
-            around.taps.pop(self, None)
-            if not around.taps:
-                del self.clock.around_step[self.attachment]
+        self.around.remove(self)
 
-    @classmethod
-    def give_gradients(cls, taps: Sequence[Any], gradients: Sequence[Tensor]) -> None:
-        """What is in ``.grad`` of each tap's parameter."""
-        raise NotImplementedError
+    @staticmethod
+    def give_gradients(hooked: Sequence[StepEventHook], gradients: Sequence[Tensor]) -> None:
+        """Deliver each parameter's ``.grad``."""
+        for hook, gradient in zip(hooked, gradients, strict=True):
+            hook._give("grad", gradient)
 
-    @classmethod
-    def give_parameters(cls, taps: Sequence[Any], before: Sequence[Tensor | None]) -> None:
-        """Each tap's parameter as it is, and as it was, where a tap observes that."""
-        raise NotImplementedError
-
-
-class StepEventHook(StepHook, EventHook):
-    """Delivers events."""
-
-    __slots__ = ()
-
-    @classmethod
-    def give_gradients(cls, taps: Sequence[StepEventHook], gradients: Sequence[Tensor]) -> None:
-        for tap, gradient in zip(taps, gradients, strict=True):
-            tap._give("grad", gradient)
-
-    @classmethod
-    def give_parameters(cls, taps: Sequence[StepEventHook], before: Sequence[Tensor | None]) -> None:
-        for tap, former in zip(taps, before, strict=True):
-            after = tap.target.detach()
-            if "param" in tap.sites:
-                tap._give("param", after)
+    @staticmethod
+    def give_parameters(hooked: Sequence[StepEventHook], before: Sequence[Tensor | None]) -> None:
+        """Deliver each parameter as it is; and as it was and is, where *before* holds a copy."""
+        for hook, former in zip(hooked, before, strict=True):
+            after = hook.target.detach()
+            if "param" in hook.sites:
+                hook._give("param", after)
             if former is not None:
-                tap._give("update", (former, sample(after, tap.one_in)))
+                hook._give("update", (former, sample(after, hook.one_in)))
 
     def _give(self, port: Port, value: Any) -> None:
         tick = self.clock.ended if self.clock.again else self.clock.now()
-        phase: Phase = "backward" if port == "grad" else "step"
-        self._deliver(Event(self.name, nn.Parameter, port == "grad", value, (), {}, self.sites[port], 0, phase, tick))
+        self._deliver(Event(self.name, nn.Parameter, port == "grad", value, (), {}, self.sites[port], 0, PORTS[port].phase, tick))
 
 
-class StepStatisticHook(StepHook, StatisticHook):
-    """Adds to rows of a statistic; of ``update`` the difference, ``after - before``, formed in float64."""
+class StepStatisticHook(StatisticHook):
+    """Adds to rows of a statistic around the steps of one parameter; registers no torch hook.
 
-    __slots__ = ()
+    Of ``update`` the difference ``after - before`` is added, formed in float64.
 
-    @classmethod
-    def give_gradients(cls, taps: Sequence[StepStatisticHook], gradients: Sequence[Tensor]) -> None:
-        cls.add_each(taps, "grad", gradients)
+    Attributes:
+        around: calls this hook.
+        one_in: of how many elements of the parameter one is looked at for ``update``.
+    """
 
-    @classmethod
-    def give_parameters(cls, taps: Sequence[StepStatisticHook], before: Sequence[Tensor | None]) -> None:
-        wanted = [tap for tap in taps if "param" in tap.sites]
+    __slots__ = ("around", "one_in")
+
+    def __init__(
+        self,
+        delivery: Delivery,
+        clock: Clock,
+        item: Named,
+        sites: dict[Port, Site],
+        parameter: nn.Parameter,
+        around: AroundSteps,
+    ) -> None:
+        super().__init__(delivery, clock, item, sites, parameter)
+        self.around = around
+        self.one_in = 1
+
+    def attach(self) -> None:
+        self.is_in = self.was_eager = True
+        self.around.add(self)
+
+    def detach(self) -> None:
+        self.is_in = False
+        self.around.remove(self)
+
+    @staticmethod
+    def give_gradients(hooked: Sequence[StepStatisticHook], gradients: Sequence[Tensor]) -> None:
+        """Add each parameter's ``.grad``."""
+        StatisticHook.add_each(hooked, "grad", gradients)
+
+    @staticmethod
+    def give_parameters(hooked: Sequence[StepStatisticHook], before: Sequence[Tensor | None]) -> None:
+        """Add each parameter; and its change, where *before* holds a copy."""
+        wanted = [hook for hook in hooked if "param" in hook.sites]
         if wanted:
-            cls.add_each(wanted, "param", [tap.target for tap in wanted])
-        moved = [(tap, former) for tap, former in zip(taps, before, strict=True) if former is not None]
+            StatisticHook.add_each(wanted, "param", [hook.target for hook in wanted])
+        moved = [(hook, former) for hook, former in zip(hooked, before, strict=True) if former is not None]
         if moved:
-            after = [_sampled(tap) for tap, _ in moved]
-            cls.add_each([tap for tap, _ in moved], "update", after, [former for _, former in moved])
+            after = [_sampled(hook) for hook, _ in moved]
+            StatisticHook.add_each([hook for hook, _ in moved], "update", after, [former for _, former in moved])
 
 
-def _sampled(tap: StepStatisticHook) -> Tensor:
-    """The tap's parameter, or its sample as a tensor of its own, so that it lies as the copy does that it is compared with."""
-    return tap.target if tap.one_in == 1 else sample(tap.target.detach(), tap.one_in).clone()
+StepHook: TypeAlias = StepEventHook | StepStatisticHook
+"""A hook around the steps of one parameter."""
+
+
+def _sampled(hook: StepStatisticHook) -> Tensor:
+    """Return the parameter, or its sample as a tensor of its own, so that it lies in memory as its copy does."""
+    return hook.target if hook.one_in == 1 else sample(hook.target.detach(), hook.one_in).clone()
+
+
+_AnyHook = TypeVar("_AnyHook", bound=SiteHook)
+
+
+def sample_updates(hooked: Sequence[_AnyHook], limit: float) -> dict[Site, str]:
+    """Let *hooked* need copies of no more than *limit* bytes together; return a note for each site that is sampled."""
+    moving = [hook for hook in hooked if isinstance(hook, StepHook) and "update" in hook.sites]
+    notes: dict[Site, str] = {}
+    for hook, one_in in zip(moving, one_in_each([hook.target for hook in moving], limit), strict=True):
+        hook.one_in = one_in
+        if one_in > 1:
+            notes[hook.sites["update"]] = (
+                f"of every {one_in}-th element: copies of all parameters would take more than the {limit:,.0f} bytes of "
+                "update_memory=. Its counts and lengths are estimates, with a standard error of "
+                f"{error_of(size_of(hook.target.numel(), one_in)):.1%} if the elements vary as normal ones"
+            )
+    return notes
+
+
+def size_factor(hook: SiteHook, port: Port) -> float:
+    """Return how many times as large as the measured tensor the whole tensor at *port* is: 1, or more for a sample."""
+    if port != "update" or not isinstance(hook, StepHook) or hook.one_in == 1:
+        return 1.0
+    elements: int = hook.target.numel()
+    return elements / size_of(elements, hook.one_in)

@@ -1,4 +1,4 @@
-"""What a probe is put on: the modules and parameters that a selection means, and how to find them again."""
+"""Choose the modules and parameters that a selection means, and choose again when the model has changed."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from sonde.errors import ArgumentError, SelectionError
 from sonde.site import MODULE_PORTS, PARAMETER_PORTS, PORTS, Port
 from sonde.suggest import nearest
 
-__all__ = ["Target", "Wanted", "choose", "fingerprint", "is_time_to_look"]
+__all__ = ["Target", "Wanted", "choose"]
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A module, or one of its parameters, under the name its sites have."""
+    """A module, or one of its parameters, under the name that its sites have."""
 
     item: Named
     parameter: nn.Parameter | None = None
 
     @property
     def key(self) -> tuple[str, int]:
-        """Equal for two targets if they are the same object under the same name."""
+        """Name and identity: equal for two targets that are the same object under the same name."""
         return self.item.name, id(self.item.module if self.parameter is None else self.parameter)
 
 
@@ -40,45 +40,20 @@ class Wanted:
     name: str = ""
 
     def targets(self) -> list[Target]:
-        """What it means now; empty where nothing is left of what it meant."""
+        """Return what the selection means now; nothing where nothing is left of it."""
         try:
             return choose(self.model, selection.lenient(self.include), selection.lenient(self.exclude), self.ports)
         except SelectionError:
             return []
 
 
-def fingerprint(model: nn.Module) -> int:
-    """A number that changes when a module or parameter comes, goes, or is frozen or unfrozen. Cheap, unlike choosing."""
-    found: list[int] = []
-    pending, seen = [model], set()
-    while pending:
-        module = pending.pop()
-        if module in seen:
-            continue
-        seen.add(module)
-        found.append(id(module))
-        held = module.__dict__
-        for parameter in held["_parameters"].values():
-            if parameter is not None:
-                found.append(id(parameter) + parameter.requires_grad)
-        children = held.get("_modules") or dict(module.named_children())
-        pending += [child for child in children.values() if child is not None]
-    return hash(tuple(found))
-
-
-def is_time_to_look(count: int, every: int) -> bool:
-    """Whether to look for changes, which costs a walk over the model, when something happens that has happened *count* times.
-
-    Yes at 1, 2, 4, 8, ..., and at each *every*-th.
-    """
-    return count & (count - 1) == 0 or count % every == 0
-
-
 def choose(model: nn.Module, include: Where, exclude: Where, ports: tuple[Port, ...]) -> list[Target]:
-    """The modules (and, for the ports of parameters, parameters) of *model* that a selection means, in ``named_modules`` order.
+    """Return the modules (and, for the ports of parameters, parameters) of *model* that a selection means.
+
+    In the order of ``named_modules()``, modules first.
 
     Raises:
-        ModelError: *model* is none.
+        ModelError: *model* is no ``nn.Module``.
         SelectionError: the selection cannot be read or leaves nothing.
         ArgumentError: a port is unknown.
     """
@@ -116,5 +91,5 @@ def choose(model: nn.Module, include: Where, exclude: Where, ports: tuple[Port, 
 
 
 def _can_be_hooked(module: nn.Module) -> bool:
-    """Whether it can be called: a ``ModuleList`` or ``ModuleDict`` only holds others. TorchScript takes no such hooks."""
+    """Return whether *module* can be called and hooked: a ``ModuleList`` only holds others, TorchScript takes no such hooks."""
     return not isinstance(module, torch.jit.ScriptModule) and type(module).forward is not nn.Module.forward

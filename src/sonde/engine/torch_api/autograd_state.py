@@ -1,50 +1,103 @@
-"""Which activation checkpoint runs now: one that is made, or one that a backward pass repeats.
+"""State of this thread: backward pass, autograd node, activation checkpoint, running module calls and optimizer steps.
 
-The non-reentrant kind keeps a frame, which its hooks on saved tensors hold: those that save, while it is made, and those that
-recompute. The reentrant kind runs its part of the forward without gradients, so that all calls in it are made at the
-sequence number after that of its node, which is the node that repeats them.
+torch has no public function for any of these. What can be read from C is read from C; module calls, nodes written in Python,
+optimizer steps and ``functional_call`` are found by walking the Python frames: exact at any moment, and slow (about 50 ns
+for each frame), so only for rare questions.
+
+An activation checkpoint is known by name. The non-reentrant kind keeps a frame, which its hooks on saved tensors hold: those
+that save while the checkpoint is made, and those that recompute. The reentrant kind runs its part of the forward without
+gradients, so that all calls in it are made at the sequence number after that of its node, which is the node that repeats them.
 """
 
 from __future__ import annotations
 
+import sys
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from operator import methodcaller
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
+from torch import nn
+from torch.nn.utils import stateless
+from torch.optim.optimizer import Optimizer
 
-__all__ = ["is_repeating", "made_in", "repeated"]
+__all__ = [
+    "ACCUMULATES",
+    "call_of",
+    "checkpoint_made",
+    "checkpoint_repeated",
+    "current_node",
+    "graph_task",
+    "has_substituted_parameters",
+    "is_repeating",
+    "is_transformed",
+    "modules_running",
+    "next_sequence",
+    "nodes_running",
+    "optimizers_running",
+    "sequence_of_node",
+    "transforms",
+]
 
-_current_node: Callable[[], Any] = torch._C._current_autograd_node
+graph_task: Callable[[], int] = torch._C._current_graph_task_id
+"""Return the number of the backward pass that runs in this thread; -1 outside of backward passes."""
+
+current_node: Callable[[], Any] = torch._C._current_autograd_node
+"""Return the autograd node whose backward runs in this thread; None if none does."""
+
+next_sequence: Callable[[], int] = torch._C._autograd._get_sequence_nr
+"""Return the sequence number that the next autograd node of this thread gets."""
+
+sequence_of_node: Callable[[Any], int] = methodcaller("_sequence_nr")
+"""Return the sequence number of an autograd node. The engine runs nodes in descending order of these numbers."""
+
+ACCUMULATES = 2**64 - 1
+"""The sequence number of every node that writes a ``.grad``."""
+
+transforms: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
+"""Return the innermost ``torch.func`` transform that runs; None outside of transforms."""
+
 _is_grad_enabled = torch.is_grad_enabled
 _saved_tensor_hooks: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_default_hooks
-_sequence_now: Callable[[], int] = torch._C._autograd._get_sequence_nr
 
 
-def made_in() -> Hashable | None:
-    """What names the checkpoint that a module called now is part of; None outside one."""
-    return _frame()[0] if _is_grad_enabled() else ("node", _sequence_now())
+def is_transformed() -> bool:
+    """Return whether a ``torch.func`` transform runs: its tensors are wrappers that must not outlive the transform."""
+    return transforms() is not None
 
 
-def repeated() -> tuple[Hashable, bool]:
-    """What names the checkpoint that is repeated now, in a backward pass; and whether it is made meanwhile, inside another."""
-    frame, is_made = _frame()
+# Activation checkpoints
+
+
+def checkpoint_made() -> Hashable | None:
+    """Return the name of the checkpoint that a module called now is part of; None outside of checkpoints."""
+    return _frame_of_checkpoint()[0] if _is_grad_enabled() else ("node", next_sequence())
+
+
+def checkpoint_repeated() -> tuple[Hashable, bool]:
+    """Return the name of the checkpoint that the backward pass repeats now.
+
+    Also returns whether that checkpoint is made for the first time, inside another one that is repeated.
+    """
+    frame, is_made = _frame_of_checkpoint()
     if frame is not None:
         return frame, is_made
-    node = _current_node()
-    return ("node", -1 if node is None else node._sequence_nr() + 1), False
+    node = current_node()
+    return ("node", -1 if node is None else sequence_of_node(node) + 1), False
 
 
 def is_repeating() -> bool:
-    """Whether the backward pass that runs is repeating a part of the forward."""
-    if _frame()[0] is not None:
+    """Return whether the running backward pass repeats a part of the forward."""
+    if _frame_of_checkpoint()[0] is not None:
         return True
-    node = _current_node()
+    node = current_node()
     return node is not None and node.name() == "CheckpointFunctionBackward"
 
 
-def _frame() -> tuple[Hashable | None, bool]:
-    """The frame of the non-reentrant checkpoint that runs, if one does, and whether it is being made."""
+def _frame_of_checkpoint() -> tuple[Hashable | None, bool]:
+    """Return the frame of the running non-reentrant checkpoint (or None), and whether the checkpoint is being made."""
     hooks = _saved_tensor_hooks(True)
     if hooks is None:
         return None, False
@@ -56,5 +109,50 @@ def _frame() -> tuple[Hashable | None, bool]:
     if "target_frame_ref" in held:
         return held["target_frame_ref"], False
     frame = held.get("frame")
-    # by reference, and not by id, which the next one may get when this one is gone
+    # by reference, and not by id: a later frame may get the same id
     return (None, False) if frame is None else (weakref.ref(frame), True)
+
+
+# Python frames
+
+_CALL = nn.Module._call_impl.__code__
+_BACKWARD = torch.autograd.function.BackwardCFunction.apply.__code__
+_SUBSTITUTED = stateless._functional_call.__code__
+# every optimizer's step is wrapped by this one function
+_STEP = next((code for code in Optimizer.profile_hook_step.__code__.co_consts if isinstance(code, CodeType)), None)
+
+
+def call_of(frame: FrameType) -> nn.Module | None:
+    """Return the module whose call *frame* is; None if *frame* is anything else."""
+    module: nn.Module | None = frame.f_locals["self"] if frame.f_code is _CALL else None
+    return module
+
+
+def modules_running() -> list[nn.Module]:
+    """Return the modules whose calls run in this thread, the outermost first; one that calls itself comes several times."""
+    return [frame.f_locals["self"] for frame in _frames() if frame.f_code is _CALL][::-1]
+
+
+def nodes_running() -> list[Any]:
+    """Return the running nodes whose backward is written in Python, the innermost first.
+
+    A reentrant checkpoint is such a node: a backward pass inside its backward is a part of another pass.
+    """
+    return [frame.f_locals["self"] for frame in _frames() if frame.f_code is _BACKWARD]
+
+
+def optimizers_running() -> list[Optimizer]:
+    """Return the optimizers whose ``step`` runs in this thread, the innermost first."""
+    return [frame.f_locals["args"][0] for frame in _frames() if frame.f_code is _STEP]
+
+
+def has_substituted_parameters() -> bool:
+    """Return whether a ``torch.func.functional_call`` runs: modules then hold tensors that are not their parameters."""
+    return any(frame.f_code is _SUBSTITUTED for frame in _frames())
+
+
+def _frames() -> Iterator[FrameType]:
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back

@@ -1,14 +1,14 @@
-"""The way out of compiled code: three operators, and what compiled regions do to hooks.
+"""Run ordinary Python from compiled code: three operators, and the setting by which compiled code notices hooks.
 
-A hook that ``torch.compile`` traces may not count, look anything up, or append to a list: it would be recompiled for
-each module, or be silently wrong. But it may call an operator on a tensor that it owns. ``sonde::deliver`` declares that
-it writes into that tensor (the *token*), so no compiler may drop or duplicate it; at run time it reads from the token
-whose hook it is and runs ordinary Python there. The event is built and delivered at its place in the execution, forward
-and backward, and no buffer of a size known beforehand is needed. Its result, two integers that name the forward and the
-call, is what the traced gradient hooks carry into the backward pass, to ``sonde::deliver_gradient``.
+A hook that ``torch.compile`` traces may not count, look anything up, or append to a list: the hook would be recompiled for
+each module, or be silently wrong. But a hook may call an operator on a tensor that the hook owns. ``sonde::deliver`` declares
+that it writes into that tensor (the *token*), so no compiler may drop or duplicate the call; at run time the operator reads
+from the token whose hook it is and runs ordinary Python there. The event is built and delivered at its place in the execution,
+forward and backward, and no buffer of a size known beforehand is needed. The result, two integers that name the forward and the
+call, is carried by the traced gradient hooks into the backward pass, to ``sonde::deliver_gradient``.
 
-``sonde::recomputing`` tells a traced statistic whether activation checkpointing runs this code a second time. It is
-pure, so all statistics of a region share one call.
+``sonde::recomputing`` computes whether activation checkpointing runs this code a second time. The operator is pure, so all
+statistics of a region share one call.
 
 Tokens and rows are handed over as ``.data``: a write through it does not count as an in-place change of a tensor that a
 checkpoint has saved, which would stop the user's own backward pass under the ``eager`` backend.
@@ -18,28 +18,28 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import count
-from typing import Any
+from types import CodeType
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch._library.effects import EffectType
 
-from sonde.engine import selection
+from sonde.engine.torch_api.autograd_state import graph_task
 
 __all__ = [
-    "Region",
+    "Replayed",
     "add_to_row",
+    "has_compiled",
     "is_exported",
     "is_traced",
     "notice_hooks",
     "paths_of",
     "rebuild",
     "recomputing",
-    "regions",
     "token_for",
     "trace_gradient",
     "trace_hooks",
@@ -48,17 +48,27 @@ __all__ = [
 ]
 
 is_traced: Callable[[], bool] = torch.compiler.is_dynamo_compiling
-is_exported: Callable[[], bool] = torch.compiler.is_exporting  # a program that is written down must not hold our operators
-_graph_task: Callable[[], int] = torch._C._current_graph_task_id
+"""Return whether the code that calls this is being traced by ``torch.compile``."""
+
+is_exported: Callable[[], bool] = torch.compiler.is_exporting
+"""Return whether ``torch.export`` runs: a program that is written down must not hold sonde's operators."""
 
 # ------------------------------------------------------------------------------------------------------------- tokens
+
+
+class Replayed(Protocol):
+    """What compiled code reaches through a token."""
+
+    def replay(self, leaves: list[Tensor], form: int, port: str) -> tuple[int, int]:
+        """Run the Python of a module hook; return the indices of the forward and of the call."""
+
 
 _owners: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _numbers = count(1)
 
 
 def token_for(owner: Any) -> Tensor:
-    """A tensor that names *owner* in compiled code. *owner* is held weakly."""
+    """Return a tensor that names *owner*, a ``Replayed``, in compiled code. *owner* is held weakly."""
     number = next(_numbers)
     _owners[number] = owner
     with torch.inference_mode(False):
@@ -73,7 +83,7 @@ _forms: list[Any] = []
 
 
 def _intern(form: Any) -> int:
-    """The number of *form*. Runs once for each region, while it is traced."""
+    """Return the number of *form*. Runs once for each region, while the region is traced."""
     notice_hooks()
     if form not in _forms:
         _forms.append(form)
@@ -84,7 +94,7 @@ _intern._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as torch
 
 
 def _form(value: Any, leaves: list[Tensor]) -> Any:
-    """The form of *value*; its tensors are appended to *leaves*. Traced, so it knows the plain containers only."""
+    """Return the form of *value*; append its tensors to *leaves*. Traced, so only plain containers are known."""
     if isinstance(value, Tensor):
         leaves.append(value)
         return ("tensor",)
@@ -102,7 +112,7 @@ def _form(value: Any, leaves: list[Tensor]) -> Any:
 
 
 def rebuild(form: int, leaves: list[Any]) -> Any:
-    """The value of form number *form* with *leaves* at its tensors; what was neither tensor, None nor text is None."""
+    """Return the value of form number *form* with *leaves* as its tensors; anything but tensors and text is None."""
     remaining = iter(leaves)
     return _rebuild(_forms[form], remaining)
 
@@ -130,7 +140,7 @@ def _rebuild(form: Any, leaves: Iterator[Any]) -> Any:
 
 @cache
 def paths_of(form: int) -> tuple[str, ...]:
-    """The leaf paths of the tensors of form number *form*."""
+    """Return the leaf paths of the tensors of form number *form*."""
     return tuple(_paths(_forms[form], ""))
 
 
@@ -167,7 +177,7 @@ def _deliver(token: Tensor, leaves: list[Tensor], form: int, port: str) -> Tenso
     owner = _owners.get(int(token))
     if owner is None:
         return torch.tensor((0, 0))
-    # new objects: the compiler writes into memory again under the same object and version, by which nobody could tell
+    # new objects: the compiler writes into memory again under the same object and version, so a change could not be found
     return torch.tensor(owner.replay([leaf.detach() for leaf in leaves], form, port))
 
 
@@ -185,7 +195,7 @@ def _add_to_row(token: Tensor, measured: Tensor, port: str) -> None:
 
 
 def _recomputing(anchor: Tensor) -> Tensor:
-    return torch.full((), _graph_task() != -1, dtype=torch.bool, device=anchor.device)
+    return torch.full((), graph_task() != -1, dtype=torch.bool, device=anchor.device)
 
 
 _library.impl("deliver", _deliver, "CompositeExplicitAutograd")
@@ -208,25 +218,25 @@ backward pass may call the operator: a row that the backward graph itself wrote 
 user's backward would raise when the same compiled code was called twice before it.
 """
 recomputing = torch.ops.sonde.recomputing.default
-"""Operator: whether this code runs again inside a backward pass, as a bool tensor on the anchor's device."""
+"""Operator: return whether this code runs again inside a backward pass, as a bool tensor on the anchor's device."""
 
 # ------------------------------------------------------------------------------------------------- called while traced
 
 
 def trace_hooks() -> None:
-    """Make the region that is being traced notice hooks that come and go."""
+    """Make the region that is being traced notice hooks that are put in or taken out later."""
     _intern(("other",))
 
 
 def trace_mark(token: Tensor) -> None:
-    """Reach the token's owner at run time, with nothing in hand."""
+    """Call ``replay`` of the token's owner at run time, without a value."""
     if is_exported():
         return
     _op_deliver(token.data, [], _intern(("other",)), "")
 
 
 def trace_value(token: Tensor, value: Any, port: str, gradient_port: str) -> None:
-    """Deliver *value* at *port* (if that is not ``""``), and its gradients at *gradient_port* (likewise)."""
+    """Deliver *value* at *port*, and its gradients at *gradient_port*, where these are not ``""``."""
     if is_exported():
         return
     leaves: list[Tensor] = []
@@ -247,13 +257,13 @@ def trace_gradient(token: Tensor, identity: Tensor, tensor: Tensor, leaf: int, f
     tensor.register_hook(hook)
 
 
-# -------------------------------------------------------------------------------------------------- compiled regions
+# ---------------------------------------------------------------------------------------------------- compiled code
 
 
 def notice_hooks() -> None:
-    """Make code that is compiled from now on notice hooks that come and go.
+    """Make code that is compiled from now on notice hooks that are put in or taken out later.
 
-    By default Dynamo does not look whether a module has got or lost hooks since it was traced
+    By default Dynamo does not check whether a module has got or lost hooks since it was traced
     (``skip_nnmodule_hook_guards``), so an observer attached later would silently see nothing.
     """
     config = sys.modules.get("torch._dynamo.config")
@@ -261,44 +271,6 @@ def notice_hooks() -> None:
         config.skip_nnmodule_hook_guards = False  # type: ignore[attr-defined]
 
 
-@dataclass(frozen=True, slots=True)
-class Region:
-    """Modules that are compiled together: the outermost one, and all below it."""
-
-    top: nn.Module
-    below: frozenset[nn.Module]
-
-    @property
-    def modules(self) -> frozenset[nn.Module]:
-        """All of them."""
-        return self.below | {self.top}
-
-    def calls_hooks_of_top(self) -> bool:
-        """Whether the hooks of the outermost module run in eager code: Dynamo traces them only around torch's own classes."""
-        return not (type(self.top).forward.__module__ or "").startswith("torch.")
-
-    def has_code(self) -> bool:
-        """Whether anything was compiled for it, or (for torch's own classes, where it cannot be told) may have been."""
-        if not self.calls_hooks_of_top():
-            return True
-        code = type(self.top).forward.__code__
-        return bool(torch._C._dynamo.eval_frame._debug_get_cache_entry_list(code))
-
-
-def regions(root: nn.Module, entered: Collection[nn.Module] = ()) -> list[Region]:
-    """The compiled regions of *root*: as the modules themselves tell, and those *entered*, seen to be called by the compiler."""
-    found: list[Region] = []
-    pending, seen = [root], set[nn.Module]()
-    while pending:
-        module = pending.pop()
-        if module in seen:
-            continue
-        seen.add(module)
-        if module._compiled_call_impl is None and "_orig_mod" not in module._modules and module not in entered:
-            pending += module.children()
-            continue
-        below = frozenset(item.module for item in selection.members(module))
-        seen.update(below)
-        top = selection.unwrap(module)
-        found.append(Region(top, below - {top}))
-    return found
+def has_compiled(code: CodeType) -> bool:
+    """Return whether Dynamo has compiled anything for *code*."""
+    return bool(torch._C._dynamo.eval_frame._debug_get_cache_entry_list(code))

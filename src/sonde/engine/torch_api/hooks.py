@@ -1,13 +1,18 @@
-"""The only file that registers torch hooks; and what a hook of ours is.
+"""Register, take out and put back torch hooks. The only file that does so.
 
-A ``Hook`` sits in the dictionaries of the user's modules, so it must not follow the model elsewhere: a deep copy of an
-observed model carries an inert stray that removes itself at its first call, and a pickle carries a method of the standard
-library that does nothing, so that loading the file does not need sonde.
+A ``Hook`` sits in the dictionaries of the user's modules, and must not follow the model elsewhere: a deep copy of an observed
+model carries an inert stray that removes itself at its first call, and a pickle carries a method of the standard library
+that does nothing, so that loading the file does not need sonde.
+
+Other threads may call a module while a hook is put in or taken out. Torch decides by a mark beside the hook whether the hook is
+given keyword arguments: the mark is set before the hook is put in, and removed after the hook was taken out. A thread that has
+read the hook and not the mark calls the hook without keyword arguments: every hook of a module accepts that (``NOT_GIVEN``).
 """
 
 from __future__ import annotations
 
 import contextlib
+import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
@@ -22,10 +27,14 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, 
 from torch.utils.hooks import RemovableHandle
 
 __all__ = [
+    "NOT_GIVEN",
+    "GradientHooks",
     "Handle",
     "Hook",
+    "Listener",
     "after_backward",
     "compiler_at_work",
+    "listen",
     "on_accumulated",
     "on_any_forward",
     "on_any_forward_pre",
@@ -36,19 +45,23 @@ __all__ = [
     "on_optimizer_step",
     "on_result",
     "on_tensor",
+    "registered_later",
     "undisturbed",
 ]
+
+NOT_GIVEN: Any = NotImplemented
+"""Default of the last argument of a module hook: torch has called the hook without keyword arguments."""
 
 _dynamo = torch._C._dynamo.eval_frame
 _set_strategy: Callable[[Any, Any], None] = _dynamo.set_code_exec_strategy
 _SKIP = _dynamo._FrameExecStrategy(_dynamo._FrameAction.SKIP, _dynamo._FrameAction.DEFAULT)
 
 compiler_at_work: Callable[[], Any] = _dynamo.get_eval_frame_callback
-"""The compiler's callback if functions that are called now would be compiled, else None."""
+"""Return the compiler's callback if functions that are called now would be compiled, else None."""
 
 
 def undisturbed(callback: Any, function: Callable[..., Any], *args: Any) -> Any:
-    """``function(*args)``, run by Python alone; *callback* is what ``compiler_at_work`` gave."""
+    """Return ``function(*args)``, run by Python alone; *callback* is the value of ``compiler_at_work()``."""
     _dynamo.set_eval_frame(None)
     try:
         return function(*args)
@@ -63,8 +76,8 @@ class Hook:
     """A callable that sonde puts into a hook dictionary of the user's model.
 
     ``torch.compile`` calls the hooks of a region's outermost module from eager code, and would compile each of them as a
-    function of its own. ``__call__`` is kept from that (tracing it as a part of a region is not); a hook that finds
-    itself called so hands its work to ``undisturbed``, lest the compiler compile what it calls.
+    function of its own. ``__call__`` is kept from that (tracing ``__call__`` as a part of a region is not); a hook that is
+    called under the compiler hands its work to ``undisturbed``, so that the compiler does not compile the called functions.
     """
 
     __slots__ = ("__weakref__",)
@@ -82,7 +95,7 @@ class Hook:
 
 
 class _Weak(Hook):
-    """Holds the hook of a parameter weakly: Python's collector does not see what a parameter's hooks hold."""
+    """Calls the hook of a parameter, held weakly: Python's collector does not see what a parameter's hooks hold."""
 
     __slots__ = ("hook",)
 
@@ -96,7 +109,7 @@ class _Weak(Hook):
 
 
 class _Stray:
-    """What a deep copy of an observed module holds instead of a hook, until its first call."""
+    """Stands for a hook in a deep copy of an observed module; at its first call it removes all strays of the module."""
 
     __reduce__ = Hook.__reduce__
 
@@ -116,71 +129,104 @@ class _Stray:
 
 
 class Handle:
-    """A hook that is in, and can be taken out and put back in, which costs a tenth of registering it with torch again.
+    """Takes a hook out and puts it back in, which costs a tenth of registering the hook with torch again.
 
-    It does not hold the hook, which may hold it.
+    A handle does not hold its hook, which may hold the handle.
     """
 
-    __slots__ = ("_flags", "_handle", "_wrap")
+    __slots__ = ("_handle", "_marks", "_wrap")
 
     def __init__(self, handle: RemovableHandle, wrap: Callable[[Any], Callable[..., Any]] | None = None) -> None:
         self._handle = handle
-        self._wrap = wrap  # what torch was given is not the hook but this, made of it
-        self._flags = [reference for reference in handle.extra_dict_ref if handle.id in (reference() or ())]
+        self._wrap = wrap  # torch was given wrap(hook)
+        self._marks = [reference for reference in handle.extra_dict_ref if handle.id in (reference() or ())]
 
     @property
     def id(self) -> int:
-        """Its key among the hooks that it is one of."""
+        """The hook's key in its dictionary."""
         return self._handle.id
 
     def remove(self) -> None:
-        """Take it out. Again does nothing."""
+        """Take the hook out, then its marks. Idempotent."""
         self._handle.remove()
 
     def put_back(self, hook: Hook) -> bool:
-        """Put *hook*, which this is the handle of, in again, as the last; whether the others that it is among are still there."""
+        """Put *hook*, whose handle this is, in again as the last; return False if its dictionary is gone."""
         held = self._handle.hooks_dict_ref()
         if held is None:
             return False
+        for reference in self._marks:
+            if (marks := reference()) is not None:
+                marks[self._handle.id] = True
         held[self._handle.id] = hook if self._wrap is None else self._wrap(hook)
-        for reference in self._flags:
-            if (flags := reference()) is not None:
-                flags[self._handle.id] = True
         return True
 
 
+_registering = threading.Lock()  # torch counts the keys of hooks in two steps, between which another thread may run
+
+
 def on_forward(module: nn.Module, hook: Callable[..., Any], *, always: bool = False) -> Handle:
-    """After the module's forward: ``hook(module, args, kwargs, output)``; with *always* also when it raised."""
-    return Handle(module.register_forward_hook(hook, with_kwargs=True, always_call=always))
+    """After the module's forward call ``hook(module, args, kwargs, output)``; with *always* also when the forward raised.
+
+    The hook must accept ``hook(module, args, output)`` too.
+    """
+    marks = [module._forward_hooks_with_kwargs, *([module._forward_hooks_always_called] if always else [])]
+    return _put_in(module._forward_hooks, marks, hook)
 
 
 def on_forward_pre(module: nn.Module, hook: Callable[..., Any], *, first: bool = False) -> Handle:
-    """Before the module's forward: ``hook(module, args, kwargs)``, which may return new ``(args, kwargs)``."""
-    return Handle(module.register_forward_pre_hook(hook, with_kwargs=True, prepend=first))
+    """Before the module's forward call ``hook(module, args, kwargs)``, which may return new ``(args, kwargs)``.
+
+    The hook must accept ``hook(module, args)`` too. With *first* the hook is called before the others.
+    """
+    handle = _put_in(module._forward_pre_hooks, [module._forward_pre_hooks_with_kwargs], hook)
+    if first:
+        module._forward_pre_hooks.move_to_end(handle.id, last=False)  # type: ignore[attr-defined]  # an OrderedDict
+    return handle
+
+
+def _put_in(held: dict[int, Any], marks: list[dict[int, bool]], hook: Callable[..., Any]) -> Handle:
+    """Put *hook* into *held* after its marks; ``register_forward_hook`` of torch does so in the other order."""
+    with _registering:
+        handle = RemovableHandle(held, extra_dict=marks)
+    for mark in marks:
+        mark[handle.id] = True
+    held[handle.id] = hook
+    return Handle(handle)
+
+
+def registered_later(module: nn.Module, handle: Handle) -> list[Any]:
+    """Return the forward hooks of *module* that run after the one of *handle*."""
+    held = list(module._forward_hooks.items())
+    place = next((index for index, (key, _) in enumerate(held) if key == handle.id), len(held))
+    return [hook for _, hook in held[place + 1 :]]
 
 
 def on_any_forward_pre(hook: Callable[..., Any]) -> Handle:
-    """Before the forward of any module in the process: ``hook(module, args)``."""
+    """Before the forward of any module in the process call ``hook(module, args)``."""
     return Handle(register_module_forward_pre_hook(hook))
 
 
 def on_any_forward(hook: Callable[..., Any]) -> Handle:
-    """After the forward of any module in the process, also when it raised: ``hook(module, args, output)``."""
+    """After the forward of any module in the process, also when the forward raised, call ``hook(module, args, output)``."""
     return Handle(register_module_forward_hook(hook, always_call=True))
 
 
 def on_node(node: Node, hook: Callable[..., Any]) -> None:
-    """Before the backward of an autograd node: ``hook(gradients)``. It lives as long as the node."""
+    """Before the backward of an autograd node call ``hook(gradients)``. The hook lives as long as the node."""
     node.register_prehook(hook)
 
 
 def on_tensor(tensor: Tensor, hook: Callable[[Tensor], Any]) -> Handle:
-    """When the gradient of *tensor* is computed: ``hook(gradient)``."""
+    """When the gradient of *tensor* is computed call ``hook(gradient)``."""
     return Handle(tensor.register_hook(hook))
 
 
 def on_result(tensor: Tensor, hook: Callable[[Tensor], Any]) -> None:
-    """The same for a tensor that an operation made, for good. It does what torch does, and makes no handle: a third of the cost."""
+    """When the gradient of *tensor*, the result of an operation, is computed call ``hook(gradient)``. There is no handle.
+
+    Does what ``Tensor.register_hook`` does, for a third of its cost.
+    """
     node = tensor.grad_fn if type(tensor) is Tensor else None
     if node is None or tensor._backward_hooks is not None:
         tensor.register_hook(hook)
@@ -192,18 +238,65 @@ def on_result(tensor: Tensor, hook: Callable[[Tensor], Any]) -> None:
     node._register_hook_dict(tensor)
 
 
+Listener = Callable[[Tensor], None]
+
+# A program that calls submodules without ever calling the root has no end of forward at which these are let go.
+_MOST_WATCHED = 4096
+
+
+class GradientHooks:
+    """The one hook on a tensor of a forward, and all who listen to that tensor's gradient.
+
+    A module that returns its last child's tensor shares the tensor with the child. Listeners are called in reverse order, so
+    that the parent comes first, as in a backward pass.
+    """
+
+    __slots__ = ("_tensor", "_version", "listeners")
+
+    def __init__(self, tensor: Tensor, listener: Listener) -> None:
+        self._tensor = weakref.ref(tensor)
+        self._version = tensor._version
+        self.listeners = [listener]
+
+    def is_on(self, tensor: Tensor) -> bool:
+        """Return whether this is the same tensor, not written into since (which makes another tensor of it to autograd)."""
+        return self._tensor() is tensor and self._version == tensor._version
+
+    def __call__(self, gradient: Tensor | None) -> None:
+        if gradient is not None:  # the engine gives None for an output of a multi-output node that nothing used
+            for listener in reversed(self.listeners):
+                listener(gradient)
+
+
+def listen(watched: dict[int, GradientHooks], tensor: Tensor, listener: Listener) -> None:
+    """Call *listener* with each gradient of *tensor*, the result of an operation (not a leaf).
+
+    *watched* holds the hooks of one forward, by the ids of their tensors.
+    """
+    key = id(tensor)
+    watch = watched.get(key)
+    if watch is not None and watch.is_on(tensor):
+        watch.listeners.append(listener)
+        return
+    watch = GradientHooks(tensor, listener)
+    on_result(tensor, watch)
+    if len(watched) >= _MOST_WATCHED:
+        watched.clear()
+    watched[key] = watch
+
+
 def on_accumulated(parameter: nn.Parameter, hook: Callable[[Tensor], Any]) -> Handle:
-    """After a backward pass has accumulated into ``parameter.grad``: ``hook(parameter)``. *hook* is held weakly."""
+    """After a backward pass has accumulated into ``parameter.grad`` call ``hook(parameter)``. *hook* is held weakly."""
     return Handle(parameter.register_post_accumulate_grad_hook(_Weak(hook)), _Weak)
 
 
 def on_before_optimizer_step(hook: Callable[[Optimizer, tuple[Any, ...], dict[str, Any]], None]) -> Handle:
-    """Before the step of any optimizer in the process."""
+    """Before the step of any optimizer in the process call ``hook(optimizer, args, kwargs)``."""
     return Handle(register_optimizer_step_pre_hook(hook))
 
 
 def on_optimizer_step(hook: Callable[[Optimizer, tuple[Any, ...], dict[str, Any]], None]) -> Handle:
-    """After the step of any optimizer in the process."""
+    """After the step of any optimizer in the process call ``hook(optimizer, args, kwargs)``; not after one that raised."""
     return Handle(register_optimizer_step_post_hook(hook))
 
 

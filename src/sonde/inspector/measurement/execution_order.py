@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from sonde.engine import Event, Probe, observe, selection
-from sonde.engine.torch_api import compiled
+from sonde.engine.compiled_regions import regions
 
 __all__ = ["Ordering"]
 
@@ -25,7 +25,7 @@ class Ordering:
 
     def watch(self) -> None:
         """Look at what runs until :meth:`settle`."""
-        if self._probe is None and not self._seen and not compiled.regions(self._model):
+        if self._probe is None and not self._seen and not regions(self._model):
             self._probe = observe(self._model, self._note, name=self._name)
 
     def settle(self) -> bool:

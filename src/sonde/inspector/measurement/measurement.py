@@ -12,11 +12,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from sonde.engine.clock.parameter_copies import size_of
 from sonde.engine.probes.attachment import Attachment
 from sonde.engine.probes.coverage import Coverage
-from sonde.engine.probes.event_hooks import EventHook
+from sonde.engine.probes.site_hook import SiteHook
 from sonde.engine.probes.statistic_hooks import StatisticHook
+from sonde.engine.probes.step_hooks import size_factor
 from sonde.engine.selection import Where
 from sonde.errors import ArgumentError
 from sonde.inspector.lenses.lens import Lens
@@ -141,14 +141,13 @@ class Measurement:
             grad_at_step=self.kind == "step",
             training=_PASSES[self.kind],
             update_memory=update_memory if self.statistic.growth is not None else inf,
+            table=self.table if self.pairs is None else None,
         )
-        if self.pairs is None:
-            self.attachment.table = self.table
         self.attachment.observe(model, include, None, self._ports, name)
 
     def parameters(self, port: Port) -> set[int]:
         """The parameters that it observes at *port*, by their ids."""
-        return {id(tap.target) for tap in self.attachment.taps if port in tap.sites}
+        return {id(hook.target) for hook in self.attachment.hooks if port in hook.sites}
 
     @property
     def blocks(self) -> list[Tensor]:
@@ -157,8 +156,7 @@ class Measurement:
 
     def rowed(self, order: Mapping[str, int]) -> RowIndex:
         """Which row is of which site now; *order* gives the place of each module."""
-        taps = self.attachment.taps
-        known = (self.table.changes, len(taps))
+        known = (self.table.changes, len(self.attachment.hooks))
         if self._rowed is None or self._known != known:
             self._known = known
             self._rowed = self._look(order)
@@ -174,12 +172,12 @@ class Measurement:
         orders: list[int] = []
         matrices: list[bool] = []
         sizes: list[float] = []
-        for site, row, tap in self._rows():
+        for site, row, hook in self._rows():
             sites.append(site)
             rows.append(row)
-            orders.append(order.get(tap.name, order.get(tap.name.rpartition(".")[0], len(order))))
-            matrices.append(isinstance(tap.target, nn.Parameter) and tap.target.dim() >= 2)
-            sizes.append(_times(tap, site.port))
+            orders.append(order.get(hook.name, order.get(hook.name.rpartition(".")[0], len(order))))
+            matrices.append(isinstance(hook.target, nn.Parameter) and hook.target.dim() >= 2)
+            sizes.append(size_factor(hook, site.port))
         layout = Layout(sites, _ALL_CALLS, orders)
         return RowIndex(
             self.family,
@@ -192,27 +190,19 @@ class Measurement:
             np.array(sizes),
         )
 
-    def _rows(self) -> Iterator[tuple[Site, Tensor, EventHook]]:
+    def _rows(self) -> Iterator[tuple[Site, Tensor, SiteHook]]:
         """Every site that has a row, with what sits there."""
-        for tap in self.attachment.taps:
-            if isinstance(tap, StatisticHook):
-                yield from ((tap.sites[port], row, tap) for port, row in tap.rows.items())
+        for hook in self.attachment.hooks:
+            if isinstance(hook, StatisticHook):
+                yield from ((hook.sites[port], row, hook) for port, row in hook.rows.items())
             elif self.pairs is not None:
-                yield from ((site, self.pairs.rows[site], tap) for site in tap.sites.values() if site in self.pairs.rows)
+                yield from ((site, self.pairs.rows[site], hook) for site in hook.sites.values() if site in self.pairs.rows)
 
     def coverage(self) -> Coverage:
         """What was really observed, and why the rest was not."""
         if self.attachment.attached:
             self.attachment.rescan()
         return Coverage.of(self.attachment)
-
-
-def _times(tap: EventHook, port: Port) -> float:
-    """How many times as large as what is measured at *port* that is which it stands for."""
-    if port != "update" or tap.one_in == 1:
-        return 1.0
-    elements = tap.target.numel()
-    return elements / size_of(elements, tap.one_in)
 
 
 _ALL_CALLS = -1  # a row is of all calls of a module in the step together

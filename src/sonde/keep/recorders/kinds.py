@@ -63,12 +63,12 @@ class _ArgumentsAfter(_Arguments):
     def _is_compiled(self, site: Site) -> bool:
         if self.attachment is None:
             return False
-        tap = next((tap for tap in self.attachment.taps if site in tap.sites.values()), None)
+        hook = next((hook for hook in self.attachment.hooks if site in hook.sites.values()), None)
         regions = [region for root in self.attachment.roots for region in root.regions()]
-        if tap is None or not any(tap.module in region.modules for region in regions):
+        if hook is None or not any(hook.module in region.modules for region in regions):
             return False
-        if site not in self.attachment.notes:
-            self.attachment.note(tap, _IN_COMPILED_CODE)
+        if site not in self.attachment.delivery.notes:
+            hook.note(_IN_COMPILED_CODE)
             warn_user(f"ForwardInput records nothing at {site.port_of('input')}: {_IN_COMPILED_CODE}")
         return True
 

@@ -36,10 +36,10 @@ class Handle:
     def remove(self) -> None:
         """Take the slot's hooks out for good. Doing so twice is no error."""
         place = self.subrecorder.site
-        for tap in list(self._attachment.taps):
-            if any(site.path == place.path and site.model == place.model for site in tap.sites.values()):
-                tap.detach()
-                self._attachment.taps.remove(tap)
+        hooks = self._attachment.hooks
+        hooks.remove(
+            [hook for hook in hooks if any(site.path == place.path and site.model == place.model for site in hook.sites.values())]
+        )
 
 
 class Recorder(Probe, ABC):
@@ -164,7 +164,7 @@ class Recorder(Probe, ABC):
                 self._keeper.add(site, f"{kind.__module__}.{kind.__qualname__}", events)
             if hooked.isdisjoint(events):
                 for event in events:
-                    self._attachment.unhooked.setdefault(event, "is never called: it only holds other modules")
+                    self._attachment.hooks.unhooked.setdefault(event, "is never called: it only holds other modules")
         self._attachment.attach()
         return self
 
@@ -203,7 +203,7 @@ class Recorder(Probe, ABC):
         return [Handle(slot, self._attachment) for slot in self._keeper.slots]
 
     def _find(self, key: Key) -> tuple[Subrecorder, str]:
-        return find(self._keeper.slots, key, self._attachment.canonical)
+        return find(self._keeper.slots, key, self._attachment.hooks.canonical)
 
     def __len__(self) -> int:
         return len(self._keeper.slots)
@@ -329,7 +329,7 @@ class Recorder(Probe, ABC):
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy or a pickle has the slots and what they keep, and is on no model; registered again it goes on."""
         keeper = self._keeper
-        made = (type(self), keeper.condition, keeper.reduction, keeper.data_method, self._attachment.strict)
+        made = (type(self), keeper.condition, keeper.reduction, keeper.data_method, self._attachment.delivery.strict)
         return _remade, (*made, self.state_dict())
 
     # What a probe has

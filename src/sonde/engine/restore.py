@@ -14,17 +14,19 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from sonde.engine.selection import members, parameters
+from sonde.engine.torch_api.modules import buffers_of, holds_parameters_elsewhere
+from sonde.engine.torch_api.tensors import version_of
 
-__all__ = ["gradients_put_aside", "left_as_it_was", "plain_python", "versions"]
+__all__ = ["gradients_put_aside", "plain_python", "preserved", "versions"]
 
 
 @contextlib.contextmanager
-def left_as_it_was(model: nn.Module, given: list[Tensor]) -> Iterator[None]:
+def preserved(model: nn.Module, given: list[Tensor]) -> Iterator[None]:
     """Whatever runs inside, the model, the batch and the random state are the same after it."""
     leaves = [*model.parameters(), *(tensor for tensor in given if tensor.is_leaf)]
     with _random_state((*leaves, *model.buffers(), *given)), gradients_put_aside(leaves):
         contents = [_content(tensor) for tensor in (*model.buffers(), *_renormed(model), *given) if not is_lazy(tensor)]
-        attributes = [(module, dict(vars(module)), dict(module._buffers)) for module in _own_modules(model)]
+        attributes = [(module, dict(vars(module)), dict(buffers_of(module))) for module in _own_modules(model)]
         try:
             yield
         finally:
@@ -32,8 +34,8 @@ def left_as_it_was(model: nn.Module, given: list[Tensor]) -> Iterator[None]:
                 for name in vars(module).keys() - held.keys():
                     del vars(module)[name]
                 vars(module).update(held)
-                module._buffers.clear()
-                module._buffers.update(buffers)
+                buffers_of(module).clear()
+                buffers_of(module).update(buffers)
             for restore in contents:
                 restore()
 
@@ -69,7 +71,7 @@ def _renormed(model: nn.Module) -> list[Tensor]:
 
 def _own_modules(model: nn.Module) -> list[nn.Module]:
     """The modules whose attributes are put back: all but wrappers, and none where FSDP keeps parameters in attributes."""
-    if any("_fsdp_wrapped_module" in module._modules for module in model.modules()):
+    if any(map(holds_parameters_elsewhere, model.modules())):
         return []
     return [item.module for item in members(model) if not isinstance(item.module, torch.jit.ScriptModule)]
 
@@ -122,7 +124,7 @@ def versions(model: nn.Module) -> dict[str, int]:
     """How often each parameter was written to."""
     skipped = {id(parameter) for parameter in (*_renormed(model), *filter(is_lazy, model.parameters()))}
     return {
-        name: parameter._version
+        name: version_of(parameter)
         for name, parameter, _ in parameters(model)
         if id(parameter) not in skipped and not parameter.is_inference()
     }

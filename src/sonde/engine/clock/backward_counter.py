@@ -1,0 +1,122 @@
+"""Count backward passes that accumulate into parameters of one root: its micro-steps."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from sonde.engine.clock.counters import Counters
+from sonde.engine.torch_api import compiled, hooks
+from sonde.engine.torch_api.autograd_state import graph_task, has_substituted_parameters, nodes_running
+
+__all__ = ["BackwardCounter"]
+
+_is_traced = compiled.is_traced
+
+
+class BackwardCounter:
+    """A hook on each parameter of the root, and the count of backward passes that these hooks have seen.
+
+    Attributes:
+        count: backward passes that wrote a ``.grad``, since the clock began.
+        after: called after each such pass.
+        is_lazy: some parameters have no shape as yet, and so take no hook.
+    """
+
+    def __init__(self, counters: Counters) -> None:
+        self.count = 0
+        self.after: list[Callable[[], None]] = []
+        self.is_lazy = False
+        self._counters = counters
+        self._hook = _Accumulates(self)
+        self._hooked: dict[int, tuple[weakref.ref[nn.Parameter], hooks.Handle]] = {}
+        self._task = -1  # the backward pass that was seen last
+        self._outer = -1  # the last one that was not part of another
+        self._unfinished = False
+
+    # Hooks
+
+    def put_in(self) -> bool:
+        """Put the hooks of all known parameters back in; return False if one of the parameters is gone."""
+        complete = True
+        for key, (parameter, handle) in tuple(self._hooked.items()):
+            if parameter() is None or not handle.put_back(self._hook):
+                self._hooked.pop(key, None)
+                complete = False
+        return complete
+
+    def take_out(self) -> None:
+        """Take every hook out. Idempotent."""
+        for _, handle in tuple(self._hooked.values()):
+            handle.remove()
+
+    def forget(self) -> None:
+        """Forget all parameters; only after ``take_out``."""
+        self._hooked.clear()
+
+    def follow(self, root: nn.Module) -> None:
+        """Put hooks on parameters of *root* that have come, or need a gradient by now.
+
+        Does nothing inside a ``functional_call``, where modules hold other tensors than their parameters.
+        """
+        if has_substituted_parameters():
+            return
+        parameters = list(root.parameters())
+        shapeless = {id(parameter) for parameter in parameters if is_lazy(parameter)}  # type: ignore[redundant-expr]  # is_lazy narrows too much
+        self.is_lazy = bool(shapeless)
+        for parameter in parameters:
+            if id(parameter) in shapeless or not (parameter.requires_grad and parameter.is_leaf):
+                continue
+            known = self._hooked.get(id(parameter))
+            if known is None or known[0]() is not parameter:
+                self._hooked[id(parameter)] = weakref.ref(parameter), hooks.on_accumulated(parameter, self._hook)
+
+    # Passes
+
+    def begin(self) -> None:
+        """A gradient was accumulated into a parameter: count the running backward pass when it ends."""
+        task = graph_task()
+        if task in (self._task, -1):
+            return
+        self._task = task
+        if nodes_running():
+            self._unfinished = True  # a part of another pass, whose end cannot be seen from here
+        elif task != self._outer:
+            self._outer = task
+            hooks.after_backward(self._end)
+
+    def settle(self) -> None:
+        """Count a backward pass that was only seen from inside checkpoints, if no backward pass runs now."""
+        if self._unfinished and graph_task() == -1:
+            self._end()
+
+    def end_step(self) -> None:
+        """Leave a pass that was not finished to the step that has ended."""
+        self._unfinished = False
+
+    def _end(self) -> None:
+        self._unfinished = False
+        counters = self._counters
+        counters.moved = True
+        counters.micro_step += 1
+        counters.stamp += 1
+        self.count += 1
+        for callback in tuple(self.after):
+            callback()
+
+
+class _Accumulates(hooks.Hook):
+    """The post-accumulate hook of every parameter of the root."""
+
+    __slots__ = ("counter",)
+
+    def __init__(self, counter: BackwardCounter) -> None:
+        self.counter = counter
+
+    def __call__(self, parameter: Tensor) -> None:
+        counter = self.counter
+        if counter._task != graph_task() and not _is_traced():
+            counter.begin()

@@ -1,0 +1,79 @@
+"""The numbers of one root's time (epoch, step, micro-step, forward), and the forward that each thread runs."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+
+import torch
+from torch import nn
+
+from sonde.engine.clock.forward import Forward
+from sonde.engine.event import Tick
+
+__all__ = ["Counters"]
+
+
+class _Current(threading.local):
+    forward: Forward | None = None
+    depth: int = 0  # calls of the root that run inside each other
+
+
+class Counters:
+    """Numbers that the parts of a clock move.
+
+    Attributes:
+        root: the model, held weakly.
+        epoch, step, micro_step: the tick of this moment.
+        forwards: calls of the root begun.
+        stamp: changes with epoch, step and micro-step, so that a forward can keep the tick it has made.
+        is_observed: a probe observes; else only forwards and steps are counted.
+        moved: a forward or a backward pass has been since the last step.
+        local: the forward of each thread.
+    """
+
+    def __init__(self, root: nn.Module) -> None:
+        self.root = weakref.ref(root)
+        self.epoch = 0
+        self.step = 0
+        self.micro_step = 0
+        self.forwards = 0
+        self.stamp = 0
+        self.is_observed = False
+        self.moved = True
+        self.local = _Current()
+
+    def current(self) -> Forward:
+        """Return the forward of this thread that runs or ran last; module calls before any call of the root share one."""
+        forward = self.local.forward
+        if forward is None:
+            forward = self.local.forward = self.new_forward()
+        return forward
+
+    def new_forward(self) -> Forward:
+        """Return a forward for the call of the root that was begun last."""
+        index = max(self.forwards - 1, 0)
+        root = self.root()
+        training = root is None or root.training
+        return Forward(index, Tick(self.epoch, self.step, self.micro_step, index), self.stamp, training=training)
+
+    def tick_of(self, forward: Forward) -> Tick:
+        """Return the tick of something that happens now and belongs to *forward*."""
+        if forward.stamp != self.stamp:
+            forward.stamp = self.stamp
+            forward.tick = Tick(self.epoch, self.step, self.micro_step, forward.index)
+        return forward.tick
+
+    def is_training(self, forward: Forward, task: int) -> bool:
+        """Return whether a module call of *forward*, made in the backward pass *task* (else -1), is part of a training pass.
+
+        That is a call of the root in training mode with gradients enabled; or such a call of a module that is called alone.
+        """
+        if self.local.depth or task != -1:
+            return forward.training
+        root = self.root()
+        return torch.is_grad_enabled() and (root is None or root.training)
+
+    def forget_forwards(self) -> None:
+        """Drop every thread's forward, which knows hooks and through these the model."""
+        self.local = _Current()

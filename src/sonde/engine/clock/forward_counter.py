@@ -1,0 +1,176 @@
+"""Count the calls of one root: two hooks on it, which see each forward begin and end."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from sonde.engine.clock.backward_counter import BackwardCounter
+from sonde.engine.clock.counters import Counters
+from sonde.engine.torch_api import compiled, hooks
+from sonde.engine.torch_api.autograd_state import graph_task, modules_running
+
+__all__ = ["ForwardCounter"]
+
+_is_traced = compiled.is_traced
+
+
+class ForwardCounter:
+    """The hooks that see a root's forwards begin and end.
+
+    While no probe observes, only beginnings are counted.
+
+    Attributes:
+        returned: forwards that returned something.
+        raised: the last forward did not return.
+        is_compiled: the root was seen to be called as compiled code.
+        before: called as each forward begins.
+        after_first: called when a root whose parameters had no shape has returned.
+        at_rest: called, instead of all others, as a forward begins while no probe observes.
+    """
+
+    def __init__(self, counters: Counters, backwards: BackwardCounter, at_rest: Callable[[], None]) -> None:
+        self.returned = 0
+        self.raised = False
+        self.is_compiled = False
+        self.before: list[Callable[[], None]] = []
+        self.after_first: list[Callable[[], None]] = []
+        self.at_rest = at_rest
+        self.counters = counters
+        self._backwards = backwards
+        self._ends = _End(self)
+        self._begin: hooks.Handle | None = None
+        self._end: hooks.Handle | None = None
+
+    # Hooks
+
+    def start(self, root: nn.Module) -> None:
+        """Put the hook in that counts beginnings."""
+        self.counters.local.depth = 0
+        self._begin = hooks.on_forward_pre(root, _Begin(self), first=True)
+
+    def follow(self, root: nn.Module) -> None:
+        """See each forward end, too."""
+        if self._end is None or not self._end.put_back(self._ends):
+            self._end = hooks.on_forward(root, self._ends, always=True)
+
+    def rest(self) -> None:
+        """Count beginnings alone. Idempotent."""
+        if self._end is not None:
+            self._end.remove()
+        local = self.counters.local
+        local.depth = 0
+        if local.forward is not None:
+            local.forward.watched.clear()
+
+    def stop(self) -> None:
+        """Take both hooks out."""
+        self.rest()
+        self._end = None
+        if self._begin is not None:
+            self._begin.remove()
+            self._begin = None
+
+    # Forwards
+
+    def begin(self) -> None:
+        """Count a call of the root that begins, unless it runs inside another one."""
+        counters = self.counters
+        local = counters.local
+        if local.depth and not _is_traced():
+            root = counters.root()
+            running = sum(module is root for module in modules_running())  # an interrupt may have kept one from ending
+            local.depth = max(running - 1, 0)
+        local.depth += 1
+        if local.depth > 1:
+            return
+        self._backwards.settle()
+        counters.moved = True
+        for callback in tuple(self.before):
+            callback()
+        counters.forwards += 1
+        if local.forward is not None:
+            local.forward.watched.clear()  # its hooks refer to the forward: both would wait for the garbage collector
+        local.forward = counters.new_forward()
+
+    def end(self, *, returned: bool = True) -> None:
+        """End a call of the root, which has returned or raised."""
+        local = self.counters.local
+        local.depth = max(local.depth - 1, 0)
+        if local.depth == 0:
+            self.raised = not returned
+            self.returned += returned
+            if self._backwards.is_lazy and returned:
+                root = self.counters.root()
+                if root is not None:
+                    self._backwards.follow(root)
+                for callback in tuple(self.after_first):
+                    callback()
+
+
+class _Begin(hooks.Hook):
+    """The root's forward pre-hook."""
+
+    __slots__ = ("counter", "token")
+
+    def __init__(self, counter: ForwardCounter) -> None:
+        self.counter = counter
+        self.token = compiled.token_for(self)
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any = None) -> None:
+        if _is_traced():
+            compiled.trace_mark(self.token)
+        elif (compiler := hooks.compiler_at_work()) is not None:
+            self.counter.is_compiled = True
+            hooks.undisturbed(compiler, self._eager)
+        else:
+            self._eager()
+
+    def _eager(self) -> None:
+        counter = self.counter
+        if graph_task() != -1:
+            return  # checkpointing recomputes a call that was counted
+        if counter.counters.is_observed:
+            counter.begin()
+        else:
+            counter.at_rest()
+
+    def replay(self, leaves: list[Tensor], form: int, port: str) -> tuple[int, int]:
+        """Count a call of the root that compiled code has begun."""
+        if graph_task() == -1:
+            self.counter.counters.local.depth = 0
+            self.counter.begin()
+        return 0, 0
+
+
+class _End(hooks.Hook):
+    """The root's forward hook, called also when the forward raised."""
+
+    __slots__ = ("counter", "token")
+
+    def __init__(self, counter: ForwardCounter) -> None:
+        self.counter = counter
+        self.token = compiled.token_for(self)
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any = hooks.NOT_GIVEN) -> None:
+        if output is hooks.NOT_GIVEN:
+            output = kwargs
+        if _is_traced():
+            compiled.trace_mark(self.token)
+        elif (compiler := hooks.compiler_at_work()) is not None:
+            hooks.undisturbed(compiler, self._eager, output)
+        else:
+            self._eager(output)
+
+    def _eager(self, output: Any) -> None:
+        if graph_task() == -1:
+            self.counter.end(returned=output is not None or sys.exc_info()[0] is None)
+
+    def replay(self, leaves: list[Tensor], form: int, port: str) -> tuple[int, int]:
+        """End a call of the root in compiled code."""
+        if graph_task() == -1:
+            self.counter.end()
+        return 0, 0

@@ -1,0 +1,141 @@
+"""Hand events to one observer: its switch, its thread, its errors, and notes about sites it could not see."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sonde.engine.event import Event, Subscriber, weakly
+from sonde.engine.failures import ProbeError, name_of, warn_user
+from sonde.engine.probes.gradients import Pending
+from sonde.engine.torch_api import hooks
+from sonde.site import Site
+from sonde.stats import Statistic
+
+__all__ = ["Delivery", "Switch"]
+
+
+class Switch:
+    """Whether a probe observes now, and which passes. Compiled code reads a switch, and there is a graph for each answer.
+
+    Attributes:
+        on: the probe observes.
+        training: True: training passes alone are observed; False: evaluation passes alone; None: both.
+    """
+
+    __slots__ = ("on", "training")
+
+    def __init__(self, training: bool | None) -> None:
+        self.on = False
+        self.training = training
+
+    def refuses_traced(self) -> bool:
+        """Return whether traced code is of a pass that is not observed. Inside compiled code enabled gradients alone decide."""
+        return self.training is not None and torch.is_grad_enabled() is not self.training
+
+
+@dataclass(slots=True)
+class _Leaf:
+    """A leaf of the graph that a module returned, the one hook on it, and its listeners in the last forward."""
+
+    tensor: weakref.ref[Tensor]
+    handle: hooks.Handle
+    forward: int
+    listeners: list[hooks.Listener]
+
+
+class Delivery:
+    """The way from the hooks of one probe to its observer; the one place where a failure of an observer ends up.
+
+    Attributes:
+        subscriber: called with each event; of a statistic a function that does nothing.
+        observer: the name of the subscriber or statistic.
+        switch: whether the probe observes.
+        thread: the only thread that is observed; None for all.
+        strict: errors are raised again.
+        on_failure: called without arguments when an observer has failed; stops the probe.
+        errors: records of these failures.
+        stopped_by: the failure that stopped the probe.
+        notes: by site, why it could not be observed, or not everything of it.
+        pending: gradients of structured values that have not all come.
+    """
+
+    def __init__(self, do: Subscriber | Statistic, *, strict: bool, training: bool | None, on_failure: Callable[[], None]) -> None:
+        self.subscriber: Subscriber = _nobody if isinstance(do, Statistic) else weakly(do)
+        self.observer = name_of(do if isinstance(do, Statistic) else self.subscriber)
+        self.switch = Switch(training)
+        self.thread: int | None = None
+        self.strict = strict
+        self.on_failure = on_failure
+        self.errors: list[ProbeError] = []
+        self.stopped_by: Exception | None = None
+        self.notes: dict[Site, str] = {}
+        self.pending = Pending()
+        self._leaves: dict[tuple[int, int], _Leaf] = {}
+
+    def deliver(self, event: Event) -> None:
+        """Call the subscriber; its errors do not reach the training."""
+        try:
+            self.subscriber(event)
+        except Exception as error:
+            self.failed(event.site, error)
+
+    def failed(self, site: Site | None, error: Exception, observer: object = None) -> None:
+        """Keep the error of an observer (by default the subscriber), stop the probe and warn once; if strict, raise it again."""
+        if self.strict:
+            raise error
+        name = self.observer if observer is None else name_of(observer)
+        self.stopped_by = error
+        self.errors.append(ProbeError.of(name, site, error))
+        self.on_failure()
+        place = f" at {site}" if site is not None else ""
+        warn_user(
+            f"sonde stopped observing: {name} raised {type(error).__name__}{place}: {error}. The training goes on without it; "
+            "what was recorded is kept, the error is in .errors, and strict=True raises it."
+        )
+
+    def note(self, sites: Iterable[Site], text: str) -> None:
+        """Write *text* into the coverage of *sites*."""
+        for site in sites:
+            self.notes[site] = text
+
+    def listen_to_leaf(self, hook: hooks.Hook, forward: int, tensor: Tensor, listener: hooks.Listener) -> None:
+        """Call *listener* with each gradient of *tensor*, a leaf of the graph that *hook* has seen in the forward *forward*.
+
+        A leaf outlives the forward: it gets one hook, and only listeners of the last forward are called.
+        """
+        key = (id(hook), id(tensor))
+        known = self._leaves.get(key)
+        if known is not None and known.tensor() is tensor:
+            if known.forward != forward:
+                known.forward, known.listeners[:] = forward, []
+            known.listeners.append(listener)
+            return
+        listeners = [listener]
+
+        def deliver(gradient: Tensor) -> None:
+            for each in tuple(listeners):
+                each(gradient)
+
+        reference = weakref.ref(tensor, lambda _: self._leaves.pop(key, None))
+        self._leaves[key] = _Leaf(reference, hooks.on_tensor(tensor, deliver), forward, listeners)
+
+    def stop(self) -> None:
+        """Switch off, and take the hooks on leaves out. Idempotent."""
+        self.switch.on = False
+        self.thread = None
+        for leaf in tuple(self._leaves.values()):
+            leaf.handle.remove()
+        self._leaves.clear()
+
+    def forget_subscriber(self) -> None:
+        """Hold the subscriber no longer."""
+        self.subscriber = _nobody
+
+
+def _nobody(event: Event) -> None:
+    """The subscriber of a probe that feeds a statistic."""

@@ -1,0 +1,233 @@
+"""The hooks of one probe: make them for selected modules and parameters, put them in, take them out."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from math import inf
+
+import torch
+from torch import nn
+
+from sonde.engine import selection
+from sonde.engine.clock.clock import Clock
+from sonde.engine.probes.aliases import Aliases, ParentMark
+from sonde.engine.probes.delivery import Delivery
+from sonde.engine.probes.event_hooks import InputEventHook, ModuleEventHook, OutputEventHook, ParameterEventHook
+from sonde.engine.probes.site_hook import SiteHook
+from sonde.engine.probes.statistic_hooks import InputStatisticHook, OutputStatisticHook, ParameterStatisticHook, StatisticHook
+from sonde.engine.probes.step_hooks import AroundSteps, StepEventHook, StepHook, StepStatisticHook, sample_updates
+from sonde.engine.probes.targets import Target, Wanted
+from sonde.engine.selection import Named
+from sonde.engine.torch_api import hooks
+from sonde.site import PARAMETER_PORTS, PORTS, Port, Site
+from sonde.stats import Table
+
+__all__ = ["HookSet"]
+
+
+class HookSet:
+    """The hooks of one probe, in the order in which they were made. Iterate over it for these.
+
+    Attributes:
+        table: holds the rows of a statistic; None for a subscriber.
+        unhooked: sites that could be selected, but take no hook, each with the reason.
+    """
+
+    def __init__(self, delivery: Delivery, table: Table | None, *, grad_at_step: bool, update_memory: float = inf) -> None:
+        self.table = table
+        self.unhooked: dict[Site, str] = {}
+        self._delivery = delivery
+        self._grad_at_step = grad_at_step
+        self._update_memory = update_memory  # bytes that copies of parameters may take
+        self._held: list[SiteHook] = []
+        self._waiting: list[SiteHook] = []  # on parameters that take no hooks as yet
+        self._marks: list[ParentMark] = []
+        self._around: dict[Clock, AroundSteps] = {}
+
+    def __iter__(self) -> Iterator[SiteHook]:
+        return iter(self._held)
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    @property
+    def all(self) -> Sequence[SiteHook]:
+        """The hooks."""
+        return self._held
+
+    def sites(self) -> list[Site]:
+        """Return every site, in the order of the hooks."""
+        return [site for hook in self._held for site in hook.sites.values()]
+
+    def canonical(self, name: str) -> str:
+        """Return the canonical name of the module known as *name*; *name* itself if that is none of a module's other names."""
+        for hook in self._held:
+            if isinstance(hook, ModuleEventHook) and hook.aliases is not None and name in hook.aliases.names:
+                return hook.name
+        return name
+
+    # Making
+
+    def add(self, targets: Sequence[Target], clock: Clock, wanted: Wanted, devices: Sequence[nn.Module]) -> None:
+        """Make the hooks of *targets*; put them in if the probe observes.
+
+        Args:
+            targets: what to hook.
+            clock: of the model they belong to.
+            wanted: the selection they come from.
+            devices: models whose parameters tell the device of a row, where a module has none.
+        """
+        for target in targets:
+            for hook in self._made_for(target, clock, wanted):
+                self._add(hook, devices)
+        self.sample_updates()
+        self._name_shared([target.item for target in targets if target.item.aliases], clock, wanted.model)
+
+    def replace(self, target: Target, clock: Clock, wanted: Wanted, devices: Sequence[nn.Module]) -> None:
+        """Let hooks of *target* go on where those of the same sites stop; without such hooks add them."""
+        for hook in self._made_for(target, clock, wanted):
+            old = next((held for held in self._held if held.sites == hook.sites and held.clock is clock), None)
+            if old is None:
+                self._add(hook, devices)
+            else:
+                old.detach()
+                hook.take_over(old)
+                self._held[self._held.index(old)] = hook
+                self._waiting = [held for held in self._waiting if held is not old]
+                if self._delivery.switch.on:
+                    self._put_in(hook)
+            hook.note("came or was replaced after the probe was attached")
+
+    def drop(self, name: str, clock: Clock) -> None:
+        """Take the hooks called *name* out for good: their module or parameter is gone."""
+        gone = [hook for hook in self._held if hook.name == name and hook.clock is clock]
+        self.remove(gone)
+        for hook in gone:
+            self.unhooked |= dict.fromkeys(hook.sites.values(), "was removed from the model after the probe was attached")
+
+    def remove(self, gone: Collection[SiteHook]) -> None:
+        """Take hooks out for good."""
+        for hook in gone:
+            hook.detach()
+        self._held = [hook for hook in self._held if hook not in gone]
+        self._waiting = [hook for hook in self._waiting if hook not in gone]
+
+    def sample_updates(self) -> None:
+        """Let copies of parameters fit into memory: observe samples of the largest ones."""
+        self._delivery.notes |= sample_updates(self._held, self._update_memory)
+
+    def _made_for(self, target: Target, clock: Clock, wanted: Wanted) -> Iterator[SiteHook]:
+        delivery, adds = self._delivery, self.table is not None
+        sites: dict[Port, Site] = {port: Site(target.item.name, port, "", wanted.name) for port in wanted.ports}
+        if target.parameter is not None:
+            held: dict[Port, Site] = {port: site for port, site in sites.items() if port in PARAMETER_PORTS}
+            if "grad" in held and not self._grad_at_step:
+                accumulated: dict[Port, Site] = {"grad": held.pop("grad")}
+                kind = ParameterStatisticHook if adds else ParameterEventHook
+                yield kind(delivery, clock, target.item, accumulated, target.parameter)
+            if held:
+                around = self._around.get(clock)
+                if around is None:
+                    around = self._around[clock] = AroundSteps(clock, delivery.switch)
+                step_kind = StepStatisticHook if adds else StepEventHook
+                yield step_kind(delivery, clock, target.item, held, target.parameter, around)
+            return
+        given: dict[Port, Site] = {port: site for port, site in sites.items() if PORTS[port].of == "input"}
+        returned: dict[Port, Site] = {port: site for port, site in sites.items() if PORTS[port].of == "output"}
+        entrance = (InputStatisticHook if adds else InputEventHook)(delivery, clock, target.item, given) if given else None
+        if entrance is not None:
+            yield entrance
+        if returned:
+            hook = (OutputStatisticHook if adds else OutputEventHook)(delivery, clock, target.item, returned)
+            if isinstance(hook, OutputEventHook) and isinstance(entrance, InputEventHook):
+                hook.entrance = entrance
+            yield hook
+
+    def _add(self, hook: SiteHook, devices: Sequence[nn.Module]) -> None:
+        if any(held.target is hook.target and held.sites == hook.sites for held in self._held):
+            return  # the same module under the same name: observed once
+        if isinstance(hook, StatisticHook) and self.table is not None:
+            rows = self.table.allocate(len(hook.sites), _device_of((hook.module, *devices)))
+            hook.hold(self.table, dict(zip(hook.sites, rows, strict=True)))
+        self._held.append(hook)
+        if self._delivery.switch.on:
+            self._put_in(hook)
+
+    def _name_shared(self, items: list[Named], clock: Clock, model: nn.Module) -> None:
+        """Mark the parents of shared modules, so that events can say by which name a module was called."""
+        if not items or self.table is not None:
+            return
+        by_name = {name: member.module for member in selection.members(model) for name in (member.name, *member.aliases)}
+        for item in items:
+            aliases = Aliases(item, by_name)
+            for hook in self._held:
+                if isinstance(hook, ModuleEventHook) and hook.module is item.module:
+                    hook.aliases = aliases
+            for parent in aliases.parents:
+                if all(mark.parent is not parent for mark in self._marks):
+                    self._marks.append(ParentMark(clock, parent))
+                    if self._delivery.switch.on:
+                        self._marks[-1].attach()
+
+    # In and out
+
+    def put_in(self) -> None:
+        """Put every hook in. Idempotent."""
+        for mark in self._marks:
+            mark.attach()
+        self._waiting.clear()
+        for hook in self._held:
+            if not hook.is_in:
+                self._put_in(hook)
+
+    def _put_in(self, hook: SiteHook) -> None:
+        hook.attach()
+        if not hook.is_in:
+            self._waiting.append(hook)
+
+    def put_in_waiting(self) -> None:
+        """Put hooks on parameters in that were frozen or had no shape, and are or have now."""
+        if self._waiting:
+            waiting, self._waiting = self._waiting, []
+            for hook in waiting:
+                self._put_in(hook)
+                if hook.is_in:
+                    hook.clock.refresh()
+
+    def rest(self, inside: Collection[nn.Module]) -> None:
+        """Take hooks out, except on modules *inside* compiled code: these hooks do nothing while the switch is off."""
+        for hook in self._held:
+            if hook.was_eager and hook.is_in and hook.module not in inside and not isinstance(hook, StepHook):
+                hook.detach()
+        for mark in self._marks:
+            mark.detach()
+
+    def take_out(self) -> None:
+        """Take every hook out. Idempotent."""
+        for mark in self._marks:
+            mark.detach()
+        for hook in self._held:
+            hook.detach()
+
+    def forget(self) -> None:
+        """Let go of every model; only after ``take_out``."""
+        self._held.clear()
+        self._waiting.clear()
+        self._marks.clear()
+        self._around.clear()
+
+    def note_later_hooks(self) -> None:
+        """Note where a hook that was registered after ours may return another output than the one we were given."""
+        for hook in self._held:
+            if isinstance(hook, OutputEventHook | OutputStatisticHook) and hook.handle is not None and hook.is_in:
+                later = hooks.registered_later(hook.module, hook.handle)
+                if any(not isinstance(other, hooks.Hook) for other in later):
+                    hook.note("a hook registered later runs after this one, and may return another output")
+
+
+def _device_of(modules: Sequence[nn.Module]) -> torch.device:
+    for module in modules:
+        for parameter in module.parameters():
+            if not parameter.is_meta:
+                return parameter.device
+    return torch.device("cpu")

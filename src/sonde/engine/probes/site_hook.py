@@ -1,0 +1,124 @@
+"""The hook of one probe on one module or parameter: what hooks for events and hooks for statistics have in common."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar, Self
+
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from sonde.engine.clock.clock import Clock
+from sonde.engine.clock.forward import Forward
+from sonde.engine.probes.delivery import Delivery
+from sonde.engine.selection import Named
+from sonde.engine.torch_api import compiled, hooks
+from sonde.engine.torch_api.autograd_state import graph_task, is_transformed, transforms
+from sonde.site import Port, Site
+
+__all__ = ["SiteHook"]
+
+_is_exported = compiled.is_exported
+_thread: Callable[[], int] = threading.get_ident
+
+
+class SiteHook(hooks.Hook, ABC):
+    """A hook of one probe on one module or parameter; abstract.
+
+    Attributes:
+        delivery: the way to the observer, and its switch.
+        clock: of the root that the module belongs to.
+        name: of the module or parameter, as in its sites.
+        module: the module, or the one that owns the parameter.
+        target: the hooked module or parameter.
+        sites: by port.
+        was_eager: the hook has run outside compiled code, so that it can be taken out while the probe rests.
+        is_in: the hook is in.
+        handle: of the hook, if it ever was in.
+    """
+
+    __slots__ = ("clock", "delivery", "handle", "is_in", "module", "name", "sites", "switch", "target", "was_eager")
+
+    register: ClassVar[Callable[..., hooks.Handle]]
+
+    def __init__(
+        self, delivery: Delivery, clock: Clock, item: Named, sites: dict[Port, Site], parameter: nn.Parameter | None = None
+    ) -> None:
+        self.delivery = delivery
+        self.switch = delivery.switch
+        self.clock = clock
+        self.name = item.name
+        self.module: nn.Module = item.module
+        self.target: Any = self.module if parameter is None else parameter
+        self.sites = sites
+        self.was_eager = False
+        self.is_in = False
+        self.handle: hooks.Handle | None = None
+
+    @abstractmethod
+    def counts(self) -> dict[Port, int]:
+        """Return how often something was delivered or added, by port."""
+
+    @abstractmethod
+    def take_over(self, old: Self) -> None:
+        """Go on where *old* stopped, whose module or parameter was replaced by this one's."""
+
+    @property
+    def has_fired(self) -> bool:
+        """Whether anything was delivered or added."""
+        return any(self.counts().values())
+
+    @property
+    def is_on_module(self) -> bool:
+        """Whether a module is hooked, and no parameter."""
+        return self.target is self.module
+
+    def attach(self) -> None:
+        """Put the hook in. Idempotent; nothing happens for a parameter that is frozen or has no shape as yet."""
+        ready = self.is_on_module or (self.target.requires_grad and not is_lazy(self.target))
+        if self.is_in or not ready:
+            return
+        if self.handle is None or not self.handle.put_back(self):
+            self.handle = self._register()
+        self.is_in = True
+
+    def _register(self) -> hooks.Handle:
+        return type(self).register(self.target, self)
+
+    def detach(self) -> None:
+        """Take the hook out. Idempotent."""
+        if self.handle is not None and self.is_in:
+            self.handle.remove()
+        self.is_in = False
+
+    def note(self, text: str) -> None:
+        """Write *text* into the coverage of the hook's sites."""
+        self.delivery.note(self.sites.values(), text)
+
+    def failed(self, error: Exception) -> None:
+        """Report *error*, raised at one of the sites."""
+        self.delivery.failed(next(iter(self.sites.values())), error)
+
+    def _admitted(self) -> Forward | None:
+        """Return the forward that an eager module call belongs to; None if nothing of the call may be delivered."""
+        self.was_eager = True
+        thread = self.delivery.thread
+        if (thread is not None and thread != _thread() and graph_task() == -1) or transforms() is not None or _is_exported():
+            self._refuse()
+            return None
+        forward = self.clock.local.forward or self.clock.current()
+        training = self.switch.training
+        if training is not None and self.clock.is_training(forward, graph_task()) is not training:
+            return None
+        return forward
+
+    def _refuse(self) -> None:
+        """Note why an eager module call is not observed."""
+        if is_transformed():  # its tensors are wrappers that must not outlive the transform
+            self.note("called inside a torch.func transform, where nothing is delivered")
+        elif _is_exported():
+            self.note("called by torch.export, where nothing is delivered")
+        else:
+            self.note("called in another thread than the one that entered the probe")

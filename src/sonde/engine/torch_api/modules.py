@@ -1,0 +1,91 @@
+"""The private dictionaries of a module (children, parameters, buffers), and what torch's wrappers wrap."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__ = [
+    "buffers_of",
+    "children_of",
+    "holds_parameters_elsewhere",
+    "is_called_compiled",
+    "is_compiled_wrapper",
+    "named_children",
+    "parameters_of",
+    "unwrap",
+]
+
+# What each wrapper calls the module it wraps. DDP and DataParallel are recognised by their class, since "module" is a name
+# that users give as well.
+_COMPILED = "_orig_mod"
+_FSDP = "_fsdp_wrapped_module"
+_WRAPPED = (_COMPILED, _FSDP, "_checkpoint_wrapped_module")
+_PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+
+
+def children_of(module: nn.Module) -> dict[str, nn.Module | None]:
+    """Return the dictionary in which *module* holds its children; do not change it."""
+    return module._modules
+
+
+def parameters_of(module: nn.Module) -> dict[str, nn.Parameter | None]:
+    """Return the dictionary in which *module* holds its own parameters; do not change it."""
+    return module._parameters
+
+
+def buffers_of(module: nn.Module) -> dict[str, Tensor | None]:
+    """Return the dictionary in which *module* holds its own buffers."""
+    return module._buffers
+
+
+def named_children(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the children of *module* by name, also one that is there twice. TorchScript keeps them in a mapping of its own."""
+    if isinstance(module, torch.jit.ScriptModule):
+        yield from module.named_children()
+        return
+    for step, child in module._modules.items():
+        if child is not None:
+            yield step, child
+
+
+def unwrap(module: nn.Module) -> nn.Module:
+    """Return the user's own module inside of wrappers; *module* itself if it is no wrapper."""
+    while True:
+        inner = _inner(module)
+        if inner is None:
+            return module
+        module = inner
+
+
+def _inner(module: nn.Module) -> nn.Module | None:
+    if isinstance(module, _PARALLEL):
+        wrapped: nn.Module = module.module
+        return wrapped
+    if isinstance(module, torch.jit.ScriptModule):
+        return None
+    children = module._modules
+    for name in _WRAPPED:
+        child = children.get(name)
+        if child is not None:
+            return child
+    return None
+
+
+def is_compiled_wrapper(module: nn.Module) -> bool:
+    """Return whether *module* is what ``torch.compile(another_module)`` has returned."""
+    return _COMPILED in module._modules
+
+
+def is_called_compiled(module: nn.Module) -> bool:
+    """Return whether calls of *module* run compiled code: ``module.compile()`` was called."""
+    called: Any = module._compiled_call_impl
+    return called is not None
+
+
+def holds_parameters_elsewhere(module: nn.Module) -> bool:
+    """Return whether *module* is a wrapper of FSDP, which keeps parameters in plain attributes of modules."""
+    return _FSDP in module._modules

@@ -1,0 +1,47 @@
+"""Private facts about tensors (version, storage), operations without overrides, and the scale of a ``GradScaler``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["clone_each", "fake_tensors", "loss_scale_of", "storage_of", "takes_loss_scale", "version_of", "without_overrides"]
+
+version_of: Callable[[Tensor], int] = attrgetter("_version")
+"""Return how often a tensor was written into. An inference tensor has no version: RuntimeError."""
+
+storage_of: Callable[[Tensor], int] = torch._C._storage_id  # type: ignore[attr-defined]  # not in torch's stubs
+"""Return a number that is equal for tensors which share memory."""
+
+without_overrides: Callable[[], AbstractContextManager[Any]] = torch._C.DisableTorchFunction
+"""Return a context in which no ``__torch_function__`` is called, neither of tensor classes nor of modes."""
+
+
+def clone_each(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return a copy of each tensor, made by one call."""
+    return list(torch._foreach_clone(list(tensors)))
+
+
+def fake_tensors() -> AbstractContextManager[Any]:
+    """Return a mode whose tensors have shapes, dtypes and devices, and no memory."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def takes_loss_scale(scaler: Any) -> bool:
+    """Return whether *scaler* can say its scale without waiting for the device, as a ``GradScaler`` can."""
+    return hasattr(scaler, "_get_scale_async")
+
+
+def loss_scale_of(scaler: Any) -> Tensor | None:
+    """Return the scale that *scaler* multiplies losses by, as a tensor on its device; None without one. No host sync."""
+    if scaler is None or not scaler.is_enabled():
+        return None
+    scale: Tensor | None = scaler._get_scale_async()
+    return scale
