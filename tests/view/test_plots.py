@@ -21,7 +21,7 @@ from sonde.run.run import Run
 from sonde.run.schema import Layout
 from sonde.run.store.memory_writer import memory_run
 from sonde.view import plots
-from sonde.view.plots.theme import look_of
+from sonde.view.plots.canvas import look_of
 
 LAYERS = ("blocks.0.fc", "blocks.1.fc", "blocks.2.fc", "head")
 STEPS = np.arange(0, 20, 2)
@@ -316,7 +316,96 @@ def test_update_ratio_reads_the_lens_that_records_it() -> None:
     assert np.allclose(plots.update_ratio(writer.run()).axes[0].lines[0].get_ydata(), [0.01, 0.02])
 
 
+def test_update_ratio_shows_all_steps_and_marks_where_nan_begins() -> None:
+    writer = memory_run()
+    places = Layout(["fc.weight:param", "fc.weight:update", "out.weight:param", "out.weight:update"])
+    for step in range(55):
+        broken = float(step > 6)
+        writer.append("moments", places, {"rms": [2.0, 0.002, 1.0, 0.0], "nan": [0.0, broken, 0.0, 0.0], "inf": 0.0}, step=step)
+    figure = plots.update_ratio(writer.run())
+    axes = figure.axes[0]
+    assert axes.get_xlim() == (0, 54)
+    by_marker = {line.get_marker(): np.asarray(line.get_xydata(), float).tolist() for line in axes.lines if len(line.get_xydata())}
+    assert by_marker["x"] == [[6.0, 0.001]]
+    assert [x for x, _ in by_marker["|"]] == list(range(7, 55))
+    assert [x for x, _ in by_marker["o"]] == list(range(55))
+    assert {"NaN or infinite elements", "exactly 0"} <= set(texts_of(figure).splitlines())
+
+
+# Marks
+
+
+def test_a_run_that_diverges_in_a_few_steps_keeps_its_colours() -> None:
+    writer = memory_run()
+    for step in range(100):
+        sizes = [10.0**-layer * (1 + step % 7) for layer in range(4)] if step < 95 else [1e28] * 4
+        writer.append("moments", Layout([f"{layer}:output" for layer in range(4)]), {"rms": sizes, "nan": 0, "inf": 0}, step=step)
+    figure = plots.heatmap(writer.run())
+    norm = mesh_of(figure).norm
+    places = np.asarray(norm(np.array([1e-3, 7.0])), float)
+    assert places[1] - places[0] > 0.25  # most cells lie in a good part of the colour map, not all at one end
+    assert "above the scale, up to 1e+28" in texts_of(figure)
+    assert "below the scale" not in texts_of(figure)
+
+
+def test_vanishing_over_many_decades_is_not_clipped() -> None:
+    writer = memory_run()
+    names = [f"{layer}:output" for layer in range(40)]
+    writer.append("own", Layout(names), {"size": [10.0 ** (-layer / 2) for layer in range(40)]}, step=0)
+    writer.append("own", Layout(names), {"size": [10.0 ** (-layer / 2) for layer in range(40)]}, step=1)
+    norm = mesh_of(plots.heatmap(writer.run(), "size")).norm
+    assert norm.vmin == pytest.approx(10**-19.5, rel=0.5)
+    assert norm.vmax == pytest.approx(1.0, rel=0.5)
+
+
+def test_limits_that_clip_mark_both_ends() -> None:
+    text = texts_of(plots.heatmap(written(), "rms", limits=(1e-3, 1e-1)))
+    assert "below the scale, down to 0.0001" in text
+    assert "above the scale, up to 1.9" in text
+
+
+def test_every_picture_names_its_marks_in_a_legend() -> None:
+    run = written(
+        rms=lambda layer, step: 0.0 if (layer, step) == (1, 18) else rms(layer, step),
+        nan=lambda layer, step: float((layer, step) == (2, 18)),
+    )
+    for picture, names in (
+        (plots.heatmap(run), {"NaN or infinite elements", "exactly 0"}),
+        (plots.lines(run, intervals=100), {"NaN or infinite elements", "exactly 0"}),
+        (plots.gradient_flow(run), {"NaN or infinite elements", "exactly 0", "weight", "bias"}),
+        (plots.shares(run, "rms"), {"NaN or infinite elements"}),
+        (plots.update_ratio(run), {"NaN or infinite elements", "last step before them"}),
+    ):
+        (legend,) = picture.legends
+        assert {text.get_text() for text in legend.get_texts()} == names
+    assert plots.heatmap(written()).legends == []
+
+
+def test_scalars_mark_zero_on_a_logarithmic_axis_and_infinity() -> None:
+    writer = memory_run()
+    for step, value in enumerate([8.0, 1.0, 0.0, np.inf, np.nan]):
+        writer.scalar("loss", value, step=step)
+    figure = plots.scalars(writer.run(), log=True)
+    marks = {line.get_marker(): np.asarray(line.get_xdata()).tolist() for line in figure.axes[0].lines[1:]}
+    assert marks == {"|": [3, 4], "o": [2]}
+    assert {text.get_text() for text in figure.legends[0].get_texts()} == {"NaN or infinite elements", "exactly 0"}
+
+
 # Comparison
+
+
+def test_layers_that_hold_others_are_no_part_of_the_sum() -> None:
+    writer = memory_run()
+    names = ["(root)", "attn", "attn.proj", "attn2", "mlp", "mlp.0", "mlp.1", "G/attn"]
+    writer.append("own", Layout([f"{name}:output" for name in names]), {"size": [8.0, 3, 3, 1, 2, 1, 1, 2]}, step=0)
+    figure = plots.shares(writer.run(), "size")
+    shown = {text.get_text().split("  ")[0] for text in figure.axes[0].texts}
+    assert shown == {"attn.proj", "attn2", "mlp.0", "mlp.1", "G/attn"}
+    assert "without 3 that hold others" in texts_of(figure)
+    assert {text.get_text() for text in plots.shares(writer.run(), "size", include="^(attn|mlp)$").axes[0].texts} == {
+        "attn  60%",
+        "mlp  40%",
+    }
 
 
 def test_shares_add_up_to_one_and_are_each_layers_part() -> None:

@@ -21,8 +21,7 @@ from sonde.stats.quantiles import HIGHEST
 from sonde.stats.quantiles import LOWEST as FIRST_POWER
 from sonde.view import plots
 from sonde.view.plots.exponents import FORMATS, LOWEST
-from sonde.view.plots.labels import spread_apart
-from sonde.view.plots.layer_names import labels, spaced
+from sonde.view.plots.layer_names import labels, spaced, spread_apart
 
 TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "e5m2": torch.float8_e5m2, "e4m3": torch.float8_e4m3fn}
 

@@ -8,8 +8,7 @@ from pathlib import Path
 from sonde.inspector.sinks.visualizers import Shown
 from sonde.run.run import Run
 from sonde.view.plots import save
-from sonde.view.plots.canvas import need_matplotlib
-from sonde.view.plots.theme import Theme
+from sonde.view.plots.canvas import Theme, need_matplotlib
 
 __all__ = ["Pictures"]
 

@@ -1,4 +1,4 @@
-"""Pictures of a run: each a function of a run that gives a matplotlib figure; and the run as a table."""
+"""Pictures of a run: each is a function that takes a run and returns a matplotlib figure; and the run as a table."""
 
 from sonde.view.plots.activation import activation
 from sonde.view.plots.exponents import exponents

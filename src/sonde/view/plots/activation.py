@@ -1,4 +1,4 @@
-"""Activation and death: how much of each layer answers, which layers do not, and the worst of them on its own."""
+"""Draw activation and death: the share of active elements and of dead units of every layer, and the worst layer."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ import numpy as np
 
 from sonde.errors import UnknownSiteError
 from sonde.run.run import Run
-from sonde.view.plots.canvas import canvas, named
-from sonde.view.plots.heatmap import cells, label_layers
-from sonde.view.plots.layer_names import Include, labels
+from sonde.view.plots.canvas import Look, Theme, canvas, legend, subtitle
+from sonde.view.plots.heatmap import cells
+from sonde.view.plots.layer_names import Include, label_layers, labels, prefix_fact
 from sonde.view.plots.layer_series import Matrix, matrix
 from sonde.view.plots.scales import scale_for
-from sonde.view.plots.theme import Look, Theme
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from sonde.view.plots.figures import Picture
+    from sonde.view.plots.picture import Picture
 
 __all__ = ["activation"]
 
@@ -37,15 +36,15 @@ def activation(
 ) -> Picture:
     """Draw the share of active elements and the share of dead units of every layer over the steps; above, the worst layers.
 
-    A unit is dead in a call if it answers to nothing in it; see :class:`sonde.stats.Activation` for both shares.
+    A unit is dead in a call if it is zero for every element of the batch; :class:`sonde.stats.Activation` defines both shares.
 
     Args:
-        run: to read.
+        run: the run.
         port: ``output`` of activation layers, or ``grad``, the gradients of parameters.
         family, include, exclude, where, theme: see :func:`~sonde.view.plots.heatmap`.
 
     Raises:
-        UnknownSiteError: the shares were not recorded; the message says which lens does.
+        UnknownSiteError: the shares were not recorded; the message names the lens that records them.
         SelectionError: no layer is selected.
         MissingExtraError: matplotlib is not installed.
     """
@@ -55,22 +54,23 @@ def activation(
     ]
     names = found[0].names
     if found[1].names != names:
-        raise UnknownSiteError(f"{found[0].family} and {found[1].family} are of different layers: say which with family=")
-    _, prefix = labels(names)
+        raise UnknownSiteError(f"{found[0].family} and {found[1].family} have different layers: choose one with family=")
     height = min(max(_ROW * len(names), 0.9), 7.0)
     of = "outputs" if port == "output" else "gradients of parameters"
     facts = (
         f"{len(names):,} {'layers' if port == 'output' else 'parameters'} × {len(found[0].steps):,} steps",
-        f"names within {prefix.rstrip('.')}" if prefix else "",
+        prefix_fact(names),
     )
-    with canvas(9.0, height + 2.7, theme, f"Active elements and dead units in {of}", named(run, *facts)) as (figure, look):
+    with canvas(9.0, height + 2.7, theme, f"Active elements and dead units in {of}", subtitle(run, *facts)) as (figure, look):
         panels = figure.subplots(2, 2, sharex=True, height_ratios=[1.15, height])
         when = "for a whole batch" if port == "output" else "everywhere"
         titles = ("Active: share of elements that are not zero", f"Dead: share of units that are zero {when}")
+        marks = []
         for column, (matrix_, title) in enumerate(zip(found, titles, strict=True)):
             _worst(panels[0, column], matrix_, look, lowest=column == 0)
             panels[0, column].set_title(title, loc="left", fontweight="bold")
-            mesh, _ = cells(panels[1, column], matrix_, scale_for(matrix_.values, "share"), look)
+            mesh, _, marked = cells(panels[1, column], matrix_, scale_for(matrix_.values, "share"), look)
+            marks += marked
             panels[1, column].set_xlabel("step")
         label_layers(panels[1, 0], names, height)
         label_layers(panels[1, 1], names, height)
@@ -78,16 +78,18 @@ def activation(
         bar = figure.colorbar(mesh, ax=panels[1, :], pad=0.01, fraction=0.03, aspect=22)
         bar.set_label("share")
         bar.outline.set_visible(False)
+        legend(figure, marks)
     return figure
 
 
 def _worst(axes: Axes, found: Matrix, look: Look, *, lowest: bool) -> None:
-    """The mean over layers, and the layer that is worst at the last step that has a value."""
-    there = np.isfinite(found.values)
+    """Draw the mean over layers, and the worst value of any layer; name the layer that is worst at the last step with a value."""
+    values = found.finite
+    there = np.isfinite(values)
     counts = there.sum(axis=0)
-    filled = np.where(there, found.values, 0.0)
+    filled = np.where(there, values, 0.0)
     mean = np.divide(filled.sum(axis=0), counts, out=np.full(len(counts), np.nan), where=counts > 0)
-    order = np.where(there, found.values, np.inf if lowest else -np.inf)
+    order = np.where(there, values, np.inf if lowest else -np.inf)
     extreme = order.min(axis=0) if lowest else order.max(axis=0)
     last = int(np.flatnonzero(counts)[-1]) if counts.any() else 0
     worst = int(order[:, last].argmin() if lowest else order[:, last].argmax())
@@ -99,7 +101,7 @@ def _worst(axes: Axes, found: Matrix, look: Look, *, lowest: bool) -> None:
         linewidth=1.3,
         label=f"{'least' if lowest else 'most'} of any layer, at last {labels(found.names)[0][worst]}",
     )
-    axes.set_ylim(-0.04, 1.04)  # a line at an end is to be seen
+    axes.set_ylim(-0.04, 1.04)  # a line at 0 or 1 stays visible
     axes.set_yticks([0, 0.5, 1])
     axes.grid(axis="y")
     axes.legend(loc="best", fontsize=7.5, borderaxespad=0.2)

@@ -1,31 +1,137 @@
-"""The empty figure that every picture is drawn on, with its headline."""
+"""The empty figure that every picture is drawn on: theme, headline, legend, and the marks of NaN and exact zero."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
-from sonde.errors import MissingExtraError
+import numpy as np
+import numpy.typing as npt
+
+from sonde.errors import ArgumentError, MissingExtraError
 from sonde.run.run import Run
-from sonde.view.plots.theme import Look, Theme, look_of, settings_of
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
 
-    from sonde.view.plots.figures import Picture
+    from sonde.view.plots.picture import Picture
 
-__all__ = ["canvas", "key", "named", "need_matplotlib"]
+__all__ = [
+    "BROKEN",
+    "DIVERGING",
+    "SEQUENTIAL",
+    "ZERO",
+    "Look",
+    "Theme",
+    "by_depth",
+    "canvas",
+    "legend",
+    "look_of",
+    "mark_steps",
+    "need_matplotlib",
+    "subtitle",
+]
+
+Theme = Literal["light", "dark"]
+
+SEQUENTIAL, DIVERGING = "viridis", "PRGn_r"
+"""Both change evenly in lightness (the second from its middle), so that a grey print shows them; neither has the red of NaN."""
+
+BROKEN, ZERO = "NaN or infinite elements", "exactly 0"
+"""What the two marks are called in every legend."""
 
 _HEADER = 0.62  # inches above the axes, for two lines
 _DPI = 150
+
+
+@dataclass(frozen=True)
+class Look:
+    """The colours of a theme.
+
+    Attributes:
+        paper, ink, quiet, faint: background, text, secondary text, grid lines.
+        void: cells that were not recorded.
+        defect: NaN and infinity.
+        first: where on the sequential scale the first of many lines is.
+        lines: colours that readers with any colour vision can distinguish (M. Okabe and K. Ito, "Color universal design").
+    """
+
+    paper: str
+    ink: str
+    quiet: str
+    faint: str
+    void: str
+    defect: str
+    first: float
+    lines: tuple[str, ...]
+
+    @property
+    def defect_mark(self) -> dict[str, Any]:
+        """The look of a patch for NaN or infinity."""
+        return {"facecolor": self.defect, "edgecolor": self.paper, "hatch": "xxxxx", "linewidth": 0}
+
+    @property
+    def zero_mark(self) -> dict[str, Any]:
+        """The look of a patch for exactly zero, on a scale that has no zero."""
+        return {"facecolor": self.paper, "edgecolor": self.quiet, "hatch": "////", "linewidth": 0}
+
+    def clipped_mark(self, colour: Any) -> dict[str, Any]:
+        """The look of a patch for values beyond an end of the scale, which has *colour*."""
+        light = 0.299 * colour[0] + 0.587 * colour[1] + 0.114 * colour[2]
+        return {"facecolor": colour, "edgecolor": "#000000" if light > 0.5 else "#ffffff", "hatch": "....", "linewidth": 0}
+
+
+_LOOKS: dict[Theme, Look] = {
+    "light": Look(
+        paper="#ffffff",
+        ink="#1f2328",
+        quiet="#636c76",
+        faint="#d8dde3",
+        void="#eceff2",
+        defect="#e0301e",
+        first=0.1,
+        lines=("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"),
+    ),
+    "dark": Look(
+        paper="#14171b",
+        ink="#dfe4ea",
+        quiet="#98a2ad",
+        faint="#363c44",
+        void="#262b31",
+        defect="#ff5a47",
+        first=0.25,
+        lines=("#56b4e9", "#e69f00", "#2dbd94", "#dd94bd", "#f0e442", "#e8731c"),
+    ),
+}
+
+
+def look_of(theme: Theme) -> Look:
+    """Return the colours of *theme*.
+
+    Raises:
+        ArgumentError: there is no such theme.
+    """
+    if theme not in _LOOKS:
+        raise ArgumentError(f"theme={theme!r}: it is one of {', '.join(map(repr, _LOOKS))}")
+    return _LOOKS[theme]
+
+
+def by_depth(count: int, look: Look) -> list[Any]:
+    """Return *count* colours from the first layer to the last, all visible on the paper."""
+    import matplotlib as mpl
+
+    colours = mpl.colormaps[SEQUENTIAL]
+    return [colours(look.first + 0.75 * place / max(count - 1, 1)) for place in range(count)]
 
 
 @contextmanager
 def canvas(
     width: float, height: float, theme: Theme, title: str, subtitle: str, *, header: float = _HEADER
 ) -> Iterator[tuple[Picture, Look]]:
-    """An empty figure with a headline, in inches; draw within the block.
+    """Yield an empty figure with a headline, in inches; draw within the block.
 
     Raises:
         ArgumentError: there is no such theme.
@@ -36,9 +142,9 @@ def canvas(
     import matplotlib as mpl
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    from sonde.view.plots.figures import Picture
+    from sonde.view.plots.picture import Picture
 
-    settings = settings_of(look)
+    settings = _settings(look)
     with mpl.rc_context(settings):
         layout = ConstrainedLayoutEngine(rect=(0.0, 0.0, 1.0, 1.0 - header / height), w_pad=0.08, h_pad=0.06)
         figure = Picture(figsize=(width, height), dpi=_DPI, layout=layout)
@@ -49,20 +155,38 @@ def canvas(
         yield figure, look
 
 
-def key(figure: Picture, handles: Sequence[Artist]) -> None:
-    """Say what *handles* stand for, in the headline's second line, at its right end."""
-    if handles:
-        height = figure.get_figheight()
-        legend = figure.legend(
-            handles=list(handles),
-            loc="upper right",
-            bbox_to_anchor=(1.0, 1 - 0.33 / height),
-            ncols=len(handles),
+def legend(figure: Picture, handles: Sequence[Artist]) -> None:
+    """Name below the axes what *handles* stand for; equal names once."""
+    named = {str(handle.get_label()): handle for handle in handles}
+    if named:
+        needed = sum(0.5 + 0.062 * len(name) for name in named)  # inches
+        rows = -(-needed // figure.get_figwidth())
+        figure.legend(
+            handles=list(named.values()),
+            loc="outside lower right",
+            ncols=-(-len(named) // int(rows)),
             borderaxespad=0.1,
             handlelength=1.4,
             columnspacing=1.4,
         )
-        legend.set_in_layout(False)
+
+
+def mark_steps(axes: Axes, steps: npt.NDArray[np.int64], what: str, look: Look) -> list[Artist]:
+    """Mark *steps* on the lower edge of *axes*: a red tick for ``BROKEN``, a circle for ``ZERO``. Return the legend's handle."""
+    from matplotlib.lines import Line2D
+
+    if not len(steps):
+        return []
+    marker = {"marker": "|", "color": look.defect} if what == BROKEN else {"marker": "o", "color": look.quiet, "markersize": 3.5}
+    style: dict[str, Any] = {"linestyle": "", "markerfacecolor": "none", **marker}
+    axes.plot(steps, np.zeros(len(steps)), transform=axes.get_xaxis_transform(), clip_on=False, zorder=5, **style)
+    return [Line2D([], [], label=what, **style)]
+
+
+def subtitle(run: Run, *facts: str) -> str:
+    """Return the headline's second line: the run's name and *facts*; empty ones are left out."""
+    name = run.path.name if run.path is not None else "in memory"
+    return "  ·  ".join([f"run {name}", *(fact for fact in facts if fact)])
 
 
 def need_matplotlib() -> None:
@@ -78,7 +202,40 @@ def need_matplotlib() -> None:
     assert mpl is not None
 
 
-def named(run: Run, *facts: str) -> str:
-    """A subtitle: the run's name and what else is to be known."""
-    name = run.path.name if run.path is not None else "in memory"
-    return "  ·  ".join([f"run {name}", *(fact for fact in facts if fact)])
+def _settings(look: Look) -> dict[Any, Any]:
+    """Return all rcParams of a picture, so that it does not depend on the user's style."""
+    import matplotlib as mpl
+
+    settings: dict[Any, Any] = dict(mpl.rcParamsDefault)
+    for name in ("backend", "backend_fallback", "interactive", "toolbar", "webagg.port", "webagg.address"):
+        settings.pop(name, None)
+    return settings | {
+        "font.size": 9.0,
+        "axes.titlesize": 9.0,
+        "axes.labelsize": 9.0,
+        "axes.labelcolor": look.ink,
+        "axes.edgecolor": look.quiet,
+        "axes.facecolor": look.paper,
+        "axes.linewidth": 0.7,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.axisbelow": True,
+        "axes.grid": False,
+        "axes.formatter.use_mathtext": True,
+        "figure.facecolor": look.paper,
+        "grid.color": look.faint,
+        "grid.linewidth": 0.6,
+        "hatch.linewidth": 0.5,
+        "legend.fontsize": 8.0,
+        "legend.frameon": False,
+        "lines.linewidth": 1.4,
+        "text.color": look.ink,
+        "xtick.color": look.quiet,
+        "ytick.color": look.quiet,
+        "xtick.labelcolor": look.ink,
+        "ytick.labelcolor": look.ink,
+        "xtick.labelsize": 8.0,
+        "ytick.labelsize": 8.0,
+        "xtick.major.width": 0.7,
+        "ytick.major.width": 0.7,
+    }

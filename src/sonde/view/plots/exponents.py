@@ -1,4 +1,4 @@
-"""Exponents: how large the elements are, as a histogram of powers of two over the steps, beside what each format can hold."""
+"""Draw exponents: a histogram of the elements' powers of two over the steps, beside the range of each number format."""
 
 from __future__ import annotations
 
@@ -11,38 +11,35 @@ import numpy.typing as npt
 
 from sonde.errors import ArgumentError
 from sonde.run.run import Run
-from sonde.run.store.duckdb_sql import quoted
-from sonde.site import Site
-from sonde.view.plots.canvas import canvas, named
+from sonde.view.plots.canvas import BROKEN, SEQUENTIAL, Look, Theme, canvas, legend, mark_steps, subtitle
 from sonde.view.plots.heatmap import edges_of
-from sonde.view.plots.layer_names import Include, chosen
-from sonde.view.plots.layer_series import Known
+from sonde.view.plots.layer_names import Include
+from sonde.view.plots.layer_series import Powers, powers
 from sonde.view.plots.number_names import of_port
-from sonde.view.plots.theme import SEQUENTIAL, Look, Theme
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from sonde.view.plots.figures import Picture
+    from sonde.view.plots.picture import Picture
 
 __all__ = ["FORMATS", "LOWEST", "Format", "exponents"]
 
 LOWEST = -149
-"""The power of the first of the counts in ``powers``: as in :class:`sonde.stats.ExponentHistogram`."""
+"""The power of the first count in ``powers``, as in :class:`sonde.stats.ExponentHistogram`."""
 
-_FEWEST = 1e-7  # share of elements below which cells are alike
-_SHOWN = (-27, 18)  # powers that are always in the picture: the ends of float16 and both kinds of float8
+_FEWEST = 1e-7  # share of elements; cells below are alike
+_SHOWN = (-27, 18)  # powers that every picture shows: the ends of float16 and of both kinds of float8
 
 
 @dataclass(frozen=True)
 class Format:
-    """What a floating-point format can hold, as powers of two.
+    """The range of a floating-point format, as powers of two.
 
     Attributes:
         name: of the format.
-        subnormal, normal: of the least magnitude that is not zero, and of the least with full precision.
-        greatest: of the greatest finite magnitude.
-        vanishing: the power up to which a magnitude is rounded to zero: half of the least.
+        subnormal, normal: the power of the least magnitude that is not zero, and of the least with full precision.
+        greatest: the power of the greatest finite magnitude.
+        vanishing: the power up to which a magnitude is rounded to zero: half of the least magnitude.
     """
 
     name: str
@@ -77,29 +74,29 @@ def exponents(
     """Draw how many elements have which power of two, at every step, of the chosen layers together.
 
     Beside it stand the ranges of bfloat16, float16 and the two float8 formats: full where precision is full, light where it
-    is not (subnormal). Below, the share of elements that is zero, and what each format would round to zero.
+    is not (subnormal). Below stand the share of elements that are zero, the share that each format would round to zero, and red
+    ticks at steps with NaN or infinite elements.
 
     Args:
-        run: to read; it has ``powers``, the counts of :class:`sonde.stats.ExponentHistogram`.
+        run: a run with ``powers``, the counts of :class:`sonde.stats.ExponentHistogram`.
         port, family, include, exclude, where, theme: see :func:`~sonde.view.plots.heatmap`.
 
     Raises:
-        UnknownSiteError: powers were not recorded; the message says which lens does.
+        UnknownSiteError: powers were not recorded; the message names the lens that records them.
         ArgumentError: several families have them, or no element was finite.
         SelectionError: no layer is selected.
         MissingExtraError: matplotlib is not installed.
     """
-    family = Known.of(run).family_with("powers", port, family)
-    sites, layers = _chosen(run, family, port, include, exclude)
-    steps, counts, zeros = _counts(run, family, sites, where)
-    total = counts.sum(axis=1) + zeros
-    if not counts.any():
+    found = powers(run, port, family=family, include=include, exclude=exclude, where=where)
+    steps, layers = found.steps, found.names
+    if not found.counts.any():
         raise ArgumentError(f"no element was finite and not zero at port {port!r} of {', '.join(layers[:3])}: there are no powers")
-    shares = np.divide(counts, total[:, None], out=np.zeros_like(counts), where=total[:, None] > 0)
+    total = found.counts.sum(axis=1) + found.zeros
+    shares = np.divide(found.counts, total[:, None], out=np.zeros_like(found.counts), where=total[:, None] > 0)
     filled = np.flatnonzero((shares > _FEWEST).any(axis=0)) + LOWEST
     low, high = min(int(filled[0]) - 2, _SHOWN[0]), max(int(filled[-1]) + 2, _SHOWN[1])
     facts = (layers[0] if len(layers) == 1 else f"{len(layers):,} layers together", f"{len(steps):,} steps")
-    with canvas(9.0, 6.2, theme, f"Powers of two of {of_port(port)}", named(run, *facts)) as (figure, look):
+    with canvas(9.0, 6.2, theme, f"Powers of two of {of_port(port)}", subtitle(run, *facts)) as (figure, look):
         from matplotlib.colors import LogNorm
 
         grid = figure.subplots(2, 2, width_ratios=[1, 0.24], height_ratios=[1, 0.24])
@@ -117,40 +114,16 @@ def exponents(
         main.set_yticks(list(ticks), [f"$2^{{{power}}}$" for power in ticks])
         main.set_ylabel("magnitude, unit of the tensor")
         _rulers(main, rulers, look, low - 1, high)
-        _lost(below, steps, shares, np.divide(zeros, total, out=np.zeros_like(zeros), where=total > 0), look)
+        _lost(below, found, shares, np.divide(found.zeros, total, out=np.zeros_like(total), where=total > 0), look)
+        legend(figure, mark_steps(below, steps[found.broken > 0], BROKEN, look))
         bar = figure.colorbar(mesh, ax=grid[0, :], pad=0.015, fraction=0.035, aspect=22)
         bar.set_label("share of elements")
         bar.outline.set_visible(False)
     return figure
 
 
-def _chosen(run: Run, family: str, port: str, include: Include, exclude: Include) -> tuple[list[str], list[str]]:
-    """The sites to draw, and their layers."""
-    heat = run.heatmap("count", port, family=family)
-    names = [Site.parse(site).name for site in heat.sites]
-    kept = chosen(names, include, exclude)
-    return [heat.sites[place] for place in kept], [names[place] for place in kept]
-
-
-def _counts(
-    run: Run, family: str, sites: list[str], where: str | None
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Steps, counts of shape (steps, powers), and counts of zeros, of all *sites* together."""
-    listed = ", ".join("'" + site.replace("'", "''") + "'" for site in sites)
-    rows = f"FROM {quoted(family)} WHERE site IN ({listed})" + (f" AND ({where})" if where else "")
-    zeros = run.sql(f"SELECT step, sum(zeros)::DOUBLE AS zeros {rows} GROUP BY step ORDER BY step").fetchnumpy()
-    steps = np.asarray(zeros["step"], np.int64)
-    each = f"SELECT step, generate_subscripts(powers, 1) AS place, unnest(powers) AS amount {rows}"
-    found = run.sql(
-        f"SELECT step, place, sum(amount)::DOUBLE AS amount FROM ({each}) WHERE amount > 0 GROUP BY step, place"
-    ).fetchnumpy()
-    counts = np.zeros((len(steps), 128 - LOWEST + 1))
-    counts[np.searchsorted(steps, found["step"]), np.asarray(found["place"], np.intp) - 1] = found["amount"]
-    return steps, counts, np.asarray(zeros["zeros"], np.float64)
-
-
 def _rulers(main: Axes, rulers: Axes, look: Look, low: float, high: float) -> None:
-    """A bar for each format beside the histogram, and its limits across it."""
+    """Draw a bar for each format beside the histogram, and the format's limits across the histogram."""
     for place, form in enumerate(FORMATS):
         colour = look.lines[place]
         bottom, top = max(form.normal, low), min(form.greatest, high)
@@ -168,10 +141,9 @@ def _rulers(main: Axes, rulers: Axes, look: Look, low: float, high: float) -> No
     rulers.set_title("full: normal\nlight: subnormal", fontsize=7.5, loc="left", pad=3)
 
 
-def _lost(
-    axes: Axes, steps: npt.NDArray[np.int64], shares: npt.NDArray[np.float64], zeros: npt.NDArray[np.float64], look: Look
-) -> None:
-    """What is zero, and what each format would round to it."""
+def _lost(axes: Axes, found: Powers, shares: npt.NDArray[np.float64], zeros: npt.NDArray[np.float64], look: Look) -> None:
+    """Draw the share of elements that are zero, and the share that each format would round to zero."""
+    steps = found.steps
     axes.plot(steps, zeros, color=look.quiet, label="zero already")
     for place, form in enumerate(FORMATS):
         lost = shares[:, : max(form.vanishing - LOWEST + 1, 0)].sum(axis=1)

@@ -1,4 +1,4 @@
-"""Gradient flow: how large the gradients are from the first layer to the last, and how far they move over the steps."""
+"""Draw gradient flow: how large the gradients are from the first layer to the last, and how much they vary over the steps."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ import numpy.typing as npt
 
 from sonde.errors import ArgumentError
 from sonde.run.run import Run
-from sonde.site import Site
-from sonde.view.plots.canvas import canvas, key, named
-from sonde.view.plots.heatmap import label_layers
-from sonde.view.plots.labels import logarithmic
-from sonde.view.plots.layer_names import Include, labels
+from sonde.site import PARAMETER_PORTS, Site
+from sonde.view.plots.canvas import BROKEN, ZERO, Look, Theme, canvas, legend, subtitle
+from sonde.view.plots.layer_names import Include, label_layers, prefix_fact
 from sonde.view.plots.layer_series import Matrix, matrix
 from sonde.view.plots.number_names import of_port, unit_of, words_of
-from sonde.view.plots.theme import Look, Theme
+from sonde.view.plots.scales import logarithmic
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
 
-    from sonde.view.plots.figures import Picture
+    from sonde.view.plots.picture import Picture
 
 __all__ = ["gradient_flow"]
 
@@ -47,17 +46,18 @@ def gradient_flow(
     """Draw the size of the gradients through the depth: a row for each layer, the first at the top.
 
     A dot is the chosen step, the thick bar spans the middle half of all logged steps, the thin one all of them. Parameters of one
-    layer share its row. Gradients that are exactly zero, NaN or infinite have no place on the axis and are marked at its left end.
+    layer share its row. Gradients that are exactly zero, NaN or infinite at the chosen step have no place on the logarithmic axis;
+    they are marked at its left end and named in the legend.
 
     Args:
-        run: to read.
+        run: the run.
         port: ``grad``, of parameters, or ``grad_output``, of the layers' outputs.
         number: ``rms`` compares layers of different sizes; ``norm`` does not divide by the size.
-        step: which one the dots are; the last by default.
+        step: the step of the dots; the default is the last.
         family, include, exclude, where, theme: see :func:`~sonde.view.plots.heatmap`.
 
     Raises:
-        UnknownSiteError: gradients were not recorded; the message says which lens does.
+        UnknownSiteError: gradients were not recorded; the message names the lens that records them.
         ArgumentError: the step was not logged, or another argument cannot be used.
         SelectionError: no layer is selected.
         MissingExtraError: matplotlib is not installed.
@@ -68,24 +68,23 @@ def gradient_flow(
         )
     found = matrix(run, number, port, family=family, include=include, exclude=exclude, where=where)
     column = _column(found, step)
-    rows = _rows(found.names, port)
+    rows = _rows(found.sites)
     layers = tuple(dict.fromkeys(row.layer for row in rows))
     kinds = sorted({row.kind for row in rows}, key=lambda kind: (_FIRST.index(kind) if kind in _FIRST else len(_FIRST), kind))
-    _, prefix = labels(layers)
     height = min(max(_ROW * len(layers), 1.2), 8.5)
     facts = (
         f"{len(layers):,} layers, first on top",
         f"dots: step {found.steps[column]:,}",
         f"bars: {len(found.steps):,} steps from {found.steps[0]:,} to {found.steps[-1]:,}",
-        f"names within {prefix.rstrip('.')}" if prefix else "",
+        prefix_fact(layers),
     )
-    with canvas(8.0, height + 1.2, theme, "Gradient flow through depth", named(run, *facts)) as (figure, look):
+    with canvas(8.0, height + 1.2, theme, "Gradient flow through depth", subtitle(run, *facts)) as (figure, look):
         axes = figure.subplots()
         axes.set_xscale("log")
         axes.set_ylim(len(layers), 0)
         label_layers(axes, layers, height)
         place = {layer: number for number, layer in enumerate(layers)}
-        handles = []
+        handles: list[Artist] = []
         for number_of_kind, kind in enumerate(kinds):
             chosen = [position for position, row in enumerate(rows) if row.kind == kind]
             heights = np.array([place[rows[position].layer] + rows[position].offset for position in chosen])
@@ -96,13 +95,22 @@ def gradient_flow(
         axes.set_xlabel(f"{words_of(number).short} of {of_port(port)}, {unit_of(number, port)}")
         axes.grid(axis="x")
         axes.tick_params(axis="y", length=0)
-        key(figure, handles if len(handles) > 1 else [])
+        from matplotlib.lines import Line2D
+
+        marks: list[Artist] = []
+        if found.zero[:, column].any():
+            marks.append(Line2D([], [], marker="$0$", markeredgewidth=0.2, linestyle="", color=look.ink, label=ZERO))
+        if found.broken[:, column].any():
+            marks.append(
+                Line2D([], [], marker="$NaN$", markersize=13, markeredgewidth=0.2, linestyle="", color=look.defect, label=BROKEN)
+            )
+        legend(figure, [*(handles if len(handles) > 1 else []), *marks])
     return figure
 
 
 @dataclass(frozen=True)
 class _Row:
-    """Where the bar of one name goes: in the row of a layer, beside the layer's other parameters."""
+    """The place of one bar: the row of a layer, and beside the layer's other parameters."""
 
     layer: str
     kind: str
@@ -111,7 +119,7 @@ class _Row:
 
 @dataclass(frozen=True)
 class _Style:
-    """How the bars and dots of one kind of parameter look."""
+    """The look of the bars and dots of one kind of parameter."""
 
     colour: str
     marker: str
@@ -127,14 +135,14 @@ def _column(found: Matrix, step: int | None) -> int:
     return near
 
 
-def _rows(names: tuple[str, ...], port: str) -> list[_Row]:
-    if port != "grad":
-        return [_Row(name, "", 0.5) for name in names]
-    owners = [Site.parse(f"{name}:param").owner.name for name in names]
+def _rows(sites: tuple[Site, ...]) -> list[_Row]:
+    if any(site.port not in PARAMETER_PORTS for site in sites):
+        return [_Row(site.name, "", 0.5) for site in sites]
+    owners = [site.owner.name for site in sites]
     seen: Counter[str] = Counter()
     rows = []
-    for owner, name in zip(owners, names, strict=True):
-        own = name.rpartition(".")[2]
+    for owner, site in zip(owners, sites, strict=True):
+        own = site.path.rpartition(".")[2]
         kind = next((kind for kind in _FIRST if kind in own), own)
         seen[owner] += 1
         rows.append(_Row(owner, kind, seen[owner] / (owners.count(owner) + 1)))
@@ -142,8 +150,8 @@ def _rows(names: tuple[str, ...], port: str) -> list[_Row]:
 
 
 def _series(axes: Axes, found: Matrix, column: int, heights: npt.NDArray[np.float64], style: _Style, thickness: float) -> None:
-    """Bars and dots of one kind of parameter."""
-    kept = np.where(np.isfinite(found.values) & (found.values > 0) & ~found.broken, found.values, np.nan)
+    """Draw bars and dots of one kind of parameter."""
+    kept = np.where(found.finite > 0, found.values, np.nan)
     colour, look = style.colour, style.look
     for row, height in zip(kept, heights, strict=True):
         there = row[np.isfinite(row)]
@@ -155,10 +163,10 @@ def _series(axes: Axes, found: Matrix, column: int, heights: npt.NDArray[np.floa
     for row, height in enumerate(heights):
         if found.broken[row, column]:
             _aside(axes, height, "NaN", look.defect)
-        elif found.values[row, column] == 0:
+        elif found.zero[row, column]:
             _aside(axes, height, "0", colour)
 
 
 def _aside(axes: Axes, height: float, text: str, colour: str) -> None:
-    """Say at the left end what has no place on the axis."""
+    """Write at the left end what has no place on the axis."""
     axes.text(0.004, height, text, transform=axes.get_yaxis_transform(), va="center", fontsize=6.5, color=colour, fontweight="bold")

@@ -1,27 +1,31 @@
-"""Names of layers that fit beside a picture: without what all of them share, and shortened in the middle."""
+"""Choose layers by name, and write their names beside a picture: without the shared beginning, shortened in the middle."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
-from typing import TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sonde.errors import SelectionError
 from sonde.suggest import nearest
 
-__all__ = ["Include", "chosen", "labels", "spaced"]
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["Include", "chosen", "label_layers", "labels", "name_at", "prefix_fact", "spaced", "spread_apart"]
 
 Include: TypeAlias = "str | re.Pattern[str] | Collection[str] | None"
-"""Which layers: a regular expression that is searched in their names, or exact names."""
+"""A choice of layers: a regular expression that is searched in their names, or exact names."""
 
 _LONGEST = 30
+_LABEL = 0.15  # inches that a label needs
 
 
 def chosen(names: Sequence[str], include: Include, exclude: Include = None) -> list[int]:
-    """The positions of the names that *include* selects and *exclude* does not.
+    """Return the positions of the names that *include* selects and *exclude* does not.
 
     Raises:
-        SelectionError: none is left; the message names the nearest.
+        SelectionError: no name is left; the message names the nearest.
     """
     kept = [
         place
@@ -42,7 +46,7 @@ def _matches(name: str, where: str | re.Pattern[str] | Collection[str]) -> bool:
 
 
 def labels(names: Sequence[str], longest: int = _LONGEST) -> tuple[list[str], str]:
-    """Short texts for *names*, all different where the names are, and the prefix that was taken off all of them."""
+    """Return short texts for *names*, different where the names are, and the prefix that was taken off all of them."""
     prefix = _shared(names)
     rest = [name[len(prefix) :] for name in names]
     while True:
@@ -52,8 +56,14 @@ def labels(names: Sequence[str], longest: int = _LONGEST) -> tuple[list[str], st
         longest += 6
 
 
+def prefix_fact(names: Sequence[str]) -> str:
+    """Return which prefix :func:`labels` takes off, in words for a subtitle; empty for none."""
+    prefix = _shared(names)
+    return f"names within {prefix.rstrip('.')}" if prefix else ""
+
+
 def _shared(names: Sequence[str]) -> str:
-    """The dotted beginning that all names have and that is not the whole of any."""
+    """Return the dotted beginning that all names have and that is not the whole of any."""
     if len(names) < 2:
         return ""
     paths = [name.split(".") for name in names]
@@ -72,8 +82,47 @@ def _shortened(name: str, longest: int) -> str:
     return f"{name[:head]}…{name[-(longest - head - 1) :]}"
 
 
+def label_layers(axes: Axes, names: Sequence[str], height: float) -> None:
+    """Name the rows of *axes*, which is *height* inches high; of too many rows, only some."""
+    short, _ = labels(names)
+    shown = range(0, len(names), -(-len(names) // max(int(height / _LABEL), 1)))
+    axes.set_yticks([place + 0.5 for place in shown], [short[place] for place in shown], fontsize=7.5)
+    axes.tick_params(axis="y", length=0 if len(shown) == len(names) else 3)
+
+
+def name_at(axes: Axes, text: str, place: float, value: float, colour: Any) -> None:
+    """Write *text* to the right of *axes*, at *place* of its height, with a stroke to the *value* at its right edge."""
+    axes.annotate(
+        text,
+        (1, value),
+        (1.03, place),
+        xycoords=("axes fraction", "data"),
+        textcoords="axes fraction",
+        fontsize=7.5,
+        va="center",
+        arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.9, "shrinkA": 1, "shrinkB": 0, "relpos": (0, 0.5)},
+    )
+
+
+def spread_apart(places: Sequence[float], gap: float) -> list[float]:
+    """Return *places* (between 0 and 1, ascending) moved as little as needed for each to be *gap* from the next.
+
+    Where they do not all fit between 0 and 1, they are as far apart as they can be.
+    """
+    gap = min(gap, 1 / max(len(places) - 1, 1))
+    groups: list[tuple[float, int]] = []  # labels that touch: the sum of the best places of the first, and their number
+    for index, place in enumerate(places):
+        groups.append((place - index * gap, 1))
+        while len(groups) > 1 and groups[-2][0] / groups[-2][1] > groups[-1][0] / groups[-1][1]:
+            total, count = groups.pop()
+            groups[-1] = groups[-1][0] + total, groups[-1][1] + count
+    firsts = [total / count for total, count in groups for _ in range(count)]
+    room = max(1 - gap * (len(places) - 1), 0.0)
+    return [min(max(first, 0.0), room) + index * gap for index, first in enumerate(firsts)]
+
+
 def spaced(count: int, room: int) -> list[int]:
-    """At most *room* (2 or more) of *count* positions, evenly spaced, the first and the last among them."""
+    """Return at most *room* (2 or more) of *count* positions, evenly spaced, with the first and the last."""
     if count <= room:
         return list(range(count))
     return sorted({round(place * (count - 1) / (room - 1)) for place in range(room)})

@@ -1,4 +1,4 @@
-"""One number of all layers over all steps, out of a run: from which family, of which layers, and where it met NaN or infinity."""
+"""Read one number of all layers over all steps out of a run, with the cells in which NaN or infinite elements were met."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from sonde.site import Site
 from sonde.view.plots.layer_names import Include, chosen
 from sonde.view.plots.number_names import recorded_by
 
-__all__ = ["ASIDE", "Known", "Matrix", "matrix"]
+__all__ = ["ASIDE", "Known", "Matrix", "Powers", "epochs_of", "matrix", "powers"]
 
-_DEFECTS = ("nan", "inf", "nonfinite")  # numbers that count elements which the others leave out
+_DEFECTS = ("nan", "inf", "nonfinite")  # numbers that count the elements which other numbers leave out
 ASIDE = ("_eval", "_micro")
-"""How families of evaluation passes, and of single backward passes, end."""
+"""The endings of families of evaluation passes, and of single backward passes."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,34 +29,62 @@ class Matrix:
 
     Attributes:
         values: float64 of shape (layers, steps); NaN where there is none.
-        broken: of the same shape: NaN or infinite elements were met there.
-        names: of the layers or parameters, in the order of execution.
+        broken: of the same shape; True where NaN or infinite elements were met.
+        sites: of the layers or parameters, in the order of execution.
         steps: ascending.
-        number, port, family: what it is.
+        number, port, family: what the values are.
     """
 
     values: npt.NDArray[np.float64]
     broken: npt.NDArray[np.bool_]
-    names: tuple[str, ...]
+    sites: tuple[Site, ...]
     steps: npt.NDArray[np.int64]
     number: str
     port: str
     family: str
 
-    def rows(self, places: list[int]) -> Matrix:
-        """The same of some layers."""
-        names = tuple(self.names[place] for place in places)
-        return replace(self, values=self.values[places], broken=self.broken[places], names=names)
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the layers or parameters, without the port."""
+        return tuple(site.name for site in self.sites)
 
-    def aligned(self, names: tuple[str, ...], steps: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """Its values for other layers and steps; NaN where it has none."""
-        found = np.full((len(names), len(steps)), np.nan)
-        row_of = {name: row for row, name in enumerate(self.names)}
-        rows = [(place, row_of[name]) for place, name in enumerate(names) if name in row_of]
-        _, here, there = np.intersect1d(self.steps, steps, return_indices=True)
-        for place, row in rows:
-            found[place, there] = self.values[row, here]
+    @property
+    def finite(self) -> npt.NDArray[np.float64]:
+        """The values that are finite and of finite elements; NaN elsewhere."""
+        return np.where(self.broken | ~np.isfinite(self.values), np.nan, self.values)
+
+    @property
+    def zero(self) -> npt.NDArray[np.bool_]:
+        """Where the value is exactly zero, and of finite elements."""
+        found: npt.NDArray[np.bool_] = (self.values == 0) & ~self.broken
         return found
+
+    def rows(self, places: list[int]) -> Matrix:
+        """Return the same of some layers."""
+        sites = tuple(self.sites[place] for place in places)
+        return replace(self, values=self.values[places], broken=self.broken[places], sites=sites)
+
+    def like(self, other: Matrix) -> Matrix:
+        """Return this number for the layers and steps of *other*; values are NaN where this one has none."""
+        values = np.full(other.values.shape, np.nan)
+        broken = np.zeros(other.values.shape, bool)
+        row_of = {name: row for row, name in enumerate(self.names)}
+        _, here, there = np.intersect1d(self.steps, other.steps, return_indices=True)
+        for place, name in enumerate(other.names):
+            if name in row_of:
+                values[place, there] = self.values[row_of[name], here]
+                broken[place, there] = self.broken[row_of[name], here]
+        return replace(self, values=values, broken=broken, sites=other.sites, steps=other.steps)
+
+    def innermost(self) -> Matrix:
+        """Return the rows of layers that hold none of the others."""
+        around = {
+            (site.model, ".".join(parts[:length]))
+            for site in self.sites
+            for parts in [site.path.split(".") if site.path else []]
+            for length in range(len(parts))
+        }
+        return self.rows([row for row, site in enumerate(self.sites) if (site.model, site.path) not in around])
 
 
 def matrix(
@@ -83,18 +111,76 @@ def matrix(
     heat = run.heatmap(number, port, family=family, reduce=reduce, where=where)
     if not len(heat.steps):
         raise UnknownSiteError(f"{number!r} at port {port!r} has no value in {family}" + (f" where {where}" if where else ""))
-    names = tuple(Site.parse(site).name for site in heat.sites)
-    found = Matrix(heat.values, _broken(run, heat, where, known), names, heat.steps, number, port, family)
-    return found.rows(chosen(names, include, exclude))
+    sites = tuple(Site.parse(site) for site in heat.sites)
+    found = Matrix(heat.values, _broken(run, heat, where, known), sites, heat.steps, number, port, family)
+    return found.rows(chosen(found.names, include, exclude))
+
+
+@dataclass(frozen=True, eq=False)
+class Powers:
+    """How many elements have which power of two, of several layers together.
+
+    Attributes:
+        counts: float64 of shape (steps, powers), from the power ``ExponentHistogram`` begins with.
+        zeros: elements that are exactly zero, of shape (steps,).
+        broken: elements that are NaN or infinite, of shape (steps,).
+        steps: ascending.
+        names: of the layers.
+    """
+
+    counts: npt.NDArray[np.float64]
+    zeros: npt.NDArray[np.float64]
+    broken: npt.NDArray[np.float64]
+    steps: npt.NDArray[np.int64]
+    names: tuple[str, ...]
+
+
+def powers(
+    run: Run, port: str, *, family: str | None = None, include: Include = None, exclude: Include = None, where: str | None = None
+) -> Powers:
+    """Read the counts of powers of two at *port* of the layers that *include* selects, added up.
+
+    Raises:
+        UnknownSiteError: they were not recorded; the message says which lens does.
+        ArgumentError: several families have them.
+        SelectionError: *include* selects nothing.
+    """
+    known = Known.of(run)
+    family = known.family_with("powers", port, family)
+    heat = run.heatmap("count", port, family=family)
+    names = [Site.parse(site).name for site in heat.sites]
+    kept = chosen(names, include, exclude)
+    listed = ", ".join("'" + heat.sites[place].replace("'", "''") + "'" for place in kept)
+    rows = f"FROM {quoted(family)} WHERE site IN ({listed})" + (f" AND ({where})" if where else "")
+    broken = " + ".join(f"coalesce({name}, 0)" for name in _DEFECTS if name in known.numbers[family]) or "0"
+    sums = run.sql(
+        f"SELECT step, sum(zeros)::DOUBLE AS zeros, sum({broken})::DOUBLE AS broken {rows} GROUP BY step ORDER BY step"
+    ).fetchnumpy()
+    steps = np.asarray(sums["step"], np.int64)
+    width = int(run.sql(f"SELECT coalesce(max(len(powers)), 0) {rows}").fetchall()[0][0])
+    each = f"SELECT step, generate_subscripts(powers, 1) AS place, unnest(powers) AS amount {rows}"
+    found = run.sql(
+        f"SELECT step, place, sum(amount)::DOUBLE AS amount FROM ({each}) WHERE amount > 0 GROUP BY step, place"
+    ).fetchnumpy()
+    counts = np.zeros((len(steps), width))
+    counts[np.searchsorted(steps, found["step"]), np.asarray(found["place"], np.intp) - 1] = found["amount"]
+    zeros, lost = (np.asarray(sums[name], np.float64) for name in ("zeros", "broken"))
+    return Powers(counts, zeros, lost, steps, tuple(names[place] for place in kept))
+
+
+def epochs_of(run: Run, found: Matrix) -> npt.NDArray[np.int64]:
+    """Read the epoch of each step of *found*."""
+    epochs = dict(run.sql(f"SELECT step, min(epoch) FROM {quoted(found.family)} GROUP BY step").fetchall())
+    return np.array([epochs[step] for step in found.steps.tolist()], np.int64)
 
 
 @dataclass(frozen=True)
 class Known:
-    """What a run has.
+    """The numbers and ports that a run has.
 
     Attributes:
-        numbers: of each family, its numbers.
-        ports: of each family, the ports that it has rows of.
+        numbers: the numbers of each family.
+        ports: the ports that each family has rows of.
     """
 
     numbers: Mapping[str, tuple[str, ...]]
@@ -102,7 +188,7 @@ class Known:
 
     @staticmethod
     def of(run: Run) -> Known:
-        """What *run* has at this moment."""
+        """Read what *run* has at this moment."""
         numbers = run.numbers
         parts = [f"SELECT DISTINCT '{family}' AS family, port FROM {quoted(family)}" for family in numbers]
         ports: dict[str, set[str]] = {family: set() for family in numbers}
@@ -115,7 +201,7 @@ class Known:
         return any(number in names and port in self.ports[family] for family, names in self.numbers.items())
 
     def family_with(self, number: str, port: str, family: str | None = None) -> str:
-        """The family that has *number* at *port*: *family* if given, ``moments`` before others, otherwise the only one.
+        """Return the family that has *number* at *port*: *family* if given, ``moments`` before others, otherwise the only one.
 
         Raises:
             UnknownSiteError: there is none; the message says which lens records it.
@@ -140,7 +226,7 @@ class Known:
 
 
 def _broken(run: Run, heat: Heatmap, where: str | None, known: Known) -> npt.NDArray[np.bool_]:
-    """Where elements were NaN or infinite: counted apart where the family counts them, else seen in the number itself."""
+    """Return where elements were NaN or infinite: by the family's own counts of them, otherwise where the number is."""
     counts = [name for name in _DEFECTS if name in known.numbers[heat.family]]
     condition = " + ".join(f"coalesce({name}, 0)" for name in counts) + " > 0" if counts else f"NOT isfinite({quoted(heat.number)})"
     wanted = f"({where}) AND" if where else ""

@@ -1,4 +1,4 @@
-"""Which pictures a run has: those that its lenses ask for, and those that its numbers allow."""
+"""List the pictures of a run: those that its lenses ask for, and those that its numbers allow; and save them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from sonde.errors import ArgumentError
 from sonde.run.run import Run
 from sonde.view.plots.activation import activation
+from sonde.view.plots.canvas import Theme
 from sonde.view.plots.exponents import exponents
 from sonde.view.plots.gradient_flow import gradient_flow
 from sonde.view.plots.heatmap import heatmap
@@ -18,24 +19,23 @@ from sonde.view.plots.layer_series import ASIDE, Known
 from sonde.view.plots.lines import lines
 from sonde.view.plots.scalars import scalars
 from sonde.view.plots.shares import shares
-from sonde.view.plots.theme import Theme
 from sonde.view.plots.update_ratio import update_ratio
 
 if TYPE_CHECKING:
-    from sonde.view.plots.figures import Picture
+    from sonde.view.plots.picture import Picture
 
 __all__ = ["Drawing", "plan", "save"]
 
 Drawing: TypeAlias = "Callable[..., Picture]"
-"""Draws one picture when it is called; takes ``theme=``."""
+"""A function that draws one picture; takes ``theme=``."""
 
 _FORMS = ("png", "svg", "pdf")
 
 
 def plan(run: Run) -> dict[str, Drawing]:
-    """The pictures that *run* has, by name; each is drawn when it is called.
+    """Return the pictures that *run* has, by name; each is drawn when it is called.
 
-    What a lens says about how it is shown is in ``run.info["lenses"]``; a run that says nothing is shown by its numbers.
+    ``run.info["lenses"]`` says how each lens wants to be shown; a family without an entry is shown by its numbers.
     """
     told = {lens["family"]: lens for lens in run.info.get("lenses", ()) if isinstance(lens, Mapping) and "family" in lens}
     found: dict[str, Drawing] = {}
@@ -53,7 +53,7 @@ def plan(run: Run) -> dict[str, Drawing]:
 
 
 def save(run: Run, folder: str | PathLike[str], *, form: str = "png", theme: Theme = "light") -> list[Path]:
-    """Draw every picture of :func:`plan` into *folder*, which is made if it is not there; the files.
+    """Draw every picture of :func:`plan` into *folder*, which is made if it does not exist, and return the files.
 
     Raises:
         ArgumentError: *form* is none of png, svg, pdf.
@@ -73,7 +73,7 @@ def save(run: Run, folder: str | PathLike[str], *, form: str = "png", theme: The
 def _of_family(
     run: Run, family: str, port: str, numbers: tuple[str, ...], told: Mapping[str, Any]
 ) -> Iterator[tuple[str, Drawing]]:
-    """The pictures of one port of a family, with their names."""
+    """Yield the pictures of one port of a family, with their names."""
     if "powers" in numbers:
         yield f"exponents-{port}", partial(exponents, run, port, family=family)
     if {"call_activation", "call_death"} <= set(numbers) and port in ("output", "grad"):
@@ -95,6 +95,6 @@ def _of_family(
 
 
 def _number(numbers: tuple[str, ...], told: Mapping[str, Any]) -> str | None:
-    """The one that the lens asks for, or the first that says most."""
+    """Return the number that the lens asks for, or the most telling of the others."""
     wanted = (told.get("number"), "rms", "norm", "cosine", "ratio", "p50")
     return next((number for number in wanted if number in numbers), None)

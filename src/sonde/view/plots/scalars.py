@@ -1,4 +1,4 @@
-"""Loss, metrics and the norms over all parameters: what belongs to no layer."""
+"""Draw loss, metrics and the norms over all parameters: numbers that belong to no layer."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ import numpy as np
 from sonde.errors import ArgumentError
 from sonde.run.run import Run
 from sonde.suggest import unknown_name
-from sonde.view.plots.canvas import canvas, key, named
-from sonde.view.plots.labels import logarithmic
-from sonde.view.plots.scales import is_wide
-from sonde.view.plots.theme import Look, Theme
+from sonde.view.plots.canvas import BROKEN, ZERO, Look, Theme, canvas, legend, mark_steps, subtitle
+from sonde.view.plots.scales import is_wide, logarithmic
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
 
-    from sonde.view.plots.figures import Picture
+    from sonde.view.plots.picture import Picture
 
 __all__ = ["scalars"]
 
 _SPLITS = re.compile(r"(?:^|[_/ ])(?:non_train|train|training|val|valid|validation|eval|evaluation|test)(?=$|[_/ ])[_/ ]?")
 _ASIDE = ("overhead",)
-_SMOOTH = 60  # from so many points on, a running mean is drawn over them
+_SMOOTH = 60  # points; more get a running mean over them
 
 
 def scalars(
     run: Run, names: Sequence[str] | None = None, *, log: bool | None = None, rank: int = 0, theme: Theme = "light"
 ) -> Picture:
-    """Draw loss, metrics and global norms over the steps; those that differ only in ``train``, ``eval`` ... share a panel.
+    """Draw loss, metrics and global norms over the steps; names that differ only in ``train``, ``eval`` ... share a panel.
 
-    Long series are drawn faintly, under their running mean. A value that is NaN or infinite is a red tick on the axis.
+    Long series are drawn faintly, under their running mean. A value that is NaN or infinite is a red tick on the axis; on a
+    logarithmic axis an exact zero is a circle.
 
     Args:
-        run: to read.
-        names: which; all but ``overhead`` by default.
-        log: logarithmic axes, or not; None goes by the values of each.
-        rank: of which process.
+        run: the run.
+        names: the scalars; the default is all but ``overhead``.
+        log: whether axes are logarithmic; None goes by the values of each panel.
+        rank: the process.
         theme: ``"light"`` or ``"dark"``.
 
     Raises:
@@ -60,23 +60,23 @@ def scalars(
         panels.setdefault(_stem(name), []).append(name)
     columns = min(2, len(panels))
     rows = -(-len(panels) // columns)
-    with canvas(4.5 * columns + (0.0 if columns > 1 else 2.0), 1.9 * rows + 1.0, theme, "Loss, metrics and norms", named(run)) as (
+    with canvas(
+        4.5 * columns + (0.0 if columns > 1 else 2.0), 1.9 * rows + 1.0, theme, "Loss, metrics and norms", subtitle(run)
+    ) as (
         figure,
         look,
     ):
-        from matplotlib.lines import Line2D
-
-        broken = False
+        marks: list[Artist] = []
         grid = figure.subplots(rows, columns, sharex=True, squeeze=False)
         for spare in grid.flat[len(panels) :]:
             spare.remove()
         for axes, (stem, members) in zip(grid.flat, panels.items(), strict=False):
-            broken |= _panel(axes, run, members, rank, log, look)
+            marks += _panel(axes, run, members, rank, log, look)
             axes.set_title(stem, loc="left", fontweight="bold")
         for axes in grid.flat[max(len(panels) - columns, 0) : len(panels)]:
             axes.tick_params(labelbottom=True)
             axes.set_xlabel("step")
-        key(figure, [Line2D([], [], color=look.defect, marker="|", linestyle="", label="NaN or infinite")] if broken else [])
+        legend(figure, marks)
     return figure
 
 
@@ -89,15 +89,16 @@ def _order(name: str) -> tuple[int, str, str]:
     return (0 if "loss" in stem else 2 if stem.endswith("_norm") else 1, stem, name)
 
 
-def _panel(axes: Axes, run: Run, members: list[str], rank: int, log: bool | None, look: Look) -> bool:
-    """Draw scalars on one panel; whether any value of theirs was NaN or infinite."""
-    everything = []
-    for place, name in enumerate(members):
-        steps, values = run.scalar(name, rank=rank)
+def _panel(axes: Axes, run: Run, members: list[str], rank: int, log: bool | None, look: Look) -> list[Artist]:
+    """Draw scalars on one panel; return the legend of the marks."""
+    series = {name: run.scalar(name, rank=rank) for name in members}
+    together = np.concatenate([values[np.isfinite(values)] for _, values in series.values()])
+    log = _is_logarithmic(members[0], together) if log is None else log
+    marks: list[Artist] = []
+    for place, (name, (steps, values)) in enumerate(series.items()):
         colour = look.lines[place % len(look.lines)]
         finite = np.isfinite(values)
-        everything.append(values[finite])
-        kept = np.where(finite, values, np.nan)
+        kept = np.where(finite & ((values != 0) | (not log)), values, np.nan)
         is_long = len(values) >= _SMOOTH
         few = len(values) < 2
         axes.plot(
@@ -112,27 +113,25 @@ def _panel(axes: Axes, run: Run, members: list[str], rank: int, log: bool | None
         )
         if is_long:
             axes.plot(steps, _running_mean(kept, max(len(kept) // 30, 3)), color=colour, linewidth=1.6, label=name)
-        if not finite.all():
-            ticks = steps[~finite]
-            axes.plot(ticks, np.zeros(len(ticks)), "|", transform=axes.get_xaxis_transform(), color=look.defect)
-    values = np.concatenate(everything)
-    if _is_logarithmic(members[0], values) if log is None else log:
+        marks += mark_steps(axes, steps[~finite], BROKEN, look)
+        marks += mark_steps(axes, steps[values == 0], ZERO, look) if log else []
+    if log:
         axes.set_yscale("log")
         logarithmic(axes.yaxis, *axes.get_ylim())
     axes.grid(axis="y")
     axes.margins(x=0.01)
     if len(axes.get_legend_handles_labels()[1]) > 1:
         axes.legend(loc="best", fontsize=7.5)
-    return any(not np.isfinite(run.scalar(name, rank=rank)[1]).all() for name in members)
+    return marks
 
 
 def _is_logarithmic(name: str, values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> bool:
-    """Losses and norms where they are wide; an accuracy is linear whatever it does."""
+    """Whether a scalar needs a logarithmic axis: losses and norms over a wide range; an accuracy never."""
     return is_wide(values) and ("loss" in name or name.endswith("_norm") or values.max() > 1000 * values.min())
 
 
 def _running_mean(values: np.ndarray[tuple[int], np.dtype[np.float64]], width: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Means over *width* values around each, of those that are finite; NaN where the value itself is none."""
+    """Return the means of the finite values in a window of *width* around each; NaN where the value itself is NaN."""
     there = np.isfinite(values)
     kernel = np.ones(width)
     sums = np.convolve(np.where(there, values, 0.0), kernel, mode="same")

@@ -1,4 +1,4 @@
-"""Comparison: which share of a number, summed over the layers, each of them has."""
+"""Draw shares: the part of each layer in the sum of a number over the layers."""
 
 from __future__ import annotations
 
@@ -8,21 +8,19 @@ import numpy as np
 
 from sonde.errors import ArgumentError
 from sonde.run.run import Run
-from sonde.view.plots.canvas import canvas, named
-from sonde.view.plots.labels import by_depth, name_at, spread_apart
-from sonde.view.plots.layer_names import Include, labels
+from sonde.view.plots.canvas import BROKEN, Theme, by_depth, canvas, legend, mark_steps, subtitle
+from sonde.view.plots.layer_names import Include, labels, name_at, prefix_fact, spread_apart
 from sonde.view.plots.layer_series import matrix
 from sonde.view.plots.lines import mean_of
 from sonde.view.plots.number_names import title_of
-from sonde.view.plots.theme import Theme
 
 if TYPE_CHECKING:
-    from sonde.view.plots.figures import Picture
+    from sonde.view.plots.picture import Picture
 
 __all__ = ["shares"]
 
 _NAMED = 26  # layers
-_EDGED = 40  # layers; of more, edges between them would hide them
+_EDGED = 40  # layers; of more, the edges between them would hide them
 _COLUMNS = 400  # of more steps, several are averaged
 
 
@@ -37,22 +35,26 @@ def shares(
     where: str | None = None,
     theme: Theme = "light",
 ) -> Picture:
-    """Draw the share of each layer in the sum over the layers, stacked in the order of execution, the first at the top.
+    r"""Draw the share of each layer in the sum over the layers, stacked in the order of execution, the first at the top.
 
-    The share of layer i is ``v_i / sum(v)`` at each step, for a number that is not negative. What is NaN or infinite counts as 0.
+    The share of layer i is ``v_i / sum(v)`` at each step, for a number that is not negative. A layer that holds others of the
+    chosen layers is left out, since its tensors are counted with theirs: choose ``include=r"blocks\.\d+$"`` to compare blocks. A
+    value of NaN or infinite elements counts as 0; its step is a red tick on the axis.
 
     Args:
-        run: to read.
+        run: the run.
         number, port, family, include, exclude, where, theme: see :func:`~sonde.view.plots.heatmap`.
 
     Raises:
-        UnknownSiteError: the number was not recorded; the message says which lens does.
+        UnknownSiteError: the number was not recorded; the message names the lens that records it.
         ArgumentError: it is negative somewhere, or several families have it.
         SelectionError: no layer is selected.
         MissingExtraError: matplotlib is not installed.
     """
-    found = matrix(run, number, port, family=family, include=include, exclude=exclude, where=where)
-    values = np.where(np.isfinite(found.values) & ~found.broken, found.values, 0.0)
+    selected = matrix(run, number, port, family=family, include=include, exclude=exclude, where=where)
+    found = selected.innermost()
+    held = len(selected.names) - len(found.names)
+    values = np.nan_to_num(found.finite, nan=0.0)
     if (values < 0).any():
         raise ArgumentError(
             f"{number!r} at port {port!r} is negative somewhere, so that layers have no shares in its sum: draw lines()"
@@ -62,18 +64,19 @@ def shares(
     starts = np.arange(0, len(found.steps), size)
     parts = mean_of(np.divide(values, total, out=np.full_like(values, np.nan), where=total > 0), starts)
     steps = mean_of(found.steps.astype(np.float64), starts)
-    short, prefix = labels(found.names, 28)
+    short, _ = labels(found.names, 28)
     facts = (
         f"{len(found.names):,} layers, first on top",
+        f"without {held} that hold others" if held else "",
         "share in the sum over all of them" + (f", mean over {size} logged steps" if size > 1 else ""),
-        f"names within {prefix.rstrip('.')}" if prefix else "",
+        prefix_fact(found.names),
     )
     height = min(max(0.16 * min(len(found.names), _NAMED), 2.6), 6.5) + 1.3
     title = f"{title_of(number, port)}: share of each layer"
-    with canvas(9.0, height, theme, title, named(run, *facts)) as (figure, look):
+    with canvas(9.0, height, theme, title, subtitle(run, *facts)) as (figure, look):
         axes = figure.subplots()
         colours = by_depth(len(parts), look)
-        edged = len(parts) <= _EDGED  # otherwise not even a seam
+        edged = len(parts) <= _EDGED  # otherwise no seam between them
         axes.stackplot(
             steps, np.nan_to_num(parts), colors=colours, edgecolor=look.paper, linewidth=0.4 if edged else 0, antialiased=edged
         )
@@ -89,4 +92,5 @@ def shares(
         places = spread_apart([float(middles[row]) for row in largest], 0.16 / (height - 1.3))
         for place, row in zip(places, largest, strict=True):
             name_at(axes, f"{short[row]}  {last[row]:.0%}", 1 - place, float(middles[row]), colours[row])
+        legend(figure, mark_steps(axes, found.steps[found.broken.any(axis=0)], BROKEN, look))
     return figure

@@ -1,4 +1,4 @@
-"""Update / weight: by how much of its size each step moves a parameter, beside the 1e-3 that is usual."""
+"""Draw update / weight: the share of its size by which each step moves a parameter, beside the usual 1e-3."""
 
 from __future__ import annotations
 
@@ -7,25 +7,26 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from sonde.run.run import Run
-from sonde.view.plots.canvas import canvas, named
-from sonde.view.plots.labels import by_depth, logarithmic, name_at, spread_apart
-from sonde.view.plots.layer_names import Include, chosen, labels
+from sonde.view.plots.canvas import BROKEN, ZERO, Look, Theme, by_depth, canvas, legend, mark_steps, subtitle
+from sonde.view.plots.layer_names import Include, chosen, labels, name_at, prefix_fact, spread_apart
 from sonde.view.plots.layer_series import Known, Matrix, matrix
-from sonde.view.plots.theme import Theme
+from sonde.view.plots.scales import logarithmic
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
 
-    from sonde.view.plots.figures import Picture
+    from sonde.view.plots.picture import Picture
 
 __all__ = ["ratio_of", "update_ratio"]
 
 USUAL = 1e-3
 """CS231n, "Babysitting the learning process", ratio of weights and updates: "this ratio should be somewhere around 1e-3"."""
 
-_NAMED = 14  # lines; of more, the outer ones are named
+_NAMED = 14  # lines; of more, only the outer ones are named
 _OUTER = 3
 
 
@@ -40,15 +41,17 @@ def update_ratio(
     """Draw update / weight of each parameter over the steps, coloured by depth, with the line of 1e-3.
 
     The ratio is that of the root mean squares of the ports ``update`` and ``param`` in ``moments``, or ``ratio`` of
-    ``lens.ParameterUpdateGeometry()``. Where a parameter is all zeros there is none.
+    ``lens.ParameterUpdateGeometry()``. A parameter that is all zeros has no ratio. The axis holds all logged steps. Steps at which
+    a parameter or its update has NaN or infinite elements are red ticks on the axis, with a cross at the last point before;
+    steps at which an update is exactly zero are circles on the axis.
 
     Args:
-        run: to read.
-        include, exclude: of parameters; by default those with ``weight`` in their name, for biases often begin at zero.
+        run: the run.
+        include, exclude: a choice of parameters; by default those with ``weight`` in their name, since biases often begin at zero.
         where, theme: see :func:`~sonde.view.plots.heatmap`.
 
     Raises:
-        UnknownSiteError: updates were not recorded; the message says which lens does.
+        UnknownSiteError: updates were not recorded; the message names the lens that records them.
         SelectionError: no parameter is selected.
         MissingExtraError: matplotlib is not installed.
     """
@@ -56,18 +59,19 @@ def update_ratio(
     weights = [place for place, name in enumerate(found.names) if "weight" in name]
     only_weights = include is None and exclude is None and 0 < len(weights) < len(found.names)
     found = found.rows(weights if only_weights else chosen(found.names, include, exclude))
-    _, prefix = labels(found.names)
     facts = (
         f"{len(found.names):,} {'weights' if only_weights else 'parameters'}",
         "rms of the update / rms of the parameter",
-        f"names within {prefix.rstrip('.')}" if prefix else "",
+        prefix_fact(found.names),
     )
-    with canvas(9.0, 4.9, theme, "Update / weight", named(run, *facts)) as (figure, look):
+    with canvas(9.0, 4.9, theme, "Update / weight", subtitle(run, *facts)) as (figure, look):
         axes = figure.subplots()
         colours = by_depth(len(found.names), look)
-        kept = np.where(np.isfinite(found.values) & (found.values > 0) & ~found.broken, found.values, np.nan)
+        kept = np.where(found.finite > 0, found.values, np.nan)
         for row, colour in zip(kept, colours, strict=True):
-            axes.plot(found.steps, row, color=colour, linewidth=1.2)
+            axes.plot(found.steps, row, color=colour, linewidth=1.2, marker="o" if len(found.steps) == 1 else None)
+        there = kept[np.isfinite(kept)]
+        axes.set_ylim(min(there.min(initial=USUAL) / 1.5, USUAL / 20), max(there.max(initial=USUAL) * 1.5, USUAL * 20))
         axes.set_yscale("log")
         logarithmic(axes.yaxis, *axes.get_ylim())
         axes.axhspan(USUAL / 10, USUAL * 10, color=look.quiet, alpha=0.09, linewidth=0, zorder=0)
@@ -84,14 +88,16 @@ def update_ratio(
         )
         axes.set_xlabel("step")
         axes.set_ylabel("update / weight, no unit")
-        axes.margins(x=0)
+        axes.set_xlim(*_ends(found))
         axes.grid(axis="y")
+        marks = _crosses(axes, kept, found, look) + mark_steps(axes, found.steps[found.broken.any(axis=0)], BROKEN, look)
+        legend(figure, [*marks, *mark_steps(axes, found.steps[found.zero.any(axis=0)], ZERO, look)])
         _name_lines(axes, replace(found, values=kept), colours)
     return figure
 
 
 def ratio_of(run: Run, *, where: str | None = None) -> Matrix:
-    """Update / weight of every parameter over the steps.
+    """Read update / weight of every parameter over the steps.
 
     Raises:
         UnknownSiteError: updates were not recorded.
@@ -99,10 +105,25 @@ def ratio_of(run: Run, *, where: str | None = None) -> Matrix:
     known = Known.of(run)
     if known.has("rms", "update") and known.has("rms", "param"):
         update, weight = (matrix(run, "rms", port, where=where, known=known) for port in ("update", "param"))
-        sizes = weight.aligned(update.names, update.steps)
-        values = np.divide(update.values, sizes, out=np.full(sizes.shape, np.nan), where=sizes > 0)
-        return replace(update, values=values, number="ratio")
+        weight = weight.like(update)
+        values = np.divide(update.values, weight.values, out=np.full(weight.values.shape, np.nan), where=weight.values > 0)
+        return replace(update, values=values, broken=update.broken | weight.broken, number="ratio")
     return matrix(run, "ratio", "update", where=where, known=known)
+
+
+def _ends(found: Matrix) -> tuple[float, float]:
+    """Return the ends of the axis: the first and the last logged step."""
+    first, last = float(found.steps[0]), float(found.steps[-1])
+    return (first, last) if first < last else (first - 0.5, last + 0.5)
+
+
+def _crosses(axes: Axes, kept: npt.NDArray[np.float64], found: Matrix, look: Look) -> list[Artist]:
+    """Put a red cross on the last point of each line before a stretch of NaN or infinite elements."""
+    rows, columns = np.nonzero(~found.broken[:, :-1] & found.broken[:, 1:] & np.isfinite(kept[:, :-1]))
+    if not len(rows):
+        return []
+    style = {"color": look.defect, "markersize": 5, "markeredgewidth": 1.4, "label": "last step before them"}
+    return list(axes.plot(found.steps[columns], kept[rows, columns], "x", zorder=5, **style))
 
 
 def _name_lines(axes: Axes, found: Matrix, colours: Sequence[Any]) -> None:

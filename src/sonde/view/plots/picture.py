@@ -1,4 +1,4 @@
-"""The figure that every picture is: matplotlib's own, with a style of its own. Imported where one is drawn, not before."""
+"""The figure that every plot function returns. Imports matplotlib, so that it is imported when a picture is drawn, not before."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ __all__ = ["Picture"]
 
 
 class Picture(Figure):
-    """A matplotlib figure that is in no global list: it goes when it is dropped, and a notebook shows it as it is.
+    """A matplotlib figure that is in no global list: it is freed when it is dropped, and a notebook shows it.
 
     Attributes:
-        settings: rcParams that hold whenever it is drawn: matplotlib makes ticks as late as that.
+        settings: rcParams that hold whenever the figure is drawn, since matplotlib makes ticks only then.
     """
 
     settings: Mapping[Any, Any] = {}
 
     def draw(self, renderer: RendererBase) -> None:
-        """Draw it, in its own style."""
+        """Draw the figure with its own settings."""
         with mpl.rc_context(dict(self.settings)):
             super().draw(renderer)
 
