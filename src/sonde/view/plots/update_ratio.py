@@ -122,7 +122,7 @@ def _crosses(axes: Axes, kept: npt.NDArray[np.float64], found: Matrix, look: Loo
     rows, columns = np.nonzero(~found.broken[:, :-1] & found.broken[:, 1:] & np.isfinite(kept[:, :-1]))
     if not len(rows):
         return []
-    style = {"color": look.defect, "markersize": 5, "markeredgewidth": 1.4, "label": "last step before them"}
+    style: dict[str, Any] = {"color": look.defect, "markersize": 5, "markeredgewidth": 1.4, "label": "last step before them"}
     return list(axes.plot(found.steps[columns], kept[rows, columns], "x", zorder=5, **style))
 
 
