@@ -29,7 +29,8 @@ def abandon() -> Callable[[RunWriter], None]:
 
     def end(writer: RunWriter) -> None:
         on_disk = cast(DiskWriter, writer)
-        on_disk._background.stop()
+        on_disk.flush()
+        on_disk.thread.stop()
         on_disk._lock.release()
         atexit.unregister(on_disk.close)
 

@@ -102,7 +102,7 @@ def test_a_slow_disk_makes_the_writer_wait_and_loses_nothing(tmp_path: Path, gat
         training.start()
         time.sleep(0.2)
         assert training.is_alive()  # at the limit, waiting for the disk
-        assert writer._background._held <= 60_000
+        assert writer._queue.nbytes <= 60_000
         gate.open.set()
         training.join(30)
     assert steps_of(tmp_path / "run") == list(range(100))
@@ -119,9 +119,9 @@ def test_what_comes_at_once_is_counted_in_pieces(tmp_path: Path, gate: Gate) -> 
         given = {"moments": moments, "lengths": [50] * 100, "rows": rows}
         training = threading.Thread(target=writer.extend, args=("moments", LAYOUT, numbers), kwargs=given)
         training.start()
-        until(lambda: writer._background._held > 40_000)
+        until(lambda: writer._queue.nbytes > 40_000)
         assert training.is_alive()
-        assert writer._background._held <= 60_000
+        assert writer._queue.nbytes <= 60_000
         gate.open.set()
         training.join(30)
     assert steps_of(tmp_path / "run") == list(range(100))

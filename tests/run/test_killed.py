@@ -121,7 +121,7 @@ def test_killed_at_every_operation_on_files(tmp_path: Path, abandon: Callable[[R
 VICTIM = """
 import sys, itertools
 import numpy as np
-from sonde.run import disk
+from sonde.run.store import disk_writer as disk
 from sonde.run.schema import Layout
 from sonde.run.store.open import start_run
 

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import traceback
-import warnings
 from dataclasses import dataclass
-from pathlib import Path
 
-import torch
-
-from sonde.errors import ObservationWarning
 from sonde.site import Site
+from sonde.warn import warn_user
 
 __all__ = ["ProbeError", "name_of", "warn_user"]
 
@@ -44,17 +39,6 @@ class ProbeError:
             held.__traceback__ = None
             held = held.__cause__ or held.__context__
         return cls(observer, site, error, text)
-
-
-def warn_user(text: str) -> None:
-    """Warn at the line of the user's that led here, so that Python's once-per-place filter tells places apart."""
-    frame, level = sys._getframe(1), 2
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
-        frame, level = frame.f_back, level + 1
-    warnings.warn(text, ObservationWarning, stacklevel=level)
-
-
-_OURS = tuple(str(Path(module.__file__).parent) for module in (sys.modules["sonde"], torch) if module.__file__)
 
 
 def name_of(observer: object) -> str:

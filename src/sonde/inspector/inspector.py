@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
@@ -132,7 +134,7 @@ class Inspector:
         self._losses: list[Probe] = []
         self._findings: list[Finding] = []
         self._metrics: set[str] = set()
-        self._finalizer: weakref.finalize[Any, Self] | None = None
+        self._at_exit: Callable[[], None] = lambda: None
         replace_former(self)
         if module is not None:
             self.attach(module)
@@ -164,7 +166,10 @@ class Inspector:
         except BaseException:
             targets.close()
             raise
-        self._finalizer = weakref.finalize(self, WatchedTraining.stop, recording)
+        finalizer = weakref.finalize(self, WatchedTraining.stop, recording)
+        finalizer.atexit = False  # at exit the whole of detach() comes first, before the run is closed and threads end
+        self._at_exit = partial(_detach_at_exit, weakref.ref(self), os.getpid())
+        atexit.register(self._at_exit)
         self._targets, self._recording = targets, recording
         recording.attach()
         self._listen_to_losses(lenses)
@@ -178,6 +183,7 @@ class Inspector:
         for probe in self._losses:
             probe.detach()
         self._losses.clear()
+        atexit.unregister(self._at_exit)
         recording.stop()
         self._findings = recording.findings
         self._show()
@@ -361,6 +367,13 @@ class Inspector:
 
     def _repr_html_(self) -> str:
         return f"<pre>{self!r}</pre>"
+
+
+def _detach_at_exit(held: weakref.ref[Inspector], process: int) -> None:
+    """Detach an inspector that was not detached when the interpreter ends; in a forked child do nothing."""
+    inspector = held()
+    if inspector is not None and os.getpid() == process:
+        inspector.detach()
 
 
 class _LossListener:

@@ -11,10 +11,10 @@ from sonde.engine import Coverage, ProbeError
 from sonde.engine.failures import name_of, warn_user
 from sonde.errors import ArgumentError, SelectionError
 from sonde.inspector.measurement.measurement import Measurement
-from sonde.inspector.pipeline.batch import BatchBuilder
+from sonde.inspector.pipeline.batch import Batch, BatchBuilder
+from sonde.inspector.pipeline.batch_writer import BatchWriter
 from sonde.inspector.pipeline.findings import Finding
 from sonde.inspector.pipeline.scalars import ScalarBuffer
-from sonde.inspector.pipeline.writer_thread import Batch, Writing
 from sonde.inspector.report import coverage_of, plain
 from sonde.inspector.schedule import Every, Schedule
 from sonde.inspector.settings import Settings
@@ -48,7 +48,7 @@ class WatchedTraining:
         self._pushes = ScalarBuffer()
         self.attached = False
         self.watched = [WatchedModel(model, name, settings, schedule, self._send, self._failed) for name, model in models.items()]
-        self.writing = Writing(targets.sinks)
+        self.writing = BatchWriter(targets.sinks)
         self._told = False  # the coverage is in the run
 
     def attach(self) -> None:
@@ -79,10 +79,7 @@ class WatchedTraining:
             return
         self._flush(everything=True)
         self._take_off()
-        self._tell_coverage()
-        self.writing.flush()
-        self._tell_findings()
-        self.writing.stop()
+        self.writing.stop(self._tell_all)
 
     def _take_off(self) -> None:
         self.attached = False
@@ -186,6 +183,11 @@ class WatchedTraining:
         """What the rules find in the last rows."""
         self.writing.flush()
         return self.writing.findings.all()
+
+    def _tell_all(self) -> None:
+        """Write coverage and findings into the run, in the thread, when all rows are with the sinks."""
+        self._tell_coverage()
+        self._tell_findings()
 
     def _tell_findings(self) -> None:
         if self.targets.recorded is None:

@@ -17,8 +17,7 @@ from sonde.inspector.measurement.execution_order import Ordering
 from sonde.inspector.measurement.fitting import fit, fit_norms
 from sonde.inspector.measurement.measurement import Measurement
 from sonde.inspector.measurement.turns import Turn
-from sonde.inspector.pipeline.batch import BatchBuilder
-from sonde.inspector.pipeline.writer_thread import Batch
+from sonde.inspector.pipeline.batch import Batch, BatchBuilder
 from sonde.inspector.schedule import Pace, Schedule
 from sonde.inspector.settings import Settings
 from sonde.site import GRADIENT_PORTS, MODULE_PORTS

@@ -1,27 +1,90 @@
-"""What one moment takes to the host: rows, pushed values and scales, packed into one copy."""
+"""A batch: the data of one moment, on its way from the device to the writer thread in one copy."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sonde.inspector.measurement.measurement import Measurement
+from sonde.inspector.measurement.measurement import Measurement, RowIndex
 from sonde.inspector.pipeline.scalars import Pushed
-from sonde.inspector.pipeline.writer_thread import Batch, DeviceScalar, Part
 from sonde.inspector.sinks.base import Scalar
-from sonde.stats.host_copy import pack
+from sonde.stats.host_copy import HostCopy, pack
 
-__all__ = ["BatchBuilder"]
+__all__ = ["Batch", "BatchBuilder", "DeviceScalar", "RawRows"]
+
+
+@dataclass(frozen=True)
+class RawRows:
+    """The rows of one measurement in a batch, not finished yet.
+
+    Attributes:
+        index: which row is of which site.
+        blocks: where the rows are in the copy.
+        epoch, step, micro_step: when.
+        scales: by port, where in the copy the scale is that the port's gradients are multiplied by.
+        norms: the ports whose norms over all parameters come from these rows.
+        hidden: whether the rows are for these norms alone.
+    """
+
+    index: RowIndex
+    blocks: slice
+    epoch: int
+    step: int
+    micro_step: int = 0
+    scales: Mapping[str, int] = field(default_factory=dict)
+    norms: frozenset[str] = frozenset()
+    hidden: bool = False
+
+
+@dataclass(frozen=True)
+class DeviceScalar:
+    """A scalar whose sum is in the copy.
+
+    Attributes:
+        name, epoch, step: as of a :class:`~sonde.inspector.sinks.base.Scalar`.
+        place: where the sum is in the copy.
+        count: the number of values in the sum.
+    """
+
+    name: str
+    epoch: int
+    step: int
+    place: int
+    count: int
+
+    def read(self, arrays: Sequence[npt.NDArray[np.float64]]) -> Scalar:
+        """The mean, once the copy has arrived."""
+        return Scalar(self.name, float(arrays[self.place]) / self.count, self.epoch, self.step)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """All that one moment has to write.
+
+    Attributes:
+        copy: of all tensors, on the host or on its way there.
+        rows: the rows of each measurement.
+        scalars: pushed values and numbers of the moment.
+        nbytes: of the copy.
+    """
+
+    copy: HostCopy
+    rows: Sequence[RawRows] = ()
+    scalars: Sequence[Scalar | DeviceScalar] = ()
+    nbytes: int = 0
 
 
 class BatchBuilder:
-    """Collects tensors for one batch; ``batch()`` begins the copy and empties the rows.
+    """Collects the tensors of one batch. ``batch()`` begins the copy and empties the rows.
 
     Attributes:
         epoch, step: when.
-        ends_interval: a logged step has ended, and with it the interval that running values are averaged over.
+        ends_interval: whether a logged step has ended, and with it the interval over which running values are averaged.
     """
 
     def __init__(self, epoch: int, step: int, *, ends_interval: bool = False) -> None:
@@ -29,24 +92,37 @@ class BatchBuilder:
         self.step = step
         self.ends_interval = ends_interval
         self._tensors: list[Tensor] = []
-        self._parts: list[Part] = []
+        self._rows: list[RawRows] = []
         self._scalars: list[Scalar | DeviceScalar] = []
         self._sources: list[Measurement] = []
         self._scales: dict[int, int] = {}
 
     def rows(
-        self, measuring: Measurement, places: Mapping[str, int], *, micro_step: int = 0, scales: Mapping[str, Tensor] | None = None
+        self,
+        measurement: Measurement,
+        places: Mapping[str, int],
+        *,
+        micro_step: int = 0,
+        scales: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Take the rows of *measuring*, if it has any; the gradients at each port in *scales* are that scale times too large."""
-        if not measuring.blocks:  # of a first tensor there is no pair yet
+        """Add the rows of *measurement*, if it has any.
+
+        Args:
+            measurement: has the rows.
+            places: the place of each module in the order of execution.
+            micro_step: the number of the backward pass within the step.
+            scales: by port, the scale that the port's gradients are multiplied by.
+        """
+        if not measurement.blocks:  # a first tensor has no pair yet
             return
-        rowed = measuring.rowed(places)
+        index = measurement.rowed(places)
         start = len(self._tensors)
-        self._tensors += measuring.blocks
+        self._tensors += measurement.blocks
         blocks = slice(start, len(self._tensors))
-        placed: dict[str, int] = {port: self._place_of(scale) for port, scale in (scales or {}).items() if port in rowed.ports}
-        self._parts.append(Part(rowed, blocks, self.epoch, self.step, micro_step, placed, measuring.norms, hidden=measuring.hidden))
-        self._sources.append(measuring)
+        placed: dict[str, int] = {port: self._place_of(scale) for port, scale in (scales or {}).items() if port in index.ports}
+        norms, hidden = measurement.norms, measurement.hidden
+        self._rows.append(RawRows(index, blocks, self.epoch, self.step, micro_step, placed, norms, hidden=hidden))
+        self._sources.append(measurement)
 
     def _place_of(self, scale: Tensor) -> int:
         if id(scale) not in self._scales:
@@ -55,7 +131,7 @@ class BatchBuilder:
         return self._scales[id(scale)]
 
     def pushed(self, pushed: Pushed) -> None:
-        """Take a value that was pushed."""
+        """Add a value that the training loop pushed."""
         if isinstance(pushed.total, Tensor):
             self._scalars.append(DeviceScalar(pushed.name, pushed.epoch, pushed.step, len(self._tensors), pushed.count))
             self._tensors.append(pushed.total)
@@ -63,16 +139,16 @@ class BatchBuilder:
             self._scalars.append(Scalar(pushed.name, pushed.total / pushed.count, pushed.epoch, pushed.step))
 
     def scalar(self, name: str, value: float | Tensor) -> None:
-        """Take a number of this moment."""
+        """Add a number of this moment."""
         total = value.detach().reshape(()).to(torch.float64) if isinstance(value, Tensor) else float(value)
         self.pushed(Pushed(name, self.epoch, self.step, total))
 
     def __bool__(self) -> bool:
-        return bool(self._parts or self._scalars)
+        return bool(self._rows or self._scalars)
 
     def batch(self) -> Batch:
         """Begin the one copy per device, and empty the rows that are in it."""
-        packet = pack(self._tensors)
-        for measuring in self._sources:
-            measuring.table.reset()
-        return Batch(packet, self._parts, self._scalars)
+        copy = pack(self._tensors)
+        for measurement in self._sources:
+            measurement.table.reset()
+        return Batch(copy, self._rows, self._scalars, sum(tensor.nbytes for tensor in self._tensors))

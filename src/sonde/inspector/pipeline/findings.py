@@ -72,7 +72,7 @@ class Findings:
     def look_for_defects(self, entries: LoggedRows) -> None:
         """Remember the first, in the order of *entries*, unless there was one before."""
         if self._broken is None:
-            sick = {id(stretch) for stretch in entries.stretches if np.any(_defects(stretch))}
+            sick = {id(stretch) for stretch in entries.blocks if np.any(_defects(stretch))}
             if sick or not all(math.isfinite(scalar.value) for scalar in entries.scalars):
                 self._broken = _first_defect(entries, sick)
 
@@ -174,7 +174,7 @@ def _first_defect(entries: LoggedRows, sick: Collection[int]) -> Finding | None:
             if not math.isfinite(entry.value):
                 message = f"{entry.name} is {entry.value} from step {entry.step:,} on"
                 return Finding("nonfinite", message, "", entry.epoch, entry.step, entry.value)
-        elif id(entry[0]) in sick and (found := _first_of(entry[0].at(entry[1]))) is not None:
+        elif id(entry[0]) in sick and (found := _first_of(Rows.of(*entry))) is not None:
             return found
     return None
 

@@ -1,167 +1,177 @@
-"""Batches of several moments made into entries: the rows of each measuring finished together, whatever the number of moments."""
+"""Finish batches: the rows of one measurement at several moments become numbers in one call of its statistic."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from sonde.inspector.measurement.measurement import RowIndex
-from sonde.inspector.pipeline.norms import Key, Norms, squares_of
+from sonde.inspector.pipeline.batch import Batch, RawRows
 from sonde.inspector.sinks.base import LoggedRows, RowBlock, Scalar
 
-if TYPE_CHECKING:
-    from sonde.inspector.pipeline.writer_thread import Batch, Part
-
-__all__ = ["Finished", "Finishing", "Unpacked"]
+__all__ = ["Arrays", "Finishing"]
 
 Arrays = Sequence[npt.NDArray[np.float64]]
-Unpacked = tuple["Batch", Arrays]
-"""A batch, and the arrays in its packet."""
+"""The arrays of a batch's copy."""
 
+_NORMS: Mapping[str, str] = {"grad": "grad_norm", "param": "param_norm", "update": "update_norm"}
+"""Of each port of parameters, the name of the norm over all of them."""
 
-class Finished:
-    """What several batches have become.
-
-    Attributes:
-        rowed: of each stretch in the entries what says which row is of which site.
-    """
-
-    def __init__(self) -> None:
-        self.rowed: list[RowIndex] = []
-        self._sequence: list[tuple[RowBlock, int] | Scalar] = []
-        self._stretches: list[RowBlock] = []
-        self._scalars: list[Scalar] = []
-
-    @property
-    def entries(self) -> LoggedRows:
-        """For the sinks."""
-        return LoggedRows(self._sequence, self._stretches, self._scalars)
-
-    def add_scalars(self, scalars: Sequence[Scalar]) -> None:
-        """Scalars come next."""
-        self._sequence += scalars
-        self._scalars += scalars
-
-    def add_rows(self, rowed: RowIndex, stretch: RowBlock, at: int) -> None:
-        """The rows of a moment come next; those of each stretch in order."""
-        self._sequence.append((stretch, at))
-        if at == 0:
-            self._stretches.append(stretch)
-            self.rowed.append(rowed)
-
-
-_Moment = tuple[RowBlock, int, dict[Key, float]]
-"""The rows of one part: a moment of a stretch, and the sums of squares in it that the norms want."""
-
-
-class _Group:
-    """The parts of one measuring, in the order in which they came, and what they have become."""
-
-    def __init__(self, rowed: RowIndex) -> None:
-        self.rowed = rowed
-        self.models = tuple(dict.fromkeys(rowed.layout.model))
-        self.parts: list[tuple[Part, Arrays]] = []
-        self.moments: Iterator[_Moment | None] = iter(())
+_Moment = tuple[RowBlock, int, dict[str, float]]
+"""The rows of one measurement at one moment: a block, the moment's position in it, and by port the sum of squares for the norms."""
 
 
 class Finishing:
     """Finishes batches, one piece of a training after the other.
 
-    However the batches are cut into pieces, the entries are the same, and so is their order: that in which they were put; the
-    norms of a step come before what is of the next.
+    However the batches are cut into pieces, the rows are the same, and so is their order: that in which the batches came; the
+    norms of a step come before the rows of the next.
 
     Args:
-        failed: called with the measuring of which a statistic has raised, and what.
+        failed: called with the row index of a statistic that has raised, and its error.
     """
 
     def __init__(self, failed: Callable[[RowIndex, Exception], None]) -> None:
         self._failed = failed
-        self._norms = Norms()
+        self._norms = _Norms()
 
-    def finish(self, batches: Sequence[Unpacked]) -> Finished:
-        """What *batches* hold. Where a statistic raises, the rows of that moment are left out."""
-        groups: dict[RowIndex, _Group] = {}
-        order: list[_Group] = []  # of each part
+    def finish(self, batches: Sequence[tuple[Batch, Arrays]]) -> tuple[LoggedRows, list[RowIndex]]:
+        """The rows and scalars of *batches*, and the row index of each block. Rows of which a statistic raises are left out."""
+        together: dict[RowIndex, list[tuple[RawRows, Arrays]]] = {}
         for batch, arrays in batches:
-            for part in batch.parts:
-                group = groups.get(part.rowed)
-                if group is None:
-                    group = groups[part.rowed] = _Group(part.rowed)
-                group.parts.append((part, arrays))
-                order.append(group)
-        for group in groups.values():
-            group.moments = iter(self._moments(group.parts))
-        following = iter(order)
-        found = Finished()
+            for raw in batch.rows:
+                together.setdefault(raw.index, []).append((raw, arrays))
+        moments = {index: iter(self._moments(parts)) for index, parts in together.items()}
+        logged, indices = LoggedRows([], [], []), []
         for batch, arrays in batches:
-            for part in batch.parts:
-                group = next(following)
-                found.add_scalars(self._norms.begin(group.models, part.step))
-                moment = next(group.moments)
+            for raw in batch.rows:
+                model = next(iter(raw.index.layout.model), "")
+                logged.add_scalars(self._norms.before(model, raw.step))
+                moment = next(moments[raw.index])
                 if moment is None:
                     continue
-                stretch, at, squares = moment
-                if part.norms:
-                    self._norms.add(group.models, part.epoch, part.step, squares)
-                if not part.hidden:
-                    found.add_rows(group.rowed, stretch, at)
-            found.add_scalars([each if isinstance(each, Scalar) else each.read(arrays) for each in batch.scalars])
-        return found
+                block, position, squares = moment
+                if raw.norms:
+                    self._norms.add(model, raw.epoch, raw.step, squares)
+                if not raw.hidden:
+                    logged.add_moment(block, position)
+                    if position == 0:
+                        indices.append(raw.index)
+            logged.add_scalars([each if isinstance(each, Scalar) else each.read(arrays) for each in batch.scalars])
+        return logged, indices
 
-    def rest(self) -> Finished:
-        """The norms of the last steps, of which nothing more comes."""
-        found = Finished()
-        found.add_scalars(self._norms.take())
-        return found
+    def rest(self) -> LoggedRows:
+        """The norms of the last steps. No more rows may come for these steps."""
+        logged = LoggedRows([], [], [])
+        logged.add_scalars(self._norms.take())
+        return logged
 
-    def _moments(self, parts: Sequence[tuple[Part, Arrays]]) -> list[_Moment | None]:
-        """Of each part its rows; None if there are none. The statistic is asked once, and only if it fails once for each."""
+    def _moments(self, parts: Sequence[tuple[RawRows, Arrays]]) -> list[_Moment | None]:
+        """Of each part its rows; None if there are none. The statistic is called once, and only where it raises once for each."""
         try:
             return _finished(parts)
         except Exception:
             return [self._alone(part) for part in parts]
 
-    def _alone(self, part: tuple[Part, Arrays]) -> _Moment | None:
+    def _alone(self, part: tuple[RawRows, Arrays]) -> _Moment | None:
         try:
             return _finished([part])[0]
         except Exception as error:
-            self._failed(part[0].rowed, error)
+            self._failed(part[0].index, error)
             return None
 
 
-def _finished(parts: Sequence[tuple[Part, Arrays]]) -> list[_Moment | None]:
+def _finished(parts: Sequence[tuple[RawRows, Arrays]]) -> list[_Moment | None]:
+    """Of each part of one measurement its rows; None if nothing was added to any."""
     first = parts[0][0]
-    seen, counts, numbers = first.rowed.finish([arrays[part.blocks] for part, arrays in parts])
+    index = first.index
+    seen, counts, numbers = index.finish([arrays[raw.blocks] for raw, arrays in parts])
     moment, rows = np.nonzero(seen)
     scales = _scales(parts, moment, rows)
     if scales is not None:
-        for name in first.rowed.linear:
+        for name in index.linear:
             if name in numbers:
                 numbers[name] = numbers[name] / scales.reshape(-1, *[1] * (numbers[name].ndim - 1))
     lengths = seen.sum(axis=1)
     some = np.flatnonzero(lengths)
-    when = np.array([(part.epoch, part.step, part.micro_step) for part, _ in parts], np.int64)
+    when = np.array([(raw.epoch, raw.step, raw.micro_step) for raw, _ in parts], np.int64)
     edges = np.concatenate([[0], np.cumsum(lengths[some])])
-    stretch = RowBlock(first.rowed.family, first.rowed.layout, rows, when[some], edges, counts, numbers)
-    squares = squares_of(stretch, first.rowed, first.norms) if first.norms and len(some) else [{}] * len(some)
+    block = RowBlock(index.family, index.layout, rows, when[some], edges, counts, numbers)
+    squares = _squares(block, index, first.norms) if first.norms and len(some) else [{}] * len(some)
     found: list[_Moment | None] = [None] * len(parts)
-    for at, place in enumerate(some.tolist()):
-        found[place] = stretch, at, squares[at]
+    for position, place in enumerate(some.tolist()):
+        found[place] = block, position, squares[position]
     return found
 
 
 def _scales(
-    parts: Sequence[tuple[Part, Arrays]], moment: npt.NDArray[np.intp], rows: npt.NDArray[np.intp]
+    parts: Sequence[tuple[RawRows, Arrays]], moment: npt.NDArray[np.intp], rows: npt.NDArray[np.intp]
 ) -> npt.NDArray[np.float64] | None:
-    """What each row's tensor was multiplied by; None if nothing was."""
-    if not any(part.scales for part, _ in parts):
+    """The factor by which each row's tensor was multiplied; None if none was."""
+    if not any(raw.scales for raw, _ in parts):
         return None
-    ports = np.array(parts[0][0].rowed.ports)
+    ports = np.array(parts[0][0].index.ports)
     table = np.ones((len(parts), len(ports)))
-    for place, (part, arrays) in enumerate(parts):
-        for port, where in part.scales.items():
+    for place, (raw, arrays) in enumerate(parts):
+        for port, where in raw.scales.items():
             table[place, ports == port] = float(arrays[where])
     return table[moment, rows]
+
+
+def _squares(block: RowBlock, index: RowIndex, ports: Collection[str]) -> list[dict[str, float]]:
+    """Of each moment, by port, the sum of the squares of the parameters' norms, where there are any at these *ports*.
+
+    The norm of all parameters is the root of the sum of the squares of their norms. If any element was NaN, so is the
+    norm; if any was infinite, it is infinite: a norm over the rest would hide what matters.
+    """
+    places = {port: place for place, port in enumerate(dict.fromkeys(port for port in index.ports if port in ports))}
+    of_site = np.array([places.get(port, -1) for port in index.ports])
+    squares = np.square(block.numbers["norm"])
+    squares = np.where(block.numbers["inf"] > 0, np.inf, squares)
+    squares = np.where(block.numbers["nan"] > 0, np.nan, squares)
+    place = of_site[block.rows]
+    wanted = place >= 0
+    moment = np.repeat(np.arange(len(block)), np.diff(block.edges))
+    cell = (moment * len(places) + place)[wanted]
+    shape = len(block), len(places)
+    sums = np.bincount(cell, squares[wanted], math.prod(shape)).reshape(shape).tolist()
+    counts = np.bincount(cell, minlength=math.prod(shape)).reshape(shape).tolist()
+    return [
+        {port: square for port, square, count in zip(places, row, often, strict=True) if count}
+        for row, often in zip(sums, counts, strict=True)
+    ]
+
+
+class _Norms:
+    """Adds up the squares of steps until each step is complete: its rows may come from several measurements and optimizers."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, tuple[int, int, dict[str, float]]] = {}  # by model: epoch, step, and by port the sum so far
+
+    def before(self, model: str, step: int) -> Sequence[Scalar]:
+        """The norms of the step before *step*, which is complete now that rows of *step* come."""
+        known = self._open.get(model)
+        return () if known is None or known[1] == step else self._norms([model])
+
+    def add(self, model: str, epoch: int, step: int, squares: Mapping[str, float]) -> None:
+        """Add the squares of one moment of *step*."""
+        sums = self._open[model][2] if model in self._open else {}
+        self._open[model] = epoch, step, sums
+        for port, square in squares.items():
+            sums[port] = sums.get(port, 0.0) + square
+
+    def take(self) -> Sequence[Scalar]:
+        """All norms that there are."""
+        return self._norms(sorted(self._open))
+
+    def _norms(self, models: Iterable[str]) -> list[Scalar]:
+        found = []
+        for model in models:
+            epoch, step, sums = self._open.pop(model)
+            for port, name in _NORMS.items():
+                if port in sums:
+                    found.append(Scalar(f"{model}/{name}" if model else name, math.sqrt(sums[port]), epoch, step))
+        return found

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sonde.run.schema import KEY_COLUMNS, Layout
+from sonde.run.store.rows import RowBlock
 from sonde.run.store.writer import RunWriter
 
 if TYPE_CHECKING:
@@ -39,6 +40,14 @@ class Rows:
     micro_step: int
     counts: npt.NDArray[np.float64]
     numbers: Mapping[str, npt.NDArray[np.float64]]
+
+    @classmethod
+    def of(cls, block: RowBlock, moment: int) -> Rows:
+        """The rows of one moment of *block*, by its position."""
+        epoch, step, micro_step = block.moments[moment].tolist()
+        start, end = block.edges[moment : moment + 2].tolist()
+        numbers = {name: column[start:end] for name, column in block.numbers.items()}
+        return cls(block.family, block.layout, block.rows[start:end], epoch, step, micro_step, block.counts[start:end], numbers)
 
     @property
     def sites(self) -> list[str]:
@@ -79,71 +88,32 @@ class Scalar:
 
 
 @dataclass(frozen=True, eq=False)
-class RowBlock:
-    """Rows of one family at several moments, one moment after the other.
-
-    Attributes:
-        family: as ``moments``.
-        layout: all sites that could have a row.
-        rows: of each row its index into *layout*.
-        moments: epoch, step and micro-step of each moment, of shape ``(moments, 3)``.
-        edges: where the rows of each moment begin, and at last the number of all rows: of shape ``(moments + 1,)``.
-        counts: how often something was added to each row.
-        numbers: by name, float64 of the shape of *rows*; or of shape ``(rows, k)`` for a list in each row.
-    """
-
-    family: str
-    layout: Layout
-    rows: npt.NDArray[np.intp]
-    moments: npt.NDArray[np.int64]
-    edges: npt.NDArray[np.intp]
-    counts: npt.NDArray[np.float64]
-    numbers: Mapping[str, npt.NDArray[np.float64]]
-
-    def __len__(self) -> int:
-        return len(self.moments)
-
-    def at(self, moment: int) -> Rows:
-        """The rows of one moment, by its position."""
-        epoch, step, micro_step = self.moments[moment].tolist()
-        start, end = self.edges[moment : moment + 2].tolist()
-        numbers = {name: column[start:end] for name, column in self.numbers.items()}
-        return Rows(self.family, self.layout, self.rows[start:end], epoch, step, micro_step, self.counts[start:end], numbers)
-
-    def last(self, moments: int) -> RowBlock:
-        """The last so many moments of it, or all if there are no more."""
-        first = max(len(self) - moments, 0)
-        if not first:
-            return self
-        start = self.edges[first]
-        numbers = {name: column[start:] for name, column in self.numbers.items()}
-        return RowBlock(
-            self.family,
-            self.layout,
-            self.rows[start:],
-            self.moments[first:],
-            self.edges[first:] - start,
-            self.counts[start:],
-            numbers,
-        )
-
-
-@dataclass(frozen=True, eq=False)
 class LoggedRows:
     """All that was logged in a while: iterate for the rows of each moment and the scalars, in the order in which they came.
 
     Attributes:
-        sequence: that order: a stretch and the position of a moment in it, or a scalar.
-        stretches: all rows, a stretch for each family of each model.
+        sequence: that order: a block and the position of a moment in it, or a scalar.
+        blocks: all rows, a block for each family of each model.
         scalars: all scalars, in order.
     """
 
-    sequence: Sequence[tuple[RowBlock, int] | Scalar]
-    stretches: Sequence[RowBlock]
-    scalars: Sequence[Scalar]
+    sequence: list[tuple[RowBlock, int] | Scalar]
+    blocks: list[RowBlock]
+    scalars: list[Scalar]
+
+    def add_scalars(self, scalars: Sequence[Scalar]) -> None:
+        """Add *scalars* at the end."""
+        self.sequence.extend(scalars)
+        self.scalars.extend(scalars)
+
+    def add_moment(self, block: RowBlock, moment: int) -> None:
+        """Add one moment of *block* at the end; the moments of each block in order."""
+        self.sequence.append((block, moment))
+        if moment == 0:
+            self.blocks.append(block)
 
     def __iter__(self) -> Iterator[Rows | Scalar]:
-        return (entry if isinstance(entry, Scalar) else entry[0].at(entry[1]) for entry in self.sequence)
+        return (entry if isinstance(entry, Scalar) else Rows.of(*entry) for entry in self.sequence)
 
 
 class Sink:
@@ -200,15 +170,8 @@ class RunSink(Sink):
         if type(self).write is not RunSink.write or type(self).scalar is not RunSink.scalar:
             super().write_all(entries)  # a subclass looks at each, or changes it
             return
-        for stretch in entries.stretches:
-            self.writer.extend(
-                stretch.family,
-                stretch.layout,
-                stretch.numbers,
-                moments=stretch.moments,
-                lengths=np.diff(stretch.edges),
-                rows=stretch.rows,
-            )
+        for block in entries.blocks:
+            self.writer.write(block)
         self.writer.scalars((scalar.name, scalar.value, scalar.step, scalar.epoch) for scalar in entries.scalars)
 
     def close(self) -> None:

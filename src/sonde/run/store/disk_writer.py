@@ -1,10 +1,11 @@
-"""The writer of a run on disk: parts by a background thread, compaction, and a good end even where nobody closes it."""
+"""Write a run to disk: parts by the writer thread, compaction, and a good end where nobody closes the writer."""
 
 from __future__ import annotations
 
 import atexit
 import json
 import os
+from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -13,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 from sonde.errors import ArgumentError
 from sonde.run.schema import KEYS
-from sonde.run.store.background import Background
-from sonde.run.store.blocks import Block, Lines
 from sonde.run.store.compaction import compact, sweep
 from sonde.run.store.files import appearing, remove_leftovers, write_json
 from sonde.run.store.lock import Lock
 from sonde.run.store.parts import Part, parts_in, prefix_of
+from sonde.run.store.rows import Lines, RowBlock, tables_of
 from sonde.run.store.run_json import Description
-from sonde.run.store.trouble import Trouble
 from sonde.run.store.writer import RunWriter
+from sonde.run.store.writer_thread import QueueLimits, WriteQueue, WriterThread
+from sonde.warn import WarnOnce
 
 if TYPE_CHECKING:
     from sonde.run.run import Run
@@ -33,14 +34,14 @@ _NEEDED_AT_EXIT = ("duckdb", "pyarrow.parquet", "concurrent.futures.thread")  # 
 
 
 @dataclass(frozen=True, slots=True)
-class Flushing:
+class Flushing(QueueLimits):
     """When appended rows go to disk, and what happens when the disk does not keep up.
 
     Attributes:
-        seconds: at most so long after they were appended. It is what a kill can lose.
-        size: or as soon as so many bytes wait.
+        seconds: rows are written no longer than this after they were appended. It is what a kill can lose.
+        size: bytes of waiting rows that are written at once.
         limit: bytes that may wait in memory.
-        patience: seconds that ``append`` waits for room in them before rows are dropped, with one warning, and counted.
+        patience: seconds that ``append`` waits for room before rows are dropped and counted, with one warning.
         sync: put every part on the disk itself before it gets its name, so that power failure leaves only whole parts too.
         fan_in: parts of one generation that are merged while the run is being written.
 
@@ -75,12 +76,18 @@ def publish(folder: Path, part: Part, table: Any, *, sync: bool) -> Path:
 
 
 class DiskWriter(RunWriter):
-    """Writes one rank's share of the run in a folder. Made by ``start_run`` and ``join_run``.
+    """Writes one rank's share of the run in a folder. ``start_run`` and ``join_run`` make one.
+
+    Rows wait in a queue until the writer thread makes one table of each family and writes it as a part. What could not be
+    written is kept and tried again. Under an inspector the same thread finishes the rows.
 
     Attributes:
         path: the run's folder.
         life: which of the processes that wrote this run one after another this is, from 1.
+        lost: rows for which there was no room, or that could not be written at the end.
     """
+
+    thread: WriterThread
 
     def __init__(self, path: Path, rank: int, description: Description, lock: Lock, flushing: Flushing) -> None:
         for module in _NEEDED_AT_EXIT:
@@ -89,20 +96,27 @@ class DiskWriter(RunWriter):
         super().__init__(rank, life.first_step, room=flushing.limit)
         self.path = path
         self.life = life.life
+        self.lost = 0
         self._description = description
         self._lock = lock
         self._flushing = flushing
-        self._process = os.getpid()
-        self._trouble = Trouble(str(path))
+        self._problems = WarnOnce(
+            f"the run {str(path).replace('{', '{{').replace('}', '}}')} could not be written: {{}}. Training goes on and what was "
+            "written before stays readable; writing is tried again, and rows for which there is no room meanwhile are dropped and "
+            "counted"
+        )
         self._merging = True
         self._numbers: dict[str, int] = {}  # the last flush of each family
+        self._unwritten: list[tuple[str, Any]] = []  # tables that could not be written; of the thread alone
         for folder in self._families():
             remove_leftovers(folder, prefix_of(rank))
             sweep(folder, rank)
             self._numbers[folder.name] = max((part.last for part in parts_in(folder) if part.rank == rank), default=0)
             self._remember_kinds(folder)
-        how = {"seconds": flushing.seconds, "size": flushing.size, "limit": flushing.limit, "patience": flushing.patience}
-        self._background = Background(self._write, rank=rank, trouble=self._trouble, **how)  # type: ignore[arg-type]
+        self.thread = WriterThread()
+        self._queue: WriteQueue[RowBlock | Lines] = WriteQueue(
+            self.thread, self._write, flushing, self._problems, f"the disk did not keep up for {flushing.patience:g} seconds"
+        )
         atexit.register(self.close)
 
     def _families(self) -> list[Path]:
@@ -120,10 +134,6 @@ class DiskWriter(RunWriter):
                     kind = "text" if text else "list" if pyarrow.types.is_nested(column.type) else "number"
                     self._kinds[folder.name, column.name.lower()] = kind
 
-    @property
-    def lost(self) -> int:
-        return self._background.lost
-
     def describe(self, **about: Any) -> None:
         self._must_be_open()
         if self.rank:
@@ -132,25 +142,56 @@ class DiskWriter(RunWriter):
         try:
             self._description.write(self.path, sync=self._flushing.sync)
         except OSError as error:
-            self._trouble.note(f"run.json: {error}")
-            self._trouble.say()
+            self._failed(f"run.json: {error}")
 
     def _write_document(self, name: str, data: Any) -> None:
         file = f"{name}.json" if self.rank == 0 else f"{name}-r{self.rank:04d}.json"
         try:
             write_json(self.path / file, data, sync=self._flushing.sync)
         except OSError as error:
-            self._trouble.note(f"{file}: {error}")
-            self._trouble.say()
+            self._failed(f"{file}: {error}")
 
-    def _take(self, family: str, item: Block | Lines) -> None:
-        self._background.put(family, item)
+    def _failed(self, problem: str) -> None:
+        self._problems.note(problem)
+        self.thread.warn()
+
+    def _take(self, item: RowBlock | Lines) -> None:
+        if self.thread.is_elsewhere:  # a forked child writes nothing
+            return
+        if not self._queue.put(item):
+            self.lost += item.lines
+        self.thread.warn()
 
     def flush(self) -> None:
-        self._background.flush()
+        self.thread.call(self._queue.drain)
 
-    def _write(self, family: str, table: Any) -> None:
-        """In the background: one part, and now and then one of many."""
+    # In the thread
+
+    def _write(self, items: deque[RowBlock | Lines]) -> int:
+        """Write old tables, then those of *items*, in order; keep those from the first that fails on, and return their bytes."""
+        waiting, self._unwritten = self._unwritten, []
+        try:
+            waiting += tables_of(items, self.rank)
+        except Exception as error:  # arrow refuses what the checks let through: training goes on without it
+            self._problems.note(f"{type(error).__name__}: {error}")
+            self.lost += sum(item.lines for item in items)
+        items.clear()
+        while waiting:
+            family, table = waiting[0]
+            try:
+                self._publish(family, table)
+            except OSError as error:
+                self._problems.note(f"{type(error).__name__}: {error}")
+                self._unwritten = waiting
+                break
+            except Exception as error:
+                self._problems.note(f"{type(error).__name__}: {error}")
+                self.lost += table.num_rows
+            del waiting[0]
+        return sum(table.nbytes for _, table in self._unwritten)
+
+    def _publish(self, family: str, table: Any) -> None:
+        """Write one part, and now and then merge many into one."""
         number = self._numbers.get(family, 0) + 1
         publish(self.path / family, Part(self.rank, number, number, 0, self.life), table, sync=self._flushing.sync)
         self._numbers[family] = number
@@ -169,11 +210,14 @@ class DiskWriter(RunWriter):
         return True
 
     def _end(self) -> None:
-        if os.getpid() != self._process:
+        if self.thread.is_elsewhere:
             return
         atexit.unregister(self.close)
         try:
-            self._background.stop()
+            self.thread.call(self._queue.drain)
+            self.thread.stop()
+            self.lost += sum(table.num_rows for _, table in self._unwritten)
+            self._unwritten.clear()
         finally:
             with suppress(OSError):  # of a full disk, or of a folder that was removed: the run stays marked as not closed
                 for folder in self._families():

@@ -1,4 +1,4 @@
-"""A run without a folder: the same writer and the same reader, over Arrow tables in memory."""
+"""Keep a run in memory: the same writer and the same reader as on disk, over Arrow tables."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from sonde.run.store.blocks import Block, Lines, Pending
+from sonde.run.store.rows import Lines, RowBlock, tables_of
 from sonde.run.store.run_json import Description
 from sonde.run.store.source import Answer, Ask
 from sonde.run.store.writer import RunWriter
@@ -28,13 +28,14 @@ class MemorySource:
     def __init__(self) -> None:
         self.description = Description().begun(0)
         self.documents: dict[str, Any] = {}
-        self.pending = Pending()
+        self._items: list[RowBlock | Lines] = []  # not in the tables yet
         self._tables: dict[str, pyarrow.Table] = {}
         self._lock = threading.Lock()
 
-    def add(self, family: str, item: Block | Lines) -> None:
+    def add(self, item: RowBlock | Lines) -> None:
+        """Keep *item*."""
         with self._lock:
-            self.pending.add(family, item)
+            self._items.append(item)
 
     def describe(self) -> Description:
         return self.description
@@ -52,7 +53,8 @@ class MemorySource:
         import pyarrow
 
         with self._lock:
-            for family, table in self.pending.take().tables(rank=0):
+            items, self._items = self._items, []
+            for family, table in tables_of(items, rank=0):
                 plain = _without_dictionaries(table)
                 known = self._tables.get(family)
                 if known is not None:
@@ -81,8 +83,6 @@ class MemoryWriter(RunWriter):
         self._source = MemorySource()
         self.describe(**(about or {}))
 
-    lost = 0  # memory keeps everything
-
     def describe(self, **about: Any) -> None:
         self._must_be_open()
         self._source.description = self._source.description.telling(about)
@@ -90,8 +90,8 @@ class MemoryWriter(RunWriter):
     def _write_document(self, name: str, data: Any) -> None:
         self._source.documents[name] = data
 
-    def _take(self, family: str, item: Block | Lines) -> None:
-        self._source.add(family, item)
+    def _take(self, item: RowBlock | Lines) -> None:
+        self._source.add(item)
 
     def flush(self) -> None:
         """What was added can be read at once."""

@@ -1,4 +1,4 @@
-"""What writes a run: blocks of numbers, single scalars, alerts and documents, to disk or to memory."""
+"""The interface of everything that writes a run: numbers, scalars, alerts and documents, to disk or to memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 from sonde.errors import ArgumentError, StoreError
 from sonde.run.schema import DOCUMENTS, Layout, check_family, check_number, whole_number
-from sonde.run.store.blocks import Block, Column, ColumnSpec, Kind, Lines, blocks_of, column_of, kind_of
+from sonde.run.store.rows import Column, Lines, RowBlock, column_of, kind_of
+from sonde.run.store.writer_thread import WriterThread
 
 if TYPE_CHECKING:
     from sonde.run.run import Run
@@ -24,21 +25,26 @@ _BLOCK = 1 << 20  # bytes; what comes at once is handed on in blocks of no more,
 
 
 class RunWriter(ABC):
-    """Takes what one process records. Any thread may call; :func:`sonde.run.store.open.start_run` and
-    :func:`sonde.run.store.memory_writer.memory_run` make one.
+    """Takes the rows that one process records. Any thread may call.
+
+    :func:`sonde.run.store.open.start_run` and :func:`sonde.run.store.memory_writer.memory_run` make one.
 
     Attributes:
         rank: of this process.
         first_step: the step that this process begins at.
         lost: rows that could not be kept so far.
+        thread: the thread that writes to disk; None in memory.
     """
+
+    thread: WriterThread | None = None
+    lost = 0
 
     def __init__(self, rank: int, first_step: int, *, room: int | None = None) -> None:
         self.rank = rank
         self.first_step = first_step
         self._block = _BLOCK if room is None else min(_BLOCK, room // 4)
-        self._kinds: dict[tuple[str, str], Kind] = {}
-        self._forms: dict[tuple[str, tuple[tuple[str, str], ...]], ColumnSpec] = {}
+        self._kinds: dict[tuple[str, str], str] = {}  # by family and column, in small letters: number, list or text
+        self._accepted: set[tuple[str, tuple[tuple[str, str], ...]]] = set()
         self._closed = False
 
     def append(
@@ -67,14 +73,14 @@ class RunWriter(ABC):
             StoreError: the writer is closed.
         """
         self._must_be_open()
-        picked = None if rows is None else _picked(rows, layout)
-        made = {name: column_of(name, values, len(layout), _sites(layout)) for name, values in columns.items()}
-        form = self._form(family, made)
+        picked = np.arange(len(layout)) if rows is None else _picked(rows, layout)
+        what = f"the {len(layout)} sites of the layout"
+        made = {name: column_of(name, values, len(layout), what) for name, values in columns.items()}
+        self._check(family, made)
         moment = [whole_number("epoch", epoch), whole_number("step", step), whole_number("micro_step", micro_step)]
-        if picked is not None:
-            made = {name: _at(column, picked) for name, column in made.items()}
-        length = len(layout) if picked is None else len(picked)
-        self._add(family, layout, picked, np.array([moment], np.int64), np.array([length], np.intp), form, made)
+        made = {name: _at(column, picked) for name, column in made.items()}
+        edges = np.array([0, len(picked)], np.intp)
+        self._add(RowBlock(family, layout, picked, np.array([moment], np.int64), edges, _unknown(len(picked)), made))
 
     def extend(self, family: str, layout: Layout, columns: Mapping[str, Any], *, moments: Any, lengths: Any, rows: Any) -> None:
         """Add the numbers of several moments to a family: what an :meth:`append` for each of them adds. The arrays are copied.
@@ -92,47 +98,47 @@ class RunWriter(ABC):
             ArgumentError: as for :meth:`append`, or these do not fit each other.
             StoreError: the writer is closed.
         """
-        self._must_be_open()
         picked = _indices(rows, layout)
-        when, counts = _moments(moments, lengths, len(picked))
-        made = {name: column_of(name, values, len(picked), f"{len(picked)} rows") for name, values in columns.items()}
-        self._add(family, layout, picked, when, counts, self._form(family, made), made)
+        when, edges = _moments(moments, lengths, len(picked))
+        made = {name: _copied(column_of(name, values, len(picked), f"{len(picked)} rows")) for name, values in columns.items()}
+        self.write(RowBlock(family, layout, picked, when, edges, _unknown(len(picked)), made))
 
-    def _add(
-        self,
-        family: str,
-        layout: Layout,
-        rows: npt.NDArray[np.intp] | None,
-        moments: npt.NDArray[np.int64],
-        lengths: npt.NDArray[np.intp],
-        form: ColumnSpec,
-        columns: Mapping[str, Column],
-    ) -> None:
-        for block in blocks_of(layout, rows, moments, lengths, form, columns, most=self._block):
-            if len(block):
-                self._take(family, block)
+    def write(self, block: RowBlock) -> None:
+        """Add finished rows. The arrays are not copied: nobody may change them afterwards.
 
-    def _form(self, family: str, columns: Mapping[str, Column]) -> ColumnSpec:
+        Raises:
+            ArgumentError: as for :meth:`append`.
+            StoreError: the writer is closed.
+        """
+        self._must_be_open()
+        rows = f"{block.lines} rows"
+        made = {name: column_of(name, values, block.lines, rows) for name, values in block.numbers.items()}
+        self._check(block.family, made)
+        self._add(RowBlock(block.family, block.layout, block.rows, block.moments, block.edges, block.counts, made))
+
+    def _add(self, block: RowBlock) -> None:
+        for piece in block.pieces(self._block):
+            if piece.lines:
+                self._take(piece)
+
+    def _check(self, family: str, columns: Mapping[str, Column]) -> None:
+        """Raise if the family may not have these columns. Each set of names and kinds is checked once."""
         given = tuple((name, kind_of(column)) for name, column in columns.items())
-        form = self._forms.get((family, given))
-        if form is None:
-            form = self._forms[family, given] = self._checked(family, ColumnSpec(given))
-        return form
-
-    def _checked(self, family: str, form: ColumnSpec) -> ColumnSpec:
-        """*form*, if the family may have it; asked once for each."""
+        if (family, given) in self._accepted:
+            return
         check_family(family)
-        if not form.columns:
+        if not given:
             raise ArgumentError(f"no columns were given for the family {family!r}: give at least one number")
-        for name, kind in form.kinds.items():
+        kinds = {name: kind if kind in ("list", "text") else "number" for name, kind in given}
+        for name, kind in kinds.items():
             check_number(name)
             before = self._kinds.get((family, name.lower()))
             if before not in (None, kind):
                 raise ArgumentError(f"{name!r} of the family {family!r} held a {before} in each row before, and now a {kind}")
-        if len({name.lower() for name, _ in form.columns}) < len(form.columns):
+        if len({name.lower() for name in kinds}) < len(kinds):
             raise ArgumentError(f"two columns of the family {family!r} differ only in case, which SQL does not tell apart")
-        self._kinds |= {(family, name.lower()): kind for name, kind in form.kinds.items()}
-        return form
+        self._kinds.update({(family, name.lower()): kind for name, kind in kinds.items()})
+        self._accepted.add((family, given))
 
     def scalar(self, name: str, value: float, *, step: int, epoch: int = 0) -> None:
         """Add one number that belongs to no site: ``loss``, ``grad_norm``, ``overhead``, a metric.
@@ -156,7 +162,7 @@ class RunWriter(ABC):
             for name, value, step, epoch in given
         )
         if lines:
-            self._take("scalars", Lines(lines))
+            self._take(Lines("scalars", lines))
 
     def alert(
         self,
@@ -178,7 +184,7 @@ class RunWriter(ABC):
         self._must_be_open()
         moment = (whole_number("epoch", epoch), whole_number("step", step), self.rank)
         number = None if value is None else float(value)
-        self._take("alerts", Lines(((*moment, severity, rule, str(site), number, message),)))
+        self._take(Lines("alerts", ((*moment, severity, rule, str(site), number, message),)))
 
     def document(self, name: str, data: Any) -> None:
         """Write plain data as a file of its own, ``graph`` or ``coverage``, in place of an earlier one.
@@ -213,11 +219,6 @@ class RunWriter(ABC):
     def run(self) -> Run:
         """The run as it is now, to read. It goes on showing what is written later."""
 
-    @property
-    @abstractmethod
-    def lost(self) -> int:
-        """Rows that could not be kept so far."""
-
     def close(self) -> None:
         """End the writing: everything that was added can be read. Again does nothing."""
         if not self._closed:
@@ -228,7 +229,7 @@ class RunWriter(ABC):
     def _end(self) -> None: ...
 
     @abstractmethod
-    def _take(self, family: str, item: Block | Lines) -> None: ...
+    def _take(self, item: RowBlock | Lines) -> None: ...
 
     @abstractmethod
     def _write_document(self, name: str, data: Any) -> None: ...
@@ -242,10 +243,6 @@ class RunWriter(ABC):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
-
-
-def _sites(layout: Layout) -> str:
-    return f"the {len(layout)} sites of the layout"
 
 
 def _picked(rows: Any, layout: Layout) -> npt.NDArray[np.intp]:
@@ -262,11 +259,11 @@ def _indices(rows: Any, layout: Layout) -> npt.NDArray[np.intp]:
     picked = np.asarray(rows)
     if picked.ndim != 1 or picked.dtype.kind not in "iu" or (picked.size and not 0 <= picked.min() <= picked.max() < len(layout)):
         raise ArgumentError(f"rows is a mask or the indices of some of {len(layout)} rows, not {rows!r}")
-    return picked.astype(np.intp)
+    return picked.astype(np.intp)  # a copy
 
 
 def _moments(moments: Any, lengths: Any, rows: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.intp]]:
-    """The moments of an ``extend`` and how many rows each has, if they can be."""
+    """The moments of an ``extend`` and the edges between their rows, if they can be."""
     when, counts = np.asarray(moments), np.asarray(lengths)
     if when.ndim != 2 or when.shape[1] != 3 or when.dtype.kind not in "iu" or (when.size and when.min() < 0):
         raise ArgumentError(
@@ -274,7 +271,16 @@ def _moments(moments: Any, lengths: Any, rows: int) -> tuple[npt.NDArray[np.int6
         )
     if counts.shape != (len(when),) or counts.dtype.kind not in "iu" or counts.sum() != rows or (counts.size and counts.min() < 0):
         raise ArgumentError(f"lengths says how many of {rows} rows each of {len(when)} moments has; {lengths!r} was given")
-    return when.astype(np.int64), counts.astype(np.intp)
+    return when.astype(np.int64), np.concatenate([np.zeros(1, np.intp), np.cumsum(counts, dtype=np.intp)])
+
+
+def _unknown(rows: int) -> npt.NDArray[np.float64]:
+    """The counts of rows of which nobody says how often something was added to them."""
+    return np.broadcast_to(np.float64(np.nan), (rows,))
+
+
+def _copied(column: Column) -> Column:
+    return np.array(column) if isinstance(column, np.ndarray) else list(column)
 
 
 def _at(column: Column, rows: npt.NDArray[np.intp]) -> Column:

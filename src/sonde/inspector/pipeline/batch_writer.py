@@ -1,0 +1,158 @@
+"""Finish batches in the writer thread and give the rows to the sinks, so that the training waits for neither."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from operator import methodcaller
+
+import numpy as np
+import numpy.typing as npt
+
+from sonde.inspector.measurement.measurement import RowIndex
+from sonde.inspector.pipeline.batch import Batch
+from sonde.inspector.pipeline.findings import Findings
+from sonde.inspector.pipeline.finishing import Arrays, Finishing
+from sonde.inspector.sinks.base import LoggedRows, RunSink, Sink
+from sonde.run.store.writer_thread import QueueLimits, WriteQueue, WriterThread
+from sonde.warn import WarnOnce
+
+__all__ = ["LIMITS", "BatchWriter"]
+
+LIMITS = QueueLimits(seconds=0.5, size=4 << 20, limit=64 << 20, patience=10.0)
+"""When batches are finished, and how many bytes of them may wait."""
+
+_PIECE = 4 << 20  # bytes of batches that are finished at once
+_SPELL = 0.5  # seconds that one piece may take: room is made after each, so slow sinks are given little at a time
+
+
+class BatchWriter:
+    """Takes batches, finishes them in the writer thread, and gives the rows to the sinks.
+
+    The thread is that of the run, if a run is written to disk; otherwise it is one of its own. If the sinks do not keep up, the
+    training waits for them once, and then batches are lost, with one warning. A sink that raises is not called again.
+
+    Attributes:
+        findings: remembers what the rules need.
+        lost: batches for which there was no room.
+        has_written: whether the sinks have rows.
+    """
+
+    def __init__(self, sinks: Sequence[Sink], limits: QueueLimits = LIMITS) -> None:
+        self.findings = Findings()
+        self.lost = 0
+        self.has_written = False
+        self._sinks = list(sinks)
+        self._problems = WarnOnce("{}. The training goes on")
+        self._finishing = Finishing(self._failed)
+        self._counted: dict[RowIndex, npt.NDArray[np.float64]] = {}
+        self._at_once = 1  # batches to a piece; the first piece shows how long they take
+        threads = [sink.writer.thread for sink in sinks if isinstance(sink, RunSink)]
+        shared = next((thread for thread in threads if thread is not None and thread.is_running), None)
+        self._owned = shared is None
+        self._thread = shared or WriterThread()
+        self._queue: WriteQueue[Batch] = WriteQueue(
+            self._thread, self._write_some, limits, self._problems, "the sinks do not keep up; steps are lost"
+        )
+
+    def put(self, batch: Batch) -> None:
+        """Have *batch* written soon. In a forked child it is lost, with a warning."""
+        if not self._queue.put(batch):
+            self.lost += 1
+            if self._thread.is_elsewhere:
+                self._problems.note("this process was forked from the one that writes; its steps are lost")
+        self._thread.warn()
+
+    def seen(self) -> dict[tuple[str, str], int]:
+        """By family and site, how often something was added in all batches that were put before."""
+        self._thread.call(self._queue.drain)
+        found: dict[tuple[str, str], int] = {}
+        for index, counts in self._counted.items():
+            for site, count in zip(index.layout.site, counts.tolist(), strict=True):
+                found[index.family, site] = found.get((index.family, site), 0) + int(count)
+        return found
+
+    def flush(self) -> None:
+        """Return when the rows of all batches put before are with the sinks, and the norms of the last step with them."""
+        self._thread.call(self._finish_all)
+
+    def stop(self, last: Callable[[], None] = lambda: None) -> None:
+        """Write what is left, call *last*, close the sinks, and end the thread. Idempotent.
+
+        In the thread itself, where garbage collection may have found a forgotten inspector, this happens a little later.
+        """
+
+        def end() -> None:
+            self._finish_all()
+            self._try(last)
+            self._each(methodcaller("close"))
+            self._sinks.clear()
+            if self._owned:
+                self._thread.stop()
+
+        if self._thread.is_current:
+            self._thread.ask(end)
+            return
+        self._thread.call(end)
+        if self._owned:
+            self._thread.stop()
+        self._thread.remove(self._queue)
+
+    # In the thread
+
+    def _finish_all(self) -> None:
+        self._queue.drain()
+        self._try(lambda: self._give(self._finishing.rest(), ()))
+
+    def _write_some(self, batches: deque[Batch]) -> int:
+        """Write the first of *batches*: as many as are not too much memory or time at once."""
+        start, taken, size = time.monotonic(), 0, 0
+        piece: list[tuple[Batch, Arrays]] = []
+        while batches and taken < self._at_once and size < _PIECE:
+            taken += 1
+            batch = batches.popleft()
+            size += batch.nbytes
+            try:
+                piece.append((batch, batch.copy.unpack()))
+            except Exception as error:
+                self._not_written(error)
+        self._try(lambda: self._write(piece))
+        self._at_once = max(1, int(_SPELL * taken / max(time.monotonic() - start, 1e-9)))
+        return 0
+
+    def _write(self, piece: Sequence[tuple[Batch, Arrays]]) -> None:
+        logged, indices = self._finishing.finish(piece)
+        self._give(logged, indices)
+        self.has_written = self.has_written or bool(indices)
+
+    def _give(self, logged: LoggedRows, indices: Sequence[RowIndex]) -> None:
+        for index, block in zip(indices, logged.blocks, strict=True):
+            counts = self._counted.setdefault(index, np.zeros(len(index.layout)))
+            counts += np.bincount(block.rows, block.counts, len(index.layout))
+            self.findings.look(index, block)
+        self.findings.look_for_defects(logged)
+        if logged.sequence:
+            self._each(methodcaller("write_all", logged))
+
+    def _each(self, call: Callable[[Sink], None]) -> None:
+        """Call every sink; one that raises is not called again."""
+        for sink in tuple(self._sinks):
+            try:
+                call(sink)
+            except Exception as error:
+                self._sinks.remove(sink)
+                name = type(sink).__name__
+                self._problems.note(f"{name} raised {type(error).__name__}: {error}; nothing more is written to it")
+
+    def _try(self, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except Exception as error:
+            self._not_written(error)
+
+    def _not_written(self, error: Exception) -> None:
+        self._problems.note(f"a logged step could not be written: {type(error).__name__}: {error}")
+
+    def _failed(self, index: RowIndex, error: Exception) -> None:
+        self._problems.note(f"{index.statistic!r} of {index.family} raised {type(error).__name__}: {error}")

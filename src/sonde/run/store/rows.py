@@ -1,0 +1,223 @@
+"""Finished rows of a family, and their way into Arrow tables: whole columns at once, never row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow
+
+from sonde.errors import ArgumentError
+from sonde.run.schema import ALERTS, KEY_COLUMNS, SCALARS, Key, Layout
+
+__all__ = ["Column", "Lines", "RowBlock", "column_of", "kind_of", "tables_of"]
+
+Column = npt.NDArray[Any] | list[str]
+"""The values of a column: numbers of shape (rows,), lists of k numbers of shape (rows, k), or texts."""
+
+_LINE_BYTES = 150  # of a tuple of Python values, roughly
+_KEY_BYTES = 40  # of a row's keys in a table
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class RowBlock:
+    """Rows of one family at several moments, one moment after the other.
+
+    Attributes:
+        family: as ``moments``.
+        layout: all sites that could have a row.
+        rows: of each row its index into *layout*.
+        moments: epoch, step and micro-step of each moment, of shape ``(moments, 3)``.
+        edges: where the rows of each moment begin, and at last the number of all rows: of shape ``(moments + 1,)``.
+        counts: how often something was added to each row; NaN where this is not known.
+        numbers: by name, float64 of the shape of *rows*; or of shape ``(rows, k)`` for a list in each row.
+    """
+
+    family: str
+    layout: Layout
+    rows: npt.NDArray[np.intp]
+    moments: npt.NDArray[np.int64]
+    edges: npt.NDArray[np.intp]
+    counts: npt.NDArray[np.float64]
+    numbers: Mapping[str, Any]
+
+    def __len__(self) -> int:
+        return len(self.moments)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the rows take in memory, their keys in a table included."""
+        columns = sum(column.nbytes if isinstance(column, np.ndarray) else 8 * len(column) for column in self.numbers.values())
+        return columns + _KEY_BYTES * len(self.rows)
+
+    @property
+    def lines(self) -> int:
+        """The number of rows."""
+        return len(self.rows)
+
+    def between(self, first: int, last: int) -> RowBlock:
+        """The moments from *first* up to *last*, exclusive. The arrays are views."""
+        start, end = self.edges[first], self.edges[last]
+        numbers = {name: column[start:end] for name, column in self.numbers.items()}
+        return RowBlock(
+            self.family,
+            self.layout,
+            self.rows[start:end],
+            self.moments[first:last],
+            self.edges[first : last + 1] - start,
+            self.counts[start:end],
+            numbers,
+        )
+
+    def last(self, moments: int) -> RowBlock:
+        """The last so many moments, or all if there are no more."""
+        return self if moments >= len(self) else self.between(len(self) - moments, len(self))
+
+    def pieces(self, most: int) -> Iterator[RowBlock]:
+        """The same rows in blocks of no more than *most* bytes, and of one moment or more."""
+        if self.nbytes <= most or len(self) < 2:
+            yield self
+            return
+        fitting = most * self.lines // self.nbytes  # rows
+        first = 0
+        while first < len(self):
+            last = max(first + 1, int(np.searchsorted(self.edges, self.edges[first] + fitting, "right")) - 1)
+            yield self.between(first, last)
+            first = last
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """Rows of a family without a layout (scalars, alerts), the values of each in the order of its schema."""
+
+    family: str
+    values: tuple[tuple[Any, ...], ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the rows take in memory, roughly."""
+        return _LINE_BYTES * len(self.values)
+
+    @property
+    def lines(self) -> int:
+        """The number of rows."""
+        return len(self.values)
+
+
+def column_of(name: str, given: Any, length: int, what: str) -> Column:
+    """Return one given column as an array of shape (length,) or (length, k), or as texts, without a copy where possible.
+
+    Args:
+        name: of the column.
+        given: an array, a sequence of texts, or a number or text for all rows.
+        length: of the column.
+        what: the rows, in words.
+
+    Raises:
+        ArgumentError: *given* is none of these, or has another length.
+    """
+    if isinstance(given, str):
+        return [given] * length
+    values = np.asarray(given)
+    if values.ndim == 0:
+        values = np.broadcast_to(values, (length,))
+    if values.ndim > 2 or len(values) != length:
+        raise ArgumentError(
+            f"the column {name!r} has the shape {values.shape}; {what} take ({length},), or ({length}, k) for a list in each row"
+        )
+    if values.dtype.kind in "US" or (values.dtype == object and all(isinstance(value, str) for value in values)):
+        return [str(value) for value in values]
+    if values.dtype.kind not in "biuf":
+        raise ArgumentError(f"the column {name!r} holds {values.dtype}: numbers or texts can be written")
+    return values.astype(_plain(values.dtype), copy=False)
+
+
+def _plain(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype that stands for *dtype* in Parquet: all readers know it, and only longdouble loses digits."""
+    if dtype.kind != "f":
+        return dtype.newbyteorder("=")
+    return np.dtype(np.float32) if dtype.itemsize <= 4 else np.dtype(np.float64)
+
+
+def kind_of(column: Column) -> str:
+    """What a column holds: the character of its dtype (numbers), ``list`` (of numbers, in every row) or ``text``."""
+    if not isinstance(column, np.ndarray):
+        return "text"
+    return column.dtype.char if column.ndim == 1 else "list"
+
+
+def tables_of(items: Iterable[RowBlock | Lines], rank: int) -> Iterator[tuple[str, pyarrow.Table]]:
+    """One Arrow table for each family that *items* have rows of, in the order of their first rows."""
+    families: dict[str, list[Any]] = {}
+    for item in items:
+        families.setdefault(item.family, []).append(item)
+    for family, of_family in families.items():
+        schema = {"scalars": SCALARS, "alerts": ALERTS}.get(family)
+        yield family, _block_table(of_family, rank) if schema is None else _line_table(of_family, schema)
+
+
+def _line_table(lines: Sequence[Lines], schema: Mapping[str, str]) -> pyarrow.Table:
+    columns = zip(*(line for several in lines for line in several.values), strict=True)
+    return pyarrow.table({name: pyarrow.array(column, kind) for (name, kind), column in zip(schema.items(), columns, strict=True)})
+
+
+def _block_table(blocks: Sequence[RowBlock], rank: int) -> pyarrow.Table:
+    texts = _LayoutTexts(blocks)
+    alike = groupby(blocks, key=lambda block: [(name, kind_of(column)) for name, column in block.numbers.items()])
+    tables = [_joined(list(group), texts, rank) for _, group in alike]
+    return tables[0] if len(tables) == 1 else pyarrow.concat_tables(tables, promote_options="permissive")
+
+
+class _LayoutTexts:
+    """The texts of all layouts as integers: each layout is encoded once, however many blocks it has."""
+
+    def __init__(self, blocks: Sequence[RowBlock]) -> None:
+        self._texts: dict[str, int] = {}
+        layouts = {id(block.layout): block.layout for block in blocks}
+        self._codes = {
+            (name, each): self._encoded(values) if isinstance(values, tuple) else values
+            for each, layout in layouts.items()
+            for name, values in layout.columns.items()
+        }
+        self._dictionary = pyarrow.array(list(self._texts), "string")
+
+    def _encoded(self, texts: Sequence[str]) -> npt.NDArray[np.int32]:
+        return np.fromiter((self._texts.setdefault(text, len(self._texts)) for text in texts), np.int32, len(texts))
+
+    def column(self, key: Key, blocks: Sequence[RowBlock]) -> Any:
+        """The column *key* of *blocks*, which their layouts give."""
+        values = np.concatenate([self._codes[key.name, id(block.layout)][block.rows] for block in blocks])
+        return pyarrow.DictionaryArray.from_arrays(values, self._dictionary) if key.kind == "string" else values
+
+
+def _joined(blocks: list[RowBlock], texts: _LayoutTexts, rank: int) -> pyarrow.Table:
+    """One table of *blocks*, whose numbers have the same names and kinds."""
+    lengths = np.concatenate([np.diff(block.edges) for block in blocks])
+    moments = np.concatenate([block.moments for block in blocks])
+    columns: dict[str, Any] = {}
+    for key in KEY_COLUMNS:
+        if key.given == "moment":
+            columns[key.name] = np.repeat(moments[:, len(columns)].astype(key.kind), lengths)
+        elif key.given == "process":
+            columns[key.name] = np.full(lengths.sum(), rank, key.kind)
+        else:
+            columns[key.name] = texts.column(key, blocks)
+    for name in blocks[0].numbers:
+        columns[name] = _arrow([block.numbers[name] for block in blocks])
+    return pyarrow.table(columns)
+
+
+def _arrow(columns: Sequence[Column]) -> pyarrow.Array:
+    """One Arrow column of the same column of several blocks."""
+    first = columns[0]
+    if not isinstance(first, np.ndarray):
+        return pyarrow.array([text for column in columns for text in column], "string")
+    if first.ndim == 1:
+        return pyarrow.array(np.concatenate(columns))
+    lengths = np.concatenate([np.full(len(column), np.shape(column)[1], np.int32) for column in columns])
+    offsets = np.concatenate([np.zeros(1, np.int32), np.cumsum(lengths, dtype=np.int32)])
+    return pyarrow.ListArray.from_arrays(offsets, np.concatenate([np.ravel(column) for column in columns]))

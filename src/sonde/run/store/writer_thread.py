@@ -1,0 +1,307 @@
+"""The one thread that writes, and the bounded queues of items that wait for it."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import inf
+from typing import Generic, Protocol, TypeVar
+
+from sonde.warn import WarnOnce
+
+__all__ = ["QueueLimits", "WriteQueue", "WriterThread"]
+
+
+class _Sized(Protocol):
+    @property
+    def nbytes(self) -> int: ...
+
+
+Item = TypeVar("Item", bound=_Sized)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLimits:
+    """When the items of a queue are written, and how many may wait.
+
+    Attributes:
+        seconds: an item waits no longer than this.
+        size: bytes of waiting items that are written at once, however short they have waited.
+        limit: bytes that may wait or be under way.
+        patience: seconds that ``put`` waits for room.
+    """
+
+    seconds: float
+    size: int
+    limit: int
+    patience: float
+
+
+class WriterThread:
+    """A thread that empties queues: of rows on their way to disk and, under an inspector, of batches on their way to rows.
+
+    The thread sleeps until a queue is due and then takes all that waits there. While items keep coming, it wakes once in each
+    queue's interval and not for each item: a thread that wakes takes the interpreter's lock from the thread that trains.
+
+    Attributes:
+        changed: the condition that guards the queues. Its lock can be taken again by the thread that holds it, since garbage
+            collection may stop an inspector anywhere.
+    """
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition(threading.RLock())
+        self._queues: list[WriteQueue[_Sized]] = []
+        self._requests: deque[Callable[[], None]] = deque()
+        self._wakes_at = -inf  # when the sleeping thread wakes by itself; -inf while it is awake
+        self._stopping = self._ended = False
+        self._process = os.getpid()
+        self._thread = threading.Thread(target=self._loop, name="sonde writer", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the caller runs in this thread."""
+        return threading.current_thread() is self._thread
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the thread still takes items. In a forked child this is False: the thread stayed with the parent."""
+        return os.getpid() == self._process and not self._ended
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether this process was forked from the one in which the thread runs."""
+        return os.getpid() != self._process
+
+    def add(self, queue: WriteQueue[Item]) -> None:
+        """Empty *queue* from now on. Of two that are due, the one that was added first is emptied first."""
+        with self.changed:
+            self._queues.append(queue)  # type: ignore[arg-type]  # every queue is fed with items of its own kind only
+
+    def remove(self, queue: WriteQueue[Item]) -> None:
+        """Empty *queue* no more. Idempotent."""
+        with self.changed:
+            self._queues = [each for each in self._queues if each is not queue]
+
+    def call(self, request: Callable[[], None]) -> None:
+        """Call *request* in the thread, return when it is done (and the thread has ended, if told so), and raise what it raises.
+
+        In the thread itself *request* is called at once; after the thread has ended, not at all.
+        """
+        if self.is_current:
+            request()
+        elif self.is_running:
+            done = [False]
+            raised: list[BaseException] = []
+
+            def call() -> None:
+                try:
+                    request()
+                except BaseException as error:
+                    raised.append(error)
+                with self.changed:
+                    done[0] = True
+                    self.changed.notify_all()
+
+            with self.changed:
+                self.ask(call)
+                self.changed.wait_for(lambda: (done[0] and not self._stopping) or self._ended)
+            if raised:
+                raise raised[0]
+        self.warn()
+
+    def ask(self, request: Callable[[], None]) -> None:
+        """Call *request*, which does not raise, in the thread soon; do not wait for it."""
+        with self.changed:
+            self._requests.append(request)
+            self.wake()
+
+    def stop(self) -> None:
+        """Write what waits in the queues and end the thread. Idempotent. Called in the thread itself, it does not wait."""
+        if self.is_elsewhere:
+            return
+        with self.changed:
+            self._stopping = True
+            self.wake()
+            if self.is_current:
+                return
+            self.changed.wait_for(lambda: self._ended)  # not join(): the lock may be held here, and waiting gives it back
+        self._thread.join()
+        self.warn()
+
+    def warn(self) -> None:
+        """Warn of the problems that were noted in the thread; in the thread itself do nothing."""
+        if not self.is_current:
+            for queue in tuple(self._queues):
+                queue.problems.warn()
+
+    def wake(self, due: float = -inf) -> None:
+        """End the thread's sleep, unless it wakes before *due* by itself. The caller holds the lock."""
+        if due < self._wakes_at:
+            self._wakes_at = -inf
+            self.changed.notify_all()
+
+    # In the thread
+
+    def _loop(self) -> None:
+        try:
+            while (job := self._next_job()) is not None:
+                job()
+        finally:
+            with self.changed:
+                self._ended = True
+                self.changed.notify_all()
+
+    def _next_job(self) -> Callable[[], None] | None:
+        """The next thing to do, as soon as there is one; None at the end."""
+        with self.changed:
+            while True:
+                if self._requests:
+                    return self._requests.popleft()
+                now = time.monotonic()
+                for queue in self._queues:
+                    if queue.is_due(now) or (self._stopping and queue.waits):
+                        return queue.write_some
+                if self._stopping:
+                    return None
+                self._wakes_at = min((queue.wakes_at(now) for queue in self._queues), default=inf)
+                while self._wakes_at > now:
+                    self.changed.wait(None if self._wakes_at == inf else self._wakes_at - now)
+                    now = time.monotonic()
+                self._wakes_at = -inf
+
+
+class WriteQueue(Generic[Item]):
+    """Items that wait to be written by a thread, in order, within a number of bytes.
+
+    What waits or is being written never exceeds ``limits.limit`` bytes: beyond it ``put`` waits for the thread
+    (back-pressure), at most ``limits.patience`` seconds in a row. After that, and while writing fails, an item for which there
+    is no room is refused at once, until something is written again.
+
+    Args:
+        thread: writes the items.
+        write: called in the thread with the items that wait, oldest first. It removes one or more of them, and returns the
+            bytes of what it keeps because writing failed; it is called again for these after ``limits.seconds``.
+        limits: when and how much.
+        problems: what goes wrong is noted there.
+        overrun: what to note when the patience is at an end.
+    """
+
+    def __init__(
+        self, thread: WriterThread, write: Callable[[deque[Item]], int], limits: QueueLimits, problems: WarnOnce, overrun: str
+    ) -> None:
+        self.limits = limits
+        self.problems = problems
+        self._thread = thread
+        self._write = write
+        self._overrun = overrun
+        self._waiting: deque[Item] = deque()
+        self._taken: deque[Item] = deque()  # of the thread alone: what is being written
+        self._waiting_bytes = self._taken_bytes = self._kept_bytes = 0
+        self._due = inf  # when what waits is to be written
+        self._following = -inf  # the end of the interval that began with the last writing
+        self._impatient = self._urgent = self._writing = False
+        thread.add(self)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that wait or are being written."""
+        return self._waiting_bytes + self._taken_bytes + self._kept_bytes
+
+    def put(self, item: Item) -> bool:
+        """Add *item*, if there is room for it in time; return whether there was. In a forked child there is none."""
+        thread = self._thread
+        if thread.is_elsewhere:
+            return False
+        with thread.changed:
+            size = item.nbytes
+            if not self._has_room(size):
+                return False
+            self._waiting.append(item)
+            self._waiting_bytes += size
+            if self._due == inf:
+                now = time.monotonic()
+                self._due = self._following if self._following > now else now + self.limits.seconds
+                thread.wake(self._due)
+            elif self._is_full():
+                thread.wake()
+            return True
+
+    def _has_room(self, size: int) -> bool:
+        def fits() -> bool:
+            return self.nbytes == 0 or self.nbytes + size <= self.limits.limit
+
+        if fits():
+            return True
+        if self._thread.is_current:
+            self.drain()
+            return fits() or self._writing
+        if not self._thread.is_running:
+            return False
+        if not self._kept_bytes and not self._impatient:
+            self._urgent = True
+            self._thread.wake()
+            self._thread.changed.wait_for(lambda: fits() or self._kept_bytes or not self._thread.is_running, self.limits.patience)
+            if not fits() and not self._kept_bytes:
+                self._impatient = True
+                self.problems.note(self._overrun)
+        return fits()
+
+    # In the thread
+
+    @property
+    def waits(self) -> bool:
+        """Whether there is something to write."""
+        return bool(self._waiting or self._taken)
+
+    def is_due(self, now: float) -> bool:
+        """Whether there is something to write at once."""
+        return bool(self._taken) or (self._urgent and bool(self._waiting)) or now >= self._due or self._is_full()
+
+    def _is_full(self) -> bool:
+        return self._waiting_bytes >= self.limits.size and not self._kept_bytes
+
+    def wakes_at(self, now: float) -> float:
+        """When the thread has to look here again: also at the end of an interval, so that the next item need not wake it."""
+        return self._due if self._due < inf else self._following if self._following > now else inf
+
+    def drain(self) -> None:
+        """Write all that waits now, and try once more to write what was kept."""
+        if self._writing:
+            return
+        while self._taken:
+            self.write_some()
+        if self._waiting or self._kept_bytes:
+            self.write_some()
+        while self._taken:
+            self.write_some()
+
+    def write_some(self) -> None:
+        """Write the first of the items, as many as are written at once."""
+        with self._thread.changed:
+            self._urgent = False
+            if not self._taken:
+                self._taken, self._waiting = self._waiting, deque()
+                self._taken_bytes, self._waiting_bytes = self._waiting_bytes, 0
+                self._due = inf
+        self._writing = True
+        try:
+            kept = self._write(self._taken)
+        except Exception as error:  # nothing that goes wrong in writing ends the thread
+            self._taken.clear()
+            kept = 0
+            self.problems.note(f"{type(error).__name__}: {error}")
+        finally:
+            self._writing = False
+        with self._thread.changed:
+            self._taken_bytes = sum(item.nbytes for item in self._taken)
+            self._kept_bytes = kept
+            self._impatient = self._impatient and kept > 0
+            self._following = time.monotonic() + self.limits.seconds
+            if kept or self._waiting:
+                self._due = min(self._due, self._following)
+            self._thread.changed.notify_all()

@@ -1,0 +1,49 @@
+"""Warn at the line of the user's code that led here, every time or once for many problems."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from pathlib import Path
+
+from sonde.errors import ObservationWarning
+
+__all__ = ["WarnOnce", "warn_user"]
+
+_SONDE = str(Path(__file__).parent)
+
+
+def warn_user(text: str) -> None:
+    """Warn at the nearest line outside of sonde and torch, so that Python's once-per-place filter tells places apart."""
+    torch = getattr(sys.modules.get("torch"), "__file__", None)
+    ours = (_SONDE,) if torch is None else (_SONDE, str(Path(torch).parent))
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(ours):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, ObservationWarning, stacklevel=level)
+
+
+class WarnOnce:
+    """Keep the first problem, noted in any thread, and warn of it once, in the thread that the user sees.
+
+    Args:
+        message: the text of the warning, with ``{}`` where the problem stands.
+
+    Attributes:
+        problem: the first one; ``""`` while there is none.
+    """
+
+    def __init__(self, message: str) -> None:
+        self.problem = ""
+        self._message = message
+        self._warned = False
+
+    def note(self, problem: str) -> None:
+        """Keep *problem*, if it is the first."""
+        self.problem = self.problem or problem
+
+    def warn(self) -> None:
+        """Warn, if a problem was noted and no warning was given yet."""
+        if self.problem and not self._warned:
+            self._warned = True
+            warn_user(self._message.format(self.problem))
