@@ -167,6 +167,7 @@ class WriterThread:
                     if queue.is_due(now) or (self._stopping and queue.waits):
                         return queue.write_some
                 if self._stopping:
+                    self._ended = True  # under the lock: no item may come between
                     return None
                 self._wakes_at = min((queue.wakes_at(now) for queue in self._queues), default=inf)
                 while self._wakes_at > now:
@@ -213,13 +214,13 @@ class WriteQueue(Generic[Item]):
         return self._waiting_bytes + self._taken_bytes + self._kept_bytes
 
     def put(self, item: Item) -> bool:
-        """Add *item*, if there is room for it in time; return whether there was. In a forked child there is none."""
+        """Add *item*, if there is room in time; return whether there was. In a forked child, or after the end, there is none."""
         thread = self._thread
         if thread.is_elsewhere:
             return False
         with thread.changed:
             size = item.nbytes
-            if not self._has_room(size):
+            if not (thread.is_running and self._has_room(size)):
                 return False
             self._waiting.append(item)
             self._waiting_bytes += size
@@ -240,8 +241,6 @@ class WriteQueue(Generic[Item]):
         if self._thread.is_current:
             self.drain()
             return fits() or self._writing
-        if not self._thread.is_running:
-            return False
         if not self._kept_bytes and not self._impatient:
             self._urgent = True
             self._thread.wake()
