@@ -109,6 +109,22 @@ def test_a_statistic_counts_every_backward_of_a_model_called_twice(backend: str)
     assert {row["calls"] for row in probe.rows()} == {4}
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_track_keeps_both_calls_of_a_model_called_twice(backend: str) -> None:
+    """Events of both calls and of both backward passes, and the gradients that eager code computes."""
+    called, model, calls = called_twice(backend)
+    with sonde.track(model) as tracker:
+        loss_of(called, calls).backward()
+    found = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+    kept = [(stash.name, stash.grad, stash.value) for stash in tracker]
+    model.zero_grad()
+    with torch.compiler.set_stance("force_eager"), sonde.track(model) as tracker:
+        loss_of(called, calls).backward()
+    assert sorted(stash[:2] for stash in kept) == sorted((stash.name, stash.grad) for stash in tracker)
+    for one, parameter in zip(found, model.parameters(), strict=True):
+        torch.testing.assert_close(one, parameter.grad)
+
+
 def test_rows_and_gradients_are_counted_once_under_checkpointing() -> None:
     """A checkpoint inside compiled code computes activations again: neither rows nor gradients are counted again."""
     model = nn.Sequential(Block(), Block())

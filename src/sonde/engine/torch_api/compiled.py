@@ -1,17 +1,20 @@
-"""Run ordinary Python from compiled code: three operators, and the setting by which compiled code notices hooks.
+"""Run ordinary Python from compiled code: four operators, and the setting by which compiled code notices hooks.
 
 A hook that ``torch.compile`` traces may not count, look anything up, or append to a list: the hook would be recompiled for
-each module, or be silently wrong. But a hook may call an operator on a tensor that the hook owns. ``sonde::deliver`` declares
-that it writes into that tensor (the *token*), so no compiler may drop or duplicate the call; at run time the operator reads
-from the token whose hook it is and runs ordinary Python there. The event is built and delivered at its place in the execution,
-forward and backward, and no buffer of a size known beforehand is needed. The result, two integers that name the forward and the
-call, is carried by the traced gradient hooks into the backward pass, to ``sonde::deliver_gradient``.
+each module, or be silently wrong. But a hook may call an operator on a tensor that the hook owns, the *token*. At run time the
+operator reads from the token which hook called it, and runs ordinary Python there.
 
-``sonde::recomputing`` computes whether activation checkpointing runs this code a second time. The operator is pure, so all
-statistics of a region share one call.
+* ``sonde::deliver`` builds an event and delivers it at its place in the execution; no buffer of a size known beforehand is needed.
+  The result, two integers that name the forward and the call, is carried by the traced gradient hooks into the backward pass.
+* ``sonde::deliver_gradient`` delivers a gradient there.
+* ``sonde::add_to_row`` adds the measured numbers of a gradient to the hook's row.
+* ``sonde::recomputing`` computes whether activation checkpointing runs this code a second time. The operator is pure, so all
+  statistics of a region share one call.
 
-Tokens and rows are handed over as ``.data``: a write through it does not count as an in-place change of a tensor that a
-checkpoint has saved, which would stop the user's own backward pass under the ``eager`` backend.
+The first three are registered with an *effect*: no compiler may drop, duplicate or reorder them. They declare no write into their
+arguments. A tensor that a backward graph writes into is saved by the forward pass, and autograd then refuses the backward of a
+model that was called twice before it: "modified by an inplace operation". For the same reason a row that a forward graph writes
+into is handed over as ``.data``, and no two rows share a version counter (:class:`sonde.stats.Table`).
 """
 
 from __future__ import annotations
@@ -165,9 +168,9 @@ def _paths(form: Any, path: str) -> Iterator[str]:
 
 _library = torch.library.Library("sonde", "DEF")
 _unsafe = (torch.Tag.cudagraph_unsafe,)  # a replayed CUDA graph would not run Python
-_library.define("deliver(Tensor(a!) token, Tensor[] leaves, int form, str port) -> Tensor", tags=_unsafe)
+_library.define("deliver(Tensor token, Tensor[] leaves, int form, str port) -> Tensor", tags=_unsafe)
 _library.define(
-    "deliver_gradient(Tensor(a!) token, Tensor identity, Tensor gradient, int leaf, int form, str port) -> ()", tags=_unsafe
+    "deliver_gradient(Tensor token, Tensor identity, Tensor gradient, int leaf, int form, str port) -> ()", tags=_unsafe
 )
 _library.define("add_to_row(Tensor token, Tensor measured, str port) -> ()", tags=_unsafe)
 _library.define("recomputing(Tensor anchor) -> Tensor")
@@ -204,19 +207,15 @@ _library.impl("deliver_gradient", _deliver_gradient, "CompositeExplicitAutograd"
 _library.impl("deliver_gradient", lambda token, identity, gradient, leaf, form, port: None, "Meta")
 _library.impl("add_to_row", _add_to_row, "CompositeExplicitAutograd")
 _library.impl("add_to_row", lambda token, measured, port: None, "Meta")
-_library._register_effectful_op("sonde::add_to_row", EffectType.ORDERED)
+for _name in ("deliver", "deliver_gradient", "add_to_row"):
+    _library._register_effectful_op(f"sonde::{_name}", EffectType.ORDERED)
 _library.impl("recomputing", _recomputing, "CompositeExplicitAutograd")
 _library.impl("recomputing", lambda anchor: anchor.new_empty((), dtype=torch.bool), "Meta")
 
 _op_deliver = torch.ops.sonde.deliver.default
 _op_gradient = torch.ops.sonde.deliver_gradient.default
 add_to_row = torch.ops.sonde.add_to_row.default
-"""Operator: add measured numbers to the row that the token's owner has at a port.
-
-The operator has an effect, so no compiler may drop or duplicate a call; and it declares no write into its arguments, so that a
-backward pass may call the operator: a row that the backward graph itself wrote into would be saved by the forward pass, and the
-user's backward would raise when the same compiled code was called twice before it.
-"""
+"""Operator: add the measured numbers of a gradient to the row that the token's owner has at a port."""
 recomputing = torch.ops.sonde.recomputing.default
 """Operator: return whether this code runs again inside a backward pass, as a bool tensor on the anchor's device."""
 
@@ -232,7 +231,7 @@ def trace_mark(token: Tensor) -> None:
     """Call ``replay`` of the token's owner at run time, without a value."""
     if is_exported():
         return
-    _op_deliver(token.data, [], _intern(("other",)), "")
+    _op_deliver(token, [], _intern(("other",)), "")
 
 
 def trace_value(token: Tensor, value: Any, port: str, gradient_port: str) -> None:
@@ -241,7 +240,7 @@ def trace_value(token: Tensor, value: Any, port: str, gradient_port: str) -> Non
         return
     leaves: list[Tensor] = []
     form = _intern(_form(value, leaves))
-    identity = _op_deliver(token.data, [leaf.detach() for leaf in leaves] if port else [], form, port)
+    identity = _op_deliver(token, [leaf.detach() for leaf in leaves] if port else [], form, port)
     if gradient_port:
         for index, leaf in enumerate(leaves):
             if leaf.requires_grad:
@@ -252,7 +251,7 @@ def trace_gradient(token: Tensor, identity: Tensor, tensor: Tensor, leaf: int, f
     """Deliver the gradient of *tensor* when the backward pass computes it."""
 
     def hook(gradient: Tensor) -> None:
-        _op_gradient(token.data, identity, gradient.detach(), leaf, form, port)
+        _op_gradient(token, identity, gradient.detach(), leaf, form, port)
 
     tensor.register_hook(hook)
 
