@@ -1,177 +1,385 @@
-"""Tensors on disk: safetensors shards of bounded size with a JSON index, in the style of Hugging Face checkpoints.
+"""Tensors on disk: safetensors shards of bounded size with a JSON index.
 
 ::
 
-    index.json                       format, version, records, weight_map: key -> shard
-    tensors-00001-of-00003.safetensors
+    index.json                   format, version, complete, about, records, weight_map: key -> shard, shards: shard -> bytes
+    tensors-00001.safetensors
 
-A key is ``<record>/<site>``, so that each tensor has a name of its own and one that people can read. Everything is written
-to a folder beside the final one, which takes its place at the end: a reader sees all of it or none.
+A record is one value that was kept at one site; its structure is in the index, in the form of ``json_tree.py``. The key of a
+tensor is ``<record>/<site><leaf>``, so that each tensor has a name of its own and one that people can read. The index is
+written last and takes its place in one step: a reader sees the former store or the new one, never a part.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from sonde.errors import StoreError, UnknownSiteError
+from sonde.errors import SiteError, StoreError, UnknownSiteError
+from sonde.run.json_tree import decode
+from sonde.site import Site
 
-__all__ = ["FORMAT", "SHARD_BYTES", "VERSION", "TensorStore", "open_tensors", "write_tensors"]
+__all__ = ["FORMAT", "SHARD_BYTES", "VERSION", "TensorStore", "TensorWriter", "open_tensors", "write_tensors"]
 
 FORMAT = "sonde-tensors"
-VERSION = 1
+VERSION = 2
 INDEX = "index.json"
 SHARD_BYTES = 1 << 30
+
+_UNFINISHED_INDEX = "index.json.tmp"
+_SHARD = re.compile(r"tensors-(\d{5,})\.safetensors")
+
+Entry = tuple[dict[str, Any], Mapping[str, Any]]
+"""A record as plain data, and its tensors by site and leaf."""
+
+
+# Writing
+
+
+class TensorWriter:
+    """Append records with their tensors to a folder; at most one shard is held in memory.
+
+    Each whole shard is entered in the index at once, so that a program that was killed resumes behind it. A shard ends
+    before it would grow beyond *shard_bytes*; a record larger than that has a shard of its own.
+
+    Args:
+        folder: an existing folder.
+        about: plain data about the whole store.
+        resume: go on behind the last whole shard of the store that is there.
+        at_once: enter nothing in the index before ``close``.
+
+    Attributes:
+        written: the number of records in whole shards; a program that resumes goes on with the record of this number.
+
+    Raises:
+        StoreError: *resume* is true and the folder holds no store that can be read.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        about: dict[str, Any] | None = None,
+        *,
+        shard_bytes: int = SHARD_BYTES,
+        resume: bool = False,
+        at_once: bool = False,
+    ) -> None:
+        self.folder = folder
+        self._shard_bytes = shard_bytes
+        self._at_once = at_once
+        self._index = _read_index(folder) if resume else _new_index(about or {})
+        self.written = len(self._index["records"])
+        self._records: list[dict[str, Any]] = []
+        self._tensors: dict[str, Any] = {}
+        self._size = 0
+        if resume:
+            self._index["complete"] = False
+            self.remove_former()
+        self._next_shard = max(map(_number_of, _shards_in(folder)), default=0) + 1
+
+    def add(self, record: dict[str, Any], tensors: Mapping[str, Any]) -> None:
+        """Append *record*, with its *tensors* (torch tensors of any device and layout) by site and leaf.
+
+        The tensors are borrowed until the shard is written.
+        """
+        size = sum(tensor.nbytes for tensor in tensors.values())
+        if self._tensors and self._size + size > self._shard_bytes:
+            self.flush()
+        self._records.append(record)
+        self._tensors |= tensors
+        self._size += size
+
+    def flush(self) -> None:
+        """Write what is held in memory as a shard."""
+        from safetensors.torch import save_file
+
+        if self._tensors:
+            storages: set[int] = set()
+            name = f"tensors-{self._next_shard:05d}.safetensors"
+            as_pairs = [key for key, tensor in self._tensors.items() if _needs_pairs(tensor)]
+            writable = {key: _writable(tensor, storages) for key, tensor in self._tensors.items()}
+            save_file(writable, self.folder / name, metadata={"format": "pt"})
+            self._next_shard += 1
+            self._index["weight_map"] |= dict.fromkeys(writable, name)
+            self._index["as_pairs"] += as_pairs
+            self._index["shards"][name] = (self.folder / name).stat().st_size
+        self._index["records"] += self._records
+        self._records, self._tensors, self._size = [], {}, 0
+        if not self._at_once:
+            self._write_index()
+        self.written = len(self._index["records"])
+
+    def close(self) -> None:
+        """Write the last shard, and mark the store complete."""
+        self.flush()
+        self._index["complete"] = True
+        self._write_index()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self.close()
+
+    def remove_former(self) -> None:
+        """Delete the shards that the index does not name: those of a former store, or of a writer that was killed."""
+        for name in _shards_in(self.folder):
+            if name not in self._index["shards"]:
+                (self.folder / name).unlink()
+
+    def remove_new(self, former: set[str]) -> None:
+        """Delete the shards that were written, all but *former*."""
+        for name in set(_shards_in(self.folder)) - former:
+            (self.folder / name).unlink()
+
+    def _write_index(self) -> None:
+        unfinished = self.folder / _UNFINISHED_INDEX
+        unfinished.write_text(json.dumps(self._index, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        unfinished.replace(self.folder / INDEX)
 
 
 def write_tensors(
     path: Path,
-    tensors: Mapping[str, Any],
-    records: list[dict[str, Any]],
+    entries: Iterable[Entry],
+    about: dict[str, Any] | None = None,
     *,
     overwrite: bool = False,
+    mode: int = 0o777,
+    parents: bool = True,
+    exist_ok: bool = True,
     shard_bytes: int = SHARD_BYTES,
 ) -> Path:
-    """Write *tensors* (key to torch tensor on the CPU) and *records* (plain data) to the folder *path*.
+    """Write *entries* to the folder *path*, all of them or nothing, and return *path*.
+
+    Args:
+        about: plain data about the whole store.
+        overwrite: replace a store that is there.
+        mode, parents, exist_ok: of ``Path.mkdir``.
 
     Raises:
-        StoreError: *path* is a file, or a folder that holds something and *overwrite* is false or that is no tensor store.
+        StoreError: *path* is a file, holds a store and *overwrite* is false, holds anything else, or cannot be written.
     """
-    if path.is_symlink() or path.is_file():
-        raise StoreError(f"{path} is a file or a link, not a folder that could be written: give another path")
-    if path.exists() and any(path.iterdir()):
-        if not overwrite:
-            raise StoreError(f"{path} holds something already: give another path, or overwrite=True to replace it")
-        if not _is_store(path):
-            raise StoreError(f"{path} holds something that is no folder of tensors, and is not replaced: give another path")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    building = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
-    try:
-        _fill(building, tensors, records, shard_bytes)
-        building.chmod(0o777 & ~_umask())
-        _put_in_place(building, path)
-    except BaseException:
-        shutil.rmtree(building, ignore_errors=True)
-        raise
+    former = _shards_to_replace(path, overwrite, parents=parents, exist_ok=exist_ok)
+    with _folder(path, mode):
+        writer = TensorWriter(path, about, shard_bytes=shard_bytes, at_once=True)
+        try:
+            if former is None:  # so that a program that is killed leaves a folder that is known to be a store
+                writer._write_index()
+            for record, tensors in entries:
+                writer.add(record, tensors)
+            writer.close()
+        except BaseException:
+            writer.remove_new(former or set())
+            (path / _UNFINISHED_INDEX).unlink(missing_ok=True)
+            if former is None:
+                (path / INDEX).unlink(missing_ok=True)
+            raise
+        writer.remove_former()
     return path
 
 
-def _is_store(path: Path) -> bool:
-    try:
-        index = json.loads((path / INDEX).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(index, dict) and index.get("format") == FORMAT
-
-
-def _put_in_place(building: Path, path: Path) -> None:
-    """Move the new folder to *path*; if that fails, what was there before is there again."""
+def _shards_to_replace(path: Path, overwrite: bool, *, parents: bool, exist_ok: bool) -> set[str] | None:
+    """The shards of the store at *path*, which is to be replaced; None if there is no store."""
     if not path.exists():
-        building.replace(path)
-        return
-    old = Path(tempfile.mkdtemp(prefix=f".{path.name}-old-", dir=path.parent)) / path.name
-    path.replace(old)
+        if not parents and not path.parent.exists():
+            raise StoreError(f"{path.parent} does not exist, and parents=False says not to make it")
+        return None
+    if not path.is_dir():
+        raise StoreError(f"{path} is a file, not a folder that could be written: give another path")
+    if not exist_ok:
+        raise StoreError(f"{path} exists, and exist_ok=False says that it must not")
+    held = {file.name for file in path.iterdir()}
+    if not held:
+        return None
     try:
-        building.replace(path)
-    except BaseException:
-        old.replace(path)
+        ours = json.loads((path / INDEX).read_text(encoding="utf-8"))["format"] == FORMAT
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        ours = False
+    shards = set(_shards_in(path))
+    if not ours or held - shards - {INDEX, _UNFINISHED_INDEX}:
+        raise StoreError(f"{path} holds something else, which is not replaced: give another path")
+    if not overwrite:
+        raise StoreError(f"{path} holds saved tensors already: give another path, or overwrite=True to replace them")
+    return shards
+
+
+@contextmanager
+def _folder(path: Path, mode: int) -> Iterator[None]:
+    """Make the folder *path* and those above it; take away what was made if the block fails."""
+    from safetensors import SafetensorError
+
+    made: list[Path] = []
+    try:
+        for folder in reversed([above for above in (path, *path.parents) if not above.exists()]):
+            folder.mkdir(mode if folder == path else 0o777)
+            made.append(folder)
+        yield
+    except BaseException as error:
+        for folder in reversed(made):
+            with suppress(OSError):  # another program has put something there
+                folder.rmdir()
+        if isinstance(error, OSError | SafetensorError):
+            raise StoreError(f"{path} cannot be written: {error}. Nothing was changed") from error
         raise
-    finally:
-        shutil.rmtree(old.parent, ignore_errors=True)
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+def _new_index(about: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "complete": False,
+        "about": about,
+        "records": [],
+        "weight_map": {},
+        "as_pairs": [],
+        "shards": {},
+    }
 
 
-def _fill(folder: Path, tensors: Mapping[str, Any], records: list[dict[str, Any]], shard_bytes: int) -> None:
-    from safetensors.torch import save_file
-
-    shards = list(_shards(tensors, shard_bytes))
-    where: dict[str, str] = {}
-    total = 0
-    for number, shard in enumerate(shards, 1):
-        name = f"tensors-{number:05d}-of-{len(shards):05d}.safetensors"
-        save_file({key: tensor.contiguous() for key, tensor in shard.items()}, folder / name, metadata={"format": "pt"})
-        where |= dict.fromkeys(shard, name)
-        total += sum(tensor.nbytes for tensor in shard.values())
-    index = {"format": FORMAT, "version": VERSION, "metadata": {"total_size": total}, "records": records, "weight_map": where}
-    (folder / INDEX).write_text(json.dumps(index, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+def _shards_in(folder: Path) -> list[str]:
+    return [file.name for file in folder.iterdir() if _SHARD.fullmatch(file.name)]
 
 
-def _shards(tensors: Mapping[str, Any], shard_bytes: int) -> Iterator[dict[str, Any]]:
-    shard: dict[str, Any] = {}
-    size = 0
-    for key, tensor in tensors.items():
-        if shard and size + tensor.nbytes > shard_bytes:
-            yield shard
-            shard, size = {}, 0
-        shard[key] = tensor
-        size += tensor.nbytes
-    if shard:
-        yield shard
+def _number_of(shard: str) -> int:
+    found = _SHARD.fullmatch(shard)
+    return int(found[1]) if found is not None else 0
+
+
+def _writable(tensor: Any, storages: set[int]) -> Any:
+    """*tensor* on the CPU, dense, contiguous, in memory that no other tensor of the shard shares, as safetensors wants it."""
+    tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
+    if str(tensor.layout) != "torch.strided":
+        tensor = tensor.to_dense()
+    if _needs_pairs(tensor):
+        tensor = tensor.contiguous().unsqueeze(-1).view(tensor.real.dtype)
+    tensor = tensor.contiguous()
+    memory = tensor.untyped_storage().data_ptr()
+    if memory in storages:
+        tensor = tensor.clone()
+        memory = tensor.untyped_storage().data_ptr()
+    storages.add(memory)
+    return tensor
+
+
+def _needs_pairs(tensor: Any) -> bool:
+    """Whether *tensor* is complex of a type that safetensors lacks, and is written as pairs of real numbers."""
+    return bool(tensor.is_complex() and tensor.element_size() != 8)
+
+
+# Reading
 
 
 class TensorStore(Mapping[str, Any]):
-    """A folder of tensors, open for reading: a mapping from key to tensor, each read from disk when it is asked for.
+    """A folder of tensors, open for reading: a mapping from key to tensor.
 
-    ``store["12/layers.3.mlp:output"]`` is one tensor and ``store.at("layers.3.mlp:output")`` all of one site in order;
-    ``store.records`` says what each record was.
+    Tensors are mapped into memory, and read from disk when their elements are used. ``store["000012/layers.3.mlp:output"]``
+    is one tensor, ``store.at("layers.3.mlp")`` every tensor of a module in the order they were kept, and ``store.value(12)``
+    what record 12 kept, in its structure.
+
+    Attributes:
+        path: the folder.
+        about: what wrote the store.
+        records: for each record its site, module, and when it was kept.
+        complete: false if its writer did not finish; what is there is whole.
     """
 
     def __init__(self, path: Path, index: dict[str, Any]) -> None:
         self.path = path
+        self.about: dict[str, Any] = index["about"]
         self.records: list[dict[str, Any]] = index["records"]
-        self._where: dict[str, str] = index["weight_map"]
-        self._files: dict[str, Any] = {}
+        self.complete: bool = index["complete"]
+        self._shard_of: dict[str, str] = index["weight_map"]
+        self._bytes: dict[str, int] = index["shards"]
+        self._as_pairs = set(index["as_pairs"])
+        self._open: dict[str, Any] = {}
 
     def __getitem__(self, key: str) -> Any:
-        if key not in self._where:
+        if key not in self._shard_of:
             raise UnknownSiteError(f"{self.path} has no tensor {key!r}; {_listed(list(self))}")
-        name = self._where[key]
-        if name not in self._files:
-            from safetensors import SafetensorError, safe_open
+        from safetensors import SafetensorError
 
-            try:
-                self._files[name] = safe_open(self.path / name, framework="pt")
-            except (OSError, SafetensorError) as error:
-                raise StoreError(f"{self.path / name}, a shard of this folder, cannot be read: {error}") from None
-        return self._files[name].get_tensor(key)
+        name = self._shard_of[key]
+        try:
+            tensor = self._shard(name).get_tensor(key)
+        except (OSError, SafetensorError) as error:
+            raise StoreError(f"{self.path / name}, a shard of this folder, cannot be read: {error}") from None
+        if key in self._as_pairs:
+            return tensor.view((tensor.flatten()[:0] * 1j).dtype).squeeze(-1)
+        return tensor
+
+    def _shard(self, name: str) -> Any:
+        """The open shard *name*."""
+        if name not in self._open:
+            from safetensors import safe_open
+
+            file = self.path / name
+            if file.resolve().parent != self.path.resolve():
+                raise StoreError(f"{file} is a link out of this folder, and is not followed")
+            if file.stat().st_size != self._bytes[name]:
+                raise StoreError(f"{file} is not whole: it has {file.stat().st_size:,} bytes of {self._bytes[name]:,}")
+            self._open[name] = safe_open(file, framework="pt")
+        return self._open[name]
 
     def __contains__(self, key: object) -> bool:
-        return key in self._where
+        return key in self._shard_of
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._where)
+        return iter(self._shard_of)
 
     def __len__(self) -> int:
-        return len(self._where)
+        return len(self._shard_of)
 
     @property
     def sites(self) -> tuple[str, ...]:
         """The sites there are tensors of, in order."""
         return tuple(dict.fromkeys(key.split("/", 1)[1] for key in self))
 
-    def at(self, site: str) -> list[Any]:
-        """Every tensor of *site*, in the order they were kept.
+    def at(self, site: str | Site) -> list[Any]:
+        """Every tensor of a module, of one of its ports or of one leaf, in the order they were kept.
 
         Raises:
             UnknownSiteError: there is none.
         """
-        found = [self[key] for key in self if key.split("/", 1)[1] == site]
-        if not found:
-            raise UnknownSiteError(f"{self.path} has no tensor of {site!r}; {_listed(self.sites)}")
-        return found
+        asked, whole_module = Site.asked(site)
+        path = self.about.get("aliases", {}).get(asked.path, asked.path)
+        wanted = set()
+        for text in self.sites:
+            with suppress(SiteError):
+                held = Site.parse(text)
+                same = (held.path, held.model) == (path, asked.model)
+                if same and (whole_module or (held.port == asked.port and asked.leaf in ("", held.leaf))):
+                    wanted.add(text)
+        if not wanted:
+            raise UnknownSiteError(f"{self.path} has no tensor of {str(site)!r}; {_listed(self.sites)}")
+        return [self[key] for key in self if key.split("/", 1)[1] in wanted]
+
+    def value(self, record: int) -> Any:
+        """What a record kept, in its structure.
+
+        Tuples, lists, dicts and numbers come back as they were, named tuples and dataclasses as dicts of their fields, and
+        what could not be written as its description in ``<...>``.
+
+        Raises:
+            StoreError: the index names a tensor that is not there, or a shard is missing or broken.
+        """
+        return decode(self.records[record].get("value"), self._of_value)
+
+    def _of_value(self, key: str) -> Any:
+        if key not in self:
+            raise StoreError(f"{self.path} is not whole: its {INDEX} names a tensor {key!r} and no shard that holds it")
+        return self[key]
 
     def __repr__(self) -> str:
-        return f"TensorStore({str(self.path)!r}: {len(self)} tensors of {len(self.sites)} sites, {len(self.records)} records)"
+        state = "" if self.complete else ", not complete"
+        return (
+            f"TensorStore({str(self.path)!r}: {len(self)} tensors of {len(self.sites)} sites, {len(self.records)} records{state})"
+        )
 
 
 def _listed(names: Sequence[str], most: int = 6) -> str:
@@ -181,24 +389,38 @@ def _listed(names: Sequence[str], most: int = 6) -> str:
 
 
 def open_tensors(path: str | os.PathLike[str]) -> TensorStore:
-    """Open a folder that ``Tracker.save`` wrote.
+    """Open a folder that ``Tracker.save`` or ``Recorder.save`` wrote. Nothing in it is executed: it holds JSON and safetensors.
 
     Raises:
-        StoreError: it is none, or was written by a newer sonde.
+        StoreError: it is none, is not whole, or was written in another version of the format.
     """
     folder = Path(path)
+    index = _read_index(folder)
+    if not index["complete"] and not index["records"]:
+        raise StoreError(f"{folder} is empty: the program that wrote it did not finish")
+    return TensorStore(folder, index)
+
+
+def _read_index(folder: Path) -> dict[str, Any]:
+    """The index of the store in *folder*, with the types it must have."""
     try:
         index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise StoreError(f"{folder} is not a folder of tensors: {INDEX} cannot be read ({error})") from None
     if not isinstance(index, dict) or index.get("format") != FORMAT:
         raise StoreError(f"{folder} is not a folder of tensors: its {INDEX} is of another kind")
-    if isinstance(index.get("version"), int) and index["version"] > VERSION:
-        raise StoreError(
-            f"{folder} was written in version {index['version']} of the format; this sonde reads up to {VERSION}: update it"
-        )
-    needed = {"version": int, "records": list, "weight_map": dict}
+    version = index.get("version")
+    if version != VERSION:
+        cure = "update sonde" if isinstance(version, int) and version > VERSION else "save again with this sonde"
+        raise StoreError(f"{folder} was written in version {version} of the format, and this sonde reads {VERSION}: {cure}")
+    needed = {"complete": bool, "about": dict, "records": list, "weight_map": dict, "as_pairs": list, "shards": dict}
     broken = [key for key, kind in needed.items() if not isinstance(index.get(key), kind)]
     if broken:
         raise StoreError(f"{folder} is not whole: its {INDEX} has no usable {' and no '.join(broken)}")
-    return TensorStore(folder, index)
+    if not all(isinstance(record, dict) for record in index["records"]):
+        raise StoreError(f"{folder} is not whole: a record in its {INDEX} is no record")
+    for key, name in index["weight_map"].items():
+        # a name, and no path: nothing outside the folder is ever read
+        if "/" not in key or not isinstance(name, str) or not _SHARD.fullmatch(name) or not isinstance(index["shards"].get(name), int):
+            raise StoreError(f"{folder} is not whole: its {INDEX} says that {key!r} is in {name!r}, which is no shard of this folder")
+    return index
