@@ -12,6 +12,7 @@
     │   └── UnknownSlotError   (IndexError)   a position or name that a recorder has no slot for
     ├── DeadHookError          (RuntimeError) a compiled module ran without its hooks (``strict=True``)
     ├── GraphError             (ValueError)   an execution graph that is not whole
+    ├── StaleTensorError       (RuntimeError) a kept tensor that the model has written into since
     ├── StoreError             (ValueError)   a folder or file that cannot be written or read as asked
     └── MissingExtraError      (ImportError)  a feature whose optional package is not installed
 
@@ -33,6 +34,7 @@ __all__ = [
     "SelectionError",
     "SiteError",
     "SondeError",
+    "StaleTensorError",
     "StoreError",
     "UnknownSiteError",
     "UnknownSlotError",
@@ -80,6 +82,10 @@ class DeadHookError(SondeError, RuntimeError):
 
 class GraphError(SondeError, ValueError):
     """An execution graph that is not whole, or not one."""
+
+
+class StaleTensorError(SondeError, RuntimeError):
+    """A tensor that was kept without a copy, and that the model has written into since."""
 
 
 class StoreError(SondeError, ValueError):

@@ -119,6 +119,22 @@ class Site:
         """
         return _parsed(text)
 
+    @staticmethod
+    def asked(key: str | Site) -> tuple[Site, bool]:
+        """The site that *key* names, and whether *key* names the whole module: a text without a port."""
+        if isinstance(key, Site):
+            return key, False
+        try:
+            return _parsed(key), ":" not in key
+        except SiteError:
+            return Site(key), True
+
+    def covers(self, other: Site, *, whole_module: bool = False) -> bool:
+        """Whether *other* is this site or a leaf of it; with *whole_module*, whether it belongs to the same module."""
+        if (self.path, self.model) != (other.path, other.model):
+            return False
+        return whole_module or (self.port == other.port and self.leaf in ("", other.leaf))
+
     @property
     def _place(self) -> str:
         model = f"{_escape(self.model)}/" if self.model else ""

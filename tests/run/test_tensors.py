@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import sonde
 from sonde.errors import StoreError, UnknownSiteError
-from sonde.run.tensors import VERSION, write_tensors
+from sonde.run.tensors import VERSION, TensorWriter, write_tensors
 
 DTYPES = [
     torch.float16,
@@ -32,6 +32,7 @@ DTYPES = [
     torch.uint32,
     torch.bool,
     torch.complex64,
+    torch.complex128,
     torch.float8_e4m3fn,
     torch.float8_e5m2,
 ]
@@ -94,7 +95,7 @@ def test_round_trip_of_a_training_step(tmp_path: Path) -> None:
 
 
 def test_records_say_what_each_stash_was(tmp_path: Path) -> None:
-    """There is one record per stash: name, type, direction, site, call, phase, tick, and the keys of its tensors."""
+    """There is one record per stash: name, type, direction, site, call, phase, tick, and the structure of its value."""
     model = nn.Sequential(nn.Linear(3, 4))
     with sonde.track(model, include=["0"]) as tracker:
         model(torch.ones(1, 3)).sum().backward()
@@ -103,7 +104,11 @@ def test_records_say_what_each_stash_was(tmp_path: Path) -> None:
     assert (forward["name"], forward["type"], forward["grad"]) == ("0", "torch.nn.modules.linear.Linear", False)
     assert (backward["site"], backward["call"], backward["phase"]) == ("0:grad_output", 0, "backward")
     assert backward["tick"] == {"epoch": 0, "step": 0, "micro_step": 0, "forward": 0}
-    assert [list(record["tensors"].values()) for record in store.records] == [[key] for key in store]
+    assert [record["value"] for record in store.records] == [
+        {"tensor": "000000/0:output"},
+        {"tuple": [{"tensor": "000001/0:grad_output"}]},
+    ]
+    assert torch.equal(store.value(1)[0], torch.ones(1, 4))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -168,13 +173,14 @@ def test_gradients_are_stored_under_the_leaf_of_their_output(tmp_path: Path) -> 
 
 
 def test_what_is_no_tensor(tmp_path: Path) -> None:
-    """Numbers and texts that were kept are in the record under their leaf, other objects as the name of their type."""
+    """Numbers and texts come back in the structure of the value, other objects as the name of their type."""
     floats = kept(lambda x: {"a": x, "b": (x * 2, "text")}, stash_value=lambda tensor: tensor.sum().item())
-    assert sonde.open_tensors(floats.save(tmp_path / "floats")).records[0]["values"] == {"['a']": 15.0, "['b'][0]": 30.0}
-    shapes = kept(lambda x: x, stash_value=lambda tensor: tensor.dtype)
-    assert sonde.open_tensors(shapes.save(tmp_path / "shapes")).records[0]["values"] == {"": "<dtype>"}
+    assert sonde.open_tensors(floats.save(tmp_path / "floats")).value(0) == {"a": 15.0, "b": (30.0, "text")}
+    types = kept(lambda x: x, stash_value=lambda tensor: tensor.dtype)
+    assert sonde.open_tensors(types.save(tmp_path / "types")).value(0) == "<torch.dtype>"
     with torch.device("meta"):
-        assert len(sonde.open_tensors(kept(lambda x: x + 1).save(tmp_path / "meta"))) == 0
+        store = sonde.open_tensors(kept(lambda x: x + 1).save(tmp_path / "meta"))
+    assert (len(store), store.value(0)) == (0, "<meta tensor 2×3>")
 
 
 def test_the_index_is_json_for_any_reader(tmp_path: Path) -> None:
@@ -203,7 +209,7 @@ def test_text_and_path_with_missing_parents(tmp_path: Path, kind: Callable[[str]
     target = tmp_path / "a" / "b" / "c"
     assert kept(lambda x: x).save(kind(str(target))) == target
     assert len(sonde.open_tensors(kind(str(target)))) == 1
-    assert listed(target) == ["index.json", "tensors-00001-of-00001.safetensors"]
+    assert listed(target) == ["index.json", "tensors-00001.safetensors"]
     assert listed(target.parent) == ["c"]
 
 
@@ -246,18 +252,62 @@ def test_a_foreign_index_is_not_replaced(tmp_path: Path) -> None:
 # Shards
 
 
+def entries(**tensors: Tensor) -> list[tuple[dict[str, Any], dict[str, Tensor]]]:
+    """A record for each tensor."""
+    return [({"name": name}, {f"{number}/{name}:output": held}) for number, (name, held) in enumerate(tensors.items())]
+
+
 def test_shards_are_bounded(tmp_path: Path) -> None:
     """A shard ends before it would grow beyond shard_bytes; a tensor larger than that has a shard of its own."""
-    tensors = {f"{n}/s": torch.full((size,), float(n)) for n, size in enumerate((4, 4, 1, 20, 2))}
-    write_tensors(tmp_path / "t", tensors, [], shard_bytes=36)
+    tensors = {name: torch.full((size,), float(size)) for name, size in zip("abcde", (4, 4, 1, 20, 2), strict=True)}
+    write_tensors(tmp_path / "t", entries(**tensors), shard_bytes=36)
     index = json.loads((tmp_path / "t" / "index.json").read_text())
-    names = [f"tensors-0000{n}-of-00003.safetensors" for n in (1, 2, 3)]
-    assert index["weight_map"] == dict(zip(tensors, (names[0], names[0], names[0], names[1], names[2]), strict=True))
-    assert index["metadata"]["total_size"] == 31 * 4
+    names = [f"tensors-0000{n}.safetensors" for n in (1, 2, 3)]
+    assert list(index["weight_map"].values()) == [names[0]] * 3 + names[1:]
+    assert index["shards"] == {name: (tmp_path / "t" / name).stat().st_size for name in names}
     assert sorted(path.name for path in (tmp_path / "t").glob("*.safetensors")) == names
     store = sonde.open_tensors(tmp_path / "t")
-    assert {key: found.tolist() for key, found in store.items()} == {key: held.tolist() for key, held in tensors.items()}
-    assert list(store) == list(tensors)
+    assert [found.tolist() for found in store.values()] == [held.tolist() for held in tensors.values()]
+    assert list(store) == [f"{number}/{name}:output" for number, name in enumerate(tensors)]
+
+
+def test_sequences_of_different_lengths(tmp_path: Path) -> None:
+    """Records of one site may have any shape; they come back in order, mapped into memory."""
+    lengths = (3, 0, 7)
+    write_tensors(tmp_path / "t", [({}, {f"{n}/a:output": torch.ones(size, 2)}) for n, size in enumerate(lengths)], shard_bytes=8)
+    assert [found.shape for found in sonde.open_tensors(tmp_path / "t").at("a")] == [(3, 2), (0, 2), (7, 2)]
+
+
+def test_a_writer_resumes_behind_the_last_whole_shard(tmp_path: Path) -> None:
+    """What was in memory when the first program was killed is asked for again; a shard that no index names is removed."""
+    writer = TensorWriter(tmp_path, {"kind": "test"}, shard_bytes=8)
+    for record, tensors in entries(a=torch.ones(2), b=torch.ones(2), c=torch.ones(2)):
+        writer.add(record, tensors)
+    del writer  # killed, with record c in memory
+    (tmp_path / "tensors-00003.safetensors").write_bytes(b"half")
+    left = sonde.open_tensors(tmp_path)
+    assert (left.complete, left.sites, left.about) == (False, ("a:output", "b:output"), {"kind": "test"})
+    assert "not complete" in repr(left)
+    with TensorWriter(tmp_path, shard_bytes=8, resume=True) as writer:
+        assert writer.written == 2
+        for record, tensors in entries(a=torch.ones(2), b=torch.ones(2), c=torch.full((2,), 3.0))[writer.written :]:
+            writer.add(record, tensors)
+    store = sonde.open_tensors(tmp_path)
+    assert (store.complete, [held.tolist() for held in store.values()]) == (True, [[1, 1], [1, 1], [3, 3]])
+    assert [record["name"] for record in store.records] == ["a", "b", "c"]
+
+
+def test_at_takes_what_a_tracker_takes(tmp_path: Path) -> None:
+    """A module's name, any of its names, a site, one leaf, or a Site."""
+    shared = Apply(lambda x: (x * 2, x * 3))
+    model = nn.ModuleDict({"one": shared, "two": shared})
+    with sonde.track(model, include=["one"]) as tracker:
+        model["two"](torch.ones(1, requires_grad=True))[1].sum().backward()
+    store = sonde.open_tensors(tracker.save(tmp_path / "t"))
+    asked = ["one", "one:output", "one:output[1]", "one:grad_output", sonde.Site("one"), sonde.Site("one", leaf="[0]")]
+    assert [[tensor.item() for tensor in store.at(key)] for key in asked] == [[2, 3, 1], [2, 3], [3], [1], [2, 3], [2]]
+    with pytest.raises(UnknownSiteError, match=r"no tensor of 'ones'. Nearest: one"):
+        store.at("ones")
 
 
 # Failure
@@ -275,7 +325,7 @@ def test_a_failure_while_writing_leaves_what_was(tmp_path: Path, monkeypatch: py
     real, calls = safetensors.torch.save_file, []
     target = tmp_path / "deep" / "t"
     if existing:
-        write_tensors(target, {"0/s": torch.ones(3)}, [{"name": "old"}])
+        write_tensors(target, entries(old=torch.ones(3)))
 
     def full(*args: Any, **kwargs: Any) -> None:
         calls.append(args)
@@ -285,34 +335,55 @@ def test_a_failure_while_writing_leaves_what_was(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(safetensors.torch, "save_file", full)
     with pytest.raises(DiskFullError):
-        write_tensors(target, {"0/s": torch.zeros(3), "1/s": torch.zeros(3)}, [], shard_bytes=4, overwrite=True)
+        write_tensors(target, entries(a=torch.zeros(3), b=torch.zeros(3)), shard_bytes=4, overwrite=True)
     assert len(calls) == 2
-    assert listed(target.parent) == (["t"] if existing else [])
+    assert listed(tmp_path) == (["deep"] if existing else [])
     if existing:
-        assert sonde.open_tensors(target)["0/s"].tolist() == [1.0, 1.0, 1.0]
+        assert listed(target) == ["index.json", "tensors-00001.safetensors"]
+        assert sonde.open_tensors(target)["0/old:output"].tolist() == [1.0, 1.0, 1.0]
 
 
 def test_a_failure_while_replacing_leaves_the_old_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the new folder cannot take its place, the old one is still there, whole."""
-    target = write_tensors(tmp_path / "t", {"0/s": torch.ones(3)}, [{"name": "old"}])
-    failed: list[Any] = []
+    """If the new index cannot take its place, the old store is still there, whole."""
+    target = write_tensors(tmp_path / "t", entries(old=torch.ones(3)))
+    real, failed = Path.replace, []
 
-    def once(real: Callable[..., Any]) -> Callable[..., Any]:
-        def move(source: Any, destination: Any, **kwargs: Any) -> Any:
-            if Path(destination) == target and not failed:
-                failed.append(source)
-                raise OSError("no space")
-            return real(source, destination, **kwargs)
+    def fails(self: Path, destination: Any) -> Path:
+        if not failed:
+            failed.append(self)
+            raise OSError("no space")
+        return real(self, destination)
 
-        return move
-
-    monkeypatch.setattr(os, "replace", once(os.replace))
-    monkeypatch.setattr(os, "rename", once(os.rename))
-    with pytest.raises(OSError, match="no space"):
-        write_tensors(target, {"0/s": torch.zeros(3)}, [], overwrite=True)
+    monkeypatch.setattr(Path, "replace", fails)
+    with pytest.raises(StoreError, match="cannot be written: no space"):
+        write_tensors(target, entries(new=torch.zeros(3)), overwrite=True)
     assert failed
-    assert sonde.open_tensors(target)["0/s"].tolist() == [1.0, 1.0, 1.0]
-    assert listed(tmp_path) == ["t"]
+    assert sonde.open_tensors(target)["0/old:output"].tolist() == [1.0, 1.0, 1.0]
+    assert listed(target) == ["index.json", "tensors-00001.safetensors"]
+
+
+def test_a_killed_program_leaves_a_folder_that_can_be_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a first save nothing can be read; of a second one the first is there, and its leftovers go with the third."""
+    monkeypatch.setattr(TensorWriter, "close", lambda self: os._exit(1))
+    for overwrite in (False, True):
+        if (child := os.fork()) == 0:
+            write_tensors(tmp_path, entries(a=torch.ones(2), b=torch.ones(2)), shard_bytes=8, overwrite=overwrite)
+        os.waitpid(child, 0)
+        if not overwrite:
+            with pytest.raises(StoreError, match="did not finish"):
+                sonde.open_tensors(tmp_path)
+            with monkeypatch.context() as patch:
+                patch.setattr(TensorWriter, "close", real_close)
+                write_tensors(tmp_path, entries(a=torch.zeros(2)), overwrite=True)
+    assert len(listed(tmp_path)) == 3
+    assert sonde.open_tensors(tmp_path)["0/a:output"].tolist() == [0, 0]
+    monkeypatch.undo()
+    write_tensors(tmp_path, entries(c=torch.ones(2)), overwrite=True)
+    assert len(listed(tmp_path)) == 2
+    assert sonde.open_tensors(tmp_path).sites == ("c:output",)
+
+
+real_close = TensorWriter.close
 
 
 @pytest.mark.parametrize(
@@ -321,12 +392,14 @@ def test_a_failure_while_replacing_leaves_the_old_store(tmp_path: Path, monkeypa
         (None, "not a folder of tensors"),
         ("no json", "not a folder of tensors"),
         ("[]", "not a folder of tensors"),
+        ("[" * 100_000, "not a folder of tensors"),
         ('{"format": "other", "version": 1, "records": [], "weight_map": {}}', "not a folder of tensors"),
-        ('{"format": "sonde-tensors", "records": [], "weight_map": {}}', "index.json"),
-        ('{"format": "sonde-tensors", "version": 1}', "index.json"),
+        ('{"format": "sonde-tensors", "records": [], "weight_map": {}}', "version None.*save again"),
+        ('{"format": "sonde-tensors", "version": 1}', "version 1.*save again"),
+        (json.dumps({"format": "sonde-tensors", "version": VERSION}), "no usable complete and no about and no records"),
         (json.dumps({"format": "sonde-tensors", "version": VERSION + 1, "new": 1}), f"version {VERSION + 1}.*update"),
     ],
-    ids=["missing", "text", "list", "foreign", "unversioned", "incomplete", "newer"],
+    ids=["missing", "text", "list", "deep", "foreign", "unversioned", "older", "incomplete", "newer"],
 )
 def test_what_cannot_be_opened(tmp_path: Path, index: str | None, said: str) -> None:
     """A folder that is no store, a broken index, and a newer version are each a StoreError that names the folder."""
@@ -339,20 +412,49 @@ def test_what_cannot_be_opened(tmp_path: Path, index: str | None, said: str) -> 
     assert str(folder) in str(caught.value)
 
 
-def test_a_missing_shard_is_a_store_error(tmp_path: Path) -> None:
-    """A tensor whose file is gone is reported as such, naming the file."""
-    target = write_tensors(tmp_path / "t", {"0/s": torch.ones(3)}, [])
-    (target / "tensors-00001-of-00001.safetensors").unlink()
-    store = sonde.open_tensors(target)
-    with pytest.raises(StoreError, match="tensors-00001-of-00001"):
-        store["0/s"]
+def test_a_missing_or_shortened_shard_is_a_store_error(tmp_path: Path) -> None:
+    """A tensor whose file is gone or was cut is reported as such, naming the file."""
+    target = write_tensors(tmp_path / "t", entries(s=torch.ones(3)))
+    shard = target / "tensors-00001.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-4])
+    with pytest.raises(StoreError, match=r"tensors-00001\.safetensors is not whole"):
+        sonde.open_tensors(target)["0/s:output"]
+    shard.unlink()
+    with pytest.raises(StoreError, match=r"tensors-00001\.safetensors.*cannot be read"):
+        sonde.open_tensors(target)["0/s:output"]
+
+
+@pytest.mark.parametrize("name", ["../other/tensors-00001.safetensors", "/etc/passwd", "tensors-00001.safetensors/..", "", 3])
+def test_no_path_out_of_the_folder_is_followed(tmp_path: Path, name: Any) -> None:
+    """Neither a path in the index nor a link in the folder."""
+    other, target = (write_tensors(tmp_path / name, entries(s=torch.ones(3))) for name in ("other", "t"))
+    index = json.loads((target / "index.json").read_text())
+    size = (other / "tensors-00001.safetensors").stat().st_size
+    (target / "index.json").write_text(json.dumps(index | {"weight_map": {"0/s:output": name}, "shards": {str(name): size}}))
+    with pytest.raises(StoreError, match="which is no shard of this folder"):
+        sonde.open_tensors(target)
+    (target / "index.json").write_text(json.dumps(index))
+    (target / "tensors-00001.safetensors").unlink()
+    (target / "tensors-00001.safetensors").symlink_to(other / "tensors-00001.safetensors")
+    with pytest.raises(StoreError, match="link out of this folder"):
+        sonde.open_tensors(target)["0/s:output"]
+
+
+def test_a_value_that_is_no_value(tmp_path: Path) -> None:
+    """A record whose structure names a tensor that is not there, or is of no known form, raises when it is read."""
+    target = write_tensors(tmp_path / "t", entries(s=torch.ones(3)))
+    index = json.loads((target / "index.json").read_text())
+    for value, said in [({"tensor": "x/y"}, "no shard that holds it"), ({"code": "import os"}, "not the written form")]:
+        (target / "index.json").write_text(json.dumps(index | {"records": [{"value": value}]}))
+        with pytest.raises(StoreError, match=said):
+            sonde.open_tensors(target).value(0)
 
 
 def test_unknown_keys_and_sites(tmp_path: Path) -> None:
     """A key or site that is not there is a KeyError that says what is."""
     store = sonde.open_tensors(kept(lambda x: x).save(tmp_path / "t"))
     for ask in (store.__getitem__, store.at):
-        with pytest.raises(KeyError, match=r"'nope'.*\(root\):output") as caught:
+        with pytest.raises(KeyError, match=r"'nope'.*\(root\)") as caught:
             ask("nope")
         assert isinstance(caught.value, UnknownSiteError)
         assert "..." not in str(caught.value)  # it has one, and the message names it

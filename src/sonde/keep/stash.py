@@ -1,4 +1,4 @@
-"""What is kept of an event: the first seed's stash and the functions that make one."""
+"""The stash, which ``track`` keeps of an event, and the functions that make one (the first seed)."""
 
 from __future__ import annotations
 
@@ -12,26 +12,29 @@ import torch
 from torch import Tensor, nn
 
 from sonde.engine import Event, Phase, Site, Tick, structure
-from sonde.errors import ArgumentError
+from sonde.engine.torch_api.tensors import version_of
+from sonde.errors import ArgumentError, StaleTensorError
 
 __all__ = ["Stash", "StashFn", "StashValueFn", "default_stash", "default_stash_value", "get_stash_fn", "rmap_tensor"]
 
 
 @dataclass
 class Stash:
-    """What was kept of one event.
+    """The kept value of one event.
 
     Attributes:
         name: the module's name, ``""`` for the root.
         type: the module's class.
         grad: whether ``value`` holds gradients.
-        value: the module's output with each tensor replaced by what was kept of it; for gradients a tuple, as torch's own
-            backward hooks have it, with None where no gradient arrived.
-        site: where; call, phase, tick: which call of the module, in which phase, when (see :class:`sonde.Event`).
-        passthrough: the module returned one of its inputs.
+        value: of an output the value that the module returned, of gradients always a tuple, as torch's own backward hooks
+            have it: one item per item of a returned tuple or list, a single item for anything else, None where no gradient
+            arrived. In the place of each tensor stands its copy, or the result of *stash_value*.
+        site: which tensors of which module.
+        call, phase, tick: which call of the module, in which phase, when (see :class:`sonde.Event`).
+        passthrough: whether the module returned one of its inputs.
         alias: the name by which a module with several names was called.
-        paths: the leaf path of each tensor there was, in order.
-        kept: what was kept of each of them.
+        paths: the leaf path of each tensor of the value, in order.
+        kept: the copies, or results of *stash_value*, in the same order.
 
     A custom stash function may set further attributes; they become columns of ``Tracker.to_frame``.
     """
@@ -51,7 +54,7 @@ class Stash:
 
     @property
     def first_value(self) -> Any:
-        """The first tensor that was kept; without any, the first item of nested tuples and lists, as it is."""
+        """The first kept tensor; where there is none, the first item of nested tuples and lists."""
         leaves = structure.walk(self.value)
         if leaves:
             return leaves[0][1]
@@ -62,29 +65,29 @@ class Stash:
 
     @property
     def leaves(self) -> dict[str, Any]:
-        """What was kept of each tensor, by its leaf path (``""`` where the value was a tensor itself)."""
+        """The kept tensors, or results of *stash_value*, by leaf path (``""`` where the value was a tensor itself)."""
         return dict(zip(self.paths, self.kept, strict=True)) if self.paths else dict(structure.walk(self.value))
 
 
 StashFn: TypeAlias = Callable[[Event], Any]
-"""Makes what is kept of an event; usually a :class:`Stash`."""
+"""From an event to the object to keep, usually a :class:`Stash`."""
 
 StashValueFn: TypeAlias = Callable[[Tensor], Any]
-"""Makes what is kept of one tensor."""
+"""From a tensor to the object to keep in its place."""
 
 
 def rmap_tensor(value: Any, fn: StashValueFn) -> Any:
     """*value* with ``fn(tensor)`` for each tensor in it, in tuples, lists, dicts, dataclasses and the like.
 
-    Every container keeps its own type; what is no tensor is returned as it is.
+    Every container keeps its own type. A value without tensors is returned unchanged.
     """
     return structure.remap(value, fn)
 
 
 def default_stash_value(tensor: Tensor) -> Any:
-    """A copy in main memory that nothing later can change: ``tensor.detach().cpu().clone()``.
+    """A copy of *tensor* in main memory: ``tensor.detach().cpu().clone()``.
 
-    A tensor without data (on the meta device) is kept as it is.
+    A tensor without data (on the meta device) is detached only.
     """
     tensor = tensor.detach()
     if tensor.device.type == "cpu":
@@ -134,15 +137,15 @@ _ONE: tuple[str, ...] = ("",)  # the leaf path of a value that is a tensor itsel
 
 
 def get_stash_fn(stash_value: StashValueFn | None = None, stash: StashFn | None = None) -> StashFn:
-    """The stash function that the two arguments of ``track`` mean.
+    """The stash function for the two arguments of ``track``: *stash* itself, or ``default_stash`` with *stash_value*.
 
     Raises:
         ArgumentError: both are given.
     """
     if stash_value and stash:
         raise ArgumentError(
-            "stash_value= and stash= exclude each other: stash_value says what is kept of each tensor, stash makes the whole "
-            "stash of an event itself. Give one of them."
+            "stash_value= and stash= exclude each other: stash_value makes the object to keep of each tensor, stash that of a "
+            "whole event. Give one of them."
         )
     if stash:
         return stash
@@ -150,7 +153,7 @@ def get_stash_fn(stash_value: StashValueFn | None = None, stash: StashFn | None 
 
 
 def leaves_of(stash: Any) -> dict[str, Any]:
-    """What *stash* keeps of each tensor, by leaf path; of whatever a custom stash function made, as far as it tells."""
+    """The kept tensors of *stash*, by leaf path. *stash* is any object that a stash function has made."""
     if isinstance(stash, Stash):
         return stash.leaves
     value = getattr(stash, "value", stash)
@@ -158,28 +161,37 @@ def leaves_of(stash: Any) -> dict[str, Any]:
     return found or {"": value}
 
 
-class SharedCopies:
-    """``default_stash_value`` that copies a tensor once, however many modules return it.
+class Copying:
+    """The stash function ``default_stash``, which copies a tensor once, however many modules return it.
 
     A container returns its last child's tensor, and a model may return every layer's; all their stashes then hold the same
-    copy. Tensors are recognised until the next forward begins.
+    copy. A tensor is recognised until the next forward begins.
     """
 
     def __init__(self) -> None:
         self._copies: dict[int, tuple[weakref.ref[Tensor], int, Any]] = {}
         self._forward = -1
 
-    def begin(self, forward: int) -> None:
-        """An event of this forward comes: forget the copies of the one before."""
-        if forward != self._forward:
-            self._forward = forward
+    def __call__(self, event: Event) -> Stash:
+        if event.tick.forward != self._forward:
+            self._forward = event.tick.forward
             self._copies.clear()
+        return default_stash(event, self._copy)
 
-    def __call__(self, tensor: Tensor) -> Any:
+    def stale_site(self, stash: Any) -> Site | None:
+        """None: copies do not change."""
+
+    def check(self, stash: Any) -> None:
+        """Do nothing: copies do not change."""
+
+    def clear(self) -> None:
+        """Do nothing: copies are forgotten with the forward."""
+
+    def _copy(self, tensor: Tensor) -> Any:
         if tensor.is_inference():  # has no version by which an in-place change would show
             return default_stash_value(tensor)
         known = self._copies.get(id(tensor))
-        version = tensor._version
+        version = version_of(tensor)
         if known is not None and known[0]() is tensor and known[1] == version and _still_equal(known[2], tensor):
             return known[2]
         kept = default_stash_value(tensor)
@@ -196,3 +208,48 @@ def _still_equal(copy: Tensor, tensor: Tensor) -> bool:
 
 # A model of which only submodules are called has no next forward.
 _MOST_COPIES = 4096
+
+
+class Guarded:
+    """A stash function of the user's own, with a note of each tensor that it keeps without a copy.
+
+    Such a tensor changes when the model writes into the memory that it shares; ``check`` raises then.
+    """
+
+    def __init__(self, stash: StashFn) -> None:
+        self._stash = stash
+        self._aliases: dict[int, list[tuple[Site, Tensor, int]]] = {}  # by the id of the stash
+
+    def __call__(self, event: Event) -> Any:
+        stash = self._stash(event)
+        memory = {tensor.untyped_storage().data_ptr() for _, tensor in event.leaves if _has_storage(tensor)}
+        for path, held in leaves_of(stash).items():
+            if isinstance(held, Tensor) and _has_storage(held) and held.untyped_storage().data_ptr() in memory:
+                self._aliases.setdefault(id(stash), []).append((event.site.at(path), held, version_of(held)))
+        return stash
+
+    def stale_site(self, stash: Any) -> Site | None:
+        """The site of a tensor of *stash* that the model has written into since it was kept; None if there is none."""
+        noted = self._aliases.get(id(stash), ())
+        return next((site for site, tensor, version in noted if version_of(tensor) != version), None)
+
+    def check(self, stash: Any) -> None:
+        """Raise if the model has written into a tensor of *stash* since it was kept.
+
+        Raises:
+            StaleTensorError: names the site and the cure.
+        """
+        site = self.stale_site(stash)
+        if site is not None:
+            raise StaleTensorError(
+                f"the tensor kept at {site} is no copy, and the model has written into its memory since: its elements are no "
+                "longer those that were seen there. Keep a copy: stash_value=lambda t: t.detach().clone()"
+            )
+
+    def clear(self) -> None:
+        """Forget all notes."""
+        self._aliases.clear()
+
+
+def _has_storage(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_inference()

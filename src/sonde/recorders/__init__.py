@@ -1,9 +1,9 @@
 """Recorders: keep what flows through chosen modules, one slot for each, all of it or reduced (the second seed)."""
 
 from sonde.keep.recorders.kinds import BackwardInput, BackwardOutput, ForwardInput, ForwardOutput, ForwardPre
-from sonde.keep.recorders.reading import Recorded, open_recorded
 from sonde.keep.recorders.recorder import Handle, Recorder
-from sonde.keep.recorders.slots import Subrecorder
+from sonde.keep.saving import Recorded, open_recorded
+from sonde.keep.slots import Subrecorder
 from sonde.recorders import reductions
 
 __all__ = [

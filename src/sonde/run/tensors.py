@@ -15,14 +15,16 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
 from sonde.errors import SiteError, StoreError, UnknownSiteError
 from sonde.run.json_tree import decode
 from sonde.site import Site
+from sonde.suggest import nearest
 
 __all__ = ["FORMAT", "SHARD_BYTES", "VERSION", "TensorStore", "TensorWriter", "open_tensors", "write_tensors"]
 
@@ -87,7 +89,7 @@ class TensorWriter:
 
         The tensors are borrowed until the shard is written.
         """
-        size = sum(tensor.nbytes for tensor in tensors.values())
+        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
         if self._tensors and self._size + size > self._shard_bytes:
             self.flush()
         self._records.append(record)
@@ -301,7 +303,7 @@ class TensorStore(Mapping[str, Any]):
 
     def __getitem__(self, key: str) -> Any:
         if key not in self._shard_of:
-            raise UnknownSiteError(f"{self.path} has no tensor {key!r}; {_listed(list(self))}")
+            raise UnknownSiteError(f"{self.path} has no tensor {key!r}. {nearest(key, self)}")
         from safetensors import SafetensorError
 
         name = self._shard_of[key]
@@ -347,16 +349,17 @@ class TensorStore(Mapping[str, Any]):
             UnknownSiteError: there is none.
         """
         asked, whole_module = Site.asked(site)
-        path = self.about.get("aliases", {}).get(asked.path, asked.path)
-        wanted = set()
+        aliases = self.about.get("aliases")
+        if isinstance(aliases, dict):
+            asked = replace(asked, path=aliases.get(asked.path, asked.path))
+        held: dict[str, Site] = {}
         for text in self.sites:
             with suppress(SiteError):
-                held = Site.parse(text)
-                same = (held.path, held.model) == (path, asked.model)
-                if same and (whole_module or (held.port == asked.port and asked.leaf in ("", held.leaf))):
-                    wanted.add(text)
+                held[text] = Site.parse(text)
+        wanted = {text for text, each in held.items() if asked.covers(each, whole_module=whole_module)}
         if not wanted:
-            raise UnknownSiteError(f"{self.path} has no tensor of {str(site)!r}; {_listed(self.sites)}")
+            names = [each.at("").name if whole_module else text for text, each in held.items()]
+            raise UnknownSiteError(f"{self.path} has no tensor of {str(site)!r}. {nearest(str(site), names)}")
         return [self[key] for key in self if key.split("/", 1)[1] in wanted]
 
     def value(self, record: int) -> Any:
@@ -380,12 +383,6 @@ class TensorStore(Mapping[str, Any]):
         return (
             f"TensorStore({str(self.path)!r}: {len(self)} tensors of {len(self.sites)} sites, {len(self.records)} records{state})"
         )
-
-
-def _listed(names: Sequence[str], most: int = 6) -> str:
-    if not names:
-        return "it has none"
-    return f"it has {', '.join(names[:most])}{', ...' if len(names) > most else ''}"
 
 
 def open_tensors(path: str | os.PathLike[str]) -> TensorStore:
@@ -420,7 +417,7 @@ def _read_index(folder: Path) -> dict[str, Any]:
     if not all(isinstance(record, dict) for record in index["records"]):
         raise StoreError(f"{folder} is not whole: a record in its {INDEX} is no record")
     for key, name in index["weight_map"].items():
-        # a name, and no path: nothing outside the folder is ever read
-        if "/" not in key or not isinstance(name, str) or not _SHARD.fullmatch(name) or not isinstance(index["shards"].get(name), int):
-            raise StoreError(f"{folder} is not whole: its {INDEX} says that {key!r} is in {name!r}, which is no shard of this folder")
+        known = isinstance(name, str) and _SHARD.fullmatch(name) and isinstance(index["shards"].get(name), int)
+        if "/" not in key or not known:  # a name, and no path: nothing outside the folder is ever read
+            raise StoreError(f"{folder} is not whole: its {INDEX} has {key!r} in {name!r}, which is no shard of this folder")
     return index

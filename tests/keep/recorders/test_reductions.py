@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from sonde.errors import ArgumentError, ObservationWarning
-from sonde.recorders import BackwardOutput, ForwardOutput
+from sonde.recorders import BackwardOutput, ForwardOutput, ForwardPre
 from sonde.recorders.reductions import Accumulated, Concatenate, First, Last, Max, Mean, Reservoir, Sum
 
 READY = [Sum(axis=0), Mean(axis=0), Max(axis=0), Last(), First(3), Reservoir(3), Concatenate()]
@@ -293,11 +293,62 @@ def test_a_reduction_may_join_and_collect() -> None:
     assert [len(value) for value in collected] == [2, 1, 4]
 
 
+def test_a_reduction_takes_structured_values_tensor_by_tensor() -> None:
+    """A tuple with a dict in it: sums of the tensors, what is no tensor from the first value, and no tuple that grows."""
+    values = [(torch.full((2,), float(i)), {"h": torch.tensor([i]), "n": i}) for i in (1, 2, 6)]
+    total, rest = recorded(lambda x, y: x + y, values)
+    assert total.tolist() == [9, 9]
+    assert (rest["h"].tolist(), rest["n"]) == ([9], 1)
+    assert recorded(lambda x, y: x + y, [1.5, 2.5]) == 4  # a value without a tensor is handed over whole
+    collected, _ = recorded(lambda x, y: [*(x if isinstance(x, list) else [x]), y], values)
+    assert [tensor.tolist() for tensor in collected] == [[1, 1], [2, 2], [6, 6]]
+
+
+def test_a_reduction_of_a_layer_with_two_inputs() -> None:
+    """The sums of both over four calls; nothing grows."""
+    model = nn.Bilinear(2, 3, 1)
+    recorder = ForwardPre(reduction=lambda x, y: x + y, strict=True).modules(model)
+    for _ in range(4):
+        model(torch.ones(1, 2), torch.ones(1, 3))
+    assert [tensor.tolist() for tensor in recorder[0]] == [[[4, 4]], [[4, 4, 4]]]
+
+
+@pytest.mark.parametrize(
+    ("reduction", "expected"),
+    [
+        (lambda a, b: a.sum(0, keepdim=True) + b.sum(0, keepdim=True), [[9.0, 9.0]]),
+        (lambda a, b: torch.maximum(a.max(), b.max()), 1.0),
+        (lambda a, b: b, [[1.0, 1.0]]),
+        (lambda a, b: a, [[1.0, 1.0]] * 4),
+        (lambda a, b: a.sum() + b.sum(), 18.0),
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_a_reduction_may_change_the_shape(reduction: Any, expected: Any) -> None:
+    """Batches of 4, 4 and 1 rows of ones, as ``functools.reduce`` would reduce them; there is nothing to warn of."""
+    batches = [torch.ones(rows, 2) for rows in (4, 4, 1)]
+    assert recorded(reduction, batches).tolist() == expected == reduce(reduction, batches).tolist()
+
+
+@pytest.mark.parametrize("reduction", [lambda x, y: x + y, lambda x, y: x.add_(y), lambda x, y: torch.maximum(y, x)])
+def test_a_result_that_was_broadcast_is_said_once(reduction: Any) -> None:
+    """Batches of 4, 4, 1 and 1: the last row is added to every row of the sum, which hardly anybody means."""
+    model = nn.Identity()
+    recorder = ForwardOutput(reduction=reduction, strict=True).modules(model)
+    for _ in range(2):
+        model(torch.ones(4, 2))
+    said = r"in slot 0 \(\(root\):output\) has combined values of the shapes 4×2 and 1×2 into 4×2.*Sum\(axis=0\)"
+    with pytest.warns(ObservationWarning, match=said):
+        model(torch.ones(1, 2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model(torch.ones(1, 2))
+    assert recorder.samples(0) == 4
+
+
 @pytest.mark.parametrize(
     ("reduction", "text"),
     [
-        (lambda x, y: x.sum(), r"<lambda> in slot 1 \(1:output\) changed the shape from 5×3 to scalar, given a value of shape 2×3"),
-        (lambda x, y: (x[:1] + y).mean(1), "changed the shape from 5×3 to 2"),
         (lambda x, y: x + y, r"<lambda> in slot 1 \(1:output\) raised RuntimeError: The size of tensor a \(5\) must match"),
         (lambda x, y: x.nothing, "raised AttributeError"),
         (Sum(), r"Sum\(axis=None\) in slot 1 \(1:output\) raised ArgumentError: a value of shape 2×3.*Sum\(axis=0\)"),
@@ -308,26 +359,43 @@ def test_a_reduction_may_join_and_collect() -> None:
         (Concatenate(axis=2), "has none"),
     ],
 )
-def test_a_reduction_that_fails(reduction: Any, text: str) -> None:
-    """One warning that names slot and reduction; the training goes on, and what was kept stays."""
-    inner = nn.Identity()
-    recorder = ForwardOutput(reduction=reduction).children(nn.Sequential(nn.Tanh(), inner))
+def test_a_reduction_that_fails_stops_its_own_slot(reduction: Any, text: str) -> None:
+    """One warning that names slot and reduction; what was kept stays, the other slots and the training go on."""
+    other, inner = nn.Tanh(), nn.Identity()
+    recorder = ForwardOutput(reduction=reduction).children(nn.Sequential(other, inner))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ObservationWarning)
         inner(torch.ones(5, 3))
     kept = None if recorder[1] is None else recorder[1].clone()
-    if recorder.attached:
+    if not recorder.errors:
         with pytest.warns(ObservationWarning, match=text):
             inner(torch.ones(2, 3))
+    inner(torch.ones(5, 3))
     (failure,) = recorder.errors
     assert isinstance(failure.error, ArgumentError)
     with pytest.raises(ArgumentError, match=text):
         raise failure.error
     assert str(failure.site) == "1:output"
-    assert not recorder.attached
     assert (recorder[1] is None) is (kept is None)
     assert kept is None or torch.equal(recorder[1], kept)
-    assert "stopped: the reduction" in repr(recorder)
+    assert "stopped: ArgumentError: the reduction" in repr(recorder)
+    other(torch.ones((2,) * 5))
+    assert list(recorder.iter_samples()) == [1, 0 if kept is None else 1]
+
+
+def test_an_attached_recorder_tries_again_where_it_stopped() -> None:
+    """After ``detach`` and ``attach``, as with other probes."""
+    model = nn.Identity()
+    recorder = ForwardOutput(reduction=lambda x, y: x + y).modules(model)
+    model(torch.ones(2))
+    with pytest.warns(ObservationWarning, match="nothing more is kept at"):
+        model(torch.ones(3))
+    model(torch.ones(2))
+    assert recorder[0].tolist() == [1, 1]
+    recorder.detach()
+    recorder.attach()
+    model(torch.ones(2))
+    assert recorder[0].tolist() == [2, 2]
 
 
 def test_a_failing_value_of_several_tensors_adds_nothing() -> None:

@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
+import sonde
 from sonde.errors import StoreError, UnknownSlotError
-from sonde.keep.recorders import saving
 from sonde.recorders import ForwardOutput, ForwardPre, open_recorded
 from sonde.recorders.reductions import Mean
 
@@ -33,6 +32,7 @@ def holding(*values: Any, names: list[str] | None = None) -> ForwardOutput:
     """A recorder whose slots hold these values."""
     layers = {name: nn.Identity() for name in names or [f"layer{i}" for i in range(len(values))]}
     recorder = ForwardOutput(reduction=max, strict=True).children(nn.ModuleDict(layers))
+    recorder.detach()
     recorder[:] = values
     return recorder
 
@@ -41,25 +41,32 @@ def files(folder: Path) -> list[str]:
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*"))
 
 
-def test_one_file_for_each_module_named_after_it(tmp_path: Path) -> None:
-    """Readable by safetensors alone; a slot without tensors has no file, but stands in the index."""
+def test_each_kept_value_is_a_record_at_its_site(tmp_path: Path) -> None:
+    """The folder is a store of tensors, as ``Tracker.save`` writes one; a slot without values stands in the index."""
     model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Tanh()), nn.ModuleList())
     recorder = ForwardOutput(strict=True).modules(model)
     for size in (2, 3):
         model[1](model[0](torch.ones(size, 2)))
-    folder = recorder.save(tmp_path / "saved", mkdir=True)
-    assert files(folder) == ["001-0.safetensors", "002-1.safetensors", "003-1.0.safetensors", "index.json"]
-    tensors = load_file(folder / "001-0.safetensors")
-    assert {key: tuple(tensor.shape) for key, tensor in tensors.items()} == {"value[0]": (2, 2), "value[1]": (3, 2)}
-    index = json.loads((folder / "index.json").read_text())
-    assert (index["format"], index["version"], index["kind"], index["reduction"]) == ("sonde-recorder", 1, "ForwardOutput", None)
-    assert [(slot["site"], slot["samples"], slot["file"] is None) for slot in index["slots"]] == [
-        ("(root):output", 0, True),
-        ("0:output", 2, False),
-        ("1:output", 2, False),
-        ("1.0:output", 2, False),
-        ("2:output", 0, True),
+    folder = recorder.save(tmp_path / "deep" / "saved")
+    assert files(folder) == ["index.json", "tensors-00001.safetensors"]
+    store = sonde.open_tensors(folder)
+    assert [tuple(tensor.shape) for tensor in store.at("0")] == [(2, 2), (3, 2)]
+    assert store.sites == ("0:output", "1:output", "1.0:output")
+    assert (store.about["kind"], store.about["reduction"]) == ("ForwardOutput", None)
+    assert [(slot["site"], slot["samples"]) for slot in store.about["slots"]] == [
+        ("(root):output", 0),
+        ("0:output", 2),
+        ("1:output", 2),
+        ("1.0:output", 2),
+        ("2:output", 0),
     ]
+    assert open_recorded(folder)["2"] == []
+
+
+def test_a_store_of_another_kind_is_no_recorder(tmp_path: Path) -> None:
+    """What a tracker has saved is read by ``open_tensors``, and the message says so."""
+    with pytest.raises(StoreError, match="of another kind, and no recorder"):
+        open_recorded(sonde.Tracker().save(tmp_path / "t"))
 
 
 def test_reading_answers_as_the_recorder_did(tmp_path: Path) -> None:
@@ -161,7 +168,7 @@ def test_named_tuples_dataclasses_and_cycles(tmp_path: Path) -> None:
     assert recorded[0]["a"].tolist() == [1]
     assert recorded[1]["logits"].tolist() == [0, 0]
     assert recorded[2]["values"].tolist() == [1, 1]
-    assert recorded[3] == [1, "<the container itself>"]
+    assert recorded[3] == [1, [1, "<the container itself>"]]
 
 
 def test_what_is_saved_is_finished(tmp_path: Path) -> None:
@@ -173,20 +180,20 @@ def test_what_is_saved_is_finished(tmp_path: Path) -> None:
     recorded = open_recorded(recorder.save(tmp_path))
     assert recorded[0].tolist() == [1.5]
     assert recorded.reduction == "Mean(axis=None)"
-    assert files(tmp_path) == ["000-(root).safetensors", "index.json"]
 
 
-def test_names_that_no_file_can_have(tmp_path: Path) -> None:
-    """Slashes, colons and long names are written otherwise; names that differ in case stay apart; models are named."""
-    recorder = holding(*map(torch.tensor, range(5)), names=["a/b:c", "A", "a", "x" * 300, "ünï"])
+def test_names_of_any_kind(tmp_path: Path) -> None:
+    """Slashes, colons, long names, names that differ in case, and the names of models come back; none leads out of the folder."""
+    names = ["a/b:c", "A", "a", "x" * 300, "ünï"]
+    recorder = holding(*map(torch.tensor, range(5)), names=names)
     recorder.children(nn.ModuleDict({"a": nn.Identity()}), name="../G")
+    recorder.detach()
     recorder[5] = torch.tensor(5)
-    folder = recorder.save(tmp_path / "saved", mkdir=True)
-    assert len({name.lower() for name in files(folder)}) == 7
-    assert files(tmp_path) == ["saved", *(f"saved/{name}" for name in files(folder))]
-    assert "000-a%2Fb%3Ac.safetensors" in files(folder)
+    folder = recorder.save(tmp_path / "saved")
+    assert files(tmp_path) == ["saved", "saved/index.json", "saved/tensors-00001.safetensors"]
     recorded = open_recorded(folder)
     assert [value.item() for value in recorded] == [0, 1, 2, 3, 4, 5]
+    assert [slot.name for slot in recorded.subrecorders] == [*names, "a"]
     assert recorded["ünï"].item() == 4
 
 
@@ -194,10 +201,8 @@ def test_names_that_no_file_can_have(tmp_path: Path) -> None:
 
 
 def test_path_and_mkdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A text or a path; folders and those above are made on request; the arguments are those of Path.mkdir."""
+    """A text or a path; missing folders are made; the arguments are those of Path.mkdir."""
     recorder = holding(torch.ones(1))
-    with pytest.raises(StoreError, match="mkdir=True makes it"):
-        recorder.save(str(tmp_path / "a"))
     with pytest.raises(StoreError, match="parents=False"):
         recorder.save(tmp_path / "a" / "b", mkdir=True, parents=False)
     assert files(tmp_path) == []
@@ -210,67 +215,9 @@ def test_path_and_mkdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     assert open_recorded(recorder.save("."))[0].tolist() == [1]
-    recorder.save("there", mkdir=True)
+    recorder.save("there")
     with pytest.raises(StoreError, match="holds something else"):
-        recorder.save(".", overwrite=True)  # it is a recorder's folder, but another one stands in it
-
-
-def test_nothing_is_replaced_unasked(tmp_path: Path) -> None:
-    """A saved recorder only with ``overwrite``, anything else never."""
-    first, second = holding(torch.ones(1)), holding(torch.zeros(1))
-    folder = first.save(tmp_path / "saved", mkdir=True)
-    with pytest.raises(StoreError, match="overwrite=True"):
-        second.save(folder)
-    assert open_recorded(folder)[0].tolist() == [1]
-    second.save(folder, overwrite=True)
-    assert open_recorded(folder)[0].tolist() == [0]
-    (folder / "mine.txt").write_text("kept")
-    with pytest.raises(StoreError, match="holds something else"):
-        first.save(folder, overwrite=True)
-    (tmp_path / "file").write_text("kept")
-    with pytest.raises(StoreError, match="is a file"):
-        first.save(tmp_path / "file", overwrite=True)
-    assert (folder / "mine.txt").read_text() == (tmp_path / "file").read_text() == "kept"
-
-
-def test_nothing_half_written_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The disk is full at the second file: no folder is left, not even those above; what was there before is there."""
-    recorder = holding(torch.ones(1), torch.ones(2))
-    before = holding(torch.zeros(1)).save(tmp_path / "saved", mkdir=True)
-    written: list[Path] = []
-
-    def full(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
-        written.append(path)
-        path.write_bytes(b"half")
-        if len(written) % 2 == 0:
-            raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(saving, "save_file", full)
-    for path in (tmp_path / "new" / "deep", before):
-        with pytest.raises(StoreError, match=r"cannot be written: .*No space left.*Nothing was changed"):
-            recorder.save(path, mkdir=True, overwrite=True)
-    assert len(written) == 4
-    assert files(tmp_path) == ["saved", "saved/000-layer0.safetensors", "saved/index.json"]
-    assert open_recorded(before)[0].tolist() == [0]
-
-
-def test_what_was_there_is_back_if_it_cannot_be_exchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The old files are out of the way and one of the new ones in place when moving fails."""
-    folder = holding(torch.zeros(1), torch.zeros(1)).save(tmp_path / "saved", mkdir=True)
-    replace = Path.replace
-
-    def fails(self: Path, target: Path) -> Path:
-        if "former" not in str(target) and target.name == "001-layer1.safetensors" and self.parent != folder and not failed:
-            failed.append(self)
-            raise OSError("moved away")
-        return replace(self, target)
-
-    failed: list[Path] = []
-    monkeypatch.setattr(Path, "replace", fails)
-    with pytest.raises(StoreError, match="moved away"):
-        holding(torch.ones(1), torch.ones(1)).save(folder, overwrite=True)
-    assert files(tmp_path) == ["saved", "saved/000-layer0.safetensors", "saved/001-layer1.safetensors", "saved/index.json"]
-    assert [value.item() for value in open_recorded(folder)] == [0, 0]
+        recorder.save(".", overwrite=True)  # it is a store, but another one stands in it
 
 
 def test_where_one_cannot_write(tmp_path: Path) -> None:
@@ -284,37 +231,26 @@ def test_where_one_cannot_write(tmp_path: Path) -> None:
 # Reading what is broken
 
 
-def test_what_is_no_saved_recorder(tmp_path: Path) -> None:
-    """Each says what is wrong with it."""
-    with pytest.raises(StoreError, match=r"index.json cannot be read"):
-        open_recorded(tmp_path)
-    folder = holding(torch.ones(1)).save(tmp_path / "saved", mkdir=True)
-    whole = json.loads((folder / "index.json").read_text())
-
-    def write(**changes: Any) -> None:
-        (folder / "index.json").write_text(json.dumps(whole | changes))
-
-    for changes, text in [
-        ({"format": "other"}, "of another kind"),
-        ({"version": 2}, "written in version 2"),
-        ({"slots": [{}]}, "not whole"),
-        ({"slots": 3}, "not whole"),
-        ({"kind": None, "slots": [whole["slots"][0] | {"site": "?:?"}]}, "not whole"),
-    ]:
-        write(**changes)
-        with pytest.raises(StoreError, match=text):
-            open_recorded(folder)
-    for changes, text in [
-        ({"value": {"code": "import os"}}, "not the written form"),
-        ({"file": None}, "no file that could hold it"),
-        ({"file": "../saved/000-layer0.safetensors"}, "no file that could hold it"),
-        ({"file": "gone.safetensors"}, "cannot be read"),
-        ({"value": {"tensor": "other"}}, "cannot be read"),
-    ]:
-        write(slots=[whole["slots"][0] | changes])
-        recorded = open_recorded(folder)
-        with pytest.raises(StoreError, match=text):
-            recorded[0]
+@pytest.mark.parametrize(
+    ("about", "records"),
+    [
+        ({"slots": [{}]}, None),
+        ({"slots": 3}, None),
+        ({"kind": None, "slots": [{"site": "?:?", "type": "", "samples": 1, "tick": None, "is_list": False}]}, None),
+        ({}, [{"slot": 7}]),
+        ({}, [{"slot": 0}, {"slot": 0}]),
+        ({}, []),
+    ],
+)
+def test_what_is_no_saved_recorder(tmp_path: Path, about: dict[str, Any], records: Any) -> None:
+    """A store whose slots cannot be read."""
+    folder = holding(torch.ones(1)).save(tmp_path / "saved")
+    index = json.loads((folder / "index.json").read_text())
+    index["about"] |= about
+    index["records"] = index["records"] if records is None else records
+    (folder / "index.json").write_text(json.dumps(index))
+    with pytest.raises(StoreError, match="not whole"):
+        open_recorded(folder)
 
 
 def test_no_pickle_is_written(tmp_path: Path) -> None:

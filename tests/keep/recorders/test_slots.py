@@ -16,6 +16,9 @@ import sonde
 from sonde.errors import ArgumentError, ModelError, ObservationWarning, SelectionError, UnknownSlotError
 from sonde.recorders import ForwardOutput, ForwardPre
 
+# many tests look at the slots of a recorder whose model never runs
+pytestmark = pytest.mark.filterwarnings("ignore:a Forward(Output|Pre) was deleted before its model ran")
+
 
 class Adds(nn.Module):
     """Adds a number to its input, so that an output names the module that made it."""
@@ -446,6 +449,46 @@ def test_a_failing_condition_does_not_reach_the_training() -> None:
         model(torch.zeros(1))
     assert str(recorder.errors[0].error) == "no label"
     assert recorder.samples(0) == 0
+    assert [line.reason for line in recorder.coverage()] == ["stopped: RuntimeError: no label"]
+
+
+@pytest.mark.filterwarnings("error")
+def test_the_data_alone_keeps_a_recorder_recording() -> None:
+    """The list follows the recorder, of which nothing else is held."""
+    model = adders(1, 10)
+    everything = ForwardOutput(strict=True).children(model).data
+    total = ForwardOutput(reduction=lambda x, y: x + y, strict=True).children(model).data
+    gc.collect()
+    for _ in range(2):
+        model(torch.zeros(1))
+    assert [[value.item() for value in values] for values in everything] == [[1, 1], [11, 11]]
+    assert [value.item() for value in total] == [2, 22]
+    assert torch.stack(total).tolist() == [[2], [22]]
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_recorder_that_nobody_holds_says_that_it_keeps_nothing() -> None:
+    """Once, when it is deleted before its model ran; not after its model ran, nor after it was detached."""
+    model = adders(1)
+    with pytest.warns(ObservationWarning, match="a ForwardOutput was deleted before its model ran.*hold it in a variable"):
+        ForwardOutput(strict=True).children(model)
+    ForwardOutput(strict=True).children(model).detach()
+    recorder = ForwardOutput(strict=True).children(model)
+    model(torch.zeros(1))
+    del recorder
+    assert len(model[0]._forward_hooks) == 0
+
+
+def test_the_condition_may_be_replaced() -> None:
+    """As the seed's attribute."""
+    model, condition = adders(1), lambda: False
+    recorder = ForwardOutput(condition, strict=True).children(model)
+    model(torch.zeros(1))
+    assert recorder.condition is condition
+    recorder.condition = None
+    model(torch.zeros(1))
+    assert recorder.samples(0) == 1
+    assert recorder.reduction is None
 
 
 def test_a_failing_condition_is_raised_if_strict() -> None:

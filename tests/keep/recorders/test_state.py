@@ -98,6 +98,7 @@ def test_a_model_that_is_recorded_is_copied_without_its_recorder() -> None:
     recorder = ForwardOutput(strict=True).children(model)
     copy.deepcopy(model)(torch.ones(1, 3))
     assert list(recorder.iter_samples()) == [0, 0]
+    recorder.detach()
 
 
 def test_a_state_that_does_not_fit() -> None:

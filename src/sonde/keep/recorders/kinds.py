@@ -1,4 +1,4 @@
-"""The five recorders: what of a module call each of them records."""
+"""The five recorders of the second seed: inputs, outputs and their gradients."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from typing import Any, ClassVar
 
 from sonde.engine import Event, Port, Site, structure
 from sonde.engine.failures import warn_user
-from sonde.engine.probes.attachment import Attachment
-from sonde.keep.recorders.keeper import NOTHING, Source
+from sonde.keep.keeper import NOTHING, Keeper, Take
 from sonde.keep.recorders.recorder import Recorder
 
 __all__ = ["BackwardInput", "BackwardOutput", "ForwardInput", "ForwardOutput", "ForwardPre"]
@@ -23,13 +22,20 @@ def _given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return args[0] if len(args) == 1 else args
 
 
-class _Arguments(Source):
-    def __call__(self, event: Event) -> Any:
-        return NOTHING if event.phase == "recompute" else _given(event.args, event.kwargs)
+def _arguments(event: Event) -> Any:
+    return NOTHING if event.phase == "recompute" else _given(event.args, event.kwargs)
+
+
+def _output(event: Event) -> Any:
+    return NOTHING if event.phase == "recompute" else event.value
+
+
+def _gradients(event: Event) -> Any:
+    return _given(event.value, event.kwargs)
 
 
 class ForwardPre(Recorder):
-    """Records what modules are given, as it is before their forward.
+    """Records the arguments of modules, as they are before the forward.
 
     >>> import torch
     >>> model = torch.nn.Sequential(torch.nn.ReLU(inplace=True))
@@ -45,29 +51,30 @@ class ForwardPre(Recorder):
     ports: ClassVar[tuple[Port, ...]] = ("input",)
     port: ClassVar[Port] = "input"
 
-    def _source(self) -> Source:
-        return _Arguments()
+    def _source(self, keeper: Keeper) -> Take:
+        return _arguments
 
 
-class _ArgumentsAfter(_Arguments):
-    """The arguments as a forward hook finds them, which compiled code cannot tell."""
+class _ArgumentsAfter:
+    """The arguments as a forward hook finds them. Compiled code does not have them."""
 
-    def __init__(self) -> None:
-        self.attachment: Attachment | None = None
+    def __init__(self, keeper: Keeper) -> None:
+        self._keeper = keeper
 
     def __call__(self, event: Event) -> Any:
         if not event.args and not event.kwargs and self._is_compiled(event.site):
             return NOTHING
-        return super().__call__(event)
+        return _arguments(event)
 
     def _is_compiled(self, site: Site) -> bool:
-        if self.attachment is None:
+        attachment = self._keeper.attachment
+        if attachment is None:
             return False
-        hook = next((hook for hook in self.attachment.hooks if site in hook.sites.values()), None)
-        regions = [region for root in self.attachment.roots for region in root.regions()]
+        hook = next((hook for hook in attachment.hooks if site in hook.sites.values()), None)
+        regions = [region for root in attachment.roots for region in root.regions()]
         if hook is None or not any(hook.module in region.modules for region in regions):
             return False
-        if site not in self.attachment.delivery.notes:
+        if site not in attachment.delivery.notes:
             hook.note(_IN_COMPILED_CODE)
             warn_user(f"ForwardInput records nothing at {site.port_of('input')}: {_IN_COMPILED_CODE}")
         return True
@@ -77,30 +84,21 @@ _IN_COMPILED_CODE = "in compiled code its input is not known after its forward; 
 
 
 class ForwardInput(Recorder):
-    """Records what modules were given, as it is after their forward.
+    """Records the arguments of modules, as they are after the forward.
 
-    That differs from what :class:`ForwardPre` records exactly where a module writes into its input. What several arguments
-    are recorded as is the same.
+    The values differ from those of :class:`ForwardPre` exactly where a module writes into its input. Several arguments are
+    recorded in the same form.
     """
 
     ports: ClassVar[tuple[Port, ...]] = ("output",)
     port: ClassVar[Port] = "input"
 
-    def _source(self) -> Source:
-        return _ArgumentsAfter()
-
-    def _connect(self, source: Source, attachment: Attachment) -> None:
-        if isinstance(source, _ArgumentsAfter):
-            source.attachment = attachment
-
-
-class _Output(Source):
-    def __call__(self, event: Event) -> Any:
-        return NOTHING if event.phase == "recompute" else event.value
+    def _source(self, keeper: Keeper) -> Take:
+        return _ArgumentsAfter(keeper)
 
 
 class ForwardOutput(Recorder):
-    """Records what modules return.
+    """Records the outputs of modules.
 
     >>> import torch
     >>> model = torch.nn.Sequential(torch.nn.Identity(), torch.nn.Flatten())
@@ -114,38 +112,33 @@ class ForwardOutput(Recorder):
     ports: ClassVar[tuple[Port, ...]] = ("output",)
     port: ClassVar[Port] = "output"
 
-    def _source(self) -> Source:
-        return _Output()
-
-
-class _Gradients(Source):
-    def __call__(self, event: Event) -> Any:
-        return _given(event.value, event.kwargs)
+    def _source(self, keeper: Keeper) -> Take:
+        return _output
 
 
 class BackwardOutput(Recorder):
-    """Records the gradients of what modules returned.
+    """Records the gradients of the outputs of modules.
 
-    A single tensor's gradient is recorded by itself; those of a tuple as a tuple, of another structure in that structure,
-    with None for tensors that got none.
+    The gradient of a single tensor is recorded by itself, those of a tuple as a tuple, those of another structure in that
+    structure, with None for tensors without a gradient.
     """
 
     ports: ClassVar[tuple[Port, ...]] = ("grad_output",)
     port: ClassVar[Port] = "grad_output"
 
-    def _source(self) -> Source:
-        return _Gradients()
+    def _source(self, keeper: Keeper) -> Take:
+        return _gradients
 
 
-class _InputGradients(_Gradients):
-    """Gradients of the arguments; None when the backward pass reaches a call none of whose arguments needs one."""
+class _InputGradients:
+    """The gradients of the arguments; None when the backward pass reaches a call whose arguments need no gradient."""
 
     def __init__(self) -> None:
         self._frozen: dict[tuple[Site, int, int], None] = {}  # calls without a gradient to come, the oldest first
 
     def __call__(self, event: Event) -> Any:
         if event.site.port == "grad_input":
-            return super().__call__(event)
+            return _gradients(event)
         key = (event.site.port_of("grad_input"), event.tick.forward, event.call)
         if event.site.port == "grad_output":
             return None if key in self._frozen else NOTHING
@@ -166,12 +159,12 @@ def _needs_gradient(value: Any) -> bool:
 
 
 class BackwardInput(Recorder):
-    """Records the gradients of what modules were given: of each use the gradient through that module alone.
+    """Records the gradients of the arguments of modules: of each use, the gradient through that module alone.
 
-    Of ``x + linear(x)`` the gradient at ``linear`` is without that of the sum. An argument that needs no gradient has None;
-    so has a call without any that does. A module that writes into its input has no gradient there that could be told, and
-    nothing is recorded (``coverage()`` says so). Observing adds a node to the graph for each input, which may change the
-    last bits of the sum of gradients where an input has several uses.
+    In ``x + linear(x)``, the gradient at ``linear`` does not include that of the sum. None is recorded for an argument that
+    needs no gradient, and for a call without an argument that does. Of a module that writes into its input nothing is
+    recorded, since that input's gradient is not known (``coverage()`` names the reason). Observing adds a node to the graph
+    for each input, which may change the last bits of the sum of gradients where an input has several uses.
 
     >>> import torch
     >>> model = torch.nn.Linear(4, 3)
@@ -184,5 +177,5 @@ class BackwardInput(Recorder):
     ports: ClassVar[tuple[Port, ...]] = ("output", "grad_input", "grad_output")
     port: ClassVar[Port] = "grad_input"
 
-    def _source(self) -> Source:
+    def _source(self, keeper: Keeper) -> Take:
         return _InputGradients()

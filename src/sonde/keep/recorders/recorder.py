@@ -1,4 +1,4 @@
-"""What the five recorders have in common: slots, registration, reading, and what a probe has."""
+"""The base of the five recorders (the second seed): registration, slots, reading and saving."""
 
 from __future__ import annotations
 
@@ -8,22 +8,28 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self, overload
+from typing import Any, ClassVar, Literal, NoReturn, Self, TypeAlias, overload
 
-from torch import nn
+from torch import Tensor, nn
 
-from sonde.engine import Coverage, Covered, Phase, Port, Probe, Site, selection
+from sonde.engine import Coverage, Covered, Event, Phase, Port, Site, selection, structure
 from sonde.engine.probes import dataframes
 from sonde.engine.probes.attachment import Attachment
 from sonde.engine.selection import Where, check_model
 from sonde.errors import ArgumentError, SelectionError
-from sonde.keep.recorders import registration, saving, state, table
-from sonde.keep.recorders.keeper import Condition, DataMethod, Keeper, Reducer, Source, name_of_reduction
+from sonde.keep.keeper import NOTHING, Condition, Keeper, KeepingProbe, Take
+from sonde.keep.recorders import registration, state, table
 from sonde.keep.recorders.registration import Indices, Iteration, Types
-from sonde.keep.recorders.slots import Data, Key, Subrecorder, find, leaf_of
+from sonde.keep.reductions.base import Reduction
+from sonde.keep.reductions.function import FunctionReduction, Reducer
+from sonde.keep.saving import entries_of_slots, slots_as_data
+from sonde.keep.slots import Key, Subrecorder, find, leaf_of
+from sonde.run.tensors import write_tensors
 from sonde.view.table import Grid
 
-__all__ = ["Handle", "Recorder"]
+__all__ = ["DataMethod", "Handle", "Recorder"]
+
+DataMethod: TypeAlias = Literal["batch", "sample"]
 
 
 @dataclass(frozen=True)
@@ -34,35 +40,36 @@ class Handle:
     _attachment: Attachment
 
     def remove(self) -> None:
-        """Take the slot's hooks out for good. Doing so twice is no error."""
+        """Take the slot's hooks out for good. Idempotent."""
         place = self.subrecorder.site
         hooks = self._attachment.hooks
-        hooks.remove(
-            [hook for hook in hooks if any(site.path == place.path and site.model == place.model for site in hook.sites.values())]
-        )
+        hooks.remove([hook for hook in hooks if any(place.covers(site, whole_module=True) for site in hook.sites.values())])
 
 
-class Recorder(Probe, ABC):
-    """A list with one slot for each module that it is registered on; what passes there is kept in the slot.
+class Recorder(KeepingProbe, ABC):
+    """A recorder of the second seed: a list with one slot for each module; the values that pass there are kept in the slot.
 
-    A slot belongs to its module: neither the order of execution, nor what was not recorded, nor a slot that was removed
-    changes which it is. ``recorder[i]``, ``recorder["layers.3"]`` and ``recorder[site]`` are what it keeps: a list of all
-    values, or with a reduction one value, None before the first. Kept tensors are detached copies on the device they were on.
+    A slot belongs to its module: neither the order of execution, nor a call that was not recorded, nor a slot that was
+    removed changes that. ``recorder[i]``, ``recorder["layers.3"]`` and ``recorder[site]`` are the kept values: a list of all
+    values, or with a reduction one value, None before the first. Kept tensors are detached copies on their device.
+    (``sonde.graph.Recorder``, of the fourth seed, records the execution graph.)
 
     Args:
-        condition: called without arguments whenever something could be recorded; recorded is what it is true for.
-        reduction: from the value kept so far and the new one to the one to keep. The first value is kept as it is. None of a
-            gradient that did not come is not handed to it. See ``sonde.keep.reductions`` for ready-made ones.
-            Without it every value is kept, which takes memory.
-        data_method: ``"batch"`` keeps tensors whole; ``"sample"`` of each tensor its first item, the first sample.
-        strict: raise what *condition* or *reduction* raises into the training, instead of detaching with a warning.
+        condition: called without arguments at each call of a module; the call is recorded if the result is true.
+        reduction: a function from the value kept so far and the new one to the value to keep, as for ``functools.reduce``.
+            The first value is kept as it is. For a structured value (a tuple, a dict, ...) the function is called tensor by
+            tensor. None in the place of a gradient that did not come is not handed to it. ``sonde.recorders.reductions`` has
+            ready-made ones. Without a reduction every value is kept, which takes memory.
+        data_method: ``"batch"`` keeps tensors whole; ``"sample"`` keeps of each tensor its first item, the first sample.
+        strict: raise what *condition* or *reduction* raises into the training, instead of recording nothing more in that
+            slot with a warning.
 
     Raises:
         ArgumentError: an argument cannot be used.
     """
 
-    ports: ClassVar[tuple[Port, ...]]  # what it listens to
-    port: ClassVar[Port]  # what it records
+    ports: ClassVar[tuple[Port, ...]]  # whose events are observed
+    port: ClassVar[Port]  # of the slots
 
     def __init__(
         self,
@@ -81,19 +88,28 @@ class Recorder(Probe, ABC):
             raise ArgumentError(
                 f"data_method={data_method!r}: give 'batch' to keep tensors whole, or 'sample' for the first sample"
             )
-        source = self._source()
-        self._keeper = Keeper(type(self).__name__, source, condition, reduction, data_method)
+        self.reduction = reduction
+        self.data_method = data_method
         self._models: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
-        super().__init__(Attachment(self._keeper, strict=strict))
-        self._connect(source, self._attachment)
-        self._attachment.attach()
+        self._aliases: dict[str, str] = {}
+        reducing = reduction if reduction is None or isinstance(reduction, Reduction) else FunctionReduction(reduction)
+        keeper = Keeper(type(self).__name__, _take_nothing, reducing, condition=condition)
+        source = self._source(keeper)
+        keeper.take = source if data_method == "batch" else _first_samples(source)
+        super().__init__(keeper, strict=strict)
 
     @abstractmethod
-    def _source(self) -> Source:
-        """What makes the values to record of events."""
+    def _source(self, keeper: Keeper) -> Take:
+        """Return the function that makes the values to record of events."""
 
-    def _connect(self, source: Source, attachment: Attachment) -> None:
-        """Tell *source* where its events come from, if it has to know."""
+    @property
+    def condition(self) -> Condition | None:
+        """The condition, which may be replaced."""
+        return self._keeper.condition
+
+    @condition.setter
+    def condition(self, condition: Condition | None) -> None:
+        self._keeper.condition = condition
 
     # Registering
 
@@ -110,12 +126,12 @@ class Recorder(Probe, ABC):
         """Record at *module* and all modules in it, where every condition admits them. A module has one slot at most.
 
         Args:
-            module: usually the model. Part of one that is registered already goes by its names there.
+            module: usually the model. A part of a model that is registered already goes by its names there.
             types: instances of these classes.
             indices: positions in ``module.modules()``, which has *module* itself at 0.
             include, exclude: as everywhere in sonde: see :func:`sonde.observe`.
-            name: the model's name in sites, ``name/layers.3:output``. The first model needs none; a second one is called
-                ``2`` if it is given none, and so on.
+            name: the model's name in sites, ``name/layers.3:output``. Without one, the first model has no name, the second
+                is called ``2``, and so on.
 
         Raises:
             ModelError, SelectionError, ArgumentError: at once, saying what was asked, what was found and what to do.
@@ -155,6 +171,7 @@ class Recorder(Probe, ABC):
             held = ", ".join(f"{item.name or '(root)'} ({type(item.module).__name__})" for item in items)
             raise SelectionError(f"nothing of what is selected is ever called, so nothing could be recorded: {held}") from None
         self._models[root] = model
+        self._aliases |= {alias: item.name for item in items for alias in item.aliases if not model}
         known, hooked = {slot.site for slot in self._keeper.slots}, set(self._attachment.sites())
         for item in items:
             events = [Site(item.name, port, "", model) for port in self.ports]
@@ -189,8 +206,10 @@ class Recorder(Probe, ABC):
 
     @property
     def data(self) -> list[Any]:
-        """What every slot keeps, in order, as it is now: the list is made anew each time. Assigning to an item sets the slot."""
-        return Data(self._keeper.slots)
+        """The values of all slots, in order. The list follows the recorder, and keeps it recording; an item that is assigned
+        becomes the slot's value.
+        """
+        return Data(self)
 
     @property
     def subrecorders(self) -> list[Subrecorder]:
@@ -199,7 +218,7 @@ class Recorder(Probe, ABC):
 
     @property
     def handles(self) -> list[Handle]:
-        """For each slot what ends its recording."""
+        """For each slot the handle that ends its recording."""
         return [Handle(slot, self._attachment) for slot in self._keeper.slots]
 
     def _find(self, key: Key) -> tuple[Subrecorder, str]:
@@ -222,7 +241,7 @@ class Recorder(Probe, ABC):
         return True
 
     def __getitem__(self, key: Key | slice) -> Any:
-        """What one slot keeps, by position, module name or site; or a list of them, by slice.
+        """The value of one slot, by position, module name or site; or a list of them, by slice.
 
         Raises:
             UnknownSlotError: there is no such slot; the message names the nearest.
@@ -230,7 +249,7 @@ class Recorder(Probe, ABC):
         if isinstance(key, slice):
             return self.data[key]
         slot, leaf = self._find(key)
-        return leaf_of(slot, slot.value, leaf, several=self._keeper.reduction is None)
+        return leaf_of(slot, slot.value, leaf, several=self.reduction is None)
 
     def __setitem__(self, key: Key | slice, item: Any) -> None:
         if isinstance(key, slice):
@@ -246,7 +265,7 @@ class Recorder(Probe, ABC):
     @overload
     def remove(self, index: Key) -> Any: ...
     def remove(self, index: Key | None = None) -> Any:
-        """Take one slot away with its hooks, and return what it kept; without *index* detach, as ``Probe.remove`` does."""
+        """Take one slot away with its hooks, and return its value; without *index* detach, as ``Probe.remove`` does."""
         if index is None:
             self.detach()
             return None
@@ -256,23 +275,23 @@ class Recorder(Probe, ABC):
         return slot.value
 
     def samples(self, index: Key) -> int:
-        """How many calls the slot has recorded."""
+        """The number of calls that the slot has recorded."""
         return self._find(index)[0].samples
 
     def iter_samples(self) -> Iterator[int]:
-        """For each slot, how many calls it has recorded."""
+        """For each slot, the number of calls that it has recorded."""
         for slot in self.subrecorders:
             yield slot.samples
 
     def apply(self, function: Callable[[Any], Any]) -> None:
-        """Replace what each slot keeps by ``function(data)``; slots that keep nothing are left out.
+        """Replace the value of each slot by ``function(value)``; slots that keep nothing are left out.
 
-        If *function* raises, no slot is changed. Recording on may become impossible afterwards, which depends on *function*.
+        If *function* raises, no slot is changed. Whether recording can go on afterwards depends on *function*.
         """
         self.apply_sample(lambda data, _: function(data))
 
     def apply_sample(self, function: Callable[[Any, int], Any]) -> None:
-        """As ``apply``, with ``function(data, samples)``."""
+        """Replace the value of each slot by ``function(value, samples)``; see ``apply``."""
         made = []
         for slot in self._keeper.slots:
             if slot.is_empty:
@@ -286,50 +305,52 @@ class Recorder(Probe, ABC):
             slot.held = value
 
     def reset(self) -> None:
-        """Forget everything that was kept, and begin to count anew; the hooks stay."""
-        for slot in self._keeper.slots:
-            slot.held, slot.samples, slot.seen, slot.tick = self._keeper.empty(), 0, 0, None
+        """Forget all values, and count from 0 again; the hooks stay."""
+        self._keeper.clear()
 
     clear = reset
 
-    # Keeping
+    # Saving
 
-    def save(self, path: str | os.PathLike[str], mkdir: bool = False, *args: Any, overwrite: bool = False, **kwargs: Any) -> Path:
-        """Write what is kept to the folder *path*: for each slot a safetensors file named after its module, and a JSON index.
+    def save(self, path: str | os.PathLike[str], mkdir: bool = True, *args: Any, overwrite: bool = False, **kwargs: Any) -> Path:
+        """Write all values to the folder *path*, as safetensors shards and a JSON index, and return *path*. No pickle.
 
-        Without pickle; ``sonde.recorders.open_recorded(path)`` reads it. The files appear all together or not at all.
+        ``sonde.recorders.open_recorded(path)`` reads the slots, ``sonde.open_tensors(path)`` the tensors. All is written or
+        nothing.
 
         Args:
-            mkdir: make the folder, and those above it, if there is none.
-            *args, **kwargs: of ``Path.mkdir``; missing parents are made and an existing folder is no error, unless
-                ``parents=False`` or ``exist_ok=False`` say otherwise.
-            overwrite: replace what an earlier ``save`` wrote there.
+            mkdir: missing folders are made in any case; the argument is the second seed's.
+            *args, **kwargs: of ``Path.mkdir``. Missing parents are made and an existing folder is no error, unless
+                ``parents=False`` or ``exist_ok=False`` is given.
+            overwrite: replace a store of tensors that is there.
 
         Raises:
-            StoreError: the folder is missing, holds something, or cannot be written.
+            StoreError: the folder cannot be written, or holds something already and *overwrite* is false.
         """
-        return saving.save(self._described(), self._keeper.slots, Path(path), saving.Making.of(mkdir, args, kwargs), overwrite)
+        made = dict(zip(("mode", "parents", "exist_ok"), args, strict=False)) | kwargs
+        slots = self._keeper.slots
+        about = self._described() | {"slots": slots_as_data(slots), "aliases": self._aliases}
+        return write_tensors(Path(path), entries_of_slots(slots), about, overwrite=overwrite, **made)
 
     def _described(self) -> dict[str, Any]:
         reduction = self._keeper.reduction
-        return {"kind": type(self).__name__, "reduction": None if reduction is None else name_of_reduction(reduction)}
+        return {"kind": type(self).__name__, "reduction": None if reduction is None else repr(reduction)}
 
     def state_dict(self) -> dict[str, Any]:
-        """A copy of what every slot keeps, with its counts, to go on from with ``load_state_dict``."""
+        """A copy of the values and counts of all slots, for ``load_state_dict``."""
         return self._described() | {"slots": [state.of_slot(slot) for slot in self._keeper.slots]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over what ``state_dict`` of a like recorder gave; slots are matched by their sites.
+        """Take over values and counts from the ``state_dict`` of a recorder of the same kind; slots are matched by site.
 
         Raises:
-            ArgumentError: it is of another kind of recorder, of another reduction, or of other slots; nothing is changed.
+            ArgumentError: the recorder was of another kind, or had another reduction or other slots; nothing is changed.
         """
         state.load(self._keeper, self._described(), state_dict)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy or a pickle has the slots and what they keep, and is on no model; registered again it goes on."""
-        keeper = self._keeper
-        made = (type(self), keeper.condition, keeper.reduction, keeper.data_method, self._attachment.delivery.strict)
+        """A copy or a pickle has the slots and their values, and is on no model; registered again it records on."""
+        made = (type(self), self.condition, self.reduction, self.data_method, self._attachment.delivery.strict)
         return _remade, (*made, self.state_dict())
 
     # What a probe has
@@ -340,13 +361,16 @@ class Recorder(Probe, ABC):
         return tuple(slot.site for slot in self._keeper.slots)
 
     def coverage(self) -> Coverage:
-        """How many calls each slot has recorded, and why not all."""
-        listened = {line.site: line for line in super().coverage()}
+        """The number of calls that each slot has recorded, and why not more."""
+        observed = {line.site: line for line in super().coverage()}
+        stopped = self._keeper.stopped
         lines = []
         for slot in self._keeper.slots:
-            found = [listened[site] for port in self.ports if (site := slot.site.port_of(port)) in listened]
+            found = [observed[site] for port in self.ports if (site := slot.site.port_of(port)) in observed]
             of_value = next((line for line in found if line.site.port == self.port), found[0] if found else None)
-            if slot.seen and not slot.samples:
+            if slot.site in stopped:
+                reason = stopped[slot.site]
+            elif slot.seen and not slot.samples:
                 reason = f"the condition was true for none of {slot.seen} calls"
             elif of_value is None:
                 reason = "its hooks were taken out" if self._models else "registered on no model"
@@ -356,7 +380,7 @@ class Recorder(Probe, ABC):
         return Coverage(lines, attached=self.attached)
 
     def rows(self) -> list[dict[str, Any]]:
-        """One dictionary per slot: where, how often, what it keeps, and when the last of it was recorded."""
+        """One dictionary per slot: site, number of calls, a description of its value, and when the last call was recorded."""
         phase: Phase = "backward" if self.port.startswith("grad") else "forward"
         return [table.row_of(slot) | dataframes.key_columns(slot.site, None, phase, slot.tick) for slot in self._keeper.slots]
 
@@ -393,3 +417,70 @@ def _remade(
         recorder._keeper.add(site, slot["type"], [site.port_of(port) for port in kind.ports])
     recorder.load_state_dict(state_dict)
     return recorder
+
+
+class Data(list[Any]):
+    """The values of all slots of a recorder, in order, as they are whenever the list is read; it cannot be resized."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__(slot.value for slot in recorder.subrecorders)
+        self._recorder = recorder
+
+    def _read(self) -> list[Any]:
+        values = [slot.value for slot in self._recorder.subrecorders]
+        super().__init__(values)
+        return values
+
+    def __len__(self) -> int:
+        return len(self._read())
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._read())
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._read()[key]
+
+    def __eq__(self, other: object) -> bool:
+        return self._read() == other
+
+    __hash__ = None  # as of any list
+
+    def __repr__(self) -> str:
+        return repr(self._read())
+
+    def __setitem__(self, key: Any, item: Any) -> None:
+        slots = self._recorder.subrecorders
+        chosen = range(len(slots))[key]
+        positions, items = (list(chosen), list(item)) if isinstance(chosen, range) else ([chosen], [item])
+        if len(positions) != len(items):
+            raise ArgumentError(f"{len(items)} values cannot be assigned to {len(positions)} slots")
+        for position, each in zip(positions, items, strict=True):
+            slots[position].held = each
+        self._read()
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise ArgumentError("a recorder's data has one item for each slot: take a slot away with recorder.remove(index)")
+
+    append = extend = insert = pop = remove = clear = sort = reverse = _refuse
+    __delitem__ = __iadd__ = __imul__ = _refuse
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return list, (self._read(),)
+
+
+def _take_nothing(event: Event) -> Any:
+    return NOTHING
+
+
+def _first_samples(source: Take) -> Take:
+    """*source* with the first sample in the place of each tensor."""
+
+    def take(event: Event) -> Any:
+        value = source(event)
+        return value if value is NOTHING else structure.remap(value, _first_sample)
+
+    return take
+
+
+def _first_sample(tensor: Tensor) -> Tensor:
+    return tensor.select(0, 0) if tensor.ndim and tensor.shape[0] else tensor

@@ -1,4 +1,4 @@
-"""The state of a recorder as plain data, and back."""
+"""Turn the slots of a recorder into plain data, and fill them from it."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from typing import Any
 
 from sonde.engine import Tick
 from sonde.errors import ArgumentError
-from sonde.keep.recorders.keeper import Keeper
-from sonde.keep.recorders.slots import Subrecorder
+from sonde.keep.keeper import Keeper
 from sonde.keep.reductions.base import Accumulated, Running, own
+from sonde.keep.slots import Subrecorder
 
 __all__ = ["load", "of_slot"]
 
 
 def of_slot(slot: Subrecorder) -> dict[str, Any]:
-    """A copy of what *slot* keeps, and of what it has counted."""
+    """A copy of the value and the counts of *slot*."""
     sums = isinstance(slot.held, Accumulated)
     return {
         "site": str(slot.site),
@@ -28,10 +28,10 @@ def of_slot(slot: Subrecorder) -> dict[str, Any]:
 
 
 def load(keeper: Keeper, described: dict[str, Any], state: dict[str, Any]) -> None:
-    """Fill the slots of *keeper*, a recorder that is *described*, from *state*.
+    """Fill the slots of *keeper* from *state*; *described* names the kind and reduction of the recorder.
 
     Raises:
-        ArgumentError: it does not fit; nothing is changed.
+        ArgumentError: the state does not fit; nothing is changed.
     """
     missing = {"kind", "reduction", "slots"} - state.keys()
     if missing:

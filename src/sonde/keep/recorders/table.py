@@ -10,8 +10,8 @@ from torch import Tensor
 
 from sonde.engine import Site, structure
 from sonde.keep.layers import is_measurable, number
-from sonde.keep.recorders.slots import Subrecorder
 from sonde.keep.reductions.base import Accumulated, shape_text
+from sonde.keep.slots import Subrecorder
 from sonde.stats import Accumulator, Moments
 from sonde.view.table import Cell, Grid
 

@@ -1,4 +1,8 @@
-"""What a ready-made reduction is: a callable of two arguments that keeps running sums of every tensor of a structured value."""
+"""The base of all reductions: how a new value is combined with what was kept so far, tensor by tensor.
+
+Running sums here are not rows of the statistics' table: a row there has a fixed number of float64 numbers for one site,
+while a sum over calls has the shape, type and structure of the value, and a reservoir holds whole samples.
+"""
 
 from __future__ import annotations
 
@@ -16,25 +20,26 @@ __all__ = ["Accumulated", "Reduction", "Running", "State", "own", "shape_text"]
 
 
 class Reduction(ABC):
-    """A callable ``(so far, new) -> so far`` that a recorder hands borrowed tensors: it neither keeps nor changes them.
+    """A callable ``(so far, new) -> so far``. Its arguments are borrowed: it neither keeps nor changes the tensors of *new*.
 
-    It is also a plain function for ``functools.reduce``, whose result has the finished number as ``.value``.
+    It is also a plain function for ``functools.reduce``; the finished value is the result's ``value``. Derive from this class
+    for a reduction that takes structured values whole; a plain function is called tensor by tensor.
     """
 
     @abstractmethod
     def begin(self, first: Any) -> Any:
-        """What is kept of the first value."""
+        """Return what is kept of the first value."""
 
     @abstractmethod
     def __call__(self, so_far: Any, new: Any) -> Any:
-        """What is kept after *new* has come."""
+        """Return what is kept after *new*."""
 
 
 @dataclass
 class State:
     """Running sums: tensors, numbers, types and lists of these, so that they can be copied and saved.
 
-    Each field that speaks of tensors has one item for each tensor of the value.
+    A field about tensors has one item for each tensor of the value.
     """
 
     def plain(self) -> dict[str, Any]:
@@ -43,11 +48,11 @@ class State:
 
 
 class Accumulated:
-    """What a running reduction holds: its sums, and the structure of the value that they are of.
+    """The sums of a running reduction, and the structure of the value that they are of.
 
     Attributes:
-        reduction: what it is an accumulation of.
-        state: its sums.
+        reduction: the reduction that made the sums.
+        state: the sums.
     """
 
     def __init__(self, reduction: Running, template: Any, paths: tuple[str, ...], state: Any) -> None:
@@ -61,7 +66,7 @@ class Accumulated:
         """The sums over *first* alone.
 
         Raises:
-            ArgumentError: there is no tensor in it.
+            ArgumentError: *first* holds no tensor.
         """
         template, tensors = _opened(first)
         if not tensors:
@@ -72,7 +77,7 @@ class Accumulated:
         """Add the tensors of *new*.
 
         Raises:
-            ArgumentError: it has other tensors than the values before, or of other shapes; then nothing is added.
+            ArgumentError: *new* has other tensors than the values before, or of other shapes; then nothing is added.
         """
         if isinstance(new, Tensor) and self._paths == _ONE:
             self.reduction._add(self.state, [new.detach()])
@@ -86,13 +91,13 @@ class Accumulated:
 
     @property
     def value(self) -> Any:
-        """The finished value: the structure of the first one. Nothing that comes later changes its tensors."""
+        """The finished value, in the structure of the first one. Later values do not change its tensors."""
         finished = iter(self.reduction._finish(self.state))
         return structure.remap(self._template, lambda _: next(finished), objects=True)
 
     @property
     def note(self) -> str:
-        """What there is to say about it; ``""`` if nothing."""
+        """A remark for the table; ``""`` for none."""
         return self.reduction._note(self.state)
 
     def plain(self) -> dict[str, Any]:
@@ -101,7 +106,7 @@ class Accumulated:
 
     @classmethod
     def restored(cls, reduction: Running, plain: dict[str, Any]) -> Accumulated:
-        """The accumulation of which *plain* is a copy."""
+        """The sums that *plain* is a copy of."""
         state = reduction.sums(**plain["state"])
         return cls(reduction, plain["template"], tuple(plain["paths"]), reduction.sums(**state.plain()))
 
@@ -111,25 +116,25 @@ class Running(Reduction):
 
     sums: ClassVar[type[State]]
 
-    def begin(self, first: Any) -> Accumulated:
+    def begin(self, first: Any) -> Any:
         return Accumulated.of(self, first)
 
-    def __call__(self, so_far: Any, new: Any) -> Accumulated:
-        sums = so_far if isinstance(so_far, Accumulated) else self.begin(so_far)
+    def __call__(self, so_far: Any, new: Any) -> Any:
+        sums = so_far if isinstance(so_far, Accumulated) else Accumulated.of(self, so_far)
         sums.add(new)
         return sums
 
     @abstractmethod
     def _start(self, tensors: list[Tensor]) -> Any:
-        """The sums over these alone."""
+        """Return the sums over *tensors* alone."""
 
     @abstractmethod
     def _add(self, state: Any, tensors: list[Tensor]) -> None:
-        """Add *tensors*, or raise before anything is changed."""
+        """Add *tensors* to *state*, or raise before anything is changed."""
 
     @abstractmethod
-    def _finish(self, state: Any) -> list[Tensor]:
-        """The finished tensors, in memory of their own."""
+    def _finish(self, state: Any) -> list[Any]:
+        """Return the finished tensors, in memory of their own."""
 
     def _note(self, state: Any) -> str:
         return ""
@@ -143,7 +148,7 @@ def _paths(value: Any) -> tuple[str, ...]:
 
 
 def _opened(value: Any) -> tuple[Any, list[Tensor]]:
-    """*value* with an empty tensor in the place of each tensor, and the tensors, detached."""
+    """*value* with an empty tensor in the place of each tensor; and the tensors, detached."""
     tensors: list[Tensor] = []
 
     def take(tensor: Tensor) -> Tensor:
@@ -158,14 +163,14 @@ def _listed(paths: tuple[str, ...]) -> str:
 
 
 def own(value: Any) -> Any:
-    """A copy of *value* that nothing later can change: its tensors detached, on their device, the structure rebuilt."""
+    """A copy of *value* that nothing changes later: its tensors detached, on their device, the structure rebuilt."""
     if isinstance(value, Tensor):
         return value.detach() if value.is_meta else value.detach().clone()
     return structure.remap(value, own, objects=True)
 
 
 def shape_text(value: Any) -> str:
-    """The shape of a tensor, or what else it is, in a few characters: ``5×3``, ``scalar``, ``tuple of 3 tensors``."""
+    """The shape of a tensor, or the kind of another value, in a few characters: ``5×3``, ``scalar``, ``tuple of 3 tensors``."""
     if isinstance(value, Tensor):
         sizes = [f"{value.size(0)} nested"] if value.is_nested else map(str, value.shape)
         return "×".join(sizes) or "scalar"

@@ -1,0 +1,170 @@
+"""Write stashes and slots to a store of tensors, and read a saved recorder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, overload
+
+from torch import Tensor
+
+from sonde.engine import Site, Tick
+from sonde.errors import SondeError, StoreError
+from sonde.keep.reductions.base import shape_text
+from sonde.keep.slots import Key, Subrecorder, find, leaf_of
+from sonde.keep.stash import Stash, leaves_of
+from sonde.run.json_tree import encode
+from sonde.run.tensors import Entry, TensorStore, open_tensors
+
+__all__ = ["Recorded", "entries_of_slots", "entries_of_stashes", "open_recorded", "slots_as_data"]
+
+
+def entries_of_stashes(stashes: Sequence[Any]) -> Iterator[Entry]:
+    """A record with its tensors for each stash, in order."""
+    for number, stash in enumerate(stashes):
+        kind = getattr(stash, "type", type(stash))
+        name, grad = getattr(stash, "name", ""), bool(getattr(stash, "grad", False))
+        site = getattr(stash, "site", None) or Site(name, "grad_output" if grad else "output")
+        record: dict[str, Any] = {
+            "name": name,
+            "type": f"{kind.__module__}.{kind.__qualname__}" if isinstance(kind, type) else str(kind),
+            "grad": grad,
+        }
+        if isinstance(stash, Stash):
+            record |= {"call": stash.call, "phase": stash.phase, "tick": stash.tick._asdict(), "alias": stash.alias}
+        yield _entry(number, site, getattr(stash, "value", stash), record, leaves_of(stash))
+
+
+def entries_of_slots(slots: Sequence[Subrecorder]) -> Iterator[Entry]:
+    """A record with its tensors for each kept value, slot by slot; with a reduction one for each slot."""
+    number = 0
+    for slot in slots:
+        value = slot.value
+        for each in value if isinstance(value, list) else [value]:
+            yield _entry(number, slot.site, each, {"slot": slot.index, "name": slot.name, "type": slot.type}, leaves_of(each))
+            number += 1
+
+
+def slots_as_data(slots: Sequence[Subrecorder]) -> list[dict[str, Any]]:
+    """Plain data about each slot; its values are in the records."""
+    return [
+        {
+            "site": str(slot.site),
+            "type": slot.type,
+            "samples": slot.samples,
+            "tick": None if slot.tick is None else slot.tick._asdict(),
+            "is_list": isinstance(slot.value, list),
+        }
+        for slot in slots
+    ]
+
+
+def _entry(number: int, site: Site, value: Any, record: dict[str, Any], leaves: dict[str, Any]) -> Entry:
+    tensors: dict[str, Any] = {}
+    paths: dict[int, list[str]] = {}
+    for leaf, held in leaves.items():
+        paths.setdefault(id(held), []).append(leaf)
+
+    def encode_tensor(part: Any, path: str) -> dict[str, Any] | None:
+        if not isinstance(part, Tensor):
+            return None
+        if part.is_meta or part.is_nested or part.is_quantized:
+            kind = "meta" if part.is_meta else "nested" if part.is_nested else "quantized"
+            return {"object": f"{kind} tensor {shape_text(part)}"}
+        known = paths.get(id(part))
+        key = f"{number:06d}/{site}{known.pop(0) if known else path}"
+        while key in tensors:
+            key += "'"
+        tensors[key] = part
+        return {"tensor": key}
+
+    return record | {"site": str(site), "value": encode(value, encode_tensor)}, tensors
+
+
+class Recorded(Sequence[Any]):
+    """A saved recorder: ``recorded[i]``, ``recorded["layers.3"]``, ``len``, iteration, ``samples``.
+
+    Tuples, lists, dicts and numbers come back as they were, named tuples and dataclasses as dicts of their fields, and what
+    could not be written as its description in ``<...>``.
+
+    Attributes:
+        path: the folder.
+        store: the tensors and records in the folder, as ``sonde.open_tensors`` reads them.
+        kind: the class of the recorder, ``ForwardOutput``.
+        reduction: its reduction, as text; None without one.
+        subrecorders: the slots. A slot's ``value`` is empty here: ask by position or name.
+    """
+
+    def __init__(self, store: TensorStore) -> None:
+        about = store.about
+        self.path = store.path
+        self.store = store
+        self.kind: str = about["kind"]
+        self.reduction: str | None = about["reduction"]
+        self.subrecorders = [_slot(place, written) for place, written in enumerate(about["slots"])]
+        self._is_list = [bool(written["is_list"]) for written in about["slots"]]
+        self._records: list[list[int]] = [[] for _ in self.subrecorders]
+        for number, record in enumerate(store.records):
+            self._records[record["slot"]].append(number)
+        if any(len(held) != 1 and not is_list for held, is_list in zip(self._records, self._is_list, strict=True)):
+            raise ValueError("a slot has not one value")
+
+    def __len__(self) -> int:
+        return len(self.subrecorders)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[place] for place in range(len(self)))
+
+    @overload
+    def __getitem__(self, key: Key) -> Any: ...
+    @overload
+    def __getitem__(self, key: slice) -> list[Any]: ...
+    def __getitem__(self, key: Key | slice) -> Any:
+        """The value of one slot, by position, module name or site; or a list of them, by slice.
+
+        Raises:
+            UnknownSlotError: there is no such slot; the message names the nearest.
+            StoreError: a file is missing or broken.
+        """
+        if isinstance(key, slice):
+            return [self[place] for place in range(len(self))[key]]
+        slot, leaf = self._find(key)
+        values = [self.store.value(number) for number in self._records[slot.index]]
+        return leaf_of(slot, values if self._is_list[slot.index] else values[0], leaf, several=self.reduction is None)
+
+    def _find(self, key: Key) -> tuple[Subrecorder, str]:
+        aliases = self.store.about.get("aliases", {})
+        return find(self.subrecorders, key, lambda name: str(aliases.get(name, name)))
+
+    def samples(self, index: Key) -> int:
+        """The number of calls that the slot had recorded."""
+        return self._find(index)[0].samples
+
+    def iter_samples(self) -> Iterator[int]:
+        """For each slot, the number of calls that it had recorded."""
+        return (slot.samples for slot in self.subrecorders)
+
+    def __repr__(self) -> str:
+        how = "" if self.reduction is None else f", reduced by {self.reduction}"
+        return f"Recorded({str(self.path)!r}: {len(self)} slots of {self.kind}{how})"
+
+
+def _slot(place: int, written: dict[str, Any]) -> Subrecorder:
+    tick = None if written["tick"] is None else Tick(**written["tick"])
+    return Subrecorder(place, Site.parse(written["site"]), written["type"], None, written["samples"], tick=tick)
+
+
+def open_recorded(path: str | os.PathLike[str]) -> Recorded:
+    """Open a folder that ``Recorder.save`` wrote. Nothing in it is executed: it holds JSON and safetensors.
+
+    Raises:
+        StoreError: it is none, is not whole, or was written in another version of the format.
+    """
+    store = open_tensors(path)
+    if "slots" not in store.about:
+        raise StoreError(f"{store.path} holds tensors of another kind, and no recorder: sonde.open_tensors reads them")
+    try:
+        return Recorded(store)
+    except (LookupError, TypeError, ValueError, AttributeError, SondeError) as error:
+        raise StoreError(f"{Path(path)} is not whole: its index lacks something or has it in another form ({error!r})") from None
