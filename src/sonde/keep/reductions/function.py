@@ -71,7 +71,8 @@ class FunctionReduction(Running):
 
     def _combined(self, kept: Any, new: Any) -> Any:
         new = own(new)
-        watched = self.on_broadcast is not None and isinstance(kept, Tensor) and isinstance(new, Tensor) and kept.shape != new.shape
+        tensors = isinstance(kept, Tensor) and isinstance(new, Tensor) and not kept.is_inference()
+        watched = self.on_broadcast is not None and tensors and kept.shape != new.shape
         before = (version_of(kept), version_of(new), kept.shape) if watched else None
         with torch.no_grad():
             result = self.function(kept, new)
