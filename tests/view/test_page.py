@@ -380,6 +380,18 @@ def test_a_number_that_is_none_stands_out(opened: Any, graph: Graph) -> None:
     assert "NaN" in page.locator("#tip").inner_text()
 
 
+def test_marks_are_named_in_the_legend(opened: Any, graph: Graph) -> None:
+    """NaN, exact zero on a logarithmic scale, and modules without a value; only those that are on the picture."""
+    values = {"g": {"0:output": [(0, math.nan), (1, 1.0)], "1:output": [(0, 0.0), (1, 9.0)], "2:output": [(0, 900.0), (1, 1.0)]}}
+    page = opened(graph, 1, values=values)
+    assert page.locator("#marks").inner_text().split("\n") == ["NaN or infinite", "exactly 0", "not recorded"]
+    assert page.locator("g.node.zero").count() == 1
+    page.locator("#step").fill("1")
+    assert page.locator("#marks").inner_text() == "not recorded"
+    page.locator("#number").select_option("")
+    assert page.locator("#marks").inner_text() == ""
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_can_be_read_in_both_schemes(opened: Any, graph: Graph, scheme: str) -> None:
     """The system's scheme is taken up, and ink and paper of every kind of node differ by a ratio of 4.5 or more."""

@@ -1,4 +1,4 @@
-"""The execution graph that people hold: plain data, with its passes, pictures and files as methods."""
+"""``Graph``: the execution graph as plain data, with passes, pictures and files as methods."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ __all__ = ["Graph"]
 
 
 class Graph(PlainGraph):
-    """What ran in one forward of a model, and what flowed where; see :func:`sonde.graph.capture`.
+    """One forward of a model: module calls, operations, tensors and edges; see :func:`sonde.graph.capture`.
 
-    It is immutable and plain: equal graphs compare equal (times apart), every method that changes something returns a new
-    graph, and ``save("graph.json")`` and ``Graph.load`` give an equal one back. In a notebook it shows itself as a page.
+    A graph is immutable: equal graphs compare equal (times apart), and every pass returns a new graph. ``Graph.load`` reads an
+    equal graph back from ``save("graph.json")``. A notebook shows a graph as a page.
     """
 
     @classmethod
     def of(cls, plain: PlainGraph | Mapping[str, Any]) -> Self:
-        """The same graph, with these methods: what ``open_run(path).graph`` gives is plain.
+        """Return the same graph with these methods; ``open_run(path).graph`` is plain data.
 
         Raises:
             StoreError: *plain* is no graph.
@@ -40,7 +40,7 @@ class Graph(PlainGraph):
     # Passes
 
     def collapse(self, depth: int | None = None, at: str | Iterable[str] = ()) -> Self:
-        """Module calls as single nodes: those at *depth* (the model itself is at 0), and those *at* the sites named.
+        """Return the graph with module calls as single nodes: those at *depth* (the model is at 0) and *at* the sites.
 
         Raises:
             ArgumentError: *depth* is no number from 0.
@@ -49,13 +49,14 @@ class Graph(PlainGraph):
         return passes.collapse(self, depth, at)
 
     def hide(self, *, views: bool = False, constants: bool = False, parameters: bool = False, operations: bool = False) -> Self:
-        """Without views, constants (and buffers and what is made of them alone), parameters or operations; data still flows
-        from what is left to what is left, and a module of which nothing is left becomes a single node.
+        """Return the graph without views, constants (with buffers and operations on these alone), parameters or operations.
+
+        Edges bridge removed operations, and a module without any node left becomes a single node.
         """
         return passes.hide(self, views=views, constants=constants, parameters=parameters, operations=operations)
 
     def fold(self, *, least: int = 2) -> Self:
-        """Equal blocks in a row as one node, whose ``repeat`` says how many they are.
+        """Return the graph with equal blocks in a row as one; its ``repeat`` is their number.
 
         Raises:
             ArgumentError: *least* is below 2.
@@ -63,7 +64,7 @@ class Graph(PlainGraph):
         return passes.fold(self, least=least)
 
     def between(self, start: str, end: str) -> Self:
-        """What lies on a path from one site to another, with the sources that flow into it.
+        """Return the nodes on a path from one site to another, with the sources that they read.
 
         Raises:
             UnknownSiteError: a site is none of this graph's; the message names the nearest.
@@ -72,7 +73,7 @@ class Graph(PlainGraph):
         return passes.between(self, start, end)
 
     def __getitem__(self, where: str) -> tuple[Node, ...]:
-        """The nodes of a module (one for each call), parameter, input or output, by site or path.
+        """Return the nodes of a module (one for each call), parameter, input or output, by site or path.
 
         Raises:
             UnknownSiteError: there is none; the message names the nearest.
@@ -85,21 +86,21 @@ class Graph(PlainGraph):
         """Raise if the graph contradicts itself; see :func:`sonde.run.graph.check.check`.
 
         Raises:
-            GraphError: it does, and where.
+            GraphError: it does; the message names the node.
         """
         check.check(self)
 
     def unused(self) -> tuple[Node, ...]:
-        """The module calls whose result flows into no output of the model."""
+        """Return the module calls whose result reaches no output of the model."""
         return tuple(self.by_id[number] for number in check.unused(self))
 
     # Pictures and files
 
     def to_dot(self, depth: int | None = None) -> str:
-        """The graph in Graphviz's language: modules as clusters, tensors with their shapes. The same text in every run.
+        """Return Graphviz source: modules as clusters, tensors with their shapes. The text is the same in every run.
 
         Args:
-            depth: open modules down to here; 0 is the model as one box, None opens all.
+            depth: modules are open down to here; 0 draws the model as one box, None opens all.
 
         Raises:
             ArgumentError: *depth* is no number from 0.
@@ -107,13 +108,13 @@ class Graph(PlainGraph):
         return dot.to_dot(self.collapse(depth))
 
     def to_html(self, depth: int | None = None, *, values: Series | None = None, title: str | None = None) -> str:
-        """One self-contained page: no file beside it, no network.
+        """Return a self-contained HTML page: no file beside it, no network.
 
         Args:
-            depth: open modules down to here at first; the default opens as much as can be read.
-            values: numbers over steps to colour the nodes by, ``{"rms": {"layers.0:output": [(step, value), ...]}}``, or, in
-                place of pairs, what ``run.series(site, "rms")`` returns. Sites are as everywhere in sonde: a module's, with any
-                port and leaf, or a parameter's; a path alone will do.
+            depth: modules are open down to here at first; the default opens as many as can be read.
+            values: numbers over steps that colour the nodes, ``{"rms": {"layers.0:output": [(step, value), ...]}}``, or, instead
+                of pairs, the result of ``run.series(site, "rms")``. A site is that of a module, with any port and leaf, or of a
+                parameter; a path alone is enough.
             title: the page's title; the default is the model's class.
 
         Raises:
@@ -124,24 +125,24 @@ class Graph(PlainGraph):
         return page.to_html(self, depth, values=values, title=title)
 
     def save(self, path: str | os.PathLike[str], depth: int | None = None, *, values: Series | None = None) -> Path:
-        """Write the graph: as data (``.json``), a page (``.html``), Graphviz source (``.dot``, ``.gv``), or a picture
-        (``.svg`` without any other program; ``.png`` and ``.pdf`` where one is found that makes them).
+        """Write the graph to a file: as data (``.json``), a page (``.html``), Graphviz source (``.dot``, ``.gv``), or a picture
+        (``.svg`` without any program; ``.png`` and ``.pdf`` where a program for them is installed). Return the file's path.
 
         Missing parent folders are made, and an existing file is replaced.
 
         Args:
-            path: where to; its ending says as what.
-            depth: open modules down to here; for data, everything is written unless it is given.
+            path: of the file; its ending chooses the format.
+            depth: modules are open down to here; data (``.json``) is written whole by default.
             values: see :meth:`to_html`; for pages only.
 
         Raises:
-            ArgumentError: the ending is unknown, or *values* is given for something else than a page.
-            MissingExtraError: what would make it is not installed; the message says what does.
+            ArgumentError: the ending is unknown, or *values* is given for another format than a page.
+            MissingExtraError: the program or package for this format is not installed; the message names it.
         """
         return save.save(self, Path(path), depth, values=values)
 
     def to_networkx(self) -> networkx.MultiDiGraph[int]:
-        """The graph as a networkx ``MultiDiGraph``: the fields of nodes and edges are attributes, and so are shape and dtype.
+        """Return a networkx ``MultiDiGraph``; fields of nodes and edges, shape and dtype are attributes.
 
         Raises:
             MissingExtraError: networkx is not installed.

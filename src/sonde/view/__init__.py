@@ -1,1 +1,1 @@
-"""How things look: the table printer. Nothing here knows a model, a hook or torch."""
+"""Tables, pictures and HTML pages of what was recorded. Nothing here imports torch."""

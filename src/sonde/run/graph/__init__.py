@@ -1,1 +1,1 @@
-"""The execution graph at rest: its data, its check, and passes over it."""
+"""The execution graph as plain data: its form, its check, and functions from a graph to a graph."""

@@ -1,4 +1,4 @@
-"""Pure functions from a graph to a graph: collapse, hide, fold, select. Numbers of nodes stay what they were."""
+"""Pure functions from a graph to a graph: collapse, hide, fold, select. Nodes keep their numbers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ AnyGraph = TypeVar("AnyGraph", bound=PlainGraph)
 
 
 def find(graph: PlainGraph, where: str) -> tuple[Node, ...]:
-    """The nodes of a module, parameter, input or output, by its site or its path; every call of a module.
+    """Return the nodes of a module, parameter, input or output, by its site or its path; every call of a module.
 
     Raises:
         UnknownSiteError: there is none; the message names the nearest.
@@ -30,7 +30,7 @@ def find(graph: PlainGraph, where: str) -> tuple[Node, ...]:
 
 
 def _names(node: Node) -> tuple[str, ...]:
-    """What a node may be called: its site, and its path."""
+    """Return the names by which a node is found: its site and its path."""
     if node.kind == "module":
         return (node.site, node.path or "(root)")
     if node.kind in ("parameter", "buffer"):
@@ -39,9 +39,9 @@ def _names(node: Node) -> tuple[str, ...]:
 
 
 def collapse(graph: AnyGraph, depth: int | None = None, at: str | Iterable[str] = ()) -> AnyGraph:
-    """Module calls as single nodes: those at *depth* (the model itself is at 0), and those *at* the sites named.
+    """Return the graph with module calls as single nodes: those at *depth* (the model itself is at 0), and those *at* the sites.
 
-    What ran inside is gone, and its edges are the module's. None leaves every depth open.
+    The nodes inside are removed, and their edges become the module's. *depth* None leaves every depth open.
 
     Raises:
         ArgumentError: *depth* is no number from 0.
@@ -61,7 +61,7 @@ def collapse(graph: AnyGraph, depth: int | None = None, at: str | Iterable[str] 
 
 
 def _merge(graph: AnyGraph, stands_for: dict[int, int]) -> AnyGraph:
-    """Each node drawn as the one that *stands_for* it; edges within one are gone, equal edges one."""
+    """Return the graph with each node replaced by the node that *stands_for* it, without inner edges, equal edges once."""
     edges: dict[tuple[int, int, int], Edge] = {}
     gave: dict[int, list[int]] = {}
     for edge in graph.edges:
@@ -86,18 +86,18 @@ def hide(
     parameters: bool = False,
     operations: bool = False,
 ) -> AnyGraph:
-    """The graph without some nodes: operations are bridged by edges, sources are left out with theirs.
+    """Return the graph without some nodes: edges bridge removed operations; sources are removed with their edges.
 
-    A module of which nothing else is left becomes a single node.
+    A module without any other node left becomes a single node.
 
     Args:
         graph: any graph.
         nodes: numbers of operations and sources.
-        views: operations whose output only shows an input's memory in another shape, or is the input itself.
-        constants: constants and buffers, and what is made of nothing else (``arange``, a mask).
-        parameters: parameters.
-        operations: all operations, so that modules are left; but not those in which several flows meet and from which several
-            go on (the additions of a residual network), for each layer would then have an edge to every later one.
+        views: remove operations whose output shares an input's memory, or is the input itself.
+        constants: remove constants and buffers, and operations on these alone (``arange``, a mask).
+        parameters: remove parameters.
+        operations: remove all operations, so that modules are left; but keep those that join several flows and are read by
+            several nodes (the additions of a residual network), since each layer would then have an edge to every later one.
     """
     gone = set(nodes)
     made_of_constants = _constant_operations(graph) if constants else set()
@@ -113,15 +113,15 @@ def hide(
 
 
 def _constant_operations(graph: PlainGraph) -> set[int]:
-    """Operations that nothing but constants and buffers flows into."""
+    """Return the operations that read constants and buffers only."""
     variable = reach(graph, [node.id for node in graph.nodes if node.kind in ("input", "parameter")])
     return {node.id for node in graph.nodes if node.kind == "operation" and node.id not in variable}
 
 
 def without(graph: AnyGraph, gone: Collection[int], *, keep_joins: bool = False) -> AnyGraph:
-    """The graph without the operations and sources numbered in *gone*; see :func:`hide`.
+    """Return the graph without the operations and sources numbered in *gone*; see :func:`hide`.
 
-    With *keep_joins*, an operation in which several flows meet and from which several go on stays: without the additions of a
+    With *keep_joins*, an operation that joins several flows and is read by several nodes stays: without the additions of a
     residual network, each layer would have an edge to every later one.
     """
     gone = {number for number in gone if graph.by_id[number].kind in ("operation", *SOURCES)}
@@ -135,7 +135,7 @@ def without(graph: AnyGraph, gone: Collection[int], *, keep_joins: bool = False)
     origins: dict[int, dict[tuple[int, int], None]] = {}
 
     def origins_of(edge: Edge) -> Iterable[tuple[int, int]]:
-        """The nodes that stay from which data flows along *edge*, and the values."""
+        """Return the remaining nodes whose data flows along *edge*, and the values."""
         return origins[edge.source] if edge.source in gone else ((edge.source, edge.value),)
 
     for number in order(graph):
@@ -166,12 +166,12 @@ def _by_source(graph: PlainGraph) -> dict[int, list[Edge]]:
 
 
 def _beginnings(graph: PlainGraph, into: dict[int, list[Edge]], targets: set[int]) -> set[int]:
-    """The nodes without an edge into them from which data flows to *targets*."""
+    """Return the nodes without an incoming edge whose data flows to *targets*."""
     return {number for number in reach(graph, targets, backwards=True) - targets if number not in into} if targets else set()
 
 
 def _emptied(graph: PlainGraph, gone: set[int]) -> set[int]:
-    """The module calls in which operations ran, and of which nothing is left but sources."""
+    """Return the module calls that held operations and now hold sources only."""
     emptied: set[int] = set()
     for node in reversed(graph.nodes):
         inner = [child for child in graph.children.get(node.id, ()) if child.kind in ("operation", "module")]
@@ -187,7 +187,7 @@ def _stands_for(graph: PlainGraph, node: Node, gone: set[int], emptied: set[int]
 
 
 def between(graph: AnyGraph, start: str, end: str) -> AnyGraph:
-    """What lies on a path from one site to another, with the sources that flow into it.
+    """Return the nodes on a path from one site to another, with the sources that they read.
 
     Raises:
         UnknownSiteError: a site is none of this graph's; the message names the nearest.
@@ -213,7 +213,7 @@ def _flows(graph: PlainGraph, later: set[int], earlier: set[int]) -> bool:
 
 
 def _frames_of(graph: PlainGraph, found: Iterable[Node]) -> set[int]:
-    """The nodes themselves, and all that ran in them."""
+    """Return the nodes *found* and all nodes that ran in them."""
     inside: set[int] = {node.id for node in found}
     for node in graph.nodes:
         if node.parent in inside:
@@ -222,10 +222,10 @@ def _frames_of(graph: PlainGraph, found: Iterable[Node]) -> set[int]:
 
 
 def fold(graph: AnyGraph, *, least: int = 2) -> AnyGraph:
-    """Equal blocks that run one after another as the first of them, with ``repeat`` saying how many there are.
+    """Return the graph with equal blocks in a row as the first of them; its ``repeat`` is their number.
 
     Blocks are equal if they hold the same classes, operations, shapes and inner edges. The edges from one block to the next
-    are gone; what flows into or out of any of them flows into or out of the one that is left.
+    are removed; other edges into or out of any block are edges of the one that is left.
 
     Raises:
         ArgumentError: *least* is below 2.

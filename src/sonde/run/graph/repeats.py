@@ -1,4 +1,4 @@
-"""Which blocks of a graph repeat: equal module calls, and groups of calls and operations, one after another."""
+"""Find the blocks of a graph that repeat: equal module calls, and equal groups of calls and operations, in a row."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _LONGEST_PERIOD = 8  # calls and operations of one parent that may repeat as a g
 
 @dataclass
 class Repeats:
-    """What repeats.
+    """The blocks that repeat.
 
     Attributes:
-        stands_for: of each node of a later copy, the same node of the first.
-        copy_of: of each node of any copy, which group of copies it is in and which of them.
-        counts: how many copies there are, by each outermost node of the first.
+        stands_for: for each node of a later copy, the same node of the first copy.
+        copy_of: for each node of a copy, the number of its group of copies, and of the copy in the group.
+        counts: the number of copies, by each outermost node of the first copy.
     """
 
     stands_for: dict[int, int] = field(default_factory=dict)
@@ -28,12 +28,12 @@ class Repeats:
 
 
 def repeats(graph: PlainGraph, least: int) -> Repeats:
-    """The outermost blocks that come *least* times in a row or more."""
+    """Return the outermost blocks that come *least* times in a row or more."""
     found = Repeats()
     blocks = _Blocks(graph)
     for parent in (None, *(node.id for node in graph.modules())):
         if parent in found.copy_of:
-            continue  # inside a block that repeats as a whole: next time
+            continue  # inside a block that repeats as a whole: found in the next round
         siblings = [node for node in graph.children.get(parent, ()) if node.kind in ("operation", "module")]
         at = 0
         while at < len(siblings):
@@ -47,7 +47,7 @@ def repeats(graph: PlainGraph, least: int) -> Repeats:
 
 
 def _longest(siblings: list[Node], start: int, blocks: _Blocks) -> tuple[int, int]:
-    """The period and count of the run from *start* that covers most; only groups that hold a module count."""
+    """Return period and count of the longest repetition from *start*; a group needs a module call in it."""
     best = (1, 1)
     for period in range(1, min(_LONGEST_PERIOD, (len(siblings) - start) // 2) + 1):
         group = siblings[start : start + period]
@@ -76,7 +76,7 @@ def _note(found: Repeats, blocks: _Blocks, run: list[Node], period: int) -> None
 
 
 class _Blocks:
-    """What each node holds, and a key that equal blocks share."""
+    """The nodes inside each node, and a key that equal blocks share."""
 
     def __init__(self, graph: PlainGraph) -> None:
         self._graph = graph
@@ -92,12 +92,12 @@ class _Blocks:
         self._numbers: dict[Hashable, int] = {}
 
     def inside(self, node: Node) -> tuple[Node, ...]:
-        """The node, and all that ran in it."""
+        """Return the node and all nodes that ran in it."""
         start = self._at[node.id]
         return self._graph.nodes[start : start + self._size[node.id]]
 
     def key(self, node: Node) -> int:
-        """A number that is equal for two nodes if they hold the same, wired the same."""
+        """Return a number that is equal for two nodes if they hold equal nodes with equal edges."""
         known = self._keys.get(node.id)
         if known is None:
             described = tuple(self._describe(inner, node) for inner in self.inside(node))

@@ -1,4 +1,4 @@
-// Colouring nodes by a number: what was recorded of them, or a statistic of a run at one of its steps.
+// Colours nodes by a number: one that the graph holds, or a statistic of a run at one of its steps.
 "use strict";
 
 const RECORDED = [
@@ -71,9 +71,26 @@ function scaleOf(number) {
   const [low, high] = [values, positive].map((list) => list.reduce(([least, most], value) => [Math.min(least, value), Math.max(most, value)], [Infinity, -Infinity]));
   if (values.every((value) => value >= 0) && positive.length && high[1] / high[0] > 50) {
     const [least, most] = [Math.log(high[0]), Math.log(high[1])];
-    return { low: high[0], high: high[1], share: (value) => (value > 0 ? (Math.log(value) - least) / (most - least || 1) : 0) };
+    return { log: true, low: high[0], high: high[1], share: (value) => (value > 0 ? (Math.log(value) - least) / (most - least || 1) : 0) };
   }
-  return { low: low[0], high: low[1], share: (value) => (value - low[0]) / (low[1] - low[0] || 1) };
+  return { log: false, low: low[0], high: low[1], share: (value) => (value - low[0]) / (low[1] - low[0] || 1) };
+}
+
+// Values that have no place on the scale have a mark, which the legend names.
+const MARKS = { broken: "NaN or infinite", zero: "exactly 0", missing: "not recorded" };
+
+function markOf(value) {
+  if (value === null) return "missing";
+  if (typeof value !== "number") return "broken";
+  return scale?.log && value === 0 ? "zero" : null;
+}
+
+function nameMarks(marks) {
+  document.getElementById("marks").replaceChildren(...Object.keys(MARKS).filter((mark) => marks.has(mark)).map((mark) => {
+    const item = make("span");
+    item.append(make("i", mark), MARKS[mark]);
+    return item;
+  }));
 }
 
 let scale = null;
@@ -94,23 +111,28 @@ function tint() {
     slider.value = String(state.step);
     document.getElementById("at").textContent = `step ${number.steps[state.step]}`;
   }
+  const marks = new Set();
+  picture?.classList.toggle("tinting", Boolean(number));
   for (const node of drawn.nodes) {
     const element = elementOf(node.id);
     const shape = element?.querySelector("path, polygon, ellipse");
     if (!shape) continue;
     const isFrame = element.classList.contains("cluster");
     const value = number?.of(node, state.step) ?? null;
-    const isNumber = typeof value === "number";
-    const shown = value !== null && (scale !== null || !isNumber);
+    const mark = number ? markOf(value) : null;
+    if (mark && !isFrame && (mark !== "missing" || node.kind === "module")) marks.add(mark);
+    const shown = value !== null && (scale !== null || mark === "broken");
     element.classList.toggle("tinted", shown && !isFrame);
+    element.classList.toggle("zero", mark === "zero" && !isFrame);
     if (!shown) {
       shape.style.fill = "";
       shape.style.fillOpacity = "";
       continue;
     }
-    const [fill, ink] = isNumber ? shade(scale.share(value)) : ["#e0119d", "#ffffff"]; // not a number, or infinite
+    const [fill, ink] = mark === "broken" ? ["#e0119d", "#ffffff"] : mark === "zero" ? ["var(--paper)", "var(--ink)"] : shade(scale.share(value));
     shape.style.fill = fill;
     shape.style.fillOpacity = isFrame ? "0.13" : "";
     element.style.setProperty("--on", ink);
   }
+  nameMarks(marks);
 }

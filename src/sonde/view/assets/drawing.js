@@ -1,4 +1,4 @@
-// From Graphviz source to a picture: layout in a worker, then an SVG that can be moved and zoomed.
+// Turns Graphviz source into a picture: layout in a worker, then an SVG that can be moved and zoomed.
 "use strict";
 
 const engine = (() => {

@@ -1,4 +1,4 @@
-// Buttons, keys and the beginning.
+// Connects buttons and keys, and draws the first picture.
 "use strict";
 
 function boxes() {

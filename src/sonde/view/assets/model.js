@@ -1,4 +1,4 @@
-// The graph as it was recorded, which of its modules are open, and the Graphviz source of what is visible.
+// Holds the recorded graph and which of its modules are open, and writes the Graphviz source of the visible part.
 "use strict";
 
 const recorded = JSON.parse(document.getElementById("graph").textContent);
@@ -53,7 +53,7 @@ function countAt(depth) {
   return count;
 }
 
-// What is visible: nodes in order, and each pair that an edge joins once, with the values that flow.
+// The visible nodes in order, and each pair that an edge joins once, with the values on it.
 function visible() {
   const shown = new Map(recorded.nodes.map((node) => [node.id, shownFor(node)]));
   const nodes = recorded.nodes.filter((node) => shown.get(node.id) === node.id && !hidden(node));

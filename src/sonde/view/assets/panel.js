@@ -1,4 +1,4 @@
-// What people do with the picture: hover, select, open and close, search, keys, colours.
+// Reacts to the reader: hover, select, open and close, search.
 "use strict";
 
 const byId = (id) => document.getElementById(id);
@@ -42,7 +42,7 @@ function card(node, full) {
   row("memory", node.bytes ? `${count(node.bytes)}B` : "");
   row("time", node.seconds ? duration(node.seconds) : "");
   if (full) row("site", node.site);
-  const words = { view: "shows its input’s memory", inplace: "writes into its input", same: "returns its input", read: "hands a value to Python", unseen: "known from its gradient only" };
+  const words = { view: "shares its input’s memory", inplace: "writes into its input", same: "returns its input", read: "copies a value to Python", unseen: "found in the autograd graph only" };
   row("", node.flags.map((flag) => words[flag]).filter(Boolean).join("\n"));
   box.append(list);
   if (node.flags.includes("failed")) box.append(make("p", "warn", recorded.error));

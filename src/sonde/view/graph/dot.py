@@ -1,4 +1,4 @@
-"""Graphviz source for an execution graph: text only, no program needed, the same for the same graph."""
+"""Write Graphviz source for an execution graph: text only, no program needed, equal for equal graphs."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _SHAPES: dict[Kind, str] = {"input": "ellipse", "output": "ellipse", "parameter"
 
 
 def to_dot(graph: PlainGraph) -> str:
-    """*graph* as it is (collapse it first for less): module calls that hold others as clusters, all else as nodes.
+    """Return *graph* as Graphviz source: module calls that hold others as clusters, all else as nodes. Collapse it first for less.
 
-    Nodes are called ``n`` and clusters ``cluster_`` with the node's number; both have their kind as class, so that an SVG made
-    of them can be styled and searched.
+    Nodes are named ``n`` and clusters ``cluster_`` with the node's number; both have their kind as class, so that an SVG of
+    them can be styled and searched.
     """
     lines = [
         f"digraph {quoted(graph.model)} {{",
@@ -44,7 +44,7 @@ def to_dot(graph: PlainGraph) -> str:
 
 
 def _body(graph: PlainGraph) -> Iterator[str]:
-    """Clusters and nodes, nested as they ran; without recursion, for modules may be nested without end."""
+    """Yield clusters and nodes, nested as they ran; without recursion, since modules may be nested very deep."""
     open_calls: list[int] = []
     for node in graph.nodes:
         while open_calls and open_calls[-1] != node.parent:
@@ -83,7 +83,7 @@ def _attributes(graph: PlainGraph, node: Node) -> str:
 
 
 def label_lines(graph: PlainGraph, node: Node) -> list[str]:
-    """What is written on a node: name, class, and the shapes that it gave."""
+    """Return the text on a node: name, class, and the shapes of its outputs."""
     times = f" × {node.repeat}" if node.repeat > 1 else ""
     call = f" (call {node.call})" if node.call else ""
     if node.kind == "module":

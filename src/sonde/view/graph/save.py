@@ -1,4 +1,4 @@
-"""Writing a graph to a file, as what its ending says."""
+"""Write a graph to a file in the format that the file's ending names."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def save(
     form = path.suffix.lower().removeprefix(".")
     if form not in FORMATS:
         raise ArgumentError(
-            f"{path.name!r}: a graph is written as {', '.join('.' + known for known in FORMATS)}; the ending says which"
+            f"{path.name!r}: a graph is written as {', '.join('.' + known for known in FORMATS)}; the ending chooses the format"
         )
     if values is not None and form != "html":
         raise ArgumentError(f"values= colours a page; {path.name!r} is none: save it as .html")
@@ -45,11 +45,11 @@ def save(
 
 
 def render(source: str, form: str) -> bytes:
-    """Graphviz *source* as ``dot`` or ``gv`` (the text itself), ``svg``, ``png``, ``pdf``, or whatever else the program dot makes.
+    """Return Graphviz *source* as ``dot`` or ``gv`` (the text itself), ``svg``, ``png``, ``pdf``, or another of dot's formats.
 
     Raises:
-        MissingExtraError: nothing that makes this form is installed; the message says what does.
-        ArgumentError: Graphviz does not take the source, or does not know the form.
+        MissingExtraError: the program or package for this format is not installed; the message names it.
+        ArgumentError: Graphviz does not accept the source, or does not know the format.
     """
     if form in ("dot", "gv"):
         return source.encode()
@@ -82,7 +82,7 @@ def render(source: str, form: str) -> bytes:
 
 
 def _in_pixels(svg: str) -> str:
-    """Sizes without the unit ``pt``, which resvg does not scale."""
+    """Return *svg* with sizes without the unit ``pt``, which resvg does not scale."""
     head, tag, rest = svg.partition("<svg")
     opening, end, body = rest.partition(">")
     return head + tag + opening.replace('pt"', '"') + end + body

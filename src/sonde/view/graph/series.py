@@ -1,4 +1,4 @@
-"""Numbers over steps, by site, joined with the nodes of a graph."""
+"""Join numbers over steps, given by site, with the nodes of a graph."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Series = Mapping[str, Mapping[str, Sequence[tuple[float, float]] | tuple[Any, An
 
 
 def join(graph: PlainGraph, values: Series) -> list[dict[str, Any]]:
-    """*values* as the page reads them, one entry for each number and port.
+    """Return *values* as the page reads them, one entry for each number and port.
 
-    ``{"name": ..., "steps": [...], "of": {"module layers.0": [value or None, ...]}}``, aligned with the steps. A number that
-    was taken at several ports gives one entry each, ``rms (grad_output)``. Of several leaves of a site the first counts.
+    An entry is ``{"name": ..., "steps": [...], "of": {"module layers.0": [value or None, ...]}}``, aligned with the steps. A number
+    that was taken at several ports gives one entry for each, ``rms (grad_output)``. Of several leaves of a site the first counts.
 
     Raises:
         ArgumentError: *values* does not have that form.
@@ -59,17 +59,17 @@ def _items(held: Any, what: str) -> Iterable[tuple[Any, Any]]:
 
 
 def _series(pairs: Any, what: str) -> dict[float, float]:
-    """Steps and values, given as pairs or as two arrays; of several values in a step the last counts."""
+    """Return values by step, from pairs or from two arrays; of several values in a step the last counts."""
     try:
         if isinstance(pairs, tuple) and len(pairs) == 2 and all(hasattr(part, "dtype") for part in pairs):
             pairs = list(zip(*pairs, strict=True))
         return {(int(step) if float(step).is_integer() else float(step)): float(value) for step, value in pairs}
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ArgumentError(f"{what} must be pairs (step, value); it is {pairs!r:.80}") from error
 
 
 def _read_site(text: str, known: set[str]) -> tuple[str, str]:
-    """What a site belongs to, as the page names it, and its port. A text that is no site is a path."""
+    """Return the page's key of the module or tensor at a site, and the port. A text that is no site is a path."""
     try:
         site = Site.parse(text)
     except SiteError:
