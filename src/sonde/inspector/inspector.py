@@ -20,6 +20,7 @@ from sonde.engine.clock.optimizers import held_by
 from sonde.engine.probes.probe import replace_former
 from sonde.engine.selection import Where, check_model
 from sonde.errors import ArgumentError
+from sonde.escape import escape_html
 from sonde.inspector.budget import share_of
 from sonde.inspector.describing import described
 from sonde.inspector.lenses.builtin import AnyLens, default_lenses
@@ -366,7 +367,7 @@ class Inspector:
         return "\n".join(self._recording.lines(attached=self.attached))
 
     def _repr_html_(self) -> str:
-        return f"<pre>{self!r}</pre>"
+        return f"<pre>{escape_html(repr(self))}</pre>"
 
 
 def _detach_at_exit(held: weakref.ref[Inspector], process: int) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
+from sonde.escape import escape_html
 from sonde.run.schema import KEYS
 from sonde.run.store.duckdb_sql import quoted
 from sonde.run.store.run_json import Description
@@ -32,7 +32,7 @@ def lines_of(
 
 def as_html(lines: Sequence[str]) -> str:
     """The same lines for a notebook."""
-    head, *rest = map(html.escape, lines)
+    head, *rest = map(escape_html, lines)
     return "<pre><b>" + head + "</b>\n" + "\n".join(rest) + "</pre>"
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import html
 import io
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
+
+from sonde.escape import escape_html
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -119,13 +120,13 @@ class Grid:
 
     def to_html(self) -> str:
         """An HTML table that carries its own style and follows the reader's colour scheme."""
-        head = "".join(f"<th>{html.escape(name)}</th>" for name in self.columns)
+        head = "".join(f"<th>{escape_html(name)}</th>" for name in self.columns)
         body = "".join("<tr>" + "".join(map(_html_cell, row)) + "</tr>" for row in self.rows)
         if not self.rows:
-            body = f'<tr><td class="quiet" colspan="{len(self.columns)}">{html.escape(self.empty)}</td></tr>'
-        foot = "".join(f'<tr><td colspan="{len(self.columns)}">{html.escape(line)}</td></tr>' for line in self.footer)
+            body = f'<tr><td class="quiet" colspan="{len(self.columns)}">{escape_html(self.empty)}</td></tr>'
+        foot = "".join(f'<tr><td colspan="{len(self.columns)}">{escape_html(line)}</td></tr>' for line in self.footer)
         return (
-            f'<style>{_STYLE}</style><table class="sonde"><caption>{html.escape(self.title)}</caption>'
+            f'<style>{_STYLE}</style><table class="sonde"><caption>{escape_html(self.title)}</caption>'
             f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody><tfoot>{foot}</tfoot></table>"
         )
 
@@ -150,4 +151,4 @@ def _html_cell(cell: Cell) -> str:
             f'&nbsp;<span style="display:inline-block;width:{_BAR_CELLS}em"><i class="bar" style="width:{width:.2f}em"></i></span>'
         )
     marked = f' class="{classes}"' if classes else ""
-    return f"<td{marked}>{html.escape(cell.text)}{bar}</td>"
+    return f"<td{marked}>{escape_html(cell.text)}{bar}</td>"
