@@ -1,49 +1,35 @@
 """Preprocessors: a statistic of one tensor of a layer, for many layers by name, aggregated over an interval (seed 5)."""
 
-from sonde.preprocessor.aggregates import Aggregate, InMemory, aggregate, aggregate_range
-from sonde.preprocessor.base import (
-    AbstractBackwardPreprocessor,
-    AbstractForwardPreprocessor,
-    AbstractModulePreprocessor,
-    AbstractPreprocessor,
-    AbstractTensorPreprocessor,
-)
-from sonde.preprocessor.explicit import ExplicitCall
-from sonde.preprocessor.geometry import Geometry
-from sonde.preprocessor.gradients import GradientActivation, GradientGeometry, OutputGradientGeometry
-from sonde.preprocessor.losses import LossModule
-from sonde.preprocessor.measured import Values
-from sonde.preprocessor.outputs import Activity, InputNorm, OutputActivation, OutputNorm
-from sonde.preprocessor.parameters import Condition, Conditioning, ParameterNorm
-from sonde.preprocessor.updates import ParameterDifferenceGeometry, UpdateRatio, UpdateRounding
-from sonde.stats.running import RunningMeanVar
+# A name that is imported as itself is public.
 
-__all__ = [
-    "AbstractBackwardPreprocessor",
-    "AbstractForwardPreprocessor",
-    "AbstractModulePreprocessor",
-    "AbstractPreprocessor",
-    "AbstractTensorPreprocessor",
-    "Activity",
-    "Aggregate",
-    "Condition",
-    "Conditioning",
-    "ExplicitCall",
-    "Geometry",
-    "GradientActivation",
-    "GradientGeometry",
-    "InMemory",
-    "InputNorm",
-    "LossModule",
-    "OutputActivation",
-    "OutputGradientGeometry",
-    "OutputNorm",
-    "ParameterDifferenceGeometry",
-    "ParameterNorm",
-    "RunningMeanVar",
-    "UpdateRatio",
-    "UpdateRounding",
-    "Values",
-    "aggregate",
-    "aggregate_range",
-]
+from types import ModuleType as _Module
+
+from sonde.preprocessor.aggregates import Aggregate as Aggregate
+from sonde.preprocessor.aggregates import InMemory as InMemory
+from sonde.preprocessor.aggregates import aggregate as aggregate
+from sonde.preprocessor.aggregates import aggregate_range as aggregate_range
+from sonde.preprocessor.base import AbstractBackwardPreprocessor as AbstractBackwardPreprocessor
+from sonde.preprocessor.base import AbstractForwardPreprocessor as AbstractForwardPreprocessor
+from sonde.preprocessor.base import AbstractModulePreprocessor as AbstractModulePreprocessor
+from sonde.preprocessor.base import AbstractPreprocessor as AbstractPreprocessor
+from sonde.preprocessor.base import AbstractTensorPreprocessor as AbstractTensorPreprocessor
+from sonde.preprocessor.explicit import ExplicitCall as ExplicitCall
+from sonde.preprocessor.geometry import Geometry as Geometry
+from sonde.preprocessor.gradients import GradientActivation as GradientActivation
+from sonde.preprocessor.gradients import GradientGeometry as GradientGeometry
+from sonde.preprocessor.gradients import OutputGradientGeometry as OutputGradientGeometry
+from sonde.preprocessor.losses import LossModule as LossModule
+from sonde.preprocessor.measured import Values as Values
+from sonde.preprocessor.outputs import Activity as Activity
+from sonde.preprocessor.outputs import InputNorm as InputNorm
+from sonde.preprocessor.outputs import OutputActivation as OutputActivation
+from sonde.preprocessor.outputs import OutputNorm as OutputNorm
+from sonde.preprocessor.parameters import Condition as Condition
+from sonde.preprocessor.parameters import Conditioning as Conditioning
+from sonde.preprocessor.parameters import ParameterNorm as ParameterNorm
+from sonde.preprocessor.updates import ParameterDifferenceGeometry as ParameterDifferenceGeometry
+from sonde.preprocessor.updates import UpdateRatio as UpdateRatio
+from sonde.preprocessor.updates import UpdateRounding as UpdateRounding
+from sonde.stats.running import RunningMeanVar as RunningMeanVar
+
+__all__ = [name for name, value in vars().items() if name[0] != "_" and not isinstance(value, _Module)]

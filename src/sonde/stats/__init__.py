@@ -1,37 +1,28 @@
 """Statistics: tensors in, numbers out. Nothing here knows of modules or hooks."""
 
-from sonde.stats.accumulator import Accumulator, Result
-from sonde.stats.activation import Activation, ChannelActivation
-from sonde.stats.exponents import ExponentHistogram
-from sonde.stats.geometry import Cosine, Norm, cosine
-from sonde.stats.moments import Moments
-from sonde.stats.pair import PairStatistic
-from sonde.stats.quantiles import magnitude_quantiles
-from sonde.stats.running import RunningMeanVar
-from sonde.stats.spectrum import Spectrum
-from sonde.stats.statistic import Field, RowStatistic, Statistic, reduce
-from sonde.stats.table import Table
-from sonde.stats.updates import Updates, vanished_share
+# A name that is imported as itself is public.
 
-__all__ = [
-    "Accumulator",
-    "Activation",
-    "ChannelActivation",
-    "Cosine",
-    "ExponentHistogram",
-    "Field",
-    "Moments",
-    "Norm",
-    "PairStatistic",
-    "Result",
-    "RowStatistic",
-    "RunningMeanVar",
-    "Spectrum",
-    "Statistic",
-    "Table",
-    "Updates",
-    "cosine",
-    "magnitude_quantiles",
-    "reduce",
-    "vanished_share",
-]
+from types import ModuleType as _Module
+
+from sonde.stats.accumulator import Accumulator as Accumulator
+from sonde.stats.accumulator import Result as Result
+from sonde.stats.activation import Activation as Activation
+from sonde.stats.activation import ChannelActivation as ChannelActivation
+from sonde.stats.exponents import ExponentHistogram as ExponentHistogram
+from sonde.stats.geometry import Cosine as Cosine
+from sonde.stats.geometry import Norm as Norm
+from sonde.stats.geometry import cosine as cosine
+from sonde.stats.moments import Moments as Moments
+from sonde.stats.pair import PairStatistic as PairStatistic
+from sonde.stats.quantiles import magnitude_quantiles as magnitude_quantiles
+from sonde.stats.running import RunningMeanVar as RunningMeanVar
+from sonde.stats.spectrum import Spectrum as Spectrum
+from sonde.stats.statistic import Field as Field
+from sonde.stats.statistic import RowStatistic as RowStatistic
+from sonde.stats.statistic import Statistic as Statistic
+from sonde.stats.statistic import reduce as reduce
+from sonde.stats.table import Table as Table
+from sonde.stats.updates import Updates as Updates
+from sonde.stats.updates import vanished_share as vanished_share
+
+__all__ = [name for name, value in vars().items() if name[0] != "_" and not isinstance(value, _Module)]

@@ -1,26 +1,19 @@
 """Pictures of a run: each is a function that takes a run and returns a matplotlib figure; and the run as a table."""
 
-from sonde.view.plots.activation import activation
-from sonde.view.plots.exponents import exponents
-from sonde.view.plots.gradient_flow import gradient_flow
-from sonde.view.plots.heatmap import heatmap
-from sonde.view.plots.lines import lines
-from sonde.view.plots.plan import plan, save
-from sonde.view.plots.scalars import scalars
-from sonde.view.plots.shares import shares
-from sonde.view.plots.table import table
-from sonde.view.plots.update_ratio import update_ratio
+# A name that is imported as itself is public.
 
-__all__ = [
-    "activation",
-    "exponents",
-    "gradient_flow",
-    "heatmap",
-    "lines",
-    "plan",
-    "save",
-    "scalars",
-    "shares",
-    "table",
-    "update_ratio",
-]
+from types import ModuleType as _Module
+
+from sonde.view.plots.activation import activation as activation
+from sonde.view.plots.exponents import exponents as exponents
+from sonde.view.plots.gradient_flow import gradient_flow as gradient_flow
+from sonde.view.plots.heatmap import heatmap as heatmap
+from sonde.view.plots.lines import lines as lines
+from sonde.view.plots.plan import plan as plan
+from sonde.view.plots.plan import save as save
+from sonde.view.plots.scalars import scalars as scalars
+from sonde.view.plots.shares import shares as shares
+from sonde.view.plots.table import table as table
+from sonde.view.plots.update_ratio import update_ratio as update_ratio
+
+__all__ = [name for name, value in vars().items() if name[0] != "_" and not isinstance(value, _Module)]
