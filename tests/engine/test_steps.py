@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import sonde
 from sonde.engine import Event
@@ -204,3 +207,143 @@ def test_an_observer_of_steps_that_fails_does_not_stop_the_training() -> None:
         train(model, 2, optimizer)
     assert model[1].bias.item() == pytest.approx(before - 0.4)
     assert not probe.attached
+
+
+class Outer(torch.optim.Optimizer):
+    """An optimizer that calls another one: a Lookahead without its interpolation, but with a push of its own."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], inner: torch.optim.Optimizer, push: float = 0.0) -> None:
+        super().__init__(parameters, {})
+        self.inner = inner
+        self.push = push
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        self.inner.step()
+        with torch.no_grad():
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    parameter.add_(self.push)
+
+
+@pytest.mark.parametrize("schedule", [None, 3])
+def test_of_nested_optimizers_the_outermost_makes_the_step(schedule: int | None) -> None:
+    """Gradients are observed once, and an update is of the whole step; steps count the same where they are not observed."""
+    model = nn.Linear(2, 1, bias=False)
+    optimizer = Outer(model.parameters(), torch.optim.SGD(model.parameters(), lr=0.5), push=1.0)
+    events: list[Event] = []
+    with sonde.observe(
+        model, collected(events), ports=("grad", "param", "update"), grad_at_step=True, schedule=schedule, strict=True
+    ) as probe:
+        for _ in range(6):
+            optimizer.zero_grad()
+            model(torch.tensor([[2.0, 4.0]])).sum().backward()
+            optimizer.step()
+        assert probe._attachment.clocks[0].step == 6
+    observed = range(6) if schedule is None else (0, 3)
+    assert [(event.site.port, event.tick.step) for event in events] == [
+        (port, step) for step in observed for port in ("grad", "param", "update")
+    ]
+    for event in events:
+        if event.site.port == "update":
+            before, after = event.value
+            torch.testing.assert_close(after - before, torch.tensor([[1.0 - 1.0, 1.0 - 2.0]]))
+
+
+class Stubborn(torch.optim.SGD):
+    """Raises at every second call."""
+
+    calls = 0
+
+    def step(self, closure: Any = None) -> Any:
+        self.calls += 1
+        if self.calls % 2:
+            raise RuntimeError("not now")
+        return super().step(closure)
+
+
+class Extended(torch.optim.SGD):
+    """Calls the step that it extends, which torch wraps as well."""
+
+    def step(self, closure: Any = None) -> Any:
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("every", [1, 4])
+def test_a_step_that_extends_another_is_one(every: int) -> None:
+    """Observed or not."""
+    model = net()
+    with sonde.observe(model, Moments(), ports=("grad", "update"), grad_at_step=True, schedule=every, strict=True) as probe:
+        train(model, 8, Extended(model.parameters(), lr=0.1))
+        assert probe._attachment.clocks[0].step == 8
+        assert {row["calls"] for row in probe.rows()} == {8 // every}
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_step_that_raised_is_none(nested: bool) -> None:
+    """The next attempt counts, with its gradient once, and its update."""
+    model = nn.Linear(2, 1, bias=False)
+    optimizer: torch.optim.Optimizer = Stubborn(model.parameters(), lr=1.0)
+    if nested:
+        optimizer = Outer(model.parameters(), optimizer)
+    with sonde.observe(model, Moments(), ports=("grad", "param", "update"), grad_at_step=True, strict=True) as probe:
+        for _ in range(6):
+            optimizer.zero_grad()
+            model(torch.tensor([[3.0, 4.0]])).sum().backward()
+            with contextlib.suppress(RuntimeError):
+                optimizer.step()
+        assert probe._attachment.clocks[0].step == 3
+        rows = {row["port"]: row for row in probe.rows()}
+    assert {port: row["calls"] for port, row in rows.items()} == {"grad": 3, "param": 3, "update": 3}
+    assert rows["grad"]["norm"] == pytest.approx((3 * 25) ** 0.5, rel=1e-12)
+
+
+def test_trainings_in_several_threads_keep_their_updates() -> None:
+    """The optimizer of one model steps while that of another one is in its step."""
+    models = [nn.Linear(3, 1) for _ in range(4)]
+    together = threading.Barrier(len(models))
+
+    class Meeting(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            together.wait(timeout=60)
+            return super().step(closure)
+
+    probes = [sonde.observe(model, Moments(), ports=("update", "param"), strict=True) for model in models]
+
+    def train(model: nn.Module) -> None:
+        optimizer = Meeting(model.parameters(), lr=0.1)
+        for _ in range(20):
+            optimizer.zero_grad()
+            model(torch.ones(2, 3)).sum().backward()
+            optimizer.step()
+
+    threads = [threading.Thread(target=train, args=(model,)) for model in models]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for probe in probes:
+        assert {row["calls"] for row in probe.rows()} == {20}
+        probe.detach()
+
+
+def test_another_models_optimizer_inside_a_closure_takes_no_updates_away() -> None:
+    """As where a closure trains a critic."""
+    model, critic = nn.Linear(2, 1), nn.Linear(1, 1)
+    optimizer, other = torch.optim.LBFGS(model.parameters(), max_iter=2), torch.optim.SGD(critic.parameters(), lr=0.1)
+
+    def closure() -> Tensor:
+        critic(torch.ones(1, 1)).sum().backward()
+        other.step()
+        optimizer.zero_grad()
+        loss = model(torch.ones(1, 2)).square().sum()
+        loss.backward()
+        return loss
+
+    with (
+        sonde.observe(model, Moments(), ports=("update", "grad"), grad_at_step=True, strict=True) as mine,
+        sonde.observe(critic, Moments(), ports="update", strict=True) as others,
+    ):
+        for _ in range(3):
+            optimizer.step(closure)
+        assert {row["calls"] for row in mine.rows()} == {3}
+        assert {row["calls"] for row in others.rows()} == {others._attachment.clocks[0].step}

@@ -150,6 +150,18 @@ class Table:
 
     # All rows
 
+    def copied(self) -> list[Tensor]:
+        """Return a copy of every block, for :meth:`restore`."""
+        return [block.clone() for block in self.blocks]
+
+    def restore(self, rows: Sequence[Tensor], copied: Sequence[Tensor]) -> None:
+        """Set *rows* back to what they were when *copied* was made; rows that were moved since stay as they are."""
+        places = {id(row): place for row, place in zip(self._rows, self._places, strict=True)}
+        for row in rows:
+            block, position = places[id(row)]
+            if block < len(copied):
+                row.copy_(copied[block][position])
+
     def reset(self) -> None:
         """Empty every row, in place."""
         for block, empty in zip(self.blocks, self._empty, strict=True):

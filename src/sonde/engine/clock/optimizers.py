@@ -11,7 +11,7 @@ from torch.optim.optimizer import Optimizer
 
 from sonde.engine.torch_api import compiled, hooks
 
-__all__ = ["announce", "follow", "has_closure", "held_by", "is_skipped", "leave", "stop_announcing"]
+__all__ = ["announce", "follow", "has_closure", "held_by", "is_skipped", "leave", "may_nest", "stop_announcing"]
 
 
 class Follower(Protocol):
@@ -113,6 +113,11 @@ def held_by(optimizer: Optimizer) -> frozenset[int]:
         known = reference, ends, frozenset(id(parameter) for group in optimizer.param_groups for parameter in group["params"])
         _known[key] = known
     return known[2]
+
+
+def may_nest(optimizer: Optimizer) -> bool:
+    """Return whether one step of *optimizer* may be seen several times, as its class extends ``step`` of another class."""
+    return sum("step" in vars(kind) for kind in type(optimizer).__mro__ if kind is not Optimizer) > 1
 
 
 def is_skipped(optimizer: Optimizer) -> bool:

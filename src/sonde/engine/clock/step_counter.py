@@ -23,7 +23,10 @@ from sonde.engine.clock.parameter_copies import Copies, copies
 from sonde.engine.event import Tick
 from sonde.engine.torch_api.autograd_state import optimizers_running
 
-__all__ = ["StepCounter", "StepObserver"]
+__all__ = ["StepCounter", "StepObserver", "Undo"]
+
+
+Undo = Callable[[], None]
 
 
 class StepObserver(Protocol):
@@ -33,14 +36,15 @@ class StepObserver(Protocol):
     def is_on(self) -> bool:
         """Whether the step that begins now is observed."""
 
-    def before(self, held: frozenset[int], wanted: dict[tuple[int, int], nn.Parameter], *, closure: bool) -> None:
-        """A step begins. Add to *wanted* the parameters to copy; with *closure* gradients are computed in the step."""
+    def before(self, held: frozenset[int], wanted: dict[tuple[int, int], nn.Parameter], *, closure: bool) -> Undo | None:
+        """A step begins. Add to *wanted* the parameters to copy; with *closure* gradients are computed in the step.
+
+        Returns:
+            A function that removes everything recorded now, for a step that is not taken; None if there is nothing to remove.
+        """
 
     def after(self, held: frozenset[int], before: Copies, *, closure: bool) -> None:
         """The step was taken; *before* are the copies."""
-
-    def undo(self) -> None:
-        """The step was not taken: drop what ``before`` has recorded."""
 
 
 @dataclass(slots=True)
@@ -48,7 +52,7 @@ class _Attempt:
     """A call of an optimizer's step that has begun and not ended."""
 
     observers: list[StepObserver]
-    held: frozenset[int]
+    undo: list[Undo]
     closure: bool
     before: Copies
 
@@ -75,6 +79,7 @@ class StepCounter:
         self._attempts: dict[tuple[int, int], _Attempt] = {}  # by thread and optimizer
         self._steps_root: dict[frozenset[int], bool] = {}  # by the parameters of an optimizer
         self._last: weakref.ref[Optimizer] | None = None
+        self._may_nest = False  # the step of the last optimizer may be seen several times
         self._after: dict[Callable[[], None], int] = {}  # each with the step before which it is not to be called
         self._idle_until = 0  # before this step none of them is called
 
@@ -135,7 +140,7 @@ class StepCounter:
         thread = threading.get_ident()
         running = optimizers_running()
         self._undo_raised(thread, running)
-        if self._is_called_by_another(optimizer, running):
+        if self._is_nested(running):
             return
         self.again = self._steps_again(optimizer)
         if not self.again:
@@ -143,9 +148,10 @@ class StepCounter:
         if self._observing:
             closure = optimizers.has_closure(args, kwargs)
             wanted: dict[tuple[int, int], nn.Parameter] = {}
-            for observer in self._observing:
-                observer.before(held, wanted, closure=closure)
-            self._attempts[thread, id(optimizer)] = _Attempt(self._observing, held, closure, copies(wanted))
+            undo = [observer.before(held, wanted, closure=closure) for observer in self._observing]
+            self._attempts[thread, id(optimizer)] = _Attempt(
+                self._observing, [each for each in undo if each is not None], closure, copies(wanted)
+            )
 
     def follow(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Count the step that *optimizer* has taken, and call the observers."""
@@ -154,6 +160,7 @@ class StepCounter:
             counters.step + 1 < self._idle_until
             and counters.moved
             and not counters.is_observed
+            and not self._may_nest
             and last is not None
             and last() is optimizer
         ):
@@ -163,19 +170,19 @@ class StepCounter:
         held = optimizers.held_by(optimizer)
         if not self._is_stepped_by(held):
             return
-        attempt = self._attempts.pop((threading.get_ident(), id(optimizer)), None)
-        if attempt is None and self._is_called_by_another(optimizer, optimizers_running()):
+        if self._is_nested(optimizers_running()):
             return
+        attempt = self._attempts.pop((threading.get_ident(), id(optimizer)), None)
         self.again = self._steps_again(optimizer)
         taken = not optimizers.is_skipped(optimizer)
         if attempt is not None:
-            for observer in attempt.observers:
-                if taken:
-                    observer.after(held, attempt.before, closure=attempt.closure)
-                else:
-                    observer.undo()
+            for observer in attempt.observers if taken else ():
+                observer.after(held, attempt.before, closure=attempt.closure)
+            for undo in () if taken else attempt.undo:
+                undo()
         if taken and not self.again:
             self._last = weakref.ref(optimizer)
+            self._may_nest = optimizers.may_nest(optimizer)
             self.end_step()
         for callback in tuple(self.after_optimizer):
             callback(optimizer, taken)
@@ -210,9 +217,9 @@ class StepCounter:
             known = self._steps_root[held] = root is not None and any(id(parameter) in held for parameter in root.parameters())
         return known
 
-    def _is_called_by_another(self, optimizer: Optimizer, running: list[Optimizer]) -> bool:
-        """Return whether *optimizer* steps inside the step of another optimizer of the root."""
-        return any(other is not optimizer and self._is_stepped_by(optimizers.held_by(other)) for other in running)
+    def _is_nested(self, running: list[Optimizer]) -> bool:
+        """Return whether the innermost of the *running* steps runs inside another step of the root."""
+        return any(self._is_stepped_by(optimizers.held_by(other)) for other in running[1:])
 
     def _steps_again(self, optimizer: Optimizer) -> bool:
         """Return whether a step of *optimizer* now is part of the step that another one has ended."""
@@ -225,5 +232,5 @@ class StepCounter:
             return  # this torch does not tell which run
         alive = {id(optimizer) for optimizer in running[1:]}  # the first one is about to step
         for key in [key for key in self._attempts if key[0] == thread and key[1] not in alive]:
-            for observer in self._attempts.pop(key).observers:
-                observer.undo()
+            for undo in self._attempts.pop(key).undo:
+                undo()

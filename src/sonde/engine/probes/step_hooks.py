@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from sonde.engine.clock.clock import Clock
 from sonde.engine.clock.parameter_copies import Copies, error_of, one_in_each, sample, size_of
+from sonde.engine.clock.step_counter import Undo
 from sonde.engine.event import Event
 from sonde.engine.probes.delivery import Delivery, Switch
 from sonde.engine.probes.event_hooks import EventHook
@@ -50,14 +51,17 @@ class AroundSteps:
         if not self._hooks and self in self._observers:
             self._observers.remove(self)
 
-    def before(self, held: frozenset[int], wanted: dict[tuple[int, int], nn.Parameter], *, closure: bool) -> None:
-        """Observe the gradients of *held*, unless a closure will compute them, and ask for copies of parameters."""
+    def before(self, held: frozenset[int], wanted: dict[tuple[int, int], nn.Parameter], *, closure: bool) -> Undo | None:
+        """Observe the gradients of *held*, unless a closure will compute them, and ask for copies of parameters.
+
+        Events cannot be taken back; additions to rows of a statistic can.
+        """
         hooked = self._of(held)
-        if not closure:
-            _give_gradients(hooked)
+        undo = None if closure else _give_gradients(hooked)
         for hook in hooked:
             if "update" in hook.sites:
                 wanted[id(hook.target), hook.one_in] = hook.target
+        return undo
 
     def after(self, held: frozenset[int], before: Copies, *, closure: bool) -> None:
         """Observe the parameters of *held*, and their gradients if a closure has computed them."""
@@ -69,9 +73,6 @@ class AroundSteps:
         former = [before.get((id(hook.target), hook.one_in)) if "update" in hook.sites else None for hook in hooked]
         _class_of(hooked).give_parameters(hooked, former)
 
-    def undo(self) -> None:
-        """The step was not taken."""
-
     def _of(self, held: frozenset[int]) -> list[StepHook]:
         return [hook for hook in self._hooks if id(hook.target) in held]
 
@@ -80,10 +81,12 @@ def _class_of(hooked: Sequence[StepHook]) -> Any:
     return type(hooked[0])
 
 
-def _give_gradients(hooked: list[StepHook]) -> None:
+def _give_gradients(hooked: list[StepHook]) -> Undo | None:
     found = [(hook, gradient) for hook in hooked if "grad" in hook.sites and (gradient := hook.target.grad) is not None]
-    if found:
-        _class_of(hooked).give_gradients([hook for hook, _ in found], [gradient for _, gradient in found])
+    if not found:
+        return None
+    undo: Undo | None = _class_of(hooked).give_gradients([hook for hook, _ in found], [gradient for _, gradient in found])
+    return undo
 
 
 class StepEventHook(EventHook):
@@ -172,9 +175,12 @@ class StepStatisticHook(StatisticHook):
         self.around.remove(self)
 
     @staticmethod
-    def give_gradients(hooked: Sequence[StepStatisticHook], gradients: Sequence[Tensor]) -> None:
-        """Add each parameter's ``.grad``."""
+    def give_gradients(hooked: Sequence[StepStatisticHook], gradients: Sequence[Tensor]) -> Undo:
+        """Add each parameter's ``.grad``; return a function that takes these additions back."""
+        table = hooked[0].table
+        copied = table.copied()
         StatisticHook.add_each(hooked, "grad", gradients)
+        return lambda: table.restore([hook.rows["grad"] for hook in hooked], copied)
 
     @staticmethod
     def give_parameters(hooked: Sequence[StepStatisticHook], before: Sequence[Tensor | None]) -> None:
