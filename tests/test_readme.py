@@ -17,9 +17,8 @@ import torch
 
 import sonde.inspector.sinks
 import sonde.stats
-from sonde import lens, preprocessor
+from sonde import lens, preprocessor, rules
 from sonde.inspector.lenses.builtin import default_lenses
-from sonde.inspector.pipeline import findings
 from sonde.run.schema import ALERTS, KEYS, SCALARS, VERSION
 from sonde.run.store.disk_writer import Flushing
 from sonde.run.store.parts import Part
@@ -193,8 +192,8 @@ def test_every_lens_is_in_the_table_with_the_family_that_it_writes() -> None:
 
 def test_the_limits_of_the_rules_are_those_of_the_code() -> None:
     page = PAGES["docs/watch.md"]
-    assert f"more than {findings.DEAD_SHARE * 100:.0f} %" in page
-    assert f"over {findings.GRADIENT_LARGE:.0f} times" in page
+    assert f"more than {rules.DEAD_MOST * 100:.0f} %" in page
+    assert f"over {rules.GRADIENT_LARGE:.0f} times" in page
 
 
 # docs/preprocessors.md

@@ -47,7 +47,7 @@ def test_a_row_for_each_layer(folder: Path, capsys: pytest.CaptureFixture[str]) 
     rows = out[out.index("layers at step 4") :].splitlines()
     assert [row.split()[:2] for row in rows[3:6]] == [["0", "Linear"], ["1", "ReLU"], ["2", "Linear"]]
     assert rows[4].split()[2:5] == ["0", "100%", "100%"]
-    assert "warning: 1: 100% of its units dead" in out
+    assert "warning: 1: 100 % dead" in out
 
 
 def test_another_step_and_another_family(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

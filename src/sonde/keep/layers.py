@@ -11,23 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sonde import rules
 from sonde.engine import Coverage
 from sonde.engine.layer_axes import LayerAxes, axes_of, units_first
 from sonde.keep.stash import leaves_of
 from sonde.stats import Accumulator, Moments, Result
-from sonde.view.table import Cell, Grid, Tone
+from sonde.view.layer_table import GRADIENT_IS, LayerRow, Quantity, layer_table, notes_of
+from sonde.view.table import Grid
 
-__all__ = ["GRADIENT_IS", "Layer", "Tally", "annotate", "grid", "is_measurable", "layers_of", "number", "percent"]
-
-# What is notable
-DEAD_SHARE = 0.25  # of the units, zero for every sample and position
-DEAD_SAMPLES = 8  # fewer say nothing about a unit
-GRADIENT_LARGE = 100.0  # times the median over layers
-GRADIENT_SMALL = 1e-3  # of the median: behind a small initial weight, a healthy branch may get a hundredth
-SATURATED_SHARE = 0.5  # of the elements of a tanh or sigmoid
-SATURATED_AT = 0.99
-
-GRADIENT_IS = "gradient: Euclidean norm of the gradient at the layer's output"
+__all__ = ["Layer", "Tally", "annotate", "first_measurable", "grid", "is_measurable", "layers_of", "numbers_of"]
 
 # Beyond this, only the last forward is summarised
 _MOST_ELEMENTS = 100_000_000
@@ -47,8 +39,10 @@ class Layer:
         output: moments of the first floating-point tensor of its outputs, all calls together; None without any.
         gradient: the same of the gradients.
         dead: share of units that are zero for every sample and position; None where that says nothing.
+        saturated: share of a tanh's or sigmoid's elements that are near its limits.
         same_as: the name of another layer that returned the very same tensor, ``""`` if none did.
-        notes: what is notable, each with its tone.
+        findings: what the rules say of its numbers.
+        notes: what else there is to say, in words.
     """
 
     name: str
@@ -58,12 +52,14 @@ class Layer:
     output: Result | None = None
     gradient: Result | None = None
     dead: float | None = None
+    saturated: float = 0.0
     same_as: str = ""
     passthrough: bool = False
     recomputed: int = 0
     value: float | None = None  # numbers kept in place of tensors
     gradient_value: float | None = None
-    notes: list[tuple[str, Tone]] = field(default_factory=list)
+    findings: list[rules.Finding] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 class Tally:
@@ -88,9 +84,9 @@ class Tally:
             self.samples += samples
             self.alive = alive if self.alive is None or self.alive.shape != alive.shape else self.alive | alive
         if issubclass(self.layer.kind, nn.Tanh):
-            self.saturated += int((tensor.abs() > SATURATED_AT).sum())
+            self.saturated += int((tensor.abs() > rules.SATURATED_AT).sum())
         elif issubclass(self.layer.kind, nn.Sigmoid):
-            self.saturated += int(((tensor - 0.5).abs() > SATURATED_AT / 2).sum())
+            self.saturated += int(((tensor - 0.5).abs() > rules.SATURATED_AT / 2).sum())
 
     def add_gradient(self, tensor: Tensor) -> None:
         self.gradient.update(tensor)
@@ -100,10 +96,10 @@ class Tally:
         layer = self.layer
         layer.output = self.output.compute() if self.seen_output else None
         layer.gradient = self.gradient.compute() if self.seen_gradient else None
-        if self.alive is not None and self.samples >= DEAD_SAMPLES:
+        if self.alive is not None and self.samples >= rules.DEAD_SAMPLES:
             layer.dead = 1.0 - float(self.alive.float().mean())
-        if layer.output is not None and layer.output.count and self.saturated / layer.output.count >= SATURATED_SHARE:
-            layer.notes.append((f"{percent(self.saturated / layer.output.count)} saturated", "warn"))
+        if layer.output is not None and layer.output.count:
+            layer.saturated = self.saturated / layer.output.count
         return layer
 
 
@@ -179,55 +175,26 @@ def _shape(held: list[Any]) -> str:
 
 
 def annotate(layers: list[Layer]) -> None:
-    """Put the notable into words."""
+    """Let the rules judge every layer, its gradient against the median over all of them."""
     # norms, not means over elements, which differ between a map of features and its pooled vector on any healthy network
     sizes = [g.norm for g in (layer.gradient for layer in layers) if g is not None and g.count > 1 and g.norm > 0]
     typical = median(sizes) if sizes else 0.0
     tracked = any(layer.gradient is not None for layer in layers)
     for layer in layers:
-        layer.notes = [*_of_output(layer), *layer.notes, *_of_gradient(layer, typical, tracked)]
+        if layer.output is not None:
+            layer.findings += rules.of_output(layer.output, dead_share=layer.dead, saturated_share=layer.saturated)
+        if layer.gradient is not None:
+            layer.findings += rules.of_gradient(layer.gradient, typical)
+        elif tracked and layer.output is not None and layer.output.count:
+            layer.notes.append("no gradient")
         if layer.passthrough:
-            layer.notes.append(("returns its input", "quiet"))
+            layer.notes.append("returns its input")
         elif layer.same_as:
             inside = layer.name and layer.same_as.startswith(f"{layer.name}.")
             other = f"its {layer.same_as.removeprefix(f'{layer.name}.')}" if inside else layer.same_as
-            layer.notes.append((f"same tensor as {other}", "quiet"))
+            layer.notes.append(f"same tensor as {other}")
         if layer.recomputed:
-            layer.notes.append(("recomputed", "quiet"))
-
-
-def _of_output(layer: Layer) -> list[tuple[str, Tone]]:
-    seen = layer.output
-    if seen is None or not seen.count:
-        return []
-    if seen.nan or seen.inf:
-        parts = [f"{count:.0f} {word}" for count, word in ((seen.nan, "NaN"), (seen.inf, "inf")) if count]
-        return [(f"not finite: {', '.join(parts)}", "bad")]
-    if seen.zeros == seen.count and seen.count > 1 and layer.dead is None:
-        return [("all zero", "bad")]
-    if layer.dead is not None and layer.dead >= DEAD_SHARE:
-        return [(f"{percent(layer.dead)} dead", "bad" if layer.dead > 0.5 else "warn")]
-    if seen.count > 1 and seen.std <= 1e-7 * max(abs(seen.mean), 1e-30):
-        return [("constant", "warn")]
-    return []
-
-
-def _of_gradient(layer: Layer, typical: float, tracked: bool) -> list[tuple[str, Tone]]:
-    seen = layer.gradient
-    if seen is None:
-        return [("no gradient", "quiet")] if tracked and layer.output is not None else []
-    if seen.nan or seen.inf:
-        return [("gradient not finite", "bad")]
-    if seen.count <= 1 or not typical:
-        return []
-    if seen.norm == 0:
-        return [("gradient is zero", "bad")]
-    ratio = seen.norm / typical
-    if ratio >= GRADIENT_LARGE:
-        return [(f"gradient {ratio:,.0f} x the median", "warn")]
-    if ratio <= GRADIENT_SMALL:
-        return [(f"gradient 1/{1 / ratio:,.0f} of the median", "warn")]
-    return []
+            layer.notes.append("recomputed")
 
 
 def grid(stashes: list[Any], axes: Mapping[str, LayerAxes], *, title: str, empty: str, coverage: Callable[[], Coverage]) -> Grid:
@@ -241,8 +208,6 @@ def grid(stashes: list[Any], axes: Mapping[str, LayerAxes], *, title: str, empty
         footer.append(f"summarised: forward {last} alone, {len(shown)} of {len(stashes)} stashes")
     layers = layers_of(shown, axes)
     several = any(layer.calls > 1 for layer in layers)
-    columns = ["layer", "type", "output", *(["calls"] if several else []), "mean ± std", "zeros", "gradient", ""]
-    rows = [_row(layer, several) for layer in layers]
     if shown:
         silent = [line for line in coverage().missing if line.site.port == "output"]
         if silent:
@@ -250,49 +215,30 @@ def grid(stashes: list[Any], axes: Mapping[str, LayerAxes], *, title: str, empty
             footer.append(f"not seen: {names}{', ...' if len(silent) > 4 else ''}; coverage() says why")
         if any(layer.gradient is not None for layer in layers):
             footer.append(GRADIENT_IS)
-    return Grid(title, columns, rows, footer, empty=empty, optional=("type", "output"))
+    return layer_table(title, (_row(layer, several) for layer in layers), footer, empty=empty)
 
 
-def _row(layer: Layer, several: bool) -> list[Cell]:
-    quiet: Tone = "quiet" if layer.same_as else "plain"
-    seen = layer.output
-    spread, zeros = Cell("", quiet), Cell("", quiet)
-    if seen is not None and seen.finite:
-        spread = Cell(number(seen.mean) + (f" ± {number(seen.std).strip()}" if seen.count > 1 else ""), quiet)
-        share = seen.zeros / seen.count
-        zeros = Cell(percent(share) if share else "", quiet, bar=share if share else None)
+def _row(layer: Layer, several: bool) -> LayerRow:
+    texts = {"output": layer.shape} | ({"calls": str(layer.calls)} if several else {})
+    notes = notes_of(layer.findings, layer.notes)
+    return LayerRow(layer.name, layer.kind.__name__, texts, numbers_of(layer), notes, repeats=bool(layer.same_as))
+
+
+def numbers_of(layer: Layer) -> dict[str, Quantity]:
+    """The numbers of the layer table, by heading."""
+    found: dict[str, Quantity] = {}
+    seen, gradient = layer.output, layer.gradient
+    if seen is not None and seen.count:
+        lost = (seen.nan + seen.inf) / seen.count
+        some = seen.finite > 0
+        found["mean ± std"] = Quantity(seen.mean if some else math.nan, seen.std if some and seen.count > 1 else None, lost)
+        if some:
+            found["zeros"] = Quantity(seen.zeros / seen.count)
     elif layer.value is not None:
-        spread = Cell(number(layer.value), quiet)
-    tones: set[Tone] = {tone for _, tone in layer.notes}
-    worst: Tone = "bad" if "bad" in tones else "warn" if "warn" in tones else "quiet" if tones else "plain"
-    return [
-        Cell(layer.name or "(root)", quiet if quiet == "quiet" else "strong"),
-        Cell(layer.kind.__name__, "quiet"),
-        Cell(layer.shape, quiet),
-        *([Cell(str(layer.calls), quiet, "right")] if several else []),
-        spread,
-        zeros,
-        Cell(_gradient(layer), quiet, "right"),
-        Cell("; ".join(text for text, _ in layer.notes), worst),
-    ]
-
-
-def _gradient(layer: Layer) -> str:
-    size = layer.gradient.norm if layer.gradient is not None else layer.gradient_value
-    return f"{size:.1e}" if size is not None and math.isfinite(size) else ""
-
-
-def percent(share: float) -> str:
-    """A share between 0 and 1 in words: 100 % and nothing are said only of what is exactly that."""
-    if 0 < share < 0.01:
-        return "<1 %"
-    return f"{math.floor(share * 100 + 0.5) if share < 0.995 or share == 1 else 99} %"
-
-
-def number(value: float) -> str:
-    """Three significant digits, with room for the sign."""
-    size = abs(value)
-    if size and not 1e-3 <= size < 1e5:
-        return f"{value: .1e}"
-    decimals = 3 if size < 1 else 2 if size < 10 else 1 if size < 100 else 0
-    return f"{value: .{decimals}f}"
+        found["mean ± std"] = Quantity(layer.value)
+    if gradient is not None and gradient.count:
+        norm = gradient.norm if gradient.finite else math.nan
+        found["gradient"] = Quantity(norm, nonfinite=(gradient.nan + gradient.inf) / gradient.count)
+    elif layer.gradient_value is not None:
+        found["gradient"] = Quantity(layer.gradient_value)
+    return found

@@ -15,6 +15,7 @@ from sonde.engine import Probe
 from sonde.engine.selection import parameters, unwrap
 from sonde.keep import layers
 from sonde.model_summary.table import Note, Shapes, Summary, SummaryRow, is_within
+from sonde.view.layer_table import notes_of
 
 __all__ = ["Outcome", "Seen", "assemble"]
 
@@ -121,19 +122,21 @@ def _row(place: _Place, seen: Seen | None, owners: dict[int, str]) -> SummaryRow
 
 def _with_numbers(row: SummaryRow, seen: Seen) -> SummaryRow:
     layer = seen.layer
-    output, gradient = layer.output, layer.gradient
-    measured = output is not None and output.finite > 0
-    varies: list[Note] = [("shapes vary between calls", "quiet")] if seen.varies else []
+    numbers = layers.numbers_of(layer)
+    output, zeros, gradient = (numbers.get(heading) for heading in ("mean ± std", "zeros", "gradient"))
+    varies = ["shapes vary between calls"] if seen.varies else []
     return replace(
         row,
         input_shapes=seen.inputs,
         output_shapes=seen.outputs,
         calls=layer.calls,
-        mean=output.mean if output is not None and measured else None,
-        std=output.std if output is not None and measured and output.count > 1 else None,
-        zeros=output.zeros / output.count if output is not None and measured else None,
-        gradient=gradient.norm if gradient is not None and gradient.finite else None,
-        notes=(*layer.notes, *varies, *row.notes),
+        mean=output.value if output is not None else None,
+        std=output.spread if output is not None else None,
+        zeros=zeros.value if zeros is not None else None,
+        gradient=gradient.value if gradient is not None else None,
+        notes=(*notes_of(layer.findings, [*layer.notes, *varies]), *row.notes),
+        nonfinite=output.nonfinite if output is not None else 0.0,
+        gradient_nonfinite=gradient.nonfinite if gradient is not None else 0.0,
     )
 
 

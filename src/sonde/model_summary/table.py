@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sonde.engine import Site, Tick
 from sonde.engine.probes import dataframes
-from sonde.keep import layers
-from sonde.view.table import Cell, Grid, Tone
+from sonde.view.layer_table import GRADIENT_IS, LayerRow, Note, Quantity, layer_table, number, shapes_text, size
+from sonde.view.table import Grid, Tone
 
 if TYPE_CHECKING:
     import pandas
@@ -17,10 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Note", "Shapes", "Summary", "SummaryRow", "is_within"]
 
-Note: TypeAlias = tuple[str, Tone]
 Shapes: TypeAlias = tuple[tuple[int, ...], ...]
 
-_NOTABLE_ZEROS = 0.01  # share of the elements
 _MOST_ROWS_IN_NOTE = 40  # an exception's note stands in a traceback
 _ROWS_BEFORE_FAILURE = 12
 
@@ -40,10 +38,13 @@ class SummaryRow:
         params: elements of its parameters, own and below, that no row before or above has counted.
         params_before: elements of those that one has counted.
         trainable: elements of both that require a gradient.
-        mean, std: of the first floating-point tensor of its outputs, all calls together (``std`` over the population, ddof 0);
-            None without any finite element.
+        mean, std: of the finite elements of the first floating-point tensor of its outputs, all calls together (``std`` over
+            the population, ddof 0); None without such a tensor, NaN without any finite element.
+        nonfinite: share of NaN and infinite elements in that tensor, from 0 to 1.
         zeros: share of exact zeros among them, from 0 to 1.
-        gradient: Euclidean norm of the gradient of that output; None if none was formed.
+        gradient: Euclidean norm of the finite elements of that output's gradient; None if none was formed, NaN without any
+            finite element.
+        gradient_nonfinite: share of NaN and infinite elements in that gradient.
         notes: what is notable, each with its tone.
         failed: the model's exception was raised in this module.
     """
@@ -64,6 +65,8 @@ class SummaryRow:
     gradient: float | None = None
     notes: tuple[Note, ...] = ()
     failed: bool = False
+    nonfinite: float = 0.0
+    gradient_nonfinite: float = 0.0
 
     @property
     def words(self) -> str:
@@ -128,28 +131,21 @@ class Summary:
 
     def _grid_of(self, rows: Iterable[SummaryRow], remarks: Iterable[str] = ()) -> Grid:
         rows = tuple(rows)
-        table = [_cells(row) for row in rows]
-        kept = [heading for heading in _COLUMNS if heading not in _IF_ANY or any(cells[heading].text for cells in table)]
         several = any(row.calls > 1 for row in rows)
-        kept = [heading for heading in kept if heading != "calls" or several]
-        return Grid(
-            self.title,
-            kept,
-            [[cells[heading] for heading in kept] for cells in table],
-            [*remarks, *self.remarks, *self._footer("gradient" in kept)],
-            optional=tuple(heading for heading in ("input", "zeros", "type", "output") if heading in kept),
-        )
+        gradients = any(row.gradient is not None for row in rows)
+        footer = [*remarks, *self.remarks, *self._footer(gradients)]
+        return layer_table(self.title, (_layer_row(row, several) for row in rows), footer)
 
     def _footer(self, gradients: bool) -> list[str]:
         trainable = "all" if self.trainable_params == self.total_params else f"{self.trainable_params:,}"
-        parts = [f"{self.total_params:,} parameters ({_size(self.param_bytes)}), {trainable} trainable"]
-        parts += [f"buffers {_size(self.buffer_bytes)}"] if self.buffer_bytes else []
-        parts += [f"module outputs of this batch {_size(self.output_bytes)}"]
+        parts = [f"{self.total_params:,} parameters ({size(self.param_bytes)}), {trainable} trainable"]
+        parts += [f"buffers {size(self.buffer_bytes)}"] if self.buffer_bytes else []
+        parts += [f"module outputs of this batch {size(self.output_bytes)}"]
         parts += [", ".join(names) for names in (self.dtypes, self.devices) if names]
         lines = [" · ".join(parts)]
         if gradients:
-            loss = "" if self.loss is None else f"; the loss is {layers.number(self.loss).strip()}"
-            lines.append(f"{layers.GRADIENT_IS}{loss}")
+            loss = "" if self.loss is None else f"; the loss is {number(self.loss).strip()}"
+            lines.append(f"{GRADIENT_IS}{loss}")
         return lines
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -164,65 +160,26 @@ class Summary:
 
 # How it looks
 
-_COLUMNS = ("layer", "type", "input", "output", "calls", "params", "mean ± std", "zeros", "gradient", "")
-_IF_ANY = ("params", "mean ± std", "zeros", "gradient")  # a column of nothing is left out
 
-
-def _cells(row: SummaryRow) -> dict[str, Cell]:
-    """The cells of one row, by heading."""
-    aside = row.same_as is not None or any(text.startswith("same tensor as") for text, _ in row.notes)
-    quiet: Tone = "quiet" if aside else "plain"
-    spread, zeros = "", None
+def _layer_row(row: SummaryRow, several: bool) -> LayerRow:
+    texts = {"input": shapes_text(row.input_shapes), "output": shapes_text(row.output_shapes), "params": _count(row)}
+    texts |= {"calls": str(row.calls)} if several and row.calls else {}
+    numbers: dict[str, Quantity] = {}
     if row.mean is not None:
-        spread = layers.number(row.mean) + (f" ± {layers.number(row.std).strip()}" if row.std is not None else "")
-        zeros = row.zeros if row.zeros is not None and row.zeros >= _NOTABLE_ZEROS else None
-    return {
-        "layer": Cell("  " * row.depth + (row.name.rpartition(".")[2] or "(root)"), _name_tone(row)),
-        "type": Cell(row.type, "quiet"),
-        "input": Cell(_shapes(row.input_shapes), quiet),
-        "output": Cell(_shapes(row.output_shapes), quiet),
-        "calls": Cell(str(row.calls) if row.calls else "", quiet, "right"),
-        "params": Cell(_count(row), "plain" if row.params else "quiet", "right"),
-        "mean ± std": Cell(spread, quiet),
-        "zeros": Cell("" if zeros is None else layers.percent(zeros), quiet, bar=zeros),
-        "gradient": Cell("" if row.gradient is None else f"{row.gradient:.1e}", quiet, "right"),
-        "": Cell(row.words, _worst(row)),
-    }
-
-
-def _name_tone(row: SummaryRow) -> Tone:
-    if row.failed:
-        return "bad"
-    return "strong" if row.calls else "quiet"
-
-
-def _worst(row: SummaryRow) -> Tone:
-    tones = {tone for _, tone in row.notes}
-    return "bad" if "bad" in tones else "warn" if "warn" in tones else "quiet"
+        numbers["mean ± std"] = Quantity(row.mean, row.std, row.nonfinite)
+    if row.zeros is not None:
+        numbers["zeros"] = Quantity(row.zeros)
+    if row.gradient is not None:
+        numbers["gradient"] = Quantity(row.gradient, nonfinite=row.gradient_nonfinite)
+    repeats = row.same_as is not None or any(text.startswith("same tensor as") for text, _ in row.notes)
+    tone: Tone = "bad" if row.failed else "strong" if row.calls else "quiet"
+    return LayerRow(row.name, row.type, texts, numbers, row.notes, row.depth, tone, repeats)
 
 
 def _count(row: SummaryRow) -> str:
     if row.params:
         return f"{row.params:,}"
     return f"({row.params_before:,})" if row.params_before else ""
-
-
-def _shapes(shapes: Shapes) -> str:
-    """The first shape as text, and how many more there are."""
-    if not shapes:
-        return ""
-    first = "×".join(map(str, shapes[0])) if shapes[0] else "scalar"
-    return first + (f" (+{len(shapes) - 1})" if len(shapes) > 1 else "")
-
-
-def _size(count: float) -> str:
-    """A number of bytes in decimal units, as disks and most papers have it."""
-    unit = "B"
-    for larger in ("kB", "MB", "GB", "TB"):
-        if count < 999.5:
-            break
-        count, unit = count / 1000, larger
-    return f"{count:.{1 if unit != 'B' and count < 99.95 else 0}f} {unit}"
 
 
 def _folded(rows: tuple[SummaryRow, ...], depth: int) -> list[SummaryRow]:

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sonde import rules
 from sonde.keep import Tracker, track
-from sonde.keep.layers import Layer, layers_of
+from sonde.keep.layers import layers_of
 from sonde.stats import Accumulator, Moments
 from sonde.testing.trial import Loss, Trial, as_batch, listed, same_chance, settled
 
@@ -63,9 +64,9 @@ def assert_healthy(
 ) -> None:
     """Assert that one forward and backward pass of a copy of *model* shows none of the plain diseases.
 
-    These are: a NaN or an infinity in what a layer returns, in the gradient of that or in the gradient of a parameter; a
-    gradient that is zero throughout; and a layer that returns nothing but zeros. A layer or parameter that no gradient
-    reaches is none of them. The model stays as it is.
+    These are the rules of ``sonde.rules`` whose severity is ``bad``: a NaN or an infinity in a layer's output, in the output's
+    gradient or in a parameter's gradient; a gradient that is zero throughout; a layer that returns only zeros, or most of
+    whose units are dead. A layer or parameter that no gradient reaches is healthy. The model stays as it is.
 
     >>> import torch
     >>> from sonde.testing import assert_healthy
@@ -105,29 +106,9 @@ def _of_loss(loss: Tensor | None) -> Iterator[str]:
 
 def _of_layers(tracker: Tracker) -> Iterator[str]:
     for layer in layers_of(tracker):
-        reasons = [*_of_output(layer), *_of_gradient(layer)]
+        reasons = [found.message for found in layer.findings if found.severity == "bad"]
         if reasons:
             yield f"{layer.name or '(root)'} ({layer.kind.__name__}): {', '.join(reasons)}"
-
-
-def _of_output(layer: Layer) -> Iterator[str]:
-    seen = layer.output
-    if seen is None or not seen.count:
-        return
-    if seen.nan or seen.inf:
-        yield f"{seen.nan:.0f} NaN and {seen.inf:.0f} infinite of {seen.count:.0f} outputs"
-    elif seen.zeros == seen.count and seen.count > 1:
-        yield f"dead: all {seen.count:.0f} outputs are zero"
-
-
-def _of_gradient(layer: Layer) -> Iterator[str]:
-    seen = layer.gradient
-    if seen is None or not seen.count:
-        return
-    if seen.nan or seen.inf:
-        yield f"{seen.nan:.0f} NaN and {seen.inf:.0f} infinite of {seen.count:.0f} gradients of the output"
-    elif seen.zeros == seen.count:
-        yield "the gradient of the output is all zero"
 
 
 def _of_parameters(model: nn.Module) -> Iterator[str]:
@@ -136,8 +117,5 @@ def _of_parameters(model: nn.Module) -> Iterator[str]:
         if gradient is None or gradient.is_meta or gradient.numel() == 0:
             continue
         dense = gradient.to_dense() if gradient.layout != torch.strided else gradient
-        seen = Accumulator(Moments()).update(dense).compute()
-        if seen.nan or seen.inf:
-            yield f"{name}: {seen.nan:.0f} NaN and {seen.inf:.0f} infinite of {seen.count:.0f} gradients"
-        elif seen.zeros == seen.count:
-            yield f"{name}: the gradient is all zero"
+        for found in rules.of_gradient(Accumulator(Moments()).update(dense).compute(), 0.0):
+            yield f"{name}: {found.message}"

@@ -1,12 +1,14 @@
-"""The one table printer: a grid of cells, as plain text, on a colour terminal (rich), or as HTML."""
+"""Print tables: a grid of cells as plain text, on a colour terminal (rich), or as HTML."""
 
 from __future__ import annotations
 
 import io
+import shutil
+import sys
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
-from sonde.escape import escape_html
+from sonde.escape import escape_html, printable
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -19,16 +21,17 @@ Tone = Literal["plain", "quiet", "good", "warn", "bad", "strong"]
 _RICH: dict[Tone, str] = {"plain": "", "quiet": "dim", "good": "green", "warn": "yellow", "bad": "bold red", "strong": "bold"}
 
 _STYLE = """
-.sonde{font:13px/1.45 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;border-collapse:collapse;color:inherit}
-.sonde caption{caption-side:top;text-align:left;font-weight:600;padding:2px 10px 6px 0;color:inherit}
-.sonde th{text-align:left;font-weight:600;border-bottom:1px solid rgba(128,128,128,.6);padding:2px 14px 2px 0}
-.sonde td{text-align:left;padding:1px 14px 1px 0;border:0;white-space:pre;background:none}
-.sonde tr:hover td{background:rgba(128,128,128,.14)}.sonde .right{text-align:right}
-.sonde .quiet{opacity:.6}.sonde .good{color:#1a7f37}.sonde .warn{color:#9a6700}.sonde .bad{color:#cf222e;font-weight:600}
-.sonde .strong{font-weight:600}.sonde i.bar{display:inline-block;height:.62em;background:currentColor;opacity:.4;border-radius:1px}
-.sonde tfoot td{opacity:.75;white-space:normal;padding-top:5px}
-@media(prefers-color-scheme:dark){.sonde .good{color:#3fb950}.sonde .warn{color:#d29922}.sonde .bad{color:#ff7b72}}
-"""
+table.sonde{font:13px/1.45 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;border-collapse:collapse;color:inherit}
+table.sonde caption{caption-side:top;text-align:left;font-weight:600;padding:2px 10px 6px 0;color:inherit}
+table.sonde tr th{text-align:left;font-weight:600;border-bottom:1px solid rgba(128,128,128,.6);padding:2px 14px 2px 0}
+table.sonde tr td{text-align:left;padding:1px 14px 1px 0;border:0;white-space:pre;background:none}
+table.sonde tr:hover td{background:rgba(128,128,128,.14)}table.sonde tr td.right{text-align:right}
+table.sonde .quiet{opacity:.6}table.sonde .good{color:#1a7f37}table.sonde .warn{color:#9a6700}
+table.sonde .bad{color:#cf222e;font-weight:600}table.sonde .strong{font-weight:600}
+table.sonde i.bar{display:inline-block;height:.62em;background:currentColor;opacity:.4;border-radius:1px}
+table.sonde tfoot tr td{opacity:.75;white-space:normal;padding-top:5px}
+@media(prefers-color-scheme:dark){table.sonde .good{color:#3fb950}table.sonde .warn{color:#d29922}table.sonde .bad{color:#ff7b72}}
+"""  # two elements more in each selector than a notebook's own style for tables, which aligns all cells to the right
 
 _BLOCKS = " ▏▎▍▌▋▊▉█"
 _BAR_CELLS = 6
@@ -46,7 +49,7 @@ class Cell:
     bar: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Grid:
     """A table as data.
 
@@ -67,35 +70,54 @@ class Grid:
     optional: tuple[str, ...] = ()
 
     def to_text(self, width: int | None = None) -> str:
-        """Plain text without colours, as wide as it needs to be; or at most *width* characters, the last column folded."""
+        """Plain text without colours, at most *width* characters wide where its columns allow that.
+
+        None is the width of the terminal, if the output goes to one; else the table is as wide as it needs to be.
+        """
         from rich.console import Console
 
         out = io.StringIO()
-        console = Console(file=out, width=width or _UNLIMITED, color_system=None, force_terminal=False, legacy_windows=False)
+        console = Console(
+            file=out,
+            width=width or _terminal_width(),
+            color_system=None,
+            force_terminal=False,
+            force_jupyter=False,  # else rich displays in a notebook, and writes nothing
+            legacy_windows=False,
+        )
         console.print(self)
         return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+
+    def __repr__(self) -> str:
+        return self.to_text()
+
+    def _repr_html_(self) -> str:
+        return self.to_html()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         from rich.text import Text
 
-        yield Text(self.title, style="bold")
+        yield Text(printable(self.title), style="bold")
+        fitted = self._fitted(options.max_width)
         if self.rows:
-            yield self._fitted(options.max_width)._rich_table()
+            yield fitted._rich_table()
         else:
-            yield Text(f"  {self.empty}", style="dim")
-        for line in self.footer:
-            yield Text(line, style="dim")
+            yield Text(f"  {printable(self.empty)}", style="dim")
+        for line in fitted.footer:
+            yield Text(printable(line), style="dim")
 
     def _fitted(self, width: int) -> Grid:
-        """The grid without as many of its optional columns as it takes to fit into *width* characters."""
-        grid = self
+        """The grid without as many of its optional columns as it takes to fit into *width* characters; the footer names them."""
+        grid, left_out = self, []
         for heading in self.optional:
             if grid._natural_width() <= width:
                 break
+            left_out.append(heading)
             place = grid.columns.index(heading)
             rows = [row[:place] + row[place + 1 :] for row in grid.rows]
             grid = replace(grid, columns=grid.columns[:place] + grid.columns[place + 1 :], rows=rows)
-        return grid
+        said = [f"left out to fit {width} columns: {', '.join(left_out)}"] if left_out else []
+        return replace(grid, footer=[*self.footer, *said])
 
     def _natural_width(self) -> int:
         widths = [
@@ -115,7 +137,7 @@ class Grid:
             last = position == len(self.columns) - 1
             table.add_column(heading, justify="right" if right else "left", no_wrap=not last)
         for row in self.rows:
-            table.add_row(*(Text(_with_bar(cell), style=_RICH[cell.tone]) for cell in row))
+            table.add_row(*(Text(printable(_with_bar(cell)), style=_RICH[cell.tone]) for cell in row))
         return table
 
     def to_html(self) -> str:
@@ -129,6 +151,10 @@ class Grid:
             f'<style>{_STYLE}</style><table class="sonde"><caption>{escape_html(self.title)}</caption>'
             f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody><tfoot>{foot}</tfoot></table>"
         )
+
+
+def _terminal_width() -> int:
+    return shutil.get_terminal_size().columns if sys.stdout is not None and sys.stdout.isatty() else _UNLIMITED
 
 
 def _with_bar(cell: Cell) -> str:
@@ -151,4 +177,5 @@ def _html_cell(cell: Cell) -> str:
             f'&nbsp;<span style="display:inline-block;width:{_BAR_CELLS}em"><i class="bar" style="width:{width:.2f}em"></i></span>'
         )
     marked = f' class="{classes}"' if classes else ""
-    return f"<td{marked}>{escape_html(cell.text)}{bar}</td>"
+    indented = len(cell.text) - len(cell.text.lstrip(" "))
+    return f"<td{marked}>{'&nbsp;' * indented}{escape_html(cell.text[indented:])}{bar}</td>"

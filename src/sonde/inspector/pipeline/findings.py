@@ -1,57 +1,32 @@
-"""What is said when a training ends: where the run is, what it found, what it cost. Few and plain rules, over the last rows."""
+"""Feed the rules with the last rows of a training, and keep the first row that held a NaN or an infinity."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
+from sonde import rules
 from sonde.inspector.sinks.base import LoggedRows, RowBlock, Rows, Scalar
-from sonde.site import Port, Site
+from sonde.rules import Finding
+from sonde.site import PORTS, Port, Site
 
 if TYPE_CHECKING:
     from sonde.inspector.measurement.measurement import RowIndex
 
-__all__ = ["DEAD_SHARE", "GRADIENT_LARGE", "GRADIENT_SMALL", "UPDATE_LARGE", "UPDATE_SMALL", "Finding", "Findings"]
-
-DEAD_SHARE = 0.9
-"""Share of a layer's units without any output in a call, from which on it is called dead."""
-GRADIENT_LARGE, GRADIENT_SMALL = 100.0, 1e-3
-"""A weight's gradient (root mean square) against the median over weights that have any; the limits of ``sonde.track``'s table."""
-UPDATE_LARGE, UPDATE_SMALL = 1e-1, 1e-5
-"""Update / weight, both root mean squares. 1e-3 is usual (CS231n, "Babysitting the learning process": ratio of weights and
-updates); torchmortem warns outside of these limits."""
+__all__ = ["Finding", "Findings"]
 
 _RECENT = 20  # logged steps that medians are over
 _NAMED = 3
 _FEW = 3  # weights, of which one can be far from the others
 _DEFECTS = ("nan", "inf", "nonfinite")
-_LOOKED_AT = ("call_death", "rms")  # numbers that medians are over
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that is wrong, with the place where it is worst.
-
-    Attributes:
-        rule: ``nonfinite``, ``dead``, ``gradient_large``, ``gradient_small``, ``update_large`` or ``update_small``.
-        message: in words.
-        site: the first or worst.
-        step, epoch: when, or of the last row.
-        value: the number that the rule is about.
-    """
-
-    rule: str
-    message: str
-    site: str
-    epoch: int
-    step: int
-    value: float
+_PHASES = {"forward": 0, "backward": 1, "step": 2}
+_LOOKED_AT = ("call_death", "rms", *_DEFECTS)
 
 
 class Findings:
@@ -92,10 +67,7 @@ class Findings:
         return found
 
     def _dead(self) -> Iterator[Finding]:
-        shares = self._medians("call_death", "output")
-        dead = {site: share for site, share in shares.items() if share > DEAD_SHARE}
-        if dead:
-            yield self._finding("dead", dead, lambda share: f"{share:.0%} of its units dead", largest=True)
+        yield from self._worst(self._medians("call_death", "output"), rules.dead)
 
     def _gradients(self) -> Iterator[Finding]:
         sizes = self._medians("rms", "grad", matrices=True)
@@ -103,28 +75,28 @@ class Findings:
         if not some or len(sizes) < _FEW:
             return
         typical = float(np.median(some))
-        ratios = {site: size / typical for site, size in sizes.items()}
-        large = {site: ratio for site, ratio in ratios.items() if ratio > GRADIENT_LARGE}
-        small = {site: ratio for site, ratio in ratios.items() if ratio < GRADIENT_SMALL}
-        if large:
-            yield self._finding("gradient_large", large, lambda ratio: f"gradient {ratio:,.0f} x the median", largest=True)
-        if small:
-            yield self._finding("gradient_small", small, _small_gradient, largest=False)
+        yield from self._worst(sizes, lambda size: rules.gradient_large(size, typical))
+        yield from self._worst(sizes, rules.gradient_zero)
+        yield from self._worst(sizes, lambda size: rules.gradient_small(size, typical), smallest=True)
 
     def _updates(self) -> Iterator[Finding]:
         updates, weights = self._medians("rms", "update", matrices=True), self._medians("rms", "param", matrices=True)
         trained = self._medians("rms", "grad", matrices=True)  # a frozen layer is not meant to move
+        broken = self._broken_sites()
         ratios = {
             site: size / weights[place]
             for site, size in updates.items()
-            if weights.get(place := _at(site, "param"), 0.0) > 0 and _at(site, "grad") in trained
+            if weights.get(place := _at(site, "param"), 0.0) > 0
+            and _at(site, "grad") in trained
+            and not broken & {site, place}  # a weight that is not finite does not stand still
         }
-        large = {site: ratio for site, ratio in ratios.items() if ratio > UPDATE_LARGE}
-        small = {site: ratio for site, ratio in ratios.items() if ratio < UPDATE_SMALL}
-        if large:
-            yield self._finding("update_large", large, lambda ratio: f"each step moves it by {ratio:.0%} of its size", largest=True)
-        if small:
-            yield self._finding("update_small", small, _small_update, largest=False)
+        yield from self._worst(ratios, rules.update_large)
+        yield from self._worst(ratios, rules.update_small, smallest=True)
+
+    def _broken_sites(self) -> set[str]:
+        """The sites with a NaN or an infinity in recent logged steps."""
+        recent = (stretch for held in self._recent.values() for stretch in self._last_of(held))
+        return {stretch.layout.site[row] for stretch in recent for row in stretch.rows[_defects(stretch) > 0].tolist()}
 
     def _medians(self, number: str, port: str, *, matrices: bool = False) -> dict[str, float]:
         """Of each site at *port* the median of a number over recent logged steps, in the order of execution."""
@@ -140,18 +112,27 @@ class Findings:
         found = {site: float(np.median(each)) for site, each in values.items()}
         return {site: found[site] for site in sorted(found, key=lambda site: (order[site], site))}
 
-    def _finding(self, rule: str, values: dict[str, float], words: Any, *, largest: bool) -> Finding:
-        ordered = sorted(values, key=lambda site: values[site], reverse=largest)
-        site = ordered[0]
-        message = f"{_name(site)}: {words(values[site])}"
-        if len(values) > 1:
+    def _worst(
+        self, values: dict[str, float], judge: Callable[[float], Finding | None], *, smallest: bool = False
+    ) -> Iterator[Finding]:
+        """One finding for all sites at which *judge* finds something: at the worst, with the names of others.
+
+        The worst has the largest value, or the smallest. Notes are left to the tables.
+        """
+        found = {site: each for site, value in values.items() if (each := judge(value)) is not None and each.severity != "note"}
+        if not found:
+            return
+        ordered = sorted(found, key=lambda site: values[site], reverse=not smallest)
+        worst = found[ordered[0]]
+        message = f"{_name(ordered[0])}: {worst.message}"
+        if len(found) > 1:
             others = ", ".join(_name(each) for each in ordered[1:_NAMED])
-            rest = len(values) - _NAMED
+            rest = len(found) - _NAMED
             message += f" (also {others}" + (f" and {rest} more)" if rest > 0 else ")")
         stretches = (stretch for recent in self._recent.values() for stretch in self._last_of(recent))
         moments = (moment for stretch in stretches for moment in stretch.moments[:, :2].tolist())
         epoch, step = max(moments, key=lambda moment: moment[1])
-        return Finding(rule, message, site, epoch, step, values[site])
+        yield worst.at(ordered[0], epoch, step, message)
 
 
 def _picked(
@@ -168,29 +149,38 @@ def _defects(rows: Rows | RowBlock) -> npt.NDArray[np.float64]:
 
 
 def _first_defect(entries: LoggedRows, sick: Collection[int]) -> Finding | None:
-    """The first defect of *entries*, where those stretches have some."""
+    """The first defect of the first step with one, where those stretches have some; a place goes before a scalar."""
+    found: list[tuple[tuple[float, float], Finding]] = []
     for entry in entries.sequence:
+        step = entry.step if isinstance(entry, Scalar) else int(entry[0].moments[entry[1]][1])
+        if found and step != found[0][1].step:
+            break
         if isinstance(entry, Scalar):
             if not math.isfinite(entry.value):
                 message = f"{entry.name} is {entry.value} from step {entry.step:,} on"
-                return Finding("nonfinite", message, "", entry.epoch, entry.step, entry.value)
-        elif id(entry[0]) in sick and (found := _first_of(Rows.of(*entry))) is not None:
-            return found
-    return None
+                found.append(((math.inf, 0.0), _nonfinite(message, "", entry.epoch, entry.step, entry.value)))
+        elif id(entry[0]) in sick:
+            found += _first_of(Rows.of(*entry))
+    return min(found, key=lambda each: each[0])[1] if found else None
 
 
-def _first_of(rows: Rows) -> Finding | None:
-    """The first place with a defect at one moment, by the order of execution, forward before backward."""
+def _first_of(rows: Rows) -> Iterator[tuple[tuple[float, float], Finding]]:
+    """The first place with a defect at one moment: forward, then backward from the last layer, then the parameters."""
     amounts = _defects(rows)
     bad = np.flatnonzero(amounts)
     if not len(bad):
-        return None
+        return
     order = np.asarray(rows.layout.order)[rows.rows[bad]]
-    forward = np.array([Site.parse(rows.layout.site[row]).port == "output" for row in rows.rows[bad]])
-    first = bad[np.lexsort((order, ~forward))[0]]
-    site, amount = rows.layout.site[rows.rows[first]], float(amounts[first])
+    phase = np.array([_PHASES[PORTS[Site.parse(rows.layout.site[row]).port].phase] for row in rows.rows[bad]])
+    order = np.where(phase == _PHASES["backward"], -order, order)
+    place = np.lexsort((order, phase))[0]
+    site, amount = rows.layout.site[rows.rows[bad[place]]], float(amounts[bad[place]])
     message = f"{site} has {amount:,.0f} NaN or infinite elements at step {rows.step:,}, the first logged step with any"
-    return Finding("nonfinite", message, site, rows.epoch, rows.step, amount)
+    yield (float(phase[place]), float(order[place])), _nonfinite(message, site, rows.epoch, rows.step, amount)
+
+
+def _nonfinite(message: str, site: str, epoch: int, step: int, value: float) -> Finding:
+    return Finding("nonfinite", message, site, epoch, step, value, "bad", first_step=step)
 
 
 def _name(site: str) -> str:
@@ -199,11 +189,3 @@ def _name(site: str) -> str:
 
 def _at(site: str, port: Port) -> str:
     return str(Site.parse(site).port_of(port))
-
-
-def _small_gradient(ratio: float) -> str:
-    return f"gradient 1/{1 / ratio:,.0f} of the median" if ratio > 0 else "its gradient is zero"
-
-
-def _small_update(ratio: float) -> str:
-    return f"each step moves it by no more than {ratio:.0e} of its size" if ratio > 0 else "no step moves it"

@@ -9,10 +9,11 @@ from typing import Any
 from torch import Tensor
 
 from sonde.engine import Site, structure
-from sonde.keep.layers import is_measurable, number
+from sonde.keep.layers import is_measurable
 from sonde.keep.reductions.base import Accumulated, shape_text
 from sonde.keep.slots import Subrecorder
 from sonde.stats import Accumulator, Moments
+from sonde.view.layer_table import number
 from sonde.view.table import Cell, Grid
 
 __all__ = ["grid", "row_of"]

@@ -45,7 +45,7 @@ def test_a_dead_layer() -> None:
     findings = found(lambda model: nn.init.constant_(model[2].bias, -50.0))
     dead = next(each for each in findings if each.rule == "dead")
     assert (dead.site, dead.value) == ("3:output", 1.0)
-    assert dead.message == "3: 100% of its units dead"
+    assert dead.message == "3: 100 % dead"
 
 
 def test_the_first_defect_and_where_it_began() -> None:
@@ -88,3 +88,26 @@ def test_steps_far_from_a_thousandth(lr: float, rule: str) -> None:
 def test_a_frozen_layer_is_no_finding() -> None:
     """It has neither gradient nor update."""
     assert found(lambda model: model[0].requires_grad_(False)) == ()
+
+
+def test_a_gradient_that_is_not_finite_is_blamed_on_the_layer_that_the_backward_pass_meets_first() -> None:
+    """The third layer makes a NaN of the gradient, 0 times the infinite slope of a root; the layers before it only pass that on."""
+
+    class Root(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x * 0).sqrt() + x
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), Root(), nn.Linear(4, 1))
+    optimizer = SGD(model.parameters(), lr=0.1)
+    with watch(model, every=1, to="memory", quiet=True) as inspector:
+        model(torch.randn(16, 4)).sum().backward()
+        optimizer.step()
+    assert inspector.findings[0].site == "1:grad_output"  # what Root made of the gradient of its own output, which is finite
+
+
+def test_a_weight_that_is_nan_does_not_stand_still() -> None:
+    """Its update has no size, which is not a size of 0."""
+    findings = found(lambda model: None, spoil=3)
+    assert "nonfinite" in {each.rule for each in findings}
+    assert "update_small" not in {each.rule for each in findings}

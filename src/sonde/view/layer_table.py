@@ -1,0 +1,196 @@
+"""Make the one table of layers: rows of plain numbers and words in, a grid out, whoever measured them.
+
+``sonde.track``, ``sonde.summary``, ``sonde show`` and ``sonde.view.plots.table`` differ in which columns their rows fill and in
+the order of the rows; columns, their order, the way numbers are written and the words in the last column are the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from sonde.rules import Finding, Severity, percent
+from sonde.view.table import Cell, Grid, Tone
+
+__all__ = [
+    "DROPPED_FIRST",
+    "GRADIENT_IS",
+    "LayerRow",
+    "Note",
+    "Quantity",
+    "layer_table",
+    "notes_of",
+    "number",
+    "shapes_text",
+    "size",
+]
+
+Note = tuple[str, Tone]
+"""One thing that is notable, and how it stands out."""
+
+GRADIENT_IS = "gradient: Euclidean norm of the gradient at the layer's output"
+
+TONES: Mapping[Severity, Tone] = {"note": "warn", "warn": "warn", "bad": "bad"}
+_NOTABLE_ZEROS = 0.01  # share of the elements
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """One number of a layer.
+
+    Attributes:
+        value: over the finite elements; NaN if there is none.
+        spread: the standard deviation that is written behind it; None for none.
+        nonfinite: share of the elements that are NaN or infinite, from 0 to 1, and not in *value*.
+    """
+
+    value: float
+    spread: float | None = None
+    nonfinite: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRow:
+    """What is known of one layer.
+
+    Attributes:
+        name: as ``named_modules()`` has it; ``""`` is the model itself.
+        type: the module's class.
+        texts: by heading, what is no number: ``input`` and ``output`` (shapes), ``calls``, ``params``.
+        numbers: by heading, what is one; the headings are those of ``COLUMNS``.
+        notes: the words of the last column.
+        depth: how far the row is indented, which then shows the last part of the name alone; None shows the whole name.
+        tone: how the name stands out.
+        repeats: the numbers are those of another row, and stand back.
+    """
+
+    name: str
+    type: str = ""
+    texts: Mapping[str, str] = field(default_factory=dict)
+    numbers: Mapping[str, Quantity] = field(default_factory=dict)
+    notes: Sequence[Note] = ()
+    depth: int | None = None
+    tone: Tone = "strong"
+    repeats: bool = False
+
+
+def number(value: float) -> str:
+    """Three significant digits, with room for the sign."""
+    magnitude = abs(value)
+    if magnitude and not 1e-3 <= magnitude < 1e5:
+        return f"{value: .1e}"
+    decimals = 3 if magnitude < 1 else 2 if magnitude < 10 else 1 if magnitude < 100 else 0
+    return f"{value: .{decimals}f}"
+
+
+def size(count: float) -> str:
+    """A number of bytes in decimal units, as disks and most papers have it."""
+    unit = "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if count < 999.5:
+            break
+        count, unit = count / 1000, larger
+    return f"{count:.{1 if unit != 'B' and count < 99.95 else 0}f} {unit}"
+
+
+def shapes_text(shapes: Sequence[Sequence[int]]) -> str:
+    """The first of several shapes as text, and how many more there are."""
+    if not shapes:
+        return ""
+    first = "×".join(map(str, shapes[0])) if shapes[0] else "scalar"
+    return first + (f" (+{len(shapes) - 1})" if len(shapes) > 1 else "")
+
+
+def _spread(quantity: Quantity) -> Cell:
+    behind = "" if quantity.spread is None else f" ± {number(quantity.spread).strip()}"
+    return Cell(number(quantity.value) + behind)
+
+
+def _share(quantity: Quantity) -> Cell:
+    return Cell(percent(quantity.value), align="right")
+
+
+def _zeros(quantity: Quantity) -> Cell:
+    share = quantity.value
+    return Cell(percent(share), bar=share) if share >= _NOTABLE_ZEROS else Cell("")
+
+
+def _digits(quantity: Quantity) -> Cell:
+    return Cell(f"{quantity.value:.3g}", align="right")
+
+
+def _decades(quantity: Quantity) -> Cell:
+    return Cell(f"{quantity.value:.1e}", align="right")
+
+
+COLUMNS: Mapping[str, Callable[[Quantity], Cell] | None] = {
+    "layer": None,
+    "type": None,
+    "input": None,
+    "output": None,
+    "calls": None,
+    "params": None,
+    "mean ± std": _spread,
+    "rms": _digits,
+    "zeros": _zeros,
+    "dead": _share,
+    "gradient": _decades,
+    "weight": _digits,
+    "weight gradient": _decades,
+    "update / weight": _decades,
+    "": None,
+}
+"""The headings in their order, with the way their numbers are written; the others are texts."""
+
+DROPPED_FIRST = ("input", "type", "weight", "zeros", "output", "rms", "calls", "weight gradient")
+"""The columns that are left out, in this order, where the terminal is too narrow."""
+_RIGHT = ("calls", "params")
+
+
+def layer_table(title: str, rows: Iterable[LayerRow], footer: Sequence[str] = (), *, empty: str = "nothing") -> Grid:
+    """The table of *rows*, in their order; a column that no row fills is left out."""
+    cells = [_cells(row) for row in rows]
+    kept = [heading for heading in COLUMNS if heading in ("layer", "") or any(row[heading].text for row in cells)]
+    grid = [[row[heading] for heading in kept] for row in cells]
+    return Grid(title, kept, grid, list(footer), empty=empty, optional=tuple(each for each in DROPPED_FIRST if each in kept))
+
+
+def notes_of(findings: Iterable[Finding], others: Iterable[str] = ()) -> tuple[Note, ...]:
+    """The words of the last column: what the rules found, then *others*, which stand back."""
+    quiet: list[Note] = [(text, "quiet") for text in others]
+    return (*((found.message, TONES[found.severity]) for found in findings), *quiet)
+
+
+def worst(notes: Iterable[Note], otherwise: Tone = "quiet") -> Tone:
+    """The tone of the gravest of *notes*."""
+    tones = {tone for _, tone in notes}
+    return "bad" if "bad" in tones else "warn" if "warn" in tones else otherwise
+
+
+def _cells(row: LayerRow) -> dict[str, Cell]:
+    quiet: Tone = "quiet" if row.repeats else "plain"
+    name = row.name or "(root)"
+    if row.depth is not None:
+        name = "  " * row.depth + (row.name.rpartition(".")[2] or "(root)")
+    cells = {heading: Cell("", quiet) for heading in COLUMNS}
+    cells |= {"layer": Cell(name, quiet if row.repeats and row.depth is None else row.tone), "type": Cell(row.type, "quiet")}
+    for heading, text in row.texts.items():
+        cells[heading] = Cell(text, "quiet" if text.startswith("(") else quiet, "right" if heading in _RIGHT else "left")
+    for heading, quantity in row.numbers.items():
+        cells[heading] = _number_cell(heading, quantity, quiet)
+    cells[""] = Cell("; ".join(text for text, _ in row.notes), worst(row.notes))
+    return cells
+
+
+def _number_cell(heading: str, quantity: Quantity, tone: Tone) -> Cell:
+    """The cell of a number: beside it the share of elements that are not in it; without a finite element, ``NaN``."""
+    write = COLUMNS[heading]
+    assert write is not None
+    if not math.isfinite(quantity.value):
+        cell = write(Quantity(0.0))
+        return Cell("NaN" if quantity.nonfinite or math.isnan(quantity.value) else "inf", "bad", cell.align)
+    cell = write(quantity)
+    if quantity.nonfinite:
+        return Cell(f"{cell.text} ({percent(quantity.nonfinite)} NaN)".strip(), "bad", cell.align, cell.bar)
+    return Cell(cell.text, tone, cell.align, cell.bar)

@@ -1,0 +1,125 @@
+"""The rules: from which number on each says something, in which words and how gravely."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sonde import rules
+from sonde.rules import Finding
+
+
+def said(found: Finding | None) -> tuple[str, str, str] | None:
+    return None if found is None else (found.rule, found.severity, found.message)
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted"),
+    [
+        (rules.nonfinite(0, 0, 5), None),
+        (rules.nonfinite(3, 1, 1200), ("nonfinite", "bad", "not finite: 3 NaN, 1 inf")),
+        (rules.nonfinite(0, 1200, 1200, what="gradient"), ("nonfinite", "bad", "gradient not finite: 1,200 inf")),
+        (rules.dead(0.24), None),
+        (rules.dead(math.nan), None),
+        (rules.dead(0.25), ("dead", "note", "25 % dead")),
+        (rules.dead(0.9), ("dead", "note", "90 % dead")),
+        (rules.dead(0.91), ("dead", "bad", "91 % dead")),
+        (rules.dead(0.999), ("dead", "bad", "99 % dead")),
+        (rules.all_zero(7, 8), None),
+        (rules.all_zero(1, 1), None),
+        (rules.all_zero(8, 8), ("all_zero", "bad", "all zero")),
+        (rules.constant(2.0, 1e-6, 9), None),
+        (rules.constant(2.0, 1e-8, 9), ("constant", "warn", "constant")),
+        (rules.constant(2.0, 0.0, 1), None),
+        (rules.constant(math.nan, math.nan, 9), None),
+        (rules.saturated(0.49), None),
+        (rules.saturated(0.5), ("saturated", "note", "50 % saturated")),
+        (rules.gradient_zero(1e-300), None),
+        (rules.gradient_zero(0.0), ("gradient_zero", "bad", "gradient is zero")),
+        (rules.gradient_large(99.0, 1.0), None),
+        (rules.gradient_large(400.0, 1.0), ("gradient_large", "warn", "gradient 400 x the median")),
+        (rules.gradient_large(400.0, 0.0), None),
+        (rules.gradient_small(2e-3, 1.0), None),
+        (rules.gradient_small(2e-4, 1.0), ("gradient_small", "warn", "gradient 1/5,000 of the median")),
+        (rules.gradient_small(0.0, 1.0), None),
+        (rules.update_large(0.1), None),
+        (rules.update_large(0.25), ("update_large", "warn", "each step moves it by 25 % of its size")),
+        (rules.update_small(1e-5), None),
+        (rules.update_small(2e-6), ("update_small", "warn", "each step moves it by no more than 2e-06 of its size")),
+        (rules.update_small(0.0), ("update_small", "warn", "no step moves it")),
+        (rules.update_small(math.nan), None),
+    ],
+)
+def test_each_rule_at_its_limit(found: Finding | None, wanted: tuple[str, str, str] | None) -> None:
+    assert said(found) == wanted
+
+
+def test_every_rule_is_listed_with_its_condition_and_source() -> None:
+    assert set(rules.RULES) == {
+        "nonfinite", "dead", "all_zero", "constant", "saturated", "gradient_zero", "gradient_large", "gradient_small",
+        "update_large", "update_small",
+    }  # fmt: skip
+    assert all(each.condition and each.source and each.judge.__name__ == name for name, each in rules.RULES.items())
+
+
+def numbers(**given: float) -> Any:
+    seen = {"count": 10.0, "nan": 0.0, "inf": 0.0, "zeros": 0.0, "mean": 0.5, "std": 1.0, "norm": 2.0}
+    return SimpleNamespace(**(seen | given))
+
+
+def messages(found: list[Finding]) -> list[str]:
+    return [each.message for each in found]
+
+
+def test_the_rules_of_an_output() -> None:
+    """What is not finite is said alone; an output whose units cannot be told is all zero, else its units are dead."""
+    assert messages(rules.of_output(numbers())) == []
+    assert messages(rules.of_output(numbers(count=0.0, zeros=0.0))) == []
+    assert messages(rules.of_output(numbers(nan=2.0, zeros=8.0), dead_share=0.8)) == ["not finite: 2 NaN"]
+    assert messages(rules.of_output(numbers(zeros=10.0, mean=0.0, std=0.0))) == ["all zero"]
+    assert messages(rules.of_output(numbers(zeros=10.0, mean=0.0, std=0.0), dead_share=1.0)) == ["100 % dead"]
+    assert messages(rules.of_output(numbers(std=0.0), saturated_share=1.0)) == ["constant", "100 % saturated"]
+
+
+def test_the_rules_of_a_gradient() -> None:
+    """Against the median of its kind; one of a single element is not compared."""
+    assert messages(rules.of_gradient(numbers(), 2.0)) == []
+    assert messages(rules.of_gradient(numbers(inf=1.0), 2.0)) == ["gradient not finite: 1 inf"]
+    assert messages(rules.of_gradient(numbers(norm=0.0), 0.0)) == ["gradient is zero"]
+    assert messages(rules.of_gradient(numbers(norm=800.0), 2.0)) == ["gradient 400 x the median"]
+    assert messages(rules.of_gradient(numbers(norm=800.0, count=1.0), 2.0)) == []
+
+
+def test_the_rules_of_an_update() -> None:
+    """A weight without a size, or of size 0, has no ratio, so that nothing is said of a weight that is NaN."""
+    assert messages(rules.of_update(0.5, 1.0)) == ["each step moves it by 50 % of its size"]
+    assert messages(rules.of_update(0.0, 1.0)) == ["no step moves it"]
+    assert messages(rules.of_update(0.0, 0.0)) == messages(rules.of_update(0.0, math.nan)) == []
+
+
+def test_a_finding_carries_its_numbers_and_can_be_placed() -> None:
+    found = rules.gradient_large(400.0, 1.0)
+    assert found is not None
+    assert (found.evidence, found.value, found.site) == ({"size": 400.0, "median": 1.0}, 400.0, "")
+    placed = found.at("0.weight:grad", 1, 30)
+    assert (placed.site, placed.epoch, placed.step, placed.message) == ("0.weight:grad", 1, 30, found.message)
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [
+        (0.0, "0 %"),
+        (1e-9, "<1 %"),
+        (0.0099, "<1 %"),
+        (0.016, "2 %"),
+        (0.5, "50 %"),
+        (0.994, "99 %"),
+        (0.9999, "99 %"),
+        (1.0, "100 %"),
+    ],
+)
+def test_percent_says_none_and_all_of_exactly_that(share: float, text: str) -> None:
+    assert rules.percent(share) == text
