@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 from sonde.engine import structure
 from sonde.engine.restore import plain_python, preserved
 from sonde.engine.selection import Where, check_model
+from sonde.engine.torch_api.tensors import fake_tensors
 from sonde.errors import ArgumentError
 from sonde.graph.graph import Graph
 from sonde.graph.recording import Recording
@@ -111,8 +112,6 @@ def _without_memory(
     if any(parameter.is_meta for parameter in model.parameters()):
         moved: tuple[tuple[Any, ...], dict[str, Any]] = structure.remap((args, kwargs), lambda tensor: tensor.to("meta"))
         return moved
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    mode = stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+    mode: Any = stack.enter_context(fake_tensors())
     made: tuple[tuple[Any, ...], dict[str, Any]] = structure.remap((args, kwargs), mode.from_tensor)
     return made

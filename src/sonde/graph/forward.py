@@ -8,12 +8,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from sonde.engine import structure
 from sonde.engine.selection import Named
+from sonde.engine.torch_api.autograd_state import graph_task, transforms
+from sonde.engine.torch_api.modules import buffers_of, parameters_of
 from sonde.graph.builder import Builder, Draft
 from sonde.graph.operations import OperationMode
 from sonde.graph.tensors import version_of
@@ -22,13 +23,10 @@ from sonde.site import Site
 
 __all__ = ["Forward", "in_backward"]
 
-_transforms: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
-_graph_task: Callable[[], int] = torch._C._current_graph_task_id
-
 
 def in_backward() -> bool:
     """Whether a backward pass runs in this thread; a forward in it is a repetition (activation checkpointing)."""
-    return _graph_task() != -1
+    return graph_task() != -1
 
 
 class Forward:
@@ -86,7 +84,7 @@ class Forward:
 
     def concerns_this_call(self) -> bool:
         """Whether a module call that happens now is part of this forward: same thread, no backward pass, no transform."""
-        return not in_backward() and _transforms() is None and threading.get_ident() == self._thread
+        return not in_backward() and transforms() is None and threading.get_ident() == self._thread
 
     def is_running(self, module: nn.Module) -> bool:
         """Whether a call of *module* has begun and not ended."""
@@ -111,7 +109,7 @@ class Forward:
             given = [(tensor, version_of(tensor)) for _, tensor in structure.walk((args, kwargs))]
             for tensor, _ in given:
                 builder.read(node, tensor)
-            for held in (*module._parameters.values(), *module._buffers.values()):
+            for held in (*parameters_of(module).values(), *buffers_of(module).values()):
                 if held is not None:
                     builder.read(node, held)
             self._mode.silent += 1
@@ -197,10 +195,10 @@ def _owned(found: Iterable[Named]) -> Iterator[tuple[Kind, str, Tensor]]:
     """Yield kind, name and tensor of each parameter and buffer."""
     for item in found:
         prefix = f"{item.name}." if item.name else ""
-        for name, parameter in item.module._parameters.items():
+        for name, parameter in parameters_of(item.module).items():
             if parameter is not None:
                 yield "parameter", prefix + name, parameter
-        for name, buffer in item.module._buffers.items():
+        for name, buffer in buffers_of(item.module).items():
             if buffer is not None:
                 yield "buffer", prefix + name, buffer
 

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from sonde.engine.torch_api.autograd_state import graph_task, transforms
+from sonde.engine.torch_api.tensors import without_overrides
 from sonde.graph.builder import Builder, Draft
 from sonde.graph.flops import count_flops
 from sonde.graph.tensors import storage_of, tensors_in, version_of
@@ -34,9 +36,6 @@ _READS = {
     "is_nonzero",
     "array",
 }
-
-_transforms: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
-_graph_task: Callable[[], int] = torch._C._current_graph_task_id
 
 _names: dict[Any, str] = {}
 
@@ -92,7 +91,7 @@ class OperationMode(TorchFunctionMode):
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if self.silent or function in _QUIET or _graph_task() != -1 or _transforms() is not None:
+        if self.silent or function in _QUIET or graph_task() != -1 or transforms() is not None:
             return function(*args, **kwargs)
         began = time.perf_counter()
         given = tensors_in(*args, *kwargs.values())
@@ -101,11 +100,11 @@ class OperationMode(TorchFunctionMode):
         try:
             result = function(*args, **kwargs)
         except Exception as error:
-            with torch._C.DisableTorchFunction():
+            with without_overrides():
                 self._on_raise(error, self._node(name_of(function), args, kwargs, given))
             raise
         ended = time.perf_counter()
-        with torch._C.DisableTorchFunction():
+        with without_overrides():
             self._record(name_of(function), args, kwargs, given, versions, result, ended - started)
         self._builder.overhead += time.perf_counter() - began - (ended - started)
         return result

@@ -7,6 +7,7 @@ import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from sonde.run.graph.data import Edge, Node, Value
 __all__ = ["BaseNode", "LayerNode", "OpNode", "ParamNode", "Recorder", "TensorNode"]
 
 
+@dataclass(eq=False, repr=False)
 class BaseNode:
     """One recorded thing.
 
@@ -32,12 +34,11 @@ class BaseNode:
         key: the node's own key.
     """
 
-    def __init__(self, name: str = "", fn: Any = None, depth: int = -1, parent: int | None = None, key: int | None = None) -> None:
-        self.name = name
-        self.fn = fn
-        self.depth = depth
-        self.parent = parent
-        self.key = key
+    name: str = ""
+    fn: Any = None
+    depth: int = -1
+    parent: int | None = None
+    key: int | None = None
 
     def __repr__(self) -> str:
         name = self.name.replace("\n", " ")
@@ -56,6 +57,7 @@ class OpNode(BaseNode):
     """An operation; ``fn`` is its node in the graph (:class:`sonde.run.graph.data.Node`)."""
 
 
+@dataclass(eq=False, repr=False)
 class LayerNode(BaseNode):
     """A module call; ``fn`` is the module.
 
@@ -64,10 +66,8 @@ class LayerNode(BaseNode):
         call: index of the module's call within the forward, from 0.
     """
 
-    def __init__(self, name: str = "", fn: Any = None, depth: int = -1, parent: int | None = None, key: int | None = None) -> None:
-        super().__init__(name, fn, depth, parent, key)
-        self.subnets: list[int] = []
-        self.call = 0
+    subnets: list[int] = field(default_factory=list, init=False)
+    call: int = field(default=0, init=False)
 
 
 class Recorder:
@@ -248,27 +248,27 @@ class Recorder:
         return key
 
 
+@dataclass
 class _Reading:
     """Turn a graph into nodes and edges of a recorder; tensors that are handed from one module call to another become nodes.
 
-    Args:
-        recorder: to fill, with the depth and the parent of the model's own node.
+    Attributes:
+        recorder: to fill.
         graph: to read.
         modules: by path.
         own: the keys of tensors and parameters that were added by hand, by ``id``.
-        keys: the keys of those of the graph's nodes that have one already, by number.
+        keys: the keys of the graph's nodes, by number; at first of the inputs that were added by hand.
+        tensors: the keys of nodes for tensors, by the graph's node and value.
+        given: the keys of those of them that an edge leads to.
     """
 
-    def __init__(
-        self, recorder: Recorder, graph: Graph, modules: Mapping[str, nn.Module], own: Mapping[int, int], keys: dict[int, int]
-    ) -> None:
-        self.recorder = recorder
-        self.graph = graph
-        self.modules = modules
-        self.own = own
-        self.keys = keys
-        self.tensors: dict[tuple[int, int], int] = {}  # keys of nodes for tensors, by the graph's node and value
-        self.given: set[int] = set()  # those of them that have an edge into them
+    recorder: Recorder
+    graph: Graph
+    modules: Mapping[str, nn.Module]
+    own: Mapping[int, int]
+    keys: dict[int, int]
+    tensors: dict[tuple[int, int], int] = field(default_factory=dict)
+    given: set[int] = field(default_factory=set)
 
     def read(self) -> None:
         """Fill the recorder."""

@@ -11,6 +11,8 @@ from torch import nn
 
 from sonde.engine.selection import Named, Where, members, select, unwrap
 from sonde.engine.torch_api import hooks
+from sonde.engine.torch_api.modules import children_of
+from sonde.engine.torch_api.tensors import without_overrides
 from sonde.errors import ModelError
 from sonde.graph.forward import Forward, in_backward
 from sonde.run.graph import passes
@@ -91,7 +93,7 @@ class Recording:
 
     def _is_open(self, module: nn.Module) -> bool:
         """Whether operations in *module* are recorded: it was chosen, or holds other modules."""
-        return self._all_operations or module in self._chosen or bool(module._modules)
+        return self._all_operations or module in self._chosen or bool(children_of(module))
 
     def _end(self, forward: Forward, output: Any, error: BaseException | None) -> None:
         self._forward = None
@@ -115,7 +117,7 @@ class _Enter(hooks.Hook):
         self.recording = recording
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        with torch._C.DisableTorchFunction():
+        with without_overrides():
             self.recording.enter(module, args, kwargs)
 
 
@@ -126,7 +128,7 @@ class _Leave(hooks.Hook):
         self.recording = recording
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        with torch._C.DisableTorchFunction():
+        with without_overrides():
             self.recording.leave(module, output)
 
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-__all__ = ["Span", "described", "span_of", "storage_of", "tensors_in", "version_of", "write_covers"]
+from sonde.engine.torch_api import tensors
 
-_storage_id: Any = torch._C._storage_id  # type: ignore[attr-defined]
+__all__ = ["Span", "described", "span_of", "storage_of", "tensors_in", "version_of", "write_covers"]
 
 Span = tuple[int, int, bool]
 """First byte of a tensor in its storage, the byte after its last one, and whether it uses every byte between."""
@@ -22,15 +22,14 @@ _UNREADABLE = (RuntimeError, NotImplementedError, TypeError)  # sparse, nested a
 def storage_of(tensor: Tensor) -> int | None:
     """Return a number that identifies the tensor's storage while the storage lives; None without a storage."""
     try:
-        found: int = _storage_id(tensor)
+        return tensors.storage_of(tensor)
     except _UNREADABLE:
         return None
-    return found
 
 
 def version_of(tensor: Tensor) -> int:
     """Return how often the memory was written to; -1 where torch does not count writes (inference tensors)."""
-    return -1 if tensor.is_inference() else tensor._version
+    return -1 if tensor.is_inference() else tensors.version_of(tensor)
 
 
 def span_of(tensor: Tensor) -> Span:
