@@ -45,6 +45,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    """Give frozen objects back to the collector: DuckDB lists at exit all its functions that were not freed."""
+    gc.unfreeze()
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Write one line: how many tests were skipped, why, and what lets them run."""
     reasons = Counter(
