@@ -16,7 +16,7 @@ from torch import Tensor
 from sonde.engine import structure
 from sonde.errors import ArgumentError
 
-__all__ = ["Accumulated", "Reduction", "Running", "State", "own", "shape_text"]
+__all__ = ["Accumulated", "Reduction", "Running", "State", "lined_up", "own", "shape_text"]
 
 
 class Reduction(ABC):
@@ -37,10 +37,7 @@ class Reduction(ABC):
 
 @dataclass
 class State:
-    """Running sums: tensors, numbers, types and lists of these, so that they can be copied and saved.
-
-    A field about tensors has one item for each tensor of the value.
-    """
+    """Running sums of one tensor: tensors, numbers, types and lists of these, so that they can be copied and saved."""
 
     def plain(self) -> dict[str, Any]:
         """A copy of the fields."""
@@ -52,12 +49,12 @@ class Accumulated:
 
     Attributes:
         reduction: the reduction that made the sums.
-        state: the sums.
+        states: the sums of each tensor of the value.
     """
 
-    def __init__(self, reduction: Running, template: Any, paths: tuple[str, ...], state: Any) -> None:
+    def __init__(self, reduction: Running, template: Any, paths: tuple[str, ...], states: list[Any]) -> None:
         self.reduction = reduction
-        self.state = state
+        self.states = states
         self._template = template  # the first value, with empty tensors
         self._paths = paths
 
@@ -71,7 +68,10 @@ class Accumulated:
         template, tensors = _opened(first)
         if not tensors:
             raise ArgumentError(f"{reduction} reduces tensors, and there is none in a {type(first).__name__}")
-        return cls(reduction, template, _paths(first), reduction._start(tensors))
+        made = cls(reduction, template, _paths(first), [reduction._start(tensor) for tensor in tensors])
+        if reduction.starts_empty:
+            made._add(tensors)
+        return made
 
     def add(self, new: Any) -> None:
         """Add the tensors of *new*.
@@ -80,41 +80,52 @@ class Accumulated:
             ArgumentError: *new* has other tensors than the values before, or of other shapes; then nothing is added.
         """
         if isinstance(new, Tensor) and self._paths == _ONE:
-            self.reduction._add(self.state, [new.detach()])
+            self._add([new.detach()])
             return
         _, tensors = _opened(new)
         if _paths(new) != self._paths:
             raise ArgumentError(
                 f"the value has its tensors at {_listed(_paths(new))}, those before had them at {_listed(self._paths)}"
             )
-        self.reduction._add(self.state, tensors)
+        self._add(tensors)
+
+    def _add(self, tensors: list[Tensor]) -> None:
+        reduction = self.reduction
+        fitted = [reduction._fit(state, tensor) for state, tensor in zip(self.states, tensors, strict=True)]
+        if reduction._admits(self.states, fitted):
+            for state, each in zip(self.states, fitted, strict=True):
+                reduction._add(state, each)
 
     @property
     def value(self) -> Any:
         """The finished value, in the structure of the first one. Later values do not change its tensors."""
-        finished = iter(self.reduction._finish(self.state))
+        finished = iter([self.reduction._finish(state) for state in self.states])
         return structure.remap(self._template, lambda _: next(finished), objects=True)
 
     @property
     def note(self) -> str:
         """A remark for the table; ``""`` for none."""
-        return self.reduction._note(self.state)
+        return self.reduction._note(self.states[0])
 
     def plain(self) -> dict[str, Any]:
         """A copy as a dictionary."""
-        return {"template": self._template, "paths": list(self._paths), "state": self.state.plain()}
+        return {"template": self._template, "paths": list(self._paths), "states": [state.plain() for state in self.states]}
 
     @classmethod
     def restored(cls, reduction: Running, plain: dict[str, Any]) -> Accumulated:
         """The sums that *plain* is a copy of."""
-        state = reduction.sums(**plain["state"])
-        return cls(reduction, plain["template"], tuple(plain["paths"]), reduction.sums(**state.plain()))
+        states = [reduction.sums(**reduction.sums(**state).plain()) for state in plain["states"]]
+        return cls(reduction, plain["template"], tuple(plain["paths"]), states)
 
 
 class Running(Reduction):
-    """A reduction with sums of its own for each tensor of a value, whatever the structure."""
+    """A reduction with sums of its own for each tensor of a value, whatever the structure.
+
+    A new value is added in two steps, so that it is added whole or not at all: ``_fit`` may raise, ``_add`` does not.
+    """
 
     sums: ClassVar[type[State]]
+    starts_empty: ClassVar[bool] = False  # whether ``_start`` leaves the first tensor to be added
 
     def begin(self, first: Any) -> Any:
         return Accumulated.of(self, first)
@@ -125,19 +136,42 @@ class Running(Reduction):
         return sums
 
     @abstractmethod
-    def _start(self, tensors: list[Tensor]) -> Any:
-        """Return the sums over *tensors* alone."""
+    def _start(self, tensor: Tensor) -> Any:
+        """Return the sums over *tensor* alone, or empty ones."""
 
     @abstractmethod
-    def _add(self, state: Any, tensors: list[Tensor]) -> None:
-        """Add *tensors* to *state*, or raise before anything is changed."""
+    def _fit(self, state: Any, tensor: Tensor) -> Any:
+        """Return *tensor* in the form that ``_add`` takes; raise if it cannot be added."""
+
+    def _admits(self, states: list[Any], fitted: list[Any]) -> bool:
+        """Return whether a value is added, given all of its tensors as fitted; raise if they do not fit together."""
+        return True
 
     @abstractmethod
-    def _finish(self, state: Any) -> list[Any]:
-        """Return the finished tensors, in memory of their own."""
+    def _add(self, state: Any, fitted: Any) -> None:
+        """Add a fitted tensor to *state*."""
+
+    @abstractmethod
+    def _finish(self, state: Any) -> Any:
+        """Return the finished tensor, in memory of its own."""
 
     def _note(self, state: Any) -> str:
+        """Return a remark for the table."""
         return ""
+
+
+def lined_up(reduction: Any, tensor: Tensor) -> Tensor:
+    """*tensor* with the samples along the first axis, which is *reduction*'s ``axis``; a scalar is a vector of one sample.
+
+    Raises:
+        ArgumentError: *tensor* has no such axis.
+    """
+    tensor = tensor.reshape(1) if tensor.ndim == 0 else tensor
+    if not -tensor.ndim <= reduction.axis < tensor.ndim:
+        raise ArgumentError(
+            f"{reduction} takes samples along axis {reduction.axis}, and a value of shape {shape_text(tensor)} has none"
+        )
+    return tensor.movedim(reduction.axis, 0)
 
 
 _ONE = ("",)  # the leaf path of a value that is a tensor itself

@@ -22,10 +22,10 @@ Reducer: TypeAlias = Callable[[Any, Any], Any]
 
 
 @dataclass
-class _Values(State):
-    """For each tensor of the value, the result of the function so far."""
+class _Value(State):
+    """The result of the function so far."""
 
-    values: list[Any]
+    value: Any
 
 
 class FunctionReduction(Running):
@@ -38,7 +38,7 @@ class FunctionReduction(Running):
         on_broadcast: called once, with a text, when a result has been broadcast to a shape that one argument did not have.
     """
 
-    sums = _Values
+    sums = _Value
 
     def __init__(self, function: Reducer) -> None:
         self.function = function
@@ -60,14 +60,17 @@ class FunctionReduction(Running):
         sums.add(new)
         return sums
 
-    def _start(self, tensors: list[Tensor]) -> _Values:
-        return _Values([own(tensor) for tensor in tensors])
+    def _start(self, tensor: Tensor) -> _Value:
+        return _Value(own(tensor))
 
-    def _add(self, state: _Values, tensors: list[Tensor]) -> None:
-        state.values = [self._combined(kept, tensor) for kept, tensor in zip(state.values, tensors, strict=True)]
+    def _fit(self, state: _Value, tensor: Tensor) -> Any:
+        return self._combined(state.value, tensor)
 
-    def _finish(self, state: _Values) -> list[Any]:
-        return state.values
+    def _add(self, state: _Value, fitted: Any) -> None:
+        state.value = fitted
+
+    def _finish(self, state: _Value) -> Any:
+        return state.value
 
     def _combined(self, kept: Any, new: Any) -> Any:
         new = own(new)

@@ -1,4 +1,4 @@
-"""A random sample of all samples that come, each as likely as any other."""
+"""Keep a random sample of all samples, each as likely as any other."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 
 from sonde.errors import ArgumentError
-from sonde.keep.reductions.base import Running, State, shape_text
+from sonde.keep.reductions.base import Running, State, lined_up, shape_text
 
 __all__ = ["Reservoir"]
 
 
 @dataclass
 class _Sample(State):
-    """Per tensor the rows that are kept; how many came, which is taken next, and where the random numbers are."""
+    """The kept rows; the number of rows seen, the place of the next to take, and the state of the random numbers."""
 
-    rows: list[Tensor]
+    rows: Tensor
     seen: int = 0
     following: int = 0
     share: float = 1.0
@@ -29,14 +29,14 @@ class _Sample(State):
 class Reservoir(Running):
     """A random sample of *n* of all samples that come, each as likely as any other, however they are batched.
 
-    Slots that see the same batches keep the same samples, in the same order. Random numbers come from *seed* alone; the
-    program's own are not touched. Algorithm L of Kim-Hung Li, "Reservoir-Sampling Algorithms of Time Complexity
+    Slots that see the same batches keep the same samples, in the same order. Random numbers come from *seed* alone; those of
+    the program are not touched. Algorithm L of Kim-Hung Li, "Reservoir-Sampling Algorithms of Time Complexity
     O(n(1 + log(N/n)))", ACM Transactions on Mathematical Software 20 (1994).
 
     Args:
-        n: how many.
-        seed: of the choice.
-        axis: along which the samples lie; the result has them along its first.
+        n: the number of samples to keep.
+        seed: decides the choice.
+        axis: the axis of the samples; in the result they lie along the first axis.
 
     >>> from functools import reduce
     >>> reduce(Reservoir(3, seed=1), torch.arange(100).split(10)).value.shape
@@ -47,42 +47,37 @@ class Reservoir(Running):
     seed: int = 0
     axis: int = 0
     sums = _Sample
+    starts_empty = True
 
     def __post_init__(self) -> None:
         if self.n < 1:
             raise ArgumentError(f"Reservoir({self.n}): give the number of samples to keep, 1 or more")
 
-    def _start(self, tensors: list[Tensor]) -> _Sample:
-        state = _Sample([self._lined_up(tensor)[:0].clone() for tensor in tensors])
-        self._add(state, tensors)
-        return state
+    def _start(self, tensor: Tensor) -> _Sample:
+        return _Sample(lined_up(self, tensor)[:0].clone())
 
-    def _lined_up(self, tensor: Tensor) -> Tensor:
-        tensor = tensor.reshape(1) if tensor.ndim == 0 else tensor
-        if not -tensor.ndim <= self.axis < tensor.ndim:
-            raise ArgumentError(f"{self} chooses along axis {self.axis}, and a value of shape {shape_text(tensor)} has none")
-        return tensor.movedim(self.axis, 0)
+    def _fit(self, state: _Sample, tensor: Tensor) -> Tensor:
+        rows = lined_up(self, tensor)
+        if rows.shape[1:] != state.rows.shape[1:]:
+            raise ArgumentError(f"samples of shape {shape_text(rows[0])} came after samples of shape {shape_text(state.rows[0])}")
+        return rows
 
-    def _add(self, state: _Sample, tensors: list[Tensor]) -> None:
-        found = [self._lined_up(tensor) for tensor in tensors]
-        sizes = {len(tensor) for tensor in found}
-        if len(sizes) > 1:
-            shapes = ", ".join(map(shape_text, tensors))
+    def _admits(self, states: list[_Sample], fitted: list[Tensor]) -> bool:
+        if len(set(map(len, fitted))) > 1:
+            shapes = ", ".join(shape_text(rows.movedim(0, self.axis)) for rows in fitted)
             raise ArgumentError(f"{self} chooses samples along axis {self.axis}, where the tensors of a value differ: {shapes}")
-        for tensor, rows in zip(found, state.rows, strict=True):
-            if tensor.shape[1:] != rows.shape[1:]:
-                raise ArgumentError(f"samples of shape {shape_text(tensor[0])} came after samples of shape {shape_text(rows[0])}")
-        (size,) = sizes
-        filling = min(size, self.n - len(state.rows[0]))
+        return True
+
+    def _add(self, state: _Sample, fitted: Tensor) -> None:
+        filling = min(len(fitted), self.n - len(state.rows))
         if filling > 0:
-            state.rows = [torch.cat((rows, tensor[:filling])) for rows, tensor in zip(state.rows, found, strict=True)]
-        for place, row in self._chosen(state, size).items():
-            for rows, tensor in zip(state.rows, found, strict=True):
-                rows[place].copy_(tensor[row])
+            state.rows = torch.cat((state.rows, fitted[:filling]))
+        for place, row in self._chosen(state, len(fitted)).items():
+            state.rows[place].copy_(fitted[row])
 
     def _chosen(self, state: _Sample, size: int) -> dict[int, int]:
-        """Which of the *size* rows that come go to which place of the reservoir, once it is full."""
-        if len(state.rows[0]) == self.n and not state.following:
+        """Draw the rows to take of *size* new ones: from the place in the full reservoir to the row."""
+        if len(state.rows) == self.n and not state.following:
             state.following = self.n - 1
             self._skip(state)
         chosen: dict[int, int] = {}
@@ -93,7 +88,7 @@ class Reservoir(Running):
         return chosen
 
     def _skip(self, state: _Sample) -> None:
-        """Move on to the next row that is taken."""
+        """Move on to the next row to take."""
         state.share *= self._draw(state) ** (1 / self.n)
         state.following += int(math.log(self._draw(state)) / math.log1p(-state.share)) + 1
 
@@ -105,8 +100,8 @@ class Reservoir(Running):
         bits = ((bits ^ (bits >> 27)) * 0x94D049BB133111EB) & _MASK
         return (((bits ^ (bits >> 31)) >> 12) + 0.5) / 2**52
 
-    def _finish(self, state: _Sample) -> list[Tensor]:
-        return [rows.clone() for rows in state.rows]
+    def _finish(self, state: _Sample) -> Tensor:
+        return state.rows.clone()
 
 
 _MASK = (1 << 64) - 1

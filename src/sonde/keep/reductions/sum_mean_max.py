@@ -1,4 +1,4 @@
-"""Sum, mean and max: element by element over the calls, and over axes of each value as well."""
+"""Sum, mean and max over calls, element by element, and over axes of each value as well."""
 
 from __future__ import annotations
 
@@ -18,45 +18,43 @@ Axes = int | tuple[int, ...] | None
 
 
 @dataclass
-class _Totals(State):
-    """Per tensor: the total, how many values each of its elements is of, and the type that is shown."""
+class _Total(State):
+    """The total, the number of values in each of its elements, and the type of the values."""
 
-    totals: list[Tensor]
-    weights: list[int]
-    dtypes: list[torch.dtype]
+    total: Tensor
+    weight: int
+    dtype: torch.dtype
 
 
 @dataclass(frozen=True)
 class _Fold(Running):
-    """What sum, mean and max have in common: element by element over the calls, and over *axis* of each value as well.
+    """The base of sum, mean and max: element by element over the calls, and over *axis* of each value as well.
 
     Args:
         axis: axes of the value to reduce too. With ``axis=0``, the samples, batches may differ in size.
     """
 
     axis: Axes = None
-    sums = _Totals
+    sums = _Total
 
-    def _start(self, tensors: list[Tensor]) -> _Totals:
-        folded = [self._folded(tensor) for tensor in tensors]
-        return _Totals(
-            [torch.clone(each) if each is tensor else each for each, tensor in zip(folded, tensors, strict=True)],
-            [self._weight(tensor) for tensor in tensors],
-            [tensor.dtype for tensor in tensors],
-        )
+    def _start(self, tensor: Tensor) -> _Total:
+        folded = self._folded(tensor)
+        return _Total(torch.clone(folded) if folded is tensor else folded, self._weight(tensor), tensor.dtype)
 
-    def _add(self, state: _Totals, tensors: list[Tensor]) -> None:
-        added = [self._folded(tensor) for tensor in tensors]
-        for total, each, tensor in zip(state.totals, added, tensors, strict=True):
-            if total.shape != each.shape:
-                cure = "" if self.axis is not None else f", or reduce the samples as well with {type(self).__name__}(axis=0)"
-                raise ArgumentError(
-                    f"a value of shape {shape_text(tensor)} cannot be added element by element to {shape_text(total)}: keep the "
-                    f"shapes alike{cure}"
-                )
-        for position, (tensor, each) in enumerate(zip(tensors, added, strict=True)):
-            state.totals[position] = self._joined(state.totals[position], each)
-            state.weights[position] += self._weight(tensor)
+    def _fit(self, state: _Total, tensor: Tensor) -> tuple[Tensor, int]:
+        folded = self._folded(tensor)
+        if state.total.shape != folded.shape:
+            cure = "" if self.axis is not None else f", or reduce the samples as well with {type(self).__name__}(axis=0)"
+            raise ArgumentError(
+                f"a value of shape {shape_text(tensor)} cannot be added element by element to {shape_text(state.total)}: keep the "
+                f"shapes alike{cure}"
+            )
+        return folded, self._weight(tensor)
+
+    def _add(self, state: _Total, fitted: tuple[Tensor, int]) -> None:
+        added, weight = fitted
+        state.total = self._joined(state.total, added)
+        state.weight += weight
 
     def _axes(self, tensor: Tensor) -> tuple[int, ...]:
         if self.axis is None:
@@ -68,16 +66,16 @@ class _Fold(Running):
         return axes
 
     def _weight(self, tensor: Tensor) -> int:
-        """How many elements of *tensor* come together in one of the total."""
+        """The number of elements of *tensor* in one element of the total."""
         return 1 if self.axis is None else math.prod(tensor.shape[axis] for axis in self._axes(tensor))
 
     @abstractmethod
     def _folded(self, tensor: Tensor) -> Tensor:
-        """*tensor* reduced over the axes."""
+        """Return *tensor* reduced over the axes."""
 
     @abstractmethod
     def _joined(self, total: Tensor, added: Tensor) -> Tensor:
-        """The total with one more value in it; *total* may be written into, *added* not."""
+        """Return *total* combined with *added*. *total* may be written into, *added* not."""
 
 
 @dataclass(frozen=True)
@@ -95,21 +93,21 @@ class Sum(_Fold):
             return tensor.sum(dim=axes, dtype=_wide(tensor))
         return tensor.to(_wide(tensor)) if tensor.dtype.itemsize == 1 else tensor  # which float8 needs, to be added
 
-    def _start(self, tensors: list[Tensor]) -> _Totals:
-        state = super()._start(tensors)
-        state.totals = [total.to(_wide(total)) for total in state.totals]
+    def _start(self, tensor: Tensor) -> _Total:
+        state = super()._start(tensor)
+        state.total = state.total.to(_wide(state.total))
         return state
 
     def _joined(self, total: Tensor, added: Tensor) -> Tensor:
         return total.add_(added)
 
-    def _finish(self, state: _Totals) -> list[Tensor]:
-        return [total.to(_shown(dtype), copy=True) for total, dtype in zip(state.totals, state.dtypes, strict=True)]
+    def _finish(self, state: _Total) -> Tensor:
+        return state.total.to(_shown(state.dtype), copy=True)
 
 
 @dataclass(frozen=True)
 class Mean(Sum):
-    """The exact mean: the sum over the number of values, divided once when it is looked at; of integers in float64.
+    """The exact mean: the sum divided by the number of values, once, when it is read; of integers in float64.
 
     With ``axis=0`` it is the mean over all samples, each counting once however they were batched.
 
@@ -118,13 +116,11 @@ class Mean(Sum):
     tensor([3.])
     """
 
-    def _finish(self, state: _Totals) -> list[Tensor]:
-        found = []
-        for total, weight, dtype in zip(state.totals, state.weights, state.dtypes, strict=True):
-            wide = total if total.is_floating_point() or total.is_complex() else total.to(_wide_float(total))
-            mean = wide / weight if weight else torch.full_like(wide, math.nan)
-            found.append(mean.to(_shown(dtype)) if dtype.is_floating_point or dtype.is_complex else mean)
-        return found
+    def _finish(self, state: _Total) -> Tensor:
+        total, dtype = state.total, state.dtype
+        wide = total if total.is_floating_point() or total.is_complex() else total.to(_wide_float(total))
+        mean = wide / state.weight if state.weight else torch.full_like(wide, math.nan)
+        return mean.to(_shown(dtype)) if dtype.is_floating_point or dtype.is_complex else mean
 
 
 @dataclass(frozen=True)
@@ -143,12 +139,12 @@ class Max(_Fold):
     def _joined(self, total: Tensor, added: Tensor) -> Tensor:
         return torch.maximum(total, added)
 
-    def _finish(self, state: _Totals) -> list[Tensor]:
-        return [total.clone() for total in state.totals]
+    def _finish(self, state: _Total) -> Tensor:
+        return state.total.clone()
 
 
 def _wide(tensor: Tensor) -> torch.dtype:
-    """The type that sums over *tensor* are formed in."""
+    """The type in which sums over *tensor* are formed."""
     if tensor.is_complex():
         return torch.complex128 if tensor.device.type != "mps" else torch.complex64
     return _wide_float(tensor) if tensor.is_floating_point() else torch.int64
@@ -159,7 +155,7 @@ def _wide_float(tensor: Tensor) -> torch.dtype:
 
 
 def _shown(dtype: torch.dtype) -> torch.dtype:
-    """The type that a sum over values of *dtype* is shown in."""
+    """The type in which a sum over values of *dtype* is shown."""
     if dtype.is_complex:
         return dtype
     if dtype.is_floating_point:
