@@ -177,8 +177,9 @@ class Keeper:
         if delivery is None or delivery.strict:
             raise error
         self.stopped[site] = f"stopped: {type(error).__name__}: {error}"
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        cause = (type(error), frame.filename, frame.lineno or 0)
+        origin = error.__cause__ if isinstance(error.__cause__, Exception) else error
+        frame = traceback.extract_tb(origin.__traceback__)[-1]
+        cause = (type(origin), frame.filename, frame.lineno or 0)
         delivery.errors.append(ProbeError.of(self.__qualname__, site, error))
         if cause not in self._warned:  # a function that fails for every layer warns once
             self._warned.add(cause)

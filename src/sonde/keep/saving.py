@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 from torch import Tensor
 
 from sonde.engine import Site, Tick
 from sonde.errors import SondeError, StoreError
 from sonde.keep.reductions.base import shape_text
-from sonde.keep.slots import Key, Subrecorder, find, leaf_of
+from sonde.keep.slots import SlotReader, Subrecorder
 from sonde.keep.stash import Stash, leaves_of
 from sonde.run.json_tree import encode
 from sonde.run.tensors import Entry, TensorStore, open_tensors
@@ -82,7 +82,7 @@ def _entry(number: int, site: Site, value: Any, record: dict[str, Any], leaves: 
     return record | {"site": str(site), "value": encode(value, encode_tensor)}, tensors
 
 
-class Recorded(Sequence[Any]):
+class Recorded(SlotReader):
     """A saved recorder: ``recorded[i]``, ``recorded["layers.3"]``, ``len``, iteration, ``samples``.
 
     Tuples, lists, dicts and numbers come back as they were, named tuples and dataclasses as dicts of their fields, and what
@@ -93,7 +93,6 @@ class Recorded(Sequence[Any]):
         store: the tensors and records in the folder, as ``sonde.open_tensors`` reads them.
         kind: the class of the recorder, ``ForwardOutput``.
         reduction: its reduction, as text; None without one.
-        subrecorders: the slots. A slot's ``value`` is empty here: ask by position or name.
     """
 
     def __init__(self, store: TensorStore) -> None:
@@ -102,48 +101,25 @@ class Recorded(Sequence[Any]):
         self.store = store
         self.kind: str = about["kind"]
         self.reduction: str | None = about["reduction"]
-        self.subrecorders = [_slot(place, written) for place, written in enumerate(about["slots"])]
+        self._slots = [_slot(place, written) for place, written in enumerate(about["slots"])]
         self._is_list = [bool(written["is_list"]) for written in about["slots"]]
-        self._records: list[list[int]] = [[] for _ in self.subrecorders]
+        self._records: list[list[int]] = [[] for _ in self._slots]
         for number, record in enumerate(store.records):
             self._records[record["slot"]].append(number)
         if any(len(held) != 1 and not is_list for held, is_list in zip(self._records, self._is_list, strict=True)):
             raise ValueError("a slot has not one value")
 
-    def __len__(self) -> int:
-        return len(self.subrecorders)
+    @property
+    def subrecorders(self) -> list[Subrecorder]:
+        """The slots. A slot's ``value`` is empty here: ask by position or name."""
+        return list(self._slots)
 
-    def __iter__(self) -> Iterator[Any]:
-        return (self[place] for place in range(len(self)))
+    def _canonical(self, name: str) -> str:
+        return str(self.store.about.get("aliases", {}).get(name, name))
 
-    @overload
-    def __getitem__(self, key: Key) -> Any: ...
-    @overload
-    def __getitem__(self, key: slice) -> list[Any]: ...
-    def __getitem__(self, key: Key | slice) -> Any:
-        """The value of one slot, by position, module name or site; or a list of them, by slice.
-
-        Raises:
-            UnknownSlotError: there is no such slot; the message names the nearest.
-            StoreError: a file is missing or broken.
-        """
-        if isinstance(key, slice):
-            return [self[place] for place in range(len(self))[key]]
-        slot, leaf = self._find(key)
+    def _value_of(self, slot: Subrecorder) -> Any:
         values = [self.store.value(number) for number in self._records[slot.index]]
-        return leaf_of(slot, values if self._is_list[slot.index] else values[0], leaf, several=self.reduction is None)
-
-    def _find(self, key: Key) -> tuple[Subrecorder, str]:
-        aliases = self.store.about.get("aliases", {})
-        return find(self.subrecorders, key, lambda name: str(aliases.get(name, name)))
-
-    def samples(self, index: Key) -> int:
-        """The number of calls that the slot had recorded."""
-        return self._find(index)[0].samples
-
-    def iter_samples(self) -> Iterator[int]:
-        """For each slot, the number of calls that it had recorded."""
-        return (slot.samples for slot in self.subrecorders)
+        return values if self._is_list[slot.index] else values[0]
 
     def __repr__(self) -> str:
         how = "" if self.reduction is None else f", reduced by {self.reduction}"

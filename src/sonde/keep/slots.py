@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, SupportsIndex, TypeAlias
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, SupportsIndex, TypeAlias, overload
 
 from sonde.engine import Site, Tick, structure
 from sonde.errors import ArgumentError, UnknownSlotError
 from sonde.keep.reductions.base import Accumulated
 from sonde.suggest import nearest
 
-__all__ = ["Key", "Subrecorder", "find", "leaf_of"]
+__all__ = ["Key", "SlotReader", "Subrecorder"]
 
 Key: TypeAlias = SupportsIndex | str | Site
 """Names one slot: its position, the module's name, or the site."""
@@ -59,43 +60,103 @@ class Subrecorder:
         return f"Subrecorder({self.index}, {str(self.site)!r}, {self.type.rpartition('.')[2]}, samples={self.samples})"
 
 
-def find(slots: Sequence[Subrecorder], key: Key, canonical: Callable[[str], str] = str) -> tuple[Subrecorder, str]:
-    """The slot that *key* names, and the leaf of its value that *key* names (``""``: the whole value).
+class SlotReader(ABC):
+    """Values of slots by position, module name and site: the reading part of a recorder and of a saved recorder.
 
-    Args:
-        canonical: from any name of a module to the name in its site.
-
-    Raises:
-        UnknownSlotError: there is no such slot; the message names the nearest.
-        ArgumentError: *key* is neither a position nor a name nor a site.
+    Attributes:
+        reduction: the reduction; None if every value is kept.
     """
-    if isinstance(key, str | Site):
-        return _find_by_name(slots, key, canonical)
-    try:
-        position = operator.index(key)
-    except TypeError:
-        raise ArgumentError(f"a slot is found by position, module name or site, not by {key!r}") from None
-    if not -len(slots) <= position < len(slots):
-        there = f"there are {len(slots)}, 0 to {len(slots) - 1}" if slots else "there is none: register modules first"
-        raise UnknownSlotError(f"there is no slot {position}; {there}")
-    return slots[position], ""
+
+    reduction: Any
+
+    @property
+    @abstractmethod
+    def subrecorders(self) -> list[Subrecorder]:
+        """The slots, in order."""
+
+    @abstractmethod
+    def _canonical(self, name: str) -> str:
+        """Return the name that is in a module's site, given any of the module's names."""
+
+    @abstractmethod
+    def _value_of(self, slot: Subrecorder) -> Any:
+        """Return the value of *slot*."""
+
+    def __len__(self) -> int:
+        return len(self.subrecorders)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([self._value_of(slot) for slot in self.subrecorders])
+
+    def __contains__(self, key: object) -> bool:
+        """Whether there is a slot of this name or site; of another object, whether a slot has it as its value."""
+        if not isinstance(key, str | Site):
+            return any(value is key for value in self)
+        try:
+            self._find(key)
+        except LookupError:
+            return False
+        return True
+
+    @overload
+    def __getitem__(self, key: Key) -> Any: ...
+    @overload
+    def __getitem__(self, key: slice) -> list[Any]: ...
+    def __getitem__(self, key: Key | slice) -> Any:
+        """The value of one slot, by position, module name or site; or a list of them, by slice.
+
+        Raises:
+            UnknownSlotError: there is no such slot; the message names the nearest.
+            StoreError: a file of a saved recorder is missing or broken.
+        """
+        if isinstance(key, slice):
+            return [self._value_of(slot) for slot in self.subrecorders[key]]
+        slot, leaf = self._find(key)
+        return _leaf_of(slot, self._value_of(slot), leaf, several=self.reduction is None)
+
+    def samples(self, index: Key) -> int:
+        """The number of calls that a slot has recorded."""
+        return self._find(index)[0].samples
+
+    def iter_samples(self) -> Iterator[int]:
+        """For each slot, the number of calls that it has recorded."""
+        return iter([slot.samples for slot in self.subrecorders])
+
+    def _find(self, key: Key) -> tuple[Subrecorder, str]:
+        """The slot that *key* names, and the leaf of its value that *key* names (``""``: the whole value).
+
+        Raises:
+            UnknownSlotError: there is no such slot; the message names the nearest.
+            ArgumentError: *key* is neither a position nor a name nor a site.
+        """
+        slots = self.subrecorders
+        if isinstance(key, str | Site):
+            site, whole_module = Site.asked(key)
+            return _at(slots, replace(site, path=self._canonical(site.path)), whole_module, str(key)), site.leaf
+        try:
+            position = operator.index(key)
+        except TypeError:
+            raise ArgumentError(f"a slot is found by position, module name or site, not by {key!r}") from None
+        if not -len(slots) <= position < len(slots):
+            there = f"there are {len(slots)}, 0 to {len(slots) - 1}" if slots else "there is none: register modules first"
+            raise UnknownSlotError(f"there is no slot {position}; {there}")
+        return slots[position], ""
 
 
-def _find_by_name(slots: Sequence[Subrecorder], key: str | Site, canonical: Callable[[str], str]) -> tuple[Subrecorder, str]:
-    site, whole_module = Site.asked(key)
-    owner = Site(canonical(site.path), site.port, "", site.model)
+def _at(slots: Sequence[Subrecorder], site: Site, whole_module: bool, asked: str) -> Subrecorder:
+    """The slot at *site*, which was *asked* for."""
     for slot in slots:
-        if owner.covers(slot.site, whole_module=whole_module):
-            return slot, site.leaf
-    of_module = next((slot.site for slot in slots if owner.covers(slot.site, whole_module=True)), None)
+        if site.at("").covers(slot.site, whole_module=whole_module):
+            return slot
+    of_module = next((slot.site for slot in slots if site.covers(slot.site, whole_module=True)), None)
     if of_module is not None:
-        raise UnknownSlotError(f"there is no slot of {str(key)!r}: of that module this recorder keeps {of_module}")
+        raise UnknownSlotError(f"there is no slot of {asked!r}: of that module this recorder keeps {of_module}")
     several = any(slot.site.model for slot in slots)
     names = [str(slot.site) if several else slot.site.path for slot in slots]
-    raise UnknownSlotError(f"there is no slot of {str(key)!r}. {nearest(str(site) if several else site.path, names)}")
+    raise UnknownSlotError(f"there is no slot of {asked!r}. {nearest(str(site) if several else site.path, names)}")
 
 
-def leaf_of(slot: Subrecorder, value: Any, leaf: str, *, several: bool) -> Any:
+def _leaf_of(slot: Subrecorder, value: Any, leaf: str, *, several: bool) -> Any:
     """The tensor at the path *leaf* in the value of *slot*; if that is a list of *several* values, the tensor of each.
 
     The path of a module's only positional argument is ``[0]``, though the argument is kept by itself.
@@ -106,7 +167,7 @@ def leaf_of(slot: Subrecorder, value: Any, leaf: str, *, several: bool) -> Any:
     if not leaf:
         return value
     if several and isinstance(value, list):
-        return [leaf_of(slot, item, leaf, several=False) for item in value]
+        return [_leaf_of(slot, item, leaf, several=False) for item in value]
     found = dict(structure.walk(value))
     if leaf in found:
         return found[leaf]

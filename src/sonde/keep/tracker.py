@@ -1,4 +1,4 @@
-"""``track``: keep copies of activations and gradients at module outputs (the first seed)."""
+"""``track``: keep copies of the outputs of modules and of their gradients (the first seed)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recorders: keep what flows through chosen modules, one slot for each, all of it or reduced (the second seed)."""
+"""Recorders: keep inputs, outputs or their gradients at chosen modules, all of them or reduced (the second seed)."""
 
 from sonde.keep.recorders.kinds import BackwardInput, BackwardOutput, ForwardInput, ForwardOutput, ForwardPre
 from sonde.keep.recorders.recorder import Handle, Recorder

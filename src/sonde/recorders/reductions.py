@@ -1,4 +1,4 @@
-"""Ready-made reductions for recorders: each is a callable ``(so far, new)`` that keeps running sums or some of the values."""
+"""Ready-made reductions for recorders: callables ``(so far, new)`` that keep running sums or some of the values."""
 
 from sonde.keep.reductions.base import Accumulated, Reduction
 from sonde.keep.reductions.concatenate import Concatenate, First, Last

@@ -1,1 +1,1 @@
-"""The five recorders of the second seed, with their slots, table and registration."""
+"""The five recorders of the second seed; ``sonde.recorders`` is their public name."""

@@ -13,9 +13,9 @@ __all__ = ["BackwardInput", "BackwardOutput", "ForwardInput", "ForwardOutput", "
 
 
 def _given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The arguments of one call as one value: a single positional one itself, several a tuple, with keywords a dict.
+    """The arguments of one call as one value: a single positional argument itself, several as a tuple, with keywords a dict.
 
-    The dict has the positions and the keywords as its keys, so that ``value[0]`` and ``value["mask"]`` are the arguments.
+    The keys of the dict are the positions and the keywords, so that ``value[0]`` and ``value["mask"]`` are the arguments.
     """
     if kwargs:
         return dict(enumerate(args)) | kwargs

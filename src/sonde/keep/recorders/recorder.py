@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import weakref
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NoReturn, Self, TypeAlias, overload
+from typing import Any, ClassVar, Literal, Self, TypeAlias, overload
 
 from torch import Tensor, nn
 
@@ -19,11 +19,12 @@ from sonde.engine.selection import Where, check_model
 from sonde.errors import ArgumentError, SelectionError
 from sonde.keep.keeper import NOTHING, Condition, Keeper, KeepingProbe, Take
 from sonde.keep.recorders import registration, state, table
+from sonde.keep.recorders.data import Data
 from sonde.keep.recorders.registration import Indices, Iteration, Types
 from sonde.keep.reductions.base import Reduction
 from sonde.keep.reductions.function import FunctionReduction, Reducer
 from sonde.keep.saving import entries_of_slots, slots_as_data
-from sonde.keep.slots import Key, Subrecorder, find, leaf_of
+from sonde.keep.slots import Key, SlotReader, Subrecorder
 from sonde.run.tensors import write_tensors
 from sonde.view.table import Grid
 
@@ -46,7 +47,7 @@ class Handle:
         hooks.remove([hook for hook in hooks if any(place.covers(site, whole_module=True) for site in hook.sites.values())])
 
 
-class Recorder(KeepingProbe, ABC):
+class Recorder(SlotReader, KeepingProbe):
     """A recorder of the second seed: a list with one slot for each module; the values that pass there are kept in the slot.
 
     A slot belongs to its module: neither the order of execution, nor a call that was not recorded, nor a slot that was
@@ -221,35 +222,11 @@ class Recorder(KeepingProbe, ABC):
         """For each slot the handle that ends its recording."""
         return [Handle(slot, self._attachment) for slot in self._keeper.slots]
 
-    def _find(self, key: Key) -> tuple[Subrecorder, str]:
-        return find(self._keeper.slots, key, self._attachment.hooks.canonical)
+    def _canonical(self, name: str) -> str:
+        return self._attachment.hooks.canonical(name)
 
-    def __len__(self) -> int:
-        return len(self._keeper.slots)
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.data)
-
-    def __contains__(self, key: object) -> bool:
-        """Whether there is a slot of this name or site."""
-        if not isinstance(key, str | Site):
-            return any(value is key for value in self.data)
-        try:
-            self._find(key)
-        except LookupError:
-            return False
-        return True
-
-    def __getitem__(self, key: Key | slice) -> Any:
-        """The value of one slot, by position, module name or site; or a list of them, by slice.
-
-        Raises:
-            UnknownSlotError: there is no such slot; the message names the nearest.
-        """
-        if isinstance(key, slice):
-            return self.data[key]
-        slot, leaf = self._find(key)
-        return leaf_of(slot, slot.value, leaf, several=self.reduction is None)
+    def _value_of(self, slot: Subrecorder) -> Any:
+        return slot.value
 
     def __setitem__(self, key: Key | slice, item: Any) -> None:
         if isinstance(key, slice):
@@ -273,15 +250,6 @@ class Recorder(KeepingProbe, ABC):
         Handle(slot, self._attachment).remove()
         self._keeper.remove(slot)
         return slot.value
-
-    def samples(self, index: Key) -> int:
-        """The number of calls that the slot has recorded."""
-        return self._find(index)[0].samples
-
-    def iter_samples(self) -> Iterator[int]:
-        """For each slot, the number of calls that it has recorded."""
-        for slot in self.subrecorders:
-            yield slot.samples
 
     def apply(self, function: Callable[[Any], Any]) -> None:
         """Replace the value of each slot by ``function(value)``; slots that keep nothing are left out.
@@ -312,14 +280,14 @@ class Recorder(KeepingProbe, ABC):
 
     # Saving
 
-    def save(self, path: str | os.PathLike[str], mkdir: bool = True, *args: Any, overwrite: bool = False, **kwargs: Any) -> Path:
+    def save(self, path: str | os.PathLike[str], mkdir: bool = False, *args: Any, overwrite: bool = False, **kwargs: Any) -> Path:
         """Write all values to the folder *path*, as safetensors shards and a JSON index, and return *path*. No pickle.
 
         ``sonde.recorders.open_recorded(path)`` reads the slots, ``sonde.open_tensors(path)`` the tensors. All is written or
         nothing.
 
         Args:
-            mkdir: missing folders are made in any case; the argument is the second seed's.
+            mkdir: has no effect: missing folders are made in any case. The second seed has this argument.
             *args, **kwargs: of ``Path.mkdir``. Missing parents are made and an existing folder is no error, unless
                 ``parents=False`` or ``exist_ok=False`` is given.
             overwrite: replace a store of tensors that is there.
@@ -417,55 +385,6 @@ def _remade(
         recorder._keeper.add(site, slot["type"], [site.port_of(port) for port in kind.ports])
     recorder.load_state_dict(state_dict)
     return recorder
-
-
-class Data(list[Any]):
-    """The values of all slots of a recorder, in order, as they are whenever the list is read; it cannot be resized."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        super().__init__(slot.value for slot in recorder.subrecorders)
-        self._recorder = recorder
-
-    def _read(self) -> list[Any]:
-        values = [slot.value for slot in self._recorder.subrecorders]
-        super().__init__(values)
-        return values
-
-    def __len__(self) -> int:
-        return len(self._read())
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._read())
-
-    def __getitem__(self, key: Any) -> Any:
-        return self._read()[key]
-
-    def __eq__(self, other: object) -> bool:
-        return self._read() == other
-
-    __hash__ = None  # as of any list
-
-    def __repr__(self) -> str:
-        return repr(self._read())
-
-    def __setitem__(self, key: Any, item: Any) -> None:
-        slots = self._recorder.subrecorders
-        chosen = range(len(slots))[key]
-        positions, items = (list(chosen), list(item)) if isinstance(chosen, range) else ([chosen], [item])
-        if len(positions) != len(items):
-            raise ArgumentError(f"{len(items)} values cannot be assigned to {len(positions)} slots")
-        for position, each in zip(positions, items, strict=True):
-            slots[position].held = each
-        self._read()
-
-    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        raise ArgumentError("a recorder's data has one item for each slot: take a slot away with recorder.remove(index)")
-
-    append = extend = insert = pop = remove = clear = sort = reverse = _refuse
-    __delitem__ = __iadd__ = __imul__ = _refuse
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return list, (self._read(),)
 
 
 def _take_nothing(event: Event) -> Any:

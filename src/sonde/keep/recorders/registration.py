@@ -1,4 +1,4 @@
-"""Which modules a recorder is registered on: types, indices, include and exclude together."""
+"""Choose the modules that a recorder is registered on, by types, indices, include and exclude together."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from sonde.errors import SelectionError
 __all__ = ["Indices", "Types", "candidates", "choose"]
 
 Types: TypeAlias = type | Iterable[type] | None
-"""One class or several: instances of any are meant. None means every module."""
+"""One class or several: their instances are chosen. None chooses every module."""
 
 Indices: TypeAlias = int | Iterable[int] | None
-"""Positions in ``modules()`` or ``children()``, from 0; negative ones count from the end. None means every position."""
+"""Positions in ``modules()`` or ``children()``, from 0; negative ones count from the end. None chooses every position."""
 
 Iteration: TypeAlias = Literal["modules", "children"]
 
 
 def candidates(module: nn.Module, root: nn.Module, iteration: Iteration) -> list[Named]:
-    """What ``module.modules()`` or ``module.children()`` gives, in that order, by the names they have in *root*.
+    """The modules of ``module.modules()`` or ``module.children()``, in that order, with their names in *root*.
 
-    Wrappers (compiled, data-parallel) are looked through, so that an index means the same module with and without them.
+    Wrappers (compiled, data-parallel) are not counted, so that an index means the same module with and without them.
     """
     named = {item.module: item for item in selection.members(root)}
     if iteration == "modules":
@@ -36,7 +36,7 @@ def candidates(module: nn.Module, root: nn.Module, iteration: Iteration) -> list
 
 
 def choose(items: list[Named], types: Types, indices: Indices, include: Where, exclude: Where) -> list[Named]:
-    """Those of *items* that every condition admits.
+    """Those of *items* that satisfy every condition.
 
     Raises:
         SelectionError: a condition cannot be read, an index is out of range, or nothing is left.

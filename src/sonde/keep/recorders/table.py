@@ -1,4 +1,4 @@
-"""A recorder as a table: a row for each slot with what it keeps."""
+"""The table of a recorder: a row for each slot."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from sonde.view.table import Cell, Grid
 
 __all__ = ["grid", "row_of"]
 
-_MOST_ELEMENTS = 10_000_000  # of a slot, beyond which its mean is left out of the table
+_MOST_ELEMENTS = 10_000_000  # in a slot; the mean of more is left out of the table
 
 
 def row_of(slot: Subrecorder) -> dict[str, Any]:
-    """What there is to say of *slot*: position, name, type, samples, what it keeps, the shape, mean and std of all its elements."""
+    """Plain data about *slot*: position, name, type, samples, kind of value, shape, mean and std of all elements."""
     value = slot.value
     mean, std = _spread(value)
     return {
@@ -38,7 +38,7 @@ def row_of(slot: Subrecorder) -> dict[str, Any]:
 
 
 def grid(slots: Sequence[Subrecorder], *, title: str, reasons: dict[Site, str], footer: list[str]) -> Grid:
-    """The table of a recorder; *reasons* say why a slot has not recorded everything."""
+    """The table of a recorder; *reasons* give, by site, why a slot has not recorded everything."""
     columns = ["slot", "layer", "type", "samples", "kept", "shape", "mean ± std", ""]
     rows = []
     for slot in slots:
@@ -64,7 +64,7 @@ def grid(slots: Sequence[Subrecorder], *, title: str, reasons: dict[Site, str], 
 
 
 def _kept(value: Any) -> str:
-    """What kind of value it is, in words: ``tensor``, ``4 tensors``, ``2 tuples of 3 tensors``."""
+    """The kind of *value* in words: ``tensor``, ``4 tensors``, ``2 tuples of 3 tensors``."""
     if value is None or (isinstance(value, list) and not value):
         return "nothing"
     if not isinstance(value, list):
@@ -85,7 +85,7 @@ def _plural(kind: str) -> str:
 
 
 def _shape(value: Any) -> str:
-    """The shape of the first tensor, of the last value where there are several; more tensors are counted behind it."""
+    """The shape of the first tensor of the last value, and the number of further tensors."""
     last = value[-1] if isinstance(value, list) and value else value
     tensors = [tensor for _, tensor in structure.walk(last)]
     if not tensors:
@@ -94,9 +94,9 @@ def _shape(value: Any) -> str:
 
 
 def _spread(value: Any) -> tuple[float | None, float | None]:
-    """Mean and standard deviation of all finite floating-point elements; None without any, or if they are too many.
+    """Mean and standard deviation of all finite floating-point elements; None if there is none, or if there are too many.
 
-    Of a number that stands in place of a tensor, the number.
+    The mean of a number is the number.
     """
     if isinstance(value, int | float):
         return float(value), None

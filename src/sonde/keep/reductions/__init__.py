@@ -1,1 +1,1 @@
-"""Ready-made reductions: what a recorder keeps of many values."""
+"""Reductions: combine many values of a slot into one; ``sonde.recorders.reductions`` is their public name."""
