@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import sonde
-from sonde.errors import ArgumentError, ModelError, SelectionError, UnknownSiteError
+from sonde.errors import ArgumentError, ModelError, ObservationWarning, SelectionError, UnknownSiteError
 
 
 class Loss(nn.Module):
@@ -445,3 +445,50 @@ def test_what_is_no_module_is_refused(model: Any) -> None:
         sonde.track(model)
     with pytest.raises(TypeError):
         sonde.Tracker().register(model)
+
+
+# Failing aloud
+
+
+def test_a_tracker_that_nobody_holds_says_that_it_keeps_nothing() -> None:
+    """A stash function is not called for a tracker that was dropped, and a warning says so once."""
+    model, seen = two_layers(), []
+    with pytest.warns(ObservationWarning, match="a Tracker was deleted before its model ran.*hold it in a variable") as caught:
+        sonde.track(model, stash=seen.append)
+    model(torch.ones(1, 4))
+    assert (len(caught), seen) == (1, [])
+
+
+def test_a_statistic_that_fails_for_every_tensor_raises() -> None:
+    """The user's own error, where no cell could be filled; one that fails for some leaves these empty."""
+    model = two_layers()
+    with sonde.track(model, grad=False) as tracker:
+        model(torch.ones(2, 4))
+    with pytest.raises(TypeError, match="quantile"):
+        tracker.to_frame(torch.quantile)
+    with pytest.raises(RuntimeError, match="Tensor with 6 elements"):
+        tracker.to_frame(lambda tensor: tensor)
+    model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+    with sonde.track(model, grad=False) as tracker:
+        model(torch.ones(2, 4))
+    assert tracker.to_frame(lambda tensor: tensor[:, 2].sum(), stat_name="third")["third"].isna().tolist() == [False, True, True]
+
+
+def test_what_is_kept_in_inference_mode_can_be_used_outside() -> None:
+    """Copies are ordinary tensors, to which more can be added in place."""
+    model = nn.Linear(2, 2)
+    with sonde.track(model, grad=False) as tracker, torch.inference_mode():
+        output = model(torch.ones(1, 2))
+    kept = tracker[0].value
+    assert not kept.is_inference()
+    assert torch.equal(kept, output)
+
+
+def test_stashes_can_be_replaced() -> None:
+    """The list is an attribute, as the seed's."""
+    model = two_layers()
+    with sonde.track(model, grad=False) as tracker:
+        model(torch.ones(1, 4))
+        tracker.stashes = tracker.stashes[:1]
+        model(torch.ones(1, 4))
+    assert names(tracker, False) == ["0", "0", "1", ""]

@@ -74,7 +74,7 @@ class Keeper:
         self._by_site: dict[Site, Subrecorder] = {}
         self._by_id: dict[int, tuple[Site, Subrecorder]] = {}  # the same by the site object, which costs less than its hash
         self._lock = threading.RLock()
-        self._warned: set[tuple[type[Exception], str, int]] = set()
+        self._warned: set[tuple[object, ...]] = set()  # type and line of errors that were warned of
         if isinstance(reduction, FunctionReduction):
             reduction.on_broadcast = self._warn_of_broadcast
 
@@ -178,8 +178,8 @@ class Keeper:
             raise error
         self.stopped[site] = f"stopped: {type(error).__name__}: {error}"
         origin = error.__cause__ if isinstance(error.__cause__, Exception) else error
-        frame = traceback.extract_tb(origin.__traceback__)[-1]
-        cause = (type(origin), frame.filename, frame.lineno or 0)
+        frames = traceback.extract_tb(origin.__traceback__)[-1:]
+        cause = (type(origin), *((frame.filename, frame.lineno) for frame in frames))
         delivery.errors.append(ProbeError.of(self.__qualname__, site, error))
         if cause not in self._warned:  # a function that fails for every layer warns once
             self._warned.add(cause)
