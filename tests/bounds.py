@@ -8,32 +8,48 @@ Accuracy and Stability of Numerical Algorithms, 2002, section 3.1.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 
 import torch
 
-__all__ = ["of_std", "of_sum", "relative"]
+__all__ = ["SUM", "of_decomposition", "of_effective_rank", "of_std", "relative"]
+
+SUM = 150
+"""Roundings in a row in a sum of ours in float64, as ``Moments`` promises; torch adds in blocks too and stays below."""
 
 
-def relative(operations: int, dtype: torch.dtype = torch.float64) -> float:
+def relative(operations: float, dtype: torch.dtype = torch.float64) -> float:
     """Return the largest relative error after *operations* roundings in a row: ``n u / (1 - n u)``.
 
-    This bounds a product, quotient or root of that many steps, and a sum of that many terms of one sign.
+    This bounds a product, quotient or root of that many steps, a sum of that many terms of one sign, and the error of any
+    sum as a share of the sum of magnitudes.
     """
     roundings = operations * torch.finfo(dtype).eps / 2
     return roundings / (1 - roundings)
 
 
-def of_sum(terms: Iterable[float], dtype: torch.dtype = torch.float64) -> float:
-    """Return the largest absolute error of the sum of *terms*, added in any order, each rounded once before."""
-    sizes = [abs(term) for term in terms]
-    return relative(len(sizes), dtype) * math.fsum(sizes)
+def of_std(largest: float, operations: float = SUM) -> float:
+    """Return the largest absolute error of a standard deviation that is computed in float64 from a sum and a sum of squares.
 
-
-def of_std(count: int, largest: float, dtype: torch.dtype = torch.float64) -> float:
-    """Return the largest absolute error of a standard deviation that is computed from a sum and a sum of squares.
-
-    *largest* bounds the *count* values. The two sums of the variance, each at most ``largest**2`` after division, are off by
-    ``count + 3`` roundings each; the difference keeps that error, and the root of a variance near zero takes its root.
+    Each of the two terms of the variance is at most ``largest**2`` and is off by *operations* roundings and a few more; where
+    they cancel, the root of the error is left.
     """
-    return math.sqrt(2 * relative(count + 3, dtype)) * largest
+    return math.sqrt(2 * relative(operations + 4)) * largest
+
+
+def of_decomposition(rows: int, features: int) -> float:
+    """Return the largest error of a squared singular value that :class:`sonde.stats.Spectrum` gives, as a share of their sum.
+
+    It makes four products of sums over rows or features: the Gram matrix, that times the directions, the change of basis, and
+    the decomposition.
+    """
+    return 2 * relative(rows + 3 * features)
+
+
+def of_effective_rank(features: int, squares: float) -> float:
+    """Return the largest error of an effective rank whose squared singular values are each off by *squares*, a share of their sum.
+
+    Each singular value moves by its root at most, and all shares of their sum by ``d`` together; the entropy then moves by
+    ``d * (1 + log(features / d))``, and the rank, which is at most *features*, by that factor.
+    """
+    moved = features * math.sqrt(squares)
+    return features * moved * (1 + math.log(features / moved))

@@ -61,12 +61,8 @@ SINGULAR = {
 
 
 def of_squares(matrix: Tensor) -> float:
-    """The largest rounding error of a squared singular value: four products in float64, each of sums over rows or features.
-
-    These are the Gram matrix, the product with the directions, the change of basis, and the decomposition.
-    """
-    rows, features = matrix.shape
-    return bounds.relative(rows + 3 * features) * 2 * torch.linalg.matrix_norm(matrix).item() ** 2
+    """The largest rounding error of a squared singular value."""
+    return bounds.of_decomposition(*matrix.shape) * torch.linalg.matrix_norm(matrix).item() ** 2
 
 
 def of_rank(matrix: Tensor) -> float:
@@ -110,9 +106,7 @@ def test_a_matrix_of_no_higher_rank_than_the_sketch_is_exact(sketch: int) -> Non
     assert numbers.effective_rank == pytest.approx(rank, abs=numbers.effective_rank_error + of_rank(matrix))
     assert numbers.captured == pytest.approx(1.0, abs=of_squares(matrix) / numbers.norm**2)
     assert numbers.top_error < 2 * of_squares(matrix) / top
-    # What is missed of the squares is rounding, d**2; the shares move by d, and the entropy by d * log(60 / d).
-    moved = math.sqrt(FEATURES * of_squares(matrix)) / SINGULAR["rank twenty"].sum().item()
-    assert numbers.effective_rank_error < 2 * rank * moved * (1 + math.log(FEATURES / moved))
+    assert numbers.effective_rank_error < bounds.of_effective_rank(FEATURES, bounds.of_decomposition(*matrix.shape))
 
 
 def test_the_error_says_when_a_sketch_is_too_small() -> None:
