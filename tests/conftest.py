@@ -14,11 +14,20 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
+import hypothesis
 import pytest
 import torch
 from torch.utils.hooks import RemovableHandle
 
 from sonde.engine.torch_api import hooks
+
+# The same examples on every machine, however slow. pytest --hypothesis-profile=search looks for others.
+_repeatable = hypothesis.settings(
+    derandomize=True, database=None, deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.register_profile("repeatable", _repeatable)
+hypothesis.settings.register_profile("search", _repeatable, derandomize=False)
+hypothesis.settings.load_profile("repeatable")
 
 _registered: list[tuple[weakref.ref[Any], int]] = []
 _register = RemovableHandle.__init__
