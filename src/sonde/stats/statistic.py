@@ -193,6 +193,8 @@ def dense(tensor: Tensor) -> Tensor:
         raise ArgumentError("a nested tensor cannot be measured: add the tensors of its unbind() one by one")
     if tensor.is_meta:
         raise ArgumentError("a tensor on the meta device has no values to measure: move the model to a real device first")
+    if torch.compiler.is_compiling():  # where a tensor is dense, and a backward pass may not ask for its layout
+        return tensor
     return tensor if tensor.layout is torch.strided else tensor.to_dense()
 
 
