@@ -1,4 +1,4 @@
-"""The laws that every statistic obeys, tried on one in a line: ``assert_laws(MyStatistic())``."""
+"""Check that a statistic obeys the laws on which sonde relies: ``assert_laws(MyStatistic())``."""
 
 from __future__ import annotations
 
@@ -26,8 +26,11 @@ __all__ = ["assert_laws", "assert_traceable", "members"]
 
 _SPECIAL = (0.0, -0.0, 1e-20, -1e-30, float("nan"), float("inf"), float("-inf"))
 _LENGTH = 12  # samples of a tensor, at most
+_POOL = 8  # different elements of a tensor, at most
 
-Law = Callable[[Any, Callable[[], Tensor]], None]  # of a statistic, and of what draws a tensor
+Law = Callable[[Any, Callable[[], Tensor]], None]
+"""Raises if a statistic breaks the law; the second argument draws a tensor."""
+
 Laws = dict[str, Law]
 
 ROW_LAWS: Laws = {}
@@ -41,23 +44,23 @@ PAIR_LAWS: Laws = {}
 
 
 def assert_laws(statistic: RowStatistic, *, sample: Sequence[int] = (), examples: int = 50) -> None:
-    """Raise unless *statistic* obeys the laws that sonde relies on wherever it adds up rows.
+    """Assert that *statistic* obeys the laws on which sonde relies wherever it adds up rows.
 
-    For a ``Statistic``: an empty row changes nothing; merging is commutative and associative; chunks, their order and
+    Laws of a ``Statistic``: an empty row changes nothing; merging is commutative and associative; chunks, their order and
     their strides make no difference (beyond the rounding of float64, and for fields per element); rows reduce as they merge.
-    For a ``PairStatistic``: merging and reducing are refused; kept and given predecessors agree; tensors of different
-    shapes are counted as skipped. For both: it is a value, its layout is what it measures, a state round trip loses
-    nothing, nothing but the row changes, ``reset`` forgets everything, rows made under ``inference_mode`` can be added to
-    later, many rows finish as one does, and nothing warns.
+    Laws of a ``PairStatistic``: merging and reducing raise; kept and given predecessors agree; tensors of different shapes
+    are counted as skipped. Laws of both: the statistic is a value; its layout fits the measured row; a state round trip loses
+    nothing; nothing but the row changes; ``reset`` clears everything; rows made under ``inference_mode`` accept tensors
+    later; many rows finish as one does; nothing warns.
 
     Args:
         statistic: an instance.
-        sample: shape of one sample, for a statistic that needs one: tensors tried are of shape ``(n, *sample)``, n from 0 to
-            12, float32, between -100 and 100, with zeros of both signs, tiny values, NaN and infinities among them.
-        examples: how many random examples each law is tried on; the same ones each time.
+        sample: the shape of one sample. Each law sees tensors of shape ``(n, *sample)`` with n from 0 to 12: float32, between
+            -100 and 100, with zeros of both signs, tiny values, NaN and infinities among them.
+        examples: the number of random examples for each law; the same ones each time.
 
     Raises:
-        AssertionError: it breaks a law; says which, and with which tensors.
+        AssertionError: the statistic breaks a law; the message names the law and the tensors.
         MissingExtraError: the package ``hypothesis`` is not installed.
     """
     for name, law in (ROW_LAWS | (MERGE_LAWS if isinstance(statistic, Statistic) else PAIR_LAWS)).items():
@@ -82,15 +85,15 @@ def _try(statistic: RowStatistic, name: str, law: Law, sample: Sequence[int], ex
 
 
 def assert_traceable(statistic: RowStatistic, *tensors: Tensor) -> None:
-    """Raise unless ``measure``, traced by ``torch.compile`` without a graph break, gives what it gives in eager mode.
+    """Assert that ``measure``, traced by ``torch.compile`` without a graph break, returns the same row as in eager mode.
 
     Args:
         statistic: an instance.
-        tensors: what is measured, one after the other; a ``PairStatistic`` is given each with its predecessor,
-            where that has the same shape.
+        tensors: the measured tensors, one after the other. A ``PairStatistic`` measures each with its predecessor of the same
+            shape.
 
     Raises:
-        AssertionError: the traced row differs by more than the rounding of float64, or could not be traced.
+        AssertionError: ``measure`` cannot be traced, or the traced row differs by more than the rounding of float64.
     """
     import torch._dynamo
 
@@ -125,7 +128,7 @@ def _measured(statistic: Any, *given: Tensor) -> Tensor:
 
 
 def members(package: ModuleType) -> set[type[RowStatistic]]:
-    """Every concrete statistic that is defined in *package* or a module below it, exported or not."""
+    """Return all concrete statistics that are defined in *package* or in a module below it, exported or not."""
     for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         importlib.import_module(found.name)
     known: set[type[RowStatistic]] = set()
@@ -138,20 +141,21 @@ def members(package: ModuleType) -> set[type[RowStatistic]]:
     return known
 
 
-# ------------------------------------------------------------------------------------------------------------- what is tried
+# ---------------------------------------------------------------------------------------------------------------- examples
 
 
 def _tensors(sample: Sequence[int]) -> SearchStrategy[Tensor]:
+    """Return a strategy for tensors of samples: a few drawn elements in a drawn order, which is quicker than drawing each."""
     from hypothesis import strategies
 
     elements = strategies.one_of(strategies.floats(-100, 100, width=32), strategies.sampled_from(_SPECIAL))
-    size = int(np.prod(sample, dtype=int))
 
-    def filled(length: int) -> SearchStrategy[Tensor]:
-        listed = strategies.lists(elements, min_size=length * size, max_size=length * size)
-        return listed.map(lambda values: torch.tensor(values, dtype=torch.float32).reshape(length, *sample))
+    def filled(length: int, pool: list[float], order: int) -> Tensor:
+        places = torch.randint(len(pool), (length, *sample), generator=torch.Generator().manual_seed(order))
+        return torch.tensor(pool, dtype=torch.float32)[places]
 
-    return strategies.integers(0, _LENGTH).flatmap(filled)
+    pools = strategies.lists(elements, min_size=1, max_size=_POOL)
+    return strategies.builds(filled, strategies.integers(0, _LENGTH), pools, strategies.integers(0, 999))
 
 
 @contextmanager
@@ -163,7 +167,7 @@ def _no_warning() -> Iterator[None]:
 
 @contextmanager
 def _named(statistic: RowStatistic, law: str) -> Iterator[None]:
-    """An error says which law it breaks."""
+    """Name the broken law in an error."""
     try:
         yield
     except Exception as error:
@@ -173,7 +177,7 @@ def _named(statistic: RowStatistic, law: str) -> Iterator[None]:
 
 
 def law(name: str, laws: Laws) -> Callable[[Law], None]:
-    """Put a function among *laws*, under what it says."""
+    """Return a decorator that adds a function to *laws* under *name*."""
 
     def register(function: Law) -> None:
         laws[name] = function
@@ -182,7 +186,7 @@ def law(name: str, laws: Laws) -> Callable[[Law], None]:
 
 
 def seen(statistic: Any, *tensors: Tensor) -> Accumulator[Any]:
-    """An accumulator that has seen *tensors*."""
+    """Return an accumulator to which *tensors* were added."""
     made = Accumulator(statistic)
     for tensor in tensors:
         made.update(tensor)
@@ -190,22 +194,22 @@ def seen(statistic: Any, *tensors: Tensor) -> Accumulator[Any]:
 
 
 def row(accumulator: Accumulator[Any]) -> Tensor:
-    """A copy of its row, of shape ``(width,)``."""
+    """Return a copy of the accumulator's row, of shape ``(width,)``."""
     return accumulator.state_dict()["row"][0]  # type: ignore[no-any-return]
 
 
 def assert_identical(one: Accumulator[Any], other: Accumulator[Any]) -> None:
-    """The very same bits."""
+    """Assert that two rows have the same bits."""
     assert torch.equal(row(one), row(other)), f"{row(one).tolist()} is not {row(other).tolist()}"
 
 
 def assert_close(one: Tensor, other: Tensor) -> None:
-    """The same sums up to the rounding of float64, which depends on their order."""
+    """Assert that two rows hold the same sums up to the rounding of float64, which depends on the order of the terms."""
     torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-9)
 
 
 def per_element(statistic: Statistic) -> Tensor:
-    """Which numbers of a row do not depend on how the elements came in tensors."""
+    """Return a mask of the numbers of a row that do not depend on how elements are divided into tensors."""
     return torch.tensor([item.per == "element" for item in statistic.fields for _ in range(item.size)])
 
 
