@@ -118,3 +118,21 @@ def test_help_needs_no_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], timeout=60, check=True, capture_output=True, text=True)
     assert done.stdout.endswith("False\n")
+
+
+def test_it_says_which_private_parts_of_torch_are_missing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a torch that has them all one line; with ``--private`` a line for each, and what sonde uses it for."""
+    from sonde.engine.torch_api import private_names
+
+    count = len(private_names.PRIVATE_NAMES)
+    lines = printed(capsys, "--no-compile")
+    assert f"{count} of {count} there" in line_of("private parts of torch", lines)
+    assert not any("torch._C" in line for line in lines)
+    assert "to find the backward pass" in line_of("torch._C._current_graph_task_id", printed(capsys, "--no-compile", "--private"))
+    gone = private_names.PrivateName("torch._C._gone", "nothing", "nothing works")
+    monkeypatch.setattr(private_names, "PRIVATE_NAMES", (*private_names.PRIVATE_NAMES, gone))
+    lines = printed(capsys, "--no-compile")
+    assert f"{count} of {count + 1} there" in line_of("private parts of torch", lines)
+    assert "nothing works" in line_of("torch._C._gone", lines)

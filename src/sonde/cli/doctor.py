@@ -21,6 +21,7 @@ _EXTRA = re.compile(r"""^([\w.-]+)(?:[^\w.\[-][^;]*)?;\s*extra\s*==\s*["']([\w-]
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options to *parser*."""
     parser.add_argument("--no-compile", action="store_true", help="do not try torch.compile, which takes seconds")
+    parser.add_argument("--private", action="store_true", help="list every private part of torch that sonde uses")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -28,7 +29,7 @@ def run(options: argparse.Namespace) -> int:
     from rich.console import Console
 
     console = Console()
-    rows = [*_versions(), *_kernels(), *_accelerator()]
+    rows = [*_versions(), *_private_names(everything=options.private), *_kernels(), *_accelerator()]
     if not options.no_compile:
         with console.status("trying torch.compile"):
             rows.append(_compiler())
@@ -52,6 +53,22 @@ def _versions() -> list[_Line]:
         ("python", platform.python_version(), f"{platform.system()} {platform.machine()}", "plain"),
         ("torch", torch.__version__, f"{torch.get_num_threads()} threads", "plain"),
     ]
+
+
+def _private_names(*, everything: bool) -> list[_Line]:
+    """Return which private parts of torch are missing, or with *everything* all of them; and how many there are."""
+    from sonde.engine.torch_api.private_names import PRIVATE_NAMES
+
+    present = {private: private.is_present() for private in PRIVATE_NAMES}
+    count = sum(present.values())
+    tone: Tone = "good" if count == len(present) else "bad"
+    rows: list[_Line] = [("private parts of torch", f"{count} of {len(present)} there", "", tone)]
+    for private, is_there in present.items():
+        if not is_there:
+            rows.append((private.name, "missing", private.without, "bad"))
+        elif everything:
+            rows.append((private.name, "there", private.used_for, "plain"))
+    return rows
 
 
 def _kernels() -> list[_Line]:

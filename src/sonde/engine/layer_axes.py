@@ -22,8 +22,8 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 from torch.autograd.graph import Node
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.conv import _ConvTransposeNd
+
+from sonde.engine.torch_api.modules import BatchNorm, ConvTranspose
 
 __all__ = ["LayerAxes", "as_matrix", "axes_of", "learn", "neurons_first", "note", "samples_first", "unit_axis", "units_first"]
 
@@ -44,7 +44,7 @@ _FEATURES_LAST = (
     nn.TransformerEncoderLayer,
     nn.TransformerDecoderLayer,
 )
-_CHANNELS_SECOND = (_BatchNorm, nn.GroupNorm, nn.LocalResponseNorm, nn.Upsample, nn.PixelShuffle, nn.PixelUnshuffle)
+_CHANNELS_SECOND = (BatchNorm, nn.GroupNorm, nn.LocalResponseNorm, nn.Upsample, nn.PixelShuffle, nn.PixelUnshuffle)
 _SEQUENCES = (
     nn.RNNBase,
     nn.MultiheadAttention,
@@ -290,7 +290,7 @@ def neurons_first(tensor: Tensor, owner: nn.Module | None) -> Tensor:
     torch keeps nearly all parameters in this way. The weight of a transposed convolution is kept as ``(in, out / groups, ...)``
     and that of an embedding as ``(entry, feature)``: both are rearranged if *owner*, the layer that has the parameter, is given.
     """
-    if isinstance(owner, _ConvTransposeNd) and tensor.dim() > 1:
+    if isinstance(owner, ConvTranspose) and tensor.dim() > 1:
         inputs, outputs = tensor.shape[0] // owner.groups, tensor.shape[1]
         grouped = tensor.reshape(owner.groups, inputs, outputs, *tensor.shape[2:])
         return grouped.transpose(1, 2).reshape(owner.groups * outputs, inputs, *tensor.shape[2:])

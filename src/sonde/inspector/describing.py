@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 
 import sonde
 from sonde.engine import selection
+from sonde.engine.torch_api.modules import parameters_of
 from sonde.inspector.lenses.builtin import AnyLens
 
 __all__ = ["described"]
@@ -26,7 +27,7 @@ def described(models: Mapping[str, nn.Module], lenses: Iterable[AnyLens]) -> dic
 def _modules(model: nn.Module, name: str) -> list[dict[str, Any]]:
     lines = []
     for item in selection.members(model):
-        own = [parameter for parameter in item.module._parameters.values() if parameter is not None and not is_lazy(parameter)]
+        own = [parameter for parameter in parameters_of(item.module).values() if parameter is not None and not is_lazy(parameter)]
         line = {
             "name": item.name,
             "type": type(item.module).__name__,

@@ -13,6 +13,8 @@ from torch.nn.parameter import is_lazy
 
 from sonde.engine import Probe
 from sonde.engine.selection import parameters, unwrap
+from sonde.engine.torch_api.autograd_state import call_of
+from sonde.engine.torch_api.modules import children_of, parameters_of
 from sonde.keep import layers
 from sonde.model_summary.table import Note, Shapes, Summary, SummaryRow, is_within
 from sonde.view.layer_table import notes_of
@@ -95,7 +97,7 @@ def _places(model: nn.Module) -> list[_Place]:
         if module in names:
             return
         names[module] = name
-        for step, child in module._modules.items():
+        for step, child in children_of(module).items():
             if child is not None:
                 visit(child, f"{name}.{step}" if name else step, depth + 1)
 
@@ -145,7 +147,7 @@ def _of_parameters(place: _Place, owners: dict[int, str]) -> list[Note]:
         return [(f"same module as {place.first or '(root)'}", "quiet")]
     notes: list[Note] = [
         (f"{step} shared with {owners[id(parameter)] or '(root)'}", "quiet")
-        for step, parameter in place.module._parameters.items()
+        for step, parameter in parameters_of(place.module).items()
         if parameter is not None and owners.get(id(parameter), place.name) != place.name
     ]
     held = list(place.module.parameters())
@@ -189,8 +191,9 @@ def _modules_in_trace(error: BaseException | None) -> set[nn.Module]:
         seen.add(id(error))
         trace = error.__traceback__
         while trace is not None:
-            if trace.tb_frame.f_code is nn.Module._call_impl.__code__:
-                found.add(trace.tb_frame.f_locals["self"])
+            module = call_of(trace.tb_frame)
+            if module is not None:
+                found.add(module)
             trace = trace.tb_next
         error = error.__cause__ or error.__context__
     return found

@@ -19,6 +19,7 @@ from sonde.engine import Event, observe, structure
 from sonde.engine.layer_axes import axes_of, learn
 from sonde.engine.restore import gradients_put_aside, plain_python, preserved, versions
 from sonde.engine.selection import check_model
+from sonde.engine.torch_api.tensors import version_of
 from sonde.errors import ArgumentError
 from sonde.keep import layers
 from sonde.model_summary.rows import Outcome, Seen, assemble
@@ -273,9 +274,9 @@ class _Watcher:
         if tensor.is_inference():  # has no version by which an in-place change would show
             return ""
         known = self._owners.get(id(tensor))
-        if known is not None and known[0]() is tensor and known[1] == tensor._version:
+        if known is not None and known[0]() is tensor and known[1] == version_of(tensor):
             return known[2] if known[2] != name else ""
-        self._owners[id(tensor)] = (weakref.ref(tensor), tensor._version, name)
+        self._owners[id(tensor)] = (weakref.ref(tensor), version_of(tensor), name)
         return ""
 
     def _new_bytes(self, tensor: Tensor) -> int:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from sonde.engine.clock.loss_scale import unscaled
 from sonde.errors import ArgumentError
 from sonde.preprocessor.aggregates import Aggregate
 from sonde.preprocessor.ledger import Reading
 from sonde.preprocessor.measured import Measured, measured
-from sonde.preprocessor.scaling import Scaler, unscaled
 from sonde.stats import Cosine, Norm
 from sonde.stats.history import History
 
@@ -62,7 +62,7 @@ class SequenceGeometry(Measured):
         inplace: bool = True,
         eps: float = 1e-8,
         *,
-        scaler: Scaler | None = None,
+        scaler: Any = None,
     ) -> None:
         if not 0 <= eps < math.inf:
             raise ArgumentError(f"eps must be 0 or more and finite, not {eps}")

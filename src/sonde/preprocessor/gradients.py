@@ -7,13 +7,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from sonde.engine import Event
+from sonde.engine.clock.loss_scale import unscaled
 from sonde.engine.layer_axes import neurons_first
 from sonde.preprocessor.base import AbstractBackwardPreprocessor, AbstractTensorPreprocessor, name_of
 from sonde.preprocessor.geometry import SequenceGeometry
 from sonde.preprocessor.ledger import Reading
 from sonde.preprocessor.measured import Measured, measured, nothing_to_measure
 from sonde.preprocessor.outputs import Activity, first_tensor
-from sonde.preprocessor.scaling import Scaler, unscaled
 from sonde.stats import Activation
 from sonde.stats.statistic import dense
 
@@ -98,7 +98,7 @@ class GradientActivation(Measured, AbstractTensorPreprocessor):
         ArgumentError: *eps* is negative, infinite or NaN.
     """
 
-    def __init__(self, death: bool = True, inplace: bool = True, eps: float = 1e-8, *, scaler: Scaler | None = None) -> None:
+    def __init__(self, death: bool = True, inplace: bool = True, eps: float = 1e-8, *, scaler: Any = None) -> None:
         self._statistic = Activation(eps, channel_axis=0)
         numbers = {"activation": "call_activation"} | ({"death": "call_death"} if death else {})
         super().__init__([Reading(self._statistic, numbers)], inplace, Activity if death else None)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sonde import rules
+from sonde.engine.torch_api.hooks import hooks_on
 from sonde.keep import Tracker, track
 from sonde.keep.layers import layers_of
 from sonde.stats import Accumulator, Moments
@@ -32,15 +33,12 @@ def assert_no_hooks_left(model: nn.Module, /) -> None:
     found = [
         f"{name or '(root)'}: {kind.strip('_')}: {type(hook).__name__} {getattr(hook, '__qualname__', '')}".rstrip()
         for name, owner in _owners(model)
-        for kind in _HOOKS
-        for hook in (getattr(owner, kind, None) or {}).values()
+        for kind, held in hooks_on(owner).items()
+        for hook in held.values()
         if _is_ours(hook)
     ]
     if found:
         raise AssertionError(listed(f"hooks of sonde are left on {type(model).__name__}", found))
-
-
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks", "_post_accumulate_grad_hooks")
 
 
 def _owners(model: nn.Module) -> Iterator[tuple[str, nn.Module | Tensor]]:

@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from sonde.engine import Coverage, Event, observe, sites, structure
 from sonde.engine.selection import Where
+from sonde.engine.torch_api.autograd_state import graph_task, is_transformed
 from sonde.keep import Tracker, track
 from sonde.testing.trial import Loss, Trial, difference, listed, same_bits, same_chance, settled
 
@@ -178,11 +179,11 @@ class _Oracle:
             handle.remove()
 
     def _enter(self, name: str, _: nn.Module, args: Any, kwargs: Any) -> None:
-        if not _is_transformed():
+        if not is_transformed():
             self._add(self.inputs, name, "input", _clones((*structure.walk(args), *structure.walk(kwargs))))
 
     def _leave(self, name: str, _: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        if _is_transformed():
+        if is_transformed():
             return
         found = structure.walk(output)
         given = {id(tensor) for _, tensor in structure.walk((args, kwargs))}
@@ -201,7 +202,7 @@ class _Oracle:
     def _arrive(self, name: str, call: int, path: str, gradient: Tensor | None) -> None:
         if gradient is None:  # of an output of a node with several, where another was used
             return
-        key = (name, call, torch._C._current_graph_task_id())
+        key = (name, call, graph_task())
         self._gradients.setdefault(key, {})[path] = gradient.detach().clone()
 
     def _accumulated(self, name: str, parameter: Tensor) -> None:
@@ -236,10 +237,6 @@ def _on_accumulated(parameter: Tensor, hook: Callable[[Tensor], None]) -> Any:
 def _is_real(tensor: Tensor) -> bool:
     """Whether it is a value and not lengths, indices or a mask that come along with one."""
     return tensor.is_floating_point() or tensor.is_complex()
-
-
-def _is_transformed() -> bool:
-    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def _clones(found: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:

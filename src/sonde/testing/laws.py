@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sonde.engine.torch_api.compiled import compile_error
 from sonde.errors import ArgumentError, MissingExtraError
 from sonde.stats import Accumulator, PairStatistic, RowStatistic, Statistic, reduce
 
@@ -95,15 +96,13 @@ def assert_traceable(statistic: RowStatistic, *tensors: Tensor) -> None:
     Raises:
         AssertionError: ``measure`` cannot be traced, or the traced row differs by more than the rounding of float64.
     """
-    import torch._dynamo
-
-    torch._dynamo.reset()
+    torch.compiler.reset()
     try:
         measure = torch.compile(_measured, backend="aot_eager", fullgraph=True, dynamic=False)
         for given in _given(statistic, tensors):
             try:
                 traced = measure(statistic, *given)
-            except torch._dynamo.exc.TorchDynamoException as error:
+            except compile_error() as error:
                 raise AssertionError(f"{statistic} cannot be traced: {error}") from error
             torch.testing.assert_close(
                 traced,
@@ -114,7 +113,7 @@ def assert_traceable(statistic: RowStatistic, *tensors: Tensor) -> None:
                 msg=lambda text: f"{statistic} measures something else when traced: {text}",
             )
     finally:
-        torch._dynamo.reset()
+        torch.compiler.reset()
 
 
 def _given(statistic: RowStatistic, tensors: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:

@@ -10,9 +10,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree
 
 from sonde.engine import observe, structure
+from sonde.engine.torch_api import pytree
+from sonde.engine.torch_api.hooks import hooks_on
 from sonde.keep import track
 from sonde.stats import Moments
 from sonde.testing.trial import Loss, Trial, difference, listed, random_state, same_chance, settled
@@ -125,8 +126,8 @@ _LONGEST = 400
 
 
 def _equal(here: Any, there: Any) -> bool:
-    leaves, form = _pytree.tree_flatten(here)
-    others, other_form = _pytree.tree_flatten(there)
+    leaves, form = pytree.flatten(here)
+    others, other_form = pytree.flatten(there)
     return form == other_form and all(map(_equal_leaves, leaves, others))
 
 
@@ -161,7 +162,7 @@ def _facts(trial: Trial, make: MakeProbe | None) -> Facts:
 
 
 def _of_output(output: Any) -> Facts:
-    leaves, form = _pytree.tree_flatten(output)
+    leaves, form = pytree.flatten(output)
     kinds = [leaf if isinstance(leaf, bool | int | float | str) else type(leaf).__name__ for leaf in leaves]
     facts: Facts = {"types of the output": str(form), "leaves of the output": kinds}
     for path, tensor in structure.walk(output):
@@ -179,23 +180,8 @@ def _of_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Facts:
         facts[f"argument{path}"] = tensor.detach().clone()
         if tensor.is_leaf:
             facts[f"gradient of argument{path}"] = tensor.grad
-        facts[f"hooks of argument{path}"] = len(tensor._backward_hooks or ())
+        facts[f"hooks of argument{path}"] = len(hooks_on(tensor)["_backward_hooks"])
     return facts
-
-
-_HOOKS = (
-    "_forward_hooks",
-    "_forward_hooks_with_kwargs",
-    "_forward_hooks_always_called",
-    "_forward_pre_hooks",
-    "_forward_pre_hooks_with_kwargs",
-    "_backward_hooks",
-    "_backward_pre_hooks",
-    "_state_dict_hooks",
-    "_state_dict_pre_hooks",
-    "_load_state_dict_pre_hooks",
-    "_load_state_dict_post_hooks",
-)
 
 
 def _of_model(model: nn.Module) -> Facts:
@@ -204,17 +190,13 @@ def _of_model(model: nn.Module) -> Facts:
         where = name or "(root)"
         facts[f"training flag of {where}"] = module.training
         facts[f"attributes of {where}"] = sorted(vars(module))
-        facts[f"hooks of {where}"] = {kind: len(vars(module).get(kind, ())) for kind in _HOOKS}
+        facts[f"hooks of {where}"] = {kind: len(held) for kind, held in hooks_on(module).items()}
     for name, parameter in model.named_parameters():
         facts[f"gradient of {name}"] = parameter.grad
-        facts[f"hooks of {name}"] = [len(vars(parameter).get("_backward_hooks") or ()), _accumulated(parameter)]
+        facts[f"hooks of {name}"] = {kind: len(held) for kind, held in hooks_on(parameter).items()}
     for name, buffer in model.named_buffers():
         facts[f"buffer {name}"] = buffer.detach().clone()
     return facts | {f"state_dict {key}": held for key, held in model.state_dict().items()}
-
-
-def _accumulated(parameter: Tensor) -> int:
-    return len(parameter._post_accumulate_grad_hooks or ())
 
 
 def _nodes(loss: Tensor) -> dict[str, int]:

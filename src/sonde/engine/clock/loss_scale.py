@@ -1,16 +1,18 @@
-"""Loss scaling: the scale that gradients are under, and whether an attempt at a step was skipped."""
+"""Loss scaling: the scale that gradients are under, gradients without the scale, and attempts at a step that were skipped."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from sonde.engine.torch_api.tensors import loss_scale_of, takes_loss_scale, version_of
 from sonde.errors import ArgumentError
+from sonde.stats.statistic import dense
 
-__all__ = ["Scaling", "scale_at_step"]
+__all__ = ["Scaling", "scale_at_step", "unscaled"]
 
 
 class Scaling:
@@ -51,3 +53,15 @@ def scale_at_step(optimizer: Optimizer | None) -> Tensor | None:
     """Return the scale that gradients are still under when *optimizer* steps: a fused one unscales them itself."""
     scale = getattr(optimizer, "grad_scale", None)
     return scale if isinstance(scale, Tensor) else None
+
+
+def unscaled(gradient: Tensor, scaler: Any) -> Tensor:
+    """Return *gradient* divided by the scale that *scaler*, a ``GradScaler``, has put on the loss, in float64. No host sync.
+
+    Without a scaler, or with one that is not enabled, *gradient* itself is returned.
+    """
+    scale = loss_scale_of(scaler)
+    if scale is None:
+        return gradient
+    wide = torch.complex128 if gradient.is_complex() else torch.float64
+    return dense(gradient.detach()).to(wide) / scale.detach().to(gradient.device, torch.float64)

@@ -56,11 +56,11 @@ sequence_of_node: Callable[[Any], int] = methodcaller("_sequence_nr")
 ACCUMULATES = 2**64 - 1
 """The sequence number of every node that writes a ``.grad``."""
 
-transforms: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
+transforms: Callable[[], Any] = getattr(torch._C._functorch, "peek_interpreter_stack", lambda: None)
 """Return the innermost ``torch.func`` transform that runs; None outside of transforms."""
 
 _is_grad_enabled = torch.is_grad_enabled
-_saved_tensor_hooks: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_default_hooks
+_saved_tensor_hooks: Callable[[bool], Any] = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: None)
 
 
 def is_transformed() -> bool:
@@ -117,7 +117,7 @@ def _frame_of_checkpoint() -> tuple[Hashable | None, bool]:
 
 _CALL = nn.Module._call_impl.__code__
 _BACKWARD = torch.autograd.function.BackwardCFunction.apply.__code__
-_SUBSTITUTED = stateless._functional_call.__code__
+_SUBSTITUTED = getattr(getattr(stateless, "_functional_call", None), "__code__", None)
 # every optimizer's step is wrapped by this one function
 _STEP = next((code for code in Optimizer.profile_hook_step.__code__.co_consts if isinstance(code, CodeType)), None)
 

@@ -36,6 +36,7 @@ from sonde.engine.torch_api.autograd_state import graph_task
 __all__ = [
     "Replayed",
     "add_to_row",
+    "compile_error",
     "has_compiled",
     "is_exported",
     "is_traced",
@@ -268,6 +269,13 @@ def notice_hooks() -> None:
     config = sys.modules.get("torch._dynamo.config")
     if config is not None and getattr(config, "skip_nnmodule_hook_guards", False):
         config.skip_nnmodule_hook_guards = False  # type: ignore[attr-defined]
+
+
+def compile_error() -> type[Exception]:
+    """Return the class of the errors that Dynamo raises where code cannot be traced. Imports Dynamo, which takes seconds."""
+    import torch._dynamo
+
+    return torch._dynamo.exc.TorchDynamoException
 
 
 def has_compiled(code: CodeType) -> bool:

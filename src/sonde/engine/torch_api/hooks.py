@@ -34,6 +34,7 @@ __all__ = [
     "Listener",
     "after_backward",
     "compiler_at_work",
+    "hooks_on",
     "listen",
     "on_accumulated",
     "on_any_forward",
@@ -193,6 +194,28 @@ def _put_in(held: dict[int, Any], marks: list[dict[int, bool]], hook: Callable[.
         mark[handle.id] = True
     held[handle.id] = hook
     return Handle(handle)
+
+
+_OF_MODULES = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    "_state_dict_hooks",
+    "_state_dict_pre_hooks",
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+)
+_OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+
+
+def hooks_on(holder: nn.Module | Tensor) -> dict[str, dict[Any, Any]]:
+    """Return the hook dictionaries of a module or tensor, by their names; those of a tensor are empty without hooks."""
+    names = _OF_MODULES if isinstance(holder, nn.Module) else _OF_TENSORS
+    return {name: getattr(holder, name, None) or {} for name in names}
 
 
 def registered_later(module: nn.Module, handle: Handle) -> list[Any]:

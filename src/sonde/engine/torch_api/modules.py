@@ -7,8 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvTransposeNd
 
 __all__ = [
+    "BatchNorm",
+    "ConvTranspose",
     "buffers_of",
     "children_of",
     "holds_parameters_elsewhere",
@@ -18,6 +22,12 @@ __all__ = [
     "parameters_of",
     "unwrap",
 ]
+
+BatchNorm = _BatchNorm
+"""Base class of all batch normalisations."""
+
+ConvTranspose = _ConvTransposeNd
+"""Base class of all transposed convolutions."""
 
 # What each wrapper calls the module it wraps. DDP and DataParallel are recognised by their class, since "module" is a name
 # that users give as well.

@@ -24,11 +24,12 @@ without_overrides: Callable[[], AbstractContextManager[Any]] = torch._C.DisableT
 
 def clone_each(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Return a copy of each tensor, made by one call."""
-    return list(torch._foreach_clone(list(tensors)))
+    clone: Callable[[list[Tensor]], Sequence[Tensor]] | None = getattr(torch, "_foreach_clone", None)
+    return [tensor.clone() for tensor in tensors] if clone is None else list(clone(list(tensors)))
 
 
-def fake_tensors() -> AbstractContextManager[Any]:
-    """Return a mode whose tensors have shapes, dtypes and devices, and no memory."""
+def fake_tensors() -> Any:
+    """Return a mode in which tensors have shapes, dtypes and devices, and no memory; ``from_tensor`` of it makes such tensors."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     return FakeTensorMode(allow_non_fake_inputs=True)

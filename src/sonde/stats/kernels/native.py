@@ -8,7 +8,7 @@ exchange of DLPack (``torch.Tensor.__dlpack_c_exchange_api__``); where it has no
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import import_module
 from types import ModuleType
@@ -18,6 +18,7 @@ import torch  # before the compiled module, so that its threads are those of tor
 from torch import Tensor, nn
 
 from sonde.errors import ArgumentError
+from sonde.stats.kernels.torch_private import count_dispatch_modes
 
 __all__ = ["EXPONENTS", "KINDS", "MOMENTS", "NORM", "Kernel", "Status", "activation"]
 __all__ += ["is_plain", "merge", "module", "status", "threads", "use"]
@@ -32,7 +33,7 @@ _MANY = 1 << 16  # elements, from which on threads pay
 _PLAIN = frozenset({Tensor, nn.Parameter})
 
 _is_compiling = torch.compiler.is_compiling
-_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+_dispatch_modes = count_dispatch_modes
 _strided, _float64 = torch.strided, torch.float64
 
 

@@ -1,0 +1,142 @@
+"""List every private name of torch that sonde uses: what for, and what happens with a torch that lacks it.
+
+``sonde doctor`` prints which of these names are present. A test compares the list with the code: a private name may be used only
+in this folder and in ``stats/kernels/torch_private.py``, and only if it is listed here.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+__all__ = ["PRIVATE_NAMES", "PrivateName"]
+
+
+@dataclass(frozen=True, slots=True)
+class PrivateName:
+    """A private name of torch.
+
+    Attributes:
+        name: where it is; ``Module``, ``Tensor``, ``Parameter``, ``Node`` and ``GradScaler`` stand for an object of that class.
+        used_for: what sonde does with it.
+        without: what happens where a torch lacks it.
+    """
+
+    name: str
+    used_for: str
+    without: str
+
+    def is_present(self) -> bool:
+        """Return whether the installed torch has it. Imports modules that the name lies in, as Dynamo, which takes seconds."""
+        first, *rest = self.name.split(".")
+        found: Any = _example(first)
+        path = first
+        for part in rest:
+            path = f"{path}.{part}"
+            if not hasattr(found, part):
+                try:
+                    found = importlib.import_module(path)
+                except ImportError:
+                    return False
+                continue
+            found = getattr(found, part)
+        return True
+
+
+def _example(kind: str) -> Any:
+    if kind == "Module":
+        return nn.Module()
+    if kind == "Tensor":
+        return torch.zeros(())
+    if kind == "Parameter":
+        return nn.Parameter(torch.zeros(()))
+    if kind == "Node":
+        return torch.zeros((), requires_grad=True).exp().grad_fn
+    return torch.amp.GradScaler("cpu", enabled=False) if kind == "GradScaler" else torch
+
+
+_NO_IMPORT = "sonde cannot be imported"
+_NO_COMPILE = "models that are compiled cannot be observed"
+
+_TABLE = {
+    "to find the backward pass, the node and the numbers of autograd": {
+        "torch._C._current_graph_task_id": _NO_IMPORT,
+        "torch._C._current_autograd_node": _NO_IMPORT,
+        "torch._C._autograd._get_sequence_nr": _NO_IMPORT,
+        "Node._sequence_nr": "gradients of structured values, and the module that runs in a backward pass, cannot be found",
+        "Node._register_hook_dict": "gradients cannot be observed",
+        "torch.autograd.Variable._execution_engine": "the end of a backward pass cannot be seen: no micro-steps",
+    },
+    "to know which activation checkpoint runs": {
+        "torch._C._autograd._top_saved_tensors_default_hooks": "a recomputed call may get the index of another call",
+    },
+    "to find what runs in this thread, by the Python frames": {
+        "Module._call_impl": _NO_IMPORT,
+        "torch.nn.utils.stateless._functional_call": "tensors given to functional_call are taken for new parameters",
+    },
+    "to deliver nothing inside torch.func transforms": {
+        "torch._C._functorch.peek_interpreter_stack": "tensors are delivered that must not outlive the transform",
+    },
+    "to put hooks in and take them out beside calls of other threads": {
+        "Module._forward_hooks": "modules cannot be observed",
+        "Module._forward_hooks_with_kwargs": "modules cannot be observed",
+        "Module._forward_hooks_always_called": "forwards that raise are not noticed",
+        "Module._forward_pre_hooks": "modules cannot be observed",
+        "Module._forward_pre_hooks_with_kwargs": "modules cannot be observed",
+        "Tensor._backward_hooks": "gradients cannot be observed",
+    },
+    "to check that no hook is left": {
+        "Module._backward_hooks": "such a hook is not found",
+        "Module._backward_pre_hooks": "such a hook is not found",
+        "Module._state_dict_hooks": "such a hook is not found",
+        "Module._state_dict_pre_hooks": "such a hook is not found",
+        "Module._load_state_dict_pre_hooks": "such a hook is not found",
+        "Module._load_state_dict_post_hooks": "such a hook is not found",
+        "Parameter._post_accumulate_grad_hooks": "such a hook is not found",
+    },
+    "to walk over a model and find what wrappers wrap": {
+        "Module._modules": "models cannot be observed",
+        "Module._parameters": "models cannot be observed",
+        "Module._buffers": "models cannot be left as they were",
+        "Module._compiled_call_impl": _NO_COMPILE,
+        "torch.nn.modules.batchnorm._BatchNorm": _NO_IMPORT,
+        "torch.nn.modules.conv._ConvTransposeNd": _NO_IMPORT,
+    },
+    "to see that a tensor was written into, and where it lies": {
+        "Tensor._version": "tensors that were changed in place cannot be recognised",
+        "torch._C._storage_id": _NO_IMPORT,
+    },
+    "to copy parameters, take structured values apart, and call functions without overrides": {
+        "torch._foreach_clone": "parameters are copied one by one, more slowly",
+        "torch.utils._pytree": _NO_IMPORT,
+        "torch._C.DisableTorchFunction": _NO_IMPORT,
+    },
+    "to keep hooks from being compiled by themselves": {
+        "torch._C._dynamo.eval_frame": _NO_IMPORT,
+    },
+    "to run Python from compiled code, and have compiled code notice hooks": {
+        "torch._library.effects.EffectType": _NO_IMPORT,
+        "torch.library.Library._register_effectful_op": _NO_IMPORT,
+        "torch._C._dynamo.eval_frame._debug_get_cache_entry_list": "hooks that compiled code left out may not be noticed",
+        "torch._dynamo.config": "probes that are attached after a model was compiled may see nothing",
+        "torch._dynamo.exc.TorchDynamoException": "the law that a statistic can be traced cannot be tested",
+    },
+    "to capture a graph without computing": {
+        "torch._subclasses.fake_tensor.FakeTensorMode": "a graph can be captured of real tensors alone",
+    },
+    "to unscale gradients without waiting for the device": {
+        "GradScaler._get_scale_async": "a GradScaler is refused",
+    },
+    "to use the compiled kernels only where nothing intercepts operations": {
+        "torch._C._len_torch_dispatch_stack": "statistics are computed by plain torch, more slowly",
+    },
+}
+
+PRIVATE_NAMES: tuple[PrivateName, ...] = tuple(
+    PrivateName(name, used_for, without) for used_for, names in _TABLE.items() for name, without in names.items()
+)
+"""Every private name of torch that sonde uses."""

@@ -1,0 +1,12 @@
+"""The private name of torch that statistics use; all others are in ``engine/torch_api``, which stands above this folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+__all__ = ["count_dispatch_modes"]
+
+count_dispatch_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
+"""Return how many ``__torch_dispatch__`` modes run. A torch that cannot tell counts as one, and kernels are not used."""
