@@ -24,7 +24,7 @@ def escape_html(text: object) -> str:
 
 
 def embed_json(data: Any) -> str:
-    """Return *data* as JSON that can stand in a script element, whatever texts it holds; in ASCII.
+    """Return *data* as JSON for a script element; no text in it can end the element. The JSON is ASCII.
 
     NaN and infinities, for which JSON has no numbers, become the texts ``NaN``, ``∞`` and ``−∞``.
     """

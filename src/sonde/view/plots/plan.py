@@ -37,7 +37,8 @@ def plan(run: Run) -> dict[str, Drawing]:
 
     ``run.info["lenses"]`` says how each lens wants to be shown; a family without an entry is shown by its numbers.
     """
-    told = {lens["family"]: lens for lens in run.info.get("lenses", ()) if isinstance(lens, Mapping) and "family" in lens}
+    lenses = [lens for lens in run.info.get("lenses", ()) if isinstance(lens, Mapping)]
+    wishes = {str(lens["family"]): lens for lens in lenses if "family" in lens}
     found: dict[str, Drawing] = {}
     if "scalars" in run.families:
         found["scalars"] = partial(scalars, run)
@@ -45,7 +46,7 @@ def plan(run: Run) -> dict[str, Drawing]:
     for family, numbers in known.numbers.items():
         if not family.endswith(ASIDE):
             for port in known.ports[family]:
-                for name, drawing in _of_family(run, family, port, numbers, told.get(family, {})):
+                for name, drawing in _of_family(run, family, port, numbers, wishes.get(family, {})):
                     found.setdefault(name, drawing)
     if (known.has("rms", "update") and known.has("rms", "param")) or known.has("ratio", "update"):
         found["update_ratio"] = partial(update_ratio, run)
@@ -71,7 +72,7 @@ def save(run: Run, folder: str | PathLike[str], *, form: str = "png", theme: The
 
 
 def _of_family(
-    run: Run, family: str, port: str, numbers: tuple[str, ...], told: Mapping[str, Any]
+    run: Run, family: str, port: str, numbers: tuple[str, ...], wish: Mapping[str, Any]
 ) -> Iterator[tuple[str, Drawing]]:
     """Yield the pictures of one port of a family, with their names."""
     if "powers" in numbers:
@@ -79,14 +80,14 @@ def _of_family(
     if {"call_activation", "call_death"} <= set(numbers) and port in ("output", "grad"):
         yield f"activation-{port}", partial(activation, run, port, family=family)
         return
-    number = _number(numbers, told)
+    number = _number(numbers, wish)
     if number is None or number == "ratio":
         return
     named = f"{family}-{port}"
-    if told.get("picture") == "lines" and number != "cosine":
-        ranges = tuple(told.get("ranges", ("std", "min-max")))
-        yield named, partial(lines, run, number, port, family=family, ranges=ranges, log=told.get("log") or None)
-        if told.get("compare"):
+    if wish.get("picture") == "lines" and number != "cosine":
+        ranges = tuple(wish.get("ranges", ("std", "min-max")))
+        yield named, partial(lines, run, number, port, family=family, ranges=ranges, log=wish.get("log") or None)
+        if wish.get("compare"):
             yield f"{named}-shares", partial(shares, run, number, port, family=family)
     else:
         yield named, partial(heatmap, run, number, port, family=family)
@@ -94,7 +95,7 @@ def _of_family(
         yield f"gradient_flow-{port}", partial(gradient_flow, run, port, number, family=family)
 
 
-def _number(numbers: tuple[str, ...], told: Mapping[str, Any]) -> str | None:
+def _number(numbers: tuple[str, ...], wish: Mapping[str, Any]) -> str | None:
     """Return the number that the lens asks for, or the most telling of the others."""
-    wanted = (told.get("number"), "rms", "norm", "cosine", "ratio", "p50")
+    wanted = (wish.get("number"), "rms", "norm", "cosine", "ratio", "p50")
     return next((number for number in wanted if number in numbers), None)

@@ -1,0 +1,52 @@
+"""Lines: means over intervals, bands, and steps that are left out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.collections import FillBetweenPolyCollection
+from tests.view.plots.drawn import STEPS, rms, texts_of, written
+
+from sonde.errors import ArgumentError
+from sonde.view import plots
+
+
+def test_lines_are_means_over_intervals_with_bands_of_standard_deviation_and_range() -> None:
+    figure = plots.lines(written(), "rms", intervals=5, log=False)
+    axes = figure.axes[1]
+    values = np.array([rms(1, step) for step in STEPS]).reshape(5, 2)
+    steps = STEPS.reshape(5, 2).mean(axis=1)
+    assert np.allclose(axes.lines[0].get_xydata(), np.column_stack([steps, values.mean(axis=1)]))
+    bands = [each for each in axes.collections if isinstance(each, FillBetweenPolyCollection)]
+    extents = {(band.get_datalim(axes.transData).y0, band.get_datalim(axes.transData).y1) for band in bands}
+    middle, wide = values.mean(axis=1), values.std(axis=1)
+    assert any(np.allclose(extent, (values.min(), values.max())) for extent in extents)
+    assert any(np.allclose(extent, ((middle - wide).min(), (middle + wide).max())) for extent in extents)
+
+
+def test_lines_by_epoch_and_evenly_chosen_layers() -> None:
+    figure = plots.lines(written(), "rms", intervals="epoch", most=2)
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["blocks.0.fc", "head"]
+    assert np.allclose(
+        figure.axes[0].lines[0].get_ydata(),
+        [np.mean([rms(0, s) for s in (0, 2, 4, 6, 8)]), np.mean([rms(0, s) for s in range(10, 20, 2)])],
+    )
+    assert "2 of 4 layers" in texts_of(figure)
+
+
+def test_a_step_that_met_nan_is_no_part_of_a_line() -> None:
+    figure = plots.lines(
+        written(nan=lambda layer, step: float(step == 4), rms=lambda layer, step: 0.0 if step == 4 else 1.0), "rms"
+    )
+    values = np.asarray(figure.axes[0].lines[0].get_ydata(), float)
+    assert np.isnan(values).tolist() == [step == 4 for step in STEPS]
+    assert np.nanmin(values) == 1
+    assert np.asarray(figure.axes[0].lines[1].get_xdata()).tolist() == [4]
+
+
+@pytest.mark.parametrize("wrong", [{"ranges": "std"}, {"ranges": ("iqr",)}, {"intervals": 0}, {"most": 1}])
+def test_lines_checks_its_arguments(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ArgumentError, match=next(iter(wrong))):
+        plots.lines(written(), **wrong)

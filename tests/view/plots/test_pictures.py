@@ -1,0 +1,119 @@
+"""What holds for every picture: errors, legend, theme, notebook, imports."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.colors import to_rgb, to_rgba
+from matplotlib.figure import Figure
+from tests.view.plots.drawn import pixels, rms, written
+
+from sonde.errors import ArgumentError, MissingExtraError, SelectionError, UnknownSiteError
+from sonde.run.run import Run
+from sonde.run.schema import Layout
+from sonde.run.store.memory_writer import memory_run
+from sonde.view import plots
+from sonde.view.plots.canvas import look_of
+
+
+def test_every_picture_names_its_marks_in_a_legend() -> None:
+    run = written(
+        rms=lambda layer, step: 0.0 if (layer, step) == (1, 18) else rms(layer, step),
+        nan=lambda layer, step: float((layer, step) == (2, 18)),
+    )
+    for picture, names in (
+        (plots.heatmap(run), {"NaN or infinite elements", "exactly 0"}),
+        (plots.lines(run, intervals=100), {"NaN or infinite elements", "exactly 0"}),
+        (plots.gradient_flow(run), {"NaN or infinite elements", "exactly 0", "weight", "bias"}),
+        (plots.shares(run, "rms"), {"NaN or infinite elements"}),
+        (plots.update_ratio(run), {"NaN or infinite elements", "last step before them"}),
+    ):
+        (legend,) = picture.legends
+        assert {text.get_text() for text in legend.get_texts()} == names
+    assert plots.heatmap(written()).legends == []
+
+
+@pytest.mark.parametrize(
+    ("draw", "said"),
+    [
+        (plots.heatmap, r"lens\.moments\(\)"),
+        (plots.lines, r"lens\.moments\(\)"),
+        (plots.shares, r"lens\.moments\(\)"),
+        (plots.gradient_flow, r"lens\.moments\(\)"),
+        (plots.activation, r"lens\.OutputActivation\(\)"),
+        (plots.update_ratio, r"lens\.ParameterUpdateGeometry\(\)"),
+        (plots.exponents, r"ExponentHistogram\(\)"),
+        (plots.scalars, r"push_loss\(\)"),
+    ],
+)
+def test_what_was_not_recorded_is_an_error_that_says_what_records_it(draw: Callable[[Run], Figure], said: str) -> None:
+    with pytest.raises(UnknownSiteError, match=said):
+        draw(memory_run().run())
+
+
+def test_a_number_of_several_families_asks_which() -> None:
+    writer = memory_run()
+    for family in ("one", "two"):
+        writer.append(family, Layout(["a:output"]), {"size": [1.0]}, step=0)
+    with pytest.raises(ArgumentError, match=r"one and two .* family="):
+        plots.heatmap(writer.run(), "size")
+    assert plots.heatmap(writer.run(), "size", family="two")
+
+
+def test_a_selection_of_nothing_names_the_nearest() -> None:
+    with pytest.raises(SelectionError, match="head"):
+        plots.heatmap(written(), "rms", include="haed")
+
+
+def test_without_matplotlib_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'sonde\[plots\]'"):
+        plots.heatmap(written())
+
+
+def test_pictures_need_neither_torch_nor_matplotlib_to_be_imported() -> None:
+    code = "import sys, sonde.view.plots; sys.exit(any(name in sys.modules for name in ('torch', 'matplotlib', 'pandas')))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_picture_does_not_depend_on_the_users_style_and_is_in_no_global_list() -> None:
+    import matplotlib as mpl
+    from matplotlib import pyplot
+
+    before = pixels(plots.heatmap(written(), "rms"))
+    with mpl.rc_context({"axes.facecolor": "black", "text.color": "red", "font.size": 30, "xtick.labelcolor": "lime"}):
+        assert np.array_equal(pixels(plots.heatmap(written(), "rms")), before)
+    assert pyplot.get_fignums() == []
+
+
+def test_a_notebook_shows_a_picture() -> None:
+    assert plots.heatmap(written())._repr_png_()[:4] == b"\x89PNG"
+
+
+def test_two_themes_and_no_third() -> None:
+    for theme in ("light", "dark"):
+        assert plots.heatmap(written(), theme=theme).get_facecolor() == to_rgba(look_of(theme).paper)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="'light', 'dark'"):
+        plots.heatmap(written(), theme="sepia")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_text_and_the_first_colours_are_readable_on_the_paper(theme: Any) -> None:
+    def light(colour: str) -> float:
+        parts = np.array(to_rgb(colour))
+        linear = np.where(parts <= 0.04045, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4)
+        return float(linear @ [0.2126, 0.7152, 0.0722])
+
+    def contrast(colour: str) -> float:  # of the Web Content Accessibility Guidelines
+        one, other = sorted((light(colour), light(look_of(theme).paper)))
+        return (other + 0.05) / (one + 0.05)
+
+    look = look_of(theme)
+    assert contrast(look.ink) > 7
+    assert contrast(look.quiet) > 4.5
+    assert all(contrast(colour) > 3 for colour in (*look.lines[:3], look.defect))

@@ -1,0 +1,35 @@
+"""Scalars: panels, axes and marks of loss, metrics and norms."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tests.view.plots.drawn import STEPS, written
+
+from sonde.errors import ArgumentError, UnknownSiteError
+from sonde.run.store.memory_writer import memory_run
+from sonde.view import plots
+
+
+def test_scalars_mark_zero_on_a_logarithmic_axis_and_infinity() -> None:
+    writer = memory_run()
+    for step, value in enumerate([8.0, 1.0, 0.0, np.inf, np.nan]):
+        writer.scalar("loss", value, step=step)
+    figure = plots.scalars(writer.run(), log=True)
+    marks = {line.get_marker(): np.asarray(line.get_xdata()).tolist() for line in figure.axes[0].lines[1:]}
+    assert marks == {"|": [3, 4], "o": [2]}
+    assert {text.get_text() for text in figure.legends[0].get_texts()} == {"NaN or infinite elements", "exactly 0"}
+
+
+def test_scalars_share_a_panel_where_only_train_and_eval_differ() -> None:
+    figure = plots.scalars(written())
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["loss", "accuracy", "grad_norm"]
+    assert {text.get_text() for text in figure.axes[0].get_legend().get_texts()} == {"loss", "val_loss"}  # type: ignore[union-attr]
+    assert np.allclose(figure.axes[0].lines[0].get_ydata(), 1 / (STEPS + 1))
+
+
+def test_an_unknown_scalar_names_the_nearest() -> None:
+    with pytest.raises(UnknownSiteError, match="Nearest: loss"):
+        plots.scalars(written(), ["los"])
+    with pytest.raises(ArgumentError, match="no scalar"):
+        plots.scalars(written(), [])
