@@ -66,7 +66,9 @@ def test_a_script_that_does_not_detach_keeps_every_step(tmp_path: Path, end: str
 
 def test_a_visualizer_is_shown_the_whole_run_at_exit(tmp_path: Path) -> None:
     """As at the end of a ``with`` block."""
-    done = ended(tmp_path, "inspector._targets.visualizers.append(lambda run: print('shown', run.last_step))\ntrain(7)")
+    done = ended(
+        tmp_path, "inspector._training.destinations.visualizers.append(lambda run: print('shown', run.last_step))\ntrain(7)"
+    )
     assert "shown 6\n" in done.stdout
     assert not done.stderr
 

@@ -222,7 +222,8 @@ def test_where_few_steps_are_logged_each_is_compared_with_the_one_before() -> No
             assert gradient is not None
             gradients.append(gradient.clone())
             optimizer.step()
-            pairs = next(each.pairs for each in inspector._measurings() if each.pairs is not None)
+            assert inspector._training is not None
+            pairs = next(each.pairs for each in inspector._training.measurements() if each.pairs is not None)
             assert bool(pairs._previous) is (step % 4 == 3)
     steps, values = inspector.run.series("0.weight:grad", "cosine")
     assert steps.tolist() == [4, 8]

@@ -100,5 +100,5 @@ def test_many_pushes_without_a_logged_step_do_not_pile_up() -> None:
     with watch(model, every=10, to="memory", quiet=True) as inspector:
         for value in range(3000):
             inspector.push_metric("noise", float(value), running=False)
-        assert len(inspector._recording._pushes) < 1100  # type: ignore[union-attr]
+        assert len(inspector._training._pushed) < 1100  # type: ignore[union-attr]
     assert len(inspector.run.scalar("noise")[0]) == 3000

@@ -74,7 +74,7 @@ def test_steps_are_not_looked_at_until_one_may_be_logged() -> None:
     """Between logged steps nothing is decided and timed, but before the next; a change of the schedule is heeded at once."""
     model, optimizer = small()
     with watch(model, every=20, to="memory", quiet=True) as inspector:
-        (watched,) = inspector._recording.watched
+        (watched,) = inspector._training.watched
         timed: list[int] = []
         leave = watched.meter.leave
 

@@ -1,4 +1,14 @@
-"""The inspector: through which lenses a training is looked at, when, and where it is written."""
+"""The inspector: through which lenses a training is looked at, which steps are logged, and where rows go.
+
+A tensor's way to the Parquet row: (1) A hook of the engine adds the tensor to its site's row in the table of a
+:class:`~sonde.inspector.measurement.measurement.Measurement`. (2) When a logged step has ended, the rows of all
+measurements and the pushed values become one :class:`~sonde.inspector.pipeline.batch.Batch`, which starts one copy per device to
+the host, and the rows are emptied. (3) The writer thread, which the inspector shares with its run, takes the batches of half a
+second and calls each statistic once for all their rows, which become one block of finished rows per family. (4) Every sink
+is given these blocks; the sink of the run keeps them without a copy. (5) After ten seconds, or as soon as eight megabytes wait,
+the same thread joins the blocks of each family into one Arrow table, with columns that say when and where, and writes the table
+as one Parquet part.
+"""
 
 from sonde.inspector.inspector import Inspector
 from sonde.inspector.lenses.lens import Lens, LossMetrics
@@ -8,7 +18,7 @@ from sonde.inspector.sinks.base import LoggedRows, RowBlock, Rows, RunSink, Scal
 from sonde.inspector.watch import watch
 
 PyTorchInspector = Inspector
-"""The fifth seed's name for it."""
+"""The fifth seed's name of the inspector."""
 
 __all__ = [
     "Finding",

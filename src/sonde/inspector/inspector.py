@@ -1,4 +1,4 @@
-"""The inspector that people hold: of which models, through which lenses, when, and written where."""
+"""The inspector that people hold: models, lenses, a schedule, and the places where rows go."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from sonde.engine.selection import Where, check_model
 from sonde.errors import ArgumentError
 from sonde.escape import escape_html
 from sonde.inspector.budget import share_of
-from sonde.inspector.describing import described
 from sonde.inspector.lenses.builtin import AnyLens, default_lenses
 from sonde.inspector.lenses.layer_selection import Choice
 from sonde.inspector.lenses.lens import Lens, LossMetrics
-from sonde.inspector.parting import last_lines
 from sonde.inspector.pipeline.findings import Finding
-from sonde.inspector.schedule import Every, Steps, schedule_of
+from sonde.inspector.report import described
+from sonde.inspector.schedule import Every, Schedule, Steps, schedule_of
 from sonde.inspector.settings import GRADIENTS, Gradients, Settings, bytes_of
-from sonde.inspector.sinks.destinations import Targets, open_targets
+from sonde.inspector.sinks.base import RunSink
+from sonde.inspector.sinks.destinations import open_destinations
 from sonde.inspector.training import WatchedTraining
 from sonde.run.run import Run
 from sonde.run.store.open import Existing
@@ -48,37 +48,43 @@ Item = TypeVar("Item")
 class Inspector:
     """Records through lenses what happens in a model while it is trained.
 
-    It is attached if it is given a *module*, otherwise by :meth:`attach`, until the end of a ``with`` block or
-    :meth:`detach`, and sees every thread.
+    An inspector is attached at once if a *module* is given, otherwise by :meth:`attach`, until the end of a ``with`` block,
+    :meth:`detach`, or the end of the process. It sees every thread. :func:`sonde.watch` makes one and attaches it.
+
+    The class is large because its methods are what a training loop calls and what people read afterwards: five groups (life, time,
+    pushing, reading, and the aliases of the fifth seed) of methods of a few lines.
 
     Args:
         lenses: what is looked at; by default :func:`~sonde.inspector.lenses.builtin.default_lenses`.
         module: the model, or several by name.
         optimizer: only checked to step a parameter of the models.
-        every: which steps are logged: each n-th; ``"10s"``; a range, steps, or an iterator of ascending ones; a callable
-            ``Tick -> bool``; a :class:`~sonde.inspector.schedule.Warmup`. Between logged steps the hooks are taken out.
+        every: which steps are logged: n for every n-th; ``"10s"`` for a time between them; a range, step numbers, or an iterator of
+            ascending ones; a callable ``Tick -> bool``; a :class:`~sonde.inspector.schedule.Warmup`. Between logged steps the
+            hooks are taken out.
         to: where rows go: None for a new folder in runs/, a path, ``"memory"``, a :class:`~sonde.run.run.Run` on disk to
             continue, a :class:`~sonde.inspector.sinks.base.Sink`, a visualizer (``Callable[[Run], None]``, called at the end of
             each epoch and of the training), or a list of these.
-        depth: how many levels below the root; a module at the last stands for what is in it. -1 is all.
-        scaler: the ``GradScaler`` of the loop: gradients are given unscaled, and skipped attempts are no steps.
-        include, exclude: which layers, for all lenses.
-        gradients: of parameters: ``"step"``, as the optimizer sees them (accumulated, unscaled, clipped); ``"micro_step"``,
-            what is accumulated after each backward pass, in families with the suffix ``_micro``; ``"both"``.
+        include, exclude: which layers, for all lenses: a regular expression that is searched in their names, exact names, types,
+            or a callable ``(name, module) -> bool``.
+        depth: how many levels below the root are observed; a module at the last level stands for all that is in it. -1 is all.
+        scaler: the ``GradScaler`` of the loop: gradients are recorded unscaled, and skipped attempts are no steps.
+        gradients: which gradients of parameters: ``"step"``, as the optimizer sees them (accumulated, unscaled, clipped);
+            ``"micro_step"``, those accumulated after each backward pass, in families with the suffix ``_micro``; ``"both"``.
         evaluation: record evaluation passes (the root in evaluation mode, or without gradients) too, in families with the
-            suffix ``_eval``, at the step after which they come. Keeps the hooks in between logged steps.
-        budget: the share of step time that observing may take, as ``"1%"``: *every*, an int, is then adapted.
-        update_memory: what an optimizer step did to parameters is measured on copies of them, made before each logged step and
-            gone after it. Copies that would take more than this (``"1GB"``, bytes, None for any) are of every n-th element
-            instead: shares and means are then of these, and counts and lengths estimates; the coverage says where.
-        exists: what to do where a folder holds a run: ``"error"``, ``"resume"``, ``"unique"``, ``"replace"``.
+            suffix ``_eval``, at the step before them. Keeps the hooks in between logged steps.
+        budget: the share of step time that observing may take, as ``"1%"`` or 0.01: *every*, an int, is then adapted.
+        update_memory: the memory for copies of parameters, as ``"1GB"``, bytes, or None for any amount. Updates are measured on
+            copies that are made before each logged step and dropped after it. Where the copies would take more, they hold every
+            n-th element: shares and means are then of these elements, counts and norms are estimates, and the coverage says where.
+        exists: what to do where the folder holds a run: ``"error"``; ``"resume"`` to continue it; ``"unique"`` to write beside
+            it; ``"replace"`` to delete it.
         resume: the same as ``exists="resume"``: steps continue after the last one of the run in the folder, or at *step*.
         step: the number of the first step.
         visualizer: ``"print"``, ``"matplotlib"`` or ``"tensorboard"``; or the same as *to*; or several of these, beside *to*.
             Without *to* the run is in memory.
-        train_loss_str, non_train_loss_str: what losses of training and others are called.
         strict: raise what a statistic raises, instead of going on without it with a warning.
-        quiet: say nothing at the end.
+        quiet: print nothing at the end.
+        train_loss_str, non_train_loss_str: the names under which losses of training and of evaluation are recorded.
 
     Raises:
         ArgumentError, ModelError, SelectionError, StoreError: at once, with what was asked, what was found and what to do.
@@ -114,7 +120,7 @@ class Inspector:
         if train_loss_str == non_train_loss_str:
             raise ArgumentError(f"the losses of training and of evaluation cannot both be called {train_loss_str!r}")
         self._lenses = None if lenses is None else (lenses,) if isinstance(lenses, Lens | LossMetrics) else tuple(lenses)
-        self._schedule = schedule_of(every)
+        self._schedule: Schedule = schedule_of(every)
         self._budget = share_of(budget)
         if self._budget is not None:
             if not isinstance(self._schedule, Every):
@@ -124,16 +130,11 @@ class Inspector:
             (), Choice(include, exclude, depth), gradients, evaluation, scaler, strict, bytes_of(update_memory)
         )
         self._optimizers = _optimizers(optimizer)
-        self._to = to
-        self._visualizer = visualizer
-        self._exists: Existing = "resume" if resume else exists
-        self._step = step
+        self._open = partial(open_destinations, to, "resume" if resume else exists, step, visualizer)
         self._loss_names = train_loss_str, non_train_loss_str
         self._quiet = quiet
-        self._targets: Targets | None = None
-        self._recording: WatchedTraining | None = None
+        self._training: WatchedTraining | None = None
         self._losses: list[Probe] = []
-        self._findings: list[Finding] = []
         self._metrics: set[str] = set()
         self._at_exit: Callable[[], None] = lambda: None
         replace_former(self)
@@ -146,7 +147,7 @@ class Inspector:
         """Begin to record *module*, or several models by name.
 
         Raises:
-            ArgumentError: it is attached, or an argument does not fit the model.
+            ArgumentError: the inspector is attached already, or an argument does not fit the model.
             ModelError, SelectionError, StoreError: see the class.
         """
         if self.attached:
@@ -158,38 +159,36 @@ class Inspector:
         every = tuple(_flat(lenses))
         observed = tuple(lens for lens in every if isinstance(lens, Lens))
         settings = replace(self._settings, lenses=observed, by_default=self._lenses is None)
-        targets = open_targets(self._to, self._exists, self._step, self._visualizer)
+        destinations = self._open()
         try:
             about = described(models, every)
-            for sink in targets.sinks:
+            for sink in destinations.sinks:
                 sink.open(about)
-            recording = WatchedTraining(models, settings, self._schedule, self._budget, targets)
+            training = WatchedTraining(models, settings, self._schedule, self._budget, destinations)
         except BaseException:
-            targets.close()
+            destinations.close()
             raise
-        finalizer = weakref.finalize(self, WatchedTraining.stop, recording)
-        finalizer.atexit = False  # at exit the whole of detach() comes first, before the run is closed and threads end
-        self._at_exit = partial(_detach_at_exit, weakref.ref(self), os.getpid())
+        self._training = training
+        weakref.finalize(self, WatchedTraining.stop, training).atexit = False  # at exit comes the whole of detach() instead,
+        self._at_exit = partial(_detach_at_exit, weakref.ref(self), os.getpid())  # before the run is closed and threads end
         atexit.register(self._at_exit)
-        self._targets, self._recording = targets, recording
-        recording.attach()
+        training.attach()
         self._listen_to_losses(lenses)
         return self
 
     def detach(self) -> None:
-        """Take every hook out, write what is left, close the run, and say in three lines what there is. Again does nothing."""
-        recording = self._recording
-        if recording is None or not recording.attached:
+        """Take every hook out, write what is left, close the run, and print in three lines what there is. Idempotent."""
+        training = self._training
+        if training is None or not training.attached:
             return
         for probe in self._losses:
             probe.detach()
         self._losses.clear()
         atexit.unregister(self._at_exit)
-        recording.stop()
-        self._findings = recording.findings
+        training.stop()
         self._show()
         if not self._quiet:
-            sys.stdout.write("\n".join(last_lines(recording, self._findings)) + "\n")
+            sys.stdout.write("\n".join(training.closing_lines()) + "\n")
 
     def __enter__(self) -> Self:
         if not self.attached:
@@ -213,18 +212,18 @@ class Inspector:
 
     @property
     def every(self) -> Steps:
-        """Which steps are logged; can be set while it runs, and holds from the next step on."""
-        schedule = self._schedule if self._recording is None else self._recording.schedule
+        """Which steps are logged. Can be set while the inspector records; holds from the next step on."""
+        schedule = self._schedule if self._training is None else self._training.schedule
         return schedule.n if isinstance(schedule, Every) else schedule
 
     @every.setter
     def every(self, every: Steps) -> None:
         self._schedule = schedule_of(every)
-        if self._recording is not None:
-            self._recording.schedule_by(self._schedule)
+        if self._training is not None:
+            self._training.schedule_by(self._schedule)
 
     def step(self) -> None:
-        """A step was taken, in a loop without a ``torch.optim`` optimizer, whose steps are seen by themselves.
+        """Count a step, in a loop without a ``torch.optim`` optimizer, whose steps are seen by themselves.
 
         Raises:
             ArgumentError: no forward of a model was seen since the last step.
@@ -232,14 +231,14 @@ class Inspector:
         self._attached().step()
 
     def tick_epoch(self, epoch: int | None = None) -> None:
-        """An epoch has ended: write what belongs to it, and call the visualizers; *epoch* sets the number of the next."""
+        """End an epoch: write what belongs to it, and call the visualizers; *epoch* sets the number of the next."""
         self._attached().end_epoch(epoch)
         self._show()
 
     tick = tick_epoch
 
     def iter(self, epochs: Iterable[Item]) -> Iterator[Item]:
-        """*epochs*, with ``tick_epoch()`` after each."""
+        """Iterate over *epochs*, with ``tick_epoch()`` after each."""
         for item in epochs:
             yield item
             self.tick_epoch()
@@ -249,10 +248,11 @@ class Inspector:
         return self.iter(range(*arguments))
 
     def _show(self) -> None:
-        if self._targets is not None and self._targets.visualizers:
+        training = self._last()
+        if training.destinations.visualizers:
             run = self.run
-            for visualizer in self._targets.visualizers:
-                self._attached_or_last().try_to_show(visualizer, run)
+            for visualizer in training.destinations.visualizers:
+                training.try_to_show(visualizer, run)
 
     # Pushing
 
@@ -261,11 +261,12 @@ class Inspector:
 
         Args:
             value: the loss of one batch.
-            train: of training, recorded as ``loss``; else as ``val_loss``, at the step after which it comes.
+            train: whether it is a loss of training, recorded as ``loss``; otherwise it is recorded as ``val_loss``, at the step
+                before.
             running: record the mean over the steps from one logged step to the next; otherwise each value by itself.
 
         Raises:
-            ArgumentError: it is not one real number.
+            ArgumentError: *value* is not one real number.
         """
         self._attached().push(self._loss_names[0 if train else 1], value, train=train, running=running)
 
@@ -273,7 +274,7 @@ class Inspector:
         """Record a metric; see :meth:`push_loss`. It belongs to training if the model is in training mode.
 
         Raises:
-            ArgumentError: it is not one real number, or a :class:`LossMetrics` lens names other metrics.
+            ArgumentError: *value* is not one real number, or a :class:`LossMetrics` lens names other metrics.
         """
         if self._metrics and name not in self._metrics:
             raise ArgumentError(f"{name!r} is none of the metrics of LossMetrics: {', '.join(sorted(self._metrics))}")
@@ -285,16 +286,14 @@ class Inspector:
         Raises:
             ArgumentError: no run is written.
         """
-        if self._targets is None or self._targets.recorded is None:
-            raise ArgumentError('no run is written that could keep a graph: give a path or "memory" in to=')
-        self._targets.recorded.writer.document("graph", graph.to_data())
+        self._recorded().writer.document("graph", graph.to_data())
 
     # Reading
 
     @property
     def attached(self) -> bool:
-        """Whether it records."""
-        return self._recording is not None and self._recording.attached
+        """Whether the inspector records."""
+        return self._training is not None and self._training.attached
 
     @property
     def run(self) -> Run:
@@ -303,41 +302,40 @@ class Inspector:
         Raises:
             ArgumentError: no run is written.
         """
-        if self._targets is None or self._targets.recorded is None:
-            raise ArgumentError('no run is written: give a path or "memory" in to=')
+        recorded = self._recorded()
         if self.attached:
             self._attached().flush()
-        return self._targets.recorded.run()
+        return recorded.run()
 
     @property
     def path(self) -> os.PathLike[str] | None:
         """The folder of the run; None if there is none on disk."""
-        return None if self._targets is None else self._targets.path
+        return None if self._training is None else self._training.destinations.path
 
     @property
     def sites(self) -> tuple[Site, ...]:
-        """What it observes."""
-        return tuple(dict.fromkeys(site for each in self._measurings() for site in each.attachment.sites()))
+        """The sites that are observed."""
+        measurements = () if self._training is None else self._training.measurements()
+        return tuple(dict.fromkeys(site for each in measurements for site in each.attachment.sites()))
 
     @property
     def errors(self) -> tuple[ProbeError, ...]:
-        """What statistics and schedules raised."""
-        mine = () if self._recording is None else self._recording.errors
-        return (*mine, *(error for each in self._measurings() for error in each.attachment.delivery.errors))
+        """What statistics, schedules, visualizers and sinks raised."""
+        return () if self._training is None else self._training.errors
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """What the rules found in the last rows, the gravest first; at the end also in the run, as alerts."""
-        return tuple(self._attached().findings if self.attached else self._findings)
+        """What the rules found, the gravest first; at the end also in the run, as alerts."""
+        return () if self._training is None else tuple(self._training.findings)
 
     @property
     def overhead(self) -> float | None:
-        """The share of training time that observing takes; None where it cannot be told."""
-        return None if self._recording is None else self._recording.overhead()
+        """The share of training time that observing takes; None where this is not known."""
+        return None if self._training is None else self._training.overhead()
 
     def coverage(self) -> Coverage:
         """What was really observed, and why the rest was not."""
-        return self._attached_or_last().coverage()
+        return self._last().coverage()
 
     def to_frame(self, family: str = "moments") -> pandas.DataFrame:
         """A family of the run so far as a table.
@@ -348,23 +346,25 @@ class Inspector:
         """
         return self.run.to_pandas(family)
 
-    def _measurings(self) -> Iterator[Any]:
-        return iter(()) if self._recording is None else self._recording.measurings()
-
     def _attached(self) -> WatchedTraining:
-        if self._recording is None or not self._recording.attached:
+        if self._training is None or not self._training.attached:
             raise ArgumentError("this inspector is not attached: give it a model first, with attach(model)")
-        return self._recording
+        return self._training
 
-    def _attached_or_last(self) -> WatchedTraining:
-        if self._recording is None:
+    def _last(self) -> WatchedTraining:
+        if self._training is None:
             raise ArgumentError("this inspector was never attached: give it a model first, with attach(model)")
-        return self._recording
+        return self._training
+
+    def _recorded(self) -> RunSink:
+        if self._training is None or self._training.destinations.recorded is None:
+            raise ArgumentError('no run is written: give a path or "memory" in to=')
+        return self._training.destinations.recorded
 
     def __repr__(self) -> str:
-        if self._recording is None:
+        if self._training is None:
             return f"{type(self).__name__}(not attached)"
-        return "\n".join(self._recording.lines(attached=self.attached))
+        return "\n".join(self._training.lines(attached=self.attached))
 
     def _repr_html_(self) -> str:
         return f"<pre>{escape_html(repr(self))}</pre>"
@@ -378,7 +378,7 @@ def _detach_at_exit(held: weakref.ref[Inspector], process: int) -> None:
 
 
 class _LossListener:
-    """Gives what a loss module returns to an inspector, without keeping it alive."""
+    """Pushes what a loss module returns to an inspector, without keeping the inspector alive."""
 
     def __init__(self, inspector: weakref.ref[Inspector], lens: LossMetrics) -> None:
         self._inspector = inspector

@@ -1,32 +1,82 @@
-"""What an inspector really observed, and why not the rest: the receipts of all its measurings as one."""
+"""What an inspector reports: the training it describes in run.json, its coverage, and its closing lines."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import platform
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+import sonde
+from sonde.engine import ProbeError, selection
 from sonde.engine.probes.coverage import Coverage, Covered
+from sonde.engine.torch_api.modules import parameters_of
+from sonde.inspector.lenses.builtin import AnyLens
 from sonde.inspector.measurement.measurement import Measurement
+from sonde.inspector.pipeline.findings import Finding
 from sonde.site import Site
 
-__all__ = ["coverage_of", "plain"]
+__all__ = ["closing_lines", "coverage_data", "coverage_of", "described"]
+
+_SHOWN = 3
 
 
-def coverage_of(measurings: Iterable[Measurement], seen: Mapping[tuple[str, str], int], *, attached: bool) -> Coverage:
-    """One line for each site, whatever the number of families that it is in.
+# The description in run.json
+
+
+def described(models: Mapping[str, nn.Module], lenses: Iterable[AnyLens]) -> dict[str, Any]:
+    """Plain data: ``model`` (its modules, in the order of ``named_modules()``), ``environment``, ``lenses``."""
+    modules = [line for name, model in models.items() for line in _modules(model, name)]
+    return {"model": modules, "environment": _environment(), "lenses": [lens.described() for lens in lenses]}
+
+
+def _modules(model: nn.Module, name: str) -> list[dict[str, Any]]:
+    lines = []
+    for item in selection.members(model):
+        own = [parameter for parameter in parameters_of(item.module).values() if parameter is not None and not is_lazy(parameter)]
+        line = {
+            "name": item.name,
+            "type": type(item.module).__name__,
+            "parameters": sum(parameter.numel() for parameter in own),
+            "trainable": sum(parameter.numel() for parameter in own if parameter.requires_grad),
+        }
+        lines.append({"model": name, **line} if name else line)
+    return lines
+
+
+def _environment() -> dict[str, str]:
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return {
+        "sonde": sonde.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "accelerator": str(accelerator or "none"),
+    }
+
+
+# The coverage
+
+
+def coverage_of(measurements: Iterable[Measurement], seen: Mapping[tuple[str, str], int], *, attached: bool) -> Coverage:
+    """The coverage of all measurements as one: a line for each site, whatever the number of families that it is in.
 
     Args:
-        measurings: what was attached.
+        measurements: what was attached.
         seen: by family and site, how often something was added in the logged steps.
         attached: whether the hooks are in.
     """
     lines: dict[Site, Covered] = {}
-    for measuring in measurings:
-        if measuring.hidden:
+    for measurement in measurements:
+        if measurement.hidden:
             continue
-        notes = measuring.attachment.delivery.notes
-        for line in measuring.coverage():
-            count = seen.get((measuring.family, str(line.site)), 0) + line.count
+        notes = measurement.attachment.delivery.notes
+        for line in measurement.coverage():
+            count = seen.get((measurement.family, str(line.site)), 0) + line.count
             reason = notes.get(line.site, "") if count and not line.count else line.reason
             known = lines.get(line.site)
             if known is None or known.count < count:
@@ -34,8 +84,70 @@ def coverage_of(measurings: Iterable[Measurement], seen: Mapping[tuple[str, str]
     return Coverage(list(lines.values()), attached=attached)
 
 
-def plain(coverage: Coverage) -> dict[str, Any]:
+def coverage_data(coverage: Coverage) -> dict[str, Any]:
     """A coverage as plain data, for the run."""
     missing = [{"site": str(line.site), "reason": line.reason} for line in coverage.missing]
     noted = [{"site": str(line.site), "note": line.reason} for line in coverage if line.count and line.reason]
     return {"sites": len(coverage), "observed": len(coverage.observed), "missing": missing, "notes": noted}
+
+
+# The closing lines
+
+
+def closing_lines(
+    path: Path | None,
+    steps: tuple[int, int],
+    lost: tuple[int, int],
+    findings: Sequence[Finding],
+    errors: Sequence[ProbeError],
+    overhead: float | None,
+) -> list[str]:
+    """The lines that an inspector prints when it is detached: where the run is, what it found, what it cost.
+
+    Args:
+        path: the folder of the run; None if there is none on disk.
+        steps: how many steps were logged, and how many there were.
+        lost: how many logged steps and how many rows could not be written.
+        findings: what the rules found.
+        errors: what observers and sinks raised.
+        overhead: the share of training time that observing took; None if it is not known.
+    """
+    logged, every = steps
+    missing = [f" · {number:,} {what} lost" for number, what in zip(lost, ("of these", "rows"), strict=True) if number]
+    where = _shown(path) if path is not None else "not on disk"
+    return [
+        f"run {where} · {logged:,} of {every:,} steps logged{''.join(missing)}",
+        _found(findings, errors),
+        _cost(overhead, *steps),
+    ]
+
+
+def _cost(overhead: float | None, logged: int, every: int) -> str:
+    if overhead is not None:
+        return f"overhead {overhead:.1%}"
+    if 0 < every == logged:
+        return "overhead not measured: every step is logged, so there is none to compare with"
+    return "overhead not measured: too few steps"
+
+
+def _found(findings: Sequence[Finding], errors: Sequence[ProbeError]) -> str:
+    failed = ""
+    if errors:
+        failed = f" · {_many(len(errors), 'error')}, in .errors: {errors[0].observer}: {type(errors[0].error).__name__}"
+    if not findings:
+        return f"no findings{failed}"
+    shown = " · ".join(finding.message for finding in findings[:_SHOWN])
+    rest = f" · {len(findings) - _SHOWN} more" if len(findings) > _SHOWN else ""
+    return f"{_many(len(findings), 'finding')}: {shown}{rest}{failed}"
+
+
+def _many(number: int, what: str) -> str:
+    return f"{number} {what}{'s' if number > 1 else ''}"
+
+
+def _shown(path: Path) -> str:
+    """The path, relative to the current folder where it is below that."""
+    try:
+        return str(path.resolve().relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

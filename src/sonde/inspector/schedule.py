@@ -177,23 +177,35 @@ def _whole(step: Any) -> int:
 
 
 class Pace:
-    """Follows a schedule for one model, whose steps it counts with the model's clock.
+    """Follows a schedule for one model, whose clock counts the steps.
+
+    Statistics of pairs of steps observe a logged step and the one before it.
 
     Attributes:
+        schedule: asked once for each step.
         on: whether the step that runs now is logged.
-        soon: whether the step after it may be.
+        in_pair: whether it is observed by statistics of pairs: it is logged, or the next may be.
+        was_on, was_in_pair: the same of the step before.
+        ends_pair: whether the step before was logged and had a step before it that statistics of pairs observed.
     """
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
-        self.on = False
-        self.soon = False
+        self.on = self.was_on = False
+        self.in_pair = self.was_in_pair = self.ends_pair = False
         self._begun = float("-inf")
 
     def begin(self, tick: Tick) -> None:
-        """A step begins at *tick*."""
+        """Begin the step at *tick*.
+
+        Raises:
+            Exception: whatever the schedule raises; the step is not logged then.
+        """
+        self.was_on, self.was_in_pair, self.ends_pair = self.on, self.in_pair, self.on and self.was_in_pair
+        self.on = self.in_pair = False
         now = time.monotonic()
-        self.on = self.schedule.wants(tick, now - self._begun)
-        if self.on:
+        on = self.schedule.wants(tick, now - self._begun)
+        if on:
             self._begun = now
-        self.soon = self.schedule.next(tick.step + 1) == tick.step + 1
+        self.in_pair = on or self.schedule.next(tick.step + 1) == tick.step + 1
+        self.on = on

@@ -1,4 +1,4 @@
-"""What runs behind an inspector while it is attached: the models, what is pushed, the budget, and the thread that writes."""
+"""The training under an inspector while it is attached: its models, pushed values, the budget, and the writer."""
 
 from __future__ import annotations
 
@@ -15,71 +15,71 @@ from sonde.inspector.pipeline.batch import Batch, BatchBuilder
 from sonde.inspector.pipeline.batch_writer import BatchWriter
 from sonde.inspector.pipeline.findings import Finding
 from sonde.inspector.pipeline.scalars import ScalarBuffer
-from sonde.inspector.report import coverage_of, plain
+from sonde.inspector.report import closing_lines, coverage_data, coverage_of
 from sonde.inspector.schedule import Every, Schedule
 from sonde.inspector.settings import Settings
-from sonde.inspector.sinks.destinations import Targets, Visualizer
+from sonde.inspector.sinks.destinations import Destinations, Visualizer
 from sonde.inspector.watched_model import WatchedModel
 from sonde.run.run import Run
 
 __all__ = ["WatchedTraining"]
 
-_MANY = 1024  # values that were pushed and may wait for a logged step
+_MANY = 1024  # pushed values that may wait for a logged step
 
 
 class WatchedTraining:
-    """Hooks lead here and not to the inspector that people hold, so that one that is deleted can be noticed and taken off.
+    """Hooks lead here and not to the inspector that people hold, so that a forgotten inspector can be noticed and taken off.
 
     Attributes:
         watched: the models.
-        writing: the thread.
-        errors: what the schedule raised.
-        attached: the hooks are in.
+        destinations: where rows go.
+        schedule: which steps are logged.
+        attached: whether the hooks are in.
     """
 
     def __init__(
-        self, models: Mapping[str, nn.Module], settings: Settings, schedule: Schedule, budget: float | None, targets: Targets
+        self,
+        models: Mapping[str, nn.Module],
+        settings: Settings,
+        schedule: Schedule,
+        budget: float | None,
+        destinations: Destinations,
     ) -> None:
-        self.errors: list[ProbeError] = []
-        self.targets = targets
-        self._settings = settings
+        self.destinations = destinations
         self.schedule = schedule
-        self._budget = budget
-        self._pushes = ScalarBuffer()
         self.attached = False
+        self._errors: list[ProbeError] = []
+        self._settings = settings
+        self._budget = budget
+        self._pushed = ScalarBuffer()
         self.watched = [WatchedModel(model, name, settings, schedule, self._send, self._failed) for name, model in models.items()]
-        self.writing = BatchWriter(targets.sinks)
-        self._told = False  # the coverage is in the run
+        self._writer = BatchWriter(destinations.sinks)
+        self._coverage_written = False
 
     def attach(self) -> None:
         """Put every lens on every model.
 
         Raises:
-            SelectionError: a lens finds nothing in any of them.
+            SelectionError: a lens that was asked for finds nothing in any model, or no default lens does.
         """
+        settings = self._settings
         try:
-            targets = self.targets
-            refused = [watched.attach(targets.first_step, targets.epoch) for watched in self.watched]
-            self._complain([name for name in refused[0] if all(name in each for each in refused)], refused[0])
+            refused = [watched.attach(self.destinations.first_step, self.destinations.epoch) for watched in self.watched]
+            blind = [name for name in refused[0] if all(name in each for each in refused)]
+            if blind and (not settings.by_default or len(blind) == len(settings.lenses)):
+                raise SelectionError(f"the lens {blind[0]!r} finds nothing to look at: {refused[0][blind[0]]}")
         except BaseException:
             self._take_off()
-            self.writing.stop()
+            self._writer.stop()
             raise
         self.attached = True
 
-    def _complain(self, blind: list[str], why: Mapping[str, SelectionError]) -> None:
-        """Raise, if a lens that was asked for finds nothing in any model, or all of them."""
-        settings = self._settings
-        if blind and (not settings.by_default or len(blind) == len(settings.lenses)):
-            raise SelectionError(f"the lens {blind[0]!r} finds nothing to look at: {why[blind[0]]}")
-
     def stop(self) -> None:
-        """Take everything off, write what is left, and close the sinks."""
-        if not self.attached:
-            return
-        self._flush(everything=True)
-        self._take_off()
-        self.writing.stop(self._tell_all)
+        """Take everything off, write what is left, with coverage and findings, and close the sinks. Idempotent."""
+        if self.attached:
+            self._put_rest(everything=True)
+            self._take_off()
+            self._writer.stop(self._write_ends)
 
     def _take_off(self) -> None:
         self.attached = False
@@ -89,7 +89,7 @@ class WatchedTraining:
     # Time
 
     def step(self) -> None:
-        """A step was taken that is not a torch optimizer's.
+        """Count a step that is not a torch optimizer's.
 
         Raises:
             ArgumentError: no forward or backward pass of any model was seen since the last one.
@@ -105,8 +105,8 @@ class WatchedTraining:
             watched.complete(None)
 
     def end_epoch(self, epoch: int | None) -> None:
-        """An epoch has ended: write what belongs to it."""
-        self._flush(everything=True)
+        """End the epoch, and write what belongs to it; *epoch* sets the number of the next."""
+        self._put_rest(everything=True)
         for watched in self.watched:
             watched.clock.end_epoch(epoch)
             watched.meter.forget_step()
@@ -123,37 +123,77 @@ class WatchedTraining:
         """Record a loss or metric; *train*: of training, or else of evaluation; None as the first model's mode says."""
         watched = self.watched[0]
         in_step = watched.model.training if train is None else train
-        self._pushes.push(name, value, *watched.moment(in_step=in_step), running=running)
-        if len(self._pushes) > _MANY:
-            self._flush(everything=False)
+        self._pushed.push(name, value, *watched.moment(in_step=in_step), running=running)
+        if len(self._pushed) > _MANY:
+            self._put_rest(everything=False)
 
-    def _send(self, gathering: BatchBuilder, waited: list[Batch]) -> None:
-        """Of one of the models a step, or an evaluation, is complete."""
+    def _send(self, builder: BatchBuilder, waited: list[Batch]) -> None:
+        """Put what has *waited*, and the data of a step or an evaluation of one of the models."""
         for batch in waited:
-            self.writing.put(batch)
-        if gathering.ends_interval:
-            self._pushes.log(gathering.step)
-            self._account(gathering)
-        for pushed in self._pushes.take():
-            gathering.pushed(pushed)
-        if gathering:
-            self.writing.put(gathering.batch())
-        if not self._told and self.writing.has_written:
-            self._tell_coverage()
+            self._writer.put(batch)
+        if builder.ends_interval:
+            self._pushed.log(builder.step)
+            self._account(builder)
+        for pushed in self._pushed.take():
+            builder.pushed(pushed)
+        if builder:
+            self._writer.put(builder.batch())
+        if not self._coverage_written and self._writer.has_written:
+            self._write_coverage()
 
-    def _account(self, gathering: BatchBuilder) -> None:
+    def _account(self, builder: BatchBuilder) -> None:
         """Record what observing costs, and keep to the budget."""
         share = self.overhead()
         if share is not None:
-            gathering.scalar("overhead", share)
+            builder.scalar("overhead", share)
         if self._budget is not None and isinstance(self.schedule, Every):
             wanted = [watched.meter.interval_for(self._budget) for watched in self.watched]
             known = [interval for interval in wanted if interval is not None]
             if known and max(known) != self.schedule.n:
                 self.schedule_by(Every(max(known)))
 
+    def _put_rest(self, *, everything: bool) -> None:
+        """Put the rows of evaluation passes and the pushed values; *everything*: also of intervals that have not ended."""
+        for watched in self.watched:
+            if watched.rows.measurements:
+                watched.take_evaluation()
+        if not self.watched[0].rows.measurements:
+            return
+        builder = BatchBuilder(*self.watched[0].moment(in_step=False))
+        for pushed in self._pushed.take(everything=everything):
+            builder.pushed(pushed)
+        if builder:
+            self._writer.put(builder.batch())
+
+    def flush(self) -> None:
+        """Return when everything that is complete is with the sinks."""
+        self._put_rest(everything=False)
+        self._writer.flush()
+
+    # What there is to say
+
+    def measurements(self) -> Iterator[Measurement]:
+        """Those of all models, except those that only feed the norms."""
+        return (each for watched in self.watched for each in watched.rows.measurements if not each.hidden)
+
+    def coverage(self) -> Coverage:
+        """What was really observed, and why the rest was not."""
+        return coverage_of(self.measurements(), self._writer.seen(), attached=self.attached)
+
+    @property
+    def findings(self) -> list[Finding]:
+        """What the rules find in the rows so far."""
+        self._writer.flush()
+        return self._writer.findings.all()
+
+    @property
+    def errors(self) -> tuple[ProbeError, ...]:
+        """What statistics, schedules, visualizers and sinks raised."""
+        hooks = (error for each in self.measurements() for error in each.attachment.delivery.errors)
+        return (*self._errors, *hooks, *self._writer.errors)
+
     def overhead(self) -> float | None:
-        """The share of training time that observing takes; None where it cannot be told."""
+        """The share of training time that observing takes; None where this is not known."""
         shares = []
         for watched in self.watched:
             often = watched.logged / watched.steps if watched.steps else 0.0
@@ -162,98 +202,56 @@ class WatchedTraining:
                 shares.append(share)
         return max(shares) if shares else None
 
-    # Telling
+    def lines(self, *, attached: bool) -> list[str]:
+        """A few lines for a console."""
+        state = "attached" if attached else "detached"
+        families = ", ".join(dict.fromkeys(each.family for each in self.measurements()))
+        path = self.destinations.path
+        steps = [f"{watched.name or 'model'}: {watched.logged:,} of {watched.steps:,} steps logged" for watched in self.watched]
+        return [f"Inspector({state}, {'in memory' if path is None else path})", *steps, f"families: {families}"]
 
-    def measurings(self) -> Iterator[Measurement]:
-        """Of all models, except those that only feed the norms."""
-        return (each for watched in self.watched for each in watched.measurings if not each.hidden)
+    def closing_lines(self) -> list[str]:
+        """Where the run is, what was found, what it cost."""
+        steps = sum(watched.logged for watched in self.watched), sum(watched.steps for watched in self.watched)
+        rows = self.destinations.recorded.writer.lost if self.destinations.recorded is not None else 0
+        lost = self._writer.lost, rows
+        return closing_lines(self.destinations.path, steps, lost, self.findings, self.errors, self.overhead())
 
-    def coverage(self) -> Coverage:
-        """What was really observed, and why the rest was not."""
-        return coverage_of(self.measurings(), self.writing.seen(), attached=self.attached)
-
-    def _tell_coverage(self) -> None:
+    def _write_coverage(self) -> None:
         """Write the coverage into the run."""
-        self._told = True
-        if self.targets.recorded is not None:
-            self.targets.recorded.writer.document("coverage", plain(self.coverage()))
+        self._coverage_written = True
+        if self.destinations.recorded is not None:
+            self.destinations.recorded.writer.document("coverage", coverage_data(self.coverage()))
 
-    @property
-    def findings(self) -> list[Finding]:
-        """What the rules find in the last rows."""
-        self.writing.flush()
-        return self.writing.findings.all()
-
-    def _tell_all(self) -> None:
-        """Write coverage and findings into the run, in the thread, when all rows are with the sinks."""
-        self._tell_coverage()
-        self._tell_findings()
-
-    def _tell_findings(self) -> None:
-        if self.targets.recorded is None:
-            return
-        for found in self.writing.findings.all():
-            self.targets.recorded.writer.alert(
-                found.message,
-                step=found.step,
-                epoch=found.epoch,
-                rule=found.rule,
-                site=found.site,
-                value=found.value,
-            )
-
-    @property
-    def lost(self) -> int:
-        """Rows that could not be written."""
-        return self.targets.recorded.writer.lost if self.targets.recorded is not None else 0
-
-    @property
-    def lost_steps(self) -> int:
-        """Logged steps for which there was no room while the sinks did not keep up."""
-        return self.writing.lost
+    def _write_ends(self) -> None:
+        """Write coverage and findings into the run: in the writer thread, when all rows are with the sinks."""
+        self._write_coverage()
+        if self.destinations.recorded is not None:
+            for found in self._writer.findings.all():
+                self.destinations.recorded.writer.alert(
+                    found.message,
+                    step=found.step,
+                    epoch=found.epoch,
+                    rule=found.rule,
+                    site=found.site,
+                    value=found.value,
+                )
 
     def try_to_show(self, visualizer: Visualizer, run: Run) -> None:
         """Call a visualizer; one that raises is not called again."""
         try:
             visualizer(run)
         except Exception as error:
-            self.targets.visualizers = [each for each in self.targets.visualizers if each is not visualizer]
+            self.destinations.visualizers = [each for each in self.destinations.visualizers if each is not visualizer]
             name = name_of(visualizer)
-            self.errors.append(ProbeError.of(name, None, error))
+            self._errors.append(ProbeError.of(name, None, error))
             warn_user(f"the visualizer {name} raised {type(error).__name__}: {error}. It is not called again; the training goes on")
-
-    def lines(self, *, attached: bool) -> list[str]:
-        """A few lines for a console."""
-        state = "attached" if attached else "detached"
-        families = ", ".join(dict.fromkeys(each.family for each in self.measurings()))
-        path = self.targets.path
-        steps = [f"{watched.name or 'model'}: {watched.logged:,} of {watched.steps:,} steps logged" for watched in self.watched]
-        return [f"Inspector({state}, {'in memory' if path is None else path})", *steps, f"families: {families}"]
-
-    # Writing
-
-    def flush(self) -> None:
-        """Have everything that is complete written."""
-        self._flush(everything=False)
-        self.writing.flush()
-
-    def _flush(self, *, everything: bool) -> None:
-        for watched in self.watched:
-            if watched.measurings:
-                watched.take_evaluation()
-        if not self.watched[0].measurings:
-            return
-        gathering = BatchBuilder(*self.watched[0].moment(in_step=False))
-        for pushed in self._pushes.take(everything=everything):
-            gathering.pushed(pushed)
-        if gathering:
-            self.writing.put(gathering.batch())
 
     def _failed(self, error: Exception) -> None:
         kept = ProbeError.of("every=", None, error)
-        if not self.errors:
+        if not self._errors:
             warn_user(
                 f"the schedule raised {type(error).__name__}: {error}. The step is not logged, and the training goes on; "
                 "the schedule is asked again for the next one, and what it raises is kept in .errors"
             )
-        self.errors.append(kept)
+        self._errors.append(kept)

@@ -1,4 +1,4 @@
-"""``watch``: the one line most people need."""
+"""``watch``: make an inspector and attach it, in one line."""
 
 from __future__ import annotations
 
@@ -54,21 +54,53 @@ def watch(
                 loss.backward()
                 optimizer.step()
 
-    At the end it says where the run is, what it found and what it cost. The arguments are those of :class:`Inspector`.
+    At the end three lines say where the run is, what was found and what watching cost. A script that ends without ``detach()`` is
+    detached when the interpreter ends.
 
     Args:
         model: any ``nn.Module``, also compiled or wrapped; several as ``{"G": generator, "D": discriminator}``, each of which
             counts its own steps.
-        batch: an example of what the model is called with, a tuple for several arguments: the execution graph is captured on it
-            before the training begins, and kept in the run. ``sonde.graph.Graph.of(run.graph)`` reads it back, to be drawn
-            with the run's numbers on its nodes. The model is left as it was.
         optimizer: only checked to step the model. The steps of all ``torch.optim`` optimizers are seen by themselves.
+        lenses: what is looked at, as :func:`sonde.lens.moments` or a list; by default outputs, gradients, parameters and updates of
+            all layers, and activations where there are any.
+        every: which steps are logged: n for every n-th; ``"10s"`` for a time between them; a range, step numbers, or an iterator of
+            ascending ones; a callable ``Tick -> bool``; a :class:`~sonde.inspector.schedule.Warmup`. Between logged steps the
+            hooks are taken out.
+        to: where rows go: None for a new folder in runs/, a path, ``"memory"``, a :class:`~sonde.run.run.Run` on disk to
+            continue, a :class:`~sonde.inspector.sinks.base.Sink`, a visualizer (``Callable[[Run], None]``, called at the end of
+            each epoch and of the training), or a list of these.
+        include, exclude: which layers, for all lenses: a regular expression that is searched in their names, exact names, types,
+            or a callable ``(name, module) -> bool``.
+        depth: how many levels below the root are observed; a module at the last level stands for all that is in it. -1 is all.
+        scaler: the ``GradScaler`` of the loop: gradients are recorded unscaled, and skipped attempts are no steps.
+        gradients: which gradients of parameters: ``"step"``, as the optimizer sees them (accumulated, unscaled, clipped);
+            ``"micro_step"``, those accumulated after each backward pass, in families with the suffix ``_micro``; ``"both"``.
+        evaluation: record evaluation passes (the root in evaluation mode, or without gradients) too, in families with the
+            suffix ``_eval``, at the step before them. Keeps the hooks in between logged steps.
+        budget: the share of step time that observing may take, as ``"1%"`` or 0.01: *every*, an int, is then adapted.
+        update_memory: the memory for copies of parameters, as ``"1GB"``, bytes, or None for any amount. Updates are measured on
+            copies that are made before each logged step and dropped after it. Where the copies would take more, they hold every
+            n-th element: shares and means are then of these elements, counts and norms are estimates, and the coverage says where.
+        exists: what to do where the folder holds a run: ``"error"``; ``"resume"`` to continue it; ``"unique"`` to write beside
+            it; ``"replace"`` to delete it.
+        resume: the same as ``exists="resume"``: steps continue after the last one of the run in the folder, or at *step*.
+        step: the number of the first step.
+        visualizer: ``"print"``, ``"matplotlib"`` or ``"tensorboard"``; or the same as *to*; or several of these, beside *to*.
+            Without *to* the run is in memory.
+        strict: raise what a statistic raises, instead of going on without it with a warning.
+        quiet: print nothing at the end.
+        batch: an example of the model's input, a tuple for several arguments. The execution graph is captured on it before the
+            training begins, and kept in the run: ``sonde.graph.Graph.of(run.graph)`` reads it back, to be drawn with the run's
+            numbers on its nodes. The model is left as it was.
 
     Returns:
         The inspector, attached.
 
     Raises:
         ArgumentError: *batch* is given for several models, or another argument cannot be used.
+        ModelError: *model* is no ``nn.Module``.
+        SelectionError: the lenses, *include* and *exclude* leave nothing to observe.
+        StoreError: the folder in *to* cannot be used.
     """
     graph = None if batch is None else _captured(model, batch)
     inspector = Inspector(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from sonde.errors import ArgumentError, MissingExtraError, StoreError
+from sonde.escape import escape_html
 from sonde.run.heatmap import Heatmap, Reduce, heatmap_of
 from sonde.run.schema import KEYS, READ_ORDER
 from sonde.run.store.duckdb_sql import connect, quoted
 from sonde.run.store.run_json import Description
 from sonde.run.store.source import Answer, Ask, DiskSource, Source
-from sonde.run.text import as_html, lines_of
 from sonde.suggest import unknown_name
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Run", "open_run"]
 
+_NAMES = 8  # names that a line shows
 _NUMERIC = ("INT", "FLOAT", "DOUBLE", "DECIMAL", "BOOLEAN")
 
 
@@ -280,10 +281,17 @@ class Run:
         return "\n".join(self._lines())
 
     def _repr_html_(self) -> str:
-        return as_html(self._lines())
+        head, *rest = map(escape_html, self._lines())
+        return "<pre><b>" + head + "</b>\n" + "\n".join(rest) + "</pre>"
 
     def _lines(self) -> list[str]:
-        return self._ask(lambda connection, families: lines_of(connection, families, self._source.describe(), self.path))
+        """A line for the run and one for each family."""
+        described = self._ask(lambda connection, families: [_family_cells(connection, family) for family in families])
+        widths = [max((len(row[place]) for row in described), default=0) for place in range(3)]
+        rows = ["  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]) for row in described]
+        state, path = _state(self.description), self.path
+        head = ["Run in memory", state] if path is None else [f"Run {path.name}", state, str(path)]
+        return [" · ".join(head), *(rows or ["nothing recorded yet"])]
 
 
 _SINGLE = ("scalars", "alerts")
@@ -328,3 +336,37 @@ def _values(column: pyarrow.ChunkedArray) -> npt.NDArray[Any]:
     if values.dtype == object and len({len(row) for row in values}) == 1:  # lists of one length
         return np.stack(list(values))
     return values
+
+
+def _state(description: Description) -> str:
+    """Whether the run is closed, where it was resumed, and what was lost, in words."""
+    lives = description.lives
+    state = "closed" if lives and lives[-1].ended is not None else "not closed"
+    resumed = f", resumed at step {' and '.join(str(life.first_step) for life in lives[1:])}" if len(lives) > 1 else ""
+    lost = sum(life.lost for life in lives)
+    return state + resumed + (f", {lost:,} rows lost" if lost else "")
+
+
+def _family_cells(connection: duckdb.DuckDBPyConnection, family: str) -> tuple[str, str, str, str]:
+    """The name of a family, its number of rows, their steps and sites, and its numbers."""
+    source = quoted(family)
+    size = f"SELECT count(*), count(DISTINCT step), min(step), max(step) FROM {source}"
+    rows, steps, first, last = connection.execute(size).fetchall()[0]
+    span = f"{_many(steps, 'step')}" + (f" ({first:,} to {last:,})" if steps > 1 else f" ({first:,})" if steps else "")
+    if family == "alerts":
+        messages = connection.execute(f"SELECT message FROM {source} ORDER BY step").fetchall()
+        return family, _many(rows, "row"), span, _listed([f"“{message}”" for (message,) in messages], 2)
+    if family == "scalars":
+        names = connection.execute(f"SELECT DISTINCT name FROM {source} ORDER BY name").fetchall()
+        return family, _many(rows, "row"), span, _listed([name for (name,) in names], _NAMES)
+    sites = connection.execute(f"SELECT count(DISTINCT site) FROM {source}").fetchall()[0][0]
+    columns = [name for name, *_ in connection.execute(f"DESCRIBE {source}").fetchall() if name not in KEYS]
+    return family, _many(rows, "row"), f"{_many(sites, 'site')} × {span}", _listed(columns, _NAMES)
+
+
+def _many(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def _listed(names: Sequence[str], most: int) -> str:
+    return ", ".join(names[:most]) + (f", ... ({len(names)})" if len(names) > most else "")

@@ -130,6 +130,7 @@ def test_a_sink_that_raises_is_not_called_again() -> None:
     with pytest.warns(ObservationWarning, match="Failing raised OSError: no room; nothing more is written to it") as said:
         writer.stop()
     assert len(said) == 1
+    assert [str(error) for error in writer.errors] == ["Failing at None: OSError: no room"]
     assert failing.steps == [0, 1]
     assert failing.closed == 0
     assert kept.steps == [0, 1, 2, 3, 4, 5]

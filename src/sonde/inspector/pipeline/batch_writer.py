@@ -10,6 +10,7 @@ from operator import methodcaller
 import numpy as np
 import numpy.typing as npt
 
+from sonde.engine import ProbeError
 from sonde.inspector.measurement.measurement import RowIndex
 from sonde.inspector.pipeline.batch import Batch
 from sonde.inspector.pipeline.findings import Findings
@@ -35,12 +36,14 @@ class BatchWriter:
 
     Attributes:
         findings: remembers what the rules need.
+        errors: what statistics raised when they were finished, and what sinks raised.
         lost: batches for which there was no room.
         has_written: whether the sinks have rows.
     """
 
     def __init__(self, sinks: Sequence[Sink], limits: QueueLimits = LIMITS) -> None:
         self.findings = Findings()
+        self.errors: list[ProbeError] = []
         self.lost = 0
         self.has_written = False
         self._sinks = list(sinks)
@@ -143,6 +146,7 @@ class BatchWriter:
             except Exception as error:
                 self._sinks.remove(sink)
                 name = type(sink).__name__
+                self.errors.append(ProbeError.of(name, None, error))
                 self._problems.note(f"{name} raised {type(error).__name__}: {error}; nothing more is written to it")
 
     def _try(self, step: Callable[[], None]) -> None:
@@ -155,4 +159,6 @@ class BatchWriter:
         self._problems.note(f"a logged step could not be written: {type(error).__name__}: {error}")
 
     def _failed(self, index: RowIndex, error: Exception) -> None:
+        if not any(known.observer == index.family for known in self.errors):  # one of each family, not one of each step
+            self.errors.append(ProbeError.of(index.family, None, error))
         self._problems.note(f"{index.statistic!r} of {index.family} raised {type(error).__name__}: {error}")

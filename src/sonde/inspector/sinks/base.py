@@ -1,4 +1,4 @@
-"""Where rows go: what a sink is, and the sink that writes a run."""
+"""The sink: the interface of a place where rows go, the data it is given, and the sink that writes a run."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ import numpy as np
 import numpy.typing as npt
 
 from sonde.run.schema import KEY_COLUMNS, Layout
+from sonde.run.store.memory_writer import memory_run
 from sonde.run.store.rows import RowBlock
 from sonde.run.store.writer import RunWriter
 
 if TYPE_CHECKING:
     from sonde.run.run import Run
 
-__all__ = ["LoggedRows", "RowBlock", "Rows", "RunSink", "Scalar", "Sink"]
+__all__ = ["LoggedRows", "Nothing", "RowBlock", "Rows", "RunSink", "Scalar", "Sink", "memory"]
 
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Numbers of one family at one moment, a row for each site that something was added at.
+    """The numbers of one family at one moment: a row for each site at which something was added.
 
     Attributes:
         family: as ``moments``.
         layout: all sites that could have a row.
-        rows: which of them have one: indices into *layout*.
+        rows: the sites that have a row: indices into *layout*.
         epoch, step, micro_step: when.
         counts: how often something was added to each row.
         numbers: by name, float64 of the shape of *rows*.
@@ -89,10 +90,10 @@ class Scalar:
 
 @dataclass(frozen=True, eq=False)
 class LoggedRows:
-    """All that was logged in a while: iterate for the rows of each moment and the scalars, in the order in which they came.
+    """All that was logged in a while. Iterate for the rows of each moment and the scalars, in the order in which they came.
 
     Attributes:
-        sequence: that order: a block and the position of a moment in it, or a scalar.
+        sequence: in that order a block and the position of a moment in it, or a scalar.
         blocks: all rows, a block for each family of each model.
         scalars: all scalars, in order.
     """
@@ -117,24 +118,23 @@ class LoggedRows:
 
 
 class Sink:
-    """Where rows go. Write one by overriding what it needs; it is called in a thread of its own, never in two at once.
+    """A place where rows go. Write one by overriding the methods it needs; they are called in the writer thread, one at a time.
 
-    While a training runs, what is logged within half a second comes together, in the order in which it was logged. A sink
-    that can take all of it in one go overrides ``write_all``. One that raises is not called again: the training goes on, with
-    one warning.
+    While a training runs, the rows of half a second come together, in the order in which they were logged. A sink that can take
+    all of them in one go overrides ``write_all``. A sink that raises is not called again: the training goes on, with one warning.
     """
 
     def open(self, description: Mapping[str, Any]) -> None:
-        """The training begins; *description* is plain data: ``model``, ``environment``, ``lenses``."""
+        """Called when the training begins; *description* is plain data: ``model``, ``environment``, ``lenses``."""
 
     def write(self, rows: Rows) -> None:
-        """Rows of one family at one moment."""
+        """Take the rows of one family at one moment."""
 
     def scalar(self, scalar: Scalar) -> None:
-        """One loss, metric, norm or share."""
+        """Take one loss, metric, norm or share."""
 
     def write_all(self, entries: LoggedRows) -> None:
-        """Rows and scalars of several moments. Unless it is overridden, ``write`` and ``scalar`` are called for each."""
+        """Take rows and scalars of several moments. Unless it is overridden, it calls ``write`` and ``scalar`` for each."""
         for entry in entries:
             if isinstance(entry, Scalar):
                 self.scalar(entry)
@@ -142,7 +142,11 @@ class Sink:
                 self.write(entry)
 
     def close(self) -> None:
-        """Nothing more will come."""
+        """Called at the end: nothing more will come."""
+
+
+class Nothing(Sink):
+    """Drops everything: for a training that is watched for its findings alone."""
 
 
 class RunSink(Sink):
@@ -183,3 +187,15 @@ class RunSink(Sink):
     def run(self) -> Run:
         """The run so far, to read."""
         return self.writer.run()
+
+
+def memory(about: Mapping[str, Any] | None = None) -> RunSink:
+    """Return a sink that keeps a run in memory; ``memory().run()`` reads it, also after it is closed.
+
+    >>> from sonde.inspector.sinks.base import Scalar
+    >>> sink = memory()
+    >>> sink.scalar(Scalar("loss", 0.5, epoch=0, step=3))
+    >>> sink.run().scalar("loss")
+    (array([3]), array([0.5]))
+    """
+    return RunSink(memory_run(about))

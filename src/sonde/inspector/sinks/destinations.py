@@ -16,7 +16,7 @@ from sonde.run.store.open import Existing, start_run
 from sonde.run.store.writer import RunWriter
 from sonde.suggest import nearest
 
-__all__ = ["Targets", "Visualizer", "open_targets"]
+__all__ = ["Destinations", "Visualizer", "open_destinations"]
 
 Visualizer = Callable[[Run], None]
 """Shows a run, at the end of each epoch and of the training."""
@@ -25,7 +25,7 @@ _NAMES = ("print", "matplotlib", "tensorboard")
 
 
 @dataclass
-class Targets:
+class Destinations:
     """Where an inspector's rows go.
 
     Attributes:
@@ -53,7 +53,7 @@ class Targets:
             sink.close()
 
 
-def open_targets(to: Any, exists: Existing, step: int | None, visualizer: Any = None) -> Targets:
+def open_destinations(to: Any, exists: Existing, step: int | None, visualizer: Any = None) -> Destinations:
     """Open what *to* means: None for a new folder in runs/, a path, ``"memory"``, a run to continue, a writer, a
     :class:`~sonde.inspector.sinks.base.Sink`, a visualizer, or several of them; and *visualizer*, a name in place of a
     visualizer, or the same as *to*, beside it.
@@ -63,7 +63,7 @@ def open_targets(to: Any, exists: Existing, step: int | None, visualizer: Any = 
         MissingExtraError: what the visualizer draws with is not installed.
         StoreError: the folder cannot be used.
     """
-    targets = Targets()
+    destinations = Destinations()
     shown = [] if visualizer is None else _listed(visualizer)
     names = [_checked(name) for name in shown if isinstance(name, str)]
     shown = [target for target in shown if not isinstance(target, str)]
@@ -76,24 +76,24 @@ def open_targets(to: Any, exists: Existing, step: int | None, visualizer: Any = 
     try:
         for target in given:
             if isinstance(target, Sink):
-                targets.sinks.append(target)
+                destinations.sinks.append(target)
                 if isinstance(target, RunSink):
-                    targets.recorded = target
+                    destinations.recorded = target
             elif not _is_run(target):
-                targets.visualizers.append(target)
+                destinations.visualizers.append(target)
             else:
-                targets.recorded = _run_sink(target, exists, step)
-                targets.sinks.append(targets.recorded)
-        if (targets.visualizers or names) and targets.recorded is None:
-            targets.recorded = RunSink(memory_run())
-            targets.sinks.append(targets.recorded)
+                destinations.recorded = _run_sink(target, exists, step)
+                destinations.sinks.append(destinations.recorded)
+        if (destinations.visualizers or names) and destinations.recorded is None:
+            destinations.recorded = RunSink(memory_run())
+            destinations.sinks.append(destinations.recorded)
         for name in names:
-            _add_named(targets, name)
+            _add_named(destinations, name)
     except BaseException:
-        targets.close()
+        destinations.close()
         raise
-    _look_back(targets, step)
-    return targets
+    _look_back(destinations, step)
+    return destinations
 
 
 def _listed(given: Any) -> list[Any]:
@@ -107,17 +107,18 @@ def _checked(name: str) -> str:
     return name
 
 
-def _add_named(targets: Targets, name: str) -> None:
+def _add_named(destinations: Destinations, name: str) -> None:
     """Add the visualizer of that name; what it writes is in the run's folder, or in the current one if the run is in memory."""
-    from sonde.inspector.sinks import Pictures, Print, TensorBoard
+    from sonde.inspector.sinks.tensorboard import TensorBoard
+    from sonde.inspector.sinks.visualizers import Pictures, Print
 
-    folder = targets.path if targets.path is not None else Path()
+    folder = destinations.path if destinations.path is not None else Path()
     if name == "print":
-        targets.visualizers.append(Print())
+        destinations.visualizers.append(Print())
     elif name == "matplotlib":
-        targets.visualizers.append(Pictures(folder / "pictures"))
+        destinations.visualizers.append(Pictures(folder / "pictures"))
     else:
-        targets.sinks.append(TensorBoard(folder / "tensorboard"))
+        destinations.sinks.append(TensorBoard(folder / "tensorboard"))
 
 
 def _is_run(target: Any) -> bool:
@@ -143,15 +144,17 @@ def _run_sink(target: Any, exists: Existing, step: int | None) -> RunSink:
     )
 
 
-def _look_back(targets: Targets, step: int | None) -> None:
+def _look_back(destinations: Destinations, step: int | None) -> None:
     """Where a run that is continued stands."""
-    targets.first_step = step
-    if targets.recorded is None:
+    destinations.first_step = step
+    if destinations.recorded is None:
         return
-    writer = targets.recorded.writer
+    writer = destinations.recorded.writer
     if writer.first_step or step is not None:
-        targets.first_step = writer.first_step if step is None else step
-        run = targets.recorded.run()
+        destinations.first_step = writer.first_step if step is None else step
+        run = destinations.recorded.run()
         families: Mapping[str, Any] = dict.fromkeys(family for family in run.families if family != "alerts")
-        before = [run.sql(f'SELECT max(epoch) FROM "{family}" WHERE step < {targets.first_step}').fetchall() for family in families]
-        targets.epoch = max((rows[0][0] for rows in before if rows[0][0] is not None), default=0)
+        before = [
+            run.sql(f'SELECT max(epoch) FROM "{family}" WHERE step < {destinations.first_step}').fetchall() for family in families
+        ]
+        destinations.epoch = max((rows[0][0] for rows in before if rows[0][0] is not None), default=0)

@@ -12,8 +12,7 @@ import numpy.typing as npt
 from sonde.engine import Tick
 from sonde.errors import ArgumentError
 from sonde.inspector.schedule import EverySeconds, Steps, schedule_of
-from sonde.inspector.sinks.base import Rows, RunSink, Scalar, Sink
-from sonde.inspector.sinks.plain import memory
+from sonde.inspector.sinks.base import Rows, RunSink, Scalar, Sink, memory
 from sonde.run.run import Run
 from sonde.run.schema import KEYS, Layout
 from sonde.run.store.duckdb_sql import quoted

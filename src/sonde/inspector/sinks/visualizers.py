@@ -1,22 +1,32 @@
-"""What the visualizers have in common: each moment of a run is shown once."""
+"""The visualizers: print a table, or draw pictures, at the end of each epoch and of the training."""
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sonde.run.run import Run
+from sonde.view.plots import save
+from sonde.view.plots.canvas import Theme, need_matplotlib
+from sonde.view.plots.layer_names import Include
+from sonde.view.plots.table import table
 
-__all__ = ["Shown"]
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["EpochVisualizer", "Pictures", "Print"]
 
 
-class Shown(ABC):
-    """A visualizer: called with a run at the end of each epoch and of the training, it shows what is new."""
+class EpochVisualizer(ABC):
+    """A visualizer that shows a run once at each of its moments. It is called at the end of each epoch and of the training."""
 
     def __init__(self) -> None:
         self._last: tuple[str, int] | None = None
 
     def __call__(self, run: Run) -> None:
-        """Show *run*, unless nothing was recorded since the last time."""
+        """Show *run*, unless nothing was recorded since the last call."""
         moment = (str(run.path), run.last_step)
         if moment != self._last:
             self._last = moment
@@ -24,3 +34,49 @@ class Shown(ABC):
 
     @abstractmethod
     def _show(self, run: Run) -> None: ...
+
+
+class Print(EpochVisualizer):
+    """Prints :func:`sonde.view.plots.table`, one row for each layer: ``watch(model, to=[path, Print()])``.
+
+    Args:
+        include, exclude: of layers: a regular expression that is searched in their names, or exact names.
+        console: a rich console to print to; by default one that writes to the standard output of that moment.
+    """
+
+    def __init__(self, *, include: Include = None, exclude: Include = None, console: Console | None = None) -> None:
+        super().__init__()
+        self._include = include
+        self._exclude = exclude
+        self._console = console
+
+    def _show(self, run: Run) -> None:
+        from rich.console import Console
+
+        console = self._console if self._console is not None else Console()
+        console.print(table(run, include=self._include, exclude=self._exclude))
+
+
+class Pictures(EpochVisualizer):
+    """Draws the pictures of :func:`sonde.view.plots.plan` over those of the epoch before.
+
+    As in ``watch(model, to=[path, Pictures("out")])``.
+
+    Args:
+        folder: where to; made if it is not there.
+        form: ``"png"``, ``"svg"`` or ``"pdf"``.
+        theme: ``"light"`` or ``"dark"``.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed; at once, not after the first epoch.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], *, form: str = "png", theme: Theme = "light") -> None:
+        super().__init__()
+        need_matplotlib()
+        self.folder = Path(folder)
+        self._form = form
+        self._theme: Theme = theme
+
+    def _show(self, run: Run) -> None:
+        save(run, self.folder, form=self._form, theme=self._theme)

@@ -1,0 +1,138 @@
+"""Take the rows of one model's measurements into batches: after a logged step, a backward pass, or evaluation passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer
+
+from sonde.engine import Tick
+from sonde.engine.clock.loss_scale import Scaling, scale_at_step
+from sonde.inspector.measurement.execution_order import Ordering
+from sonde.inspector.measurement.measurement import Measurement
+from sonde.inspector.measurement.turns import Turn
+from sonde.inspector.pipeline.batch import Batch, BatchBuilder
+from sonde.inspector.schedule import Pace
+from sonde.inspector.settings import Settings
+from sonde.site import GRADIENT_PORTS, MODULE_PORTS
+
+__all__ = ["RowTaker", "Send"]
+
+Send = Callable[[BatchBuilder, "list[Batch]"], None]
+"""Takes the data of a moment, and the batches that have waited for this moment."""
+
+
+class RowTaker:
+    """The measurements of one model, and the moments at which their rows are taken.
+
+    Attributes:
+        measurements: all that are attached.
+        evaluated: whether evaluation passes were seen since their rows were last taken.
+
+    Args:
+        send: called with the data of each moment.
+    """
+
+    def __init__(self, model: nn.Module, name: str, settings: Settings, send: Send) -> None:
+        self.measurements: list[Measurement] = []
+        self.evaluated = False
+        self._turns: list[Turn] = []
+        self._send = send
+        self._scaling = Scaling(settings.scaler)
+        self._ordering = Ordering(model, name)
+        self._places: dict[str, int] = {}
+        self._waiting: list[Batch] = []  # of backward passes, until it is known that they belong to a step
+        self.has_sequences = False
+
+    def add(self, turn: Turn, pace: Pace) -> None:
+        """Attach the hooks of a measurement."""
+        self._turns.append(turn)
+        self.measurements.append(turn.measuring)
+        self.has_sequences = self.has_sequences or turn.measuring.is_sequence
+        turn.attach(logged=pace.on, in_pair=pace.in_pair)
+
+    def detach(self) -> None:
+        """Take all hooks out."""
+        self._ordering.settle()
+        for measurement in self.measurements:
+            measurement.attachment.detach()
+
+    def begin_step(self, pace: Pace) -> None:
+        """Switch the hooks for the step that begins."""
+        if pace.on or pace.was_on or (self.has_sequences and (pace.in_pair or pace.was_in_pair)):
+            for turn in self._turns:
+                turn.begin(logged=pace.on, in_pair=pace.in_pair)
+        if pace.on:
+            self.watch_order()
+
+    def watch_order(self) -> None:
+        """See in which order modules run, unless this is known."""
+        self._ordering.watch()
+
+    def take_step(self, ended: Tick, optimizer: Optimizer | None, *, pairs: bool) -> None:
+        """Take the rows of the logged step that has *ended*; *pairs*: those of pairs of steps too."""
+        if self._ordering.settle():
+            self._places = {}
+            for measurement in self.measurements:
+                measurement.forget_order()
+        scales: dict[str, Tensor] = {}
+        if (scale := self._scaling.scale) is not None:
+            scales |= {port: scale for port in GRADIENT_PORTS if port in MODULE_PORTS}
+        if (scale := scale_at_step(optimizer)) is not None:
+            scales["grad"] = scale
+        builder = BatchBuilder(ended.epoch, ended.step, ends_interval=True)
+        for measurement in self.measurements:
+            wanted = pairs or not measurement.is_sequence
+            if measurement.kind == "step" and wanted and measurement.attachment.attached:
+                builder.rows(measurement, self._order(), scales=scales)
+        waited, self._waiting = self._waiting, []
+        self._send(builder, waited)
+
+    def take_backward(self, epoch: int, step: int) -> None:
+        """Take the rows that belong to the backward pass that has ended alone. They wait for the end of the step."""
+        scale = self._scaling.scale
+        scales: Mapping[str, Tensor] = {} if scale is None else {"grad": scale}
+        builder = BatchBuilder(epoch, step)
+        for measurement in self.measurements:
+            if measurement.kind == "micro_step" and measurement.attachment.attached:
+                builder.rows(measurement, self._order(), micro_step=len(self._waiting), scales=scales)
+        if builder:
+            self._waiting.append(builder.batch())
+
+    def take_evaluation(self, epoch: int, step: int) -> None:
+        """Take the rows of the evaluation passes since the last step, if there were any."""
+        if not self.evaluated:
+            return
+        self.evaluated = False
+        builder = BatchBuilder(epoch, step)
+        for measurement in self.measurements:
+            if measurement.kind == "evaluation" and measurement.attachment.attached:
+                builder.rows(measurement, self._order())
+        if builder:
+            self._send(builder, [])
+
+    def end_pair(self, pace: Pace) -> None:
+        """Drop pairs of a step that ends none, and the tensors before where the next step is not observed."""
+        for measurement in self.measurements:
+            if measurement.is_sequence and measurement.pairs is not None:
+                if not pace.ends_pair:
+                    measurement.table.reset()
+                if not pace.in_pair:
+                    measurement.pairs.forget()
+
+    def was_skipped(self, step: int) -> bool:
+        """Whether the scaler skipped the attempt at *step*."""
+        return self._scaling.skipped(step)
+
+    def discard(self) -> None:
+        """Drop the rows of an attempt at a step that was skipped."""
+        self._waiting.clear()
+        for measurement in self.measurements:
+            if measurement.kind != "evaluation":
+                measurement.table.reset()
+
+    def _order(self) -> dict[str, int]:
+        if not self._places:
+            self._places = self._ordering.places()
+        return self._places
