@@ -48,7 +48,7 @@ def said(found: Finding | None) -> tuple[str, str, str] | None:
         (rules.update_large(0.1), None),
         (rules.update_large(0.25), ("update_large", "warn", "each step moves it by 25 % of its size")),
         (rules.update_small(1e-5), None),
-        (rules.update_small(2e-6), ("update_small", "warn", "each step moves it by no more than 2e-06 of its size")),
+        (rules.update_small(2e-6), ("update_small", "warn", "each step moves it by 2e-06 of its size")),
         (rules.update_small(0.0), ("update_small", "warn", "no step moves it")),
         (rules.update_small(math.nan), None),
     ],

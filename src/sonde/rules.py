@@ -221,7 +221,7 @@ def update_small(ratio: float) -> Finding | None:
     """*ratio* of an update's size to its weight's."""
     if not ratio < UPDATE_SMALL:
         return None
-    words = f"each step moves it by no more than {ratio:.0e} of its size" if ratio > 0 else "no step moves it"
+    words = f"each step moves it by {ratio:.0e} of its size" if ratio > 0 else "no step moves it"
     return Finding("update_small", words, value=ratio, evidence={"ratio": ratio})
 
 

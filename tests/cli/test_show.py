@@ -14,6 +14,8 @@ from sonde import lens
 from sonde.cli import show
 from sonde.errors import ArgumentError, StoreError, UnknownSiteError
 from sonde.inspector import watch
+from sonde.run.run import open_run
+from sonde.view import plots
 
 
 @pytest.fixture
@@ -41,35 +43,45 @@ def wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_row_for_each_layer(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """In the order of execution, at the last logged step; the dead layer stands out, and what was found is said."""
+    """In the order of execution, over the logged steps; the dead layer stands out, and what was found is said."""
     out = printed(capsys, str(folder))
-    assert "layers at step 4" in out
-    rows = out[out.index("layers at step 4") :].splitlines()
+    rows = out[out.index("medians over steps 0 to 4") :].splitlines()
     assert [row.split()[:2] for row in rows[3:6]] == [["0", "Linear"], ["1", "ReLU"], ["2", "Linear"]]
-    assert rows[4].split()[2:5] == ["0", "100%", "100%"]
+    assert rows[4].rstrip().endswith("100 % dead")
     assert "warning: 1: 100 % dead" in out
+
+
+def test_the_table_is_that_of_the_library(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """``sonde show`` prints what ``plots.table(run)`` shows, line by line."""
+    lines = [line.rstrip() for line in printed(capsys, str(folder)).splitlines()]
+    shown = plots.table(open_run(folder)).to_text(200).splitlines()
+    assert [line for line in lines if line in shown] == shown
 
 
 def test_another_step_and_another_family(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """All numbers of a family, site by site."""
-    assert "layers at step 2" in printed(capsys, str(folder), "--step", "2")
+    assert "step 2" in printed(capsys, str(folder), "--step", "2")
     out = printed(capsys, str(folder), "--family", "activation")
     assert "activation at step 0" in out
     assert "call_death" in out
     with pytest.raises(ArgumentError, match="the nearest are 0, 2, 4"):
         printed(capsys, str(folder), "--step", "3")
+    with pytest.raises(ArgumentError, match="the nearest are 0"):
+        printed(capsys, str(folder), "--step", "3", "--family", "activation")
     with pytest.raises(UnknownSiteError, match="Nearest: moments"):
         printed(capsys, str(folder), "--family", "moment")
 
 
 def test_runs_without_moments_and_without_anything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The first family there is; or only the head."""
+    """The columns that there are; or only the head."""
     model = nn.Linear(2, 2)
     optimizer = SGD(model.parameters(), lr=0.1)
     with watch(model, every=1, to=tmp_path / "norms", quiet=True, lenses=lens.ParameterNorm()):
         model(torch.ones(1, 2)).sum().backward()
         optimizer.step()
-    assert "parameter_norm at step 0" in printed(capsys, str(tmp_path / "norms"))
+    out = printed(capsys, str(tmp_path / "norms"))
+    assert "epoch 0 · step 0" in out
+    assert "weight" in out
     watch(model, to=tmp_path / "empty", quiet=True).detach()
     assert "nothing recorded yet" in printed(capsys, str(tmp_path / "empty"))
     with pytest.raises(StoreError, match="there is no run"):

@@ -1,4 +1,7 @@
-"""The ``sonde`` command. One file per command; none of them is imported before it runs, and torch only by those that need it."""
+"""Run the ``sonde`` command. A subcommand is one file here and one line in ``COMMANDS``; only the one that is run is imported.
+
+A file has a docstring (its help), ``arguments(parser)``, which adds its options, and ``run(options)``, which returns the exit code.
+"""
 
 from __future__ import annotations
 
@@ -9,37 +12,40 @@ from importlib import import_module
 
 from sonde.errors import SondeError
 
-__all__ = ["main"]
+__all__ = ["COMMANDS", "main"]
 
-# Name, module in this package, help. A command module has ``arguments(parser)`` and ``run(options) -> int``.
-_COMMANDS = {
+COMMANDS = {
     "demo": "train a small network on real data, look inside it, and find the layer that died",
     "doctor": "say which kernels are in use and why, whether the compiler works, and what is installed",
     "show": "print the table of a run, layer by layer",
     "env": "print the versions that a report of a defect should name",
 }
+"""The name of each file in this folder that is a subcommand, and one line of help."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code: 0 done, 1 the command failed, 2 it was called wrongly."""
+    """Run the command line; return the exit code: 0 done, 1 the command failed, 2 wrong usage, 130 interrupted."""
+    given = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(prog="sonde", description="See what happens inside a PyTorch network while it runs.")
     parser.add_argument("--version", action="store_true", help="print the version and exit")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    modules = {}
-    for name, text in _COMMANDS.items():
-        module = modules[name] = import_module(f"sonde.cli.{name}")
-        module.arguments(commands.add_parser(name, help=text, description=module.__doc__))
-    options = parser.parse_args(argv)
+    asked = next((word for word in given if not word.startswith("-")), None)
+    module = import_module(f"sonde.cli.{asked}") if asked in COMMANDS else None
+    for name, text in COMMANDS.items():
+        command = commands.add_parser(name, help=text, description=module.__doc__ if module and name == asked else text)
+        if module is not None and name == asked:
+            module.arguments(command)
+    options = parser.parse_args(given)
     if options.version:
         import sonde
 
         print(f"sonde {sonde.__version__}")
         return 0
-    if options.command is None:
+    if module is None:
         parser.print_help()
         return 2
     try:
-        return int(modules[options.command].run(options))
+        return int(module.run(options))
     except SondeError as error:
         print(f"sonde {options.command}: {error}", file=sys.stderr)
         return 1

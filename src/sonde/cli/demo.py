@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sonde.errors import MissingExtraError
+from sonde.rules import percent
 from sonde.site import Site
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 @dataclass
 class Trained:
-    """One training and what was seen in it."""
+    """One training: its name, the loss at its end as the run recorded it, the accuracy on test images, and its inspector."""
 
     title: str
     loss: float
@@ -64,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
     ]
     console.print("\n[bold]What the training loop shows[/]")
     for one in trained:
-        console.print(f"  {one.title:<15} loss {one.loss:.4f}   test accuracy {one.accuracy:.1%}", highlight=False)
+        console.print(f"  {one.title:<15} loss {one.loss:.4g}   test accuracy {one.accuracy:.1%}", highlight=False)
     _print_zeros(trained, console)
     console.print("\n[bold]The layers of the second[/]: [cyan]sonde.view.plots.table[/] of its run\n")
     console.print(table(trained[1].inspector.run, exclude=_WHOLE))
@@ -138,12 +139,10 @@ def _train(title: str, wrong: bool, digits: tuple[Tensor, ...], options: argpars
     torch.manual_seed(options.seed)
     model = _network(wrong=wrong)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    loss = torch.tensor(0.0)
     columns = (
         TextColumn("  {task.description:<15}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[loss]}"),
         TimeElapsedColumn(),
     )
     lenses = (lens.moments(), lens.OutputActivation(dropout=False))
@@ -151,7 +150,7 @@ def _train(title: str, wrong: bool, digits: tuple[Tensor, ...], options: argpars
         watch(model, optimizer, every=EVERY, to=options.to / "demo", exists="unique", lenses=lenses, quiet=True) as inspector,
         Progress(*columns, console=console) as progress,
     ):
-        bar = progress.add_task(title, total=options.epochs, loss="")
+        bar = progress.add_task(title, total=options.epochs)
         for _ in inspector.range(options.epochs):
             for chosen in torch.randperm(len(x_train)).split(64):
                 loss = cross_entropy(model(x_train[chosen]), y_train[chosen])
@@ -159,12 +158,11 @@ def _train(title: str, wrong: bool, digits: tuple[Tensor, ...], options: argpars
                 loss.backward()
                 optimizer.step()
                 inspector.push_loss(loss, train=True)
-            progress.update(bar, advance=1, loss=f"loss {loss.item():.3f}")
+            progress.update(bar, advance=1)
     model.eval()
     with torch.no_grad():
         accuracy = (model(x_test).argmax(1) == y_test).float().mean().item()
-        whole = cross_entropy(model(x_train), y_train).item()
-    return Trained(title, whole, accuracy, inspector)
+    return Trained(title, float(inspector.run.scalar("loss")[1][-1]), accuracy, inspector)
 
 
 def _print_zeros(trained: list[Trained], console: Console) -> None:
@@ -178,7 +176,7 @@ def _print_zeros(trained: list[Trained], console: Console) -> None:
             if (name := Site.parse(site).name).endswith(".act"):
                 shares = (zeros / size).tolist()
                 style = "bold red" if shares[-1] > 0.99 else ""
-                line = f"    {name:<14} {_spark(shares)}  {shares[0]:>4.0%} -> {shares[-1]:.0%}"
+                line = f"    {name:<14} {_spark(shares)}  {percent(shares[0]):>5} -> {percent(shares[-1])}"
                 console.print(line, style=style, highlight=False)
 
 
@@ -197,11 +195,11 @@ def _print_finding(wrong: Trained, console: Console) -> None:
     gradients = wrong.inspector.run.heatmap("norm", "grad", family="moments")
     ahead = gradients.values[gradients.sites.index(f"blocks.{WRONG}.fc1.weight:grad")]
     console.print(
-        f"\n[bold red]{name} is dead:[/] {dead[0].value:.0%} of its units answer to no image of a batch. A bias of {PRIOR_BIAS} "
-        "pushes what reaches the ReLU below zero, and behind a zero there is no gradient by which the bias could recover: that of "
-        f"blocks.{WRONG}.fc1.weight was exactly zero at {(ahead == 0).sum()} of {len(ahead)} logged steps. So block {WRONG} adds "
-        "a constant to its input, and its weights learn nothing: weight decay alone moves them. The skip connection carries the "
-        "rest, which is why the loss says nothing.",
+        f"\n[bold red]{name} is dead:[/] {percent(dead[0].value)} of its units answer to no image of a batch. A bias of "
+        f"{PRIOR_BIAS} pushes what reaches the ReLU below zero, and behind a zero there is no gradient by which the bias could "
+        f"recover: that of blocks.{WRONG}.fc1.weight was exactly zero at {(ahead == 0).sum()} of {len(ahead)} logged steps. So "
+        f"block {WRONG} adds a constant to its input, and its weights learn nothing: weight decay alone moves them. The skip "
+        "connection carries the rest, which is why the loss says nothing.",
         highlight=False,
     )
 

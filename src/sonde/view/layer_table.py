@@ -137,13 +137,13 @@ COLUMNS: Mapping[str, Callable[[Quantity], Cell] | None] = {
     "dead": _share,
     "gradient": _decades,
     "weight": _digits,
-    "weight gradient": _decades,
+    "weight grad": _decades,
     "update / weight": _decades,
     "": None,
 }
 """The headings in their order, with the way their numbers are written; the others are texts."""
 
-DROPPED_FIRST = ("input", "type", "weight", "zeros", "output", "rms", "calls", "weight gradient")
+DROPPED_FIRST = ("input", "weight", "type", "zeros", "output", "rms", "calls", "weight grad")
 """The columns that are left out, in this order, where the terminal is too narrow."""
 _RIGHT = ("calls", "params")
 

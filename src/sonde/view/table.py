@@ -36,6 +36,7 @@ table.sonde tfoot tr td{opacity:.75;white-space:normal;padding-top:5px}
 _BLOCKS = " ▏▎▍▌▋▊▉█"
 _BAR_CELLS = 6
 _GAP = 3  # between two columns
+_LAST = 30  # of the last column, which folds, before other columns are left out for it
 _UNLIMITED = 10_000
 
 
@@ -123,6 +124,7 @@ class Grid:
         widths = [
             max(map(len, column)) for column in zip(self.columns, *([_with_bar(c) for c in row] for row in self.rows), strict=True)
         ]
+        widths[-1] = min(widths[-1], _LAST)
         return sum(widths) + _GAP * (len(widths) - 1)
 
     def _rich_table(self) -> Table:

@@ -9,6 +9,7 @@ from sonde.run.run import Run
 from sonde.run.schema import Layout
 from sonde.run.store.memory_writer import memory_run
 from sonde.view import plots
+from sonde.view.table import Grid
 
 
 def trained() -> Run:
@@ -35,21 +36,22 @@ def trained() -> Run:
     return writer.run()
 
 
+def cells(grid: Grid) -> list[list[str]]:
+    return [[cell.text for cell in row] for row in grid.rows]
+
+
 def test_the_table_has_a_row_for_each_layer_with_norms_over_all_its_parameters() -> None:
     grid = plots.table(trained())
-    assert grid.columns == ["layer", "output", "gradient", "dead", "update / weight"]
-    assert [[cell.text for cell in row] for row in grid.rows] == [
-        ["fc", "1", "5.0e+00", "–", "1.0e-01"],  # norms 3 and 4, 0.3 and 0.4 together
-        ["act", "0.5", "–", "95%", "–"],
-        ["head", "NaN", "1.0e+00", "–", "5.0e-01"],
+    assert grid.columns == ["layer", "rms", "dead", "weight", "weight grad", "update / weight", ""]
+    assert cells(grid) == [
+        ["fc", "1", "", "5", "5.0e+00", "1.0e-01", ""],  # norms 3 and 4, 0.3 and 0.4 together
+        ["act", "0.5", "95 %", "", "", "", "95 % dead"],
+        ["head", "NaN", "", "1", "1.0e+00", "5.0e-01", "not finite: 1 NaN; each step moves it by 50 % of its size"],
     ]
-    assert [[cell.tone for cell in row] for row in grid.rows] == [
-        ["plain", "plain", "plain", "quiet", "plain"],
-        ["plain", "plain", "quiet", "bad", "quiet"],
-        ["plain", "bad", "plain", "quiet", "warn"],
-    ]
+    assert [row[1].tone for row in grid.rows] == ["plain", "plain", "bad"]
+    assert [row[-1].tone for row in grid.rows] == ["quiet", "bad", "bad"]
     assert grid.title == "run in memory · epoch 1 · medians over steps 2 to 3"
-    assert grid.footer == ["loss 0.25"]
+    assert grid.footer[-1] == "loss 0.25"
 
 
 def test_the_table_of_fewer_steps_and_layers() -> None:
@@ -58,6 +60,51 @@ def test_the_table_of_fewer_steps_and_layers() -> None:
     assert grid.title.endswith("step 3")
     with pytest.raises(ArgumentError, match="recent=0"):
         plots.table(trained(), recent=0)
+
+
+def test_the_table_of_one_step() -> None:
+    """That step alone; of a family that has no rows of it, the last before, which the footer names."""
+    writer = memory_run()
+    for step in (0, 10, 20):
+        writer.append("moments", Layout(["fc:output"]), {"rms": [1.0 + step]}, step=step)
+        if not step:
+            writer.append("activation", Layout(["fc:output"]), {"call_death": [0.5]}, step=step)
+    grid = plots.table(writer.run(), step=10)
+    assert cells(grid) == [["fc", "11", "50 %", "50 % dead"]]
+    assert grid.title.endswith("step 10")
+    assert grid.footer == ["activation: of step 0, the last with any"]
+    with pytest.raises(ArgumentError, match="step=11 was not logged; the nearest are 0, 10, 20"):
+        plots.table(writer.run(), step=11)
+
+
+def test_numbers_over_finite_elements_are_shown_with_the_share_of_the_others() -> None:
+    """Half of the elements NaN: beside the number; all of them: there is no number, though the row holds a 0."""
+    numbers = {"rms": [2.0, 0.0], "norm": [4.0, 0.0], "count": 8, "finite": [4, 0], "nan": [4, 8], "inf": 0}
+    writer = memory_run()
+    writer.append("moments", Layout(["a:output", "b:output"]), numbers, step=0)
+    writer.append("moments", Layout(["a.weight:param", "b.weight:param"]), numbers, step=0)
+    grid = plots.table(writer.run())
+    assert cells(grid) == [
+        ["a", "2 (50 % NaN)", "4 (50 % NaN)", "not finite: 4 NaN; weights not finite: 4 NaN"],
+        ["b", "NaN", "NaN", "not finite: 8 NaN; weights not finite: 8 NaN"],
+    ]
+
+
+def test_containers_stand_before_their_parts_and_parts_in_the_order_of_execution() -> None:
+    """Modules return children first, and here the second block before the first."""
+    names = ["blocks.1.fc", "blocks.1", "blocks.0.fc", "blocks.0", "head", "(root)"]
+    writer = memory_run()
+    writer.append("moments", Layout([f"{name}:output" for name in names]), {"rms": 1.0}, step=0)
+    grid = plots.table(writer.run())
+    assert [row[0].text for row in grid.rows] == ["(root)", "blocks.1", "blocks.1.fc", "blocks.0", "blocks.0.fc", "head"]
+
+
+def test_a_weight_that_is_not_finite_does_not_stand_still() -> None:
+    writer = memory_run()
+    numbers = {"norm": [0.0, 1.0, 0.0], "count": 4, "finite": [0, 4, 0], "nan": [4, 0, 4], "inf": 0}
+    writer.append("moments", Layout(["a.weight:param", "a.weight:grad", "a.weight:update"]), numbers, step=0)
+    grid = plots.table(writer.run())
+    assert cells(grid) == [["a", "NaN", "1.0e+00", "NaN", "weights not finite: 4 NaN"]]
 
 
 def test_the_table_of_nothing_says_so() -> None:

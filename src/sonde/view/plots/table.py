@@ -1,169 +1,257 @@
-"""A run as one table for a terminal: of each layer how large its outputs and gradients are, what is dead, how far it moves."""
+"""Show a run as one table: of each layer how large its outputs and gradients are, which of its units are dead, how far it moves."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from statistics import median
 
-import numpy as np
-
-from sonde.errors import ArgumentError, UnknownSiteError
+from sonde import rules
+from sonde.errors import ArgumentError
+from sonde.rules import Finding
 from sonde.run.run import Run
 from sonde.run.store.duckdb_sql import quoted
 from sonde.site import Site
+from sonde.view.layer_table import LayerRow, Quantity, layer_table, notes_of
 from sonde.view.plots.layer_names import Include, chosen
-from sonde.view.plots.layer_series import ASIDE, Known, Matrix, matrix
-from sonde.view.table import Cell, Grid, Tone
+from sonde.view.plots.layer_series import ASIDE, Known
+from sonde.view.table import Grid
 
 __all__ = ["table"]
 
 _RECENT = 20  # logged steps that medians are over
-_DEAD = 0.9  # share of a layer's units
-_RATIO = (1e-5, 1e-1)  # update / weight: outside, a layer stands still or is thrown about; 1e-3 is usual
-_GRADIENT = (1e-3, 100.0)  # against the median over layers; the limits of the table that ``sonde.track`` prints
+_NORMS = "weight, weight grad, update: Euclidean norms over all parameters of the layer"
 
 
-@dataclass(frozen=True)
-class _Column:
-    """What each layer has in a column, in which layers there were NaN or infinite elements, and how a value is shown."""
+def table(run: Run, *, include: Include = None, exclude: Include = None, recent: int = _RECENT, step: int | None = None) -> Grid:
+    """Return a row for each layer, in the order of execution, each container before its parts; ``sonde show`` prints the same.
 
-    heading: str
-    values: dict[str, float]
-    broken: set[str]
-    shown: Callable[[float], Cell]
-
-    def cell(self, layer: str) -> Cell:
-        if layer in self.broken:
-            return Cell("NaN", "bad", "right")
-        return self.shown(self.values[layer]) if layer in self.values else Cell("–", "quiet", "right")
-
-
-def table(run: Run, *, include: Include = None, exclude: Include = None, recent: int = _RECENT) -> Grid:
-    """One row for each layer, in the order of execution, for ``print`` and for notebooks.
-
-    ``output`` is the root mean square of the layer's outputs, ``gradient`` the norm over its parameters' gradients, ``dead`` the
-    share of units that were zero for a whole batch, ``update / weight`` the norm of its update over that of its parameters.
-    Each is the median over the last *recent* logged steps of the last epoch; ``NaN`` says that NaN or infinite elements were met
-    in them. What was not recorded has no column.
+    ``rms`` is the root mean square of the layer's outputs, ``gradient`` the Euclidean norm of the gradient at its output,
+    ``weight`` and ``weight grad`` are norms over all its parameters, ``dead`` is the share of units that were zero in a call,
+    ``update / weight`` the norm of a step's update over that of the parameters. Each is the median over the last *recent*
+    logged steps of the last epoch, or of one *step* alone; behind it the share of NaN or infinite elements that were met, which
+    are not in it. The last column says in words what the rules of ``sonde.rules`` find. What was not recorded has no column.
 
     Raises:
         SelectionError: no layer is selected.
-        ArgumentError: *recent* is not above 0.
+        ArgumentError: *recent* is not above 0, or *step* was not logged; the message names the nearest that was.
     """
     if recent < 1:
         raise ArgumentError(f"recent={recent}: medians are over one logged step or more")
-    known = Known.of(run)
-    when, where = _moment(run, known, recent)
-    columns = [column for column in _columns(run, known, where) if column.values or column.broken]
-    layers = _in_order(run, {layer for column in columns for layer in (*column.values, *column.broken)})
-    layers = [layers[place] for place in chosen(layers, include, exclude)] if layers else []
     name = f"run {run.path.name}" if run.path is not None else "run in memory"
-    return Grid(
-        title=f"{name} · {when}" if when else name,
-        columns=["layer", *(column.heading for column in columns)],
-        rows=[[Cell(layer), *(column.cell(layer) for column in columns)] for layer in layers],
-        footer=_scalars(run),
-        empty="nothing was recorded yet",
+    known = Known.of(run)
+    moment = _moment(run, known, recent, step)
+    if moment is None:
+        return layer_table(name, (), _scalars(run, step), empty="nothing was recorded yet")
+    layers = _Reader(run, known, moment).layers()
+    names = list(layers)
+    names = [names[place] for place in chosen(names, include, exclude)] if names else []
+    kinds = {line["name"] or "(root)": line["type"] for line in run.info.get("model", ())}
+    footer = [
+        *moment.remarks,
+        *([_NORMS] if any("weight" in each.numbers for each in layers.values()) else []),
+        *_scalars(run, step),
+    ]
+    rows = [
+        LayerRow(each, kinds.get(layers[each].path, ""), {}, layers[each].numbers, notes_of(layers[each].findings))
+        for each in names
+    ]
+    return layer_table(f"{name} · {moment.words}", rows, footer, empty="nothing was recorded yet")
+
+
+@dataclass(frozen=True)
+class _Moment:
+    """Which steps are read: in words, as a condition in SQL for each family, and what else is to be said about them."""
+
+    words: str
+    where: Mapping[str, str]
+    remarks: tuple[str, ...] = ()
+
+
+def _moment(run: Run, known: Known, recent: int, step: int | None) -> _Moment | None:
+    """The last *recent* logged steps of the last epoch, or *step* alone; None of a run without rows."""
+    families = [family for family in known.numbers if not family.endswith(ASIDE)]
+    if not families:
+        return None
+    parts = " UNION ".join(f"SELECT epoch, step FROM {quoted(family)}" for family in families)
+    logged: list[tuple[int, int]] = run.sql(f"SELECT DISTINCT epoch, step FROM ({parts}) ORDER BY step DESC, epoch DESC").fetchall()
+    if not logged:
+        return None
+    if step is not None:
+        return _one_step(run, families, sorted({each for _, each in logged}), step)
+    epoch = max(each for each, _ in logged)
+    steps = [each for of, each in logged if of == epoch][:recent]
+    last, first = steps[0], steps[-1]
+    words = f"step {last:,}" if first == last else f"medians over steps {first:,} to {last:,}"
+    where = f"epoch = {epoch} AND step BETWEEN {first} AND {last}"
+    return _Moment(f"epoch {epoch} · {words}", dict.fromkeys(families, where))
+
+
+def _one_step(run: Run, families: Iterable[str], logged: list[int], step: int) -> _Moment:
+    if step not in logged:
+        near = ", ".join(map(str, sorted(sorted(logged, key=lambda each: abs(each - step))[:4])))
+        raise ArgumentError(f"step={step} was not logged; the nearest are {near}")
+    where, remarks = {}, []
+    for family in families:  # a lens may look at one in so many logged steps only
+        found = run.sql(f"SELECT max(step) FROM {quoted(family)} WHERE step <= {step:d}").fetchall()[0][0]
+        where[family] = "false" if found is None else f"step = {found:d}"
+        if found is not None and found != step:
+            remarks.append(f"{family}: of step {found:,}, the last with any")
+    return _Moment(f"step {step:,}", where, tuple(remarks))
+
+
+@dataclass
+class _Layer:
+    """One row while it is read: whose it is, where it stands, its numbers and what is wrong with them."""
+
+    model: str
+    path: str
+    place: int
+    numbers: dict[str, Quantity]
+    findings: list[Finding]
+
+
+@dataclass(frozen=True)
+class _Sum:
+    """One number of one layer: its median, how many elements it leaves out, and of how many; NaN where that is not known."""
+
+    value: float
+    nan: float
+    inf: float
+    count: float
+
+    @property
+    def quantity(self) -> Quantity:
+        lost = self.nan + self.inf
+        if lost and not self.count > 0:  # the family does not count elements
+            return Quantity(math.nan, nonfinite=1.0)
+        return Quantity(self.value, nonfinite=lost / self.count if lost else 0.0)
+
+    @property
+    def size(self) -> float:
+        return math.nan if self.nan or self.inf else self.value
+
+
+class _Reader:
+    """Reads the layers of a run at a moment."""
+
+    def __init__(self, run: Run, known: Known, moment: _Moment) -> None:
+        self._run, self._known, self._where = run, known, moment.where
+        self._layers: dict[str, _Layer] = {}
+
+    def layers(self) -> dict[str, _Layer]:
+        """Every layer by its name, containers before their parts, else in the order of execution."""
+        for heading, number, port in (("rms", "rms", "output"), ("zeros", "zeros", "output"), ("gradient", "norm", "grad_output")):
+            self._put(heading, self._of_outputs(number, port), "" if heading == "rms" else None)
+        for name, seen in self._of_outputs("call_death", "output").items():
+            self._layers[name].numbers["dead"] = seen.quantity
+            self._note(name, rules.dead(seen.value))
+        weights, gradients, updates = (self._of_parameters(port) for port in ("param", "grad", "update"))
+        self._put("weight", weights, "weights")
+        self._put("weight grad", gradients, "weight gradient")
+        sizes = [seen.size for seen in gradients.values() if seen.size > 0]
+        typical = median(sizes) if sizes else 0.0
+        for name, seen in gradients.items():
+            if math.isfinite(seen.size):
+                self._layers[name].findings += [each for each in (rules.gradient_zero(seen.size),) if each]
+                self._layers[name].findings += rules.of_size(seen.size, typical)
+        for name, seen in updates.items():
+            weight = weights.get(name)
+            if weight is not None and (weight.value > 0 or seen.nan or seen.inf):
+                lost = _Sum(seen.value / weight.value if weight.value else math.nan, seen.nan, seen.inf, seen.count)
+                self._layers[name].numbers["update / weight"] = lost.quantity
+                if name in gradients:  # a frozen layer is not meant to move
+                    self._layers[name].findings += rules.of_update(seen.size, weight.size)
+        return {name: self._layers[name] for name in _in_tree_order(self._layers)}
+
+    def _put(self, heading: str, found: Mapping[str, _Sum], what: str | None) -> None:
+        for name, seen in found.items():
+            self._layers[name].numbers[heading] = seen.quantity
+            if what is not None:
+                self._note(name, rules.nonfinite(seen.nan, seen.inf, seen.count, what=what))
+
+    def _note(self, name: str, found: Finding | None) -> None:
+        if found is not None:
+            self._layers[name].findings.append(found)
+
+    def _cells(self, number: str, port: str) -> str | None:
+        """SQL for the mean of *number* and the elements left out, for each site and step; None if no family has it at *port*."""
+        if not self._known.has(number, port):
+            return None
+        try:
+            family = self._known.family_with(number, port)
+        except ArgumentError:  # two families of the user's own have it
+            return None
+        names = self._known.numbers[family]
+        nan = " + ".join(each for each in ("nan", "nonfinite") if each in names) or "0"
+        inf, count = ("inf" if "inf" in names else "0"), ("count" if "count" in names else "NULL")
+        value = "zeros / finite" if number == "zeros" and "finite" in names else quoted(number)
+        some = "finite > 0" if "finite" in names else "true"
+        return (
+            f"SELECT site, step, avg({value}) FILTER ({some} AND isfinite({value})) AS value, "
+            f'sum({nan}) AS nan, sum({inf}) AS inf, sum({count}) AS count, min("order") AS place FROM {quoted(family)} '
+            f"WHERE port = '{port}' AND {self._where.get(family, 'false')} GROUP BY site, step"
+        )
+
+    def _of_outputs(self, number: str, port: str) -> dict[str, _Sum]:
+        """Of each module and leaf the median over steps."""
+        cells = self._cells(number, port)
+        if cells is None:
+            return {}
+        sql = f"SELECT site, median(value), sum(nan), sum(inf), sum(count), min(place) FROM ({cells}) GROUP BY site"
+        found = {}
+        for text, *numbers, place in self._run.sql(sql).fetchall():
+            site = Site.parse(text)
+            self._meet(site.name, site.owner, place)
+            found[site.name] = _Sum(*(math.nan if each is None else float(each) for each in numbers))
+        return found
+
+    def _of_parameters(self, port: str) -> dict[str, _Sum]:
+        """Of each module the median over steps of the norm over all its parameters."""
+        cells = self._cells("norm", port)
+        if cells is None:
+            return {}
+        squares: dict[str, dict[int, float]] = {}
+        lost: dict[str, list[float]] = {}
+        for text, step, value, nan, inf, count, place in self._run.sql(cells).fetchall():
+            owner = Site.parse(text).owner
+            self._meet(owner.name, owner, place)
+            steps = squares.setdefault(owner.name, {})
+            if value is not None:
+                steps[step] = steps.get(step, 0.0) + float(value) ** 2
+            sums = lost.setdefault(owner.name, [0.0, 0.0, 0.0])
+            for at, each in enumerate((nan, inf, math.nan if count is None else count)):
+                sums[at] += float(each)
+        roots = {name: [math.sqrt(square) for square in steps.values()] for name, steps in squares.items()}
+        return {name: _Sum(median(each) if each else math.nan, *lost[name]) for name, each in roots.items()}
+
+    def _meet(self, name: str, owner: Site, place: int) -> None:
+        known = self._layers.setdefault(name, _Layer(owner.model, owner.layer, place, {}, []))
+        known.place = min(known.place, place)
+
+
+def _in_tree_order(layers: Mapping[str, _Layer]) -> list[str]:
+    """The names so that each container stands before its parts, and parts stand in the order in which the first of each ran."""
+    places: dict[tuple[str, ...], int] = {}
+    paths = {name: _path(layer) for name, layer in layers.items()}
+    for name, path in paths.items():
+        for end in range(1, len(path) + 1):
+            places[path[:end]] = min(places.get(path[:end], layers[name].place), layers[name].place)
+    return sorted(
+        layers, key=lambda name: [(places[paths[name][:end]], paths[name][end - 1]) for end in range(1, len(paths[name]) + 1)]
     )
 
 
-def _moment(run: Run, known: Known, recent: int) -> tuple[str, str]:
-    """The last logged steps of the last epoch, in words and as SQL."""
-    parts = [f"SELECT epoch, step FROM {quoted(family)}" for family in known.numbers if not family.endswith(ASIDE)]
-    if not parts:
-        return "", "true"
-    rows = run.sql(
-        f"WITH moments AS ({' UNION '.join(parts)}) SELECT DISTINCT epoch, step FROM moments "
-        f"WHERE epoch = (SELECT max(epoch) FROM moments) ORDER BY step DESC LIMIT {recent}"
-    ).fetchall()
-    epoch, last, first = rows[0][0], rows[0][1], rows[-1][1]
-    steps = f"step {last:,}" if first == last else f"medians over steps {first:,} to {last:,}"
-    return f"epoch {epoch} · {steps}", f"epoch = {epoch} AND step BETWEEN {first} AND {last}"
+def _path(layer: _Layer) -> tuple[str, ...]:
+    return (layer.model, *(layer.path.split(".") if layer.path != "(root)" else ()))
 
 
-def _columns(run: Run, known: Known, where: str) -> list[_Column]:
-    output, dead = (_read(run, known, number, "output", where) for number in ("rms", "call_death"))
-    grad, weight, update = (_read(run, known, "norm", port, where) for port in ("grad", "param", "update"))
-    gradients, weights, updates = (_of_layers(each) for each in (grad, weight, update))
-    ratios = {layer: size / weights[layer] for layer, size in updates.items() if weights.get(layer, 0.0) > 0}
-    typical = float(np.median(list(gradients.values()))) if gradients else 0.0
-    return [
-        _Column("output", _medians(output), _broken(output), lambda value: _number(f"{value:.3g}")),
-        _Column(
-            "gradient", gradients, _broken_layers(grad), lambda value: _number(f"{value:.1e}", _tone(value, typical, _GRADIENT))
-        ),
-        _Column(
-            "dead", _medians(dead), set(), lambda value: Cell(f"{value:.0%}", "bad" if value > _DEAD else "plain", "right", value)
-        ),
-        _Column(
-            "update / weight",
-            ratios,
-            _broken_layers(weight) | _broken_layers(update),
-            lambda value: _number(f"{value:.1e}", _tone(value, 1.0, _RATIO)),
-        ),
-    ]
-
-
-def _read(run: Run, known: Known, number: str, port: str, where: str) -> Matrix | None:
-    if not known.has(number, port):
-        return None
-    try:
-        return matrix(run, number, port, where=where, known=known)
-    except (ArgumentError, UnknownSiteError):  # two families of it, or none of these steps has any
-        return None
-
-
-def _medians(found: Matrix | None) -> dict[str, float]:
-    if found is None:
-        return {}
-    kept = ((name, row[np.isfinite(row)]) for name, row in zip(found.names, found.values, strict=True))
-    return {name: float(np.median(row)) for name, row in kept if len(row)}
-
-
-def _of_layers(found: Matrix | None) -> dict[str, float]:
-    """Of each layer the median of the norm over all its parameters together."""
-    if found is None:
-        return {}
-    squares: dict[str, np.ndarray[tuple[int, ...], np.dtype[np.float64]]] = {}
-    for name, row in zip(found.names, found.values, strict=True):
-        squares[_owner(name)] = squares.get(_owner(name), 0.0) + row**2
-    kept = ((layer, np.sqrt(row[np.isfinite(row)])) for layer, row in squares.items())
-    return {layer: float(np.median(row)) for layer, row in kept if len(row)}
-
-
-def _broken(found: Matrix | None) -> set[str]:
-    return set() if found is None else {name for name, row in zip(found.names, found.broken, strict=True) if row.any()}
-
-
-def _broken_layers(found: Matrix | None) -> set[str]:
-    return {_owner(name) for name in _broken(found)}
-
-
-def _owner(parameter: str) -> str:
-    return Site.parse(f"{parameter}:param").owner.name
-
-
-def _in_order(run: Run, wanted: set[str]) -> list[str]:
-    known = (layer for site in run.sites for layer in (Site.parse(site).name, Site.parse(site).owner.name))
-    return list(dict.fromkeys(layer for layer in known if layer in wanted))
-
-
-def _number(text: str, tone: Tone = "plain") -> Cell:
-    return Cell(text, tone, "right")
-
-
-def _tone(value: float, unit: float, limits: tuple[float, float]) -> Tone:
-    return "warn" if unit > 0 and not limits[0] * unit <= value <= limits[1] * unit else "plain"
-
-
-def _scalars(run: Run) -> list[str]:
-    """The last value of each scalar, in a line."""
+def _scalars(run: Run, step: int | None) -> list[str]:
+    """The last value of each scalar up to *step*, in a line."""
     if "scalars" not in run.families:
         return []
-    rows = run.sql("SELECT name, arg_max(value, step) FROM scalars WHERE rank = 0 GROUP BY name").fetchall()
+    until = "" if step is None else f" AND step <= {step:d}"
+    rows = run.sql(f"SELECT name, arg_max(value, step) FROM scalars WHERE rank = 0{until} GROUP BY name").fetchall()
     rows.sort(key=lambda row: ("loss" not in row[0], row[0].endswith("_norm"), row[0]))
-    return [_line(rows)]
-
-
-def _line(rows: Iterable[tuple[str, float]]) -> str:
-    return " · ".join(f"{name} {value:.4g}" for name, value in rows)
+    return [" · ".join(f"{name} {value:.4g}" for name, value in rows)] if rows else []

@@ -29,7 +29,7 @@ def test_it_says_what_is_wrong_and_draws_it(tmp_path: Path, capsys: pytest.Captu
     """The dead layer by its name, that its gradient was zero at each logged step (of 46, 0 to 45), and where the pictures are."""
     pytest.importorskip("matplotlib")
     out = printed(tmp_path, capsys)
-    assert "blocks.2.act is dead: 100%" in out
+    assert "blocks.2.act is dead: 100 %" in out
     assert "blocks.2.fc1.weight was exactly zero at 10 of 10 logged steps" in out
     rows = [line.split()[0] for line in out.splitlines() if line.startswith(("stem", "blocks.", "head"))]
     assert rows[:3] == ["stem", "blocks.0.norm", "blocks.0.fc1"]
