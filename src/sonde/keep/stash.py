@@ -178,7 +178,7 @@ class Copying:
             self._copies.clear()
         return default_stash(event, self._copy)
 
-    def stale_site(self, stash: Any) -> Site | None:
+    def stale_site(self, stash: Any) -> str | None:
         """None: copies do not change."""
 
     def check(self, stash: Any) -> None:
@@ -218,20 +218,20 @@ class Guarded:
 
     def __init__(self, stash: StashFn) -> None:
         self._stash = stash
-        self._aliases: dict[int, list[tuple[Site, Tensor, int]]] = {}  # by the id of the stash
+        self._aliases: dict[int, list[tuple[Site, str, Tensor, int]]] = {}  # site, leaf, tensor, version, by the id of the stash
 
     def __call__(self, event: Event) -> Any:
         stash = self._stash(event)
         memory = {tensor.untyped_storage().data_ptr() for _, tensor in event.leaves if _has_storage(tensor)}
         for path, held in leaves_of(stash).items():
             if isinstance(held, Tensor) and _has_storage(held) and held.untyped_storage().data_ptr() in memory:
-                self._aliases.setdefault(id(stash), []).append((event.site.at(path), held, version_of(held)))
+                self._aliases.setdefault(id(stash), []).append((event.site, path, held, version_of(held)))
         return stash
 
-    def stale_site(self, stash: Any) -> Site | None:
+    def stale_site(self, stash: Any) -> str | None:
         """The site of a tensor of *stash* that the model has written into since it was kept; None if there is none."""
         noted = self._aliases.get(id(stash), ())
-        return next((site for site, tensor, version in noted if version_of(tensor) != version), None)
+        return next((f"{site}{leaf}" for site, leaf, tensor, version in noted if version_of(tensor) != version), None)
 
     def check(self, stash: Any) -> None:
         """Raise if the model has written into a tensor of *stash* since it was kept.

@@ -57,7 +57,8 @@ class LayerRow:
     Attributes:
         name: as ``named_modules()`` has it; ``""`` is the model itself.
         type: the module's class.
-        texts: by heading, what is no number: ``input`` and ``output`` (shapes), ``calls``, ``params``.
+        texts: by heading, what is no number: ``input`` and ``output`` (shapes), ``calls``, ``params``; of a recorder
+            ``slot``, ``samples``, ``kept``, ``shape``.
         numbers: by heading, what is one; the headings are those of ``COLUMNS``.
         notes: the words of the last column.
         depth: how far the row is indented, which then shows the last part of the name alone; None shows the whole name.
@@ -125,8 +126,12 @@ def _decades(quantity: Quantity) -> Cell:
 
 
 COLUMNS: Mapping[str, Callable[[Quantity], Cell] | None] = {
+    "slot": None,
     "layer": None,
     "type": None,
+    "samples": None,
+    "kept": None,
+    "shape": None,
     "input": None,
     "output": None,
     "calls": None,
@@ -145,7 +150,7 @@ COLUMNS: Mapping[str, Callable[[Quantity], Cell] | None] = {
 
 DROPPED_FIRST = ("input", "weight", "type", "zeros", "output", "rms", "calls", "weight grad")
 """The columns that are left out, in this order, where the terminal is too narrow."""
-_RIGHT = ("calls", "params")
+_RIGHT = ("slot", "samples", "calls", "params")
 
 
 def layer_table(title: str, rows: Iterable[LayerRow], footer: Sequence[str] = (), *, empty: str = "nothing") -> Grid:

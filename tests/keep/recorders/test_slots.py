@@ -527,6 +527,18 @@ def test_the_table() -> None:
     assert {"model", "call", "phase", "epoch", "step", "micro_step", "rank"} <= set(frame.columns)
 
 
+def test_the_table_shows_the_share_of_elements_that_are_no_numbers() -> None:
+    """Beside a mean over the finite elements; without a finite element there is no mean."""
+    model = nn.Sequential(nn.Identity(), nn.Identity())
+    recorder = ForwardOutput(strict=True).children(model)
+    model[0](torch.tensor([1.0, torch.nan, 3.0, torch.inf]))
+    model[1](torch.tensor([torch.nan]))
+    first, second = (" ".join(line.split()) for line in repr(recorder).splitlines()[3:])
+    assert "2.00 ± 1.00 (50 % NaN)" in first
+    assert "NaN" in second
+    assert recorder.rows()[1]["mean"] is None
+
+
 def test_the_frame_says_when_a_slot_last_recorded() -> None:
     """After two optimizer steps, in step 2."""
     model = nn.Linear(1, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -13,8 +14,8 @@ from sonde.keep.layers import is_measurable
 from sonde.keep.reductions.base import Accumulated, shape_text
 from sonde.keep.slots import Subrecorder
 from sonde.stats import Accumulator, Moments
-from sonde.view.layer_table import number
-from sonde.view.table import Cell, Grid
+from sonde.view.layer_table import LayerRow, Quantity, layer_table
+from sonde.view.table import Grid
 
 __all__ = ["grid", "row_of"]
 
@@ -22,9 +23,10 @@ _MOST_ELEMENTS = 10_000_000  # in a slot; the mean of more is left out of the ta
 
 
 def row_of(slot: Subrecorder) -> dict[str, Any]:
-    """Plain data about *slot*: position, name, type, samples, kind of value, shape, mean and std of all elements."""
+    """Plain data about *slot*: position, name, type, samples, kind of value, shape, mean and std of all finite elements."""
     value = slot.value
-    mean, std = _spread(value)
+    spread = _spread(value)
+    some = spread is not None and math.isfinite(spread.value)
     return {
         "index": slot.index,
         "name": slot.name,
@@ -32,35 +34,28 @@ def row_of(slot: Subrecorder) -> dict[str, Any]:
         "samples": slot.samples,
         "kept": _kept(value),
         "shape": _shape(value),
-        "mean": mean,
-        "std": std,
+        "mean": spread.value if spread is not None and some else None,
+        "std": spread.spread if spread is not None and some else None,
     }
 
 
 def grid(slots: Sequence[Subrecorder], *, title: str, reasons: dict[Site, str], footer: list[str]) -> Grid:
     """The table of a recorder; *reasons* give, by site, why a slot has not recorded everything."""
-    columns = ["slot", "layer", "type", "samples", "kept", "shape", "mean ± std", ""]
-    rows = []
-    for slot in slots:
-        row = row_of(slot)
-        note = slot.held.note if isinstance(slot.held, Accumulated) and slot.held.note else reasons.get(slot.site, "")
-        spread = "" if row["mean"] is None else number(row["mean"])
-        spread += "" if row["std"] is None else f" ± {number(row['std']).strip()}"
-        model = f"{slot.site.model}/" if slot.site.model else ""
-        rows.append(
-            [
-                Cell(str(slot.index), "quiet", "right"),
-                Cell(model + (slot.name or "(root)"), "strong"),
-                Cell(slot.type.rpartition(".")[2], "quiet"),
-                Cell(str(slot.samples), align="right"),
-                Cell(row["kept"]),
-                Cell(row["shape"]),
-                Cell(spread),
-                Cell(note, "quiet" if slot.samples else "warn"),
-            ]
-        )
     empty = "no slot: register modules with .modules(model) or .children(model)"
-    return Grid(title, columns, rows, footer, empty=empty, optional=("type", "mean ± std"))
+    return layer_table(title, [_layer_row(slot, reasons.get(slot.site, "")) for slot in slots], footer, empty=empty)
+
+
+def _layer_row(slot: Subrecorder, reason: str) -> LayerRow:
+    value = slot.value
+    spread = _spread(value)
+    remark = slot.held.note if isinstance(slot.held, Accumulated) else ""
+    return LayerRow(
+        f"{slot.site.model}/{slot.name or '(root)'}" if slot.site.model else slot.name,
+        slot.type.rpartition(".")[2],
+        {"slot": str(slot.index), "samples": str(slot.samples), "kept": _kept(value), "shape": _shape(value)},
+        {} if spread is None else {"mean ± std": spread},
+        [(remark or reason, "quiet" if slot.samples else "warn")],
+    )
 
 
 def _kept(value: Any) -> str:
@@ -93,18 +88,19 @@ def _shape(value: Any) -> str:
     return shape_text(tensors[0]) + (f" (+{len(tensors) - 1})" if len(tensors) > 1 else "")
 
 
-def _spread(value: Any) -> tuple[float | None, float | None]:
-    """Mean and standard deviation of all finite floating-point elements; None if there is none, or if there are too many.
+def _spread(value: Any) -> Quantity | None:
+    """Mean and standard deviation of all finite floating-point elements; None without such tensors, or of too many elements.
 
     The mean of a number is the number.
     """
     if isinstance(value, int | float):
-        return float(value), None
+        return Quantity(float(value))
     tensors = [tensor for _, tensor in structure.walk(value) if is_measurable(tensor)]
-    if not tensors or sum(tensor.numel() for tensor in tensors) > _MOST_ELEMENTS:
-        return None, None
+    if not 0 < sum(tensor.numel() for tensor in tensors) <= _MOST_ELEMENTS:
+        return None
     seen = Accumulator(Moments())
     for tensor in tensors:
         seen.update(tensor)
     found = seen.compute()
-    return (found.mean, found.std) if found.finite else (None, None)
+    mean = found.mean if found.finite else math.nan
+    return Quantity(mean, found.std if found.count > 1 else None, (found.nan + found.inf) / found.count)
