@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -70,15 +70,21 @@ class ModuleEventHook(EventHook):
     """A hook on a module, which also listens to the gradients of the tensors that pass there; abstract.
 
     Attributes:
+        value_port, gradient_port: of the observed value, and of its gradient (None: the gradient cannot be observed).
         aliases: the names of a module that has several; None for one name.
         token: names this hook in compiled code.
         entrance: the hook that sees calls of the same module begin, if there is one.
     """
 
-    __slots__ = ("aliases", "entrance", "token")
+    __slots__ = ("_gradients", "_site", "aliases", "entrance", "token")
+
+    value_port: ClassVar[Port]
+    gradient_port: ClassVar[Port | None]
 
     def __init__(self, delivery: Delivery, clock: Clock, item: Named, sites: dict[Port, Site]) -> None:
         super().__init__(delivery, clock, item, sites)
+        self._site = sites.get(self.value_port)
+        self._gradients = self.gradient_port if self.gradient_port in sites else None
         self.aliases: Aliases | None = None
         self.entrance: InputEventHook | None = None
         self.token = compiled.token_for(self)
@@ -242,22 +248,25 @@ class ModuleEventHook(EventHook):
 class OutputEventHook(ModuleEventHook):
     """The forward hook of one module: delivers the output, and the gradient of the output.
 
+    A subclass with other ports delivers another value: its ``__call__`` calls this one with the value in place of the output.
     Where an ``InputEventHook`` sees calls begin, that hook numbers them; a module that calls itself ends them in another order.
 
     Attributes:
-        returned: events delivered in eager code at the port ``output``; those of compiled code are in ``fired``.
+        returned: events of the value delivered in eager code; those of compiled code are in ``fired``.
     """
 
-    __slots__ = ("_gradients", "_site", "returned")
+    __slots__ = ("returned",)
+
+    value_port: ClassVar[Port] = "output"
+    gradient_port: ClassVar[Port | None] = "grad_output"
 
     def __init__(self, delivery: Delivery, clock: Clock, item: Named, sites: dict[Port, Site]) -> None:
         super().__init__(delivery, clock, item, sites)
-        self._site = sites.get("output")
-        self._gradients = "grad_output" in sites
         self.returned = 0
 
     def counts(self) -> dict[Port, int]:
-        return self.fired if self._site is None else self.fired | {"output": self.fired["output"] + self.returned}
+        port = self.value_port
+        return self.fired if self._site is None else self.fired | {port: self.fired[port] + self.returned}
 
     def _register(self) -> hooks.Handle:
         return hooks.on_forward(self.module, self, always=self.entrance is not None)
@@ -268,8 +277,7 @@ class OutputEventHook(ModuleEventHook):
         if _is_traced():
             if self.switch.refuses_traced():
                 return
-            port = "output" if self._site is not None else ""
-            compiled.trace_value(self.token, output, port, "grad_output" if self._gradients else "")
+            compiled.trace_value(self.token, output, self.value_port if self._site is not None else "", self._gradients or "")
             return
         if (compiler := _compiler()) is not None:
             hooks.undisturbed(compiler, self, module, args, kwargs, output)
@@ -334,8 +342,8 @@ class OutputEventHook(ModuleEventHook):
                         module,
                     )
                 )
-            if self._gradients:
-                self._listen_all("grad_output", forward, call, output, passthrough, alias)
+            if self._gradients is not None:
+                self._listen_all(self._gradients, forward, call, output, passthrough, alias)
         except Exception as error:  # the subscriber's; or ours, over a value that cannot be walked
             self.failed(error)
 
@@ -347,15 +355,15 @@ class InputEventHook(ModuleEventHook):
     user's graph: where an input has several consumers, sums of gradients may be formed in another order.
     """
 
-    __slots__ = ("_gradients", "_site")
+    __slots__ = ()
 
+    value_port: ClassVar[Port] = "input"
+    gradient_port: ClassVar[Port | None] = "grad_input"
     register = staticmethod(hooks.on_forward_pre)
 
     def __init__(self, delivery: Delivery, clock: Clock, item: Named, sites: dict[Port, Site]) -> None:
         super().__init__(delivery, clock, item, sites)
-        self._site = sites.get("input")
-        self._gradients = "grad_input" in sites
-        if self._gradients and getattr(item.module, "inplace", False):
+        if self._gradients is not None and getattr(item.module, "inplace", False):
             delivery.note([sites["grad_input"]], "its module writes into its input, whose gradient through it alone is not defined")
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] = hooks.NOT_GIVEN) -> Any:
@@ -387,7 +395,7 @@ class InputEventHook(ModuleEventHook):
             self._deliver(
                 Event(self.name, type(module), False, args, args, kwargs, self._site, call, phase, self.clock.tick_of(forward))
             )
-        if not self._gradients or not torch.is_grad_enabled():
+        if self._gradients is None or not torch.is_grad_enabled():
             return None
         aliased = structure.remap((args, kwargs), alias)
         self._listen_all("grad_input", forward, call, self._without_nested(aliased), False, "")
@@ -404,7 +412,7 @@ class InputEventHook(ModuleEventHook):
         if self.switch.refuses_traced():
             return None
         port = "input" if self._site is not None else ""
-        if not self._gradients:
+        if self._gradients is None:
             compiled.trace_value(self.token, (args, kwargs), port, "")
             return None
         given, seen = aliased_in_trace((args, kwargs))

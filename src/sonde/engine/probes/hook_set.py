@@ -19,10 +19,16 @@ from sonde.engine.probes.step_hooks import AroundSteps, StepEventHook, StepHook,
 from sonde.engine.probes.targets import Target, Wanted
 from sonde.engine.selection import Named
 from sonde.engine.torch_api import hooks
-from sonde.site import PARAMETER_PORTS, PORTS, Port, Site
+from sonde.site import PARAMETER_PORTS, Port, Site
 from sonde.stats import Table
 
 __all__ = ["HookSet"]
+
+# The hooks on modules, for events and for statistics, in the order of their sites
+_MODULE_HOOKS = (
+    (InputEventHook, InputStatisticHook),
+    (OutputEventHook, OutputStatisticHook),
+)
 
 
 class HookSet:
@@ -132,14 +138,16 @@ class HookSet:
                 step_kind = StepStatisticHook if adds else StepEventHook
                 yield step_kind(delivery, clock, target.item, held, target.parameter, around)
             return
-        given: dict[Port, Site] = {port: site for port, site in sites.items() if PORTS[port].of == "input"}
-        returned: dict[Port, Site] = {port: site for port, site in sites.items() if PORTS[port].of == "output"}
-        entrance = (InputStatisticHook if adds else InputEventHook)(delivery, clock, target.item, given) if given else None
-        if entrance is not None:
-            yield entrance
-        if returned:
-            hook = (OutputStatisticHook if adds else OutputEventHook)(delivery, clock, target.item, returned)
-            if isinstance(hook, OutputEventHook) and isinstance(entrance, InputEventHook):
+        entrance: InputEventHook | None = None
+        for of_events, of_statistics in _MODULE_HOOKS:
+            module_kind = of_statistics if adds else of_events
+            here = {port: site for port, site in sites.items() if port in (module_kind.value_port, module_kind.gradient_port)}
+            if not here:
+                continue
+            hook = module_kind(delivery, clock, target.item, here)
+            if isinstance(hook, InputEventHook):
+                entrance = hook
+            elif type(hook) is OutputEventHook:  # one hook alone may take a call off the list of those that the entrance began
                 hook.entrance = entrance
             yield hook
 

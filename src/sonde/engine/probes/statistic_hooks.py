@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -121,7 +121,7 @@ class StatisticHook(SiteHook):
         if gradient is not None and self.switch.on:  # the engine gives None for an output of its node that nothing used
             self._add(port, gradient)
 
-    def _trace(self, value: Any, port: Port, gradient_port: Port) -> None:
+    def _trace(self, value: Any, port: Port, gradient_port: Port | None) -> None:
         """Have *value*, and its gradient, added by the code that is being compiled."""
         if compiled.is_exported() or self.switch.refuses_traced():
             return
@@ -131,7 +131,7 @@ class StatisticHook(SiteHook):
             return
         if port in self.rows:
             self._add_traced(port, leaf)
-        if gradient_port in self.rows and leaf.requires_grad:
+        if gradient_port is not None and gradient_port in self.rows and leaf.requires_grad:
             leaf.register_hook(lambda gradient: self._add_traced_gradient(gradient_port, gradient))
 
     def _leaf(self, value: Any) -> Tensor | None:
@@ -143,7 +143,7 @@ class StatisticHook(SiteHook):
             self.note(f"of {count} tensors only the first floating-point one is added")
         return leaf
 
-    def _pass(self, value: Any, port: Port, gradient_port: Port) -> None:
+    def _pass(self, value: Any, port: Port, gradient_port: Port | None) -> None:
         """Add *value*, and its gradient when that comes."""
         try:
             forward = self._admitted()
@@ -155,7 +155,7 @@ class StatisticHook(SiteHook):
             rows = self.rows
             if port in rows and _graph_task() == -1:
                 self._add(port, leaf)
-            if gradient_port in rows and leaf.requires_grad and _with_gradients():
+            if gradient_port is not None and gradient_port in rows and leaf.requires_grad and _with_gradients():
                 listener = partial(self._add_gradient, gradient_port)
                 if leaf.is_leaf:
                     self.delivery.listen_to_leaf(self, forward.index, leaf, listener)
@@ -166,21 +166,26 @@ class StatisticHook(SiteHook):
 
 
 class OutputStatisticHook(StatisticHook):
-    """Adds the output of a module, and the gradient of the output."""
+    """Adds the output of a module, and the gradient of the output.
+
+    A subclass with other ports adds another value: its ``__call__`` calls this one with the value in place of the output.
+    """
 
     __slots__ = ()
 
+    value_port: ClassVar[Port] = "output"
+    gradient_port: ClassVar[Port | None] = "grad_output"
     register = staticmethod(hooks.on_forward)
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any = hooks.NOT_GIVEN) -> None:
         if not self.switch.on or output is hooks.NOT_GIVEN:
             return
         if _is_traced():
-            self._trace(output, "output", "grad_output")
+            self._trace(output, self.value_port, self.gradient_port)
         elif (compiler := hooks.compiler_at_work()) is not None:
-            hooks.undisturbed(compiler, self._pass, output, "output", "grad_output")
+            hooks.undisturbed(compiler, self._pass, output, self.value_port, self.gradient_port)
         else:
-            self._pass(output, "output", "grad_output")
+            self._pass(output, self.value_port, self.gradient_port)
 
 
 class InputStatisticHook(StatisticHook):
@@ -188,6 +193,8 @@ class InputStatisticHook(StatisticHook):
 
     __slots__ = ()
 
+    value_port: ClassVar[Port] = "input"
+    gradient_port: ClassVar[Port | None] = "grad_input"
     register = staticmethod(hooks.on_forward_pre)
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] = hooks.NOT_GIVEN) -> Any:
