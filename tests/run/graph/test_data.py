@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import random
 from dataclasses import FrozenInstanceError, replace
@@ -222,13 +223,22 @@ def test_what_makes_a_png_or_pdf_is_named_if_it_is_not_there(graph: Graph, tmp_p
             graph.save(tmp_path / f"model.{ending}")
 
 
-def test_a_png_is_made_where_something_makes_it(graph: Graph, tmp_path: Path) -> None:
-    """By Graphviz's program, or resvg."""
+def test_a_png_is_made_where_something_makes_it_and_shows_the_text(graph: Graph, tmp_path: Path) -> None:
+    """By Graphviz's program, or resvg; in a font that is there, whatever fonts Graphviz asks for."""
     try:
         written = graph.save(tmp_path / "model.png").read_bytes()
     except MissingExtraError as error:
         pytest.skip(str(error))
     assert written.startswith(b"\x89PNG")
+    nameless = replace(graph, nodes=tuple(replace(node, name=" ", type=" ", path="") for node in graph.nodes))
+    without_text = nameless.save(tmp_path / "nameless.png").read_bytes()
+    assert dark_pixels(written) > 2 * dark_pixels(without_text)
+
+
+def dark_pixels(png: bytes) -> int:
+    """How many pixels are nearly black and opaque: those of text."""
+    image = pytest.importorskip("matplotlib.image").imread(io.BytesIO(png))
+    return int(((image[..., :3] < 0.2).all(axis=-1) & (image[..., 3] > 0.8)).sum())
 
 
 def test_numbers_for_people() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -14,6 +16,8 @@ from sonde.view.graph.dot import to_dot
 from sonde.view.graph.series import Series
 
 __all__ = ["FORMATS", "render", "save"]
+
+_FAMILIES = "Liberation Sans,Arimo,Nimbus Sans,Noto Sans,Segoe UI,DejaVu Sans Condensed,DejaVu Sans,Verdana"
 
 FORMATS = ("json", "html", "dot", "gv", "svg", "png", "pdf")
 
@@ -73,7 +77,8 @@ def render(source: str, form: str) -> bytes:
         except ImportError:
             pass
         else:
-            return bytes(resvg_py.svg_to_bytes(svg_string=_in_pixels(render(source, "svg").decode()), zoom=2))
+            svg = _with_fonts(_in_pixels(render(source, "svg").decode()))
+            return bytes(resvg_py.svg_to_bytes(svg_string=svg, zoom=2, font_dirs=_font_folders()))
     also = " or the package resvg-py (pip install resvg-py)" if form == "png" else ""
     raise MissingExtraError(
         f"a .{form} needs Graphviz's program dot (apt install graphviz, brew install graphviz, winget install graphviz){also}, "
@@ -86,3 +91,16 @@ def _in_pixels(svg: str) -> str:
     head, tag, rest = svg.partition("<svg")
     opening, end, body = rest.partition(">")
     return head + tag + opening.replace('pt"', '"') + end + body
+
+
+def _with_fonts(svg: str) -> str:
+    """Return *svg* with common families after each font that it names: resvg draws no text in a font that is not installed."""
+    return re.sub(r'font-family="([^"]*)"', rf'font-family="\1,{_FAMILIES}"', svg)
+
+
+def _font_folders() -> list[str] | None:
+    """Return the folder of matplotlib's fonts (DejaVu), if matplotlib is installed, for machines without any font."""
+    found = importlib.util.find_spec("matplotlib")
+    if found is None or found.origin is None:
+        return None
+    return [str(Path(found.origin).parent / "mpl-data" / "fonts" / "ttf")]
