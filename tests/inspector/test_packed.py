@@ -65,7 +65,7 @@ def test_a_row_that_has_moved_is_read_where_it_is() -> None:
     measuring = Measurement(Lens("moments", Moments(), ("output",)), Moments(), "step", ("output",))
     measuring.prepare(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), None, "", strict=True, update_memory=math.inf)
     before = measuring.rowed({}).index.tolist()
-    first, second = measuring.attachment.hooks.all[1:]
+    first, second = measuring.attachment.hooks.held[1:]
     first.rows["output"] = measuring.table.move(first.rows["output"], torch.device("cpu"))
     after = measuring.rowed({}).index.tolist()
     assert before == [0, 1, 2]

@@ -1,1 +1,1 @@
-"""Which module call is running, forward or backward."""
+"""Track which module call is running, forward or backward."""

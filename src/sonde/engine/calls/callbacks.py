@@ -1,4 +1,4 @@
-"""Callbacks of a module tracker: as calls begin and end, forward and backward."""
+"""Call the callbacks of a module tracker as calls begin and end, forward and backward."""
 
 from __future__ import annotations
 
@@ -14,72 +14,77 @@ from sonde.engine.calls.thread_state import ThreadState
 from sonde.engine.failures import ProbeError, name_of, warn_user
 from sonde.engine.torch_api import hooks
 
-__all__ = ["Callback", "Callbacks", "Crossing", "weak"]
+__all__ = ["Callback", "Callbacks", "Moment", "weak"]
 
 Callback = Callable[[ModuleCall], object]
-Crossing = Literal["enter", "leave", "enter_backward", "leave_backward"]
+Moment = Literal["enter", "leave", "enter_backward", "leave_backward"]
 _IN_BACKWARD = ("enter_backward", "leave_backward")
 
 
 class Callbacks:
-    """The callbacks, by what they are called at; none after one of them has failed."""
+    """The callbacks by the moment of their call; none after one of them has failed.
 
-    def __init__(self, callbacks: dict[Crossing, Callback | None], *, strict: bool) -> None:
-        self._callbacks = {crossing: callback for crossing, callback in callbacks.items() if callback is not None}
+    Attributes:
+        errors: what a callback raised.
+        are_any: there are callbacks.
+    """
+
+    def __init__(self, callbacks: dict[Moment, Callback | None], *, strict: bool) -> None:
+        self._callbacks = {moment: callback for moment, callback in callbacks.items() if callback is not None}
         self._strict = strict
         self.errors: list[ProbeError] = []
-        self.are_wanted = bool(self._callbacks)
+        self.are_any = bool(self._callbacks)
 
     def begin(self, call: Call, args: Any, border: Callable[[Any], None]) -> None:
-        """A forward begins."""
+        """Call ``enter``, and see when the backward pass comes to the tensors of *args*: call *border* then."""
         self._watch(args, border)
-        self.tell("enter", call)
+        self.call("enter", call)
 
     def end(self, call: Call, output: Any, border: Callable[[Any], None]) -> None:
-        """A forward ends."""
+        """Call ``leave``, and see when the backward pass comes to the tensors of *output*: call *border* then."""
         self._watch(output, border)
-        self.tell("leave", call)
+        self.call("leave", call)
 
-    def tell(self, crossing: Crossing, call: Call) -> None:
-        """Call the callback for *crossing*, if there is one."""
-        callback = self._callbacks.get(crossing)
+    def call(self, moment: Moment, call: Call) -> None:
+        """Call the callback for *moment* with *call*, if there is one."""
+        callback = self._callbacks.get(moment)
         if callback is None:
             return
-        told = call.told()
+        shown = call.for_people()
         try:
-            callback(told)
+            callback(shown)
         except Exception as error:
             if self._strict:
                 raise
             self.errors.append(ProbeError.of(name_of(callback), None, error))
             self._callbacks.clear()
-            self.are_wanted = False
+            self.are_any = False
             warn_user(
-                f"{crossing}={name_of(callback)} raised {type(error).__name__} at {told.name}: {error}. "
+                f"{moment}={name_of(callback)} raised {type(error).__name__} at {shown.name}: {error}. "
                 "Tracking goes on; no callback is called any more. See errors; strict=True raises."
             )
 
     def _watch(self, value: Any, border: Callable[[Any], None]) -> None:
-        """Hear when the backward pass comes to the tensors of *value*, which stand at the border of a module."""
+        """Call *border* when a backward pass comes to the tensors of *value*, which stand at the border of a module."""
         if torch.is_grad_enabled() and not self._callbacks.keys().isdisjoint(_IN_BACKWARD):
             for _, leaf in structure.walk(value):
                 if leaf.grad_fn is not None:
                     hooks.on_node(leaf.grad_fn, border)
 
     def move(self, state: ThreadState, calls: list[Call]) -> None:
-        """The backward pass of *state*'s thread has come from the calls it was in to these."""
+        """Call the callbacks between the calls whose backward ran in *state*'s thread, and *calls*, whose backward runs now."""
         before, state.in_backward = state.in_backward, calls
         shared = 0
         while shared < min(len(before), len(calls)) and before[shared] is calls[shared]:
             shared += 1
         for call in reversed(before[shared:]):
-            self.tell("leave_backward", call)
+            self.call("leave_backward", call)
         for call in calls[shared:]:
-            self.tell("enter_backward", call)
+            self.call("enter_backward", call)
 
 
 def weak(method: Callable[[], None]) -> Callable[[Any], None]:
-    """A hook that calls *method* as long as its object lives; nodes of the graph may outlive it."""
+    """Return a hook that calls *method* while its object lives; nodes of the graph may live longer."""
     held = weakref.WeakMethod(method)
 
     def hook(gradients: Any) -> None:

@@ -1,4 +1,4 @@
-"""Where in a hierarchy of modules a call is made: names for modules as they are really called, found once for each place."""
+"""Name modules as they are really called: by the hierarchy of the model, and by the module that called them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,17 @@ __all__ = ["ModuleNames", "ModuleNode", "is_transparent"]
 
 
 class ModuleNode:
-    """A module under the module that called it. The same module called from two places has two places, and one path.
+    """A module under the module that called it. A module called from two modules has two nodes, and one path.
 
     Attributes:
-        module: weakly.
+        module: the module without wrappers, held weakly.
+        held: the called module, held weakly.
         name: as it was called, from the root's label down: ``GPT.blocks.0.mlp``.
         path: the module's canonical name, as in its sites: ``blocks.0.mlp``, ``""`` for the root.
+        key: the id of the called module.
+        compiles: the id of the module that ``torch.compile`` was given; 0 for anything but its wrapper.
+        children: the nodes of modules that this one calls, by their ids.
+        was_checked: compiled regions were looked for.
     """
 
     __slots__ = ("children", "compiles", "held", "key", "module", "name", "path", "was_checked")
@@ -32,26 +37,26 @@ class ModuleNode:
         self.name = name
         self.path = path
         self.key = id(module)
-        self.compiles = id(inner) if inner is not module else 0  # what ``torch.compile`` was given
+        self.compiles = id(inner) if inner is not module else 0
         self.children: dict[int, ModuleNode] = {}
-        self.was_checked = False  # for compiled regions
+        self.was_checked = False
 
     def __repr__(self) -> str:
         return f"ModuleNode({self.name})"
 
 
 class ModuleNames:
-    """The models that have been met, each with a label of its own, and the names of all their modules."""
+    """The models that were called, each with a label of its own, and the names of all their modules."""
 
     def __init__(self) -> None:
         self._labels: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
         self._homes: weakref.WeakKeyDictionary[nn.Module, tuple[weakref.ref[nn.Module], tuple[str, ...]]]
         self._homes = weakref.WeakKeyDictionary()
         self._tops: weakref.WeakKeyDictionary[nn.Module, ModuleNode] = weakref.WeakKeyDictionary()
-        self._owners: WeakIdKeyDictionary = WeakIdKeyDictionary()  # a tensor: the places that it is a parameter of
+        self._owners: WeakIdKeyDictionary = WeakIdKeyDictionary()  # by parameter: the nodes from the root to its module
 
-    def meet(self, root: nn.Module) -> None:
-        """Name *root* and all modules below it. A module that was met alone gets its name in the larger hierarchy."""
+    def register(self, root: nn.Module) -> None:
+        """Name *root* and all modules below it. A module that was called alone before gets its name in the larger model."""
         root = selection.unwrap(root)
         taken = set(self._labels.values())
         label = kind = type(root).__name__
@@ -70,26 +75,26 @@ class ModuleNames:
         self._owners.clear()
 
     def at_top(self, module: nn.Module) -> ModuleNode | None:
-        """The place of *module*, called from outside of any module; None for a wrapper, which is as good as what it wraps."""
+        """Return the node of *module*, called from outside of any module; None for a wrapper, whose module counts instead."""
         place = self._tops.get(module)
         if place is None:
             if is_transparent(module):
                 return None
             inner = selection.unwrap(module)
             if inner not in self._homes:
-                self.meet(inner)
+                self.register(inner)
             root, path = self._home(inner)
             place = self._tops[module] = ModuleNode(module, self._join(root, path), path)
         return place
 
     def below(self, place: ModuleNode, module: nn.Module) -> ModuleNode:
-        """The place of *module*, called by the module of *place*; *place* itself where one of the two wraps the other."""
+        """Return the node of *module*, called by the module of *place*; *place* itself where one of the two wraps the other."""
         return place if is_transparent(module) or place.compiles == id(module) else self._below(place, module)
 
     def _below(self, place: ModuleNode, module: nn.Module) -> ModuleNode:
         inner, caller = selection.unwrap(module), place.module()
         if inner not in self._homes:
-            self.meet(inner)  # it came after its parent was met, or belongs to no module that runs
+            self.register(inner)  # added after its parent was named, or part of no module that runs
             self._adopt(caller, inner)
         root, path = self._home(inner)
         step = next((step for step, held in _names_below(caller) if held is inner), None) if caller is not None else None
@@ -101,18 +106,18 @@ class ModuleNames:
         return ModuleNode(module, name, path)
 
     def _adopt(self, caller: nn.Module | None, module: nn.Module) -> None:
-        """If *module* is by now part of the model that *caller* belongs to, name that model anew."""
+        """Name the model of *caller* again, if *module* has become a part of it."""
         if caller is None or caller not in self._homes:
             return
         root = self._homes[caller][0]()
         if root is not None and any(held is module for held in root.modules()):
             self._labels.pop(module, None)
             label = self._labels.pop(root)
-            self.meet(root)
+            self.register(root)
             self._labels[root] = label
 
     def owners(self, parameter: Tensor) -> list[ModuleNode]:
-        """The places from the root down to the module that owns *parameter*; empty if unknown."""
+        """Return the nodes from the root down to the module that owns *parameter*; none if it is unknown."""
         known: list[ModuleNode] | None = self._owners.get(parameter)
         if known is None:
             known = self._owners[parameter] = self._owners_of(parameter)
@@ -129,7 +134,7 @@ class ModuleNames:
         return []
 
     def modules(self) -> Iterator[tuple[str, nn.Module]]:
-        """Every module that was met, under its canonical name with the root's label, parents before children."""
+        """Yield every named module under its canonical name with the root's label, parents before children."""
         for module, (root, names) in self._homes.items():
             top = root()
             if top is not None:
@@ -139,7 +144,7 @@ class ModuleNames:
         root, names = self._homes[module]
         top = root()
         if top is None:  # the larger model is gone, the part lives on
-            self.meet(module)
+            self.register(module)
             return module, ""
         return top, names[0]
 
@@ -149,19 +154,19 @@ class ModuleNames:
 
 
 def is_transparent(module: nn.Module) -> bool:
-    """Whether it wraps a module that runs as a module does: all wrappers but that of ``torch.compile``."""
+    """Return whether *module* is a wrapper whose module is called as a module: any but that of ``torch.compile``."""
     return not modules.is_compiled_wrapper(module) and selection.unwrap(module) is not module
 
 
 def _names_below(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """All names below *module*, direct children first."""
+    """Yield all names below *module*, direct children first."""
     yield from ((step, selection.unwrap(child)) for step, child in modules.named_children(module))
     for item in selection.members(module):
         yield from ((name, item.module) for name in (item.name, *item.aliases) if name)
 
 
 def _shared(one: str, other: str) -> int:
-    """How many steps two names have in common from the root."""
+    """Return how many steps two names have in common from the root."""
     count = 0
     for a, b in zip(one.split("."), other.split("."), strict=False):
         if a != b:

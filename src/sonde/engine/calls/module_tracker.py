@@ -1,4 +1,4 @@
-"""``ModuleTracker``: which module call is running, forward or backward (the third seed)."""
+"""``ModuleTracker``: know which module call is running, forward or backward."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _NOWHERE = RootCall(0, -1, False, None)
 
 
 class ModuleTracker:
-    """Tells at any moment which modules are running their forward, or having their backward run.
+    """Knows at any moment which modules run their forward, or have their backward run.
 
     >>> import sonde, torch
     >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2))
@@ -46,14 +46,14 @@ class ModuleTracker:
 
     Every model that is called in any thread is tracked; each thread sees its own calls. A model is labelled by its class
     (a second one of that class ``Net-2``) when it is first called; *models* are labelled at once, which also gives a part that is
-    called alone its full name. In backward, what runs belongs to the module call that made it in the forward, as autograd's
-    numbers tell: no hook is put on any tensor (only where several threads run models, one on the node of each root's output,
+    called alone its full name. In backward, a node belongs to the module call that made it in the forward, found by autograd's
+    numbers: no hook is put on any tensor (only where several threads run models, one on the node of each root's output,
     as each thread numbers for itself). Nodes that a backward pass itself made (``create_graph=True``) belong to no module,
     or to the one in whose forward that pass was run. Inside a compiled region no Python runs: its operations belong to the
     region as a whole.
 
     Args:
-        models: models to know by name beforehand.
+        models: models to name beforehand.
         enter, leave: called with a :class:`ModuleCall` as a forward (or a recomputation) begins and ends.
         enter_backward, leave_backward: called as the backward of a module call begins, and when that of another one begins
             or the pass ends. Only these need hooks: on the autograd nodes at the borders of modules.
@@ -72,19 +72,16 @@ class ModuleTracker:
         leave_backward: Callback | None = None,
         strict: bool = False,
     ) -> None:
-        self._hierarchies = ModuleNames()
+        self._names = ModuleNames()
         for model in models:
-            self._hierarchies.meet(selection.check_model(model))
-        self._crossings = Callbacks(
+            self._names.register(selection.check_model(model))
+        self._callbacks = Callbacks(
             {"enter": enter, "leave": leave, "enter_backward": enter_backward, "leave_backward": leave_backward}, strict=strict
         )
         self._entered = 0
         self._handles: list[hooks.Handle] = []
         self._border = weak(self._cross)
-        self._said_compiled: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-        self._begin_anew()
-
-    def _begin_anew(self) -> None:
+        self._warned_of: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._local = _Local()
         self._states: list[ThreadState] = []
 
@@ -104,7 +101,7 @@ class ModuleTracker:
                 handle.remove()
             self._handles.clear()
             active.remove(self)
-            self._begin_anew()
+            self._local, self._states = _Local(), []
 
     # Reading
 
@@ -119,9 +116,9 @@ class ModuleTracker:
 
     @property
     def stack(self) -> tuple[ModuleCall, ...]:
-        """The same as calls, from the root to the innermost."""
+        """The module calls that run now, from the root to the innermost."""
         call = self._now()
-        return () if call is None else tuple(held.told() for held in call.chain())
+        return () if call is None else tuple(held.for_people() for held in call.chain())
 
     @property
     def is_bw(self) -> bool:
@@ -135,18 +132,18 @@ class ModuleTracker:
         if task == -1:
             return "forward"
         top = self._state().top
-        repeats = autograd_state.is_repeating() or (top is not None and top.passage.task == task)
+        repeats = autograd_state.is_repeating() or (top is not None and top.root_call.task == task)
         return "recompute" if repeats else "backward"
 
     @property
     def modules(self) -> dict[str, nn.Module]:
-        """Name to module, for every model that was met, parents before children."""
-        return dict(self._hierarchies.modules())
+        """Modules of every known model by name, parents before children."""
+        return dict(self._names.modules())
 
     @property
     def errors(self) -> tuple[ProbeError, ...]:
-        """What a callback raised; none is called after that."""
-        return tuple(self._crossings.errors)
+        """What a callback raised; after that no callback is called."""
+        return tuple(self._callbacks.errors)
 
     def __repr__(self) -> str:
         if not self._entered:
@@ -164,32 +161,34 @@ class ModuleTracker:
         return state
 
     def enter(self, module: nn.Module, args: Any) -> None:
-        """A module call begins in this thread."""
+        """Begin a call of *module* in this thread."""
         state = self._local.state or self._state()
         task, top = _graph_task(), state.top
         place: ModuleNode | None = None
         if top is not None:
-            if top.passage.task == task:
+            if top.root_call.task == task:
                 place = top.place.children.get(id(module))
             if place is None or place.held() is not module:
-                place, top = self._settled(state, module, task)
+                place, top = self._placed(state, module, task)
         if top is None or place is None:
-            place = self._hierarchies.at_top(module)
+            place = self._names.at_top(module)
             if place is None:
                 return
-            self._say_if_compiled(place, module)
-            passage = state.open(_sequence_now(), task, recording=task == -1 and torch.is_grad_enabled())
+            self._warn_if_compiled(place, module)
+            root_call = state.open(_sequence_now(), task, recording=task == -1 and torch.is_grad_enabled())
         elif place is top.place:
             return  # one of the two wraps the other
         else:
-            passage = top.passage
-        call = passage.begin(place, top, state.top, _sequence_now()) if task == -1 else self._recalled(state, place, top, passage)
+            root_call = top.root_call
+        call = (
+            root_call.begin(place, top, state.top, _sequence_now()) if task == -1 else self._repeated(state, place, top, root_call)
+        )
         state.top = call
-        if self._crossings.are_wanted:
-            self._crossings.begin(call, args, self._border)
+        if self._callbacks.are_any:
+            self._callbacks.begin(call, args, self._border)
 
     def leave(self, module: nn.Module, output: Any) -> None:
-        """A module call ends in this thread, or has raised."""
+        """End a call of *module* in this thread, which has returned or raised."""
         state = self._local.state or self._state()
         call = state.top
         if call is None or call.place.key != id(module):
@@ -197,111 +196,105 @@ class ModuleTracker:
             if call is None:
                 return  # a wrapper, or what it wraps
         try:
-            if self._crossings.are_wanted:
-                self._crossings.end(call, output, self._border)
+            if self._callbacks.are_any:
+                self._callbacks.end(call, output, self._border)
         finally:
             if state.end(call, _sequence_now()):
-                call.passage.tie(output, watched=len(self._states) > 1)
+                call.root_call.tie(output, watched=len(self._states) > 1)
 
-    def _settled(self, state: ThreadState, module: nn.Module, task: int) -> tuple[ModuleNode | None, Call | None]:
-        """Where *module* stands below the call that it is made in; None, None if it is made in none."""
+    def _placed(self, state: ThreadState, module: nn.Module, task: int) -> tuple[ModuleNode | None, Call | None]:
+        """Return the node of *module* and the call in which it is called; None, None if it is called in no other call."""
         top = state.top
         if top is not None and top.place.children.get(id(module)) is top.place and is_transparent(module):
             return top.place, top
         running = modules_running()
         if running and running[-1] is module:
             running.pop()
-        if not any(call.place.module() in self._said_compiled for call in state.begun()):  # those have frames of their own kind
+        if not any(call.place.module() in self._warned_of for call in state.begun()):  # compiled calls have other frames
             state.settle(_sequence_now(), running)
         top = state.top
-        if top is None or top.passage.task != task:
+        if top is None or top.root_call.task != task:
             return None, None
         known = top.place.children.get(id(module))
         if known is not None and known.held() is module:
             return known, top
-        if isinstance(module, GraphModule) and top.place.module() in self._said_compiled:
-            return top.place, top  # what the compiler has made of it
+        if isinstance(module, GraphModule) and top.place.module() in self._warned_of:
+            return top.place, top  # made by the compiler
         children = {key: place for key, place in top.place.children.items() if place.held() is not None}
-        made = children[id(module)] = self._hierarchies.below(top.place, module)
-        self._say_if_compiled(made, module)
+        made = children[id(module)] = self._names.below(top.place, module)
+        self._warn_if_compiled(made, module)
         top.place.children = children
         return made, top
 
     # Recomputation
 
-    def _recalled(self, state: ThreadState, place: ModuleNode, top: Call | None, passage: RootCall) -> Call:
-        """The call that activation checkpointing repeats; or, if it is none of those, one made in the backward pass."""
+    def _repeated(self, state: ThreadState, place: ModuleNode, top: Call | None, root_call: RootCall) -> Call:
+        """Return the call that activation checkpointing repeats; without one begin a call in the backward pass."""
         node = _current_node()
-        state.recall.begin(passage.task, node, self._passage_of(node))
-        made = state.recall.repeated(place, passage.task)
+        state.recomputation.begin(root_call.task, node, self._root_call_of(node))
+        made = state.recomputation.repeated(place, root_call.task)
         if made is None and top is None:
             top = self._of_node(node)
             made = next((call for call in (top.chain() if top is not None else []) if call.place.key == place.key), None)
         if made is None:
-            return passage.begin(place, top, state.top, _sequence_now())
-        call = Call(made.place, made.index, made.above, passage, state.top)
-        passage.note(_sequence_now(), call)
+            return root_call.begin(place, top, state.top, _sequence_now())
+        call = Call(made.place, made.index, made.above, root_call, state.top)
+        root_call.note(_sequence_now(), call)
         return call
 
     # Backward
 
     def _now(self) -> Call | None:
         state, task = self._state(), _graph_task()
-        if task == -1 or (state.top is not None and state.top.passage.task == task):
+        if task == -1 or (state.top is not None and state.top.root_call.task == task):
             return state.top
         node = _current_node()
-        around = state.recall.begin(task, node, self._passage_of(node)) if autograd_state.is_repeating() else None
+        around = state.recomputation.begin(task, node, self._root_call_of(node)) if autograd_state.is_repeating() else None
         return around or self._of_node(node)
 
     def _of_node(self, node: Any) -> Call | None:
-        """The innermost call that made *node*."""
+        """Return the innermost call that made *node*."""
         if node is None:
             return None
         if sequence_of_node(node) == ACCUMULATES:
-            return self._owner(node.variable)
-        passage = self._passage_of(node)
-        if passage is not None:
-            return passage.at(sequence_of_node(node))
+            return _owner(self._names, node.variable)
+        root_call = self._root_call_of(node)
+        if root_call is not None:
+            return root_call.at(sequence_of_node(node))
         # a reentrant checkpoint has made it outside of any module, and runs its backward
         return next((self._of_node(outer) for outer in nodes_running() if outer is not node), None)
 
-    def _passage_of(self, node: Any) -> RootCall | None:
+    def _root_call_of(self, node: Any) -> RootCall | None:
         if node is None:
             return None
         number, own = sequence_of_node(node), self._state()
         if len(self._states) == 1:
-            return own.passage_of(number)
-        # each thread counts for itself: the node may have been made by another one; on a device, backward has its own
+            return own.root_call_of(number)
+        # each thread numbers for itself, and another thread may have made the node; a device has a thread of its own for backward
         states = [own, *(state for state in tuple(self._states) if state is not own)]
-        found = [passage for passage in (state.passage_of(number) for state in states) if passage is not None]
-        return min(found, key=lambda passage: passage.nearness(_graph_task()), default=None)
-
-    def _owner(self, parameter: Tensor) -> Call | None:
-        call: Call | None = None
-        for place in self._hierarchies.owners(parameter):
-            call = Call(place, None, call, _NOWHERE, None)
-        return call
+        found = [root_call for root_call in (state.root_call_of(number) for state in states) if root_call is not None]
+        return min(found, key=lambda root_call: root_call.nearness(_graph_task()), default=None)
 
     def _cross(self) -> None:
-        """The backward pass is at the border of a module call."""
-        if not self._entered or not self._crossings.are_wanted:
+        """Call the callbacks for a backward pass that is at the border of a module call."""
+        if not self._entered or not self._callbacks.are_any:
             return
         state, call = self._state(), self._of_node(_current_node())
         task = _graph_task()
-        if state.crossing != task and not (state.in_backward and nodes_running()):
-            self._crossings.move(state, [])  # a pass that raised did not end
-            state.crossing = task
-            hooks.after_backward(partial(self._crossings.move, state, []))
-        self._crossings.move(state, [] if call is None else call.chain())
+        if state.task != task and not (state.in_backward and nodes_running()):
+            self._callbacks.move(state, [])  # a pass that raised did not end
+            state.task = task
+            hooks.after_backward(partial(self._callbacks.move, state, []))
+        self._callbacks.move(state, [] if call is None else call.chain())
 
-    def _say_if_compiled(self, place: ModuleNode, module: nn.Module) -> None:
-        if place.was_checked and (not is_called_compiled(module) or place.module() in self._said_compiled):
+    def _warn_if_compiled(self, place: ModuleNode, module: nn.Module) -> None:
+        if place.was_checked and (not is_called_compiled(module) or place.module() in self._warned_of):
             return
         place.was_checked = True
-        fresh = [region.top for region in regions(module) if region.top not in self._said_compiled]
+        fresh = [region.top for region in regions(module) if region.top not in self._warned_of]
         if not fresh:
             return
-        self._said_compiled.update(fresh)
+        self._warned_of.update(fresh)
         names = [name for name, held in self.modules.items() if held in fresh]
         warn_user(
             f"{', '.join(names[:4])}{', ...' if len(names) > 4 else ''} is compiled: no Python runs inside a compiled graph, so "
@@ -309,12 +302,20 @@ class ModuleTracker:
         )
 
 
+def _owner(names: ModuleNames, parameter: Tensor) -> Call | None:
+    """Return the calls, without indices, of the modules from the root down to the one that owns *parameter*."""
+    call: Call | None = None
+    for place in names.owners(parameter):
+        call = Call(place, None, call, _NOWHERE, None)
+    return call
+
+
 class _Local(threading.local):
     state: ThreadState | None = None
 
 
 class _Enters(hooks.Hook):
-    """Before any forward."""
+    """Called before any forward."""
 
     __slots__ = ("enter",)
 
@@ -331,7 +332,7 @@ class _Enters(hooks.Hook):
 
 
 class _Leaves(hooks.Hook):
-    """After any forward."""
+    """Called after any forward."""
 
     __slots__ = ("leave",)
 

@@ -1,4 +1,4 @@
-"""Which calls a recomputation repeats: an activation checkpoint runs its part of the forward again, in the same order."""
+"""Find the calls that a recomputation repeats: an activation checkpoint runs its part of the forward again, in the same order."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from sonde.engine.calls.call_log import Call, RootCall
 from sonde.engine.calls.module_paths import ModuleNode
 from sonde.engine.torch_api import autograd_state
 
-__all__ = ["Recall"]
+__all__ = ["Recomputation"]
 
 
-class Recall:
-    """What one thread repeats: how far in the calls of a forward it is.
+class Recomputation:
+    """The position of one thread's recomputation in the calls of the forward.
 
-    A checkpoint that is recomputed begins where it began in the forward. One that is met for the first time while another
-    is recomputed (they are nested) goes on where that one is; where it began is noted, for it may be recomputed in its turn.
+    A checkpoint that is recomputed begins where it began in the forward. A nested checkpoint, first met while another one is
+    recomputed, goes on at that one's position; its beginning is noted, since it may be recomputed later.
     """
 
     __slots__ = ("_around", "_begun", "_made", "_origin", "_position", "_tasks")
@@ -26,14 +26,17 @@ class Recall:
 
     def _forget(self) -> None:
         self._tasks: set[int] = set()
-        self._begun: dict[tuple[int, Hashable], Call | None] = {}  # in which backward pass which checkpoint, and what it is in
-        self._made: dict[Hashable, tuple[RootCall, int]] = {}  # where those began that a recomputation has made
+        self._begun: dict[tuple[int, Hashable], Call | None] = {}  # by backward pass and checkpoint: the call around it
+        self._made: dict[Hashable, tuple[RootCall, int]] = {}  # by checkpoint made in a recomputation: where it began
         self._origin: RootCall | None = None
         self._position = 0
         self._around: Call | None = None
 
     def begin(self, task: int, node: Any, origin: RootCall | None) -> Call | None:
-        """The backward pass *task* is at *node*, made in *origin*, and repeats a checkpoint. The call that is in, if known."""
+        """Note that the backward pass *task* repeats a checkpoint; return the call around that checkpoint, if known.
+
+        The pass is at *node*, which was made in *origin*.
+        """
         checkpoint, is_made = autograd_state.checkpoint_repeated()
         if task not in self._tasks:
             if all(outer is node for outer in autograd_state.nodes_running()):
@@ -50,7 +53,7 @@ class Recall:
         return self._begun[task, checkpoint]
 
     def repeated(self, place: ModuleNode, task: int) -> Call | None:
-        """The next call of that module, which is the one that is repeated."""
+        """Return the call of the module at *place* that is repeated now; None if it is unknown."""
         checkpoint, is_made = autograd_state.checkpoint_repeated()
         if self._origin is None or not (is_made or (task, checkpoint) in self._begun):
             return None

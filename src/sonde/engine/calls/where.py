@@ -1,4 +1,4 @@
-"""``where()``: which module call is running, asked from inside any function."""
+"""``where()``: return the module call that is running, from inside any function."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ __all__ = ["Whereabouts", "where"]
 
 @dataclass(frozen=True, slots=True)
 class Whereabouts:
-    """What runs in this thread.
+    """The module calls that run in this thread.
 
     Attributes:
         phase: ``forward``, ``backward``, or ``recompute`` (a checkpoint repeats a forward inside a backward pass).
         stack: the module calls, from the root to the innermost; empty outside of any module.
-        known: whether the stack is all there is. In a backward pass it is known only if a :class:`ModuleTracker` was entered
+        known: the stack is complete. In a backward pass it is known only if a :class:`ModuleTracker` was entered
             before the forward.
     """
 
@@ -49,11 +49,11 @@ class Whereabouts:
 
 
 def where() -> Whereabouts:
-    """Which module call is running in this thread, and in which direction.
+    """Return the module calls that run in this thread, and in which direction.
 
-    It can be asked anywhere: in a forward, a hook, an autograd function, an operator, a dispatch mode. In a forward nothing
-    needs to be set up (the Python stack tells; the index of the call is counted by an entered :class:`ModuleTracker`, else it
-    is None). In a backward pass the modules are known if a tracker was entered before the forward.
+    Works anywhere: in a forward, a hook, an autograd function, an operator, a dispatch mode. In a forward nothing needs to be set
+    up: modules are found in the Python stack. The index of a call is counted by an entered :class:`ModuleTracker`; without one it
+    is None. In a backward pass the modules are known if a tracker was entered before the forward.
     """
     if graph_task() != -1:
         if active:
@@ -68,7 +68,7 @@ def where() -> Whereabouts:
 
 
 def _unwrapped(running: list[nn.Module]) -> list[nn.Module]:
-    """The modules without wrappers; one that its wrapper calls comes once."""
+    """Return the modules without wrappers; one that its wrapper calls comes once."""
     modules: list[nn.Module] = []
     for module in (selection.unwrap(held) for held in running):
         if not (modules and modules[-1] is module and running.count(module) == 1):
@@ -77,7 +77,7 @@ def _unwrapped(running: list[nn.Module]) -> list[nn.Module]:
 
 
 def _named(modules: list[nn.Module]) -> list[ModuleCall]:
-    """The modules by the names that they have in the outermost; one that is not part of it begins a model of its own."""
+    """Return the modules by their names in the outermost; one that is no part of it begins a model of its own."""
     calls: list[ModuleCall] = []
     label, names = "", dict[nn.Module, str]()
     for module in modules:

@@ -92,13 +92,13 @@ class Attachment:
                 unhooked = {Site(item.name, port, "", name): "TorchScript, which takes no hooks" for port in ports}
                 self.hooks.unhooked |= unhooked
         clock = self._clock(model)
-        self.hooks.add(chosen, clock, wanted, self._models)
+        self.hooks.add(chosen, clock, wanted, self.roots)
 
     def observe_one(self, module: nn.Module, path: str, ports: tuple[Port, ...]) -> None:
         """Prepare a hook on *module* alone, as *path*. Its clock is that of the observed model it is a part of, if any."""
         above = next((root for root in self.roots if any(member is module for member in root.model.modules())), None)
         clock = self._clock(module) if above is None else above.clock
-        self.hooks.add([Target(Named(path, module))], clock, Wanted(module, None, None, ports), self._models)
+        self.hooks.add([Target(Named(path, module))], clock, Wanted(module, None, None, ports), self.roots)
 
     def sites(self) -> list[Site]:
         """Return every site, in the order the hooks were prepared."""
@@ -113,10 +113,6 @@ class Attachment:
         if self.attached:
             self._start(self.roots[-1])
         return clock
-
-    @property
-    def _models(self) -> list[nn.Module]:
-        return [root.model for root in self.roots]
 
     # A model that changes
 
@@ -146,7 +142,7 @@ class Attachment:
             gone = {name for name, _ in known - now}
             for target in targets:
                 if target.key not in known:
-                    self.hooks.replace(target, clock, wanted, self._models)
+                    self.hooks.replace(target, clock, wanted, self.roots)
                     followed.append(target.item.name or "(root)")
             for name in gone - {target.item.name for target in targets}:
                 self.hooks.drop(name, clock)
@@ -182,7 +178,7 @@ class Attachment:
         """Take every hook out; a backward pass that comes later delivers nothing. Idempotent."""
         if not self.attached:
             return
-        dead = self._dead_hooks.check_at_end(self.hooks.all)
+        dead = self._dead_hooks.check_at_end(self.hooks.held)
         self.hooks.note_later_hooks()
         self._take_out()
         self._dead_hooks.report(dead, len(self.hooks))
@@ -195,7 +191,7 @@ class Attachment:
             clock = root.clock
             clock.call_no_more(self._before_forward)
             clock.call_no_more(self._follow_schedule)
-            clock.call_no_more(self._after_first_forward)
+            clock.call_no_more(self.hooks.put_in_waiting)
             clock.rest(self)
             clock.stop()
 
@@ -220,7 +216,7 @@ class Attachment:
         root.clock.call_before_forward(self._before_forward)
         if self._schedule is not None:
             root.clock.call_after_steps(self._follow_schedule)
-        root.clock.call_after_first_forward(self._after_first_forward)
+        root.clock.call_after_first_forward(self.hooks.put_in_waiting)
         if self.delivery.switch.on:
             root.clock.wake(self)
 
@@ -258,7 +254,7 @@ class Attachment:
 
     def go_on(self, wanted: bool) -> None:
         """A step has ended; observe the next one if it is *wanted*."""
-        self._dead_hooks.check(self.hooks.all)
+        self._dead_hooks.check(self.hooks.held)
         if wanted and not self.delivery.switch.on:
             self.resume()
         elif not wanted and self.delivery.switch.on:
@@ -275,14 +271,10 @@ class Attachment:
         self.go_on(wanted)
 
     def _before_forward(self) -> None:
-        self._dead_hooks.check(self.hooks.all)
+        self._dead_hooks.check(self.hooks.held)
         count = self._forwards = self._forwards + 1
         if not self.delivery.switch.on:
             return
         self.hooks.put_in_waiting()
         if count > 1 and is_time_to_look(count, _RESCAN_EVERY):
             self._look_for_changes()
-
-    def _after_first_forward(self) -> None:
-        if self.delivery.switch.on:
-            self.hooks.put_in_waiting()

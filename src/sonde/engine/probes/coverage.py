@@ -80,7 +80,7 @@ class Coverage:
     def of(cls, attachment: Attachment) -> Coverage:
         """Return the coverage of *attachment* so far."""
         held, notes = attachment.hooks, attachment.delivery.notes
-        dead = {id(hook) for hook in dead_among(attachment.roots, held.all)} if attachment.ran else set()
+        dead = {id(hook) for hook in dead_among(attachment.roots, held.held)} if attachment.ran else set()
         if attachment.attached:
             held.note_later_hooks()
         called = {hook.module for hook in held if hook.is_on_module and (hook.was_eager or hook.has_fired)}

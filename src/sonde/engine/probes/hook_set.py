@@ -11,6 +11,7 @@ from torch import nn
 from sonde.engine import selection
 from sonde.engine.clock.clock import Clock
 from sonde.engine.probes.aliases import Aliases, ParentMark
+from sonde.engine.probes.dead_hooks import Root
 from sonde.engine.probes.delivery import Delivery
 from sonde.engine.probes.event_hooks import InputEventHook, ModuleEventHook, OutputEventHook, ParameterEventHook
 from sonde.engine.probes.site_hook import SiteHook
@@ -32,9 +33,10 @@ _MODULE_HOOKS = (
 
 
 class HookSet:
-    """The hooks of one probe, in the order in which they were made. Iterate over it for these.
+    """The hooks of one probe. Iterate over it for these.
 
     Attributes:
+        held: the hooks, in the order in which they were made.
         table: holds the rows of a statistic; None for a subscriber.
         unhooked: sites that could be selected, but take no hook, each with the reason.
     """
@@ -45,60 +47,55 @@ class HookSet:
         self._delivery = delivery
         self._grad_at_step = grad_at_step
         self._update_memory = update_memory  # bytes that copies of parameters may take
-        self._held: list[SiteHook] = []
+        self.held: list[SiteHook] = []
         self._waiting: list[SiteHook] = []  # on parameters that take no hooks as yet
         self._marks: list[ParentMark] = []
         self._around: dict[Clock, AroundSteps] = {}
 
     def __iter__(self) -> Iterator[SiteHook]:
-        return iter(self._held)
+        return iter(self.held)
 
     def __len__(self) -> int:
-        return len(self._held)
-
-    @property
-    def all(self) -> Sequence[SiteHook]:
-        """The hooks."""
-        return self._held
+        return len(self.held)
 
     def sites(self) -> list[Site]:
         """Return every site, in the order of the hooks."""
-        return [site for hook in self._held for site in hook.sites.values()]
+        return [site for hook in self.held for site in hook.sites.values()]
 
     def canonical(self, name: str) -> str:
         """Return the canonical name of the module known as *name*; *name* itself if that is none of a module's other names."""
-        for hook in self._held:
+        for hook in self.held:
             if isinstance(hook, ModuleEventHook) and hook.aliases is not None and name in hook.aliases.names:
                 return hook.name
         return name
 
     # Making
 
-    def add(self, targets: Sequence[Target], clock: Clock, wanted: Wanted, devices: Sequence[nn.Module]) -> None:
+    def add(self, targets: Sequence[Target], clock: Clock, wanted: Wanted, roots: Sequence[Root]) -> None:
         """Make the hooks of *targets*; put them in if the probe observes.
 
         Args:
             targets: what to hook.
             clock: of the model they belong to.
             wanted: the selection they come from.
-            devices: models whose parameters tell the device of a row, where a module has none.
+            roots: models whose parameters tell the device of a row, where a module has none.
         """
         for target in targets:
             for hook in self._made_for(target, clock, wanted):
-                self._add(hook, devices)
+                self._add(hook, roots)
         self.sample_updates()
         self._name_shared([target.item for target in targets if target.item.aliases], clock, wanted.model)
 
-    def replace(self, target: Target, clock: Clock, wanted: Wanted, devices: Sequence[nn.Module]) -> None:
+    def replace(self, target: Target, clock: Clock, wanted: Wanted, roots: Sequence[Root]) -> None:
         """Let hooks of *target* go on where those of the same sites stop; without such hooks add them."""
         for hook in self._made_for(target, clock, wanted):
-            old = next((held for held in self._held if held.sites == hook.sites and held.clock is clock), None)
+            old = next((held for held in self.held if held.sites == hook.sites and held.clock is clock), None)
             if old is None:
-                self._add(hook, devices)
+                self._add(hook, roots)
             else:
                 old.detach()
                 hook.take_over(old)
-                self._held[self._held.index(old)] = hook
+                self.held[self.held.index(old)] = hook
                 self._waiting = [held for held in self._waiting if held is not old]
                 if self._delivery.switch.on:
                     self._put_in(hook)
@@ -106,7 +103,7 @@ class HookSet:
 
     def drop(self, name: str, clock: Clock) -> None:
         """Take the hooks called *name* out for good: their module or parameter is gone."""
-        gone = [hook for hook in self._held if hook.name == name and hook.clock is clock]
+        gone = [hook for hook in self.held if hook.name == name and hook.clock is clock]
         self.remove(gone)
         for hook in gone:
             self.unhooked |= dict.fromkeys(hook.sites.values(), "was removed from the model after the probe was attached")
@@ -115,12 +112,12 @@ class HookSet:
         """Take hooks out for good."""
         for hook in gone:
             hook.detach()
-        self._held = [hook for hook in self._held if hook not in gone]
+        self.held = [hook for hook in self.held if hook not in gone]
         self._waiting = [hook for hook in self._waiting if hook not in gone]
 
     def sample_updates(self) -> None:
         """Let copies of parameters fit into memory: observe samples of the largest ones."""
-        self._delivery.notes |= sample_updates(self._held, self._update_memory)
+        self._delivery.notes |= sample_updates(self.held, self._update_memory)
 
     def _made_for(self, target: Target, clock: Clock, wanted: Wanted) -> Iterator[SiteHook]:
         delivery, adds = self._delivery, self.table is not None
@@ -151,13 +148,13 @@ class HookSet:
                 hook.entrance = entrance
             yield hook
 
-    def _add(self, hook: SiteHook, devices: Sequence[nn.Module]) -> None:
-        if any(held.target is hook.target and held.sites == hook.sites for held in self._held):
+    def _add(self, hook: SiteHook, roots: Sequence[Root]) -> None:
+        if any(held.target is hook.target and held.sites == hook.sites for held in self.held):
             return  # the same module under the same name: observed once
         if isinstance(hook, StatisticHook) and self.table is not None:
-            rows = self.table.allocate(len(hook.sites), _device_of((hook.module, *devices)))
+            rows = self.table.allocate(len(hook.sites), _device_of((hook.module, *(root.model for root in roots))))
             hook.hold(self.table, dict(zip(hook.sites, rows, strict=True)))
-        self._held.append(hook)
+        self.held.append(hook)
         if self._delivery.switch.on:
             self._put_in(hook)
 
@@ -168,7 +165,7 @@ class HookSet:
         by_name = {name: member.module for member in selection.members(model) for name in (member.name, *member.aliases)}
         for item in items:
             aliases = Aliases(item, by_name)
-            for hook in self._held:
+            for hook in self.held:
                 if isinstance(hook, ModuleEventHook) and hook.module is item.module:
                     hook.aliases = aliases
             for parent in aliases.parents:
@@ -184,7 +181,7 @@ class HookSet:
         for mark in self._marks:
             mark.attach()
         self._waiting.clear()
-        for hook in self._held:
+        for hook in self.held:
             if not hook.is_in:
                 self._put_in(hook)
 
@@ -194,8 +191,8 @@ class HookSet:
             self._waiting.append(hook)
 
     def put_in_waiting(self) -> None:
-        """Put hooks on parameters in that were frozen or had no shape, and are or have now."""
-        if self._waiting:
+        """If the probe observes, put hooks on parameters in that were frozen or had no shape, and are not or have one now."""
+        if self._waiting and self._delivery.switch.on:
             waiting, self._waiting = self._waiting, []
             for hook in waiting:
                 self._put_in(hook)
@@ -204,7 +201,7 @@ class HookSet:
 
     def rest(self, inside: Collection[nn.Module]) -> None:
         """Take hooks out, except on modules *inside* compiled code: these hooks do nothing while the switch is off."""
-        for hook in self._held:
+        for hook in self.held:
             if hook.was_eager and hook.is_in and hook.module not in inside and not isinstance(hook, StepHook):
                 hook.detach()
         for mark in self._marks:
@@ -214,19 +211,19 @@ class HookSet:
         """Take every hook out. Idempotent."""
         for mark in self._marks:
             mark.detach()
-        for hook in self._held:
+        for hook in self.held:
             hook.detach()
 
     def forget(self) -> None:
         """Let go of every model; only after ``take_out``."""
-        self._held.clear()
+        self.held.clear()
         self._waiting.clear()
         self._marks.clear()
         self._around.clear()
 
     def note_later_hooks(self) -> None:
         """Note where a hook that was registered after ours may return another output than the one we were given."""
-        for hook in self._held:
+        for hook in self.held:
             if isinstance(hook, OutputEventHook | OutputStatisticHook) and hook.handle is not None and hook.is_in:
                 later = hooks.registered_later(hook.module, hook.handle)
                 if any(not isinstance(other, hooks.Hook) for other in later):

@@ -34,6 +34,8 @@ class Probe:
 
     Use a probe in a ``with`` block, which detaches the probe at the end and observes only the thread that entered, or call
     ``detach`` yourself. A backward pass that runs while the probe is detached delivers nothing.
+
+    The class is large because every instrument is a probe: life, time, reading and printing are the same for all.
     """
 
     def __init__(self, attachment: Attachment, do: object = None) -> None:
