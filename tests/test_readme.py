@@ -19,9 +19,9 @@ import sonde.inspector.sinks
 import sonde.stats
 from sonde import lens, preprocessor, rules
 from sonde.inspector.lenses.builtin import default_lenses
+from sonde.run.folder.parts import Part
 from sonde.run.schema import ALERTS, KEYS, SCALARS, VERSION
 from sonde.run.store.disk_writer import Flushing
-from sonde.run.store.parts import Part
 from sonde.stats import (
     Accumulator,
     Activation,

@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 
 from sonde.errors import ObservationWarning
+from sonde.run.folder.parts import parts_in
 from sonde.run.run import open_run
 from sonde.run.schema import Layout
 from sonde.run.store import disk_writer
 from sonde.run.store.disk_writer import DiskWriter, Flushing
 from sonde.run.store.open import start_run
-from sonde.run.store.parts import parts_in
 
 LAYOUT = Layout([f"layers.{number}:output" for number in range(50)])
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from sonde.run.folder.files import is_leftover
 from sonde.run.run import Run, open_run
 from sonde.run.schema import Layout
-from sonde.run.store.files import is_leftover
 from sonde.run.store.open import start_run
 from sonde.run.store.writer import RunWriter
 

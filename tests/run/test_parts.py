@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sonde.run.store.parts import Part, counting, cutoffs
+from sonde.run.folder.parts import Part, cutoffs, live_parts
 
 whole = st.integers(0, 12)
 
@@ -32,14 +32,14 @@ def test_after_any_merges_each_flush_counts_exactly_once(merges: list[tuple[int,
     """Neighbours are merged at random; what was merged is removed or, as after a kill, left behind."""
     there = flushed(30) + flushed(3, rank=1)
     for start, more, removed in merges:
-        together = [part for part in counting(there) if part.rank == 0 and start <= part.first and part.last <= start + more]
+        together = [part for part in live_parts(there) if part.rank == 0 and start <= part.first and part.last <= start + more]
         if not together:
             continue
         made = Part(0, together[0].first, together[-1].last, 1 + max(part.generation for part in together), 1)
         there = [part for part in there if not (removed and part in together)] + [made]
-    counted = [flush for part in counting(there) if part.rank == 0 for flush in range(part.first, part.last + 1)]
+    counted = [flush for part in live_parts(there) if part.rank == 0 for flush in range(part.first, part.last + 1)]
     assert counted == list(range(1, 31))
-    assert [part for part in counting(there) if part.rank == 1] == flushed(3, rank=1)
+    assert [part for part in live_parts(there) if part.rank == 1] == flushed(3, rank=1)
 
 
 def test_a_part_is_not_held_by_another_rank_or_by_its_own_generation() -> None:

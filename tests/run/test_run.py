@@ -17,12 +17,12 @@ import pyarrow.parquet
 import pytest
 
 from sonde.errors import ArgumentError, ObservationWarning, SiteError, StoreError, UnknownSiteError
+from sonde.run.folder.source import DiskSource
 from sonde.run.run import Run, open_run
 from sonde.run.schema import KEYS, Layout
 from sonde.run.store.memory_writer import memory_run
 from sonde.run.store.open import start_run
 from sonde.run.store.run_names import ADJECTIVES, ANIMALS
-from sonde.run.store.source import DiskSource
 from sonde.run.store.writer import RunWriter
 
 LAYOUT = Layout(["fc:output", "fc:grad_output", "head:output"])

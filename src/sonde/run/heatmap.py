@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sonde.errors import ArgumentError
-from sonde.run.store.duckdb_sql import quoted
+from sonde.run.folder.duckdb_sql import quoted
 from sonde.suggest import unknown_name
 
 if TYPE_CHECKING:

@@ -13,11 +13,11 @@ import numpy.typing as npt
 
 from sonde.errors import ArgumentError, MissingExtraError, StoreError
 from sonde.escape import escape_html
+from sonde.run.folder.duckdb_sql import connect, quoted
+from sonde.run.folder.run_json import Description
+from sonde.run.folder.source import Answer, Ask, DiskSource, Source
 from sonde.run.heatmap import Heatmap, Reduce, heatmap_of
 from sonde.run.schema import KEYS, READ_ORDER
-from sonde.run.store.duckdb_sql import connect, quoted
-from sonde.run.store.run_json import Description
-from sonde.run.store.source import Answer, Ask, DiskSource, Source
 from sonde.suggest import unknown_name
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ from sonde.engine import Tick
 from sonde.errors import ArgumentError
 from sonde.inspector.schedule import EverySeconds, Steps, schedule_of
 from sonde.inspector.sinks.base import Rows, RunSink, Scalar, Sink, memory
+from sonde.run.folder.duckdb_sql import quoted
 from sonde.run.run import Run
 from sonde.run.schema import KEYS, Layout
-from sonde.run.store.duckdb_sql import quoted
 
 if TYPE_CHECKING:
     import pyarrow

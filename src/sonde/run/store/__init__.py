@@ -1,1 +1,1 @@
-"""Writing a run: to disk as Parquet parts, or to memory."""
+"""Write a run: rows into tables and parts, in one thread, on disk or in memory."""

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from sonde.run.folder.duckdb_sql import connect, damage, quoted, rows_of
+from sonde.run.folder.files import appearing
+from sonde.run.folder.parts import Part, live_parts, parts_in
 from sonde.run.schema import STORED_ORDER
-from sonde.run.store.duckdb_sql import connect, damage, quoted, rows_of
-from sonde.run.store.files import appearing
-from sonde.run.store.parts import Part, counting, parts_in
 
 __all__ = ["compact", "sweep"]
 
@@ -39,7 +39,7 @@ def compact(
     """
     how = _How(life, cutoffs, sync, threads)
     before: list[Part] = []
-    while (parts := [part for part in counting(parts_in(folder)) if part.rank == rank]) != before:
+    while (parts := [part for part in live_parts(parts_in(folder)) if part.rank == rank]) != before:
         before = parts
         for together in _neighbours(parts, fan_in):
             _merge_whole(folder, together, how)
@@ -125,7 +125,7 @@ def sweep(folder: Path, rank: int) -> None:
     Where what holds them turns out to be damaged, they stay and count again.
     """
     everything = [part for part in parts_in(folder) if part.rank == rank]
-    counted = counting(everything)
+    counted = live_parts(everything)
     for holder in counted:
         held = [part for part in everything if holder.holds(part)]
         if held and not damage(folder / holder.name):

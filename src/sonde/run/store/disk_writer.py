@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sonde.errors import ArgumentError
+from sonde.run.folder.files import appearing, remove_leftovers, write_json
+from sonde.run.folder.parts import Part, parts_in, prefix_of
+from sonde.run.folder.run_json import Description
 from sonde.run.schema import KEYS
 from sonde.run.store.compaction import compact, sweep
-from sonde.run.store.files import appearing, remove_leftovers, write_json
 from sonde.run.store.lock import Lock
-from sonde.run.store.parts import Part, parts_in, prefix_of
 from sonde.run.store.rows import Lines, RowBlock, tables_of
-from sonde.run.store.run_json import Description
 from sonde.run.store.writer import RunWriter
 from sonde.run.store.writer_thread import QueueLimits, WriteQueue, WriterThread
 from sonde.warn import WarnOnce

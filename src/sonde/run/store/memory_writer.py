@@ -6,9 +6,9 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from sonde.run.folder.run_json import Description
+from sonde.run.folder.source import Answer, Ask
 from sonde.run.store.rows import Lines, RowBlock, tables_of
-from sonde.run.store.run_json import Description
-from sonde.run.store.source import Answer, Ask
 from sonde.run.store.writer import RunWriter
 
 if TYPE_CHECKING:

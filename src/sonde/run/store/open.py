@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sonde.errors import ArgumentError, StoreError
+from sonde.run.folder.files import remove_leftovers
+from sonde.run.folder.parts import parts_in
+from sonde.run.folder.run_json import FILE, Description, is_run
 from sonde.run.schema import DOCUMENTS, whole_number
 from sonde.run.store.disk_writer import DiskWriter, Flushing
-from sonde.run.store.files import remove_leftovers
 from sonde.run.store.lock import Lock
-from sonde.run.store.parts import parts_in
-from sonde.run.store.run_json import FILE, Description, is_run
 from sonde.run.store.run_names import new_folder, numbered_folder
 
 __all__ = ["Existing", "join_run", "start_run"]

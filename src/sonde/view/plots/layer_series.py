@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from sonde.errors import ArgumentError, UnknownSiteError
+from sonde.run.folder.duckdb_sql import quoted
 from sonde.run.heatmap import Heatmap, Reduce
 from sonde.run.run import Run
-from sonde.run.store.duckdb_sql import quoted
 from sonde.site import Site
 from sonde.view.plots.layer_names import Include, chosen
 from sonde.view.plots.number_names import recorded_by

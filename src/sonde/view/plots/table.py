@@ -10,8 +10,8 @@ from statistics import median
 from sonde import rules
 from sonde.errors import ArgumentError
 from sonde.rules import Finding
+from sonde.run.folder.duckdb_sql import quoted
 from sonde.run.run import Run
-from sonde.run.store.duckdb_sql import quoted
 from sonde.site import Site
 from sonde.view.layer_table import LayerRow, Quantity, layer_table, notes_of
 from sonde.view.plots.layer_names import Include, chosen

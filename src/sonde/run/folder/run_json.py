@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from sonde.errors import ArgumentError, StoreError
+from sonde.run.folder.files import write_json
+from sonde.run.folder.parts import cutoffs
 from sonde.run.schema import FORMAT, VERSION
-from sonde.run.store.files import write_json
-from sonde.run.store.parts import cutoffs
 
 __all__ = ["FILE", "Attempt", "Description", "is_run"]
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Part", "counting", "cutoffs", "parts_in", "prefix_of"]
+__all__ = ["Part", "cutoffs", "live_parts", "parts_in", "prefix_of"]
 
 _NAME = re.compile(r"part-r(\d+)-l(\d+)-g(\d+)-(\d+)-(\d+)\.parquet")
 
@@ -72,7 +72,7 @@ def parts_in(folder: Path) -> list[Part]:
     return sorted(part for part in map(Part.parse, names) if part is not None)
 
 
-def counting(parts: Iterable[Part]) -> list[Part]:
+def live_parts(parts: Iterable[Part]) -> list[Part]:
     """The parts whose rows count: those that no other holds, in order of rank and flush."""
     kept: list[Part] = []
     for part in sorted(parts, key=lambda part: (part.rank, -part.generation, part.first)):

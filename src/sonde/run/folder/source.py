@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from sonde.errors import ObservationWarning, StoreError
+from sonde.errors import StoreError
+from sonde.run.folder.duckdb_sql import damage, quoted, rows_of
+from sonde.run.folder.parts import live_parts, parts_in
+from sonde.run.folder.run_json import Description
 from sonde.run.schema import may_be_family
-from sonde.run.store.duckdb_sql import damage, quoted, rows_of
-from sonde.run.store.parts import counting, parts_in
-from sonde.run.store.run_json import Description
+from sonde.warn import warn_user
 
 if TYPE_CHECKING:
     import duckdb
@@ -88,7 +88,7 @@ class DiskSource:
             self.describe()  # which says so
         # parts first, lives second: a life is announced before its first part is written, so that no part is of an unknown one
         found = {
-            folder.name: counting(part for part in parts_in(folder) if folder / part.name not in self._damaged)
+            folder.name: live_parts(part for part in parts_in(folder) if folder / part.name not in self._damaged)
             for folder in sorted(self.path.iterdir())
             if folder.is_dir() and may_be_family(folder.name)
         }
@@ -111,9 +111,5 @@ class DiskSource:
         found = {path: why for parts in files.values() for path, _ in parts if path.exists() and (why := damage(path))}
         for path, why in found.items():
             self._damaged.add(path)
-            warnings.warn(
-                f"the part {path} is damaged and is left out; the rest is read ({why}). Its rows are missing from what you see",
-                ObservationWarning,
-                stacklevel=5,
-            )
+            warn_user(f"the part {path} is damaged and is left out; the rest is read ({why}). Its rows are missing from what you see")
         return bool(found)
