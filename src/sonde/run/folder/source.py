@@ -111,5 +111,7 @@ class DiskSource:
         found = {path: why for parts in files.values() for path, _ in parts if path.exists() and (why := damage(path))}
         for path, why in found.items():
             self._damaged.add(path)
-            warn_user(f"the part {path} is damaged and is left out; the rest is read ({why}). Its rows are missing from what you see")
+            warn_user(
+                f"the part {path} is damaged and is left out; the rest is read ({why}). Its rows are missing from what you see"
+            )
         return bool(found)
