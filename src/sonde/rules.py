@@ -22,6 +22,7 @@ __all__ = [
     "SATURATED_AT",
     "UPDATE_LARGE",
     "UPDATE_SMALL",
+    "UPDATE_USUAL",
     "Finding",
     "Rule",
     "Severity",
@@ -51,8 +52,9 @@ DEAD_SAMPLES = 8
 """Fewer samples and positions than this say nothing about a unit."""
 GRADIENT_LARGE, GRADIENT_SMALL = 100.0, 1e-3
 """A gradient's size against the median over its kind; behind a small initial weight, a healthy branch may get a hundredth."""
-UPDATE_LARGE, UPDATE_SMALL = 1e-1, 1e-5
-"""Update / weight, both root mean squares or both norms; 1e-3 is usual."""
+UPDATE_LARGE, UPDATE_USUAL, UPDATE_SMALL = 1e-1, 1e-3, 1e-5
+"""Update / weight, both root mean squares or both norms. CS231n, "Babysitting the learning process", ratio of weights and updates:
+"this ratio should be somewhere around 1e-3"; torchmortem warns outside of these limits."""
 SATURATED_AT, SATURATED_SHARE = 0.99, 0.5
 """A tanh beyond this magnitude (a sigmoid as near to its limits) is saturated; the share of a layer's elements that is said."""
 CONSTANT = 1e-7

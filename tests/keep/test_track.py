@@ -229,14 +229,14 @@ def test_tracking_without_a_with_block_lasts_until_unregister() -> None:
     assert names(tracker, False) == ["0", "1", ""]
 
 
-def test_str_counts_stashes_and_what_is_tracked() -> None:
-    """``str(tracker)`` is the seed's: two handles per module with gradients, none after unregister."""
+def test_printing_shows_the_table() -> None:
+    """``print(tracker)`` shows what a console shows; its first line counts stashes and modules."""
     model = two_layers()
     with sonde.track(model) as tracker:
-        assert str(tracker) == "Tracker(stashes=0, tracking=6)"
+        assert str(tracker).splitlines()[0] == "Tracker: 0 stashes of 0 modules"
         model(torch.ones(1, 4))
-        assert str(tracker) == "Tracker(stashes=3, tracking=6)"
-    assert str(tracker) == "Tracker(stashes=3, tracking=0)"
+        assert str(tracker) == repr(tracker)
+    assert str(tracker).splitlines()[0] == "Tracker: 3 stashes of 3 modules (detached)"
 
 
 def test_iteration_indexing_slices_and_clear() -> None:

@@ -9,6 +9,9 @@ if TYPE_CHECKING:
     from sonde.run.run import Run
     from sonde.view.table import Grid
 
+_OF_LAYERS = {"rms", "norm", "call_death"}
+"""The numbers that the table of layers has columns for; a run without any is shown by its first family."""
+
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options to *parser*."""
@@ -28,10 +31,13 @@ def run(options: argparse.Namespace) -> int:
     console = Console()
     opened = open_run(options.run)
     console.print(repr(opened), markup=False, highlight=False)
-    if not any(family not in ("scalars", "alerts") for family in opened.families):
+    numbers = opened.numbers
+    if not numbers:
         return 0
+    has_layers = any(_OF_LAYERS & set(names) for names in numbers.values())
+    family = options.family or (None if has_layers else next(iter(numbers)))
     console.print()
-    console.print(_of_sites(opened, options.family, options.step) if options.family else table(opened, step=options.step))
+    console.print(table(opened, step=options.step) if family is None else _of_sites(opened, family, options.step))
     for alert in opened.alerts:
         console.print(printable(f"{alert['severity']}: {alert['message']}"), style="red", markup=False, highlight=False)
     return 0

@@ -218,13 +218,6 @@ class Tracker(KeepingProbe):
         left_out = f", {stale} left out: no copies, and written into since" if stale else ""
         return f"Tracker: {len(self)} stashes of {modules} modules{left_out}" + ("" if self.attached else " (detached)")
 
-    def __rich__(self) -> Any:
-        return self._grid()
-
-    def __str__(self) -> str:
-        tracking = len(self._attachment.sites()) if self.attached else 0
-        return f"Tracker(stashes={len(self)}, tracking={tracking})"
-
 
 def track(
     module: nn.Module,

@@ -147,13 +147,16 @@ class Probe:
             + [Cell("" if row.get(name) is None else f"{row[name]:.4g}", align="right") for name in numbers]
             for row in self.rows()
         ]
-        return Grid(title=str(self), columns=["layer", "port", "events", *numbers], rows=lines, empty="no site is observed")
+        return Grid(title=self._title(), columns=["layer", "port", "events", *numbers], rows=lines, empty="no site is observed")
 
-    def __str__(self) -> str:
+    def _title(self) -> str:
         table = self._attachment.hooks.table
         what = self._attachment.delivery.observer if table is None else table.statistic
         state = "attached" if self.attached else "detached"
         return f"{type(self).__name__}({what}, {len(self.sites)} sites, {state})"
+
+    def __rich__(self) -> Grid:
+        return self._grid()
 
     def __repr__(self) -> str:
         return self._grid().to_text()

@@ -14,6 +14,7 @@ from sonde.engine.selection import Where
 from sonde.errors import ArgumentError
 from sonde.inspector.lenses.layer_selection import DROPOUT, RELU_LIKE, is_container
 from sonde.inspector.lenses.lens import Lens, LossMetrics
+from sonde.rules import UPDATE_USUAL
 from sonde.site import Port
 from sonde.stats import Activation, Cosine, ExponentHistogram, Moments, Norm, RowStatistic, Updates
 from sonde.stats.samples import SampleNorm
@@ -283,7 +284,7 @@ class ParameterUpdateGeometry(_Geometry):
             _called(parameters),
             exclude,
             False,
-            {"picture": "lines", "number": "ratio", "log": True, "line": 1e-3},
+            {"picture": "lines", "number": "ratio", "log": True, "line": UPDATE_USUAL},
         )
         super().__init__("parameter_update", "update", _called(parameters), exclude, False, show, (ratio,))
 

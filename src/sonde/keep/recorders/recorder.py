@@ -364,12 +364,6 @@ class Recorder(SlotReader, KeepingProbe):
         slots = len(self)
         return f"{type(self).__name__}: {slots} slot{'s' if slots != 1 else ''}{how}{state}"
 
-    def __rich__(self) -> Grid:
-        return self._grid()
-
-    def __str__(self) -> str:
-        return f"{type(self).__name__}(slots={len(self)}, samples={sum(self.iter_samples())})"
-
 
 def _remade(
     kind: type[Recorder],

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from sonde.rules import UPDATE_USUAL as USUAL
 from sonde.run.run import Run
 from sonde.view.plots.canvas import BROKEN, ZERO, Look, Theme, by_depth, canvas, legend, mark_steps, subtitle
 from sonde.view.plots.layer_names import Include, chosen, labels, name_at, prefix_fact, spread_apart
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ["ratio_of", "update_ratio"]
 
-USUAL = 1e-3
-"""CS231n, "Babysitting the learning process", ratio of weights and updates: "this ratio should be somewhere around 1e-3"."""
 
 _NAMED = 14  # lines; of more, only the outer ones are named
 _OUTER = 3
