@@ -74,6 +74,7 @@ def _entry(number: int, site: Site, value: Any, record: dict[str, Any], leaves: 
             return {"object": f"{kind} tensor {shape_text(part)}"}
         known = paths.get(id(part))
         key = f"{number:06d}/{site}{known.pop(0) if known else path}"
+        key = key.encode("utf-8", "backslashreplace").decode()  # a name may hold half a surrogate pair
         while key in tensors:
             key += "'"
         tensors[key] = part
@@ -115,7 +116,8 @@ class Recorded(SlotReader):
         return list(self._slots)
 
     def _canonical(self, name: str) -> str:
-        return str(self.store.about.get("aliases", {}).get(name, name))
+        aliases = self.store.about.get("aliases")
+        return str(aliases.get(name, name)) if isinstance(aliases, dict) else name
 
     def _value_of(self, slot: Subrecorder) -> Any:
         values = [self.store.value(number) for number in self._records[slot.index]]
@@ -135,7 +137,7 @@ def open_recorded(path: str | os.PathLike[str]) -> Recorded:
     """Open a folder that ``Recorder.save`` wrote. Nothing in it is executed: it holds JSON and safetensors.
 
     Raises:
-        StoreError: it is none, is not whole, or was written in another version of the format.
+        StoreError: the folder holds no recorder, is not whole, or was written in another version of the format.
     """
     store = open_tensors(path)
     if "slots" not in store.about:

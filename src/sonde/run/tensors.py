@@ -6,8 +6,8 @@
     tensors-00001.safetensors
 
 A record is one value that was kept at one site; its structure is in the index, in the form of ``json_tree.py``. The key of a
-tensor is ``<record>/<site><leaf>``, so that each tensor has a name of its own and one that people can read. The index is
-written last and takes its place in one step: a reader sees the former store or the new one, never a part.
+tensor is ``<record>/<site><leaf>``: a name of its own, which people can read. The index is written last and takes its place
+in one step: a reader sees the former store or the new one, never a part.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class TensorWriter:
     Args:
         folder: an existing folder.
         about: plain data about the whole store.
-        resume: go on behind the last whole shard of the store that is there.
+        resume: append behind the last whole shard of the store in *folder*.
         at_once: enter nothing in the index before ``close``.
 
     Attributes:
@@ -97,7 +97,7 @@ class TensorWriter:
         self._size += size
 
     def flush(self) -> None:
-        """Write what is held in memory as a shard."""
+        """Write the records that are held in memory, as a shard."""
         from safetensors.torch import save_file
 
         if self._tensors:
@@ -113,14 +113,14 @@ class TensorWriter:
         self._index["records"] += self._records
         self._records, self._tensors, self._size = [], {}, 0
         if not self._at_once:
-            self._write_index()
+            self.write_index()
         self.written = len(self._index["records"])
 
     def close(self) -> None:
         """Write the last shard, and mark the store complete."""
         self.flush()
         self._index["complete"] = True
-        self._write_index()
+        self.write_index()
 
     def __enter__(self) -> Self:
         return self
@@ -133,14 +133,11 @@ class TensorWriter:
         """Delete the shards that the index does not name: those of a former store, or of a writer that was killed."""
         for name in _shards_in(self.folder):
             if name not in self._index["shards"]:
-                (self.folder / name).unlink()
+                with suppress(OSError):  # it stays for the next writer to delete
+                    (self.folder / name).unlink()
 
-    def remove_new(self, former: set[str]) -> None:
-        """Delete the shards that were written, all but *former*."""
-        for name in set(_shards_in(self.folder)) - former:
-            (self.folder / name).unlink()
-
-    def _write_index(self) -> None:
+    def write_index(self) -> None:
+        """Let the index name what was written so far."""
         unfinished = self.folder / _UNFINISHED_INDEX
         unfinished.write_text(json.dumps(self._index, indent=1, allow_nan=False) + "\n", encoding="utf-8")
         unfinished.replace(self.folder / INDEX)
@@ -172,15 +169,14 @@ def write_tensors(
         writer = TensorWriter(path, about, shard_bytes=shard_bytes, at_once=True)
         try:
             if former is None:  # so that a program that is killed leaves a folder that is known to be a store
-                writer._write_index()
+                writer.write_index()
             for record, tensors in entries:
                 writer.add(record, tensors)
             writer.close()
         except BaseException:
-            writer.remove_new(former or set())
-            (path / _UNFINISHED_INDEX).unlink(missing_ok=True)
-            if former is None:
-                (path / INDEX).unlink(missing_ok=True)
+            kept = set() if former is None else {INDEX, *former}
+            for name in {*_shards_in(path), INDEX, _UNFINISHED_INDEX} - kept:
+                (path / name).unlink(missing_ok=True)
             raise
         writer.remove_former()
     return path
@@ -282,13 +278,13 @@ class TensorStore(Mapping[str, Any]):
 
     Tensors are mapped into memory, and read from disk when their elements are used. ``store["000012/layers.3.mlp:output"]``
     is one tensor, ``store.at("layers.3.mlp")`` every tensor of a module in the order they were kept, and ``store.value(12)``
-    what record 12 kept, in its structure.
+    the value of record 12, in its structure.
 
     Attributes:
         path: the folder.
-        about: what wrote the store.
-        records: for each record its site, module, and when it was kept.
-        complete: false if its writer did not finish; what is there is whole.
+        about: plain data about the whole store, such as the kind of probe that wrote it.
+        records: plain data about each record: its site, its module, when it was kept.
+        complete: false if the writer did not finish; the records of the shards it finished are there.
     """
 
     def __init__(self, path: Path, index: dict[str, Any]) -> None:
@@ -309,11 +305,9 @@ class TensorStore(Mapping[str, Any]):
         name = self._shard_of[key]
         try:
             tensor = self._shard(name).get_tensor(key)
-        except (OSError, SafetensorError) as error:
+            return tensor.view((tensor.flatten()[:0] * 1j).dtype).squeeze(-1) if key in self._as_pairs else tensor
+        except (OSError, SafetensorError, RuntimeError) as error:
             raise StoreError(f"{self.path / name}, a shard of this folder, cannot be read: {error}") from None
-        if key in self._as_pairs:
-            return tensor.view((tensor.flatten()[:0] * 1j).dtype).squeeze(-1)
-        return tensor
 
     def _shard(self, name: str) -> Any:
         """The open shard *name*."""
@@ -339,14 +333,14 @@ class TensorStore(Mapping[str, Any]):
 
     @property
     def sites(self) -> tuple[str, ...]:
-        """The sites there are tensors of, in order."""
+        """The sites that have tensors, in order."""
         return tuple(dict.fromkeys(key.split("/", 1)[1] for key in self))
 
     def at(self, site: str | Site) -> list[Any]:
         """Every tensor of a module, of one of its ports or of one leaf, in the order they were kept.
 
         Raises:
-            UnknownSiteError: there is none.
+            UnknownSiteError: the store has no tensor there; the message names the nearest.
         """
         asked, whole_module = Site.asked(site)
         aliases = self.about.get("aliases")
@@ -363,7 +357,7 @@ class TensorStore(Mapping[str, Any]):
         return [self[key] for key in self if key.split("/", 1)[1] in wanted]
 
     def value(self, record: int) -> Any:
-        """What a record kept, in its structure.
+        """The value of a record, in its structure.
 
         Tuples, lists, dicts and numbers come back as they were, named tuples and dataclasses as dicts of their fields, and
         what could not be written as its description in ``<...>``.
@@ -389,7 +383,7 @@ def open_tensors(path: str | os.PathLike[str]) -> TensorStore:
     """Open a folder that ``Tracker.save`` or ``Recorder.save`` wrote. Nothing in it is executed: it holds JSON and safetensors.
 
     Raises:
-        StoreError: it is none, is not whole, or was written in another version of the format.
+        StoreError: the folder is no store of tensors, is not whole, or was written in another version of the format.
     """
     folder = Path(path)
     index = _read_index(folder)
@@ -414,8 +408,10 @@ def _read_index(folder: Path) -> dict[str, Any]:
     broken = [key for key, kind in needed.items() if not isinstance(index.get(key), kind)]
     if broken:
         raise StoreError(f"{folder} is not whole: its {INDEX} has no usable {' and no '.join(broken)}")
-    if not all(isinstance(record, dict) for record in index["records"]):
-        raise StoreError(f"{folder} is not whole: a record in its {INDEX} is no record")
+    if not all(isinstance(record, dict) for record in index["records"]) or not all(
+        isinstance(key, str) for key in index["as_pairs"]
+    ):
+        raise StoreError(f"{folder} is not whole: a record in its {INDEX} is no record, or a key no text")
     for key, name in index["weight_map"].items():
         known = isinstance(name, str) and _SHARD.fullmatch(name) and isinstance(index["shards"].get(name), int)
         if "/" not in key or not known:  # a name, and no path: nothing outside the folder is ever read

@@ -282,3 +282,9 @@ def test_inputs_with_keywords(tmp_path: Path) -> None:
     read = open_recorded(recorder.save(tmp_path))[0][0]
     assert list(read) == [0, "mask"]
     assert read["mask"].tolist() == [0, 0]
+
+
+def test_a_name_with_half_a_surrogate_pair(tmp_path: Path) -> None:
+    """Python allows such a name and no file does: the key is written with an escape, the slot has its name."""
+    recorded = open_recorded(holding(torch.ones(1), names=["\ud800"]).save(tmp_path / "saved"))
+    assert recorded["\ud800"].tolist() == [1]

@@ -124,7 +124,7 @@ class Recorder(SlotReader, KeepingProbe):
         exclude: Where = None,
         name: str | None = None,
     ) -> Self:
-        """Record at *module* and all modules in it, where every condition admits them. A module has one slot at most.
+        """Record at *module* and all modules in it that satisfy every condition; return the recorder. A module has one slot.
 
         Args:
             module: usually the model. A part of a model that is registered already goes by its names there.
@@ -149,7 +149,10 @@ class Recorder(SlotReader, KeepingProbe):
         exclude: Where = None,
         name: str | None = None,
     ) -> Self:
-        """Record at the direct children of *network*; *indices* are positions in ``network.children()``. See ``modules``."""
+        """Record at the direct children of *network*; return the recorder. *indices* are positions in ``network.children()``.
+
+        All else as in ``modules``.
+        """
         return self._register(network, "children", types, indices, include, exclude, name)
 
     def _register(
@@ -207,8 +210,10 @@ class Recorder(SlotReader, KeepingProbe):
 
     @property
     def data(self) -> list[Any]:
-        """The values of all slots, in order. The list follows the recorder, and keeps it recording; an item that is assigned
-        becomes the slot's value.
+        """The values of all slots, in order.
+
+        The list follows the recorder, and holds it, so that recording goes on while the list lives. Assigning to an item sets
+        the value of the slot.
         """
         return Data(self)
 
