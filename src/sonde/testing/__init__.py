@@ -1,4 +1,4 @@
-"""Checks for any model, in two lines, and a zoo of small models that ordinary tools get wrong.
+"""Checks for any model, in two lines, and a zoo of small models for which ordinary tools record the wrong things.
 
 >>> import torch
 >>> from sonde import testing

@@ -1,4 +1,4 @@
-"""Nothing is missed: what a probe delivers, compared with an oracle of plain torch hooks."""
+"""Check that a probe misses nothing: compare the delivered events with an oracle of plain torch hooks."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ def assert_complete(
     factory: Callable[[], nn.Module] | None = None,
     **kwargs: Any,
 ) -> None:
-    """Assert that every selected site of *model* delivers all that happens there, or that the coverage says why not.
+    """Assert that every selected site of *model* delivers all of its events, or that the coverage gives the reason.
 
-    One forward and backward pass of a copy is recorded by plain torch hooks, another by ``sonde``, from the same state of
-    the random generators. They must agree on
+    Plain torch hooks record one forward and backward pass of a copy, ``sonde`` records another, from the same state of the
+    random generators. The two records must agree on
 
     * the sites: one for each module with a forward and each parameter;
     * the calls: one event for each call of a module, in the same order, numbered from 0, with the same tensors at the same
-      leaf paths, and the same word on whether the module returned its input;
-    * the gradients: one event for each call and backward pass in which a tensor that the call returned got a gradient, with
-      the gradients of all its tensors, which must equal those of a hook on each tensor;
-    * activation checkpointing: calls that are computed again are flagged ``recompute``, and have the number of the call
-      whose values they repeat;
-    * parameters: one event each time a gradient was accumulated, with the gradient so far;
-    * the coverage: as many events at each site as were delivered, and a reason where there are none.
+      leaf paths, and the same flag for a module that returned its input;
+    * the gradients: one event for each call and backward pass in which a returned tensor got a gradient, with the gradients
+      of all returned tensors, equal to those of a hook on each tensor;
+    * activation checkpointing: a repeated call has the phase ``recompute`` and the number of the call whose values it
+      repeats;
+    * parameters: one event for each accumulation, with the gradient so far;
+    * the coverage: the number of delivered events at each site, and a reason where the number is 0.
 
-    Calls inside ``torch.func`` transforms are left out of the comparison.
+    The comparison leaves out calls inside ``torch.func`` transforms.
 
     >>> import torch
     >>> from sonde.testing import assert_complete
@@ -54,14 +54,14 @@ def assert_complete(
 
     Args:
         model: any model in eager mode, without a wrapper around it.
-        args, kwargs: what it is called with.
-        loss_fn: from its output to a scalar; the default is the sum of the mean squares of all tensors that need a gradient.
-        include, exclude: which modules, as for :func:`sonde.observe`.
-        factory: makes the same model again, for one that cannot be deep-copied.
+        args, kwargs: the arguments of the call.
+        loss_fn: maps the output to a scalar; the default is the sum of the mean squares of all tensors that need a gradient.
+        include, exclude: the modules, as for :func:`sonde.observe`.
+        factory: makes the same model again, for a model that cannot be deep-copied.
 
     Raises:
-        AssertionError: something is missing, too much, or not the same; the message says what and where.
-        SelectionError: the selection leaves nothing.
+        AssertionError: an event is missing, superfluous or different; the message names the event and the site.
+        SelectionError: the selection matches nothing.
         ArgumentError: the model cannot be copied and there is no *factory*.
     """
     trial = Trial(model, args, kwargs, loss_fn, factory)
@@ -92,7 +92,7 @@ def _run(trial: Trial, model: nn.Module, before_backward: Callable[[], object] =
 
 @dataclass
 class _Record:
-    """What happened once at one place."""
+    """One event: site, call, and the tensors by leaf path."""
 
     name: str
     port: str
@@ -109,7 +109,7 @@ class _Record:
 
 @dataclass
 class _Found:
-    """What the probes have delivered."""
+    """All that the probes delivered, and their coverage."""
 
     records: list[_Record] = field(default_factory=list)
     coverage: list[Coverage] = field(default_factory=list)
@@ -146,9 +146,9 @@ def _kept(tracker: Tracker) -> Iterable[_Record]:
 
 
 class _Oracle:
-    """The same records, made with torch's own hooks on the simplest way.
+    """The same records, made with torch's own hooks in the simplest way.
 
-    Every leaf of every output gets a hook of its own. What runs after the backward pass began is recomputed.
+    Every leaf of every output gets a hook of its own. A call after the start of the backward pass is a recomputation.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -162,7 +162,7 @@ class _Oracle:
         self._again = False
 
     def begin_backward(self) -> None:
-        """The forward has ended."""
+        """Mark the end of the forward; observe the gradients of parameters from now on."""
         self._again = True
         for name, parameter in self.model.named_parameters():
             if parameter.requires_grad and not is_lazy(parameter):
@@ -219,7 +219,7 @@ def _can_be_called(module: nn.Module) -> bool:
 
 
 def _repeated(past: list[_Record], leaves: dict[str, Tensor]) -> int:
-    """Which of the calls in *past* has these values, and was recomputed least often; -1 if none was made."""
+    """Return the call in *past* that has these values and was recomputed least often; -1 if there is no call."""
     again = Counter(record.call for record in past if record.phase == "recompute")
     made = [record for record in past if record.phase == "forward"]
     ranked = sorted(made, key=lambda record: (not _same(record.leaves, leaves), again[record.call], record.call))
@@ -235,7 +235,7 @@ def _on_accumulated(parameter: Tensor, hook: Callable[[Tensor], None]) -> Any:
 
 
 def _is_real(tensor: Tensor) -> bool:
-    """Whether it is a value and not lengths, indices or a mask that come along with one."""
+    """Return whether *tensor* holds values, and not lengths, indices or a mask beside values."""
     return tensor.is_floating_point() or tensor.is_complex()
 
 
@@ -251,7 +251,7 @@ def _same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 
 
 def _wrong(oracle: _Oracle, found: _Found, chosen: set[str], *, selected: bool) -> list[str]:
-    """All that is not as it should be, in words."""
+    """Return all differences between the two records, in words."""
     wrong = []
     modules = set(oracle.modules.values())
     if not selected and chosen != modules:
@@ -271,7 +271,7 @@ def _names(names: set[str]) -> str:
 
 
 def _in_order(wanted: list[_Record], found: list[_Record]) -> list[str]:
-    """Two sequences of module calls, which must be the same."""
+    """Return the differences between two sequences of module calls, which must be the same."""
     if [_key(record) for record in wanted] != [_key(record) for record in found]:
         return _order_wrong(wanted, found)
     return [text for one, other in zip(wanted, found, strict=True) for text in _differences(one, other)]
@@ -293,7 +293,7 @@ def _key(record: _Record) -> tuple[Any, ...]:
 
 
 def _by_place(wanted: list[_Record], found: list[_Record]) -> list[str]:
-    """Gradients: of each call (or parameter) as many as there should be, the n-th equal to the n-th."""
+    """Return the differences between gradients of the same call or parameter: their number, then the n-th with the n-th."""
     places: dict[tuple[str, int], tuple[list[_Record], list[_Record]]] = defaultdict(lambda: ([], []))
     for side, records in enumerate((wanted, found)):
         for record in records:

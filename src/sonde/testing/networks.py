@@ -1,4 +1,4 @@
-"""The part of the zoo that is about layers, calls, sharing, in-place operations and autograd."""
+"""The part of the zoo about layers, calls, sharing, in-place operations and autograd."""
 
 from __future__ import annotations
 
@@ -123,12 +123,12 @@ def inplace_residual(net: Any, x: Tensor) -> Any:
 
 
 def halves(net: Any, x: Tensor) -> Any:
-    """Two halves of one result, as views of it."""
+    """Return two halves of one result, as views."""
     return net.lin(x).chunk(2, dim=-1)
 
 
 def first_columns(net: Any, x: Tensor) -> Any:
-    """A view of a result."""
+    """Return a view of a result."""
     return net.lin(x)[:, :2]
 
 
@@ -144,7 +144,7 @@ def views(net: Any, x: Tensor) -> Any:
 
 
 def columns(net: Any, x: Tensor) -> Any:
-    """A view of its input."""
+    """Return a view of the input."""
     return x[:, :2]
 
 
@@ -157,7 +157,7 @@ def view_of_changed_base(net: Any, x: Tensor) -> Any:
 
 
 def adds_itself(net: Any, x: Tensor) -> Any:
-    """Writes into its input and returns it."""
+    """Write into the input and return the input."""
     return x.add_(1.0)
 
 
@@ -214,7 +214,7 @@ def twice_in_list(net: Any, x: Tensor) -> Any:
 
 
 def countdown(net: Any, x: Tensor, depth: int) -> Any:
-    """Calls itself *depth* times."""
+    """Call the module itself *depth* times."""
     x = net.lin(x)
     return x if depth == 0 else net(torch.tanh(x), depth - 1)
 
@@ -277,7 +277,7 @@ def containers(net: Any, x: Tensor) -> Any:
 
 
 def passes_on(net: Any, *args: Any, **kwargs: Any) -> Any:
-    """Calls the module it wraps."""
+    """Call the wrapped module."""
     return net.module(*args, **kwargs)
 
 
@@ -292,7 +292,7 @@ add(
 
 
 def block(net: Any, x: Tensor) -> Any:
-    """A residual block with dropout."""
+    """Compute a residual block with dropout."""
     return x + net.drop(net.b(torch.relu(net.a(x))))
 
 
@@ -305,17 +305,17 @@ def _blocks() -> Children:
 
 
 def double_input(_: nn.Module, args: tuple[Tensor]) -> tuple[Tensor]:
-    """A user's forward pre-hook, which replaces the input."""
+    """Replace the input, as a user's forward pre-hook does."""
     return (args[0] * 2,)
 
 
 def shift_output(_: nn.Module, args: tuple[Tensor], output: Tensor) -> Tensor:
-    """A user's forward hook, which replaces the output."""
+    """Replace the output, as a user's forward hook does."""
     return output + 1
 
 
 def halve_gradient(_: nn.Module, grad_input: Any, grad_output: Any) -> Any:
-    """A user's full backward hook, which replaces the gradient."""
+    """Replace the gradient, as a user's full backward hook does."""
     return tuple(None if gradient is None else gradient / 2 for gradient in grad_input)
 
 
@@ -363,7 +363,7 @@ def checkpointed_twice_reentrant(net: Any, x: Tensor) -> Any:
 
 
 def inner_checkpoint(net: Any, x: Tensor) -> Any:
-    """Checkpoints its own child."""
+    """Checkpoint the module's own child."""
     return net.out(checkpoint(net.block, x, use_reentrant=net.reentrant))
 
 
@@ -431,7 +431,7 @@ class Clamped(torch.autograd.Function):
 
 
 def straight_through(net: Any, x: Tensor) -> Any:
-    """Applies a function with a backward of its own."""
+    """Apply a function with a backward of its own."""
     return Clamped.apply(net.lin(x))  # type: ignore[no-untyped-call]
 
 

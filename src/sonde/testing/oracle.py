@@ -1,4 +1,4 @@
-"""A statistic against a slow, obvious oracle that keeps every tensor: ``assert_oracle(MyStatistic(), oracle, tensors)``."""
+"""Compare a statistic with a slow, obvious oracle that keeps every tensor: ``assert_oracle(MyStatistic(), oracle, tensors)``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sonde.stats.statistic import dense
 __all__ = ["Oracle", "assert_oracle", "situations"]
 
 Oracle = Callable[[list[Tensor]], dict[str, float]]
-"""From all tensors that were added, in order, to the numbers that there should be, by name."""
+"""Maps all added tensors, in order, to the expected numbers by name."""
 
 
 def assert_oracle(
@@ -27,21 +27,22 @@ def assert_oracle(
     absolute: Mapping[str, float] | None = None,
     unchecked: Sequence[str] = (),
 ) -> None:
-    """Raise unless *statistic* gives the numbers of *oracle*: the same names, and each as near as said.
+    """Assert that *statistic* gives the numbers of *oracle*: the same names, and each number within its tolerance.
 
-    The tensors are added one after the other; and, if the statistic merges, seen by an accumulator each, as by ranks, which
-    are merged backwards, and measured without a compiled kernel, as in compiled models and on other devices.
+    The tensors are added one after the other. If the statistic merges, two more ways are compared: an accumulator for each
+    tensor, as on several ranks, merged backwards; and rows that are measured without a compiled kernel, as in compiled
+    models and on other devices.
 
     Args:
         statistic: an instance.
-        oracle: what it is compared with; best written in plain torch, in float64.
-        tensors: what is added.
-        rel: by what share of the oracle's number each may be off; infinities and NaN must be the same.
-        absolute: by how much more some may be off, by name.
-        unchecked: numbers that *oracle* does not give, such as a bound on an error.
+        oracle: returns the expected numbers; best written in plain torch, in float64.
+        tensors: the added tensors.
+        rel: the allowed error of each number, as a share of the oracle's number; infinities and NaN must be the same.
+        absolute: a further allowed error of some numbers, by name.
+        unchecked: names of numbers that *oracle* does not give, such as a bound on an error.
 
     Raises:
-        AssertionError: a number is missing, too many, or too far off; says which, and what both are.
+        AssertionError: a number is missing, superfluous or too far off; the message gives both numbers.
     """
     added = Accumulator(statistic)
     for tensor in tensors:
@@ -82,13 +83,13 @@ def _compare(
 
 
 def situations(features: int | None = None) -> dict[str, list[Tensor]]:
-    """What statistics get wrong, by name: the tensors of several updates; the same values each time.
+    """Return difficult tensors for statistics, by name: each entry is the tensors of several updates, the same each time.
 
-    Types from float64 to bool and complex, NaN and infinities, empty tensors, scalars, tiny and huge values, large offsets,
-    strided, expanded and sparse tensors.
+    Among them are types from float64 to bool and complex, NaN and infinities, empty tensors, scalars, tiny and huge values,
+    large offsets, and strided, expanded and sparse tensors.
 
     Args:
-        features: the size of the last axis of each tensor, which then have two dimensions; None for tensors of any shape.
+        features: the size of the last axis; all tensors then have two dimensions. None gives tensors of any shape.
     """
     made = _by_shape(_Shapes(features))
     if features is None:
@@ -103,7 +104,7 @@ def situations(features: int | None = None) -> dict[str, list[Tensor]]:
 
 
 class _Shapes:
-    """Makes values of *count* elements or a little more, in the shape that is wanted."""
+    """Makes tensors of *count* elements or a few more, in the wanted shape."""
 
     def __init__(self, features: int | None) -> None:
         self.features = features
@@ -115,12 +116,12 @@ class _Shapes:
         return (_values(*self.shape(count)) * spread + shift).to(dtype)
 
     def of(self, *numbers: float, dtype: torch.dtype = torch.float32) -> Tensor:
-        """These numbers, over and over."""
+        """Return a tensor of these numbers, repeated to fill the shape."""
         shape = self.shape(len(numbers))
         return torch.tensor(numbers, dtype=dtype).repeat(self.features or 1)[: math.prod(shape)].reshape(shape)
 
     def defects(self, dtype: torch.dtype) -> Tensor:
-        """Values of which some are NaN, infinite or zero, in parts of the samples only."""
+        """Return values; in some samples a part is NaN, infinite or zero."""
         flat = self(60).flatten()
         flat[:20:7], flat[1:20:9], flat[2:20:5], flat[3::4] = float("nan"), float("inf"), float("-inf"), 0.0
         return flat.reshape(self.shape(60)).to(dtype)

@@ -1,4 +1,4 @@
-"""What is recorded of each model of the zoo, as a table."""
+"""The table of recorded events: one row for each model of the zoo."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _SHOWN = 2  # sites per model in the last column
 
 
 def zoo_report(entries: Iterable[Entry] | None = None) -> Grid:
-    """Run each entry once under ``track`` and tell what was recorded: one row per model.
+    """Return a table of the events that ``track`` records in one pass of each entry, one row per model.
 
-    The columns are its name, the number of its modules, of the sites that were observed (outputs and their gradients), of
-    forward events, of gradient events and of recomputed ones, and the sites of which nothing was recorded, with the reason.
+    The columns are the name; the numbers of modules, of observed sites (outputs and their gradients), of forward events, of
+    gradient events and of recomputed events; and the sites without an event, with the reason.
 
     Args:
-        entries: which models; the default is the whole zoo.
+        entries: the models; the default is the whole zoo.
 
     Returns:
-        The table: print its ``to_text()``, or hand it to rich.
+        The table: print its ``to_text()``, or give it to rich.
     """
     rows = [_row(entry) for entry in (ZOO.values() if entries is None else entries)]
     columns = ["model", "modules", "sites", "forward", "gradients", "recomputed", "not recorded"]
@@ -57,7 +57,7 @@ def _events(tracker: Tracker) -> tuple[int, int, int]:
 
 
 def _not_recorded(coverage: Coverage) -> str:
-    """The sites without an event, those of one reason together."""
+    """Return the sites without an event in words, grouped by reason."""
     by_reason: dict[str, list[str]] = {}
     for line in coverage.missing:
         by_reason.setdefault(line.reason or "no reason given", []).append(str(line.site))

@@ -1,4 +1,4 @@
-"""Running copies of a model from one state of all random generators, and comparing tensors to the last bit."""
+"""Run copies of a model from one state of all random generators, and compare tensors to the last bit."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Loss = Callable[[Any], Tensor]
 
 @dataclass(frozen=True)
 class Trial:
-    """A model, what it is called with, and what makes a loss of its output; run as often as wanted on fresh copies."""
+    """A model, the arguments of its call, and its loss function: all that a pass on a fresh copy needs."""
 
     model: nn.Module
     args: tuple[Any, ...]
@@ -36,7 +36,7 @@ class Trial:
     factory: Callable[[], nn.Module] | None = None
 
     def fresh_model(self) -> nn.Module:
-        """A copy of the model, or a new one from the factory.
+        """Return a copy of the model, or a new model from the factory.
 
         Raises:
             ArgumentError: the model cannot be copied and there is no factory.
@@ -52,7 +52,7 @@ class Trial:
             ) from error
 
     def fresh_batch(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """A copy of the arguments: tensors that are the same stay the same, and leaves stay leaves."""
+        """Return a copy of the arguments. One tensor given twice is one copy given twice, and leaves stay leaves."""
         copies: dict[int, Tensor] = {}
 
         def copied(tensor: Tensor) -> Tensor:
@@ -64,7 +64,7 @@ class Trial:
         return args, kwargs
 
     def loss(self, output: Any) -> Tensor | None:
-        """The loss of *output*; None if there is nothing to differentiate."""
+        """Return the loss of *output*; None if no tensor needs a gradient."""
         if self.loss_fn is not None:
             loss = self.loss_fn(output)
             return loss if loss.requires_grad else None
@@ -72,28 +72,28 @@ class Trial:
 
 
 def settled(output: Any) -> Any:
-    """*output*, run to its end if it is a generator."""
+    """Return *output*; the list of its items if it is a generator."""
     return list(output) if isinstance(output, Iterator) else output
 
 
 def as_batch(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Positional and keyword arguments from a batch: a dict is keywords, a tuple or list positions, all else one argument."""
+    """Return positional and keyword arguments: a dict holds keywords, a tuple or list positions; all else is one argument."""
     if isinstance(batch, dict):
         return (), dict(batch)
     return (tuple(batch) if isinstance(batch, tuple | list) and not hasattr(batch, "_fields") else (batch,)), {}
 
 
 def listed(title: str, lines: list[str], most: int = 12) -> str:
-    """A message: *title*, and the first *most* of *lines*."""
+    """Return a message of *title* and the first *most* of *lines*."""
     more = [f"... and {len(lines) - most} more"] if len(lines) > most else []
     return "\n  ".join([f"{title} in {len(lines)} {'place' if len(lines) == 1 else 'places'}:", *lines[:most], *more])
 
 
-# --------------------------------------------------------------------------------------------------------------- chance
+# ------------------------------------------------------------------------------------------------------- random generators
 
 
 def random_state() -> dict[str, Any]:
-    """The state of every random generator that a model may draw from."""
+    """Return the state of every random generator from which a model may draw."""
     state = {"torch on cpu": torch.get_rng_state(), "Python's": random.getstate(), "numpy's": np.random.get_state()}
     if torch.cuda.is_available():
         state |= {f"torch on cuda:{index}": held for index, held in enumerate(torch.cuda.get_rng_state_all())}
@@ -101,7 +101,7 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any]) -> None:
-    """Put every generator back into *state*."""
+    """Set every random generator to *state*."""
     torch.set_rng_state(state["torch on cpu"])
     random.setstate(state["Python's"])
     np.random.set_state(state["numpy's"])
@@ -111,7 +111,7 @@ def set_random_state(state: dict[str, Any]) -> None:
 
 @contextmanager
 def same_chance() -> Iterator[Callable[[], None]]:
-    """Gives a function that puts all random generators back to where they are now; they are there at the end as well."""
+    """Yield a function that sets all random generators back to their present state; at the end, set them back too."""
     state = random_state()
     try:
         yield lambda: set_random_state(state)
@@ -125,12 +125,12 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors hold the same bits, where any NaN counts as the same as any other."""
+    """Return whether two tensors hold the same bits; any NaN equals any other."""
     return difference(one, other) == ""
 
 
 def difference(one: Tensor, other: Tensor) -> str:
-    """How two tensors differ, in words; ``""`` if all their bits are the same (any NaN is the same as any other)."""
+    """Return the difference between two tensors in words; ``""`` if all bits are the same (any NaN equals any other)."""
     for what in ("dtype", "layout", "device", "is_nested"):
         here, there = getattr(one, what), getattr(other, what)
         if here != there:
@@ -144,7 +144,7 @@ def difference(one: Tensor, other: Tensor) -> str:
 
 
 def _parts(tensor: Tensor) -> list[Tensor]:
-    """Dense tensors of real numbers that say all that *tensor* says."""
+    """Return dense tensors of real numbers that together hold all that *tensor* holds."""
     tensor = tensor if type(tensor) in (Tensor, nn.Parameter) or tensor.is_nested else tensor.as_subclass(Tensor)
     if tensor.is_nested:
         return [part for held in tensor.unbind() for part in _parts(held)]

@@ -1,4 +1,4 @@
-"""Observing changes nothing: a model run with and without a probe, compared to the last bit."""
+"""Check that observing changes nothing: compare a model with and without a probe to the last bit."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from sonde.testing.trial import Loss, Trial, difference, listed, random_state, s
 __all__ = ["PROBES", "MakeProbe", "assert_undisturbed"]
 
 MakeProbe: TypeAlias = Callable[[nn.Module], AbstractContextManager[Any]]
-"""Attaches an observer to a model; leaving the context takes it away."""
+"""Attaches an observer to a model and returns a context whose end removes the observer."""
 
 Facts: TypeAlias = dict[str, Any]
 
-_PASSES = 2  # some of what goes wrong does so at the second forward only
+_PASSES = 2  # some changes appear only at the second forward
 
 
 def _ignore(event: object) -> None:
-    """A subscriber that does nothing."""
+    """Do nothing with *event*."""
 
 
 PROBES: Mapping[str, MakeProbe] = {
@@ -42,7 +42,7 @@ PROBES: Mapping[str, MakeProbe] = {
     ),
     "track": lambda model: track(model, strict=True),
 }  # fmt: skip
-"""The kinds of probe, by name. ``grad_input`` is none of them: it adds a node to the graph."""
+"""The kinds of probe, by name. None has the port ``grad_input``, which adds a node to the graph."""
 
 
 def assert_undisturbed(
@@ -54,13 +54,13 @@ def assert_undisturbed(
     factory: Callable[[], nn.Module] | None = None,
     **kwargs: Any,
 ) -> None:
-    """Assert that observing *model* changes nothing about a forward and backward pass of it.
+    """Assert that observing *model* changes nothing in its forward and backward passes.
 
-    Two passes of a copy without a probe are compared with the same on a copy under each kind of probe: what is returned
-    (values, types, strides, the graph behind it), the loss, gradients of parameters and of argument leaves, buffers and
+    Two passes of a copy without a probe are compared with two passes of a copy under each kind of probe: the output (values,
+    types, strides, the graph behind it), the loss, gradients of parameters and of argument leaves, buffers and
     ``state_dict``, training flags, attributes and hooks of every module, the state of all random generators. Floating-point
-    numbers are compared bit by bit; any NaN equals any other. *model*, the arguments and the random generators stay as they
-    are.
+    numbers are compared bit by bit; any NaN equals any other. *model*, the arguments and the random generators do not
+    change.
 
     >>> import torch
     >>> from sonde.testing import assert_undisturbed
@@ -68,14 +68,14 @@ def assert_undisturbed(
 
     Args:
         model: any model in eager mode, in training or evaluation.
-        args, kwargs: what it is called with.
-        loss_fn: from its output to a scalar; the default is the sum of the mean squares of all tensors that need a gradient.
-        probes: what is attached, by name, in place of :data:`PROBES`.
-        factory: makes the same model again, for one that cannot be deep-copied.
+        args, kwargs: the arguments of the call.
+        loss_fn: maps the output to a scalar; the default is the sum of the mean squares of all tensors that need a gradient.
+        probes: the probes to attach, by name, in place of :data:`PROBES`.
+        factory: makes the same model again, for a model that cannot be deep-copied.
 
     Raises:
-        AssertionError: something differs; the message says under which probe, what and where. Also if the model itself gives
-            different results when it is run twice.
+        AssertionError: something differs; the message names the probe, the value and the place. Also if the model gives
+            different results in two unobserved runs.
         ArgumentError: the model cannot be copied and there is no *factory*.
     """
     trial = Trial(model, args, kwargs, loss_fn, factory)
@@ -101,7 +101,7 @@ def assert_undisturbed(
 
 
 def _changes(plain: Facts, observed: Facts) -> list[str]:
-    """What differs between two runs, in words."""
+    """Return the differences between two runs, in words."""
     lines = []
     for key in dict.fromkeys([*plain, *observed]):
         if key not in observed or key not in plain:
@@ -141,7 +141,7 @@ def _equal_leaves(one: Any, other: Any) -> bool:
 
 
 def _facts(trial: Trial, make: MakeProbe | None) -> Facts:
-    """All there is to know about two passes of a fresh copy of the model, under the probe that *make* makes."""
+    """Return all observable facts of two passes of a fresh copy of the model, under the probe that *make* attaches."""
     model = trial.fresh_model()
     facts: Facts = {}
     batches = []
@@ -200,7 +200,7 @@ def _of_model(model: nn.Module) -> Facts:
 
 
 def _nodes(loss: Tensor) -> dict[str, int]:
-    """How many nodes of each kind the graph behind *loss* has."""
+    """Return the number of nodes of each kind in the graph behind *loss*."""
     counts: Counter[str] = Counter()
     pending: list[Any] = [loss.grad_fn]
     seen: set[Any] = set()

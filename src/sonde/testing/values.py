@@ -1,4 +1,4 @@
-"""The part of the zoo where what modules take and return is more than one ordinary tensor."""
+"""The part of the zoo about modules that take or return more than one ordinary tensor."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Frozen", "Labelled", "Pair", "Plain", "Slotted", "Tagged"]
 
 
 def masked(net: Any, x: Tensor, *, mask: Tensor, scale: float = 1.0) -> Any:
-    """Takes keyword arguments."""
+    """Compute from keyword arguments."""
     return net.lin(x) * mask * scale
 
 
@@ -125,7 +125,7 @@ class Tagged(Tensor):
 
 
 class Made(nn.Module):
-    """A layer (4 to 4) whose result is made into a value of the kind named."""
+    """A layer (4 to 4) that returns its result as a value of the named kind."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -137,7 +137,7 @@ class Made(nn.Module):
 
 
 class Used(nn.Module):
-    """A child that makes a value, and a layer (4 to 2) on a tensor (3 x 4) taken from it."""
+    """A child that returns a value of the named kind, and a layer (4 to 2) on a tensor (3 x 4) of that value."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -149,7 +149,7 @@ class Used(nn.Module):
         return self.head(_USERS[self.kind](self.child(x)))
 
 
-# By kind, and not in the modules, so that these can be pickled.
+# Functions by kind: a module that held its own function could not be pickled.
 _MAKERS: dict[str, Callable[[Tensor], Any]] = {}
 _USERS: dict[str, Callable[[Any], Tensor]] = {}
 
@@ -211,7 +211,7 @@ _returns("set", "a set of tensors", lambda y: {y}, lambda out: next(iter(out)))
 
 
 def output_dataclass(net: Any, x: Tensor) -> Any:
-    """Returns what ``transformers`` models return."""
+    """Return a dataclass that is a dict, as models of ``transformers`` do."""
     y = net.lin(x)
     return Labelled(y, (y * 2, y * 3))
 
@@ -246,7 +246,7 @@ def root_returns_generator(net: Any, x: Tensor) -> Any:
 
 
 def nothing(net: Any, x: Tensor) -> None:
-    """Returns None."""
+    """Return None."""
     net.lin(x)
 
 
@@ -257,7 +257,7 @@ def returns_none(net: Any, x: Tensor) -> Any:
 
 
 def constant(net: Any, x: Tensor) -> Any:
-    """Does not look at its input."""
+    """Return a result that does not depend on the input."""
     return net.lin(torch.ones(2, 4))
 
 
@@ -268,7 +268,7 @@ def ignores_input(net: Any, x: Tensor) -> Any:
 
 
 def own_parameter(net: Any) -> Any:
-    """Returns its own parameter."""
+    """Return the module's own parameter."""
     return net.scale
 
 

@@ -1,6 +1,6 @@
-"""The zoo: a registry of small models, one for each thing that ordinary networks do and observers get wrong.
+"""The zoo: a registry of small models, one for each thing in ordinary networks that is easily recorded wrongly.
 
-``networks.py`` and ``values.py`` hold the models.
+``networks.py`` and ``values.py`` register the models.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 __all__ = ["ZOO", "Batch", "Children", "Entry", "Net", "add", "entry", "mean_square", "one_layer", "rows", "two_layers"]
 
 Batch = tuple[tuple[Any, ...], dict[str, Any]]
-"""What a model is called with: positional and keyword arguments; in the zoo one of them is empty."""
+"""The arguments of a call: positional and keyword arguments; in the zoo one of the two is empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +25,11 @@ class Entry:
     """One model of the zoo.
 
     Attributes:
-        name: its name, which is also its key in ``ZOO``.
-        why: what it is there for, in a line.
-        build: makes the model; the same weights each time, and no random number of the caller's is drawn.
-        batch: makes what it is called with; the same values each time.
-        loss: from its output to a scalar that can run backward; None where nothing in the output has a gradient.
+        name: the name, which is also the key in ``ZOO``.
+        why: the reason for this model, in a line.
+        build: makes the model, with the same weights each time; does not draw from the caller's random generators.
+        batch: makes the arguments of the call, with the same values each time.
+        loss: maps the output to a scalar that can run backward; None where nothing in the output has a gradient.
     """
 
     name: str
@@ -50,7 +50,7 @@ ZOO: dict[str, Entry] = {}
 
 
 class Net(nn.Module):
-    """A module that is a forward function and its children: ``forward(net, *args, **kwargs)``."""
+    """A module made of children and a forward function, which is called as ``forward(net, *args, **kwargs)``."""
 
     def __init__(self, forward: Callable[..., Any], **children: nn.Module | nn.Parameter) -> None:
         super().__init__()
@@ -66,9 +66,9 @@ class Net(nn.Module):
 
 
 def mean_square(output: Any) -> Tensor:
-    """The sum of the mean squares of all tensors in *output* that need a gradient: a loss for any output.
+    """Return the sum of the mean squares of all tensors in *output* that need a gradient: a loss for any output.
 
-    Tensors are found in the containers that ``sonde`` opens, and in what an iterator yields.
+    The tensors are those in containers that ``sonde`` opens, and those that an iterator yields.
 
     Raises:
         ValueError: nothing in *output* needs a gradient.
@@ -93,7 +93,7 @@ def _dense(tensor: Tensor) -> Tensor:
 
 @contextmanager
 def _fixed() -> Iterator[None]:
-    """The same random numbers each time, none of the caller's, and no word about prototypes and lazy modules."""
+    """Draw the same random numbers each time, none of the caller's; ignore warnings about prototypes and lazy modules."""
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.default_generator.manual_seed(0)
@@ -101,7 +101,7 @@ def _fixed() -> Iterator[None]:
 
 
 def rows(*shape: int, grad: bool = False) -> Callable[[], Batch]:
-    """A batch of one random tensor; with *grad* it is a leaf whose gradient is wanted."""
+    """Return a function that makes a batch of one random tensor; with *grad* the tensor is a leaf that needs a gradient."""
     return lambda: ((torch.randn(*(shape or (3, 4))).requires_grad_(grad),), {})
 
 
@@ -113,7 +113,7 @@ def add(
     name: str,
     loss: Callable[[Any], Tensor] | None = mean_square,
 ) -> None:
-    """Put an entry into the zoo."""
+    """Add an entry to the zoo."""
 
     def seeded_build() -> nn.Module:
         with _fixed():
@@ -132,7 +132,7 @@ def entry(
     batch: Callable[[], Batch] | None = None,
     loss: Callable[[Any], Tensor] | None = mean_square,
 ) -> Callable[[Forward], Forward]:
-    """Put a :class:`Net` with the decorated forward function into the zoo, under the function's name."""
+    """Return a decorator that adds a :class:`Net` with the decorated forward function to the zoo, under the function's name."""
 
     def register(forward: Forward) -> Forward:
         add(why, lambda: Net(forward, **children()), batch, name=forward.__name__, loss=loss)
@@ -142,10 +142,10 @@ def entry(
 
 
 def one_layer() -> Children:
-    """``lin``: 4 to 4."""
+    """Return one layer ``lin``, 4 to 4."""
     return {"lin": nn.Linear(4, 4)}
 
 
 def two_layers() -> Children:
-    """``a`` and ``b``: 4 to 4."""
+    """Return two layers ``a`` and ``b``, 4 to 4."""
     return {"a": nn.Linear(4, 4), "b": nn.Linear(4, 4)}

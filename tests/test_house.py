@@ -1,0 +1,163 @@
+"""The rules of the house that can be counted: sizes of files and classes, what modules are called, and how they speak."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+SOURCE = Path(__file__).parents[1] / "src" / "sonde"
+MODULES = {path.relative_to(SOURCE).as_posix(): path.read_text(encoding="utf-8") for path in sorted(SOURCE.rglob("*.py"))}
+TREES = {name: ast.parse(text) for name, text in MODULES.items()}
+
+LINES, ATTRIBUTES, METHODS = 500, 15, 20
+REASON = "large because"
+"""A class that is larger says why in a sentence of its docstring with these words."""
+
+# Lists that only shrink: what each names must be set right, and then leaves the list.
+TOO_LARGE: set[str] = {
+    "Attachment",
+    "Clock",
+    "Draft",
+    "HookSet",
+    "Inspector",
+    "ModuleTracker",
+    "Probe",
+    "Recorder",
+    "Run",
+    "Tracker",
+    "WatchedModel",
+    "WatchedTraining",
+}
+
+SPOKEN: set[str] = {
+    "engine/calls/callbacks.py",
+    "engine/calls/thread_state.py",
+    "inspector/inspector.py",
+    "inspector/lenses/__init__.py",
+    "inspector/lenses/lens.py",
+    "inspector/measurement/fitting.py",
+    "inspector/measurement/measurement.py",
+    "inspector/measurement/pairs.py",
+    "inspector/measurement/turns.py",
+    "inspector/pipeline/batch.py",
+    "inspector/pipeline/finishing.py",
+    "inspector/sinks/replay.py",
+    "inspector/training.py",
+    "inspector/watch.py",
+    "keep/slots.py",
+    "keep/stash.py",
+    "preprocessor/base.py",
+    "preprocessor/geometry.py",
+    "preprocessor/measured.py",
+    "run/run.py",
+    "run/store/compaction.py",
+    "run/store/writer.py",
+    "stats/geometry.py",
+    "stats/history.py",
+    "stats/quantiles.py",
+    "stats/updates.py",
+}
+
+WORDS = re.compile(r"\b(of which|hears?|heard|hush\w*|silences?|how-many\w*|(?:is|are|be|was|were) told)\b", re.IGNORECASE)
+
+DOUBLES = {
+    "activation": "the statistic, and the picture of it",
+    "base": "the abstract class of the kind of thing that the folder holds",
+    "data": "the plain values of the folder: what a graph and what a recorded value consist of",
+    "exponents": "the statistic, and the picture of it",
+    "forward": "one run of the root: as the clock counts it, and as a graph records it",
+    "geometry": "lengths and angles: the statistics, and the preprocessors over them",
+    "gradients": "hooks on gradients, and the preprocessors of gradients",
+    "heatmap": "the numbers of a run as sites x steps, and the picture of them",
+    "lens": "the public module, and the class behind it",
+    "page": "a page of HTML: what all pages share, and the graph's",
+    "recorder": "the public class of the first line: of tensors (seed 2), and of a graph (seed 4)",
+    "report": "what an instrument says of itself at the end",
+    "rows": "rows of a table: of a summary, and of a run",
+    "scalars": "one number per step: written, and drawn",
+    "table": "rows and columns: of sums (stats), and of text (view, and what fills it)",
+    "tensors": "tensors: torch's private functions, a run's files, and the nodes of a graph",
+    "training": "what belongs to a training: one watched, and its losses",
+    "updates": "the statistic, and the preprocessors over it",
+}
+"""Names of modules that occur in several folders, and what they mean in each."""
+
+
+def classes() -> Iterator[ast.ClassDef]:
+    for tree in TREES.values():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                yield node
+
+
+def methods(node: ast.ClassDef) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    """Return the methods and properties of a class, each name once (a setter belongs to its property)."""
+    return list({held.name: held for held in node.body if isinstance(held, ast.FunctionDef | ast.AsyncFunctionDef)}.values())
+
+
+def attributes(node: ast.ClassDef) -> set[str]:
+    """Return the attributes that methods of a class set on ``self``."""
+    return {
+        held.attr
+        for method in methods(node)
+        for held in ast.walk(method)
+        if isinstance(held, ast.Attribute)
+        and isinstance(held.ctx, ast.Store)
+        and isinstance(held.value, ast.Name)
+        and held.value.id == "self"
+    }
+
+
+def test_no_file_is_long() -> None:
+    """Five hundred lines at most."""
+    assert {name: text.count("\n") for name, text in MODULES.items() if text.count("\n") > LINES} == {}
+
+
+def test_no_class_is_large_without_a_reason() -> None:
+    """Fifteen attributes and twenty methods at most; or the docstring says why there are more."""
+    large = {
+        node.name: f"{len(attributes(node))} attributes, {len(methods(node))} methods"
+        for node in classes()
+        if (len(attributes(node)) > ATTRIBUTES or len(methods(node)) > METHODS)
+        and REASON not in " ".join((ast.get_docstring(node) or "").split())
+    }
+    assert {name: size for name, size in large.items() if name not in TOO_LARGE} == {}
+
+
+def test_every_module_begins_with_its_job() -> None:
+    """The first paragraph of its docstring is a whole sentence, or two."""
+    wrong = {}
+    for name, tree in TREES.items():
+        first = " ".join((ast.get_docstring(tree) or "").split("\n\n")[0].split())
+        if not re.fullmatch(r"[A-Z`].*(\.|``)", first) or len(re.findall(r"[.?!] [A-Z`]", first)) > 1:
+            wrong[name] = first
+    assert wrong == {}
+
+
+def test_no_module_name_means_two_things() -> None:
+    """A name that occurs in several folders means the same in each, as said above."""
+    places = defaultdict(list)
+    for name in MODULES:
+        if not name.endswith("__init__.py"):
+            places[Path(name).stem].append(name)
+    doubles = {name for name, held in places.items() if len(held) > 1}
+    assert {name: places[name] for name in doubles - DOUBLES.keys()} == {}
+    assert DOUBLES.keys() - doubles == set(), "these are no doubles any more"
+
+
+def test_docstrings_are_in_plain_words() -> None:
+    """No word of the private language that this code once had."""
+    wrong = {}
+    for name, tree in TREES.items():
+        texts = [
+            ast.get_docstring(node) or ""
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        ]
+        found = sorted({match[0] for text in texts for match in WORDS.finditer(text)})
+        if found and name not in SPOKEN:
+            wrong[name] = found
+    assert wrong == {}
