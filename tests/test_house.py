@@ -132,7 +132,7 @@ def test_every_module_begins_with_its_job() -> None:
     wrong = {}
     for name, tree in TREES.items():
         first = " ".join((ast.get_docstring(tree) or "").split("\n\n")[0].split())
-        if not re.fullmatch(r"[A-Z`].*(\.|``)", first) or len(re.findall(r"[.?!] [A-Z`]", first)) > 1:
+        if not re.fullmatch(r"(sonde|[A-Z`]).*(\.|``)", first) or len(re.findall(r"[.?!] [A-Z`]", first)) > 1:
             wrong[name] = first
     assert wrong == {}
 
