@@ -202,6 +202,17 @@ def test_a_file_in_the_folder_and_under_the_name_asked_for(tmp_path: Path) -> No
     assert int(net[0].num_batches_tracked) == 0  # type: ignore[arg-type]
 
 
+def test_names_are_text_in_the_picture(tmp_path: Path) -> None:
+    """A name that looks like Graphviz's HTML, an escape, or a control character is drawn as it is, or as a question mark."""
+    name = "<b>N</b>"
+    net = nn.Sequential()
+    net.add_module(r"a\N\lb", nn.Identity())
+    net.add_module("c\0d\udc80", nn.Identity())
+    svg = render_network(net, name, (2, 3), tmp_path, filename="net").read_text()
+    for shown in ("&lt;b&gt;N&lt;/b&gt; at depth", r"a\N\lb", "c\ufffdd\ufffd"):
+        assert shown in svg
+
+
 @pytest.mark.parametrize("shapes", [None, "wide", (2, -3), [(2, "3")]])
 def test_shapes_that_are_none(shapes: Any) -> None:
     """Say how a shape is written."""

@@ -17,6 +17,7 @@ from sonde.engine import structure
 from sonde.engine.restore import plain_python, preserved
 from sonde.engine.selection import check_model
 from sonde.errors import ArgumentError, MissingExtraError
+from sonde.escape import printable
 from sonde.graph.recorder import BaseNode, LayerNode, OpNode, ParamNode, Recorder, TensorNode
 from sonde.view.graph.save import render
 
@@ -100,17 +101,23 @@ def make_dot(rec: Recorder, render_depth: int = 256, styler_cls: type[GraphvizSt
     """
     fonts = {name: held for name, held in styler_args.items() if name in ("fontname", "fontsize")}
     common: dict[str, str] = {"compound": "true", "ranksep": "0.5", "fontsize": "12"}
-    dot = _digraph(graph_attr=common | fonts, edge_attr=fonts)
+    dot = _graphviz().Digraph(graph_attr=common | fonts, edge_attr=fonts)
     drawn: Digraph = GraphvizRenderer(rec, render_depth, styler_cls, **styler_args)(dot)
     return drawn
 
 
-def _digraph(**options: Any) -> Digraph:
+def _graphviz() -> Any:
     try:
-        from graphviz import Digraph
+        import graphviz
     except ImportError:
         raise MissingExtraError.of("make_dot", "graphviz", "graph") from None
-    return Digraph(**options)
+    return graphviz
+
+
+def _label(text: str) -> str:
+    """Return *text* as a label that shows it: no HTML, no escapes, no control characters."""
+    escaped: str = _graphviz().escape(printable(text))
+    return escaped
 
 
 def render_network(
@@ -138,7 +145,7 @@ def render_network(
         MissingExtraError: the program or package for this format is not installed; the message names it.
     """
     dot = make_dot(record(net, name, input_shapes, input_data), render_depth, styler_cls, **styler_args)
-    dot.attr(label=f"{name} at depth = {render_depth}")
+    dot.attr(label=_label(f"{name} at depth = {render_depth}"))
     written = render(dot.source, fmt)
     folder = Path(directory)
     folder.mkdir(parents=True, exist_ok=True)
@@ -243,7 +250,7 @@ class GraphvizStyler:
     def style_node(self, node: BaseNode) -> dict[str, str]:
         """Return the attributes of *node*, with its label."""
         label = f"{node.name}\n{list(node.fn.shape)}" if isinstance(node, TensorNode) else node.name
-        return {**self.styles[type(node)], "label": label}
+        return {**self.styles[type(node)], "label": _label(label)}
 
     def style_edge(self, fnode: BaseNode, tnode: BaseNode) -> dict[str, str]:
         """Return the attributes of an edge."""
@@ -273,7 +280,7 @@ class GraphvizRenderer(BaseRenderer):
             dest.node(name=str(node.key), **self.styler.style_node(node))
 
     def render_recursive_node(self, dest: Any, node: LayerNode) -> None:
-        inner = _digraph(name=f"cluster_{node.key}", graph_attr={**self.styler.style_node(node), "fillcolor": "white"})
+        inner = _graphviz().Digraph(name=f"cluster_{node.key}", graph_attr={**self.styler.style_node(node), "fillcolor": "white"})
         for key in node.subnets:
             if self.rec.nodes[key] in self.processed:
                 self.render_node(inner, self.rec.nodes[key])
