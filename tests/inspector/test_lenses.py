@@ -223,8 +223,8 @@ def test_where_few_steps_are_logged_each_is_compared_with_the_one_before() -> No
             gradients.append(gradient.clone())
             optimizer.step()
             assert inspector._training is not None
-            pairs = next(each.pairs for each in inspector._training.measurements() if each.pairs is not None)
-            assert bool(pairs._previous) is (step % 4 == 3)
+            pairs = next(each._pairs for each in inspector._training.measurements() if each._pairs is not None)
+            assert bool(len(pairs.history)) is (step % 4 == 3)
     steps, values = inspector.run.series("0.weight:grad", "cosine")
     assert steps.tolist() == [4, 8]
     assert values.tolist() == pytest.approx([cosine(gradients[step - 1], gradients[step]) for step in (4, 8)])

@@ -64,15 +64,15 @@ def test_a_row_that_has_moved_is_read_where_it_is() -> None:
     """As when a model goes to another device between two logged steps."""
     measuring = Measurement(Lens("moments", Moments(), ("output",)), Moments(), "step", ("output",))
     measuring.prepare(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), None, "", strict=True, update_memory=math.inf)
-    before = measuring.rowed({}).index.tolist()
+    before = measuring.row_index({}).index.tolist()
     first, second = measuring.attachment.hooks.held[1:]
     first.rows["output"] = measuring.table.move(first.rows["output"], torch.device("cpu"))
-    after = measuring.rowed({}).index.tolist()
+    after = measuring.row_index({}).index.tolist()
     assert before == [0, 1, 2]
     assert after == [0, 3, 2]
     measuring.table.add(first.rows["output"], torch.ones(7))
     measuring.table.add(second.rows["output"], torch.ones(5))
-    _, counts, numbers = measuring.rowed({}).finish([[block.numpy() for block in measuring.blocks]])
+    _, counts, numbers = measuring.row_index({}).finish([[block.numpy() for block in measuring.table.blocks]])
     assert counts.tolist() == [1, 1]
     assert numbers["count"].tolist() == [7, 5]
 

@@ -13,7 +13,7 @@ from sonde.engine.clock.clock import Clock
 from sonde.errors import ArgumentError, SelectionError
 from sonde.inspector.budget import Meter
 from sonde.inspector.measurement.fitting import fit, fit_norms
-from sonde.inspector.measurement.turns import Turn
+from sonde.inspector.measurement.measurement import Measurement
 from sonde.inspector.pipeline.row_taker import RowTaker, Send
 from sonde.inspector.schedule import Pace, Schedule
 from sonde.inspector.settings import Settings
@@ -61,8 +61,8 @@ class WatchedModel:
         refused = {}
         for lens in settings.lenses:
             try:
-                for turn in fit(self.model, self.name, lens, settings):
-                    self._put_on(turn, first_step, epoch)
+                for measurement in fit(self.model, self.name, lens, settings):
+                    self._put_on(measurement, first_step, epoch)
             except SelectionError as error:
                 refused[lens.name] = error
         hidden = fit_norms(self.model, self.name, self.rows.measurements, settings)
@@ -72,15 +72,15 @@ class WatchedModel:
             self.rows.watch_order()
         return refused
 
-    def _put_on(self, turn: Turn, first_step: int | None, epoch: int) -> None:
+    def _put_on(self, measurement: Measurement, first_step: int | None, epoch: int) -> None:
         if self._clock is None:
-            clock = self._clock = turn.measuring.attachment.clocks[0]
+            clock = self._clock = measurement.attachment.clocks[0]
             if first_step is not None:
                 clock.continue_at(first_step)
                 clock.end_epoch(epoch)
             self._first_step = clock.step
             self._begin(clock.now())
-        self.rows.add(turn, self.pace)
+        self.rows.add(measurement, self.pace)
         if not self._attached:
             self._attached = True
             clock = self.clock

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sonde.errors import ArgumentError
+from sonde.number import STANDARD, Number, count, share
 from sonde.stats import kernels
-from sonde.stats.statistic import Column, Field, Statistic, numbers
+from sonde.stats.statistic import Column, Field, Statistic, elements
 
 __all__ = ["Activation", "ChannelActivation", "by_channel"]
 
@@ -31,7 +32,7 @@ def by_channel(tensor: Tensor, channel_axis: int) -> Tensor:
     Returns:
         Float64 of shape ``(channels, elements per channel)``, without a graph.
     """
-    values = numbers(tensor)
+    values = elements(tensor)
     if not -values.dim() <= channel_axis < values.dim():
         return values.reshape(1, -1)
     moved = values.movedim(channel_axis, 0)
@@ -48,6 +49,15 @@ def _counts(matrix: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 def _checked(eps: float) -> None:
     if not 0 <= eps < math.inf:
         raise ArgumentError(f"eps is the magnitude up to which an element counts as inactive: 0 or more and finite, not {eps}")
+
+
+def _of_shares(eps: float) -> float | None:
+    """Return how shares of active elements scale: not at all if only exact zeros are inactive; else not as any power."""
+    return 0.0 if eps == 0 else None
+
+
+def _shares(eps: float, *names: str) -> Iterator[Number]:
+    yield from (replace(STANDARD[name], scaling=_of_shares(eps)) for name in names)
 
 
 @dataclass(frozen=True)
@@ -92,6 +102,14 @@ class Activation(Statistic):
     def __post_init__(self) -> None:
         _checked(self.eps)
         object.__setattr__(self, "_kernel", kernels.activation(self.eps, self.channel_axis))  # once: the hooks ask for it
+
+    @property
+    def numbers(self) -> tuple[Number, ...]:
+        return (
+            *_shares(self.eps, "call_death", "call_activation", "activation"),
+            *(STANDARD[name] for name in ("count", "finite", "nan", "inf")),
+            count("judged", unit="calls", growth=0.0),
+        )
 
     @property
     def kernel(self) -> kernels.Kernel:
@@ -166,6 +184,19 @@ class ChannelActivation(Statistic):
     def fields(self) -> tuple[Field, ...]:
         sizes = {"nan": 1, "inf": 1, "positions": 1, "active": self.channels, "idle": self.channels}
         return tuple(Field(name, size=size) for name, size in sizes.items())
+
+    @property
+    def numbers(self) -> tuple[Number, ...]:
+        return (
+            *_shares(self.eps, "death", "activation"),
+            share("least", "least active", "Least active unit", scaling=_of_shares(self.eps)),
+            share("most", "most active", "Most active unit", scaling=_of_shares(self.eps)),
+            Number("dead", "dead", "Dead units", "count", "units", _of_shares(self.eps)),
+            count("channels", unit="units", growth=0.0),
+            count("positions"),
+            STANDARD["nan"],
+            STANDARD["inf"],
+        )
 
     def measure(self, tensor: Tensor) -> Tensor:
         matrix = by_channel(tensor, self.channel_axis)

@@ -10,9 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sonde.number import STANDARD, Number, share
 from sonde.stats.kernels import EXPONENTS, Kernel
 from sonde.stats.quantiles import HIGHEST, LOWEST, PERCENTILES, magnitude_quantiles
-from sonde.stats.statistic import Column, Field, Statistic, numbers
+from sonde.stats.statistic import Column, Field, Statistic, elements
 
 __all__ = ["HIGHEST", "LOWEST", "OVERFLOW", "UNDERFLOW", "ExponentHistogram"]
 
@@ -33,6 +34,12 @@ That is halfway to the next value there would be, where a tie goes to even: up f
 _SCALARS = ("zero", "nan", "inf", "negative", *(f"over_{name}" for name in OVERFLOW), "below")
 _BELOW = _SCALARS.index("below")
 _ABOVE = _BELOW + (HIGHEST - LOWEST + 1) + 1
+
+
+def _percentile(name: str, part: float) -> Number:
+    """Return a percentile described. Scaling 0: under a GradScaler the scaled magnitudes are what has to fit into a format."""
+    percent = f"{part:.0%}".replace("%", " %")
+    return Number(name, percent, f"Magnitude that {percent} stay below", "size", None, 0.0, minor=part != 0.5)
 
 
 @dataclass(frozen=True)
@@ -78,10 +85,18 @@ class ExponentHistogram(Statistic):
 
     kernel: ClassVar[Kernel] = EXPONENTS
     recorded: ClassVar[tuple[str, ...]] = ("powers",)
-    """Fields that a run holds as they are, beside the numbers."""
+    numbers: ClassVar[tuple[Number, ...]] = (
+        *sorted((_percentile(name, part) for name, part in PERCENTILES.items()), key=lambda number: number.minor),
+        Number("dynamic_range", "dynamic range", "Dynamic range", "power", "octaves", 0.0),
+        Number("lowest", "lowest power", "Lowest power of two", "power", "power of 2", 0.0, minor=True),
+        Number("highest", "highest power", "Highest power of two", "power", "power of 2", 0.0, minor=True),
+        *(share(f"underflow_{name}", f"underflow in {name}", f"Would be rounded to zero in {name}") for name in UNDERFLOW),
+        *(share(f"overflow_{name}", f"overflow in {name}", f"Would be beyond the range in {name}") for name in OVERFLOW),
+        *(STANDARD[name] for name in ("count", "finite", "zeros", "negative", "nan", "inf")),
+    )
 
     def measure(self, tensor: Tensor) -> Tensor:
-        values = numbers(tensor).flatten()
+        values = elements(tensor).flatten()
         magnitudes = values.abs()
         finite = magnitudes.isfinite()
         power = ((magnitudes.view(torch.int64) - 1) >> 52) - 1022  # of the bits of a double; without the 1, bins are closed below

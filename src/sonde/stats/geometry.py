@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from sonde.errors import ArgumentError
+from sonde.number import STANDARD, Number, count
 from sonde.stats.kernels import NORM, Kernel
 from sonde.stats.pair import PairStatistic, both_finite
-from sonde.stats.statistic import Column, Field, Statistic, dense, numbers
+from sonde.stats.statistic import Column, Field, Statistic, dense, elements
 
 __all__ = ["Cosine", "Norm", "cosine"]
 
@@ -34,10 +35,10 @@ class Norm(Statistic):
     fields: ClassVar[tuple[Field, ...]] = (Field("count"), Field("nan"), Field("inf"), Field("squares"))
 
     kernel: ClassVar[Kernel | None] = NORM
-    growth: ClassVar[Mapping[str, float] | None] = {**dict.fromkeys(("count", "finite", "nan", "inf"), 1.0), "norm": 0.5}
+    numbers: ClassVar[tuple[Number, ...]] = tuple(STANDARD[name] for name in ["norm", "rms", "count", "finite", "nan", "inf"])
 
     def measure(self, tensor: Tensor) -> Tensor:
-        values = numbers(tensor).flatten()
+        values = elements(tensor).flatten()
         finite = torch.where(values.isfinite(), values, 0.0)
         nan = values.isnan().sum(dtype=torch.float64)
         return torch.stack(
@@ -72,6 +73,13 @@ class Cosine(PairStatistic):
     """
 
     sums: ClassVar[tuple[str, ...]] = ("elements", "nonfinite", "defined", "cosines")
+
+    numbers: ClassVar[tuple[Number, ...]] = (
+        STANDARD["cosine"],
+        *(count(name, unit="pairs", growth=0.0) for name in ("pairs", "skipped", "undefined")),
+        STANDARD["elements"],
+        STANDARD["nonfinite"],
+    )
 
     def measure(self, tensor: Tensor, previous: Tensor) -> Tensor:
         one, other, finite = both_finite(tensor, previous)

@@ -30,6 +30,9 @@ class History:
     def __init__(self) -> None:
         self._kept: dict[Hashable, _Kept] = {}
 
+    def __len__(self) -> int:
+        return len(self._kept)
+
     def previous(self, key: Hashable, step: int | None = None) -> Tensor | None:
         """What a tensor that comes at *step* is to be compared with; None for the first."""
         kept = self._kept.get(key)

@@ -9,8 +9,9 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor
 
+from sonde.number import STANDARD, Number
 from sonde.stats.kernels import MOMENTS, Kernel, reference
-from sonde.stats.statistic import Column, Field, Statistic, numbers
+from sonde.stats.statistic import Column, Field, Statistic, elements
 
 __all__ = ["Moments"]
 
@@ -45,10 +46,12 @@ class Moments(Statistic):
     )
 
     kernel: ClassVar[Kernel | None] = MOMENTS
-    growth: ClassVar[Mapping[str, float] | None] = {**dict.fromkeys(("count", "finite", "zeros", "nan", "inf"), 1.0), "norm": 0.5}
+    numbers: ClassVar[tuple[Number, ...]] = tuple(
+        STANDARD[name] for name in ["rms", "norm", "std", "absmax", "mean", "min", "max", "count", "finite", "zeros", "nan", "inf"]
+    )
 
     def measure(self, tensor: Tensor) -> Tensor:
-        return reference.moments(numbers(tensor))
+        return reference.moments(elements(tensor))
 
     def finish(self, columns: Mapping[str, Column]) -> dict[str, Column]:
         finite = columns["count"] - columns["nan"] - columns["inf"]

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sonde.stats.statistic import Column, Field, Statistic, numbers
+from sonde.number import STANDARD, Number, count
+from sonde.stats.statistic import Column, Field, Statistic, elements
 
 __all__ = ["MatrixCondition", "SampleNorm", "Single"]
 
@@ -26,16 +27,22 @@ class SampleNorm(Statistic):
     """
 
     fields: ClassVar[tuple[Field, ...]] = (Field("nonfinite"), Field("samples"), Field("norms"), Field("rms"))
+    numbers: ClassVar[tuple[Number, ...]] = (
+        replace(STANDARD["norm"], title="Euclidean norm per sample", growth=None),
+        replace(STANDARD["rms"], title="Root mean square per sample", growth=None),
+        count("samples", unit="samples"),
+        STANDARD["nonfinite"],
+    )
 
     def measure(self, tensor: Tensor) -> Tensor:
-        values = numbers(tensor)
+        values = elements(tensor)
         matrix = values.reshape(values.shape[0] if values.dim() else 1, math.prod(values.shape[1:]))
         finite = matrix.isfinite()
         norms = torch.linalg.vector_norm(torch.where(finite, matrix, 0.0), dim=1)
-        elements = finite.sum(1, dtype=torch.float64)
-        samples = torch.where(elements > 0, 1.0, 0.0).to(torch.float64).sum()
-        rms = norms / elements.clamp(min=1).sqrt()
-        return torch.stack([matrix.numel() - elements.sum(), samples, norms.sum(), rms.sum()])
+        kept = finite.sum(1, dtype=torch.float64)
+        samples = torch.where(kept > 0, 1.0, 0.0).to(torch.float64).sum()
+        rms = norms / kept.clamp(min=1).sqrt()
+        return torch.stack([matrix.numel() - kept.sum(), samples, norms.sum(), rms.sum()])
 
     def finish(self, columns: Mapping[str, Column]) -> dict[str, Column]:
         samples = np.where(columns["samples"] > 0, columns["samples"], np.nan)
@@ -57,9 +64,14 @@ class Single(Statistic):
     """
 
     fields: ClassVar[tuple[Field, ...]] = (Field("count"), Field("nan"), Field("above"), Field("below"), Field("sum"))
+    numbers: ClassVar[tuple[Number, ...]] = (
+        Number("value", "value", "Value", "signed", None, 1.0, 0.0),
+        STANDARD["count"],
+        STANDARD["nonfinite"],
+    )
 
     def measure(self, tensor: Tensor) -> Tensor:
-        values = numbers(tensor)
+        values = elements(tensor)
         total = torch.where(values.isfinite(), values, 0.0).sum()
         counts = [found.sum(dtype=torch.float64) for found in (values.isnan(), values == torch.inf, values == -torch.inf)]
         return torch.stack([torch.full_like(total, values.numel()), *counts, total])
@@ -91,6 +103,12 @@ class MatrixCondition(Statistic):
         Field("matrices", per="call"),
         Field("conditions", per="call"),
         Field("stable_ranks", per="call"),
+    )
+    numbers: ClassVar[tuple[Number, ...]] = (
+        Number("condition", "condition", "Condition number", "size", "no unit", 0.0),
+        Number("stable_rank", "stable rank", "Stable rank", "size", "no unit", 0.0),
+        count("matrices", unit="matrices", growth=0.0),
+        STANDARD["nonfinite"],
     )
 
     def measure(self, tensor: Tensor) -> Tensor:

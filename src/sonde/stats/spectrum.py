@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from sonde.errors import ArgumentError
+from sonde.number import STANDARD, Number, count, share
 from sonde.stats.activation import by_channel
 from sonde.stats.statistic import Column, Field, Statistic
 
@@ -78,6 +79,17 @@ class Spectrum(Statistic):
     sketch: int = 128
     axis: int = -1
     centered: bool = False
+
+    numbers: ClassVar[tuple[Number, ...]] = (
+        Number("effective_rank", "effective rank", "Effective rank", "size", "no unit", 0.0),
+        Number("effective_rank_error", "error of the rank", "Error of the effective rank", "size", "no unit", 0.0, minor=True),
+        Number("top", "largest singular value", "Largest singular value", "size", None, 1.0, 0.5),
+        Number("top_error", "error of the largest", "Error of the largest singular value", "size", None, 1.0, minor=True),
+        STANDARD["norm"],
+        share("captured", "captured", "Squares in the estimate", "share of squares"),
+        count("vectors", unit="vectors"),
+        count("left_out", "left out", unit="vectors"),
+    )
 
     def __post_init__(self) -> None:
         if self.features < 1 or self.sketch < 1:
@@ -168,6 +180,7 @@ class Spectrum(Statistic):
         shares = singular / sums[:, None]
         rank = np.exp(-(shares * np.log(np.where(shares > 0, shares, 1.0))).sum(axis=1))
         most = np.clip(vectors, 1.0, self.features)  # the true rank is no higher than that
+        rank = np.clip(rank, 1.0, most)  # rounding may carry the estimate beyond its range
         distance = np.sqrt(most * spectra.missing) / sums  # of shares: half the sum of what each is off
         near = np.clip(distance, _EPS, np.maximum(1 - 1 / most, _EPS))
         entropy = near * np.log(np.maximum(most - 1, 1.0)) - near * np.log(near) - (1 - near) * np.log1p(-near)

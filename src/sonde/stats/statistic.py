@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sonde.errors import ArgumentError
+from sonde.number import Number
 from sonde.stats.kernels import Kernel
 
-__all__ = ["Column", "Field", "Merge", "RowStatistic", "Statistic", "dense", "numbers", "reduce"]
+__all__ = ["Column", "Field", "Merge", "RowStatistic", "Statistic", "dense", "elements", "reduce"]
 
 Merge = Literal["sum", "min", "max"]
 Column = NDArray[np.float64]
@@ -45,9 +46,26 @@ class Field:
 class RowStatistic(ABC):
     """What every statistic has: rows of float64 with a known layout, and numbers finished from columns of rows."""
 
-    growth: ClassVar[Mapping[str, float] | None] = None
-    """Of the numbers that grow with a tensor, the power of its size that they grow with: 1 for counts, 0.5 for lengths. None:
-    it cannot be told from a sample what the number of the whole would be."""
+    recorded: ClassVar[tuple[str, ...]] = ()
+    """Fields that a run holds as they are, beside the numbers."""
+
+    @property
+    def numbers(self) -> tuple[Number, ...]:
+        """The numbers that :meth:`finish` gives, described; a picture shows the first that is not minor.
+
+        A class attribute, or a property where a description depends on the statistic's arguments. A number that is left out is
+        called by its name, and nothing is known of its unit and of how it scales.
+        """
+        return ()
+
+    def number(self, name: str) -> Number:
+        """Return the description of the number *name*; a bare one if *name* is not in ``numbers``."""
+        return next((number for number in self.numbers if number.name == name), Number(name))
+
+    @property
+    def can_sample(self) -> bool:
+        """Whether a sample of a tensor tells every number of the whole tensor."""
+        return bool(self.numbers) and all(number.growth is not None for number in self.numbers)
 
     @abstractmethod
     def layout(self) -> tuple[tuple[str, int], ...]:
@@ -198,7 +216,7 @@ def dense(tensor: Tensor) -> Tensor:
     return tensor if tensor.layout is torch.strided else tensor.to_dense()
 
 
-def numbers(tensor: Tensor) -> Tensor:
+def elements(tensor: Tensor) -> Tensor:
     """The elements as float64, without a graph: integers and bools as numbers, complex ones as their modulus."""
     tensor = tensor.detach()
     return (tensor.abs() if tensor.is_complex() else tensor).to(torch.float64)

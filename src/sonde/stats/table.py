@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from sonde.errors import ArgumentError
 from sonde.stats.host_copy import pack
 from sonde.stats.kernels import fused, native
 from sonde.stats.pair import PairStatistic
@@ -44,6 +45,7 @@ class Table:
         self.statistic = statistic
         self.blocks: list[Tensor] = []
         self.changes = 0
+        self._width = statistic.width
         self._first = rows
         self._merges_by_kind = type(statistic).merged in (Statistic.merged, PairStatistic.merged)
         self._empty: list[Tensor] = []  # of each block: its numbers while nothing was added
@@ -72,7 +74,7 @@ class Table:
 
     def _grow(self, rows: int, device: torch.device) -> None:
         """Add a block of at least *rows* rows on *device*."""
-        width = 1 + self.statistic.width
+        width = 1 + self._width
         spare = self._first if self._first is not None and not self.blocks else max(_ROWS, len(self))
         rows = max(rows, min(spare, _BYTES // (8 * width)))
         with torch.inference_mode(False):
@@ -112,7 +114,17 @@ class Table:
 
     def measured(self, tensor: Tensor, previous: Tensor | None = None) -> Tensor:
         """Return the row that *tensor* alone would leave; *previous* is its predecessor, for a statistic of pairs."""
-        measure = self.statistic.row_of(tensor, previous)
+        return self._led(self.statistic.row_of(tensor, previous))
+
+    def _led(self, measure: Tensor) -> Tensor:
+        """Return the row that *measure* leaves with its count of additions.
+
+        Raises:
+            ArgumentError: *measure* is not one number for each of the fields.
+        """
+        if measure.dim() != 1 or measure.shape[0] != self._width:
+            gave = f"{measure.shape[0]} numbers" if measure.dim() == 1 else f"a tensor of shape {tuple(measure.shape)}"
+            raise ArgumentError(f"{self.statistic!r}: measure gave {gave}, fields say {self._width}")
         return torch.cat([torch.ones_like(measure[:1]), measure])
 
     def merged(self, row: Tensor, other: Tensor) -> Tensor:
@@ -136,8 +148,7 @@ class Table:
         """Return the same as :meth:`measured`, in eager mode, by the fastest way that the tensor's device has."""
         if tensor.is_cpu or not isinstance(self.statistic, Statistic):
             return self.measured(tensor, previous)
-        measure = fused.measure(self.statistic, dense(tensor))
-        return torch.cat([torch.ones_like(measure[:1]), measure])
+        return self._led(fused.measure(self.statistic, dense(tensor)))
 
     def merge(self, row: Tensor, other: Tensor) -> None:
         """Add the row *other*, which counts its own additions, to *row* in place. Threads may do so at the same time."""

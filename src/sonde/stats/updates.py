@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from sonde.errors import ArgumentError
+from sonde.number import STANDARD, Number, count
 from sonde.stats.pair import PairStatistic, both_finite
 from sonde.stats.statistic import Column, dense
 
@@ -46,8 +47,6 @@ class Updates(PairStatistic):
 
     precision: torch.dtype | None = None
 
-    growth: ClassVar[Mapping[str, float] | None] = {"elements": 1.0, "nonfinite": 1.0, "update_norm": 0.5, "weight_norm": 0.5}
-
     sums: ClassVar[tuple[str, ...]] = (
         "elements",
         "nonfinite",
@@ -58,6 +57,17 @@ class Updates(PairStatistic):
         "unchanged",
         "vanished",
         "judged",
+    )
+
+    numbers: ClassVar[tuple[Number, ...]] = (
+        STANDARD["ratio"],
+        Number("update_norm", "update", "Euclidean norm of the update", "size", None, 1.0, 0.5),
+        Number("weight_norm", "weight", "Euclidean norm before the update", "size", None, 1.0, 0.5),
+        STANDARD["unchanged"],
+        STANDARD["vanished"],
+        *(count(name, unit="pairs", growth=0.0) for name in ("pairs", "skipped")),
+        STANDARD["elements"],
+        STANDARD["nonfinite"],
     )
 
     def __post_init__(self) -> None:

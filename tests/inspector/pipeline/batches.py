@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sonde.inspector.measurement.measurement import RowIndex
+from sonde.inspector.measurement.row_index import RowIndex
 from sonde.inspector.pipeline.batch import Batch, DeviceScalar, RawRows
 from sonde.inspector.sinks.base import Rows, Scalar
 from sonde.run.schema import Layout
@@ -41,7 +41,6 @@ def rowed(family: str, statistic: RowStatistic, sites: list[str], model: str = "
     return RowIndex(
         family,
         statistic,
-        ("norm", "rms", "sum"),
         Layout(names, -1, order),
         np.arange(len(sites))[::-1] + 1,
         tuple(site.partition(":")[2] for site in sites),  # type: ignore[misc]
@@ -142,12 +141,16 @@ def one_by_one(batches: list[Batch]) -> Iterator[Rows | Scalar]:
                 numbers = of.statistic.finish(columns) | {name: columns[name] for name in getattr(of.statistic, "recorded", ())}
             except ValueError:
                 continue
-            for name, power in (of.statistic.growth or {}).items():
-                numbers[name] = numbers[name] * of.sizes[seen] ** power
+            for name in numbers:
+                if power := of.statistic.number(name).growth:
+                    numbers[name] = numbers[name] * of.sizes[seen] ** power
             for port, place in part.scales.items():
-                for name in set(of.linear) & set(numbers):
-                    under = [of.ports[row] == port for row in seen]
-                    numbers[name] = np.where(under, numbers[name] / float(arrays[place]), numbers[name])
+                under = [of.ports[row] == port for row in seen]
+                for name in set(numbers) - set(of.statistic.recorded):
+                    power = of.statistic.number(name).scaling
+                    divisor = np.nan if power is None else float(arrays[place]) ** power
+                    if divisor != 1:
+                        numbers[name] = np.where(under, numbers[name] / divisor, numbers[name])
             if part.norms:
                 when[model] = part.epoch, part.step
                 sums = squares.setdefault(model, {})

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.inspector.pipeline.batches import NORMS, batch_of, moments_of, one_by_one, plain, random_training, rowed
 
-from sonde.inspector.measurement.measurement import RowIndex
+from sonde.inspector.measurement.row_index import RowIndex
 from sonde.inspector.pipeline.batch import Batch
 from sonde.inspector.pipeline.findings import Findings
 from sonde.inspector.pipeline.finishing import Finishing
@@ -20,7 +20,7 @@ from sonde.stats import Activation
 def cut(batches: list[Batch], size: int, findings: Findings | None = None) -> tuple[list[tuple[Any, ...]], list[str]]:
     """What comes out if so many batches are finished together, and the statistics that failed."""
     failed: list[str] = []
-    finishing = Finishing(lambda of, error: failed.append(of.family))
+    finishing = Finishing(lambda of, error: failed.append(of.family), print)
     found: list[tuple[Any, ...]] = []
 
     def take(logged: LoggedRows, indices: Sequence[RowIndex]) -> None:

@@ -82,7 +82,6 @@ class OutputActivation(Lens):
             exclude,
             record_eval,
             {"picture": "heatmap", "number": "call_death", "range": [0, 1], "worst": warning_plot},
-            (),
             one_in=one_in,
         )
         object.__setattr__(self, "_channel_last", channel_last)
@@ -154,7 +153,6 @@ class _Geometry(Lens):
                 exclude,
                 False,
                 {"picture": "lines", "number": "cosine", "range": [-1, 1]},
-                (),
             )
             also = (*also, cosine)
         super().__init__(name, Norm(), (port,), include, exclude, False, show, also=also)
@@ -233,7 +231,7 @@ class ParameterGradientActivation(Lens):
     ) -> None:
         show = {"picture": "heatmap", "number": "call_death", "range": [0, 1], "worst": warning_plot}
         statistic = Activation(eps, channel_axis=channel_axis)
-        super().__init__("parameter_gradient_activation", statistic, ("grad",), _called(parameters), exclude, False, show, ())
+        super().__init__("parameter_gradient_activation", statistic, ("grad",), _called(parameters), exclude, False, show)
 
 
 class ParameterNorm(Lens):
@@ -308,7 +306,7 @@ def exponents(*ports: Port, include: Where = None, exclude: Where = is_container
         one_in: look at one in so many logged steps.
     """
     show = {"picture": "exponents", "number": "p50", "log": True}
-    return Lens("exponents", ExponentHistogram(), ports or ("output", "grad"), include, exclude, False, show, (), one_in=one_in)
+    return Lens("exponents", ExponentHistogram(), ports or ("output", "grad"), include, exclude, False, show, one_in=one_in)
 
 
 def default_lenses(*models: nn.Module) -> tuple[AnyLens, ...]:

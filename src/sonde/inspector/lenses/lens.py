@@ -16,18 +16,6 @@ from sonde.stats import RowStatistic
 
 __all__ = ["Lens", "LossMetrics"]
 
-_LINEAR = (
-    "mean",
-    "std",
-    "rms",
-    "norm",
-    "min",
-    "max",
-    "absmax",
-    "update_norm",
-    "weight_norm",
-)
-
 
 @dataclass(frozen=True)
 class Lens:
@@ -41,7 +29,6 @@ class Lens:
         evaluation: record evaluation passes too, in the family ``<name>_eval``.
         show: how it is drawn, as plain data that goes into run.json: ``picture`` (``"heatmap"`` or ``"lines"``), ``number``,
             ``log``, ``ranges``, ``compare`` (shares of the layers), ``worst`` (the worst layer on its own).
-        linear: the numbers that grow in proportion to the tensor. Of gradients under a ``GradScaler`` they are given unscaled.
         one_in: look at one in so many logged steps, for statistics that cost much and change slowly.
         also: lenses that belong to it.
 
@@ -56,7 +43,6 @@ class Lens:
     exclude: Where = None
     evaluation: bool = False
     show: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    linear: tuple[str, ...] = _LINEAR
     one_in: int = field(default=1, kw_only=True)
     also: tuple[Lens, ...] = field(default=(), kw_only=True)
 
@@ -80,8 +66,11 @@ class Lens:
         yield self.statistic, None
 
     def described(self) -> dict[str, Any]:
-        """Plain data for run.json."""
-        return {"family": self.name, "statistic": repr(self.statistic), "ports": list(self.ports), **self.show}
+        """Return plain data for run.json: the ports, the numbers, and how they are shown."""
+        numbers = [number.plain() for number in self.statistic.numbers]
+        shown = {"number": next((number["name"] for number in numbers if not number["minor"]), None)}
+        about = {"family": self.name, "statistic": repr(self.statistic), "ports": list(self.ports), "numbers": numbers}
+        return {**about, **shown, **self.show}
 
 
 @dataclass(frozen=True)

@@ -11,17 +11,14 @@ from sonde.errors import SelectionError
 from sonde.inspector.lenses.layer_selection import Condition, combined
 from sonde.inspector.lenses.lens import Lens
 from sonde.inspector.measurement.measurement import Kind, Measurement
-from sonde.inspector.measurement.turns import Turn
 from sonde.inspector.settings import Settings
 from sonde.site import PARAMETER_PORTS, Port
 from sonde.stats import Moments, Norm
 
 __all__ = ["fit", "fit_norms"]
 
-_LINEAR = ("norm", "rms")
 
-
-def fit(model: nn.Module, name: str, lens: Lens, settings: Settings) -> Iterator[Turn]:
+def fit(model: nn.Module, name: str, lens: Lens, settings: Settings) -> Iterator[Measurement]:
     """What *lens* takes of *model*, one measuring after the other, to be attached.
 
     Raises:
@@ -37,7 +34,7 @@ def fit(model: nn.Module, name: str, lens: Lens, settings: Settings) -> Iterator
             except SelectionError:
                 continue
             found = True
-            yield Turn(measuring, lens.one_in)
+            yield measuring
     if not found:
         raise SelectionError(
             f"its include= and exclude=, the inspector's, and depth={settings.choice.depth} together leave nothing that has "
@@ -63,7 +60,7 @@ def _both(admits: Condition, where: Where) -> Condition:
     return lambda name, module: admits(name, module) and bool(where(name, module))
 
 
-def fit_norms(model: nn.Module, name: str, measurings: list[Measurement], settings: Settings) -> Turn | None:
+def fit_norms(model: nn.Module, name: str, measurings: list[Measurement], settings: Settings) -> Measurement | None:
     """See to it that the norms over all parameters come from somewhere; what has to be attached for that, or None."""
     everything = {id(parameter) for parameter in model.parameters()}
     if not everything:
@@ -77,10 +74,10 @@ def fit_norms(model: nn.Module, name: str, measurings: list[Measurement], settin
             source.norms |= {port}
     if not missing:
         return None
-    hidden = Measurement(Lens("norms", Norm(), tuple(missing), linear=_LINEAR), Norm(), "step", tuple(missing), hidden=True)
+    hidden = Measurement(Lens("norms", Norm(), tuple(missing)), Norm(), "step", tuple(missing), hidden=True)
     hidden.norms = frozenset(missing)
     hidden.prepare(model, None, name, strict=settings.strict, update_memory=settings.update_memory)
-    return Turn(hidden)
+    return hidden
 
 
 def _gives_norm(measuring: Measurement) -> bool:

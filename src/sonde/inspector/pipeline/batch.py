@@ -10,7 +10,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sonde.inspector.measurement.measurement import Measurement, RowIndex
+from sonde.inspector.measurement.measurement import Measurement
+from sonde.inspector.measurement.row_index import RowIndex
 from sonde.inspector.pipeline.scalars import Pushed
 from sonde.inspector.sinks.base import Scalar
 from sonde.stats.host_copy import HostCopy, pack
@@ -113,11 +114,11 @@ class BatchBuilder:
             micro_step: the number of the backward pass within the step.
             scales: by port, the scale that the port's gradients are multiplied by.
         """
-        if not measurement.blocks:  # a first tensor has no pair yet
+        if not measurement.table.blocks:  # a first tensor has no pair yet
             return
-        index = measurement.rowed(places)
+        index = measurement.row_index(places)
         start = len(self._tensors)
-        self._tensors += measurement.blocks
+        self._tensors += measurement.table.blocks
         blocks = slice(start, len(self._tensors))
         placed: dict[str, int] = {port: self._place_of(scale) for port, scale in (scales or {}).items() if port in index.ports}
         norms, hidden = measurement.norms, measurement.hidden

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sonde.engine import ProbeError
-from sonde.inspector.measurement.measurement import RowIndex
+from sonde.inspector.measurement.row_index import RowIndex
 from sonde.inspector.pipeline.batch import Batch
 from sonde.inspector.pipeline.findings import Findings
 from sonde.inspector.pipeline.finishing import Arrays, Finishing
@@ -48,7 +48,7 @@ class BatchWriter:
         self.has_written = False
         self._sinks = list(sinks)
         self._problems = WarnOnce("{}. The training goes on")
-        self._finishing = Finishing(self._failed)
+        self._finishing = Finishing(self._failed, self._problems.note)
         self._counted: dict[RowIndex, npt.NDArray[np.float64]] = {}
         self._at_once = 1  # batches to a piece; the first piece shows how long they take
         threads = [sink.writer.thread for sink in sinks if isinstance(sink, RunSink)]

@@ -17,7 +17,7 @@ from sonde.rules import Finding
 from sonde.site import PORTS, Port, Site
 
 if TYPE_CHECKING:
-    from sonde.inspector.measurement.measurement import RowIndex
+    from sonde.inspector.measurement.row_index import RowIndex
 
 __all__ = ["Finding", "Findings"]
 

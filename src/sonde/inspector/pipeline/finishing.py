@@ -8,11 +8,16 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from sonde.inspector.measurement.measurement import RowIndex
+from sonde.inspector.measurement.row_index import RowIndex
 from sonde.inspector.pipeline.batch import Batch, RawRows
 from sonde.inspector.sinks.base import LoggedRows, RowBlock, Scalar
 
 __all__ = ["Arrays", "Finishing"]
+
+_UNSCALED = (
+    "gradients are multiplied by the scale of the loss; {} of {} in {} is NaN, since the statistic does not declare how a factor "
+    "changes it: numbers = (Number(name, scaling=1), ...)"
+)
 
 Arrays = Sequence[npt.NDArray[np.float64]]
 """The arrays of a batch's copy."""
@@ -32,10 +37,12 @@ class Finishing:
 
     Args:
         failed: called with the row index of a statistic that has raised, and its error.
+        note: called with a problem in words that loses no rows.
     """
 
-    def __init__(self, failed: Callable[[RowIndex, Exception], None]) -> None:
+    def __init__(self, failed: Callable[[RowIndex, Exception], None], note: Callable[[str], None]) -> None:
         self._failed = failed
+        self._note = note
         self._norms = _Norms()
 
     def finish(self, batches: Sequence[tuple[Batch, Arrays]]) -> tuple[LoggedRows, list[RowIndex]]:
@@ -72,19 +79,19 @@ class Finishing:
     def _moments(self, parts: Sequence[tuple[RawRows, Arrays]]) -> list[_Moment | None]:
         """Of each part its rows; None if there are none. The statistic is called once, and only where it raises once for each."""
         try:
-            return _finished(parts)
+            return _finished(parts, self._note)
         except Exception:
             return [self._alone(part) for part in parts]
 
     def _alone(self, part: tuple[RawRows, Arrays]) -> _Moment | None:
         try:
-            return _finished([part])[0]
+            return _finished([part], self._note)[0]
         except Exception as error:
             self._failed(part[0].index, error)
             return None
 
 
-def _finished(parts: Sequence[tuple[RawRows, Arrays]]) -> list[_Moment | None]:
+def _finished(parts: Sequence[tuple[RawRows, Arrays]], note: Callable[[str], None]) -> list[_Moment | None]:
     """Of each part of one measurement its rows; None if nothing was added to any."""
     first = parts[0][0]
     index = first.index
@@ -92,9 +99,9 @@ def _finished(parts: Sequence[tuple[RawRows, Arrays]]) -> list[_Moment | None]:
     moment, rows = np.nonzero(seen)
     scales = _scales(parts, moment, rows)
     if scales is not None:
-        for name in index.linear:
-            if name in numbers:
-                numbers[name] = numbers[name] / scales.reshape(-1, *[1] * (numbers[name].ndim - 1))
+        unknown = index.unscale(numbers, scales)
+        if unknown:
+            note(_UNSCALED.format(", ".join(unknown), index.statistic, index.family))
     lengths = seen.sum(axis=1)
     some = np.flatnonzero(lengths)
     when = np.array([(raw.epoch, raw.step, raw.micro_step) for raw, _ in parts], np.int64)

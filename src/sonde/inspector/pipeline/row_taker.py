@@ -11,7 +11,6 @@ from sonde.engine import Tick
 from sonde.engine.clock.loss_scale import Scaling, scale_at_step
 from sonde.inspector.measurement.execution_order import Ordering
 from sonde.inspector.measurement.measurement import Measurement
-from sonde.inspector.measurement.turns import Turn
 from sonde.inspector.pipeline.batch import Batch, BatchBuilder
 from sonde.inspector.schedule import Pace
 from sonde.inspector.settings import Settings
@@ -37,7 +36,6 @@ class RowTaker:
     def __init__(self, model: nn.Module, name: str, settings: Settings, send: Send) -> None:
         self.measurements: list[Measurement] = []
         self.evaluated = False
-        self._turns: list[Turn] = []
         self._send = send
         self._scaling = Scaling(settings.scaler)
         self._ordering = Ordering(model, name)
@@ -45,12 +43,11 @@ class RowTaker:
         self._waiting: list[Batch] = []  # of backward passes, until it is known that they belong to a step
         self.has_sequences = False
 
-    def add(self, turn: Turn, pace: Pace) -> None:
-        """Attach the hooks of a measurement."""
-        self._turns.append(turn)
-        self.measurements.append(turn.measuring)
-        self.has_sequences = self.has_sequences or turn.measuring.is_sequence
-        turn.attach(logged=pace.on, in_pair=pace.in_pair)
+    def add(self, measurement: Measurement, pace: Pace) -> None:
+        """Attach the hooks of *measurement*."""
+        self.measurements.append(measurement)
+        self.has_sequences = self.has_sequences or measurement.is_sequence
+        measurement.attach(logged=pace.on, in_pair=pace.in_pair)
 
     def detach(self) -> None:
         """Take all hooks out."""
@@ -61,8 +58,8 @@ class RowTaker:
     def begin_step(self, pace: Pace) -> None:
         """Switch the hooks for the step that begins."""
         if pace.on or pace.was_on or (self.has_sequences and (pace.in_pair or pace.was_in_pair)):
-            for turn in self._turns:
-                turn.begin(logged=pace.on, in_pair=pace.in_pair)
+            for measurement in self.measurements:
+                measurement.begin_step(logged=pace.on, in_pair=pace.in_pair)
         if pace.on:
             self.watch_order()
 
@@ -115,11 +112,11 @@ class RowTaker:
     def end_pair(self, pace: Pace) -> None:
         """Drop pairs of a step that ends none, and the tensors before where the next step is not observed."""
         for measurement in self.measurements:
-            if measurement.is_sequence and measurement.pairs is not None:
+            if measurement.is_sequence:
                 if not pace.ends_pair:
                     measurement.table.reset()
                 if not pace.in_pair:
-                    measurement.pairs.forget()
+                    measurement.forget_previous()
 
     def was_skipped(self, step: int) -> bool:
         """Whether the scaler skipped the attempt at *step*."""

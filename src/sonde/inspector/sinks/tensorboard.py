@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,16 +12,13 @@ import numpy.typing as npt
 
 from sonde.errors import ArgumentError, MissingExtraError
 from sonde.inspector.sinks.base import Rows, Scalar, Sink
+from sonde.number import Number, described, number_of
 from sonde.site import PARAMETER_PORTS, Site
 
 __all__ = ["TensorBoard"]
 
 _SHARED = frozenset(["moments", "output_gradient", "parameter_gradient", "parameter_norm", "parameter_update"])
 """Families whose norms and rms of the same tensor are the same number, and so have the same tag."""
-
-_COUNTS = ("count", "finite", "nan", "inf", "nonfinite", "zeros", "negative", "judged", "pairs", "skipped", "elements", "samples")
-_LEFT_OUT = frozenset([*_COUNTS, "p01", "p05", "p25", "p75", "p95", "p99", "lowest", "highest"])
-"""Numbers of other families that are not written unless they are asked for: counts, and the outer percentiles."""
 
 _DEFECTS = ("nan", "inf", "nonfinite")
 _FIRST_POWER = -149  # of ``powers``, the counts of an exponent histogram
@@ -41,7 +38,7 @@ class TensorBoard(Sink):
     Args:
         folder: where TensorBoard looks: ``tensorboard --logdir folder``.
         numbers: which numbers of a layer: names, or ``"all"``. By default of moments the norm of what belongs to parameters and the
-            rms of other tensors, and of other lenses all but counts and outer percentiles.
+            rms of other tensors, and of other lenses all but the minor ones: counts and outer percentiles.
 
     Raises:
         MissingExtraError: tensorboard is not installed.
@@ -60,6 +57,11 @@ class TensorBoard(Sink):
         self._numbers = numbers
         self._writer: Any = None
         self._owners: dict[str, str] = {}
+        self._info: Mapping[str, Any] = {}
+        self._described: dict[str, dict[str, Number]] = {}
+
+    def open(self, description: Mapping[str, Any]) -> None:
+        self._info = description
 
     def write(self, rows: Rows) -> None:
         writer = self._begun(rows.step)
@@ -108,7 +110,12 @@ class TensorBoard(Sink):
     def _wants(self, number: str, port: str, family: str) -> bool:
         if self._numbers is not None:
             return self._numbers == "all" or number in self._numbers
-        return number == ("norm" if port in PARAMETER_PORTS else "rms") if family in _SHARED else number not in _LEFT_OUT
+        return number == ("norm" if port in PARAMETER_PORTS else "rms") if family in _SHARED else not self._is_minor(number, family)
+
+    def _is_minor(self, number: str, family: str) -> bool:
+        if family not in self._described:
+            self._described[family] = described(self._info, family)
+        return (self._described[family].get(number) or number_of(number)).is_minor
 
 
 def _add_powers(writer: Any, tag: str, counts: npt.NDArray[np.float64], step: int) -> None:

@@ -15,7 +15,7 @@ from sonde.site import PARAMETER_PORTS, Site
 from sonde.view.plots.canvas import BROKEN, ZERO, Look, Theme, canvas, legend, subtitle
 from sonde.view.plots.layer_names import Include, label_layers, prefix_fact
 from sonde.view.plots.layer_series import Matrix, matrix
-from sonde.view.plots.number_names import of_port, unit_of, words_of
+from sonde.view.plots.number_names import of_port, unit_of
 from sonde.view.plots.scales import logarithmic
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def gradient_flow(
             _series(axes, found.rows(chosen), column, heights, style, min(4.0 * height / (_ROW * len(layers)), 4.0))
             handles += axes.plot([], [], style.marker, color=style.colour, markersize=4.5, label=kind)
         logarithmic(axes.xaxis, *axes.get_xlim())
-        axes.set_xlabel(f"{words_of(number).short} of {of_port(port)}, {unit_of(number, port)}")
+        axes.set_xlabel(f"{found.described.short} of {of_port(port)}, {unit_of(found.described, port)}")
         axes.grid(axis="x")
         axes.tick_params(axis="y", length=0)
         from matplotlib.lines import Line2D

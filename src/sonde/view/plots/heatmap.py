@@ -14,7 +14,7 @@ from sonde.site import PARAMETER_PORTS
 from sonde.view.plots.canvas import BROKEN, ZERO, Look, Theme, canvas, legend, subtitle
 from sonde.view.plots.layer_names import Include, label_layers, prefix_fact
 from sonde.view.plots.layer_series import Matrix, matrix
-from sonde.view.plots.number_names import title_of, unit_of, words_of
+from sonde.view.plots.number_names import axis_of, title_of
 from sonde.view.plots.scales import Scale, ScaleName, logarithmic, scale_for
 
 if TYPE_CHECKING:
@@ -71,22 +71,20 @@ def heatmap(
         MissingExtraError: matplotlib is not installed.
     """
     found = matrix(run, number, port, family=family, include=include, exclude=exclude, where=where, reduce=reduce)
-    words = words_of(number)
-    chosen = scale_for(found.finite, words.kind, scale, limits)
+    chosen = scale_for(found.finite, found.described.kind, scale, limits)
     height = min(max(_ROW * len(found.names), 1.5), 8.0) + 1.35
     facts = (
         f"{len(found.names):,} {'parameters' if port in PARAMETER_PORTS else 'layers'} × {len(found.steps):,} steps",
         "first layer on top",
         prefix_fact(found.names),
     )
-    with canvas(9.0, height, theme, title_of(number, port), subtitle(run, *facts)) as (figure, look):
+    with canvas(9.0, height, theme, title_of(found.described, port), subtitle(run, *facts)) as (figure, look):
         axes = figure.subplots()
         mesh, joined, marks = cells(axes, found, chosen, look)
         label_layers(axes, found.names, height - 1.35)
         axes.set_xlabel("step" if joined == 1 else f"step (each column: the largest of {joined} steps)")
         bar = figure.colorbar(mesh, ax=axes, extend=chosen.extend, pad=0.015, fraction=0.035, aspect=24)
-        unit = unit_of(number, port)
-        bar.set_label(f"{words.short}, {unit}" if unit and unit != "no unit" else words.short)
+        bar.set_label(axis_of(found.described, port))
         if chosen.log:
             logarithmic(bar.ax.yaxis, chosen.low, chosen.high)
         bar.outline.set_visible(False)

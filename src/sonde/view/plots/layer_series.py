@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sonde.errors import ArgumentError, UnknownSiteError
+from sonde.number import Number, described, number_of
 from sonde.run.folder.duckdb_sql import quoted
 from sonde.run.heatmap import Heatmap, Reduce
 from sonde.run.run import Run
@@ -33,6 +34,7 @@ class Matrix:
         sites: of the layers or parameters, in the order of execution.
         steps: ascending.
         number, port, family: what the values are.
+        described: the number, with its label, unit and kind.
     """
 
     values: npt.NDArray[np.float64]
@@ -42,6 +44,7 @@ class Matrix:
     number: str
     port: str
     family: str
+    described: Number
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -112,7 +115,9 @@ def matrix(
     if not len(heat.steps):
         raise UnknownSiteError(f"{number!r} at port {port!r} has no value in {family}" + (f" where {where}" if where else ""))
     sites = tuple(Site.parse(site) for site in heat.sites)
-    found = Matrix(heat.values, _broken(run, heat, where, known), sites, heat.steps, number, port, family)
+    found = Matrix(
+        heat.values, _broken(run, heat, where, known), sites, heat.steps, number, port, family, known.describe(number, family)
+    )
     return found.rows(chosen(found.names, include, exclude))
 
 
@@ -181,10 +186,12 @@ class Known:
     Attributes:
         numbers: the numbers of each family.
         ports: the ports that each family has rows of.
+        described: by family and name, the numbers that its lens describes.
     """
 
     numbers: Mapping[str, tuple[str, ...]]
     ports: Mapping[str, tuple[str, ...]]
+    described: Mapping[str, Mapping[str, Number]]
 
     @staticmethod
     def of(run: Run) -> Known:
@@ -194,7 +201,12 @@ class Known:
         ports: dict[str, set[str]] = {family: set() for family in numbers}
         for family, port in run.sql(" UNION ALL ".join(parts)).fetchall() if parts else ():
             ports[family].add(port)
-        return Known(numbers, {family: tuple(sorted(each)) for family, each in ports.items()})
+        known = {family: described(run.info, family) for family in numbers}
+        return Known(numbers, {family: tuple(sorted(each)) for family, each in ports.items()}, known)
+
+    def describe(self, number: str, family: str) -> Number:
+        """Return the description of *number*: by the lens of *family*, else the standard one."""
+        return self.described[family].get(number) or number_of(number)
 
     def has(self, number: str, port: str) -> bool:
         """Whether some family has *number* at *port*."""

@@ -14,7 +14,7 @@ from sonde.run.run import Run
 from sonde.view.plots.canvas import BROKEN, ZERO, Look, Theme, canvas, legend, mark_steps, subtitle
 from sonde.view.plots.layer_names import Include, labels, prefix_fact, spaced
 from sonde.view.plots.layer_series import Matrix, epochs_of, matrix
-from sonde.view.plots.number_names import title_of, unit_of, words_of
+from sonde.view.plots.number_names import axis_of, title_of
 from sonde.view.plots.scales import is_wide, logarithmic
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def lines(
         prefix_fact(drawn.names),
     )
     width = 9.0 if columns > 1 else 6.0
-    with canvas(width, rows * 1.35 + 1.3, theme, title_of(number, port), subtitle(run, *facts)) as (figure, look):
+    with canvas(width, rows * 1.35 + 1.3, theme, title_of(found.described, port), subtitle(run, *facts)) as (figure, look):
         panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
         for panel in panels.flat[len(drawn.names) :]:
             panel.remove()
@@ -104,13 +104,12 @@ def lines(
         if log:
             panels[0, 0].set_yscale("log")
             logarithmic(panels[0, 0].yaxis, *panels[0, 0].get_ylim())
-        elif words_of(number).kind == "share":
+        elif found.described.kind == "share":
             panels[0, 0].set_ylim(0, 1)
         for panel in panels.flat[max(len(drawn.names) - columns, 0) : len(drawn.names)]:
             panel.tick_params(labelbottom=True)
             panel.set_xlabel("step", fontsize=8)
-        unit = unit_of(number, port)
-        figure.supylabel(f"{words_of(number).short}, {unit}" if unit and unit != "no unit" else words_of(number).short, fontsize=9)
+        figure.supylabel(axis_of(found.described, port), fontsize=9)
         legend(figure, [*_bands(ranges if len(starts) < len(found.steps) else (), look), *marks])
     return figure
 

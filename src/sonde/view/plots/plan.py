@@ -17,6 +17,7 @@ from sonde.view.plots.gradient_flow import gradient_flow
 from sonde.view.plots.heatmap import heatmap
 from sonde.view.plots.layer_series import ASIDE, Known
 from sonde.view.plots.lines import lines
+from sonde.view.plots.number_names import main_number
 from sonde.view.plots.scalars import scalars
 from sonde.view.plots.shares import shares
 from sonde.view.plots.update_ratio import update_ratio
@@ -43,10 +44,10 @@ def plan(run: Run) -> dict[str, Drawing]:
     if "scalars" in run.families:
         found["scalars"] = partial(scalars, run)
     known = Known.of(run)
-    for family, numbers in known.numbers.items():
+    for family in known.numbers:
         if not family.endswith(ASIDE):
             for port in known.ports[family]:
-                for name, drawing in _of_family(run, family, port, numbers, wishes.get(family, {})):
+                for name, drawing in _of_family(run, family, port, known, wishes.get(family, {})):
                     found.setdefault(name, drawing)
     if (known.has("rms", "update") and known.has("rms", "param")) or known.has("ratio", "update"):
         found["update_ratio"] = partial(update_ratio, run)
@@ -71,16 +72,15 @@ def save(run: Run, folder: str | PathLike[str], *, form: str = "png", theme: The
     return files
 
 
-def _of_family(
-    run: Run, family: str, port: str, numbers: tuple[str, ...], wish: Mapping[str, Any]
-) -> Iterator[tuple[str, Drawing]]:
+def _of_family(run: Run, family: str, port: str, known: Known, wish: Mapping[str, Any]) -> Iterator[tuple[str, Drawing]]:
     """Yield the pictures of one port of a family, with their names."""
+    numbers = known.numbers[family]
     if "powers" in numbers:
         yield f"exponents-{port}", partial(exponents, run, port, family=family)
     if {"call_activation", "call_death"} <= set(numbers) and port in ("output", "grad"):
         yield f"activation-{port}", partial(activation, run, port, family=family)
         return
-    number = _number(numbers, wish)
+    number = main_number(numbers, wish, known.described[family])
     if number is None or number == "ratio":
         return
     named = f"{family}-{port}"
@@ -93,9 +93,3 @@ def _of_family(
         yield named, partial(heatmap, run, number, port, family=family)
     if port in ("grad", "grad_output") and number in ("rms", "norm"):
         yield f"gradient_flow-{port}", partial(gradient_flow, run, port, number, family=family)
-
-
-def _number(numbers: tuple[str, ...], wish: Mapping[str, Any]) -> str | None:
-    """Return the number that the lens asks for, or the most telling of the others."""
-    wanted = (wish.get("number"), "rms", "norm", "cosine", "ratio", "p50")
-    return next((number for number in wanted if number in numbers), None)

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sonde.errors import ArgumentError
+from sonde.number import Kind
 from sonde.view.plots.canvas import DIVERGING, SEQUENTIAL
-from sonde.view.plots.number_names import Kind
 
 if TYPE_CHECKING:
     from matplotlib.axis import Axis

@@ -72,7 +72,7 @@ def shares(
         prefix_fact(found.names),
     )
     height = min(max(0.16 * min(len(found.names), _NAMED), 2.6), 6.5) + 1.3
-    title = f"{title_of(number, port)}: share of each layer"
+    title = f"{title_of(found.described, port)}: share of each layer"
     with canvas(9.0, height, theme, title, subtitle(run, *facts)) as (figure, look):
         axes = figure.subplots()
         colours = by_depth(len(parts), look)

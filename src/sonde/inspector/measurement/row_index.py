@@ -1,0 +1,107 @@
+"""Which row of a table is of which site, and how the rows of many moments become numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from sonde.errors import ArgumentError
+from sonde.run.schema import Layout
+from sonde.site import Port
+from sonde.stats import RowStatistic
+
+__all__ = ["RowIndex"]
+
+Numbers = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class RowIndex:
+    """Which row of a table is of which site, as of one moment. The training thread makes it; the writer thread reads it.
+
+    Attributes:
+        family: of the rows in the run.
+        statistic: finishes the rows.
+        layout: the sites.
+        index: of each site, the position of its row in all blocks joined.
+        ports: of each site, its port.
+        matrices: of each site, whether its tensor is a parameter of two dimensions or more.
+        sizes: of each site, how many times as large its tensor is as the part that was measured: 1, or more for a sample.
+    """
+
+    family: str
+    statistic: RowStatistic
+    layout: Layout
+    index: npt.NDArray[np.intp]
+    ports: tuple[Port, ...]
+    matrices: npt.NDArray[np.bool_]
+    sizes: Numbers
+
+    def finish(self, moments: Sequence[Sequence[Numbers]]) -> tuple[npt.NDArray[np.bool_], Numbers, dict[str, Numbers]]:
+        """Finish the rows of several moments at once.
+
+        Args:
+            moments: of each moment all blocks of the table.
+
+        Returns:
+            Which sites were added to, of shape ``(moments, sites)``. Of these sites, one moment after the other: how often, of
+            shape ``(rows,)``; and the numbers, with the fields that the statistic records beside them.
+
+        Raises:
+            ArgumentError: the statistic gives numbers for another number of rows.
+        """
+        every = np.empty((len(moments), len(self.index), moments[0][0].shape[1]))
+        for place, blocks in zip(every, moments, strict=True):
+            joined = blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
+            place[:] = joined.take(self.index, axis=0)
+        seen = every[..., 0] != 0
+        rows: Numbers = every.reshape(-1, every.shape[2]) if seen.all() else every[seen]
+        if not len(rows):
+            return seen, rows[:, 0], {}
+        with np.errstate(all="ignore"):  # where a statistic divides by zero there is no number, which NaN says
+            columns = self.statistic.columns(torch.from_numpy(rows[:, 1:]))
+            numbers = self.statistic.finish(columns)
+        if (self.sizes != 1).any():
+            sizes = np.broadcast_to(self.sizes, seen.shape)[seen]
+            for name in numbers:
+                if power := self.statistic.number(name).growth:
+                    numbers[name] = numbers[name] * sizes**power
+        found = {**numbers, **{name: columns[name] for name in self.statistic.recorded}}
+        return seen, rows[:, 0].copy(), {name: _checked(name, column, len(rows)) for name, column in found.items()}
+
+    def unscale(self, numbers: dict[str, Numbers], scales: Numbers) -> list[str]:
+        """Divide *numbers*, in place, by the power of *scales* that each number follows.
+
+        Args:
+            numbers: as :meth:`finish` gives them.
+            scales: of each row, the factor that its tensor was multiplied by. 1 is no factor.
+
+        Returns:
+            The numbers of which the statistic does not declare how they scale: they are NaN now where the factor is not 1.
+        """
+        unknown = []
+        for name, column in numbers.items():
+            power = 0.0 if name in self.statistic.recorded else self.statistic.number(name).scaling
+            along = scales.reshape(-1, *[1] * (column.ndim - 1))
+            if power is None:
+                if (scales != 1).any():
+                    unknown.append(name)
+                    numbers[name] = np.where(along == 1, column, np.nan)
+            elif power:
+                numbers[name] = column / along**power
+        return unknown
+
+
+def _checked(name: str, column: Any, rows: int) -> Numbers:
+    """Return a column that a statistic gave, if it has a number, or a list, for each row; one number stands for all."""
+    values = np.asarray(column)
+    if values.ndim == 0:
+        return np.full(rows, values)
+    if len(values) != rows:
+        raise ArgumentError(f"{name!r} has the shape {values.shape}, where there are {rows} rows")
+    return values
