@@ -1,1 +1,8 @@
-"""What is at rest: plain data that needs no model to be read."""
+"""A run at rest: plain data that needs no model and no torch to be written or read.
+
+The names in ``__init__.pyi`` are loaded when they are first used.
+"""
+
+import lazy_loader as _lazy
+
+__getattr__, __dir__, __all__ = _lazy.attach_stub(__name__, __file__)
