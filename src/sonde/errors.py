@@ -5,7 +5,7 @@
     SondeError                 anything sonde raises on purpose
     ├── ArgumentError          (ValueError)   an argument that cannot be used, or two that exclude each other
     │   └── LossShapeError     (AttributeError)  a loss that is not one number
-    ├── ModelError             (TypeError)    what was given as a model is not an ``nn.Module``
+    ├── ModelError             (TypeError)    the object given as a model is not an ``nn.Module``
     ├── SiteError              (ValueError)   a text that is not the name of a site
     ├── SelectionError         (LookupError)  ``include`` / ``exclude`` that cannot be read or match nothing
     ├── UnknownSiteError       (KeyError)     a name that a result does not hold
@@ -18,7 +18,7 @@
 
     ObservationWarning         (UserWarning)  observation is not complete; the training itself goes on
 
-A message says what was asked, what was found and what to do.
+A message names what was asked for, what was found, and what to do.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ class ArgumentError(SondeError, ValueError):
 
 
 class LossShapeError(ArgumentError, AttributeError):
-    """What should be a loss is not one number (an ``AttributeError`` too, as the fifth seed documents it)."""
+    """A loss that is not one number (an ``AttributeError`` too, as the fifth seed documents it)."""
 
 
 class ModelError(SondeError, TypeError):
-    """What was given as a model is not a ``torch.nn.Module``."""
+    """An object given as a model that is not a ``torch.nn.Module``."""
 
 
 class SiteError(SondeError, ValueError):
@@ -73,7 +73,7 @@ class UnknownSiteError(SondeError, KeyError):
 
 
 class UnknownSlotError(UnknownSiteError, IndexError):
-    """A position, name or site that a recorder has no slot for; the message says which there are."""
+    """A position, name or site that a recorder has no slot for; the message lists the slots."""
 
 
 class DeadHookError(SondeError, RuntimeError):

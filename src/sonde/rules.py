@@ -56,7 +56,7 @@ UPDATE_LARGE, UPDATE_USUAL, UPDATE_SMALL = 1e-1, 1e-3, 1e-5
 """Update / weight, both root mean squares or both norms. CS231n, "Babysitting the learning process", ratio of weights and updates:
 "this ratio should be somewhere around 1e-3"; torchmortem warns outside of these limits."""
 SATURATED_AT, SATURATED_SHARE = 0.99, 0.5
-"""A tanh beyond this magnitude (a sigmoid as near to its limits) is saturated; the share of a layer's elements that is said."""
+"""Magnitude beyond which a tanh is saturated (a sigmoid: as near to its limits); share of a layer's elements that is a note."""
 CONSTANT = 1e-7
 """Standard deviation / mean of an output that is one value: the rounding of float32."""
 
@@ -260,7 +260,7 @@ def of_size(size: float, typical: float) -> list[Finding]:
 
 
 def of_update(update: float, weight: float) -> list[Finding]:
-    """What is wrong with the size of an update, given the weight's; nothing is said of a weight of size 0 or of no size."""
+    """What is wrong with the size of an update, given the weight's; nothing for a weight whose size is 0 or NaN."""
     ratio = update / weight if weight > 0 else math.nan
     return _some([update_large(ratio) or update_small(ratio)])
 

@@ -1,7 +1,7 @@
 """Train a small residual network on handwritten digits twice, once as it should be and once with one wrong line, and look inside.
 
 The wrong line sets a bias of -4.6, right for the last layer of a detector, in the middle of the network. The loss goes
-down all the same; what it hides is in the run that ``sonde.watch`` records of it, in its table and in its pictures.
+down all the same; the fault shows in the run that ``sonde.watch`` records, in its table and in its pictures.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BLOCKS = 4
 WRONG = 2  # the block that the wrong line hits
 PRIOR_BIAS = -4.6
 EVERY = 5  # steps, of 23 in an epoch
-_WHOLE = r"^\(root\)$|^blocks\.\d+$"  # what is only the sum of its parts
+_WHOLE = r"^\(root\)$|^blocks\.\d+$"  # containers
 _SPARK = "▁▂▃▄▅▆▇█"
 
 
@@ -47,7 +47,7 @@ class Trained:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Train both, print what a training loop shows and what it hides."""
+    """Train both networks, print what a training loop shows, and then what the runs show."""
     from rich.console import Console
 
     from sonde.view.plots import table

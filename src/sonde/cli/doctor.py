@@ -1,4 +1,4 @@
-"""Say which kernels are in use and why, whether the compiler works, and what is installed."""
+"""Print which kernels are in use and why, whether the compiler works, and which packages are installed."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _kernels() -> list[_Line]:
 
 
 def _agrees(dtype: torch.dtype) -> bool:
-    """Whether all kernels give what the reference gives, for a small tensor with everything in it."""
+    """Whether all kernels equal the reference on a small tensor that holds zeros, NaN, infinities and tiny numbers."""
     import torch
 
     from sonde.stats import Activation, ExponentHistogram, Moments, Norm

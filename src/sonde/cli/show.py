@@ -21,7 +21,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print what the run holds, then the table, then the run's alerts."""
+    """Print the run's contents, its table and its alerts."""
     from rich.console import Console
 
     from sonde.escape import printable

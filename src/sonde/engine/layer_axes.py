@@ -5,8 +5,8 @@ samples, are positions: pixels, tokens, time steps. The answer comes from, in th
 
 1. the layer's kind: a convolution, pooling or padding over k dimensions has its units before the last k axes; a linear,
    recurrent, attention, embedding or layer normalisation layer has them last; a batch or group normalisation on axis 1;
-2. for layers that take any shape (activations, dropout, modules of the user's own), from the layer that feeds them: told by
-   the autograd graph of the output at a call, and remembered for later calls of that module with as many dimensions;
+2. for layers that take any shape (activations, dropout, modules of the user's own), from the layer that feeds them: read
+   from the autograd graph of the output at a call, and remembered for later calls of that module with as many dimensions;
 3. without a graph, from the model's structure (:func:`learn`): the layer before in a ``Sequential``, else the one kind of
    units that all layers of the same parent have, else the layer that is registered next before or after;
 4. where nothing is known: axis 1, torch's ``(batch, channel, ...)``.
@@ -16,8 +16,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
@@ -35,6 +37,8 @@ _FEATURES_LAST = (
     nn.Bilinear,
     nn.Embedding,
     nn.EmbeddingBag,
+    nn.LayerNorm,
+    nn.RMSNorm,
     nn.RNNBase,
     nn.RNNCellBase,
     nn.MultiheadAttention,
@@ -108,7 +112,7 @@ def _units(output: Tensor, module: nn.Module | None) -> tuple[int | None, str]:
     own = None if module is None else _own_axis(module)
     if own is not None and -own <= dims:
         return own, "layer"
-    if module is None:
+    if not isinstance(module, nn.Module):
         fed = _fed_by(output)
     else:
         note(module, output)
@@ -121,14 +125,20 @@ def _units(output: Tensor, module: nn.Module | None) -> tuple[int | None, str]:
 
 def _own_axis(module: nn.Module) -> int | None:
     """The axis of the units in every output of *module*, counted from the end, or 1; None for layers that take any shape."""
-    if isinstance(module, _FEATURES_LAST):
+    if isinstance(module, nn.LayerNorm | nn.RMSNorm) and len(module.normalized_shape) > 1:
+        return None
+    kind: Any = type(module)
+    return _axis_of_kind(kind)
+
+
+@cache
+def _axis_of_kind(kind: type) -> int | None:
+    if issubclass(kind, _FEATURES_LAST):
         return _LAST
-    if isinstance(module, nn.LayerNorm | nn.RMSNorm):
-        return _LAST if len(module.normalized_shape) == 1 else None
-    if isinstance(module, _CHANNELS_SECOND):
+    if issubclass(kind, _CHANNELS_SECOND):
         return _SECOND
-    for kind in type(module).__mro__:
-        if kind.__module__.startswith("torch.nn.") and (found := _OVER_POSITIONS.fullmatch(kind.__name__)):
+    for each in kind.__mro__:
+        if each.__module__.startswith("torch.nn.") and (found := _OVER_POSITIONS.fullmatch(each.__name__)):
             return -int(found[1]) - 1
     return None
 
@@ -158,16 +168,26 @@ def note(module: nn.Module, output: Tensor) -> None:
 
 
 _MOST_NODES = 32
-_KEEPS_AXES = re.compile(
-    r"(Add|Sub|Rsub|Mul|Div|Neg|Abs|Exp|Pow|Sqrt|Rsqrt|Clamp\w*|Where|MaskedFill|Clone|ToCopy|Alias|NativeDropout"
-    r"|\w*(Relu|Elu|Gelu|Silu|Mish|Tanh|Sigmoid|Swish|Softplus|shrink|Threshold|Softmax|Prelu\w*))Backward\d*",
-    re.IGNORECASE,
-)
-_VIEW = re.compile(r"(View|UnsafeView|ReshapeAlias|AsStrided)Backward\d*")
-_WRITTEN = "torch::autograd::CopySlices"  # an in-place operation on a view
-_BY_CHANNEL = re.compile(r"\w*(Convolution|BatchNorm|GroupNorm|Pool\dD\w*|Upsample\w*)Backward\d*")
-_MATMUL = re.compile(r"(Addmm|Mm|Bmm|Baddbmm|Addmv|Mv|Linear)Backward\d*")
-_BY_FEATURE = re.compile(r"(NativeLayerNorm|FusedRmsNorm|Embedding\w*)Backward\d*")
+_OPERATIONS: Mapping[str, re.Pattern[str]] = {
+    "elementwise": re.compile(
+        r"(Add|Sub|Rsub|Mul|Div|Neg|Abs|Exp|Pow|Sqrt|Rsqrt|Clamp\w*|Where|MaskedFill|Clone|ToCopy|Alias|NativeDropout"
+        r"|\w*(Relu|Elu|Gelu|Silu|Mish|Tanh|Sigmoid|Swish|Softplus|shrink|Threshold|Softmax|Prelu\w*))Backward\d*",
+        re.IGNORECASE,
+    ),
+    "by channel": re.compile(r"\w*(Convolution|BatchNorm|GroupNorm|Pool\dD\w*|Upsample\w*)Backward\d*"),
+    "matmul": re.compile(r"(Addmm|Mm|Bmm|Baddbmm|Addmv|Mv|Linear)Backward\d*"),
+    "by feature": re.compile(r"(NativeLayerNorm|FusedRmsNorm|Embedding\w*)Backward\d*"),
+    "view": re.compile(r"(View|UnsafeView|ReshapeAlias|AsStrided)Backward\d*"),
+    "squeeze": re.compile(r"SqueezeBackward\d*"),
+    "write": re.compile(r"torch::autograd::CopySlices"),  # an in-place operation on a view
+    "leaf": re.compile(r"torch::autograd::AccumulateGrad"),
+}
+"""Names of autograd nodes, by how the operation treats the axes of its input."""
+
+
+@cache
+def _operation(name: str) -> str:
+    return next((kind for kind, pattern in _OPERATIONS.items() if pattern.fullmatch(name)), "")
 
 
 def _fed_by(output: Tensor) -> int | None:
@@ -178,29 +198,29 @@ def _fed_by(output: Tensor) -> int | None:
         if not pending:
             return None
         node = pending.pop()
-        name = node.name()
-        if _BY_CHANNEL.fullmatch(name):
+        operation = _operation(node.name())
+        if operation == "by channel":
             return 1 - dims
-        if _MATMUL.fullmatch(name) or _BY_FEATURE.fullmatch(name):
+        if operation in ("matmul", "by feature"):
             return _LAST
         before = _before(node)
-        if _VIEW.fullmatch(name):  # of a linear layer on more than two dimensions; any other view may have mixed axes
-            written = [each for view in before if view.name() == _WRITTEN for each in _before(view)]
-            if any(_MATMUL.fullmatch(each.name()) for each in (*before, *written)):
-                return _LAST
-        elif name.startswith("SqueezeBackward") and any(_BY_CHANNEL.fullmatch(each.name()) for each in before):
-            return -dims  # a convolution of a single sample
-        elif _KEEPS_AXES.fullmatch(name):
+        if operation == "elementwise":
             pending += reversed(before)
+        elif operation == "squeeze" and any(_operation(each.name()) == "by channel" for each in before):
+            return -dims  # a convolution of a single sample
+        elif operation == "view":  # of a linear layer on more than two dimensions; any other view may have mixed axes
+            written = [each for view in before if _operation(view.name()) == "write" for each in _before(view)]
+            if any(_operation(each.name()) == "matmul" for each in (*before, *written)):
+                return _LAST
     return None
 
 
 def _before(node: Node) -> list[Node]:
-    return [each for each, _ in node.next_functions if each is not None and each.name() != "torch::autograd::AccumulateGrad"]
+    return [each for each, _ in node.next_functions if each is not None and _operation(each.name()) != "leaf"]
 
 
 def learn(model: nn.Module) -> None:
-    """Remember, for the modules of *model* that take any shape, where their units are as far as its structure says."""
+    """Remember, for the modules of *model* that take any shape, where their units are, as far as the model's structure shows it."""
     _learn(model, (), set())
 
 

@@ -1,4 +1,4 @@
-"""A tracker's stashes as one row per layer, with a word where something is notable."""
+"""Sum a tracker's stashes up to one row per layer, let the rules judge each row, and make the tracker's table."""
 
 from __future__ import annotations
 
@@ -30,19 +30,22 @@ _UNKNOWN: Mapping[str, LayerAxes] = {}
 
 @dataclass
 class Layer:
-    """What is known of one layer from all its stashes.
+    """The numbers of one layer, over all its stashes.
 
     Attributes:
         name, kind: the module's name and class.
-        shape: of the first tensor of its last output, as text; more tensors are counted behind it.
+        shape: the shape of the first tensor of the last output, as text; behind it the number of further tensors.
         calls: number of outputs kept.
-        output: moments of the first floating-point tensor of its outputs, all calls together; None without any.
-        gradient: the same of the gradients.
-        dead: share of units that are zero for every sample and position; None where that says nothing.
+        output: moments of the first floating-point tensor of the outputs, all calls together; None without such a tensor.
+        gradient: moments of the gradients of that tensor; None without any.
+        dead: share of units that are zero for every sample and position; None if there are no units or too few samples.
         saturated: share of a tanh's or sigmoid's elements that are near its limits.
         same_as: the name of another layer that returned the very same tensor, ``""`` if none did.
-        findings: what the rules say of its numbers.
-        notes: what else there is to say, in words.
+        passthrough: the layer returned one of its inputs.
+        recomputed: number of outputs that activation checkpointing made again, which no other number counts.
+        value, gradient_value: the numbers that a ``stash_value`` kept in place of tensors.
+        findings: the findings of the rules on these numbers.
+        notes: further remarks.
     """
 
     name: str
@@ -56,20 +59,20 @@ class Layer:
     same_as: str = ""
     passthrough: bool = False
     recomputed: int = 0
-    value: float | None = None  # numbers kept in place of tensors
+    value: float | None = None
     gradient_value: float | None = None
     findings: list[rules.Finding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
 class Tally:
-    """The running sums of one layer."""
+    """The running sums of one layer; ``finish`` makes its :class:`Layer`."""
 
     def __init__(self, layer: Layer) -> None:
         self.layer = layer
         self.output = Accumulator(Moments())
         self.gradient = Accumulator(Moments())
-        self.path: str | None = None  # the leaf that the row speaks of
+        self.path: str | None = None  # the leaf whose numbers the row has
         self.alive: Tensor | None = None
         self.samples = 0
         self.saturated = 0
@@ -104,7 +107,7 @@ class Tally:
 
 
 def _units_alive(tensor: Tensor, axes: LayerAxes) -> tuple[Tensor, int] | None:
-    """Which units are non-zero anywhere, and over how many samples and positions; None where that says nothing."""
+    """A mask of the units that are non-zero anywhere, and the number of samples and positions; None for a tensor without units."""
     if tensor.ndim < 2 or tensor.numel() == 0 or axes.units is None or axes.units >= tensor.ndim:
         return None
     units = units_first(tensor, axes)
@@ -152,13 +155,13 @@ def _first_measurable(held: Iterable[tuple[str, Any]]) -> tuple[str | None, Any]
 
 
 def first_measurable(leaves: Iterable[tuple[str, Tensor]]) -> Tensor | None:
-    """The first tensor that moments can be taken of."""
+    """The first tensor of *leaves* that :func:`is_measurable` accepts; None if there is none."""
     found: Tensor | None = _first_measurable(leaves)[1]
     return found
 
 
 def is_measurable(item: Any) -> bool:
-    """Whether moments can be taken of it: a dense floating-point tensor with data."""
+    """Whether *item* is a dense floating-point tensor with data, so that it has moments."""
     if not isinstance(item, Tensor) or item.is_meta or item.is_nested:
         return False
     return item.is_floating_point() and item.layout == torch.strided
@@ -175,7 +178,7 @@ def _shape(held: list[Any]) -> str:
 
 
 def annotate(layers: list[Layer]) -> None:
-    """Let the rules judge every layer, its gradient against the median over all of them."""
+    """Put the findings of the rules, and further remarks, into *layers*; a gradient is compared with the median over all layers."""
     # norms, not means over elements, which differ between a map of features and its pooled vector on any healthy network
     sizes = [g.norm for g in (layer.gradient for layer in layers) if g is not None and g.count > 1 and g.norm > 0]
     typical = median(sizes) if sizes else 0.0
@@ -198,7 +201,7 @@ def annotate(layers: list[Layer]) -> None:
 
 
 def grid(stashes: list[Any], axes: Mapping[str, LayerAxes], *, title: str, empty: str, coverage: Callable[[], Coverage]) -> Grid:
-    """The table of a tracker."""
+    """The table of a tracker; of very many or very large stashes, the table of the last forward alone."""
     footer: list[str] = []
     shown = stashes
     elements = sum(item.numel() for stash in stashes for item in leaves_of(stash).values() if isinstance(item, Tensor))
@@ -225,7 +228,7 @@ def _row(layer: Layer, several: bool) -> LayerRow:
 
 
 def numbers_of(layer: Layer) -> dict[str, Quantity]:
-    """The numbers of the layer table, by heading."""
+    """The numbers of *layer* by the headings of the layer table."""
     found: dict[str, Quantity] = {}
     seen, gradient = layer.output, layer.gradient
     if seen is not None and seen.count:

@@ -1,4 +1,4 @@
-"""From what was seen of a model's run to the rows of its summary."""
+"""Make the rows of a summary from the records of one run of the model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LONGEST_MESSAGE = 120
 
 @dataclass
 class Outcome:
-    """How far a run came: its stage, what was raised there, and in which modules, outermost first."""
+    """How a run ended: its last stage, the exception raised there, and the modules that were running, outermost first."""
 
     stage: Literal["forward", "loss_fn", "backward"] = "forward"
     loss: float | None = None
@@ -37,7 +37,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What was seen of one module: statistics, shapes of its last call, and whether another call returned other shapes."""
+    """The record of one module: its numbers, the shapes of its last call, and whether another call returned other shapes."""
 
     layer: layers.Layer
     inputs: Shapes
@@ -47,7 +47,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """One place in the tree of modules; *first* is where its module was met before, None if this is it."""
+    """One place in the tree of modules; *first* names the place where its module stood before, None if this is the first."""
 
     name: str
     module: nn.Module
@@ -58,7 +58,7 @@ class _Place:
 def assemble(
     model: nn.Module, seen: dict[str, Seen], outcome: Outcome, probe: Probe, output_bytes: int, depth: int | None
 ) -> Summary:
-    """The summary of a run in which *seen* was seen of the modules, by name."""
+    """The summary of a run; *seen* holds the record of each module by its name."""
     layers.annotate([held.layer for held in seen.values() if held.layer.calls])
     places = _places(model)
     failed = _failing(places, outcome)
@@ -71,7 +71,7 @@ def assemble(
     buffers = list(model.buffers())
     return Summary(
         title=_title(places, outcome, failed),
-        rows=tuple(_told(row, place, outcome, failed, reasons) for row, place in zip(rows, places, strict=True)),
+        rows=tuple(_with_outcome(row, place, outcome, failed, reasons) for row, place in zip(rows, places, strict=True)),
         total_params=sum(map(_numel, held)),
         trainable_params=sum(_numel(parameter) for parameter in held if parameter.requires_grad),
         param_bytes=sum(map(_bytes, held)),
@@ -156,8 +156,8 @@ def _of_parameters(place: _Place, owners: dict[int, str]) -> list[Note]:
     return notes
 
 
-def _told(row: SummaryRow, place: _Place, outcome: Outcome, failed: str | None, reasons: dict[str, str]) -> SummaryRow:
-    """The row with what the run's end says of it."""
+def _with_outcome(row: SummaryRow, place: _Place, outcome: Outcome, failed: str | None, reasons: dict[str, str]) -> SummaryRow:
+    """The row with a remark on how its module's call ended, where it did not return."""
     if row.same_as is not None:
         return row
     if row.name == failed:
@@ -167,7 +167,7 @@ def _told(row: SummaryRow, place: _Place, outcome: Outcome, failed: str | None, 
     if row.name in outcome.running:
         note = "did not return"
     elif not row.calls and row.name in reasons:
-        note = reasons[row.name].partition(": ")[0]  # the whole of it stands below the table
+        note = reasons[row.name].partition(": ")[0]  # the whole reason stands below the table
     elif isinstance(place.module, torch.jit.ScriptModule):
         note = "TorchScript, which cannot be observed"
     return replace(row, notes=((note, "quiet"), *row.notes)) if note else row

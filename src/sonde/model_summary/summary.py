@@ -1,4 +1,4 @@
-"""``summary``: run a model once on a batch, and say of every module what came in, what went out and what it holds."""
+"""Run a model once on a batch and summarise every module: shapes, parameters, numbers of its output and gradient."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def summary(
 
     Args:
         model: any module.
-        *batch: what it is called with; keyword arguments other than those named here are handed on too.
+        *batch: the positional arguments of the call; keyword arguments other than those named here are handed on too.
         loss_fn: from the model's output to a scalar, which is sent backward for the column of gradients. Without it, the
             output's own ``loss`` (an attribute or a key) is, if it is a scalar that requires a gradient.
         depth: fold rows deeper than this where the summary is shown; the model itself is at depth 0.
@@ -148,9 +148,9 @@ def _check_loss(loss: Any) -> Tensor:
 
 
 def _backward(loss: Tensor, model: nn.Module, given: list[Tensor]) -> None:
-    """Form the gradients of all that *loss* depends on, without accumulating any: no hook on that runs (an optimizer's
-    step, say), and no graph before the batch is used up. The model's parameters hold theirs for the moment, in ``.grad``,
-    where coverage looks for them.
+    """Compute the gradients of all that *loss* depends on, without accumulating any: no hook on an accumulation runs (as an
+    optimizer's step), and no graph that was made before the batch is freed. The model's parameters hold their gradients for the
+    moment, in ``.grad``, where coverage looks for them.
     """
     starts = [get_gradient_edge(tensor) for tensor in given if tensor.requires_grad]
     nodes = _graph(loss, {edge.node for edge in starts})
@@ -185,7 +185,7 @@ def _graph(loss: Tensor, ends: set[Node]) -> list[Node]:
 
 
 class _Record:
-    """What was seen of one module so far."""
+    """The record of one module while the model runs."""
 
     def __init__(self, event: Event) -> None:
         kind: Any = event.type  # a module's, since no port of parameters is observed
@@ -208,9 +208,9 @@ class _Running:
 
 @dataclass
 class _Watcher:
-    """The subscriber: statistics of every module, which one runs, and the memory that outputs take.
+    """The subscriber: keeps the record of every module, the stack of running calls, and the memory that outputs take.
 
-    A storage's weak reference keeps its identity from being used again, though not its memory.
+    The weak reference to a storage keeps the identity of the storage from being used again, but frees its memory.
     """
 
     memory: set[StorageWeakRef]
@@ -231,7 +231,7 @@ class _Watcher:
             self._left(event, record)
 
     def seen(self) -> dict[str, Seen]:
-        """By the module's name. To be asked once."""
+        """The record of each module by its name. Call once."""
         return {name: record.finish() for name, record in self.records.items()}
 
     def _entered(self, event: Event, record: _Record) -> None:
@@ -259,7 +259,7 @@ class _Watcher:
         floating = layers.first_measurable(event.leaves)
         if floating is not None:
             axes = axes_of(floating, event.module)
-            record.tally.add_output(floating.detach(), axes)  # lest the statistics become part of the graph
+            record.tally.add_output(floating.detach(), axes)  # detached: the statistics are no part of the graph
             layer.same_as = self._owner(floating, layer.name)
         if not call.calls_others:
             self.output_bytes += sum(map(self._new_bytes, (tensor for _, tensor in event.leaves)))
@@ -293,7 +293,7 @@ def _shapes(event: Event) -> Shapes:
 
 
 def _memory_of(tensors: Iterable[Tensor]) -> dict[StorageWeakRef, torch.UntypedStorage]:
-    """Each piece of memory that *tensors* lie in; what has none of its own (sparse, nested and wrapped tensors) is left out."""
+    """Each piece of memory that *tensors* lie in; tensors without memory of their own (sparse, nested, wrapped) are left out."""
     found: dict[StorageWeakRef, torch.UntypedStorage] = {}
     for tensor in tensors:
         with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):

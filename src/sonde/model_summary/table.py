@@ -1,4 +1,4 @@
-"""A model as one row per place in its tree: what a summary holds, and how it looks."""
+"""The summary of a model as data, one row per place in its tree of modules, and its table."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class SummaryRow:
         gradient: Euclidean norm of the finite elements of that output's gradient; None if none was formed, NaN without any
             finite element.
         gradient_nonfinite: share of NaN and infinite elements in that gradient.
-        notes: what is notable, each with its tone.
+        notes: remarks, each with its tone.
         failed: the model's exception was raised in this module.
     """
 
@@ -76,18 +76,18 @@ class SummaryRow:
 
 @dataclass(frozen=True)
 class Summary:
-    """What one run of a model has shown; see :func:`sonde.summary`.
+    """The result of :func:`sonde.summary`: the rows of one run of a model.
 
     Attributes:
-        title: one line that says of what, and what went wrong.
+        title: one line: the model's class, and the exception if there was one.
         rows: every place in the tree, parents before children; *depth* folds none of them away here.
         total_params, trainable_params: elements, each parameter tensor counted once.
         param_bytes, buffer_bytes: bytes of parameters and of buffers, each tensor counted once.
-        output_bytes: bytes of what the modules that call no other have returned, each piece of memory counted once.
+        output_bytes: bytes of the outputs of modules that call no other module, each piece of memory counted once.
         dtypes, devices: of the parameters (of the buffers if there are none), the largest part first.
-        loss: what was sent backward; None if nothing was.
-        error: what the model, its loss or the backward pass raised; the rows then show what ran before.
-        remarks: what else is to be said.
+        loss: the loss that was sent backward; None if there was none.
+        error: the exception of the model, the loss or the backward pass; the rows then show the modules that ran before.
+        remarks: further lines below the table.
         depth: rows deeper than this are folded where the summary is shown.
     """
 
@@ -183,7 +183,7 @@ def _count(row: SummaryRow) -> str:
 
 
 def _folded(rows: tuple[SummaryRow, ...], depth: int) -> list[SummaryRow]:
-    """The rows down to *depth*, and those that lead to the failing one; what is notable below is counted above."""
+    """The rows down to *depth* and those that lead to the failing one; a row counts the notable rows folded into it."""
     wanted = _path_to_failure(rows)
     shown: list[SummaryRow] = []
     hidden: dict[int, int] = {}  # position in shown -> notable rows folded into it
@@ -208,7 +208,7 @@ def is_within(name: str, place: str) -> bool:
 
 
 def _path_to_failure(rows: Iterable[SummaryRow]) -> set[str]:
-    """The names of the failing module and all that hold it."""
+    """The names of the failing module and of all modules that contain it."""
     failed = next((row.name for row in rows if row.failed), None)
     if failed is None:
         return set()
@@ -217,7 +217,7 @@ def _path_to_failure(rows: Iterable[SummaryRow]) -> set[str]:
 
 
 def _near_failure(rows: tuple[SummaryRow, ...]) -> list[SummaryRow]:
-    """The failing row, those just before it, and those that hold it; without one, the first rows."""
+    """The failing row, the rows just before it and the rows that contain it; without a failing row, the first rows."""
     place = next((place for place, row in enumerate(rows) if row.failed), None)
     if place is None:
         return list(rows[:_MOST_ROWS_IN_NOTE])

@@ -72,7 +72,7 @@ def assert_healthy(
 
     Args:
         model: any model.
-        batch: what it is called with: a tuple or list holds its positional arguments, a dict its keyword arguments, and
+        batch: the arguments of the call: a tuple or list holds the positional arguments, a dict the keyword arguments, and
             anything else is its only argument.
         loss_fn: from its output to a scalar; the default is the sum of the mean squares of all tensors that need a gradient.
         factory: makes the same model again, for one that cannot be deep-copied.

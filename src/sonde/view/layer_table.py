@@ -52,14 +52,14 @@ class Quantity:
 
 @dataclass(frozen=True, slots=True)
 class LayerRow:
-    """What is known of one layer.
+    """One row of the table: the texts and numbers of one layer.
 
     Attributes:
         name: as ``named_modules()`` has it; ``""`` is the model itself.
         type: the module's class.
-        texts: by heading, what is no number: ``input`` and ``output`` (shapes), ``calls``, ``params``; of a recorder
+        texts: the cells that are texts, by heading: ``input`` and ``output`` (shapes), ``calls``, ``params``; of a recorder
             ``slot``, ``samples``, ``kept``, ``shape``.
-        numbers: by heading, what is one; the headings are those of ``COLUMNS``.
+        numbers: the cells that are numbers, by heading; the headings are those of ``COLUMNS``.
         notes: the words of the last column.
         depth: how far the row is indented, which then shows the last part of the name alone; None shows the whole name.
         tone: how the name stands out.
@@ -162,7 +162,7 @@ def layer_table(title: str, rows: Iterable[LayerRow], footer: Sequence[str] = ()
 
 
 def notes_of(findings: Iterable[Finding], others: Iterable[str] = ()) -> tuple[Note, ...]:
-    """The words of the last column: what the rules found, then *others*, which stand back."""
+    """The words of the last column: the messages of *findings*, then *others* in a quiet tone."""
     quiet: list[Note] = [(text, "quiet") for text in others]
     return (*((found.message, TONES[found.severity]) for found in findings), *quiet)
 

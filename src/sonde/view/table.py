@@ -117,8 +117,8 @@ class Grid:
             place = grid.columns.index(heading)
             rows = [row[:place] + row[place + 1 :] for row in grid.rows]
             grid = replace(grid, columns=grid.columns[:place] + grid.columns[place + 1 :], rows=rows)
-        said = [f"left out to fit {width} columns: {', '.join(left_out)}"] if left_out else []
-        return replace(grid, footer=[*self.footer, *said])
+        remark = [f"left out to fit {width} columns: {', '.join(left_out)}"] if left_out else []
+        return replace(grid, footer=[*self.footer, *remark])
 
     def _natural_width(self) -> int:
         widths = [

@@ -30,14 +30,14 @@ _LOOKED_AT = ("call_death", "rms", *_DEFECTS)
 
 
 class Findings:
-    """Remembers what the rules need; the thread that writes feeds it."""
+    """Keeps the last rows of a training, as far as the rules need them; the thread that writes feeds it."""
 
     def __init__(self) -> None:
         self._recent: dict[RowIndex, deque[RowBlock]] = {}
         self._broken: Finding | None = None
 
     def look(self, rowed: RowIndex, stretch: RowBlock) -> None:
-        """Rows that were logged: keep what the rules need of them, and of those before as much as makes enough moments together."""
+        """Keep the numbers of logged rows that the rules need, and forget moments that are too old."""
         numbers = {name: stretch.numbers[name] for name in _LOOKED_AT if name in stretch.numbers}
         recent = self._recent.setdefault(rowed, deque())
         recent.append(replace(stretch, numbers=numbers).last(_RECENT))
@@ -45,21 +45,21 @@ class Findings:
             recent.popleft()
 
     def look_for_defects(self, entries: LoggedRows) -> None:
-        """Remember the first, in the order of *entries*, unless there was one before."""
+        """Keep the first NaN or infinity in *entries*, unless an earlier one is known."""
         if self._broken is None:
             sick = {id(stretch) for stretch in entries.blocks if np.any(_defects(stretch))}
             if sick or not all(math.isfinite(scalar.value) for scalar in entries.scalars):
                 self._broken = _first_defect(entries, sick)
 
     def _last_of(self, recent: deque[RowBlock]) -> Iterator[RowBlock]:
-        """The recent moments alone."""
+        """The last ``_RECENT`` moments of *recent*."""
         more = sum(map(len, recent)) - _RECENT
         for stretch in recent:
             yield stretch.last(len(stretch) - max(more, 0))
             more = 0
 
     def all(self) -> list[Finding]:
-        """What the rules find, the gravest first."""
+        """The findings of all rules, the gravest first."""
         found = [self._broken] if self._broken is not None else []
         found += self._dead()
         found += self._gradients()

@@ -30,8 +30,9 @@ def table(run: Run, *, include: Include = None, exclude: Include = None, recent:
     ``rms`` is the root mean square of the layer's outputs, ``gradient`` the Euclidean norm of the gradient at its output,
     ``weight`` and ``weight grad`` are norms over all its parameters, ``dead`` is the share of units that were zero in a call,
     ``update / weight`` the norm of a step's update over that of the parameters. Each is the median over the last *recent*
-    logged steps of the last epoch, or of one *step* alone; behind it the share of NaN or infinite elements that were met, which
-    are not in it. The last column says in words what the rules of ``sonde.rules`` find. What was not recorded has no column.
+    logged steps of the last epoch, or of one *step* alone; behind it stands the share of NaN or infinite elements, which
+    the number leaves out. The last column holds the messages of the rules in
+    ``sonde.rules``. A number that was not recorded has no column.
 
     Raises:
         SelectionError: no layer is selected.
@@ -47,7 +48,7 @@ def table(run: Run, *, include: Include = None, exclude: Include = None, recent:
     layers = _Reader(run, known, moment).layers()
     names = list(layers)
     names = [names[place] for place in chosen(names, include, exclude)] if names else []
-    kinds = {line["name"] or "(root)": line["type"] for line in run.info.get("model", ())}
+    kinds = _kinds(run)
     footer = [
         *moment.remarks,
         *([_NORMS] if any("weight" in each.numbers for each in layers.values()) else []),
@@ -60,9 +61,16 @@ def table(run: Run, *, include: Include = None, exclude: Include = None, recent:
     return layer_table(f"{name} · {moment.words}", rows, footer, empty="nothing was recorded yet")
 
 
+def _kinds(run: Run) -> dict[str, str]:
+    """The class of each module by its name, as far as the run says; what a user wrote under that key is no list of modules."""
+    listed = run.info.get("model", ())
+    lines = [line for line in listed if isinstance(line, Mapping)] if isinstance(listed, list | tuple) else []
+    return {str(line.get("name") or "(root)"): str(line.get("type", "")) for line in lines}
+
+
 @dataclass(frozen=True)
 class _Moment:
-    """Which steps are read: in words, as a condition in SQL for each family, and what else is to be said about them."""
+    """The steps that are read: in words, as a condition in SQL for each family, and with remarks for the footer."""
 
     words: str
     where: Mapping[str, str]
@@ -103,7 +111,7 @@ def _one_step(run: Run, families: Iterable[str], logged: list[int], step: int) -
 
 @dataclass
 class _Layer:
-    """One row while it is read: whose it is, where it stands, its numbers and what is wrong with them."""
+    """One row while it is read: the layer's model and path, its place in the order, its numbers and findings."""
 
     model: str
     path: str
