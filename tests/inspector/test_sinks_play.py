@@ -123,7 +123,7 @@ def test_a_sink_is_opened_fed_in_order_and_closed() -> None:
 def test_one_rank_is_played(tmp_path: Path) -> None:
     with start_run(tmp_path / "run") as first:
         first.append("one", Layout(["a:output"]), {"x": [1.0]}, step=0)
-        with join_run(tmp_path / "run", rank=1, life=first.life) as second:
+        with join_run(tmp_path / "run", rank=1, attempt=first.attempt) as second:
             second.append("one", Layout(["a:output"]), {"x": [2.0]}, step=0)
     for rank, value in ((0, 1.0), (1, 2.0)):
         sink = memory()

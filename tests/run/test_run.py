@@ -436,7 +436,7 @@ def test_a_folder_may_have_any_name(tmp_path: Path, name: str) -> None:
     assert run.series("head", "mean")[1].tolist() == [0.0, 3.0]
 
 
-LIFE = '{"format": "sonde-run", "version": 2, "lives": [{"life": 1, "first_step": %s, "started": 0.0}]}'
+ATTEMPT = '{"format": "sonde-run", "version": 2, "attempts": [{"attempt": 1, "first_step": %s, "started": 0.0}]}'
 
 
 @pytest.mark.parametrize(
@@ -447,13 +447,13 @@ LIFE = '{"format": "sonde-run", "version": 2, "lives": [{"life": 1, "first_step"
         ("[]", "another kind"),
         ('{"format": "sonde-tensors", "version": 1}', "another kind"),
         ('{"format": "sonde-run"}', "does not say in which version"),
-        ('{"format": "sonde-run", "version": 2}', "no usable list of lives"),
-        ('{"format": "sonde-run", "version": 2, "lives": 7}', "no usable list of lives"),
-        ('{"format": "sonde-run", "version": 2, "lives": [{"life": 1}]}', "no usable list of lives"),
-        (LIFE % '"0 OR true"', "no usable list of lives .*first_step is no number"),
-        (LIFE % "-1", "no usable list of lives .*first_step is out of range"),
-        (LIFE % "true", "no usable list of lives .*first_step is no number"),
-        ('{"format": "sonde-run", "version": 1, "lives": []}', "version 1 .*, before .* reads version 2: record it again"),
+        ('{"format": "sonde-run", "version": 2}', "no usable list of attempts"),
+        ('{"format": "sonde-run", "version": 2, "attempts": 7}', "no usable list of attempts"),
+        ('{"format": "sonde-run", "version": 2, "attempts": [{"attempt": 1}]}', "no usable list of attempts"),
+        (ATTEMPT % '"0 OR true"', "no usable list of attempts .*first_step is no number"),
+        (ATTEMPT % "-1", "no usable list of attempts .*first_step is out of range"),
+        (ATTEMPT % "true", "no usable list of attempts .*first_step is no number"),
+        ('{"format": "sonde-run", "version": 1, "attempts": []}', "version 1 .*, before .* reads version 2: record it again"),
         ('{"format": "sonde-run", "version": 3, "shape": "new"}', "version 3 .* reads version 2: update sonde"),
     ],
 )
@@ -502,7 +502,7 @@ def test_a_damaged_part_is_named_once_and_the_rest_is_read(
     tmp_path: Path, abandon: Callable[[RunWriter], None], spoil: Callable[[Path], object]
 ) -> None:
     run = damaged_run(tmp_path, abandon, spoil)
-    with pytest.warns(ObservationWarning, match="part-r0000-l001-g00-000002-000002.parquet is damaged .* the rest is read") as said:
+    with pytest.warns(ObservationWarning, match="part-r0000-a001-g00-000002-000002.parquet is damaged .* the rest is read") as said:
         assert run.series("head", "mean")[0].tolist() == [0, 2]
     assert len(said) == 1
     with warnings.catch_warnings():
@@ -518,9 +518,9 @@ def test_a_damaged_part_survives_compaction_untouched(tmp_path: Path, abandon: C
         fill(writer, range(3, 5))
     names = sorted(path.name for path in (tmp_path / "run/moments").iterdir())
     assert names == [
-        "part-r0000-l001-g00-000002-000002.parquet",
-        "part-r0000-l002-g01-000001-000001.parquet",
-        "part-r0000-l002-g01-000003-000004.parquet",
+        "part-r0000-a001-g00-000002-000002.parquet",
+        "part-r0000-a002-g01-000001-000001.parquet",
+        "part-r0000-a002-g01-000003-000004.parquet",
     ]
     with pytest.warns(ObservationWarning, match="damaged"):
         assert open_run(tmp_path / "run").series("head", "mean")[0].tolist() == [0, 2, 3, 4]
@@ -588,4 +588,4 @@ def test_run_json_is_plain(tmp_path: Path) -> None:
     written = json.loads((tmp_path / "run/run.json").read_text())
     assert (written["format"], written["version"], written["lenses"]) == ("sonde-run", 2, {"moments": "heatmap"})
     assert writer.lost == 0
-    assert written["lives"][0]["ended"] >= written["lives"][0]["started"]
+    assert written["attempts"][0]["ended"] >= written["attempts"][0]["started"]

@@ -1,4 +1,4 @@
-"""A number of all layers over all steps, as a matrix."""
+"""Read one number of all layers over all steps as a matrix."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Heatmap:
         values: float64 of shape (sites, steps); NaN where nothing was recorded.
         sites: the rows, in the order of execution.
         steps: the columns, int64, ascending: steps at which any of the sites has a row.
-        number, port, family: what it shows.
+        number, port, family: the number, the port and the family that it was read from.
     """
 
     values: npt.NDArray[np.float64]

@@ -1,4 +1,4 @@
-"""The run that people hold: tables, series, heat-maps and SQL over what was recorded; no model is needed."""
+"""Read a run: tables, series, heat-maps and SQL over the recorded rows. No model is needed."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _NUMERIC = ("INT", "FLOAT", "DOUBLE", "DECIMAL", "BOOLEAN")
 
 
 class Run:
-    """All that one training recorded, open for reading; :func:`open_run` makes one.
+    """The rows and documents that one training recorded, open for reading; :func:`open_run` makes one.
 
-    Each answer shows the run as it is at that moment: it can be read while it is being written.
+    Each answer shows the run at that moment: a run can be read while it is written.
     """
 
     def __init__(self, source: Source) -> None:
@@ -58,12 +58,12 @@ class Run:
 
     @property
     def info(self) -> Mapping[str, Any]:
-        """What run.json tells about the training: model summary, environment, how lenses are shown."""
+        """The description in run.json: the modules of the model, the environment, how lenses are shown."""
         return self._source.describe().about
 
     @property
     def description(self) -> Description:
-        """The lives that wrote this run, and ``info``."""
+        """The attempts that wrote this run, and ``info``."""
         return self._source.describe()
 
     @property
@@ -73,12 +73,12 @@ class Run:
 
     @property
     def numbers(self) -> Mapping[str, tuple[str, ...]]:
-        """Of each family of numbers, the columns that hold a number."""
+        """By family, the columns that hold a number."""
         return self._ask(lambda connection, families: {f: _numbers(connection, f) for f in families if f not in _SINGLE})
 
     @property
     def sites(self) -> tuple[str, ...]:
-        """Every site that any family has a row of, in the order of execution."""
+        """Every site that has a row in any family, in the order of execution."""
 
         def question(connection: duckdb.DuckDBPyConnection, families: tuple[str, ...]) -> tuple[str, ...]:
             place: dict[str, int] = {}
@@ -224,9 +224,9 @@ class Run:
 
         Args:
             number: a column, as ``rms``.
-            port: of which tensor of a layer.
+            port: which tensor of a layer.
             family: needed where several families have a number of this name.
-            reduce: what a cell shows where a site has several rows in a step (calls, micro-steps, ranks).
+            reduce: how the value of a cell is formed where a site has several rows in a step (calls, micro-steps, ranks).
             where: an SQL condition on the rows, as ``"rank = 0"``.
 
         Raises:
@@ -241,15 +241,15 @@ class Run:
         return self._ask(question)
 
     def sql(self, query: str) -> duckdb.DuckDBPyRelation:
-        """What a query answers; every family is a table of its name. Note that ``"order"`` needs quotes in SQL.
+        """Return the answer to a query; every family is a table of its name. Note that ``"order"`` needs quotes in SQL.
 
         Returns:
             A DuckDB relation over the answer, which is in memory: it prints as a table and has ``fetchall()``, ``df()``,
             ``to_arrow_table()``.
 
         Raises:
-            ArgumentError: the query answers nothing.
-            duckdb.Error: what DuckDB says about the query.
+            ArgumentError: the query has no answer.
+            duckdb.Error: DuckDB refuses the query.
         """
 
         def question(connection: duckdb.DuckDBPyConnection, families: tuple[str, ...]) -> pyarrow.Table:
@@ -298,13 +298,13 @@ _SINGLE = ("scalars", "alerts")
 
 
 def open_run(path: str | os.PathLike[str]) -> Run:
-    """Open a run to read it; somebody may be writing to it.
+    """Open a run for reading. It may be written at the same time.
 
     Args:
         path: the run's folder.
 
     Raises:
-        StoreError: there is no run there, or one in a newer version of the format.
+        StoreError: there is no run there, or one in another version of the format.
     """
     folder = Path(path)
     if folder.exists() and not folder.is_dir():
@@ -340,10 +340,10 @@ def _values(column: pyarrow.ChunkedArray) -> npt.NDArray[Any]:
 
 def _state(description: Description) -> str:
     """Whether the run is closed, where it was resumed, and what was lost, in words."""
-    lives = description.lives
-    state = "closed" if lives and lives[-1].ended is not None else "not closed"
-    resumed = f", resumed at step {' and '.join(str(life.first_step) for life in lives[1:])}" if len(lives) > 1 else ""
-    lost = sum(life.lost for life in lives)
+    attempts = description.attempts
+    state = "closed" if attempts and attempts[-1].ended is not None else "not closed"
+    resumed = f", resumed at step {' and '.join(str(attempt.first_step) for attempt in attempts[1:])}" if len(attempts) > 1 else ""
+    lost = sum(attempt.lost for attempt in attempts)
     return state + resumed + (f", {lost:,} rows lost" if lost else "")
 
 

@@ -43,8 +43,8 @@ class Key:
     Attributes:
         name: of the column.
         kind: its Arrow type; texts are dictionary-encoded.
-        given: what has its value: the ``moment`` at which rows were taken, the ``process`` that writes, or the ``place`` in the
-            network (a row of a :class:`Layout`).
+        given: the source of its values: the ``moment`` at which rows were taken, the ``process`` that writes, or the ``place`` in
+            the network (a row of a :class:`Layout`).
         of_site: derives the value from the site; None where it is given.
     """
 
@@ -142,10 +142,10 @@ class Layout:
 
 
 def check_family(name: str) -> str:
-    """*name*, if a family of numbers may have it.
+    """Return *name*, if it can name a family of numbers.
 
     Raises:
-        ArgumentError: it is not made of small letters, digits and underscores, or it means something else in a run.
+        ArgumentError: *name* has other characters than small letters, digits and underscores, or another meaning in a run.
     """
     if _FAMILY.fullmatch(name) is None:
         raise ArgumentError(f"{name!r} cannot name a family: use small letters, digits and underscores, as in 'moments'")
@@ -155,15 +155,15 @@ def check_family(name: str) -> str:
 
 
 def may_be_family(name: str) -> bool:
-    """Whether a family of a run, of numbers or not, may have this name."""
+    """Return whether *name* can name a family of a run, of numbers or not."""
     return name in ("scalars", "alerts") or (_FAMILY.fullmatch(name) is not None and name not in _RESERVED)
 
 
 def check_number(name: str) -> str:
-    """*name*, if a column of numbers may have it.
+    """Return *name*, if it can name a column of numbers.
 
     Raises:
-        ArgumentError: it is no identifier, or a column that every family has.
+        ArgumentError: *name* is no identifier, or names a column that every family has.
     """
     if not name.isidentifier():
         raise ArgumentError(f"{name!r} cannot name a number: use letters, digits and underscores, so that SQL needs no quotes")
@@ -173,10 +173,10 @@ def check_number(name: str) -> str:
 
 
 def whole_number(what: str, value: Any) -> int:
-    """*value* as an int.
+    """Return *value* as an int.
 
     Raises:
-        ArgumentError: it is none, or below 0.
+        ArgumentError: *value* is no whole number, or below 0.
     """
     try:
         number = operator.index(value)

@@ -1,4 +1,4 @@
-"""DuckDB over parts: a connection of our own, the rows of some files as SQL, and which file is damaged."""
+"""Query parts with DuckDB: open a connection, write the rows of files as SQL, find damaged files."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ __all__ = ["connect", "damage", "quoted", "rows_of"]
 
 
 def connect(settings: Mapping[str, str | int] | None = None) -> duckdb.DuckDBPyConnection:
-    """A database in memory that sees files and what is registered with it, and none of the caller's Python variables."""
+    """Return a database in memory that sees files and registered tables, and none of the caller's Python variables."""
     import duckdb
 
     return duckdb.connect(":memory:", config={"python_enable_replacements": False, **(settings or {})})
 
 
 def quoted(name: str) -> str:
-    """*name* as an SQL identifier, whatever is in it."""
+    """Return *name* as an SQL identifier, whatever characters it has."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def rows_of(files: Sequence[tuple[Path, int | None]]) -> str:
-    """SQL for the rows of *files*, each up to (not including) a step or whole; a column that a file lacks is NULL there."""
+    """Return SQL for the rows of *files*, each up to (not including) a step or whole. A column that a file lacks is NULL there."""
     by_limit: dict[int | None, list[Path]] = {}
     for path, limit in files:
         by_limit.setdefault(limit, []).append(path)
@@ -41,12 +41,12 @@ def _read(paths: Sequence[Path], limit: int | None) -> str:
 
 
 def _literally(path: Path) -> str:
-    """*path* as a pattern that matches it alone."""
+    """Return *path* as a file pattern that matches this file alone."""
     return re.sub(r"([*?\[])", r"[\1]", str(path))
 
 
 def damage(path: Path) -> str:
-    """What is wrong with a Parquet file, or ``""`` if every value in it can be read."""
+    """Return the fault of a Parquet file in words, or ``""`` if every value can be read."""
     import pyarrow.parquet
 
     try:

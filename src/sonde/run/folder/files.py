@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all."""
+"""Write files that appear whole or not at all."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def _sync(path: Path, flags: int) -> None:
 
 
 def write_json(path: Path, data: Any, *, sync: bool) -> None:
-    """Write *data* as JSON, whole or not at all.
+    """Write *data* as a JSON file, whole or not at all.
 
     Raises:
-        TypeError, ValueError: it is not plain data, or holds a NaN or infinity.
+        TypeError, ValueError: *data* is not plain data, or holds a NaN or infinity.
     """
     text = json.dumps(data, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
     with appearing(path, sync=sync) as temporary:
@@ -60,12 +60,12 @@ def write_json(path: Path, data: Any, *, sync: bool) -> None:
 
 
 def is_leftover(path: Path) -> bool:
-    """Whether a writer that was killed left this unfinished."""
+    """Return whether *path* is an unfinished file of a writer that was killed."""
     return path.name.startswith(".") and path.name.endswith(_TEMPORARY)
 
 
 def remove_leftovers(folder: Path, prefix: str) -> None:
-    """Remove what writers that were killed left unfinished of the files whose names start with *prefix*."""
+    """Remove the unfinished files of killed writers, where the finished name would start with *prefix*."""
     for path in folder.glob(f".{prefix}*{_TEMPORARY}"):
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)

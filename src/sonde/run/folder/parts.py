@@ -1,12 +1,12 @@
-"""Parts of a family: their names, and which of them count.
+"""The parts of a family: their names, and the rule that says which parts are live.
 
-A part is ``part-r<rank>-l<life>-g<generation>-<first>-<last>.parquet``. Each rank numbers the parts it flushes 1, 2, 3, ...
+A part is ``part-r<rank>-a<attempt>-g<generation>-<first>-<last>.parquet``. Each rank numbers the parts it flushes 1, 2, 3, ...
 (``first`` = ``last``, generation 0). Compaction writes the parts ``first`` to ``last`` anew as one, of a higher generation,
-and then removes them. So the names alone say which parts count: one that lies within a part of the same rank and a higher
-generation does not, whether or not it has been removed yet, and nothing is ever read twice.
+and then removes them. So the names alone say which parts are live: a part that lies within a part of the same rank and a higher
+generation is not, whether or not it has been removed yet. No row is ever read twice.
 
-A life is one process's share of a run: a training that is resumed begins another. It starts at a step, and rows of earlier
-lives from that step on are superseded.
+An attempt is one process's share of a run: a training that is resumed begins another. An attempt starts at a step, and rows of
+earlier attempts from that step on are superseded.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 __all__ = ["Part", "cutoffs", "live_parts", "parts_in", "prefix_of"]
 
-_NAME = re.compile(r"part-r(\d+)-l(\d+)-g(\d+)-(\d+)-(\d+)\.parquet")
+_NAME = re.compile(r"part-r(\d+)-a(\d+)-g(\d+)-(\d+)-(\d+)\.parquet")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -27,44 +27,44 @@ class Part:
 
     Attributes:
         rank: of the process that wrote it.
-        first, last: the flushes it holds the rows of.
-        generation: 0 as flushed; one more than what it was made of after compaction.
-        life: in which it was written; what earlier lives had superseded is not in it.
+        first, last: the numbers of the flushes whose rows are in the file.
+        generation: 0 as flushed; after compaction one more than that of the parts that were merged.
+        attempt: the number of the attempt that wrote the file; it holds no row that was superseded before.
     """
 
     rank: int
     first: int
     last: int
     generation: int
-    life: int
+    attempt: int
 
     @property
     def name(self) -> str:
-        return f"{prefix_of(self.rank)}l{self.life:03d}-g{self.generation:02d}-{self.first:06d}-{self.last:06d}.parquet"
+        return f"{prefix_of(self.rank)}a{self.attempt:03d}-g{self.generation:02d}-{self.first:06d}-{self.last:06d}.parquet"
 
     @classmethod
     def parse(cls, name: str) -> Part | None:
-        """The part that a file of this name is, if any."""
+        """Return the part whose file has this name; None if no part has."""
         found = _NAME.fullmatch(name)
         if found is None:
             return None
-        rank, life, generation, first, last = map(int, found.groups())
-        return cls(rank, first, last, generation, life)
+        rank, attempt, generation, first, last = map(int, found.groups())
+        return cls(rank, first, last, generation, attempt)
 
     def holds(self, other: Part) -> bool:
-        """Whether *other* was compacted into this one."""
+        """Return whether *other* was merged into this part."""
         return (
             self.rank == other.rank and self.generation > other.generation and self.first <= other.first and other.last <= self.last
         )
 
 
 def prefix_of(rank: int) -> str:
-    """What the names of all parts of one rank start with."""
+    """Return the beginning of the names of all parts of one rank."""
     return f"part-r{rank:04d}-"
 
 
 def parts_in(folder: Path) -> list[Part]:
-    """Every part in *folder*, in order of rank and flush; other files are none of ours. An absent folder has none."""
+    """Return every part in *folder*, in order of rank and flush. Other files are left out; an absent folder has no parts."""
     try:
         names = [path.name for path in folder.iterdir()]
     except (FileNotFoundError, NotADirectoryError):
@@ -73,7 +73,7 @@ def parts_in(folder: Path) -> list[Part]:
 
 
 def live_parts(parts: Iterable[Part]) -> list[Part]:
-    """The parts whose rows count: those that no other holds, in order of rank and flush."""
+    """Return the parts whose rows are read: those that no other part holds, in order of rank and flush."""
     kept: list[Part] = []
     for part in sorted(parts, key=lambda part: (part.rank, -part.generation, part.first)):
         if not any(other.holds(part) for other in kept):
@@ -82,10 +82,14 @@ def live_parts(parts: Iterable[Part]) -> list[Part]:
 
 
 def cutoffs(starts: Sequence[tuple[int, int]]) -> Mapping[int, int | None]:
-    """Of each life the step from which its rows are superseded (None: never), given each life's number and first step."""
+    """Return by attempt the step from which its rows are superseded (None: never).
+
+    Args:
+        starts: the number and the first step of each attempt.
+    """
     limits: dict[int, int | None] = {}
     lowest: int | None = None
-    for life, start in sorted(starts, reverse=True):
-        limits[life] = lowest
+    for attempt, start in sorted(starts, reverse=True):
+        limits[attempt] = lowest
         lowest = start if lowest is None else min(lowest, start)
     return limits

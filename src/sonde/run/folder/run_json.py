@@ -1,4 +1,4 @@
-"""``run.json``: what a run is, in which version it was written, and the lives that wrote it."""
+"""Read and write ``run.json``: the version of the format, the attempts that wrote the run, and its description."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sonde.run.schema import FORMAT, VERSION
 __all__ = ["FILE", "Attempt", "Description", "is_run"]
 
 FILE = "run.json"
-_OWN = ("format", "version", "lives")
+_OWN = ("format", "version", "attempts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +25,13 @@ class Attempt:
     """One process's share of a run.
 
     Attributes:
-        life: its number, from 1.
-        first_step: rows of earlier lives from this step on are superseded.
-        started, ended: seconds since 1970; ``ended`` is None while it writes, and after a kill.
+        attempt: the number, from 1.
+        first_step: rows of earlier attempts from this step on are superseded.
+        started, ended: seconds since 1970; ``ended`` is None while the process writes, and after a kill.
         lost: rows that could not be written.
     """
 
-    life: int
+    attempt: int
     first_step: int
     started: float
     ended: float | None = None
@@ -46,7 +46,7 @@ class Attempt:
         """
         read = cls(**given)
         for name, value in asdict(read).items():
-            whole = name in ("life", "first_step", "lost")
+            whole = name in ("attempt", "first_step", "lost")
             if value is None and name == "ended":
                 continue
             if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
@@ -58,36 +58,38 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What ``run.json`` says.
+    """The content of ``run.json``.
 
     Attributes:
-        lives: in order.
-        about: plain data that the caller gave: model summary, environment, how lenses are shown.
+        attempts: in order.
+        about: plain data that the caller gave: the modules of the model, the environment, how lenses are shown.
     """
 
-    lives: tuple[Attempt, ...] = ()
+    attempts: tuple[Attempt, ...] = ()
     about: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def cutoffs(self) -> Mapping[int, int | None]:
-        """Of each life the step from which its rows are superseded."""
-        return cutoffs([(life.life, life.first_step) for life in self.lives])
+        """By attempt, the step from which its rows are superseded."""
+        return cutoffs([(attempt.attempt, attempt.first_step) for attempt in self.attempts])
 
     def begun(self, first_step: int) -> Description:
-        """The same run with one life more."""
-        number = 1 + max((life.life for life in self.lives), default=0)
-        return replace(self, lives=(*self.lives, Attempt(number, first_step, time.time())))
+        """Return the same run with one more attempt."""
+        number = 1 + max((attempt.attempt for attempt in self.attempts), default=0)
+        return replace(self, attempts=(*self.attempts, Attempt(number, first_step, time.time())))
 
     def ended(self, number: int, lost: int) -> Description:
-        """The same run after the end of a life."""
-        lives = (replace(life, ended=time.time(), lost=lost) if life.life == number else life for life in self.lives)
-        return replace(self, lives=tuple(lives))
+        """Return the same run after the end of an attempt."""
+        attempts = (
+            replace(attempt, ended=time.time(), lost=lost) if attempt.attempt == number else attempt for attempt in self.attempts
+        )
+        return replace(self, attempts=tuple(attempts))
 
     def telling(self, about: Mapping[str, Any]) -> Description:
-        """The same run, with what the caller says about it added.
+        """Return the same run with a description added.
 
         Raises:
-            ArgumentError: it is not plain data, or uses a name of ours.
+            ArgumentError: *about* is not plain data, or uses a name that sonde writes itself.
         """
         taken = [name for name in about if name in _OWN]
         if taken:
@@ -100,15 +102,15 @@ class Description:
 
     def write(self, folder: Path, *, sync: bool) -> None:
         """Put this description in place of the one in *folder*, whole or not at all."""
-        lives = [asdict(life) for life in self.lives]
-        write_json(folder / FILE, {"format": FORMAT, "version": VERSION, "lives": lives, **self.about}, sync=sync)
+        attempts = [asdict(attempt) for attempt in self.attempts]
+        write_json(folder / FILE, {"format": FORMAT, "version": VERSION, "attempts": attempts, **self.about}, sync=sync)
 
     @classmethod
     def read(cls, folder: Path) -> Description:
-        """What is written in *folder*.
+        """Return the description in *folder*.
 
         Raises:
-            StoreError: it is no run, or was written in a newer version of the format.
+            StoreError: *folder* is no run, or was written in another version of the format.
         """
         if not folder.exists():
             raise StoreError(f"there is no run at {folder}: the folder does not exist")
@@ -132,10 +134,10 @@ class Description:
                 "update sonde, or read the Parquet files with DuckDB or pandas"
             )
         try:
-            lives = tuple(Attempt.read(life) for life in written["lives"])
+            attempts = tuple(Attempt.read(attempt) for attempt in written["attempts"])
         except (KeyError, TypeError, ValueError) as error:
-            raise StoreError(f"{folder} is not whole: its {FILE} has no usable list of lives ({error})") from None
-        return cls(lives, {name: value for name, value in written.items() if name not in _OWN})
+            raise StoreError(f"{folder} is not whole: its {FILE} has no usable list of attempts ({error})") from None
+        return cls(attempts, {name: value for name, value in written.items() if name not in _OWN})
 
 
 def is_run(folder: Path) -> bool:

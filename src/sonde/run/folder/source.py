@@ -1,4 +1,4 @@
-"""Where a run's rows come from: parts on disk, or tables in memory."""
+"""The source of a run's rows: the interface, and the source that reads a folder."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ _TRIES = 10  # of a query while compaction replaces the files under it
 
 
 class Source(Protocol):
-    """What a :class:`sonde.run.run.Run` reads from."""
+    """The interface from which a :class:`sonde.run.run.Run` reads."""
 
     @property
     def name(self) -> str:
-        """What to call the run in messages."""
+        """The name of the run in messages."""
 
     def describe(self) -> Description:
-        """What the run is, as of now."""
+        """Return the description of the run, as of now."""
 
     def document(self, name: str, rank: int) -> Any:
-        """A document's plain data, or None."""
+        """Return a document as plain data, or None."""
 
     def ask(self, connection: duckdb.DuckDBPyConnection, question: Ask[Answer]) -> Answer:
-        """What *question* answers, given a connection with a view of each family, and their names."""
+        """Call *question* with a connection that has a view of each family, and with their names; return the answer."""
 
 
 class DiskSource:
@@ -83,10 +83,10 @@ class DiskSource:
         raise AssertionError("the last try has returned or raised")
 
     def _files(self) -> Mapping[str, list[tuple[Path, int | None]]]:
-        """Of each family the parts that count, and the step from which the rows of each are superseded."""
+        """Return by family the live parts, each with the step from which its rows are superseded."""
         if not self.path.is_dir():
             self.describe()  # which says so
-        # parts first, lives second: a life is announced before its first part is written, so that no part is of an unknown one
+        # parts first, attempts second: an attempt is announced before its first part is written, so that no part is of an unknown one
         found = {
             folder.name: live_parts(part for part in parts_in(folder) if folder / part.name not in self._damaged)
             for folder in sorted(self.path.iterdir())
@@ -94,7 +94,7 @@ class DiskSource:
         }
         limits = self.describe().cutoffs
         return {
-            family: [(self.path / family / part.name, limits.get(part.life)) for part in parts]
+            family: [(self.path / family / part.name, limits.get(part.attempt)) for part in parts]
             for family, parts in found.items()
             if parts
         }
@@ -107,7 +107,7 @@ class DiskSource:
         return tuple(files)
 
     def _find_damaged(self, files: Mapping[str, list[tuple[Path, int | None]]]) -> bool:
-        """Name the damaged parts in a warning and leave them out from now on; whether there are any new ones."""
+        """Warn of damaged parts and leave them out from now on; return whether there are new ones."""
         found = {path: why for parts in files.values() for path, _ in parts if path.exists() and (why := damage(path))}
         for path, why in found.items():
             self._damaged.add(path)

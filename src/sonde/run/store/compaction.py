@@ -1,4 +1,4 @@
-"""Compaction: many small parts become one, sorted by site and step, without a moment at which a row is lost or read twice."""
+"""Merge many small parts into one that is sorted by site and step. At no moment is a row lost or read twice."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ _MEMORY = "512MB"  # beyond it DuckDB spills to a folder beside the parts
 
 @dataclass(frozen=True, slots=True)
 class _How:
-    """What all merges of one writer have in common: its life, the limits of earlier lives, sync, and DuckDB's threads."""
+    """The settings of all merges of one writer: its attempt, the limits of earlier attempts, sync, and DuckDB's threads."""
 
-    life: int
+    attempt: int
     cutoffs: Mapping[int, int | None]
     sync: bool
     threads: int
 
 
 def compact(
-    folder: Path, *, rank: int, life: int, cutoffs: Mapping[int, int | None], sync: bool, fan_in: int, threads: int
+    folder: Path, *, rank: int, attempt: int, cutoffs: Mapping[int, int | None], sync: bool, fan_in: int, threads: int
 ) -> None:
     """Merge the parts of one rank in *folder* wherever *fan_in* of one generation lie side by side.
 
-    With *fan_in* 1, all become one part. A damaged part stays where it is and is never merged.
+    With *fan_in* 1, all become one part. A damaged part is never merged and never removed.
 
     Raises:
-        OSError, duckdb.Error: a part could not be written. What was there before still counts.
+        OSError, duckdb.Error: a part could not be written. The parts from before stay live.
     """
-    how = _How(life, cutoffs, sync, threads)
+    how = _How(attempt, cutoffs, sync, threads)
     before: list[Part] = []
     while (parts := [part for part in live_parts(parts_in(folder)) if part.rank == rank]) != before:
         before = parts
@@ -46,7 +46,7 @@ def compact(
 
 
 def _merge_whole(folder: Path, parts: Sequence[Part], how: _How) -> None:
-    """Merge *parts*, or each run of them between damaged ones."""
+    """Merge *parts*, or each sequence of them between damaged ones."""
     import duckdb
 
     try:
@@ -60,7 +60,7 @@ def _merge_whole(folder: Path, parts: Sequence[Part], how: _How) -> None:
 
 
 def _neighbours(parts: Sequence[Part], fan_in: int) -> Iterator[Sequence[Part]]:
-    """Groups of parts to make one of: all, or runs of the same generation that are long enough."""
+    """Yield the groups of parts that are to become one: all, or *fan_in* neighbours of one generation."""
     if fan_in == 1:
         if parts:
             yield parts
@@ -76,13 +76,13 @@ def _neighbours(parts: Sequence[Part], fan_in: int) -> Iterator[Sequence[Part]]:
 
 
 def _merge_if_worth_it(folder: Path, parts: Sequence[Part], how: _How) -> None:
-    """Merge *parts*, unless it is one alone that is sorted already and of which no later life has superseded any row."""
-    if len(parts) > 1 or parts[0].generation == 0 or how.cutoffs.get(parts[0].life) is not None:
+    """Merge *parts*, unless this is a single part that is sorted already and has no superseded rows."""
+    if len(parts) > 1 or parts[0].generation == 0 or how.cutoffs.get(parts[0].attempt) is not None:
         _merge(folder, parts, how)
 
 
 def _without_damaged(folder: Path, parts: Sequence[Part]) -> Iterator[Sequence[Part]]:
-    """*parts*, split at those that cannot be read, so that what is merged stays one range of flushes."""
+    """Yield *parts*, split at damaged ones, so that each merged part stays one range of flushes."""
     whole: list[Part] = []
     for part in parts:
         if damage(folder / part.name):
@@ -96,20 +96,20 @@ def _without_damaged(folder: Path, parts: Sequence[Part]) -> Iterator[Sequence[P
 
 
 def _merge(folder: Path, parts: Sequence[Part], how: _How) -> None:
-    """Write *parts*, which are of one rank and lie side by side, as one, in which they count from then on, and remove them."""
+    """Write neighbouring *parts* of one rank as one part, and remove them."""
     made = Part(
         rank=parts[0].rank,
         first=min(part.first for part in parts),
         last=max(part.last for part in parts),
         generation=1 + max(part.generation for part in parts),
-        life=how.life,
+        attempt=how.attempt,
     )
     with appearing(folder / made.name, sync=how.sync) as temporary:
         spill = temporary.with_suffix(f".spill{temporary.suffix}")
         settings: dict[str, str | int] = {"threads": how.threads, "memory_limit": _MEMORY, "temp_directory": str(spill)}
         try:
             with connect(settings) as connection:
-                rows = rows_of([(folder / part.name, how.cutoffs.get(part.life)) for part in parts])
+                rows = rows_of([(folder / part.name, how.cutoffs.get(part.attempt)) for part in parts])
                 columns = {name for name, *_ in connection.execute(f"DESCRIBE {rows}").fetchall()}
                 order = ", ".join(quoted(name) for name in STORED_ORDER if name in columns)
                 target = str(temporary).replace("'", "''")
@@ -120,9 +120,9 @@ def _merge(folder: Path, parts: Sequence[Part], how: _How) -> None:
 
 
 def sweep(folder: Path, rank: int) -> None:
-    """Remove the parts of one rank that were merged into others: a process killed in between leaves some, which do not count.
+    """Remove the parts of one rank that were merged into others. A process that was killed in between leaves some.
 
-    Where what holds them turns out to be damaged, they stay and count again.
+    Where the merged part turns out to be damaged, its parts stay and are live again.
     """
     everything = [part for part in parts_in(folder) if part.rank == rank]
     counted = live_parts(everything)

@@ -38,7 +38,7 @@ class Flushing(QueueLimits):
     """When appended rows go to disk, and what happens when the disk does not keep up.
 
     Attributes:
-        seconds: rows are written no longer than this after they were appended. It is what a kill can lose.
+        seconds: rows are written no longer than this after they were appended. A kill can lose the rows of this time.
         size: bytes of waiting rows that are written at once.
         limit: bytes that may wait in memory.
         patience: seconds that ``append`` waits for room before rows are dropped and counted, with one warning.
@@ -46,7 +46,7 @@ class Flushing(QueueLimits):
         fan_in: parts of one generation that are merged while the run is being written.
 
     Raises:
-        ArgumentError: one of them is not above 0, or *fan_in* not above 1.
+        ArgumentError: a number is not above 0, or *fan_in* is not above 1.
     """
 
     seconds: float = 10.0
@@ -63,7 +63,7 @@ class Flushing(QueueLimits):
 
 
 def publish(folder: Path, part: Part, table: Any, *, sync: bool) -> Path:
-    """Write *table* as *part* of the family in *folder*; a reader sees all of it or nothing."""
+    """Write *table* as *part* of the family in *folder*; a reader sees the whole part or none. Return the path."""
     import pyarrow.parquet
 
     path = folder / part.name
@@ -79,11 +79,11 @@ class DiskWriter(RunWriter):
     """Writes one rank's share of the run in a folder. ``start_run`` and ``join_run`` make one.
 
     Rows wait in a queue until the writer thread makes one table of each family and writes it as a part. What could not be
-    written is kept and tried again. Under an inspector the same thread finishes the rows.
+    written is kept and tried again after the same interval. Under an inspector the same thread finishes the rows.
 
     Attributes:
         path: the run's folder.
-        life: which of the processes that wrote this run one after another this is, from 1.
+        attempt: the number of this process among those that wrote this run one after another, from 1.
         lost: rows for which there was no room, or that could not be written at the end.
     """
 
@@ -92,10 +92,10 @@ class DiskWriter(RunWriter):
     def __init__(self, path: Path, rank: int, description: Description, lock: Lock, flushing: Flushing) -> None:
         for module in _NEEDED_AT_EXIT:
             import_module(module)
-        life = description.lives[-1]
-        super().__init__(rank, life.first_step, room=flushing.limit)
+        attempt = description.attempts[-1]
+        super().__init__(rank, attempt.first_step, room=flushing.limit)
         self.path = path
-        self.life = life.life
+        self.attempt = attempt.attempt
         self.lost = 0
         self._description = description
         self._lock = lock
@@ -123,7 +123,7 @@ class DiskWriter(RunWriter):
         return [folder for folder in sorted(self.path.iterdir()) if folder.is_dir() and parts_in(folder)]
 
     def _remember_kinds(self, folder: Path) -> None:
-        """What the columns of an earlier life hold: one that changed would make the family unreadable."""
+        """Remember the kinds of columns that earlier attempts wrote: a column of two kinds would make the family unreadable."""
         import pyarrow
         import pyarrow.parquet
 
@@ -193,18 +193,18 @@ class DiskWriter(RunWriter):
     def _publish(self, family: str, table: Any) -> None:
         """Write one part, and now and then merge many into one."""
         number = self._numbers.get(family, 0) + 1
-        publish(self.path / family, Part(self.rank, number, number, 0, self.life), table, sync=self._flushing.sync)
+        publish(self.path / family, Part(self.rank, number, number, 0, self.attempt), table, sync=self._flushing.sync)
         self._numbers[family] = number
         if self._merging and number % self._flushing.fan_in == 0:
             self._merging = self._compact(self.path / family, fan_in=self._flushing.fan_in, threads=1)
 
     def _compact(self, folder: Path, *, fan_in: int, threads: int) -> bool:
-        """Whether it worked; if not (a full disk), the parts stay as they are, which costs readers time and nothing else."""
+        """Merge parts; return whether it worked. If not (a full disk), the parts stay, which costs readers time and nothing else."""
         import duckdb
 
         how = {"sync": self._flushing.sync, "fan_in": fan_in, "threads": threads}
         try:
-            compact(folder, rank=self.rank, life=self.life, cutoffs=self._description.cutoffs, **how)  # type: ignore[arg-type]
+            compact(folder, rank=self.rank, attempt=self.attempt, cutoffs=self._description.cutoffs, **how)  # type: ignore[arg-type]
         except (OSError, duckdb.Error):
             return False
         return True
@@ -223,7 +223,7 @@ class DiskWriter(RunWriter):
                 for folder in self._families():
                     self._compact(folder, fan_in=1, threads=min(4, os.cpu_count() or 1))
                 if self.rank == 0:
-                    self._description.ended(self.life, self.lost).write(self.path, sync=self._flushing.sync)
+                    self._description.ended(self.attempt, self.lost).write(self.path, sync=self._flushing.sync)
             self._lock.release()
 
     def run(self) -> Run:

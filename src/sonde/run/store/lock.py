@@ -1,4 +1,7 @@
-"""One writer per run and rank: a lock that the operating system releases when its process dies, however it dies."""
+"""Lock a run for one writer per rank. The operating system releases the lock when the process dies, in whatever way.
+
+A forked child (a worker of a data loader) does not own it: it neither releases the lock nor keeps it after the parent's death.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,10 @@ _held: set[Path] = set()  # by this process: the operating system would let it l
 class Lock:
     """The right to write parts as one rank of the run in *folder*.
 
-    Where the file system or the operating system has no such locks, writers of other processes go unnoticed.
+    Where the file system or the operating system has no such locks, writers of other processes are not noticed.
 
     Raises:
-        StoreError: somebody else has it.
+        StoreError: another writer has it; the message names the process.
     """
 
     def __init__(self, folder: Path, rank: int) -> None:
@@ -50,9 +53,9 @@ class Lock:
         _held.add(self._path)
 
     def release(self) -> None:
-        """Give the right back; again does nothing. A forked child never had it.
+        """Give the right back. Idempotent. A forked child never had it.
 
-        The file stays: removed, it could be locked by one who has it open already and made anew by another.
+        The file stays: after its removal one process could lock the old file, which it has open, and another one a new file.
         """
         if os.getpid() != self._process or self._path not in _held:
             return

@@ -21,7 +21,7 @@ __all__ = ["MemoryWriter", "memory_run"]
 
 
 class MemorySource:
-    """Holds everything; grows until it is dropped."""
+    """Holds all rows as tables; the memory grows until the run is dropped."""
 
     name = "the run in memory"
 
@@ -75,11 +75,11 @@ def _without_dictionaries(table: pyarrow.Table) -> pyarrow.Table:
 
 
 class MemoryWriter(RunWriter):
-    """Keeps what is appended; ``run()`` reads it. Nothing is written anywhere."""
+    """Keeps all rows in memory; ``run()`` reads them. Nothing is written to disk."""
 
     def __init__(self, about: Mapping[str, Any] | None = None) -> None:
         super().__init__(rank=0, first_step=0)
-        self.life = 1
+        self.attempt = 1
         self._source = MemorySource()
         self.describe(**(about or {}))
 
@@ -102,7 +102,7 @@ class MemoryWriter(RunWriter):
         return Run(self._source)
 
     def _end(self) -> None:
-        self._source.description = self._source.description.ended(self.life, 0)
+        self._source.description = self._source.description.ended(self.attempt, 0)
 
 
 def memory_run(about: Mapping[str, Any] | None = None) -> MemoryWriter:

@@ -1,4 +1,4 @@
-"""Starting to write a run: a new folder, one that is there already, an earlier run continued, another rank of the same run."""
+"""Begin to write a run: in a new folder, in an existing one, after an earlier attempt, or as another rank."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def start_run(
 
     Args:
         path: the folder; missing ones above it are made. None makes one in *root* with a readable name, as runs/quiet-otter.
-        exists: what to do where the folder holds something already. ``"error"`` raises; ``"resume"`` continues the run in it
+        exists: what to do where the folder holds files already. ``"error"`` raises; ``"resume"`` continues the run in it
             (and starts one where there is none); ``"unique"`` writes beside it, to path-2, path-3, ...; ``"replace"``
             deletes the run in it and leaves what else is there.
-        step: with ``"resume"``, the step that comes next: what the earlier life wrote from that step on is superseded. The
+        step: with ``"resume"``, the step that comes next: rows that earlier attempts wrote from that step on are superseded. The
             default continues after the last step that was written.
         about: plain data for run.json: ``model``, ``environment``, ``lenses``, ...
         flushing: when rows go to disk.
@@ -64,22 +64,22 @@ def start_run(
         raise StoreError(f"no run can be written to {path if path is not None else root}: {error}") from error
 
 
-def join_run(path: str | os.PathLike[str], *, rank: int, life: int, flushing: Flushing | None = None) -> DiskWriter:
+def join_run(path: str | os.PathLike[str], *, rank: int, attempt: int, flushing: Flushing | None = None) -> DiskWriter:
     """Write to the run that rank 0 has started, as another rank.
 
-    Rank 0 calls :func:`start_run` and tells the others ``writer.path`` and ``writer.life``.
+    Rank 0 calls :func:`start_run` and sends ``writer.path`` and ``writer.attempt`` to the others.
 
     Raises:
         ArgumentError: *rank* is not above 0.
-        StoreError: there is no such run or life, or another process is writing as this rank.
+        StoreError: there is no such run or attempt, or another process is writing as this rank.
     """
     folder = Path(path)
     if whole_number("rank", rank) == 0:
         raise ArgumentError("rank 0 starts a run with start_run(); join_run() is for the others")
     description = Description.read(folder)
-    if not description.lives or description.lives[-1].life != life:
-        lives = ", ".join(str(each.life) for each in description.lives) or "none"
-        raise StoreError(f"life {life} is not the one that {folder} is in (its lives: {lives}): rank 0 starts it first")
+    if not description.attempts or description.attempts[-1].attempt != attempt:
+        attempts = ", ".join(str(each.attempt) for each in description.attempts) or "none"
+        raise StoreError(f"attempt {attempt} is not the one that {folder} is in (its attempts: {attempts}): rank 0 starts it first")
     lock = Lock(folder, rank)
     try:
         return DiskWriter(folder, rank, description, lock, flushing or Flushing())
@@ -111,7 +111,7 @@ def _folder(path: str | os.PathLike[str] | None, root: Path, exists: Existing) -
 
 
 def _is_empty(folder: Path) -> bool:
-    """Whether there is nothing but what a writer killed at its very start may have left."""
+    """Return whether *folder* is empty, but for files of a writer that was killed at its start."""
     return all(path.name.startswith((".lock-", f".{FILE}.")) for path in folder.iterdir())
 
 
@@ -132,7 +132,7 @@ def _begin(
 
 
 def _clear(folder: Path) -> None:
-    """Delete the run in *folder* and nothing else there, its description last: killed half-way, it can still be replaced."""
+    """Delete the run in *folder* and no other file. Its description goes last: after a kill half-way it can still be replaced."""
     for family in [entry for entry in folder.iterdir() if entry.is_dir()]:
         parts = parts_in(family)
         for part in parts:

@@ -137,21 +137,21 @@ def column_of(name: str, given: Any, length: int, what: str) -> Column:
 
 
 def _plain(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype that stands for *dtype* in Parquet: all readers know it, and only longdouble loses digits."""
+    """Return the dtype that stands for *dtype* in Parquet: all readers know it, and only longdouble loses digits."""
     if dtype.kind != "f":
         return dtype.newbyteorder("=")
     return np.dtype(np.float32) if dtype.itemsize <= 4 else np.dtype(np.float64)
 
 
 def kind_of(column: Column) -> str:
-    """What a column holds: the character of its dtype (numbers), ``list`` (of numbers, in every row) or ``text``."""
+    """Return the kind of a column: the character of its dtype (numbers), ``list`` (of numbers, in every row) or ``text``."""
     if not isinstance(column, np.ndarray):
         return "text"
     return column.dtype.char if column.ndim == 1 else "list"
 
 
 def tables_of(items: Iterable[RowBlock | Lines], rank: int) -> Iterator[tuple[str, pyarrow.Table]]:
-    """One Arrow table for each family that *items* have rows of, in the order of their first rows."""
+    """Yield one Arrow table for each family in *items*, in the order of their first rows."""
     families: dict[str, list[Any]] = {}
     for item in items:
         families.setdefault(item.family, []).append(item)
@@ -173,7 +173,7 @@ def _block_table(blocks: Sequence[RowBlock], rank: int) -> pyarrow.Table:
 
 
 class _LayoutTexts:
-    """The texts of all layouts as integers: each layout is encoded once, however many blocks it has."""
+    """Encodes the texts of all layouts as integers, each layout once, however many blocks it has."""
 
     def __init__(self, blocks: Sequence[RowBlock]) -> None:
         self._texts: dict[str, int] = {}

@@ -1,4 +1,7 @@
-"""Readable names for runs, such as quiet-otter."""
+"""Draw readable names for runs, such as quiet-otter.
+
+The package ``coolname`` does the same; it would be one more dependency for two lists of words.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ _TRIES = 50
 
 
 def new_folder(root: Path) -> Path:
-    """Make and return an empty folder in *root* with a name that nothing there has yet.
+    """Make and return an empty folder in *root* with a new readable name.
 
     Names are drawn from the operating system's random numbers: a training's own random state stays as it is. Two processes
     never get the same folder.
@@ -48,7 +51,7 @@ def new_folder(root: Path) -> Path:
 
 
 def numbered_folder(path: Path) -> Path:
-    """Make and return *path* or, if that is there and holds something, the first free of path-2, path-3, ...
+    """Make and return *path* or, if that folder is not empty, the first free one of path-2, path-3, ...
 
     Raises:
         OSError: the folder above cannot be written.

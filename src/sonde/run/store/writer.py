@@ -83,7 +83,7 @@ class RunWriter(ABC):
         self._add(RowBlock(family, layout, picked, np.array([moment], np.int64), edges, _unknown(len(picked)), made))
 
     def extend(self, family: str, layout: Layout, columns: Mapping[str, Any], *, moments: Any, lengths: Any, rows: Any) -> None:
-        """Add the numbers of several moments to a family: what an :meth:`append` for each of them adds. The arrays are copied.
+        """Add the numbers of several moments to a family, as an :meth:`append` for each moment does. The arrays are copied.
 
         Args:
             family: as for :meth:`append`.
@@ -95,7 +95,7 @@ class RunWriter(ABC):
             rows: the index of each row's place in the layout, of shape ``(n,)``.
 
         Raises:
-            ArgumentError: as for :meth:`append`, or these do not fit each other.
+            ArgumentError: as for :meth:`append`, or the arguments do not fit each other.
             StoreError: the writer is closed.
         """
         picked = _indices(rows, layout)
@@ -150,7 +150,7 @@ class RunWriter(ABC):
         self.scalars([(name, value, step, epoch)])
 
     def scalars(self, given: Iterable[tuple[str, float, int, int]]) -> None:
-        """Add several: of each its name, value, step and epoch. Either all are added or none.
+        """Add several scalars, each given as name, value, step and epoch. Either all are added or none.
 
         Raises:
             ArgumentError: a value is no number.
@@ -204,23 +204,23 @@ class RunWriter(ABC):
 
     @abstractmethod
     def describe(self, **about: Any) -> None:
-        """Say what the run is about, in plain data: ``model=``, ``environment=``, ``lenses=``, ... Names given again are replaced.
+        """Describe the run in plain data: ``model=``, ``environment=``, ``lenses=``, ... Names given again are replaced.
 
         Raises:
-            ArgumentError: it is not plain data, or this is not rank 0.
+            ArgumentError: a value is not plain data, or this is not rank 0.
             StoreError: the writer is closed.
         """
 
     @abstractmethod
     def flush(self) -> None:
-        """Return when everything that was added so far can be read."""
+        """Return when all rows that were added so far can be read."""
 
     @abstractmethod
     def run(self) -> Run:
-        """The run as it is now, to read. It goes on showing what is written later."""
+        """Return the run, to read. Rows that are written later appear in it."""
 
     def close(self) -> None:
-        """End the writing: everything that was added can be read. Again does nothing."""
+        """End the writing; all rows can be read then. Idempotent."""
         if not self._closed:
             self._closed = True
             self._end()
@@ -275,7 +275,7 @@ def _moments(moments: Any, lengths: Any, rows: int) -> tuple[npt.NDArray[np.int6
 
 
 def _unknown(rows: int) -> npt.NDArray[np.float64]:
-    """The counts of rows of which nobody says how often something was added to them."""
+    """Return NaN for each row: how often something was added to it is not known."""
     return np.broadcast_to(np.float64(np.nan), (rows,))
 
 

@@ -88,9 +88,10 @@ class WriterThread:
             self._queues = [each for each in self._queues if each is not queue]
 
     def call(self, request: Callable[[], None]) -> None:
-        """Call *request* in the thread, return when it is done (and the thread has ended, if told so), and raise what it raises.
+        """Call *request* in the thread, return when it is done, and raise its error.
 
-        In the thread itself *request* is called at once; after the thread has ended, not at all.
+        If *request* stops the thread, wait for its end. In the thread itself *request* is called at once; after the end of the
+        thread it is not called.
         """
         if self.is_current:
             request()
@@ -179,17 +180,17 @@ class WriterThread:
 class WriteQueue(Generic[Item]):
     """Items that wait to be written by a thread, in order, within a number of bytes.
 
-    What waits or is being written never exceeds ``limits.limit`` bytes: beyond it ``put`` waits for the thread
+    The items that wait or are being written never exceed ``limits.limit`` bytes: beyond it ``put`` waits for the thread
     (back-pressure), at most ``limits.patience`` seconds in a row. After that, and while writing fails, an item for which there
     is no room is refused at once, until something is written again.
 
     Args:
         thread: writes the items.
-        write: called in the thread with the items that wait, oldest first. It removes one or more of them, and returns the
-            bytes of what it keeps because writing failed; it is called again for these after ``limits.seconds``.
+        write: called in the thread with the items that wait, oldest first. The function removes one or more of them, and returns
+            the bytes that it keeps because writing failed; for these it is called again after ``limits.seconds``.
         limits: when and how much.
-        problems: what goes wrong is noted there.
-        overrun: what to note when the patience is at an end.
+        problems: notes errors, to warn of them once.
+        overrun: the problem to note when the patience is at an end.
     """
 
     def __init__(
@@ -265,11 +266,11 @@ class WriteQueue(Generic[Item]):
         return self._waiting_bytes >= self.limits.size and not self._kept_bytes
 
     def wakes_at(self, now: float) -> float:
-        """When the thread has to look here again: also at the end of an interval, so that the next item need not wake it."""
+        """Return when the thread has to look here again: also at the end of an interval, so that the next item need not wake it."""
         return self._due if self._due < inf else self._following if self._following > now else inf
 
     def drain(self) -> None:
-        """Write all that waits now, and try once more to write what was kept."""
+        """Write all items that wait now, and try once more to write those that were kept."""
         if self._writing:
             return
         while self._taken:

@@ -85,7 +85,7 @@ def test_replace_deletes_the_run_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "run/checkpoint.pt").write_text("precious")
     (tmp_path / "run/old/mine.txt").write_text("precious")
     with start_run(tmp_path / "run", exists="replace") as writer:
-        assert (writer.first_step, writer.life) == (0, 1)
+        assert (writer.first_step, writer.attempt) == (0, 1)
         log(writer, range(2), 2.0)
     run = open_run(tmp_path / "run")
     assert seen(run) == {0: 2.0, 1: 2.0}
@@ -137,7 +137,7 @@ def test_two_writers_of_one_run_are_one_too_many(tmp_path: Path) -> None:
     start_run(tmp_path / "run", exists="resume").close()
 
 
-# Lives
+# Attempts
 
 
 @pytest.mark.parametrize("ended", ["closed", "killed"])
@@ -150,7 +150,7 @@ def test_a_resumed_training_has_no_step_twice(tmp_path: Path, abandon: Abandon, 
     else:
         abandon(first)
     second = start_run(tmp_path / "run", exists="resume", step=6)
-    assert (second.life, second.first_step) == (2, 6)
+    assert (second.attempt, second.first_step) == (2, 6)
     run = open_run(tmp_path / "run")
     assert seen(run) == dict.fromkeys(range(6), 1.0)
     log(second, range(6, 8), 2.0)
@@ -201,18 +201,18 @@ def test_a_column_cannot_change_its_kind_in_a_later_life(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("seed", range(12))
 def test_any_history_reads_as_an_oracle_that_keeps_everything(tmp_path: Path, abandon: Abandon, seed: int) -> None:
-    """Random lives: each logs some steps, flushes, merges, is closed or killed; the next begins at a random step."""
+    """Random attempts: each logs some steps, flushes, merges, is closed or killed; the next begins at a random step."""
     draw = random.Random(seed)
     expected: dict[int, float] = {}
     start = 0
-    for life in range(draw.randint(2, 6)):
+    for attempt in range(draw.randint(2, 6)):
         flushing = Flushing(fan_in=draw.choice([2, 3, 64]), sync=False)
         writer = start_run(tmp_path / "run", exists="resume", step=start, flushing=flushing)
         expected = {step: value for step, value in expected.items() if step < start}
         end = start + draw.randint(1, 12)
         for step in range(start, end):
-            log(writer, range(step, step + 1), float(life))
-            expected[step] = float(life)
+            log(writer, range(step, step + 1), float(attempt))
+            expected[step] = float(attempt)
             if draw.random() < 0.5:
                 writer.flush()
         if draw.random() < 0.5:
@@ -229,7 +229,7 @@ def test_any_history_reads_as_an_oracle_that_keeps_everything(tmp_path: Path, ab
 
 def test_ranks_write_one_run(tmp_path: Path) -> None:
     with start_run(tmp_path / "run") as zero:
-        others = [join_run(zero.path, rank=rank, life=zero.life) for rank in (1, 2)]
+        others = [join_run(zero.path, rank=rank, attempt=zero.attempt) for rank in (1, 2)]
         for writer in (zero, *others):
             writer.append("moments", LAYOUT, {"rms": float(writer.rank)}, step=0)
             writer.scalar("loss", writer.rank / 10, step=0)
@@ -246,16 +246,16 @@ def test_ranks_write_one_run(tmp_path: Path) -> None:
 
 
 def test_fewer_ranks_resume_and_no_row_of_the_others_is_left_over(tmp_path: Path, abandon: Abandon) -> None:
-    def life(ranks: int, steps: range, value: float) -> None:
+    def attempt(ranks: int, steps: range, value: float) -> None:
         zero = start_run(tmp_path / "run", exists="resume", step=steps.start)
-        writers: list[DiskWriter] = [zero] + [join_run(zero.path, rank=rank, life=zero.life) for rank in range(1, ranks)]
+        writers: list[DiskWriter] = [zero] + [join_run(zero.path, rank=rank, attempt=zero.attempt) for rank in range(1, ranks)]
         for writer in writers:
             log(writer, steps, value)
             abandon(writer)
 
-    life(3, range(4), 1.0)
-    life(1, range(2, 5), 2.0)
-    life(2, range(4, 6), 3.0)
+    attempt(3, range(4), 1.0)
+    attempt(1, range(2, 5), 2.0)
+    attempt(2, range(4, 6), 3.0)
     rows = open_run(tmp_path / "run").sql("SELECT step, rank, value FROM scalars ORDER BY ALL").fetchall()
     assert rows == (
         [(step, rank, 1.0) for step in (0, 1) for rank in (0, 1, 2)]
@@ -266,11 +266,11 @@ def test_fewer_ranks_resume_and_no_row_of_the_others_is_left_over(tmp_path: Path
 
 def test_joining_what_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="does not exist"):
-        join_run(tmp_path / "run", rank=1, life=1)
+        join_run(tmp_path / "run", rank=1, attempt=1)
     with start_run(tmp_path / "run") as zero:
-        with pytest.raises(StoreError, match=r"life 2 is not the one .* rank 0 starts it first"):
-            join_run(zero.path, rank=1, life=2)
+        with pytest.raises(StoreError, match=r"attempt 2 is not the one .* rank 0 starts it first"):
+            join_run(zero.path, rank=1, attempt=2)
         with pytest.raises(ArgumentError, match="rank 0 starts a run"):
-            join_run(zero.path, rank=0, life=1)
-        with join_run(zero.path, rank=1, life=1) as one, pytest.raises(ArgumentError, match="rank 0 describes"):
+            join_run(zero.path, rank=0, attempt=1)
+        with join_run(zero.path, rank=1, attempt=1) as one, pytest.raises(ArgumentError, match="rank 0 describes"):
             one.describe(model=[])
