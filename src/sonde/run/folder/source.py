@@ -86,7 +86,7 @@ class DiskSource:
         """Return by family the live parts, each with the step from which its rows are superseded."""
         if not self.path.is_dir():
             self.describe()  # which says so
-        # parts first, attempts second: an attempt is announced before its first part is written, so that no part is of an unknown one
+        # parts first, attempts second: an attempt is in run.json before its first part, so that each part's attempt is known
         found = {
             folder.name: live_parts(part for part in parts_in(folder) if folder / part.name not in self._damaged)
             for folder in sorted(self.path.iterdir())

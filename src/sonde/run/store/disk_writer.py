@@ -199,7 +199,7 @@ class DiskWriter(RunWriter):
             self._merging = self._compact(self.path / family, fan_in=self._flushing.fan_in, threads=1)
 
     def _compact(self, folder: Path, *, fan_in: int, threads: int) -> bool:
-        """Merge parts; return whether it worked. If not (a full disk), the parts stay, which costs readers time and nothing else."""
+        """Merge parts; return whether it worked. If not (a full disk), the parts stay, which costs readers only time."""
         import duckdb
 
         how = {"sync": self._flushing.sync, "fan_in": fan_in, "threads": threads}
