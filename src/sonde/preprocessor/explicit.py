@@ -10,9 +10,10 @@ from torch import Tensor
 from sonde.errors import ArgumentError
 from sonde.preprocessor.aggregates import Aggregate, InMemory
 from sonde.preprocessor.base import AbstractPreprocessor
-from sonde.preprocessor.ledger import MOST_PENDING, copied, on_host
+from sonde.preprocessor.interval import MOST_PENDING, copied
 from sonde.preprocessor.losses import two_names
 from sonde.preprocessor.measured import Values
+from sonde.stats.host_copy import pack
 from sonde.stats.running import RunningMeanVar, as_number
 
 __all__ = ["ExplicitCall"]
@@ -100,19 +101,19 @@ class ExplicitCall(AbstractPreprocessor):
     def _settle(self) -> None:
         pending, self._pending = self._pending, []
         waiting = [pushed.value for pushed in pending if pushed.waits]
-        numbers = iter(on_host(waiting)[:, 0].tolist() if waiting else ())
+        numbers = (float(each[0]) for each in pack(waiting).unpack())
         for pushed in pending:
             self._state[pushed.name].append(next(numbers) if pushed.waits else pushed.value)
 
     @property
     def state(self) -> dict[str, Aggregate]:
-        """The aggregates themselves, by name. Reading waits for the device."""
+        """The aggregates themselves, by name. NumberSpec waits for the device."""
         self._settle()
         return self._state
 
     @property
     def value(self) -> dict[str, Any]:
-        """Copies of the aggregates, by name. Reading waits for the device."""
+        """Copies of the aggregates, by name. NumberSpec waits for the device."""
         return Values({name: copied(held) for name, held in self.state.items()})
 
     def reset(self) -> None:

@@ -11,14 +11,14 @@ from torch import Tensor
 from sonde.engine.clock.loss_scale import unscaled
 from sonde.errors import ArgumentError
 from sonde.preprocessor.aggregates import Aggregate
-from sonde.preprocessor.ledger import Reading
-from sonde.preprocessor.measured import Measured, measured
+from sonde.preprocessor.interval import NumberSpec
+from sonde.preprocessor.measured import Measured
 from sonde.stats import Cosine, Norm
 from sonde.stats.history import History
 
 __all__ = ["Geometry", "SequenceGeometry"]
 
-_NORM, _CORRELATION = 0, 1  # positions of the readings
+_NORM, _CORRELATION = 0, 1  # positions of the specs
 
 
 class Geometry(NamedTuple):
@@ -67,8 +67,8 @@ class SequenceGeometry(Measured):
         if not 0 <= eps < math.inf:
             raise ArgumentError(f"eps must be 0 or more and finite, not {eps}")
         number = "rms" if normalize else "norm"
-        readings = [Reading(Norm(), {number: number}), Reading(Cosine(), {"correlation": "cosine"})]
-        super().__init__(readings if correlation else readings[:1], inplace, Geometry if correlation else None)
+        specs = [NumberSpec(Norm(), {number: number}), NumberSpec(Cosine(), {"correlation": "cosine"})]
+        super().__init__(specs if correlation else specs[:1], inplace, Geometry if correlation else None)
         self._history = History() if correlation else None
         self._scaler = scaler
 
@@ -81,14 +81,12 @@ class SequenceGeometry(Measured):
             before_of: which tensors of that name follow each other, if not all do.
             step: if given, this is a later version of what came at the same step, in whose place it stands.
         """
-        readings = self._ledger.readings
-        self._ledger.add(name, measured(readings[_NORM].statistic, unscaled(tensor, self._scaler)), _NORM, step=step)
+        self._interval.add(name, unscaled(tensor, self._scaler), spec=_NORM, step=step)
         if self._history is not None:
             key = (name, before_of)
             previous = self._history.previous(key, step)
             if previous is not None:
-                row = measured(readings[_CORRELATION].statistic, tensor, previous)
-                self._ledger.add(name, row, _CORRELATION, step=step)
+                self._interval.add(name, tensor, previous, spec=_CORRELATION, step=step)
             self._history.remember(key, tensor, step)
 
     def clear(self) -> None:

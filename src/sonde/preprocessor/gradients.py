@@ -11,8 +11,8 @@ from sonde.engine.clock.loss_scale import unscaled
 from sonde.engine.layer_axes import neurons_first
 from sonde.preprocessor.base import AbstractBackwardPreprocessor, AbstractTensorPreprocessor, name_of
 from sonde.preprocessor.geometry import SequenceGeometry
-from sonde.preprocessor.ledger import Reading
-from sonde.preprocessor.measured import Measured, measured, nothing_to_measure
+from sonde.preprocessor.interval import NumberSpec
+from sonde.preprocessor.measured import Measured, nothing_to_measure
 from sonde.preprocessor.outputs import Activity, first_tensor
 from sonde.stats import Activation
 from sonde.stats.statistic import dense
@@ -40,7 +40,7 @@ class OutputGradientGeometry(SequenceGeometry, AbstractBackwardPreprocessor):
         self._measure(name_of(event), event.value, event.call)
 
     def _measure(self, name: str, gradients: Any, call: int) -> None:
-        self._ledger.expect(name)
+        self._interval.expect(name)
         gradient = first_tensor(gradients)
         if gradient is not None:
             self._add(name, gradient, before_of=call)
@@ -68,7 +68,7 @@ class GradientGeometry(SequenceGeometry, AbstractTensorPreprocessor):
         self._measure(name_of(event), event.value, event.tick.step)
 
     def _measure(self, name: str, gradient: Tensor | None, step: int | None) -> None:
-        self._ledger.expect(name)
+        self._interval.expect(name)
         if gradient is not None and not nothing_to_measure(gradient, "a gradient"):
             self._add(name, gradient, step=step)
 
@@ -99,9 +99,9 @@ class GradientActivation(Measured, AbstractTensorPreprocessor):
     """
 
     def __init__(self, death: bool = True, inplace: bool = True, eps: float = 1e-8, *, scaler: Any = None) -> None:
-        self._statistic = Activation(eps, channel_axis=0)
+        statistic = Activation(eps, channel_axis=0)
         numbers = {"activation": "call_activation"} | ({"death": "call_death"} if death else {})
-        super().__init__([Reading(self._statistic, numbers)], inplace, Activity if death else None)
+        super().__init__([NumberSpec(statistic, numbers)], inplace, Activity if death else None)
         self._scaler = scaler
 
     def process_tensor(self, name: str, grad: Tensor | None, *, owner: nn.Module | None = None) -> None:
@@ -114,8 +114,8 @@ class GradientActivation(Measured, AbstractTensorPreprocessor):
         self._measure(name_of(event), event.value, event.module, event.tick.step)
 
     def _measure(self, name: str, gradient: Tensor | None, owner: nn.Module | None, step: int | None) -> None:
-        self._ledger.expect(name)
+        self._interval.expect(name)
         if gradient is None or nothing_to_measure(gradient, "a gradient"):
             return
         arranged = neurons_first(unscaled(dense(gradient.detach()), self._scaler), owner)
-        self._ledger.add(name, measured(self._statistic, arranged), step=step)
+        self._interval.add(name, arranged, step=step)

@@ -7,7 +7,7 @@ from typing import Any
 from sonde.engine import structure
 from sonde.errors import ArgumentError, LossShapeError
 from sonde.preprocessor.base import AbstractForwardPreprocessor
-from sonde.preprocessor.ledger import Reading
+from sonde.preprocessor.interval import NumberSpec
 from sonde.preprocessor.measured import Measured
 from sonde.preprocessor.training import in_training
 from sonde.stats.samples import Single
@@ -28,12 +28,11 @@ class LossModule(Measured, AbstractForwardPreprocessor):
     """
 
     def __init__(self, inplace: bool = True, evaluation_from_grad: bool = False) -> None:
-        self._statistic = Single()
-        super().__init__([Reading(self._statistic, {"loss": "value"})], inplace)
+        super().__init__([NumberSpec(Single(), {"loss": "value"})], inplace)
         self._evaluation_from_grad = evaluation_from_grad
         self._names = ("train_loss", "val_loss")
         for train in (True, False):
-            self._ledger.expect(train)
+            self._interval.expect(train)
 
     def set_loss_strs(self, train_loss_str: str, non_train_loss_str: str) -> None:
         """What the two losses are called in ``value``.
@@ -56,7 +55,7 @@ class LossModule(Measured, AbstractForwardPreprocessor):
                 f"{name or 'the loss module'} must return a loss of one element, and returned {found}: use a reduction, such as "
                 "reduction='mean', or OutputNorm for what is no loss"
             )
-        self._ledger.add(in_training(module, self._evaluation_from_grad), self._statistic.measure(loss))
+        self._interval.add(in_training(module, self._evaluation_from_grad), loss)
 
     def _path(self, key: Any) -> tuple[str, ...]:
         return (self._names[0 if key else 1],)
@@ -67,7 +66,7 @@ class LossModule(Measured, AbstractForwardPreprocessor):
     def clear(self) -> None:
         super().clear()
         for train in (True, False):
-            self._ledger.expect(train)
+            self._interval.expect(train)
 
 
 def two_names(train: str, other: str) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""What all of sonde's own preprocessors share: a ledger of what they measured, read as ``value`` by name and shown as a table."""
+"""The base of sonde's own preprocessors: the aggregates of an interval, read as ``value`` by name and shown as a table."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ from sonde.engine import Site
 from sonde.errors import ArgumentError, UnknownSiteError
 from sonde.preprocessor.aggregates import Aggregate, aggregate
 from sonde.preprocessor.base import AbstractPreprocessor
-from sonde.preprocessor.ledger import IntervalAggregates, Reading
-from sonde.stats import RowStatistic
-from sonde.stats.statistic import dense
+from sonde.preprocessor.interval import IntervalAggregates, NumberSpec
 from sonde.suggest import nearest
 from sonde.view.table import Cell, Grid
 
-__all__ = ["Measured", "Values", "measured", "nothing_to_measure"]
+__all__ = ["Measured", "Values", "nothing_to_measure"]
 
 _SHOWN = ("mean", "std", "min", "max")
 
@@ -34,18 +32,18 @@ class Measured(AbstractPreprocessor):
     """A preprocessor whose numbers are read from rows of statistics.
 
     Args:
-        readings: of which statistics, and which of their numbers.
+        specs: of which statistics, and which of their numbers.
         inplace: aggregate the numbers as they come, instead of keeping all of them.
         form: makes what stands in ``value`` of a name's aggregates; with a single number, that is the aggregate itself.
     """
 
-    def __init__(self, readings: Iterable[Reading], inplace: bool, form: Callable[..., Any] | None = None) -> None:
-        self._ledger = IntervalAggregates(readings, inplace)
+    def __init__(self, specs: Iterable[NumberSpec], inplace: bool, form: Callable[..., Any] | None = None) -> None:
+        self._interval = IntervalAggregates(specs, inplace)
         self._form = form
 
     @property
     def value(self) -> dict[str, Any]:
-        """What was computed since the preprocessor was made or last reset, by name, as copies. Reading waits for the device.
+        """What was computed since the preprocessor was made or last reset, by name, as copies. NumberSpec waits for the device.
 
         A layer that is known, but has not run since, has no data: an empty aggregate.
         """
@@ -58,7 +56,7 @@ class Measured(AbstractPreprocessor):
         return found
 
     def _aggregates(self) -> Iterator[tuple[tuple[str, ...], tuple[Aggregate, ...]]]:
-        for key, held in self._ledger.read().items():
+        for key, held in self._interval.read().items():
             yield self._path(key), held
 
     def _path(self, key: Hashable) -> tuple[str, ...]:
@@ -69,20 +67,20 @@ class Measured(AbstractPreprocessor):
         """These sites, or layers and tensors by name, have no data until they are processed, instead of being unknown."""
         for site in sites:
             if isinstance(site, str):
-                self._ledger.expect(site)
+                self._interval.expect(site)
             else:
-                self._ledger.expect(f"{site.model}/{site.path}" if site.model else site.path)
+                self._interval.expect(f"{site.model}/{site.path}" if site.model else site.path)
 
     def reset(self) -> None:
         """Begin a new interval: every name that is known has no data.
 
         What the next tensor of a name is compared with, its predecessor, is kept.
         """
-        self._ledger.reset()
+        self._interval.reset()
 
     def clear(self) -> None:
         """Begin anew, as for another model: names, numbers and predecessors are forgotten."""
-        self._ledger.clear()
+        self._interval.clear()
 
     # Showing
 
@@ -90,7 +88,7 @@ class Measured(AbstractPreprocessor):
         rows = []
         aggregates = list(self._aggregates())
         for path, held in aggregates:
-            for label, one in zip(self._ledger.labels, held, strict=True):
+            for label, one in zip(self._interval.labels, held, strict=True):
                 spoiled = f"{one.nonfinite} not finite" if one.nonfinite else ""
                 shown = [f"{one.finite}", *(f"{aggregate(one, method):.4g}" for method in _SHOWN)]
                 numbers = shown if one.finite else ["no data"] + [""] * len(_SHOWN)
@@ -108,15 +106,6 @@ class Measured(AbstractPreprocessor):
 
     def _repr_html_(self) -> str:
         return self._grid().to_html()
-
-
-def measured(statistic: RowStatistic, tensor: Tensor, previous: Tensor | None = None) -> Tensor:
-    """The row that *tensor* (after *previous*, for a statistic of pairs) leaves.
-
-    Raises:
-        ArgumentError: *tensor* has no values (nested, or on the meta device).
-    """
-    return statistic.row_of(dense(tensor.detach()), None if previous is None else previous.detach())
 
 
 def nothing_to_measure(tensor: Any, what: str) -> bool:

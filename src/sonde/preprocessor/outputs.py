@@ -10,8 +10,8 @@ from sonde.engine import Event, Port, structure
 from sonde.engine.layer_axes import samples_first
 from sonde.preprocessor.aggregates import Aggregate
 from sonde.preprocessor.base import AbstractForwardPreprocessor, name_of
-from sonde.preprocessor.ledger import Reading
-from sonde.preprocessor.measured import Measured, measured
+from sonde.preprocessor.interval import NumberSpec
+from sonde.preprocessor.measured import Measured
 from sonde.preprocessor.training import in_training
 from sonde.stats import Activation
 from sonde.stats.samples import SampleNorm
@@ -66,9 +66,8 @@ class OutputActivation(Measured, AbstractForwardPreprocessor):
         *,
         batched: bool | None = None,
     ) -> None:
-        self._statistic = Activation(eps)
         numbers = {"activation": "call_activation"} | ({"death": "call_death"} if death else {})
-        super().__init__([Reading(self._statistic, numbers)], inplace, Activity if death else None)
+        super().__init__([NumberSpec(Activation(eps), numbers)], inplace, Activity if death else None)
         self._record_eval = record_eval
         self._evaluation_from_grad = evaluation_from_grad
         self._channel_last = channel_last
@@ -76,10 +75,10 @@ class OutputActivation(Measured, AbstractForwardPreprocessor):
 
     def process_fw(self, name: str, module: Any, layer_input: Any, layer_output: Any) -> None:
         """Measure the output of one call; the input is not looked at."""
-        self._ledger.expect(name)
+        self._interval.expect(name)
         output = first_tensor(layer_output)
         if output is not None and (self._record_eval or in_training(module, self._evaluation_from_grad)):
-            self._ledger.add(name, measured(self._statistic, samples_first(output, module, self._channel_last, self._batched)))
+            self._interval.add(name, samples_first(output, module, self._channel_last, self._batched))
 
 
 class OutputNorm(Measured, AbstractForwardPreprocessor):
@@ -110,8 +109,7 @@ class OutputNorm(Measured, AbstractForwardPreprocessor):
         batched: bool | None = None,
     ) -> None:
         number = "rms" if normalize else "norm"
-        self._statistic = SampleNorm()
-        super().__init__([Reading(self._statistic, {number: number})], inplace)
+        super().__init__([NumberSpec(SampleNorm(), {number: number})], inplace)
         self._record_eval = record_eval
         self._evaluation_from_grad = evaluation_from_grad
         self._batched = batched
@@ -121,10 +119,10 @@ class OutputNorm(Measured, AbstractForwardPreprocessor):
         self._measure(name, module, layer_output)
 
     def _measure(self, name: str, module: Any, value: Any) -> None:
-        self._ledger.expect(name)
+        self._interval.expect(name)
         tensor = first_tensor(value)
         if tensor is not None and (self._record_eval or in_training(module, self._evaluation_from_grad)):
-            self._ledger.add(name, measured(self._statistic, samples_first(tensor, module, False, self._batched)))
+            self._interval.add(name, samples_first(tensor, module, False, self._batched))
 
 
 class InputNorm(OutputNorm):

@@ -15,8 +15,8 @@ from sonde.engine.layer_axes import as_matrix
 from sonde.errors import ArgumentError
 from sonde.preprocessor.aggregates import Aggregate
 from sonde.preprocessor.base import AbstractModulePreprocessor, ParameterName
-from sonde.preprocessor.ledger import Reading
-from sonde.preprocessor.measured import Measured, measured, nothing_to_measure
+from sonde.preprocessor.interval import NumberSpec
+from sonde.preprocessor.measured import Measured, nothing_to_measure
 from sonde.stats import Norm
 from sonde.stats.samples import MatrixCondition
 from sonde.stats.statistic import dense
@@ -27,15 +27,15 @@ __all__ = ["Condition", "Conditioning", "ParameterNorm"]
 class _OfAttributes(Measured, AbstractModulePreprocessor):
     """Measures tensors that are attributes of a layer; ``value`` has them by layer and attribute."""
 
-    def __init__(self, attrs: Iterable[str], readings: Iterable[Reading], inplace: bool, form: Any = None) -> None:
+    def __init__(self, attrs: Iterable[str], specs: Iterable[NumberSpec], inplace: bool, form: Any = None) -> None:
         self.attrs_ = [attrs] if isinstance(attrs, str) else list(attrs)
         if not self.attrs_ or not all(isinstance(name, str) for name in self.attrs_):
             raise ArgumentError(f"attrs must be names of attributes such as ['weight', 'bias'], not {attrs!r}")
-        super().__init__(readings, inplace, form)
+        super().__init__(specs, inplace, form)
 
     @abstractmethod
-    def _row(self, tensor: Tensor, owner: nn.Module | None) -> Tensor | None:
-        """What is measured of an attribute of *owner*; None if there is no such number."""
+    def _arranged(self, tensor: Tensor, owner: nn.Module | None) -> Tensor | None:
+        """Return the tensor to measure of an attribute of *owner*; None if there is no such number."""
 
     def process_module(self, name: str, module: Any) -> None:
         """Measure the attributes of a layer; one that is missing, None or uninitialised has no data.
@@ -54,12 +54,12 @@ class _OfAttributes(Measured, AbstractModulePreprocessor):
             self._measure((key.layer, key.attribute), event.value, event.module)
 
     def _measure(self, key: tuple[str, str], tensor: Any, owner: nn.Module | None) -> None:
-        self._ledger.expect(key)
+        self._interval.expect(key)
         if nothing_to_measure(tensor, f"{key[0]}.{key[1]}"):
             return
-        row = self._row(tensor, owner)
-        if row is not None:
-            self._ledger.add(key, row)
+        arranged = self._arranged(tensor, owner)
+        if arranged is not None:
+            self._interval.add(key, arranged)
 
     def _path(self, key: Any) -> tuple[str, ...]:
         return tuple(key)
@@ -68,7 +68,7 @@ class _OfAttributes(Measured, AbstractModulePreprocessor):
         """These layers by name, or parameters by site, have no data until they are processed, instead of being unknown."""
         for site in sites:
             for key in self._keys(site):
-                self._ledger.expect(key)
+                self._interval.expect(key)
 
     def _keys(self, site: Site | str) -> Iterator[tuple[str, str]]:
         if isinstance(site, str):
@@ -99,11 +99,10 @@ class ParameterNorm(_OfAttributes):
 
     def __init__(self, attrs: Iterable[str] = ("weight", "bias"), normalize: bool = False, inplace: bool = True) -> None:
         number = "rms" if normalize else "norm"
-        self._statistic = Norm()
-        super().__init__(attrs, [Reading(self._statistic, {number: number})], inplace)
+        super().__init__(attrs, [NumberSpec(Norm(), {number: number})], inplace)
 
-    def _row(self, tensor: Tensor, owner: nn.Module | None) -> Tensor:
-        return measured(self._statistic, tensor)
+    def _arranged(self, tensor: Tensor, owner: nn.Module | None) -> Tensor:
+        return tensor
 
 
 class Condition(NamedTuple):
@@ -134,14 +133,11 @@ class Conditioning(_OfAttributes):
     """
 
     def __init__(self, attrs: Iterable[str] = ("weight",), inplace: bool = True) -> None:
-        self._statistic = MatrixCondition()
         names = {"condition": "condition", "stable_rank": "stable_rank"}
-        super().__init__(attrs, [Reading(self._statistic, names)], inplace, Condition)
+        super().__init__(attrs, [NumberSpec(MatrixCondition(), names)], inplace, Condition)
 
-    def _row(self, tensor: Tensor, owner: nn.Module | None) -> Tensor | None:
-        if tensor.dim() < 2:
-            return None
-        return self._statistic.measure(as_matrix(dense(tensor.detach()), owner))
+    def _arranged(self, tensor: Tensor, owner: nn.Module | None) -> Tensor | None:
+        return None if tensor.dim() < 2 else as_matrix(dense(tensor.detach()), owner)
 
 
 def _attribute(module: nn.Module, name: str) -> Any:

@@ -12,8 +12,8 @@ from sonde.engine import Event, Port
 from sonde.errors import ArgumentError
 from sonde.preprocessor.base import AbstractTensorPreprocessor, name_of
 from sonde.preprocessor.geometry import SequenceGeometry
-from sonde.preprocessor.ledger import Reading
-from sonde.preprocessor.measured import Measured, measured, nothing_to_measure
+from sonde.preprocessor.interval import NumberSpec
+from sonde.preprocessor.measured import Measured, nothing_to_measure
 from sonde.stats import Updates, vanished_share
 from sonde.stats.history import History
 from sonde.stats.samples import Single
@@ -40,7 +40,7 @@ class _OfUpdates(Measured, AbstractTensorPreprocessor):
 
         The first call gives no number, nor does one with another shape.
         """
-        self._ledger.expect(name)
+        self._interval.expect(name)
         if param is None or nothing_to_measure(param, "a parameter"):
             return
         before = self._parameters.previous(name)
@@ -54,7 +54,7 @@ class _OfUpdates(Measured, AbstractTensorPreprocessor):
         Raises:
             ArgumentError: the two are not of one shape.
         """
-        self._ledger.expect(name)
+        self._interval.expect(name)
         if _is_update(before, after):
             self._measure(name, before, after)
 
@@ -103,11 +103,10 @@ class UpdateRatio(_OfUpdates):
     """
 
     def __init__(self, inplace: bool = True) -> None:
-        self._statistic = Updates()
-        super().__init__([Reading(self._statistic, {"ratio": "ratio"})], inplace)
+        super().__init__([NumberSpec(Updates(), {"ratio": "ratio"})], inplace)
 
     def _measure(self, name: str, before: Tensor, after: Tensor) -> None:
-        self._ledger.add(name, measured(self._statistic, after, before))
+        self._interval.add(name, after, before)
 
 
 class UpdateRounding(Measured):
@@ -128,8 +127,7 @@ class UpdateRounding(Measured):
     ports: tuple[Port, ...] = ("grad", "update")
 
     def __init__(self, inplace: bool = True) -> None:
-        self._statistic = Single()
-        super().__init__([Reading(self._statistic, {"vanished": "value"})], inplace)
+        super().__init__([NumberSpec(Single(), {"vanished": "value"})], inplace)
         self._wanted: dict[str, Tensor] = {}  # by parameter: which elements have got a gradient since the last step
 
     def process_update(self, name: str, before: Tensor, after: Tensor, wanted: Tensor) -> None:
@@ -143,18 +141,18 @@ class UpdateRounding(Measured):
         Raises:
             ArgumentError: the three are not of one shape.
         """
-        self._ledger.expect(name)
+        self._interval.expect(name)
         if _is_update(before, after):
             share = vanished_share(*(dense(tensor.detach()) for tensor in (after, before, wanted)))
-            self._ledger.add(name, self._statistic.measure(share))
+            self._interval.add(name, share)
 
     def __call__(self, event: Event) -> None:
         name = name_of(event)
         if event.site.port == "grad":
-            self._ledger.expect(name)
+            self._interval.expect(name)
             self._wanted[name] = dense(event.value.detach()) != 0
         elif event.site.port == "update":
-            self._ledger.expect(name)
+            self._interval.expect(name)
             wanted = self._wanted.pop(name, None)
             if wanted is not None:
                 before, after = event.value

@@ -52,6 +52,7 @@ class Table:
         self._unused: dict[torch.device, list[tuple[int, int]]] = {}  # places, the next one last
         self._rows: list[Tensor] = []
         self._places: list[tuple[int, int]] = []  # of each row: block, position
+        self._numbers: dict[int, int] = {}  # of each row, by its id: its number
         self._lock = threading.Lock()  # torch lets other threads run between reading a row and writing the row
 
     def __len__(self) -> int:
@@ -68,6 +69,7 @@ class Table:
             self._grow(rows - len(unused), device)
         places = [unused.pop() for _ in range(rows)]
         made = [self._row(place) for place in places]
+        self._numbers |= {id(row): number for number, row in enumerate(made, start=len(self._rows))}
         self._places += places
         self._rows += made
         return made
@@ -92,23 +94,26 @@ class Table:
 
     def move(self, row: Tensor, device: torch.device) -> Tensor:
         """Return the same row on *device*, under its old number. *row* is given up."""
-        at = self._at(row)
         (moved,) = self.allocate(1, device)
         with torch.inference_mode(False), torch.no_grad():
             moved.copy_(row)
-            row.copy_(self._empty[self._places[at][0]][0])
-        self._unused[row.device].append(self._places[at])
-        self._rows[at], self._places[at] = self._rows.pop(), self._places.pop()
+        self.clear(row)
+        number = self._numbers.pop(id(row))
+        self._unused[row.device].append(self._places[number])
+        self._rows[number], self._places[number] = self._rows.pop(), self._places.pop()
+        self._numbers[id(moved)] = number
         return moved
 
-    def _at(self, row: Tensor) -> int:
-        return next(at for at, held in enumerate(self._rows) if held is row)
+    def clear(self, row: Tensor) -> None:
+        """Empty one row, in place."""
+        block, _ = self._places[self._numbers[id(row)]]
+        row.copy_(self._empty[block][0])
 
     def positions(self, rows: Sequence[Tensor]) -> npt.NDArray[np.intp]:
         """Return the position of each of *rows* in all blocks joined."""
         starts = np.cumsum([0, *(len(block) for block in self.blocks)])
-        found = {id(row): starts[block] + at for row, (block, at) in zip(self._rows, self._places, strict=True)}
-        return np.array([found[id(row)] for row in rows], np.intp)
+        places = (self._places[self._numbers[id(row)]] for row in rows)
+        return np.array([starts[block] + position for block, position in places], np.intp)
 
     # Adding
 
@@ -167,9 +172,8 @@ class Table:
 
     def restore(self, rows: Sequence[Tensor], copied: Sequence[Tensor]) -> None:
         """Set *rows* back to what they were when *copied* was made; rows that were moved since stay as they are."""
-        places = {id(row): place for row, place in zip(self._rows, self._places, strict=True)}
         for row in rows:
-            block, position = places[id(row)]
+            block, position = self._places[self._numbers[id(row)]]
             if block < len(copied):
                 row.copy_(copied[block][position])
 
@@ -182,5 +186,16 @@ class Table:
         """Return how often each row was added to, and the statistic's numbers, in order of allocation. One copy per device."""
         if not self._rows:
             return [], {}
-        rows = np.concatenate(pack(self.blocks).unpack())[self.positions(self._rows)]
-        return rows[:, 0].astype(int).tolist(), self.statistic.finish(self.statistic.columns(torch.from_numpy(rows[:, 1:])))
+        rows = self._host(self._rows)
+        return rows[:, 0].astype(int).tolist(), self._finished(rows)
+
+    def numbers(self, rows: Sequence[Tensor]) -> dict[str, Column]:
+        """Return the statistic's numbers of some *rows*. One copy per device."""
+        return self._finished(self._host(rows))
+
+    def _host(self, rows: Sequence[Tensor]) -> npt.NDArray[np.float64]:
+        joined: npt.NDArray[np.float64] = np.concatenate(pack(self.blocks).unpack())
+        return joined[self.positions(rows)]
+
+    def _finished(self, rows: npt.NDArray[np.float64]) -> dict[str, Column]:
+        return self.statistic.finish(self.statistic.columns(torch.from_numpy(rows[:, 1:])))

@@ -27,8 +27,7 @@ from sonde.preprocessor import (
     UpdateRatio,
     UpdateRounding,
 )
-from sonde.preprocessor.ledger import MOST_PENDING, IntervalAggregates, Reading
-from sonde.preprocessor.measured import measured
+from sonde.preprocessor.interval import MOST_PENDING, IntervalAggregates, NumberSpec
 from sonde.stats.samples import MatrixCondition, SampleNorm, Single
 
 
@@ -90,31 +89,30 @@ def test_n33_nothing_waits_for_the_device_until_value_is_read() -> None:
 
 
 def test_memory_does_not_grow_with_steps() -> None:
-    ledger = IntervalAggregates([Reading(SampleNorm(), {"norm": "norm"})], inplace=True)
-    row = measured(SampleNorm(), torch.ones(2, 2))
+    interval = IntervalAggregates([NumberSpec(SampleNorm(), {"norm": "norm"})], inplace=True)
     for _ in range(3 * MOST_PENDING + 5):
-        ledger.add("a", row)
-    assert len(ledger._pending) == 5
-    assert ledger.read()["a"][0].count == 3 * MOST_PENDING + 5
+        interval.add("a", torch.ones(2, 2))
+    assert len(interval._rows[0].pending) == 5
+    assert interval.read()["a"][0].count == 3 * MOST_PENDING + 5
 
 
 def test_numbers_are_in_order_across_the_times_they_are_read() -> None:
-    kept = IntervalAggregates([Reading(Single(), {"x": "value"})], inplace=False)
+    kept = IntervalAggregates([NumberSpec(Single(), {"x": "value"})], inplace=False)
     for number in range(2 * MOST_PENDING + 1):
-        kept.add("a", Single().measure(torch.tensor(float(number))))
+        kept.add("a", torch.tensor(float(number)))
         if number % 1000 == 0:
             kept.read()
     assert kept.read()["a"][0] == list(range(2 * MOST_PENDING + 1))
 
 
 def test_a_later_version_of_a_step_stands_in_place_of_the_earlier() -> None:
-    ledger = IntervalAggregates([Reading(Single(), {"x": "value"})], inplace=False)
+    interval = IntervalAggregates([NumberSpec(Single(), {"x": "value"})], inplace=False)
     for step, number in ((0, 1.0), (0, 2.0), (1, 3.0), (1, 4.0), (1, 5.0), (0, 6.0)):
-        ledger.add("a", Single().measure(torch.tensor(number)), step=step)
-        ledger.read()
-    assert ledger.read()["a"][0] == [2, 5, 6]
-    ledger.reset()
-    assert ledger.read()["a"][0] == []
+        interval.add("a", torch.tensor(number), step=step)
+        interval.read()
+    assert interval.read()["a"][0] == [2, 5, 6]
+    interval.reset()
+    assert interval.read()["a"][0] == []
 
 
 def test_what_is_undefined_is_left_out_and_what_is_spoiled_is_counted() -> None:
@@ -238,6 +236,6 @@ def test_what_is_measured_keeps_no_graph() -> None:
         for one in FEEDS[3:7]:
             one.process_tensor("a", tensor * 2)
         FEEDS[8].process_update("a", tensor * 2, tensor * 3, tensor)
-    entries = [entry for one in FEEDS[:9] for entry in one._ledger._pending]
+    entries = [row for one in FEEDS[:9] for rows in one._interval._rows for _, row in rows.pending]
     assert len(entries) > 30
-    assert not any(entry.row.requires_grad for entry in entries)
+    assert not any(row.requires_grad for row in entries)
