@@ -5,16 +5,19 @@ each module, or be silently wrong. But a hook may call an operator on a tensor t
 operator reads from the token which hook called it, and runs ordinary Python there.
 
 * ``sonde::deliver`` builds an event and delivers it at its place in the execution; no buffer of a size known beforehand is needed.
-  The result, two integers that name the forward and the call, is carried by the traced gradient hooks into the backward pass.
+  The result, three integers that name the token, the forward and the call, is carried by the traced gradient hooks into the
+  backward pass.
 * ``sonde::deliver_gradient`` delivers a gradient there.
 * ``sonde::add_to_row`` adds the measured numbers of a gradient to the hook's row.
 * ``sonde::recomputing`` computes whether activation checkpointing runs this code a second time. The operator is pure, so all
   statistics of a region share one call.
 
-The first three are registered with an *effect*: no compiler may drop, duplicate or reorder them. They declare no write into their
-arguments. A tensor that a backward graph writes into is saved by the forward pass, and autograd then refuses the backward of a
-model that was called twice before it: "modified by an inplace operation". For the same reason a row that a forward graph writes
-into is handed over as ``.data``, and no two rows share a version counter (:class:`sonde.stats.Table`).
+No compiler may drop, duplicate or reorder the first three. The first runs in the forward and declares a write into the token: an
+*effect* there is refused by inductor in a graph with an activation checkpoint. The other two run in the backward, have an effect,
+and declare no write into an argument: a tensor that a backward graph writes into is saved by the forward pass, and autograd then
+refuses the backward of a model that was called twice before it ("modified by an inplace operation"). For the same reason the
+backward does not read the token, and a token or row that a forward graph writes into is handed over as ``.data``; no two rows
+share a version counter (:class:`sonde.stats.Table`).
 """
 
 from __future__ import annotations
@@ -169,10 +172,8 @@ def _paths(form: Any, path: str) -> Iterator[str]:
 
 _library = torch.library.Library("sonde", "DEF")
 _unsafe = (torch.Tag.cudagraph_unsafe,)  # a replayed CUDA graph would not run Python
-_library.define("deliver(Tensor token, Tensor[] leaves, int form, str port) -> Tensor", tags=_unsafe)
-_library.define(
-    "deliver_gradient(Tensor token, Tensor identity, Tensor gradient, int leaf, int form, str port) -> ()", tags=_unsafe
-)
+_library.define("deliver(Tensor(a!) token, Tensor[] leaves, int form, str port) -> Tensor", tags=_unsafe)
+_library.define("deliver_gradient(Tensor identity, Tensor gradient, int leaf, int form, str port) -> ()", tags=_unsafe)
 _library.define("add_to_row(Tensor token, Tensor measured, str port) -> ()", tags=_unsafe)
 _library.define("recomputing(Tensor anchor) -> Tensor")
 
@@ -180,15 +181,15 @@ _library.define("recomputing(Tensor anchor) -> Tensor")
 def _deliver(token: Tensor, leaves: list[Tensor], form: int, port: str) -> Tensor:
     owner = _owners.get(int(token))
     if owner is None:
-        return torch.tensor((0, 0))
+        return torch.tensor((0, 0, 0))
     # new objects: the compiler writes into memory again under the same object and version, so a change could not be found
-    return torch.tensor(owner.replay([leaf.detach() for leaf in leaves], form, port))
+    return torch.tensor((int(token), *owner.replay([leaf.detach() for leaf in leaves], form, port)))
 
 
-def _deliver_gradient(token: Tensor, identity: Tensor, gradient: Tensor, leaf: int, form: int, port: str) -> None:
-    owner = _owners.get(int(token))
+def _deliver_gradient(identity: Tensor, gradient: Tensor, leaf: int, form: int, port: str) -> None:
+    token, forward, call = identity.tolist()
+    owner = _owners.get(token)
     if owner is not None:
-        forward, call = identity.tolist()
         owner.replay_gradient(forward, call, gradient.detach(), leaf, form, port)
 
 
@@ -203,12 +204,12 @@ def _recomputing(anchor: Tensor) -> Tensor:
 
 
 _library.impl("deliver", _deliver, "CompositeExplicitAutograd")
-_library.impl("deliver", lambda token, leaves, form, port: token.new_empty((2,)), "Meta")
+_library.impl("deliver", lambda token, leaves, form, port: token.new_empty((3,)), "Meta")
 _library.impl("deliver_gradient", _deliver_gradient, "CompositeExplicitAutograd")
-_library.impl("deliver_gradient", lambda token, identity, gradient, leaf, form, port: None, "Meta")
+_library.impl("deliver_gradient", lambda identity, gradient, leaf, form, port: None, "Meta")
 _library.impl("add_to_row", _add_to_row, "CompositeExplicitAutograd")
 _library.impl("add_to_row", lambda token, measured, port: None, "Meta")
-for _name in ("deliver", "deliver_gradient", "add_to_row"):
+for _name in ("deliver_gradient", "add_to_row"):
     _library._register_effectful_op(f"sonde::{_name}", EffectType.ORDERED)
 _library.impl("recomputing", _recomputing, "CompositeExplicitAutograd")
 _library.impl("recomputing", lambda anchor: anchor.new_empty((), dtype=torch.bool), "Meta")
@@ -232,7 +233,7 @@ def trace_mark(token: Tensor) -> None:
     """Call ``replay`` of the token's owner at run time, without a value."""
     if is_exported():
         return
-    _op_deliver(token, [], _intern(("other",)), "")
+    _op_deliver(token.data, [], _intern(("other",)), "")
 
 
 def trace_value(token: Tensor, value: Any, port: str, gradient_port: str) -> None:
@@ -241,18 +242,18 @@ def trace_value(token: Tensor, value: Any, port: str, gradient_port: str) -> Non
         return
     leaves: list[Tensor] = []
     form = _intern(_form(value, leaves))
-    identity = _op_deliver(token, [leaf.detach() for leaf in leaves] if port else [], form, port)
+    identity = _op_deliver(token.data, [leaf.detach() for leaf in leaves] if port else [], form, port)
     if gradient_port:
         for index, leaf in enumerate(leaves):
             if leaf.requires_grad:
-                trace_gradient(token, identity, leaf, index, form, gradient_port)
+                trace_gradient(identity, leaf, index, form, gradient_port)
 
 
-def trace_gradient(token: Tensor, identity: Tensor, tensor: Tensor, leaf: int, form: int, port: str) -> None:
+def trace_gradient(identity: Tensor, tensor: Tensor, leaf: int, form: int, port: str) -> None:
     """Deliver the gradient of *tensor* when the backward pass computes it."""
 
     def hook(gradient: Tensor) -> None:
-        _op_gradient(token, identity, gradient.detach(), leaf, form, port)
+        _op_gradient(identity, gradient.detach(), leaf, form, port)
 
     tensor.register_hook(hook)
 
