@@ -90,17 +90,18 @@ def label_layers(axes: Axes, names: Sequence[str], height: float) -> None:
     axes.tick_params(axis="y", length=0 if len(shown) == len(names) else 3)
 
 
-def name_at(axes: Axes, text: str, place: float, value: float, colour: Any) -> None:
-    """Write *text* to the right of *axes*, at *place* of its height, with a stroke to the *value* at its right edge."""
+def name_at(axes: Axes, text: str, place: float, point: tuple[float, float], colour: Any) -> None:
+    """Write *text* to the right of *axes*, at *place* of its height, with a stroke to the *point* where its line ends."""
+    ended = point[0] < axes.get_xlim()[1]  # the stroke crosses the axes, and must not look like a line of data
+    style = {"linewidth": 0.6, "linestyle": (0, (1, 3))} if ended else {"linewidth": 0.9}
     axes.annotate(
         text,
-        (1, value),
+        point,
         (1.03, place),
-        xycoords=("axes fraction", "data"),
         textcoords="axes fraction",
         fontsize=7.5,
         va="center",
-        arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.9, "shrinkA": 1, "shrinkB": 0, "relpos": (0, 0.5)},
+        arrowprops={"arrowstyle": "-", "color": colour, "shrinkA": 1, "shrinkB": 0, "relpos": (0, 0.5), **style},
     )
 
 

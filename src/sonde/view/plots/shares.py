@@ -86,11 +86,12 @@ def shares(
         axes.set_xlabel("step")
         axes.set_ylabel("share, from the first layer down")
         there = np.flatnonzero(np.isfinite(parts).all(axis=0))
-        last = np.nan_to_num(parts[:, there[-1] if len(there) else -1])
+        column = there[-1] if len(there) else -1
+        last = np.nan_to_num(parts[:, column])
         middles = last.cumsum() - last / 2
         largest = sorted(np.argsort(last, kind="stable")[::-1][:_NAMED].tolist())
         places = spread_apart([float(middles[row]) for row in largest], 0.16 / (height - 1.3))
         for place, row in zip(places, largest, strict=True):
-            name_at(axes, f"{short[row]}  {last[row]:.0%}", 1 - place, float(middles[row]), colours[row])
+            name_at(axes, f"{short[row]}  {last[row]:.0%}", 1 - place, (float(steps[column]), float(middles[row])), colours[row])
         legend(figure, mark_steps(axes, found.steps[found.broken.any(axis=0)], BROKEN, look))
     return figure

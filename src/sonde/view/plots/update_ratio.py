@@ -89,7 +89,7 @@ def update_ratio(
         axes.set_ylabel("update / weight, no unit")
         axes.set_xlim(*_ends(found))
         axes.grid(axis="y")
-        marks = _crosses(axes, kept, found, look) + mark_steps(axes, found.steps[found.broken.any(axis=0)], BROKEN, look)
+        marks = mark_steps(axes, found.steps[found.broken.any(axis=0)], BROKEN, look) + _crosses(axes, kept, found, look)
         legend(figure, [*marks, *mark_steps(axes, found.steps[found.zero.any(axis=0)], ZERO, look)])
         _name_lines(axes, replace(found, values=kept), colours)
     return figure
@@ -128,17 +128,17 @@ def _crosses(axes: Axes, kept: npt.NDArray[np.float64], found: Matrix, look: Loo
 def _name_lines(axes: Axes, found: Matrix, colours: Sequence[Any]) -> None:
     """Name the lines at their right ends; of many, the outermost."""
     short, _ = labels(found.names, 26)
-    ends: list[tuple[float, int]] = []
+    ends: list[tuple[float, int, float]] = []
     for row, values in enumerate(found.values):
         there = np.flatnonzero(np.isfinite(values))
         if len(there):
-            ends.append((float(values[there[-1]]), row))
+            ends.append((float(values[there[-1]]), row, float(found.steps[there[-1]])))
     ends.sort()
     if len(ends) > _NAMED:
         ends = ends[:_OUTER] + ends[-_OUTER:]
     if not ends:
         return
     low, high = np.log10(axes.get_ylim())
-    places = spread_apart([(np.log10(value) - low) / (high - low) for value, _ in ends], 0.042)
-    for place, (value, row) in zip(places, ends, strict=True):
-        name_at(axes, short[row], place, value, colours[row])
+    places = spread_apart([(np.log10(value) - low) / (high - low) for value, _, _ in ends], 0.042)
+    for place, (value, row, step) in zip(places, ends, strict=True):
+        name_at(axes, short[row], place, (step, value), colours[row])
