@@ -42,8 +42,7 @@ class Keeper:
         take: makes the value to keep of an event.
         reduction: combines a value with what a slot holds; without one a slot holds a list of all values.
         condition: asked before a value is kept.
-        copy: copies a value that is put into a list.
-        only_slot: the slot of all events.
+        only_slot: the slot of all events, whose list gets each value as *take* makes it.
 
     Attributes:
         slots: the slots, in order.
@@ -58,7 +57,6 @@ class Keeper:
         reduction: Reduction | None = None,
         *,
         condition: Condition | None = None,
-        copy: Callable[[Any], Any] = own,
         only_slot: Subrecorder | None = None,
     ) -> None:
         self.__qualname__ = name
@@ -68,7 +66,6 @@ class Keeper:
         self.slots: list[Subrecorder] = [] if only_slot is None else [only_slot]
         self.stopped: dict[Site, str] = {}
         self.attachment: Attachment | None = None
-        self._copy = copy
         self._only_slot = only_slot
         self._filling = only_slot
         self._by_site: dict[Site, Subrecorder] = {}
@@ -125,7 +122,9 @@ class Keeper:
             return
         try:
             value = self.take(event)
-            if value is not NOTHING:
+            if self._only_slot is not None:
+                slot.held.append(value)
+            elif value is not NOTHING:
                 self._add_to(slot, value, event)
         except Exception as error:
             self._stop(self._place(event, slot), error)
@@ -149,7 +148,7 @@ class Keeper:
                 if value is not None:  # no gradient came: there is nothing to combine
                     slot.held = self._combined(self.reduction, slot, value)
             elif isinstance(slot.held, list):
-                slot.held.append(self._copy(value))
+                slot.held.append(own(value))
             else:
                 raise ArgumentError(
                     f"slot {slot.index} ({slot.site}) was made a {type(slot.held).__name__} by apply or an assignment, and "
@@ -206,7 +205,7 @@ class KeepingProbe(Probe):
         attachment = getattr(self, "_attachment", None)
         try:
             waits = attachment is not None and attachment.attached and attachment.roots and not attachment.ran
-            if waits and not any(slot.seen for slot in self._keeper.slots) and not sys.is_finalizing():
+            if waits and not any(slot.seen or slot.held for slot in self._keeper.slots) and not sys.is_finalizing():
                 warn_user(
                     f"a {type(self).__name__} was deleted before its model ran, and keeps nothing: hold it in a variable, as in "
                     "tracker = sonde.track(model), for as long as it is to keep values"

@@ -50,7 +50,7 @@ class Tracker(KeepingProbe):
         function = default_stash if stash is None else getattr(stash, "keywords", {}).get("stash_value", stash)
         self._axes: dict[str, LayerAxes] = {}  # of each module's first output, for the table
         take = _with_axes(self._stash, self._axes)
-        super().__init__(Keeper(name_of(function), take, copy=_as_it_is, only_slot=self._slot), strict=strict)
+        super().__init__(Keeper(name_of(function), take, only_slot=self._slot), strict=strict)
 
     @property
     def stashes(self) -> list[Any]:
@@ -275,7 +275,7 @@ def _with_axes(stash: StashFn, axes: dict[str, LayerAxes]) -> StashFn:
     """*stash*, which also notes the axes of each module's first output."""
 
     def take(event: Event) -> Any:
-        if event.name not in axes and not event.grad:
+        if not event.grad and event.name not in axes:
             output = layers.first_measurable(event.leaves)
             if output is not None:
                 axes[event.name] = axes_of(output, event.module)
@@ -319,7 +319,3 @@ def _statistic(stash: Any, stat: Callable[[Tensor], Any]) -> Any:
         return number.item() if isinstance(number, Tensor) else number
     except Exception as error:
         return error
-
-
-def _as_it_is(stash: Any) -> Any:
-    return stash
