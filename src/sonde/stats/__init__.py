@@ -4,6 +4,7 @@
 
 from types import ModuleType as _Module
 
+from sonde.number import Number as Number
 from sonde.stats.accumulator import Accumulator as Accumulator
 from sonde.stats.accumulator import Result as Result
 from sonde.stats.activation import Activation as Activation
@@ -17,9 +18,11 @@ from sonde.stats.pair import PairStatistic as PairStatistic
 from sonde.stats.quantiles import magnitude_quantiles as magnitude_quantiles
 from sonde.stats.running import RunningMeanVar as RunningMeanVar
 from sonde.stats.spectrum import Spectrum as Spectrum
+from sonde.stats.statistic import Column as Column
 from sonde.stats.statistic import Field as Field
 from sonde.stats.statistic import RowStatistic as RowStatistic
 from sonde.stats.statistic import Statistic as Statistic
+from sonde.stats.statistic import elements as elements
 from sonde.stats.statistic import reduce as reduce
 from sonde.stats.table import Table as Table
 from sonde.stats.updates import Updates as Updates
