@@ -8,7 +8,7 @@ from difflib import get_close_matches
 
 from sonde.errors import UnknownSiteError
 
-__all__ = ["nearest", "unknown_name"]
+__all__ = ["nearest", "nearest_steps", "unknown_name"]
 
 _SHOWN = 8
 _OF_REGEX = re.compile(r"[\\^$()?*+|\[\]{}]")
@@ -43,6 +43,16 @@ def _closest(asked: str, known: list[str], count: int) -> list[str]:
     if not close and tail:
         close = [name for name in by_lower if tail in name or get_close_matches(tail, [name.rpartition(".")[2]], cutoff=0.6)]
     return [by_lower[name] for name in close[:count]]
+
+
+def nearest_steps(asked: int, logged: Iterable[int], *, count: int = 4) -> str:
+    """The *logged* steps that come nearest to *asked*, as text.
+
+    >>> nearest_steps(11, [0, 10, 20, 30, 40], count=3)
+    '0, 10, 20'
+    """
+    near = sorted(logged, key=lambda step: abs(step - asked))[:count]
+    return ", ".join(map(str, sorted(near)))
 
 
 def unknown_name(kind: str, asked: str, there: Iterable[str], where: str) -> UnknownSiteError:

@@ -63,3 +63,23 @@ def test_padding_is_no_dead_unit() -> None:
     with torch.no_grad(), sonde.track(model) as tracker:
         model(x)
     assert "dead" not in repr(tracker)
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_a_norm_per_sample_is_over_the_samples_of_sequences_in_both_layouts(batch_first: bool) -> None:
+    """Of an encoder layer, which has no ``batch_first`` itself, in the preprocessor and in the lens; in float64, to rounding."""
+    torch.manual_seed(0)
+    model = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=batch_first).double()
+    x = torch.randn(5, 3, 8, dtype=torch.float64)
+    preprocessor = sonde.preprocessor.OutputNorm()
+    with sonde.observe(model, preprocessor, include=[""], strict=True):
+        output = model(x)
+    samples = output if batch_first else output.transpose(0, 1)
+    wanted = samples.flatten(1).norm(dim=1).mean().item()
+    # each of 40 squares and 5 norms is rounded once, and so is each sum: below 100 roundings of 2**-53
+    assert preprocessor.value[""].mean == pytest.approx(wanted, rel=100 * 2**-53)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with sonde.watch(model, optimizer, every=1, to="memory", quiet=True, lenses=lens.OutputNorm(include=[""])) as inspector:
+        model(x).sum().backward()
+        optimizer.step()
+    assert inspector.run.series("(root)", "norm")[1].tolist() == [pytest.approx(wanted, rel=100 * 2**-53)]

@@ -51,13 +51,13 @@ def _of_sites(opened: Run, family: str, step: int | None) -> Grid:
         ArgumentError: *step* was not logged.
     """
     from sonde.errors import ArgumentError
+    from sonde.suggest import nearest_steps
     from sonde.view.table import Cell, Grid
 
     logged = sorted(set(opened.table(family).column("step").to_pylist()))
     shown = logged[-1] if step is None else step
     if shown not in logged:
-        near = ", ".join(map(str, sorted(sorted(logged, key=lambda each: abs(each - shown))[:4])))
-        raise ArgumentError(f"--step={shown}: {family} has no rows of that step; the nearest are {near}")
+        raise ArgumentError(f"--step={shown}: {family} has no rows of that step; the nearest are {nearest_steps(shown, logged)}")
     sql = f'SELECT * FROM "{family}" WHERE step = {shown:d} ORDER BY micro_step, rank, "order", site'
     rows = opened.sql(sql).to_arrow_table().to_pylist()
     lists = {name for row in rows for name, value in row.items() if isinstance(value, list)}  # as an exponent histogram's counts

@@ -27,7 +27,18 @@ from torch.autograd.graph import Node
 
 from sonde.engine.torch_api.modules import BatchNorm, ConvTranspose
 
-__all__ = ["LayerAxes", "as_matrix", "axes_of", "learn", "neurons_first", "note", "samples_first", "unit_axis", "units_first"]
+__all__ = [
+    "LayerAxes",
+    "as_matrix",
+    "axes_of",
+    "is_time_first",
+    "learn",
+    "neurons_first",
+    "note",
+    "samples_first",
+    "unit_axis",
+    "units_first",
+]
 
 _SECOND = 1
 _LAST = -1
@@ -98,7 +109,7 @@ def axes_of(
     dims = output.dim()
     axis, rule = _units(output, module)
     single = _is_single(dims, module, axis) if batched is None else not batched
-    samples = None if single or dims == 0 else 1 if dims == 3 and _is_time_first(module) else 0
+    samples = None if single or dims == 0 else 1 if dims == 3 and is_time_first(module) else 0
     if channel_last is not None:
         axis, rule = (_LAST if channel_last else None), "given"
     if axis is None or (-dims <= axis < dims and axis % dims == samples):
@@ -149,7 +160,8 @@ def _is_single(dims: int, module: nn.Module | None, axis: int | None) -> bool:
     return axis is not None and axis < 0 and dims == -axis
 
 
-def _is_time_first(module: nn.Module | None) -> bool:
+def is_time_first(module: nn.Module | None) -> bool:
+    """Whether the outputs of *module*, where they have three dimensions, are ``(time, batch, feature)``."""
     if module is None:
         return False
     if not isinstance(module, _SEQUENCES):

@@ -24,7 +24,12 @@ class SampleNorm(Statistic):
     A tensor is read as ``(sample, ...)``, a scalar as one sample. With ``n_b = |x_b|`` over all other dimensions, ``norm`` is
     the mean of ``n_b`` and ``rms`` the mean of ``n_b / sqrt(elements of a sample)``: the mean of the samples' root mean
     squares, not that of all elements. ``nonfinite`` elements are counted and left out; without samples both are NaN.
+
+    Args:
+        sample_axis: the axis of the samples in tensors of three dimensions: 0, or 1 for ``(time, sample, feature)``.
     """
+
+    sample_axis: int = 0
 
     fields: ClassVar[tuple[Field, ...]] = (Field("nonfinite"), Field("samples"), Field("norms"), Field("rms"))
     numbers: ClassVar[tuple[Number, ...]] = (
@@ -36,6 +41,8 @@ class SampleNorm(Statistic):
 
     def measure(self, tensor: Tensor) -> Tensor:
         values = elements(tensor)
+        if self.sample_axis and values.dim() == 3:
+            values = values.transpose(0, 1)
         matrix = values.reshape(values.shape[0] if values.dim() else 1, math.prod(values.shape[1:]))
         finite = matrix.isfinite()
         norms = torch.linalg.vector_norm(torch.where(finite, matrix, 0.0), dim=1)

@@ -33,7 +33,7 @@ def test_gradient_flow_says_zero_and_nan_where_the_axis_has_no_place_for_them() 
 
 
 def test_gradient_flow_of_a_step_that_was_not_logged_names_the_nearest() -> None:
-    with pytest.raises(ArgumentError, match=r"step=7 was not logged; the nearest that was is [68]"):
+    with pytest.raises(ArgumentError, match=r"step=7 was not logged; the nearest are .*6, 8"):
         plots.gradient_flow(written(), step=7)
     with pytest.raises(ArgumentError, match="lines"):
         plots.gradient_flow(written(), "output")

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from sonde.engine import selection
-from sonde.engine.layer_axes import learn, unit_axis
+from sonde.engine.layer_axes import is_time_first, learn, unit_axis
 from sonde.engine.selection import Where
 from sonde.errors import ArgumentError
 from sonde.inspector.lenses.layer_selection import DROPOUT, RELU_LIKE, is_container
@@ -129,6 +129,11 @@ class OutputNorm(Lens):
     ) -> None:
         show = _lines(normalize_by_size, log_scale, range_aggregation, comparison_plot)
         super().__init__("output_norm", SampleNorm(), ("output",), include, exclude, record_eval, show)
+
+    def parts(self, model: nn.Module) -> Iterator[tuple[RowStatistic, Where]]:
+        yield SampleNorm(), lambda name, module: not is_time_first(module)
+        if any(map(is_time_first, model.modules())):
+            yield SampleNorm(sample_axis=1), lambda name, module: is_time_first(module)
 
 
 class _Geometry(Lens):

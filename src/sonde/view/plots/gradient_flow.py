@@ -12,6 +12,7 @@ import numpy.typing as npt
 from sonde.errors import ArgumentError
 from sonde.run.run import Run
 from sonde.site import PARAMETER_PORTS, Site
+from sonde.suggest import nearest_steps
 from sonde.view.plots.canvas import BROKEN, ZERO, Look, Theme, canvas, legend, subtitle
 from sonde.view.plots.layer_names import Include, label_layers, prefix_fact
 from sonde.view.plots.layer_series import Matrix, matrix
@@ -129,10 +130,10 @@ class _Style:
 def _column(found: Matrix, step: int | None) -> int:
     if step is None:
         return len(found.steps) - 1
-    near = int(np.abs(found.steps - step).argmin())
-    if found.steps[near] != step:
-        raise ArgumentError(f"step={step} was not logged; the nearest that was is {found.steps[near]}")
-    return near
+    logged = found.steps.tolist()
+    if step not in logged:
+        raise ArgumentError(f"step={step} was not logged; the nearest are {nearest_steps(step, logged)}")
+    return int(logged.index(step))
 
 
 def _rows(sites: tuple[Site, ...]) -> list[_Row]:

@@ -13,6 +13,7 @@ from sonde.rules import Finding
 from sonde.run.folder.duckdb_sql import quoted
 from sonde.run.run import Run
 from sonde.site import Site
+from sonde.suggest import nearest_steps
 from sonde.view.layer_table import LayerRow, Quantity, layer_table, notes_of
 from sonde.view.plots.layer_names import Include, chosen
 from sonde.view.plots.layer_series import ASIDE, Known
@@ -98,8 +99,7 @@ def _moment(run: Run, known: Known, recent: int, step: int | None) -> _Moment | 
 
 def _one_step(run: Run, families: Iterable[str], logged: list[int], step: int) -> _Moment:
     if step not in logged:
-        near = ", ".join(map(str, sorted(sorted(logged, key=lambda each: abs(each - step))[:4])))
-        raise ArgumentError(f"step={step} was not logged; the nearest are {near}")
+        raise ArgumentError(f"step={step} was not logged; the nearest are {nearest_steps(step, logged)}")
     where, remarks = {}, []
     for family in families:  # a lens may look at one in so many logged steps only
         found = run.sql(f"SELECT max(step) FROM {quoted(family)} WHERE step <= {step:d}").fetchall()[0][0]
