@@ -39,10 +39,10 @@ def ended(tmp_path: Path, code: str) -> subprocess.CompletedProcess[str]:
     ("end", "code", "error"),
     [
         ("", 0, ""),
-        ("sys.exit(3)", 3, ""),
+        pytest.param("sys.exit(3)", 3, "", marks=pytest.mark.slow),
         ("raise KeyError('the training failed')", 1, "the training failed"),
-        ("import atexit; atexit.register(train, 0)", 0, ""),
-        ("thread = threading.Thread(target=train, args=(5,)); thread.start()", 0, ""),
+        pytest.param("import atexit; atexit.register(train, 0)", 0, "", marks=pytest.mark.slow),
+        pytest.param("thread = threading.Thread(target=train, args=(5,)); thread.start()", 0, "", marks=pytest.mark.slow),
     ],
     ids=["end of the script", "sys.exit", "exception", "another exit function", "a thread that trains on"],
 )
@@ -64,6 +64,7 @@ def test_a_script_that_does_not_detach_keeps_every_step(tmp_path: Path, end: str
     assert f"{len(steps)} of {len(steps)} steps logged" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_visualizer_is_shown_the_whole_run_at_exit(tmp_path: Path) -> None:
     """As at the end of a ``with`` block."""
     done = ended(

@@ -1,4 +1,4 @@
-"""What observing costs, measured while it runs, and the interval that keeps it within a budget."""
+"""Measure the cost of observing while the training runs, and find the interval that keeps it within a budget."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _SHARE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
 class Meter:
     """Times the steps of one model.
 
-    A step's own time runs from the end of our work at the step before to the beginning of our work at its own end. What logging
-    one step costs is the difference of the medians of logged and of other steps, and our own work between steps:
+    A step's own time runs from the end of our work at the step before to the beginning of our work at its own end. The cost of
+    logging one step is the difference of the medians of logged and of other steps, and our own work between steps:
     switching hooks, copying rows. On an accelerator this is the time of the host, which waits for the device now and
-    then in any training loop. The thread that writes is not in it, as far as it runs beside the training.
+    then in any training loop. The time of the writer thread is not included, as far as this thread runs beside the training.
     """
 
     def __init__(self) -> None:
@@ -39,11 +39,11 @@ class Meter:
         self._medians: tuple[int, float | None, float | None] = (-1, None, None)  # of how many times, step time, cost
 
     def enter(self) -> None:
-        """A step has ended; our work begins."""
+        """Note that a step has ended and our work begins."""
         self._entered = time.perf_counter()
 
     def leave(self, *, logged: bool) -> None:
-        """Our work is done; the step that has ended was *logged* or not."""
+        """Note that our work is done; the step that has ended was *logged* or not."""
         now = time.perf_counter()
         self._steps += 1
         if self._left is not None and self._steps > _SKIPPED:
@@ -55,21 +55,21 @@ class Meter:
         self._left = now
 
     def forget_step(self) -> None:
-        """What runs now is no part of a step: evaluation, a checkpoint being written, the end of an epoch."""
+        """Leave out the time until the next step: evaluation, a checkpoint being written, the end of an epoch."""
         self._left = None
 
     @property
     def step_time(self) -> float | None:
-        """Seconds that a step takes which is not logged; None if that is not known yet."""
+        """Seconds of a step that is not logged; None if not known yet."""
         return self._known()[0]
 
     @property
     def cost(self) -> float | None:
-        """Seconds that logging one step costs; None if that is not known yet."""
+        """Seconds that logging one step costs; None if not known yet."""
         return self._known()[1]
 
     def _known(self) -> tuple[float | None, float | None]:
-        """Step time and cost. Of many times the medians move slowly, and are not formed at each step."""
+        """Return step time and cost. Medians of many times move slowly, and are not formed at each step."""
         number = self._steps if self._steps < _FRESH * _LEAST else self._steps - self._steps % _FRESH
         if number != self._medians[0]:
             step = median(self._others) if len(self._others) >= _LEAST else None
@@ -80,21 +80,21 @@ class Meter:
         return self._medians[1:]
 
     def share(self, logged_share: float) -> float | None:
-        """The share of training time that observing takes, if *logged_share* of the steps are logged; None if not known."""
+        """Return the share of training time that observing takes, if *logged_share* of the steps are logged; None if not known."""
         step, cost = self.step_time, self.cost
         return None if step is None or cost is None else logged_share * cost / step
 
     def interval_for(self, share: float) -> int | None:
-        """The least n such that logging every n-th step takes no more than *share*; None if not known yet."""
+        """Return the least n such that logging every n-th step takes no more than *share*; None if not known yet."""
         step, cost = self.step_time, self.cost
         return None if step is None or cost is None else max(2, math.ceil(cost / (share * step)))
 
 
 def share_of(budget: str | float | None) -> float | None:
-    """The share that ``budget="1%"`` or ``0.01`` means.
+    """Return the share that ``budget="1%"`` or ``0.01`` stands for.
 
     Raises:
-        ArgumentError: it is not above 0 and below 1.
+        ArgumentError: the share is not above 0 and below 1.
     """
     if budget is None:
         return None

@@ -177,7 +177,7 @@ class Inspector:
         return self
 
     def detach(self) -> None:
-        """Take every hook out, write what is left, close the run, and print in three lines what there is. Idempotent."""
+        """Take every hook out, write what is left, close the run, and print three closing lines. Idempotent."""
         training = self._training
         if training is None or not training.attached:
             return
@@ -320,12 +320,12 @@ class Inspector:
 
     @property
     def errors(self) -> tuple[ProbeError, ...]:
-        """What statistics, schedules, visualizers and sinks raised."""
+        """The errors of statistics, schedules, visualizers and sinks."""
         return () if self._training is None else self._training.errors
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """What the rules found, the gravest first; at the end also in the run, as alerts."""
+        """The findings of the rules, the gravest first; at the end also in the run, as alerts."""
         return () if self._training is None else tuple(self._training.findings)
 
     @property
@@ -334,7 +334,7 @@ class Inspector:
         return None if self._training is None else self._training.overhead()
 
     def coverage(self) -> Coverage:
-        """What was really observed, and why the rest was not."""
+        """Return which sites delivered, and why the others did not."""
         return self._last().coverage()
 
     def to_frame(self, family: str = "moments") -> pandas.DataFrame:

@@ -1,4 +1,4 @@
-"""What an inspector reports: the training it describes in run.json, its coverage, and its closing lines."""
+"""The reports of an inspector: the description in run.json, the coverage, and the closing lines."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SHOWN = 3
 
 
 def described(models: Mapping[str, nn.Module], lenses: Iterable[AnyLens]) -> dict[str, Any]:
-    """Plain data: ``model`` (its modules, in the order of ``named_modules()``), ``environment``, ``lenses``."""
+    """Return plain data: ``model`` (its modules, in the order of ``named_modules()``), ``environment``, ``lenses``."""
     modules = [line for name, model in models.items() for line in _modules(model, name)]
     return {"model": modules, "environment": _environment(), "lenses": [lens.described() for lens in lenses]}
 
@@ -63,7 +63,7 @@ def _environment() -> dict[str, str]:
 
 
 def coverage_of(measurements: Iterable[Measurement], seen: Mapping[tuple[str, str], int], *, attached: bool) -> Coverage:
-    """The coverage of all measurements as one: a line for each site, whatever the number of families that it is in.
+    """Return the coverage of all measurements as one, with a line for each site, whatever its number of families.
 
     Args:
         measurements: what was attached.
@@ -85,7 +85,7 @@ def coverage_of(measurements: Iterable[Measurement], seen: Mapping[tuple[str, st
 
 
 def coverage_data(coverage: Coverage) -> dict[str, Any]:
-    """A coverage as plain data, for the run."""
+    """Return a coverage as plain data, for the run."""
     missing = [{"site": str(line.site), "reason": line.reason} for line in coverage.missing]
     noted = [{"site": str(line.site), "note": line.reason} for line in coverage if line.count and line.reason]
     return {"sites": len(coverage), "observed": len(coverage.observed), "missing": missing, "notes": noted}
@@ -102,14 +102,14 @@ def closing_lines(
     errors: Sequence[ProbeError],
     overhead: float | None,
 ) -> list[str]:
-    """The lines that an inspector prints when it is detached: where the run is, what it found, what it cost.
+    """Return the three lines that an inspector prints when it is detached: the run, the findings, the overhead.
 
     Args:
         path: the folder of the run; None if there is none on disk.
         steps: how many steps were logged, and how many there were.
         lost: how many logged steps and how many rows could not be written.
         findings: what the rules found.
-        errors: what observers and sinks raised.
+        errors: the errors of observers and sinks.
         overhead: the share of training time that observing took; None if it is not known.
     """
     logged, every = steps
@@ -146,7 +146,7 @@ def _many(number: int, what: str) -> str:
 
 
 def _shown(path: Path) -> str:
-    """The path, relative to the current folder where it is below that."""
+    """Return the path, relative to the current folder where it lies below this folder."""
     try:
         return str(path.resolve().relative_to(Path.cwd()))
     except ValueError:

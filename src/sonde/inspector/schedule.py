@@ -1,4 +1,4 @@
-"""Which steps are logged: every n-th, every so many seconds, ranges, listed steps, a callable, or dense at first."""
+"""Schedules that decide which steps are logged: every n-th, every so many seconds, listed steps, a callable, dense at first."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ __all__ = ["Ascending", "Every", "EverySeconds", "Listed", "Pace", "Schedule", "
 
 
 class Schedule(ABC):
-    """Says of each step, as it begins, whether it is logged."""
+    """Decides for each step, at its beginning, whether the step is logged."""
 
     @abstractmethod
     def wants(self, tick: Tick, waited: float) -> bool:
-        """Whether the step that begins at *tick* is logged.
+        """Return whether the step that begins at *tick* is logged.
 
         Args:
             tick: the time of the training.
@@ -29,7 +29,7 @@ class Schedule(ABC):
         """
 
     def next(self, step: int) -> int:
-        """The first one from *step* on that may be logged; *step* itself where that is not known before it begins."""
+        """Return the first step from *step* on that may be logged; *step* itself where this is not known in advance."""
         return step
 
 
@@ -86,7 +86,7 @@ class Listed(Schedule):
 
 
 class Ascending(Schedule):
-    """The steps of an iterator that ascends, and may be endless: it is asked for no more than are needed."""
+    """The steps of an ascending iterator, which may be endless: no more steps are taken from it than are needed."""
 
     def __init__(self, steps: Iterator[int]) -> None:
         self._rest = steps
@@ -107,7 +107,7 @@ class Ascending(Schedule):
 
 @dataclass(frozen=True)
 class When(Schedule):
-    """The steps for which *asked*, a callable ``Tick -> bool``, says so."""
+    """The steps for which *asked*, a callable ``Tick -> bool``, returns True."""
 
     asked: Callable[[Tick], bool]
 
@@ -117,7 +117,7 @@ class When(Schedule):
 
 @dataclass(frozen=True)
 class Warmup(Schedule):
-    """Every step before *dense_until*, and then as *then* says: ``Warmup(100, then=50)``.
+    """Every step before *dense_until*, and from there on the steps of *then*: ``Warmup(100, then=50)``.
 
     Raises:
         ArgumentError: *dense_until* is negative, or *then* is no schedule.
@@ -143,10 +143,10 @@ _TIME = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|min|m|h)\s*")
 
 
 def schedule_of(every: Steps) -> Schedule:
-    """The schedule that *every* means.
+    """Return the schedule that *every* describes.
 
     Raises:
-        ArgumentError: it means none, or none that ever logs.
+        ArgumentError: *every* describes no schedule, or one that never logs a step.
     """
     if isinstance(every, Schedule):
         return every
@@ -182,9 +182,9 @@ class Pace:
     Statistics of pairs of steps observe a logged step and the one before it.
 
     Attributes:
-        schedule: asked once for each step.
+        schedule: decides, once for each step.
         on: whether the step that runs now is logged.
-        in_pair: whether it is observed by statistics of pairs: it is logged, or the next may be.
+        in_pair: whether statistics of pairs observe this step: it is logged, or the next one may be.
         was_on, was_in_pair: the same of the step before.
         ends_pair: whether the step before was logged and had a step before it that statistics of pairs observed.
     """

@@ -1,4 +1,4 @@
-"""What holds for every model of an inspector."""
+"""The settings that hold for every model of an inspector."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GRADIENTS: tuple[Gradients, ...] = ("step", "micro_step", "both")
 
 @dataclass(frozen=True)
 class Settings:
-    """What holds for every model of an inspector.
+    """The settings that hold for every model of an inspector.
 
     Attributes:
         lenses: all of them, also those that belong to others.
@@ -31,7 +31,7 @@ class Settings:
         scaler: a ``GradScaler`` or None.
         strict: raise what a statistic raises.
         update_memory: bytes that copies of parameters may take, for the time of a logged step.
-        by_default: nobody asked for these lenses, so that one of them may find nothing to look at.
+        by_default: whether these are the default lenses, of which one may find nothing to observe.
     """
 
     lenses: tuple[Lens, ...]
@@ -49,10 +49,10 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(k|m|g|ki|mi|gi|)b?\s*", re.IGNORECASE
 
 
 def bytes_of(size: str | float | None) -> float:
-    """The bytes that ``"1GB"``, ``"500 MiB"`` or a number means; None is no limit.
+    """Return the bytes that ``"1GB"``, ``"500 MiB"`` or a number stands for; None is no limit.
 
     Raises:
-        ArgumentError: it is no size, or not above 0.
+        ArgumentError: *size* is no size, or not above 0.
     """
     if size is None:
         return inf

@@ -177,18 +177,18 @@ class WatchedTraining:
         return (each for watched in self.watched for each in watched.rows.measurements if not each.hidden)
 
     def coverage(self) -> Coverage:
-        """What was really observed, and why the rest was not."""
+        """Return which sites delivered, and why the others did not."""
         return coverage_of(self.measurements(), self._writer.seen(), attached=self.attached)
 
     @property
     def findings(self) -> list[Finding]:
-        """What the rules find in the rows so far."""
+        """The findings of the rules in the rows so far."""
         self._writer.flush()
         return self._writer.findings.all()
 
     @property
     def errors(self) -> tuple[ProbeError, ...]:
-        """What statistics, schedules, visualizers and sinks raised."""
+        """The errors of statistics, schedules, visualizers and sinks."""
         hooks = (error for each in self.measurements() for error in each.attachment.delivery.errors)
         return (*self._errors, *hooks, *self._writer.errors)
 
@@ -203,7 +203,7 @@ class WatchedTraining:
         return max(shares) if shares else None
 
     def lines(self, *, attached: bool) -> list[str]:
-        """A few lines for a console."""
+        """Return a few lines for a console."""
         state = "attached" if attached else "detached"
         families = ", ".join(dict.fromkeys(each.family for each in self.measurements()))
         path = self.destinations.path
@@ -211,7 +211,7 @@ class WatchedTraining:
         return [f"Inspector({state}, {'in memory' if path is None else path})", *steps, f"families: {families}"]
 
     def closing_lines(self) -> list[str]:
-        """Where the run is, what was found, what it cost."""
+        """Return three lines: the run, the findings, the overhead."""
         steps = sum(watched.logged for watched in self.watched), sum(watched.steps for watched in self.watched)
         rows = self.destinations.recorded.writer.lost if self.destinations.recorded is not None else 0
         lost = self._writer.lost, rows

@@ -1,4 +1,4 @@
-"""One model under an inspector: its clock, the steps that are logged, and what happens at each of its moments."""
+"""One model under an inspector: its clock, the steps that are logged, and the work at each of its moments."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["WatchedModel"]
 
 
 class WatchedModel:
-    """One model.
+    """One model under an inspector.
 
     Attributes:
         model, name: the model, and its name in the sites.
@@ -32,8 +32,8 @@ class WatchedModel:
         logged: the number of steps that were logged.
 
     Args:
-        send: called with the data of each moment, and what has waited for that moment.
-        failed: called with what the schedule raises.
+        send: called with the data of each moment, and with the batches that have waited for this moment.
+        failed: called with an error that the schedule raises.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class WatchedModel:
             self._failed(error)
 
     def _step_ends(self) -> None:
-        """The clock has counted a step. Other probes must see its rows, so they are taken later, in :meth:`complete`."""
+        """Begin the next step. The rows of the one that has ended are taken in :meth:`complete`, after all other probes."""
         self.meter.enter()
         self._ended = True
         self._begin(self.clock.now())

@@ -26,7 +26,7 @@ class RawRows:
     Attributes:
         index: which row is of which site.
         blocks: where the rows are in the copy.
-        epoch, step, micro_step: when.
+        epoch, step, micro_step: the moment.
         scales: by port, where in the copy the scale is that the port's gradients are multiplied by.
         norms: the ports whose norms over all parameters come from these rows.
         hidden: whether the rows are for these norms alone.
@@ -59,13 +59,13 @@ class DeviceScalar:
     count: int
 
     def read(self, arrays: Sequence[npt.NDArray[np.float64]]) -> Scalar:
-        """The mean, once the copy has arrived."""
+        """Return the mean, once the copy has arrived."""
         return Scalar(self.name, float(arrays[self.place]) / self.count, self.epoch, self.step)
 
 
 @dataclass(frozen=True)
 class Batch:
-    """All that one moment has to write.
+    """The data of one moment: rows, pushed values and scales.
 
     Attributes:
         copy: of all tensors, on the host or on its way there.

@@ -36,7 +36,7 @@ class BatchWriter:
 
     Attributes:
         findings: remembers what the rules need.
-        errors: what statistics raised when they were finished, and what sinks raised.
+        errors: the errors of statistics at their finish, and of sinks.
         lost: batches for which there was no room.
         has_written: whether the sinks have rows.
     """
@@ -60,7 +60,7 @@ class BatchWriter:
         )
 
     def put(self, batch: Batch) -> None:
-        """Have *batch* written soon. In a forked child it is lost, with a warning."""
+        """Queue *batch* for the thread. In a forked child the batch is lost, with a warning."""
         if not self._queue.put(batch):
             self.lost += 1
             if self._thread.is_elsewhere:

@@ -46,7 +46,7 @@ class Finishing:
         self._norms = _Norms()
 
     def finish(self, batches: Sequence[tuple[Batch, Arrays]]) -> tuple[LoggedRows, list[RowIndex]]:
-        """The rows and scalars of *batches*, and the row index of each block. Rows of which a statistic raises are left out."""
+        """Return the rows and scalars of *batches*, and the row index of each block, without rows whose statistic raises."""
         together: dict[RowIndex, list[tuple[RawRows, Arrays]]] = {}
         for batch, arrays in batches:
             for raw in batch.rows:
@@ -71,13 +71,13 @@ class Finishing:
         return logged, indices
 
     def rest(self) -> LoggedRows:
-        """The norms of the last steps. No more rows may come for these steps."""
+        """Return the norms of the last steps. No more rows may come for these steps."""
         logged = LoggedRows([], [], [])
         logged.add_scalars(self._norms.take())
         return logged
 
     def _moments(self, parts: Sequence[tuple[RawRows, Arrays]]) -> list[_Moment | None]:
-        """Of each part its rows; None if there are none. The statistic is called once, and only where it raises once for each."""
+        """Return the rows of each part, or None. The statistic is called once for all; if it raises, once for each."""
         try:
             return _finished(parts, self._note)
         except Exception:
@@ -92,7 +92,7 @@ class Finishing:
 
 
 def _finished(parts: Sequence[tuple[RawRows, Arrays]], note: Callable[[str], None]) -> list[_Moment | None]:
-    """Of each part of one measurement its rows; None if nothing was added to any."""
+    """Return the rows of each part of one measurement, or None where nothing was added to any row."""
     first = parts[0][0]
     index = first.index
     seen, counts, numbers = index.finish([arrays[raw.blocks] for raw, arrays in parts])
@@ -129,7 +129,7 @@ def _scales(
 
 
 def _squares(block: RowBlock, index: RowIndex, ports: Collection[str]) -> list[dict[str, float]]:
-    """Of each moment, by port, the sum of the squares of the parameters' norms, where there are any at these *ports*.
+    """Return for each moment, by port, the sum of the squares of the parameters' norms, where there are any at these *ports*.
 
     The norm of all parameters is the root of the sum of the squares of their norms. If any element was NaN, so is the
     norm; if any was infinite, it is infinite: a norm over the rest would hide what matters.

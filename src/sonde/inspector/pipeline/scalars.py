@@ -1,4 +1,4 @@
-"""Losses and metrics that the training loop pushes: kept on their device until a logged step takes them along."""
+"""Keep the losses and metrics that the training loop pushes on their device, until a logged step takes them along."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Pushed:
 
 
 class ScalarBuffer:
-    """What was pushed and not written yet.
+    """Pushed values that are not written yet.
 
     A running value is averaged over the interval from one logged step, exclusive, to the next, inclusive, and becomes a row
     at the first push after it, whether values are pushed before or after the optimizer's step. Others are a row each.
@@ -49,7 +49,7 @@ class ScalarBuffer:
         """Add a value that belongs to *step*.
 
         Raises:
-            ArgumentError: *value* is not one real number, or *name* no text.
+            ArgumentError: *value* is not one real number, or *name* is no text.
         """
         if not isinstance(name, str) or not name:
             raise ArgumentError(f"the name of what is pushed is a text, as 'accuracy', not {name!r}")
@@ -68,14 +68,14 @@ class ScalarBuffer:
         self._open[name] = Pushed(name, epoch, step, number, until=self._logged if step <= self._logged else None)
 
     def log(self, step: int) -> None:
-        """*step* was logged."""
+        """Note that *step* was logged."""
         self._logged = max(step, self._logged)
         for pushed in self._open.values():
             if pushed.until is None and pushed.step <= step:
                 pushed.until = step
 
     def take(self, *, everything: bool = False) -> list[Pushed]:
-        """What can be written; *everything* ends the intervals that are open."""
+        """Return the values that can be written; *everything* ends the intervals that are open."""
         if everything:
             self._ready += self._open.values()
             self._open.clear()

@@ -1,4 +1,4 @@
-"""What ``to=`` means: folders, runs, sinks and visualizers."""
+"""Open the destinations that ``to=`` names: folders, runs, sinks and visualizers."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _NAMES = ("print", "matplotlib", "tensorboard")
 
 @dataclass
 class Destinations:
-    """Where an inspector's rows go.
+    """The destinations of an inspector's rows.
 
     Attributes:
         sinks: all of them.
-        recorded: the one that writes the run, or None.
-        visualizers: called with that run.
-        first_step: the step that a resumed run continues at; None for a new run.
-        epoch: the last epoch of it.
+        recorded: the sink that writes the run, or None.
+        visualizers: called with this run.
+        first_step: the step at which a resumed run continues; None for a new run.
+        epoch: the last epoch of a resumed run.
     """
 
     sinks: list[Sink] = field(default_factory=list)
@@ -54,13 +54,18 @@ class Destinations:
 
 
 def open_destinations(to: Any, exists: Existing, step: int | None, visualizer: Any = None) -> Destinations:
-    """Open what *to* means: None for a new folder in runs/, a path, ``"memory"``, a run to continue, a writer, a
-    :class:`~sonde.inspector.sinks.base.Sink`, a visualizer, or several of them; and *visualizer*, a name in place of a
-    visualizer, or the same as *to*, beside it.
+    """Open the destinations that the arguments name.
+
+    Args:
+        to: None for a new folder in runs/, a path, ``"memory"``, a run to continue, a writer, a
+            :class:`~sonde.inspector.sinks.base.Sink`, a visualizer, or several of them.
+        exists: what to do where the folder holds a run.
+        step: the step at which a run is continued.
+        visualizer: the name of a visualizer, or the same as *to*, beside it.
 
     Raises:
-        ArgumentError: it means nothing, or two runs; or there is no visualizer of that name.
-        MissingExtraError: what the visualizer draws with is not installed.
+        ArgumentError: *to* names no destination, or two runs; or there is no visualizer of that name.
+        MissingExtraError: a package that the visualizer needs is not installed.
         StoreError: the folder cannot be used.
     """
     destinations = Destinations()
@@ -108,7 +113,7 @@ def _checked(name: str) -> str:
 
 
 def _add_named(destinations: Destinations, name: str) -> None:
-    """Add the visualizer of that name; what it writes is in the run's folder, or in the current one if the run is in memory."""
+    """Add the visualizer of that name. Its files are in the run's folder, or in the current one if the run is in memory."""
     from sonde.inspector.sinks.tensorboard import TensorBoard
     from sonde.inspector.sinks.visualizers import Pictures, Print
 
@@ -122,7 +127,7 @@ def _add_named(destinations: Destinations, name: str) -> None:
 
 
 def _is_run(target: Any) -> bool:
-    """Whether it is to be a run, and not a sink or a visualizer."""
+    """Return whether *target* stands for a run, and not for a sink or a visualizer."""
     return not isinstance(target, Sink) and (isinstance(target, Run | RunWriter | os.PathLike) or not callable(target))
 
 
@@ -145,7 +150,7 @@ def _run_sink(target: Any, exists: Existing, step: int | None) -> RunSink:
 
 
 def _look_back(destinations: Destinations, step: int | None) -> None:
-    """Where a run that is continued stands."""
+    """Find the first step and the last epoch of a run that is continued."""
     destinations.first_step = step
     if destinations.recorded is None:
         return

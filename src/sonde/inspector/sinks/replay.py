@@ -1,4 +1,4 @@
-"""The player: a finished run fed to sinks and visualizers as if the training went on."""
+"""Play a finished run to sinks and visualizers, as if the training went on."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _AT_ONCE = 256  # steps that are read together
 
 
 def play(run: Run, *targets: Sink | Callable[[Run], object], every: Steps | None = None, rank: int = 0) -> None:
-    """Feed a finished run to sinks and visualizers, in the order in which it was recorded.
+    """Play a finished run to sinks and visualizers, in the order in which it was recorded.
 
     A visualizer is shown the run as it was at the end of each epoch, and at the end. How often a row was added to is not in a run:
     ``Rows.counts`` is NaN.
@@ -36,10 +36,10 @@ def play(run: Run, *targets: Sink | Callable[[Run], object], every: Steps | None
         targets: sinks, which are opened and closed; and callables that take a run.
         every: only these of the recorded steps, as in ``watch``: every n-th, a range, a list, a callable. Visualizers are then
             shown the run after each of them.
-        rank: of which process.
+        rank: the process whose rows are played.
 
     Raises:
-        ArgumentError: there is no target, one that is neither, or *every* is a time.
+        ArgumentError: there is no target, a target is neither sink nor visualizer, or *every* is a time.
     """
     schedule = None if every is None else schedule_of(every)
     if isinstance(schedule, EverySeconds):
@@ -68,7 +68,7 @@ def play(run: Run, *targets: Sink | Callable[[Run], object], every: Steps | None
 
 
 class _Moment:
-    """All that was recorded at one step."""
+    """The rows, scalars and alerts of one step."""
 
     def __init__(self, step: int) -> None:
         self.step = step
@@ -116,7 +116,7 @@ def _show(visualizers: Sequence[Callable[[Run], object]], recorded: RunSink) -> 
 
 
 def _moments(run: Run, rank: int) -> Iterator[_Moment]:
-    """Step by step; read many steps at a time."""
+    """Yield the moments in order; read many steps at a time."""
     families = run.families
     layouts = {family: _layout(run, family, rank) for family in run.numbers}
     union = " UNION ".join(f"SELECT step FROM {quoted(family)} WHERE rank = {int(rank)}" for family in families)
@@ -142,7 +142,7 @@ def _moments(run: Run, rank: int) -> Iterator[_Moment]:
 
 
 def _layout(run: Run, family: str, rank: int) -> tuple[Layout, dict[tuple[str, int], int]]:
-    """All places of a family, and the row of each."""
+    """Return all places of a family, and the row of each."""
     rows = run.sql(
         f'SELECT site, call, min("order") AS place FROM {quoted(family)} WHERE rank = {int(rank)} '
         "GROUP BY site, call ORDER BY place, site, call"
@@ -152,7 +152,7 @@ def _layout(run: Run, family: str, rank: int) -> tuple[Layout, dict[tuple[str, i
 
 
 def _rows(family: str, places: tuple[Layout, dict[tuple[str, int], int]], table: pyarrow.Table) -> Iterator[Rows]:
-    """The rows of a family, those of one moment together."""
+    """Yield the rows of a family, those of one moment together."""
     if not table.num_rows:
         return
     layout, row_of = places
@@ -169,7 +169,7 @@ def _rows(family: str, places: tuple[Layout, dict[tuple[str, int], int]], table:
 
 
 def _numbers(column: pyarrow.ChunkedArray) -> npt.NDArray[np.float64] | None:
-    """The column as float64, of two dimensions if each row has a list of one length; None if it holds text."""
+    """Return the column as float64, of two dimensions if each row has a list of one length; None if it holds text."""
     values = column.to_numpy()
     if values.dtype != object:
         return np.asarray(values, np.float64)

@@ -33,7 +33,7 @@ class TensorBoard(Sink):
     ``loss``, ``grad_norm``, ``param_norm``, ``update_norm``. ``grad_nonfinite/...`` counts NaN and infinite elements, where there
     are any. The counts of an exponent histogram become a histogram over powers of two. The x-axis is the optimizer's step.
 
-    A folder that holds events already is continued: what it has from the first new step on is superseded.
+    A folder that holds events already is continued: its events from the first new step on are superseded.
 
     Args:
         folder: where TensorBoard looks: ``tensorboard --logdir folder``.
@@ -42,7 +42,7 @@ class TensorBoard(Sink):
 
     Raises:
         MissingExtraError: tensorboard is not installed.
-        ArgumentError: *numbers* is another text.
+        ArgumentError: *numbers* is a text other than ``"all"``.
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, numbers: Collection[str] | Literal["all"] | None = None) -> None:
