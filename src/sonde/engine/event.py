@@ -1,4 +1,4 @@
-"""What a hook delivers: an event at a site, and the tick of the clock it happened at."""
+"""The event that a hook delivers, and the tick of the clock at which it happened."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ __all__ = ["Event", "Subscriber", "Tick", "weakly"]
 
 
 class Tick(NamedTuple):
-    """When something happened, all counted from 0.
+    """The moment at which something happened, all counted from 0.
 
     Attributes:
-        epoch: how often ``tick_epoch`` was called.
-        step: optimizer steps taken before this; a step that a ``GradScaler`` skipped is none.
-        micro_step: backward passes since that step that wrote a ``.grad`` of the model.
-        forward: which call of the root module this belongs to.
+        epoch: calls of ``tick_epoch`` before.
+        step: optimizer steps taken before; a step that a ``GradScaler`` skipped is none.
+        micro_step: backward passes since the last step that wrote a ``.grad`` of the model.
+        forward: the index of the call of the root module.
     """
 
     epoch: int = 0
@@ -34,24 +34,24 @@ class Tick(NamedTuple):
 
 @dataclass(slots=True)  # not frozen: that doubles the cost of building one, and one is built per module call
 class Event:
-    """One delivery of a hook. Its tensors are borrowed: copy what you keep.
+    """One delivery of a hook. Its tensors are borrowed: copy those that you keep.
 
     Attributes:
         name: the module's (or parameter's) canonical name, ``""`` for the root.
         type: the module's class; ``nn.Parameter`` for a parameter.
         grad: whether ``value`` holds gradients.
-        value: at ``output`` what the module returned; at ``input`` its positional arguments; at ``grad_output`` and
+        value: at ``output`` the output of the module; at ``input`` its positional arguments; at ``grad_output`` and
             ``grad_input`` always a tuple, as torch's own backward hooks have it: one item per item of a returned tuple or
             list, a single item for anything else, ``None`` where no gradient arrived; at ``grad`` the tensor; at ``param``
-            the parameter after an optimizer step, at ``update`` a tuple of what it was before the step and what it is after.
+            the parameter after an optimizer step, at ``update`` a tuple of the parameter before and after the step.
         args: the module's positional arguments (empty for gradients and inside compiled code).
         kwargs: its keyword arguments; at ``grad_input`` the gradients of the keyword arguments.
-        site: where.
+        site: the place in the network.
         call: index of the module's call within one forward of the root, from 0. Calls are numbered as they end; where the
             probe observes inputs too, as they begin, which differs for a module that calls itself.
         phase: ``forward``, ``recompute`` (checkpointing running the forward again), ``backward`` or ``step``.
-        tick: when.
-        alias: the name by which a module with several names was called; ``""`` if it has but one, or that is not known.
+        tick: the moment.
+        alias: the name under which a module with several names was called; ``""`` if it has one, or the name is not known.
         passthrough: the module returned one of its own input tensors, so this site names the same tensor as another.
         module: the module itself; for a parameter the one that owns it. Borrowed like the tensors.
     """
@@ -83,13 +83,13 @@ class Event:
 
 
 Subscriber: TypeAlias = Callable[[Event], object]
-"""Any callable that takes an event; what it returns is ignored."""
+"""Any callable that takes an event; its result is ignored."""
 
 
 def weakly(subscriber: Subscriber) -> Subscriber:
-    """*subscriber*; if it is a method, without holding its object.
+    """Return *subscriber*; a method as a function that holds the method's object weakly.
 
-    An object that observes with a method of its own and holds the probe would else be kept alive by the hooks, for ever.
+    The hooks would else keep an object alive for ever that observes with its own method and holds the probe.
     """
     if not isinstance(subscriber, MethodType):
         return subscriber

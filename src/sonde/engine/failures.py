@@ -1,4 +1,4 @@
-"""What is kept of an observer's failure, and how it is said."""
+"""The record of an observer's exception."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ import traceback
 from dataclasses import dataclass
 
 from sonde.site import Site
-from sonde.warn import warn_user
 
-__all__ = ["ProbeError", "name_of", "warn_user"]
+__all__ = ["ProbeError", "name_of"]
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeError:
-    """What went wrong in an observer.
+    """An exception of an observer.
 
     Attributes:
-        observer: what was called.
-        site: where; None if it was no place of the network.
-        error: what it raised, without its traceback, which would keep alive all that the frames held.
+        observer: the name of the called function.
+        site: the place in the network; None outside of any.
+        error: the exception, without its traceback, which would keep alive everything that its frames hold.
         traceback: as text.
     """
 
@@ -32,7 +31,7 @@ class ProbeError:
 
     @classmethod
     def of(cls, observer: str, site: Site | None, error: Exception) -> ProbeError:
-        """The record of *error*, raised by *observer* at *site*."""
+        """Return the record of *error*, raised by *observer* at *site*."""
         text = "".join(traceback.format_exception(error))
         held: BaseException | None = error
         while held is not None and held.__traceback__ is not None:
@@ -42,5 +41,5 @@ class ProbeError:
 
 
 def name_of(observer: object) -> str:
-    """What *observer* is called where it was defined."""
+    """Return the name of *observer*, as in its definition."""
     return getattr(observer, "__qualname__", None) or type(observer).__qualname__

@@ -22,7 +22,7 @@ __all__ = ["gradients_put_aside", "plain_python", "preserved", "versions"]
 
 @contextlib.contextmanager
 def preserved(model: nn.Module, given: list[Tensor]) -> Iterator[None]:
-    """Whatever runs inside, the model, the batch and the random state are the same after it."""
+    """Restore *model*, the tensors *given* and the random state at the end, whatever runs inside."""
     leaves = [*model.parameters(), *(tensor for tensor in given if tensor.is_leaf)]
     with _random_state((*leaves, *model.buffers(), *given)), gradients_put_aside(leaves):
         contents = [_content(tensor) for tensor in (*model.buffers(), *_renormed(model), *given) if not is_lazy(tensor)]
@@ -41,7 +41,7 @@ def preserved(model: nn.Module, given: list[Tensor]) -> Iterator[None]:
 
 
 def _content(tensor: Tensor) -> Callable[[], None]:
-    """What puts the present numbers of *tensor* back into it, if they have changed. Its version is left alone."""
+    """Return a function that writes the present numbers of *tensor* back if they have changed. The version stays."""
     kept = tensor.detach().clone()
 
     def restore() -> None:
@@ -52,7 +52,7 @@ def _content(tensor: Tensor) -> Callable[[], None]:
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors hold the same bits; what cannot be read as bits (sparse, nested, wrapped) nothing writes into."""
+    """Return whether two tensors hold the same bits; True where bits cannot be read (sparse, nested, wrapped tensors)."""
     try:
         return one.shape == other.shape and torch.equal(_bits(one), _bits(other))
     except (RuntimeError, NotImplementedError):
@@ -64,13 +64,13 @@ def _bits(tensor: Tensor) -> Tensor:
 
 
 def _renormed(model: nn.Module) -> list[Tensor]:
-    """The weights that a forward writes into: those of embeddings with a ``max_norm``."""
+    """Return the weights that a forward writes into: those of embeddings with a ``max_norm``."""
     writers = [module for module in model.modules() if getattr(module, "max_norm", None) is not None]
     return [parameter for module in writers for parameter in module.parameters(recurse=False)]
 
 
 def _own_modules(model: nn.Module) -> list[nn.Module]:
-    """The modules whose attributes are put back: all but wrappers, and none where FSDP keeps parameters in attributes."""
+    """Return the modules whose attributes are put back: all but wrappers; none where FSDP keeps parameters in attributes."""
     if any(map(holds_parameters_elsewhere, model.modules())):
         return []
     return [item.module for item in members(model) if not isinstance(item.module, torch.jit.ScriptModule)]
@@ -78,7 +78,7 @@ def _own_modules(model: nn.Module) -> list[nn.Module]:
 
 @contextlib.contextmanager
 def gradients_put_aside(tensors: Iterable[Tensor]) -> Iterator[None]:
-    """Inside, no tensor has a ``.grad``; after it each has its own again, the same object."""
+    """Take the ``.grad`` of each tensor away inside; give the same object back at the end."""
     kept = [(tensor, tensor.grad) for tensor in tensors]
     try:
         for tensor, _ in kept:
@@ -91,7 +91,7 @@ def gradients_put_aside(tensors: Iterable[Tensor]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _random_state(used: Iterable[Tensor]) -> Iterator[None]:
-    """The random state of Python, NumPy, torch's CPU, and the accelerator where *used* lies or which is current."""
+    """Restore the random state of Python, NumPy, torch on the CPU, and accelerators: of *used*, and the current one."""
     python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
     accelerator = torch.accelerator.current_accelerator()
     device_module: Any = torch.get_device_module(accelerator) if accelerator is not None else None
@@ -113,7 +113,7 @@ def _random_state(used: Iterable[Tensor]) -> Iterator[None]:
 
 
 def plain_python() -> contextlib.AbstractContextManager[Any]:
-    """Compiled modules run as they were written, so that hooks and tracebacks are those of the modules."""
+    """Run compiled modules as they were written inside, so that hooks and tracebacks are those of the modules."""
     if "torch._dynamo" not in sys.modules:  # then nothing is compiled, and importing it takes seconds
         return contextlib.nullcontext()
     stance: contextlib.AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
@@ -121,7 +121,7 @@ def plain_python() -> contextlib.AbstractContextManager[Any]:
 
 
 def versions(model: nn.Module) -> dict[str, int]:
-    """How often each parameter was written to."""
+    """Return the version of each parameter: how often it was written into."""
     skipped = {id(parameter) for parameter in (*_renormed(model), *filter(is_lazy, model.parameters()))}
     return {
         name: version_of(parameter)

@@ -1,6 +1,6 @@
-"""Which modules of a model are meant: names as users know them, the one selection grammar, and near misses.
+"""Name the modules of a model as users know them, and choose those that ``include`` and ``exclude`` admit.
 
-Names are those of ``named_modules()`` with the parts that wrappers add taken out (``torch.compile``, DDP, FSDP,
+Names are those of ``named_modules()`` without the parts that wrappers add (``torch.compile``, DDP, FSDP,
 checkpoint wrappers), so that one key names the same module in an eager, a compiled and a sharded run. A module reachable
 by several names has the first as its canonical name and the others as aliases.
 """
@@ -37,10 +37,10 @@ class Named:
 
 
 def check_model(model: Any) -> nn.Module:
-    """*model* itself, if it is one.
+    """Return *model* if it is an ``nn.Module``.
 
     Raises:
-        ModelError: it is not an ``nn.Module``.
+        ModelError: it is none.
     """
     if isinstance(model, nn.Module):
         return model
@@ -55,14 +55,14 @@ def _described(value: Any) -> str:
 
 
 def members(model: nn.Module) -> list[Named]:
-    """Every module of *model* once, parents before children, as ``named_modules()`` orders them."""
+    """Return every module of *model* once, parents before children, as ``named_modules()`` orders them."""
     names: dict[nn.Module, list[str]] = {}
     _name(model, "", frozenset(), names)
     return [Named(found[0], module, tuple(found[1:])) for module, found in names.items()]
 
 
 def _name(module: nn.Module, name: str, above: frozenset[nn.Module], names: dict[nn.Module, list[str]]) -> None:
-    """Note that *module* is called *name*, and go on below it."""
+    """Note the name of *module*, and of all modules below it."""
     module = unwrap(module)
     known = names.setdefault(module, [])
     known.append(name)
@@ -78,7 +78,7 @@ _MANY_NAMES = 16
 
 
 def parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, Named]]:
-    """Every parameter once, with its canonical name and the module that owns it."""
+    """Yield every parameter once, with its canonical name and the module that owns it."""
     seen: set[int] = set()
     for owner in members(model):
         for step, parameter in parameters_of(owner.module).items():
@@ -100,7 +100,7 @@ def select(
     aliases: Mapping[str, tuple[str, ...]] = _NO_ALIASES,
     also: Iterable[str] = (),
 ) -> list[int]:
-    """The positions of the candidates (name, module) that *include* admits and *exclude* does not.
+    """Return the positions of the candidates (name, module) that *include* admits and *exclude* does not.
 
     A candidate with *aliases* is selected if any of its names is. Names in *also* may stand in a list although they are none of
     the candidates'.
@@ -128,14 +128,14 @@ def select(
 
 
 def settled(where: Where) -> Where:
-    """*where* as something that can be asked again: what can be gone through only once as a tuple."""
+    """Return *where* as a reusable value: an iterator becomes a tuple."""
     given: Any = where
     again = isinstance(given, str | re.Pattern | type) or callable(given) or not isinstance(given, Iterable)
     return given if again else tuple(given)
 
 
 def lenient(where: Where) -> Where:
-    """*where* for a model that has changed since: listed names that are gone are no mistake."""
+    """Return *where* for choosing again, after the model has changed: listed names that are gone are ignored."""
     if isinstance(where, tuple) and all(isinstance(item, str) for item in where):
         names = {"" if item == "(root)" else item for item in where}
         return lambda name, module: name in names

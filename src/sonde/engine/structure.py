@@ -1,8 +1,8 @@
-"""Structured values: the tensors in them, the path of each, and a map that rebuilds the same types.
+"""Find the tensors in structured values, with the path of each, and map them to a value of the same types.
 
-What a module takes and returns may be a tensor, or tensors in tuples, lists, dicts, named tuples, torch's return types,
-dataclasses of every kind, Hugging Face outputs, registered pytree nodes, and nested mixes of these. One function,
-``_open``, knows how to take each container apart and put it together again; everything else is recursion over it.
+Inputs and outputs of modules are tensors, or tensors in tuples, lists, dicts, named tuples, torch's return types, dataclasses of
+every kind, Hugging Face outputs, registered pytree nodes, and nested mixes of these. One function, ``_open``, takes each kind of
+container apart and puts it together again; everything else is recursion over that function.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["Outline", "as_gradients", "first_floating", "is_floating", "outline"
 
 
 class _Opened(NamedTuple):
-    """A container taken apart: the path step and the value of each child, and how to make one from new children."""
+    """A container taken apart: the path step and the value of each child, and a function that makes one of new children."""
 
     steps: list[str]
     children: list[Any]
@@ -31,7 +31,7 @@ class _Opened(NamedTuple):
 
 
 def walk(value: Any) -> list[tuple[str, Tensor]]:
-    """The tensors in *value* in order, each with its leaf path (``""`` if *value* is a tensor itself)."""
+    """Return the tensors in *value* in order, each with its leaf path (``""`` if *value* is a tensor itself)."""
     if isinstance(value, Tensor):
         return [("", value)]
     found: list[tuple[str, Tensor]] = []
@@ -53,11 +53,11 @@ def _walk(value: Any, path: str, found: list[tuple[str, Tensor]], inside: set[in
 
 
 def remap(value: Any, fn: Callable[[Tensor], Any], *, objects: bool = False) -> Any:
-    """*value* with ``fn(tensor)`` in the place of each tensor, every container rebuilt as its own type.
+    """Return *value* with ``fn(tensor)`` in the place of each tensor, every container rebuilt as its own type.
 
     Where a container holds itself, None stands in place of the inner reference. With *objects*, an instance of an unknown class
-    that holds tensors in its attributes (a key-value cache, say) is copied and mapped as well; otherwise what is not known
-    is returned unchanged.
+    that holds tensors in its attributes (a key-value cache, say) is copied and mapped as well; otherwise instances of unknown
+    classes are returned unchanged.
     """
     return _remap(value, fn, set(), objects)
 
@@ -113,7 +113,11 @@ def _first_floating_traced(value: Any) -> Tensor | None:
 
 
 class Outline:
-    """The shape of a structured value without its tensors: it can be filled with others of the same number."""
+    """The structure of a value without its tensors; it can be filled with as many others.
+
+    Attributes:
+        size: number of tensors.
+    """
 
     __slots__ = ("_children", "_leaf", "_make", "size")
 
@@ -121,10 +125,10 @@ class Outline:
         self._leaf = leaf
         self._make = make
         self._children = children
-        self.size = size  # number of tensor leaves
+        self.size = size
 
     def fill(self, values: list[Any]) -> Any:
-        """The structure with ``values[i]`` at the i-th tensor leaf and None at what was no tensor."""
+        """Return the structure with ``values[i]`` in the place of the i-th tensor, and None in the place of everything else."""
         if self._leaf is not None:
             return values[self._leaf]
         if self._make is None:
@@ -132,17 +136,17 @@ class Outline:
         return self._make([child.fill(values) for child in self._children])
 
     def fill_as_gradients(self, values: list[Any]) -> tuple[Any, ...]:
-        """The same as torch hands gradients to module hooks: a tuple; a single item for what is no tuple or list."""
+        """Return the filled structure as torch hands gradients to module hooks, see ``as_gradients``."""
         return as_gradients(self.fill(values))
 
 
 def as_gradients(filled: Any) -> tuple[Any, ...]:
-    """A structure of gradients as torch hands them to module hooks: a plain tuple."""
+    """Return gradients as torch hands them to module hooks: a tuple; of one item for anything but a tuple or list."""
     return tuple(filled) if isinstance(filled, tuple | list) else (filled,)
 
 
 def outline(value: Any) -> tuple[list[tuple[str, Tensor]], Outline]:
-    """The tensors of *value* with their paths, and its outline."""
+    """Return the tensors of *value* with their paths, and its outline."""
     found: list[tuple[str, Tensor]] = []
     return found, _outline(value, "", frozenset(), found)
 
@@ -164,7 +168,7 @@ def _indices(count: int) -> list[str]:
 
 
 def _open(value: Any, *, objects: bool) -> _Opened | None:
-    """Take a container apart; None for everything that is none (tensors included)."""
+    """Split a container into children; return None if *value* is no container (as a tensor)."""
     kind = type(value)
     if kind is tuple or kind is list:
         return _Opened(_indices(len(value)), list(value), kind)
@@ -234,14 +238,14 @@ def _open_dataclass(value: Any) -> _Opened:
 
 
 def _open_mapping(value: dict[Any, Any], steps: list[str]) -> _Opened:
-    """A dict of a class of its own: its items, and attributes that are not just items under another name."""
+    """Split a dict of a class of its own: its items, and attributes that are not just items under another name."""
     kind, keys = type(value), list(value)
     attributes = dict(getattr(value, "__dict__", {}))
     others = [name for name in attributes if name not in value]
     put = OrderedDict.__setitem__ if isinstance(value, OrderedDict) else dict.__setitem__
 
     def make(new: list[Any]) -> Any:
-        # not kind(**fields): what a Hugging Face output finds in its first field it takes for all of its fields
+        # not kind(**fields): a Hugging Face output takes a container in its first field for all of its fields
         made = kind.__new__(kind)
         items = dict(zip(keys, new, strict=False))
         for name, held in (attributes | dict(zip(others, new[len(keys) :], strict=True))).items():

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from sonde.engine import Coverage, ProbeError
-from sonde.engine.failures import name_of, warn_user
+from sonde.engine.failures import name_of
 from sonde.errors import ArgumentError, SelectionError
 from sonde.inspector.measurement.measurement import Measurement
 from sonde.inspector.pipeline.batch import Batch, BatchBuilder
@@ -21,6 +21,7 @@ from sonde.inspector.settings import Settings
 from sonde.inspector.sinks.destinations import Destinations, Visualizer
 from sonde.inspector.watched_model import WatchedModel
 from sonde.run.run import Run
+from sonde.warn import warn_user
 
 __all__ = ["WatchedTraining"]
 

@@ -12,12 +12,12 @@ from typing import Any, Self, TypeAlias
 import torch
 
 from sonde.engine import Coverage, Event, Probe, ProbeError, Site
-from sonde.engine.failures import warn_user
 from sonde.engine.probes.attachment import Attachment
 from sonde.errors import ArgumentError
 from sonde.keep.reductions.base import Reduction, own
 from sonde.keep.reductions.function import FunctionReduction
 from sonde.keep.slots import Subrecorder
+from sonde.warn import warn_user
 
 __all__ = ["NOTHING", "Condition", "Keeper", "KeepingProbe", "Take"]
 

@@ -146,8 +146,8 @@ class InputNorm(OutputNorm):
 
 
 def first_tensor(value: Any) -> Tensor | None:
-    """The first floating-point or complex tensor in *value*, or else the first tensor; None without one that has elements."""
-    found = [tensor for _, tensor in structure.walk(value)]
-    floating = [tensor for tensor in found if tensor.is_floating_point() or tensor.is_complex()]
-    first = next(iter(floating or found), None)
+    """Return the first floating-point or complex tensor in *value*, else the first tensor; None if that has no elements."""
+    first = structure.first_floating(value)
+    if first is None:
+        first = next((tensor for _, tensor in structure.walk(value)), None)
     return None if first is None or first.numel() == 0 else first

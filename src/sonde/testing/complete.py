@@ -188,7 +188,7 @@ class _Oracle:
         found = structure.walk(output)
         given = {id(tensor) for _, tensor in structure.walk((args, kwargs))}
         record = self._add(self.outputs, name, "output", _clones(found))
-        record.passthrough = any(id(tensor) in given and (path == "" or _is_real(tensor)) for path, tensor in found)
+        record.passthrough = any(id(tensor) in given and (path == "" or structure.is_floating(tensor)) for path, tensor in found)
         for path, tensor in found:
             if tensor.requires_grad:
                 self._handles.append(_on_gradient(tensor, partial(self._arrive, name, record.call, path)))
@@ -232,11 +232,6 @@ def _on_gradient(tensor: Tensor, hook: Callable[[Tensor], None]) -> Any:
 
 def _on_accumulated(parameter: Tensor, hook: Callable[[Tensor], None]) -> Any:
     return parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
-
-
-def _is_real(tensor: Tensor) -> bool:
-    """Return whether *tensor* holds values, and not lengths, indices or a mask beside values."""
-    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def _clones(found: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:

@@ -11,8 +11,9 @@ import torch
 from sonde.engine import structure
 from sonde.engine.calls.call_log import Call, ModuleCall
 from sonde.engine.calls.thread_state import ThreadState
-from sonde.engine.failures import ProbeError, name_of, warn_user
+from sonde.engine.failures import ProbeError, name_of
 from sonde.engine.torch_api import hooks
+from sonde.warn import warn_user
 
 __all__ = ["Callback", "Callbacks", "Moment", "weak"]
 

@@ -18,11 +18,12 @@ from sonde.engine.calls.callbacks import Callback, Callbacks, weak
 from sonde.engine.calls.module_paths import ModuleNames, ModuleNode, is_transparent
 from sonde.engine.calls.thread_state import ThreadState
 from sonde.engine.compiled_regions import regions
-from sonde.engine.failures import ProbeError, warn_user
+from sonde.engine.failures import ProbeError
 from sonde.engine.torch_api import autograd_state, compiled, hooks
 from sonde.engine.torch_api.autograd_state import ACCUMULATES, modules_running, nodes_running, sequence_of_node
 from sonde.engine.torch_api.modules import is_called_compiled
 from sonde.site import Phase
+from sonde.warn import warn_user
 
 __all__ = ["ModuleTracker"]
 

@@ -12,7 +12,6 @@ from sonde.engine import selection
 from sonde.engine.clock.clock import Clock, clock_of
 from sonde.engine.clock.model_changes import fingerprint, is_time_to_look
 from sonde.engine.event import Subscriber, Tick
-from sonde.engine.failures import warn_user
 from sonde.engine.probes.dead_hooks import DeadHookCheck, Root
 from sonde.engine.probes.delivery import Delivery
 from sonde.engine.probes.hook_set import HookSet
@@ -22,6 +21,7 @@ from sonde.engine.torch_api import compiled
 from sonde.engine.torch_api.autograd_state import has_substituted_parameters
 from sonde.site import Port, Site
 from sonde.stats import Statistic, Table
+from sonde.warn import warn_user
 
 __all__ = ["Attachment", "Schedule"]
 

@@ -10,11 +10,11 @@ from torch import nn
 from sonde.engine import selection
 from sonde.engine.clock.clock import Clock
 from sonde.engine.compiled_regions import Region, regions
-from sonde.engine.failures import warn_user
 from sonde.engine.probes.delivery import Delivery
 from sonde.engine.probes.site_hook import SiteHook
 from sonde.engine.torch_api.tensors import version_of
 from sonde.errors import DeadHookError
+from sonde.warn import warn_user
 
 __all__ = ["DeadHookCheck", "Root", "dead_among"]
 

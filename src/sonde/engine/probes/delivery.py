@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from sonde.engine.event import Event, Subscriber, weakly
-from sonde.engine.failures import ProbeError, name_of, warn_user
+from sonde.engine.failures import ProbeError, name_of
 from sonde.engine.probes.gradients import Pending
 from sonde.engine.torch_api import hooks
 from sonde.site import Site
 from sonde.stats import Statistic
+from sonde.warn import warn_user
 
 __all__ = ["Delivery", "Switch"]
 

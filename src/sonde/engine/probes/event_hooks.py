@@ -277,7 +277,8 @@ class OutputEventHook(ModuleEventHook):
         if _is_traced():
             if self.switch.refuses_traced():
                 return
-            compiled.trace_value(self.token, output, self.value_port if self._site is not None else "", self._gradients or "")
+            port = self.value_port if self._site is not None else ""
+            compiled.trace_value(self.token, output, port, self._gradients or "")
             return
         if (compiler := _compiler()) is not None:
             hooks.undisturbed(compiler, self, module, args, kwargs, output)

@@ -1,4 +1,4 @@
-"""Aliases of a module's inputs, whose gradients are those through this module alone."""
+"""Make aliases of a module's inputs, whose gradients are those through this module alone."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ __all__ = ["alias", "aliased_in_trace", "of_inputs"]
 
 
 def alias(tensor: Tensor) -> Tensor:
-    """The same tensor as one more node of the graph, so that its gradient is that of one consumer alone."""
+    """Return *tensor* as one more node of the graph, so that the node's gradient is that of one consumer alone."""
     return torch.ops.aten.alias.default(tensor) if tensor.requires_grad and not tensor.is_nested else tensor
 
 
 def aliased_in_trace(value: Any) -> tuple[Any, Any]:
-    """*value* with every tensor in plain containers aliased; and the same with None for what is no plain container.
+    """Return *value* with an alias of every tensor in plain containers; and a second time with None for all other parts.
 
-    The second is what gradients may be listened to in: a tensor that has no alias has other consumers as well.
+    Gradients may be listened to in the second value only: a tensor without an alias has other consumers as well.
     """
     if isinstance(value, Tensor):
         one = alias(value)
@@ -33,5 +33,5 @@ def aliased_in_trace(value: Any) -> tuple[Any, Any]:
 
 
 def of_inputs(leaves: tuple[tuple[str, Tensor], ...]) -> tuple[tuple[str, Tensor], ...]:
-    """Leaf paths of ``(args, kwargs)`` as paths of the arguments: ``[0][2]`` becomes ``[2]``, ``[1]['mask']`` ``['mask']``."""
+    """Return paths in ``(args, kwargs)`` as paths of the arguments: ``[0][2]`` as ``[2]``, ``[1]['mask']`` as ``['mask']``."""
     return tuple((path[3:], tensor) for path, tensor in leaves)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from sonde.engine import Event, Port, Site, structure
-from sonde.engine.failures import warn_user
 from sonde.keep.keeper import NOTHING, Keeper, Take
 from sonde.keep.recorders.recorder import Recorder
+from sonde.warn import warn_user
 
 __all__ = ["BackwardInput", "BackwardOutput", "ForwardInput", "ForwardOutput", "ForwardPre"]
 
