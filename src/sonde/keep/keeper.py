@@ -28,7 +28,7 @@ Take: TypeAlias = Callable[[Event], Any]
 """From an event to the value to keep, borrowed; or ``NOTHING``."""
 
 NOTHING = object()
-"""Returned by a ``Take`` for an event of which nothing is kept."""
+"""Returned by a ``Take`` if no value of the event is kept."""
 
 
 class Keeper:
@@ -94,7 +94,7 @@ class Keeper:
             self._by_id.clear()
 
     def empty(self) -> Any:
-        """What a slot holds before a value is kept."""
+        """The content of a new slot: an empty list, or None with a reduction."""
         return [] if self.reduction is None else None
 
     def clear(self) -> None:
@@ -158,7 +158,7 @@ class Keeper:
             slot.tick = event.tick
 
     def _combined(self, reduction: Reduction, slot: Subrecorder, value: Any) -> Any:
-        """What *reduction* makes of what *slot* holds and of *value*; if it raises, the slot keeps what it holds."""
+        """The result of *reduction* for the content of *slot* and *value*. If it raises, the slot is not changed."""
         self._filling = slot
         try:
             return reduction.begin(value) if slot.held is None else reduction(slot.held, value)
@@ -220,7 +220,7 @@ class KeepingProbe(Probe):
         return super().attach()
 
     def coverage(self) -> Coverage:
-        """How much was observed at each site, and why not more. A model that has changed since is looked through again."""
+        """The number of events at each site, and why not more. Follows a model that has changed since."""
         stopped = self._keeper.stopped
         lines = [replace(line, reason=stopped.get(line.site, line.reason)) for line in super().coverage()]
         return Coverage(lines, attached=self.attached)

@@ -28,11 +28,11 @@ class Reduction(ABC):
 
     @abstractmethod
     def begin(self, first: Any) -> Any:
-        """Return what is kept of the first value."""
+        """Return the content of a slot after the first value."""
 
     @abstractmethod
     def __call__(self, so_far: Any, new: Any) -> Any:
-        """Return what is kept after *new*."""
+        """Return the content of a slot after *new*, given its content so far."""
 
 
 @dataclass

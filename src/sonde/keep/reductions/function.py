@@ -18,7 +18,7 @@ from sonde.keep.reductions.base import Accumulated, Running, State, own, shape_t
 __all__ = ["FunctionReduction", "Reducer"]
 
 Reducer: TypeAlias = Callable[[Any, Any], Any]
-"""From what was kept so far and a new tensor to what is kept, as for ``functools.reduce``."""
+"""From the result so far and a new tensor to the next result, as for ``functools.reduce``."""
 
 
 @dataclass
@@ -29,7 +29,7 @@ class _Value(State):
 
 
 class FunctionReduction(Running):
-    """Call a function of the user's own with what was kept so far and a new tensor; for a structured value, tensor by tensor.
+    """Call a function of the user's own with the result so far and a new tensor; for a structured value, tensor by tensor.
 
     The first tensor is kept as it is. Both arguments are copies that the function may change or keep.
 
