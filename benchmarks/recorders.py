@@ -137,7 +137,7 @@ def show(title: str, times: dict[str, float]) -> None:
 
 def main() -> None:
     torch.set_num_threads(1)
-    warnings.simplefilter("ignore")  # torchfunc's hooks are deprecated, and torch says so at each
+    warnings.simplefilter("ignore")  # torch warns at each of torchfunc's hooks, which are deprecated
     if original is None:
         print("torchfunc is not installed: only sonde is measured (pip install torchfunc==0.2.0)")
     print(
