@@ -19,6 +19,7 @@ import sonde.inspector.sinks
 import sonde.stats
 from sonde import lens, preprocessor, rules
 from sonde.inspector.lenses.builtin import default_lenses
+from sonde.inspector.pipeline import batch_writer
 from sonde.run.folder.parts import Part
 from sonde.run.schema import ALERTS, KEYS, SCALARS, VERSION
 from sonde.run.store.disk_writer import Flushing
@@ -194,6 +195,15 @@ def test_the_limits_of_the_rules_are_those_of_the_code() -> None:
     page = PAGES["docs/watch.md"]
     assert f"more than {rules.DEAD_MOST * 100:.0f} %" in page
     assert f"over {rules.GRADIENT_LARGE:.0f} times" in page
+
+
+def test_the_memory_of_rows_is_that_of_the_code() -> None:
+    page = PAGES["docs/watch.md"]
+    assert f"{8 * (Moments().width + 1)} bytes for each site of `moments`" in page  # numbers, and the count of additions
+    assert f"{8 * (ExponentHistogram().width + 1) / 1000:.1f} kB for each site of `exponents`" in page
+    assert f"at most {batch_writer.LIMITS.limit >> 20} MiB in all" in page
+    assert f"{batch_writer.LIMITS.patience:.0f} seconds at most" in page
+    assert f"**Rows that wait for the disk**: at most {Flushing().limit >> 20} MiB" in page
 
 
 # docs/preprocessors.md
