@@ -181,6 +181,18 @@ def test_what_a_graph_showed_is_remembered_for_calls_without_one() -> None:
         assert found(torch.randn(B, 6, 3, 3), relu) == (0, 1)  # of other dimensions nothing is known
 
 
+class ChannelNorm(nn.LayerNorm):
+    """A layer normalisation of channels that are not last, as ConvNeXt has it."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # the name of the method that is overridden
+        return super().forward(input.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+def test_a_layer_norm_of_channels_that_are_not_last_is_told_by_the_sizes_at_the_call() -> None:
+    norm = ChannelNorm(6)
+    assert found(norm(torch.randn(B, 6, 3, 4)), norm) == (0, 1)
+
+
 class Mixed(nn.Module):
     """Activations that are registered before the layers that feed them, or behind other ones."""
 

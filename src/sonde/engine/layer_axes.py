@@ -121,6 +121,13 @@ def _units(output: Tensor, module: nn.Module | None) -> tuple[int | None, str]:
     """The axis of the units, from the end or 1, and the rule it follows from; None for the first axis that holds no samples."""
     dims = output.dim()
     own = None if module is None else _own_axis(module)
+    if (
+        own == _LAST
+        and isinstance(module, nn.LayerNorm | nn.RMSNorm)
+        and dims > 2
+        and output.shape[-1] != module.normalized_shape[0]
+    ):
+        own = _SECOND  # a subclass that moves the channels for the time of its work, as for images
     if own is not None and -own <= dims:
         return own, "layer"
     if not isinstance(module, nn.Module):
