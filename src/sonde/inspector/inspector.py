@@ -23,6 +23,7 @@ from sonde.errors import ArgumentError
 from sonde.escape import escape_html
 from sonde.inspector.budget import share_of
 from sonde.inspector.lenses.builtin import AnyLens, default_lenses
+from sonde.inspector.lenses.from_preprocessor import lens_of
 from sonde.inspector.lenses.layer_selection import Choice
 from sonde.inspector.lenses.lens import Lens, LossMetrics
 from sonde.inspector.pipeline.findings import Finding
@@ -32,6 +33,7 @@ from sonde.inspector.settings import GRADIENTS, Gradients, Settings, bytes_of
 from sonde.inspector.sinks.base import RunSink
 from sonde.inspector.sinks.destinations import open_destinations
 from sonde.inspector.training import WatchedTraining
+from sonde.preprocessor.base import AbstractPreprocessor
 from sonde.run.run import Run
 from sonde.run.store.open import Existing
 
@@ -119,7 +121,13 @@ class Inspector:
             raise ArgumentError(f"gradients={gradients!r}: give one of {', '.join(map(repr, GRADIENTS))}")
         if train_loss_str == non_train_loss_str:
             raise ArgumentError(f"the losses of training and of evaluation cannot both be called {train_loss_str!r}")
-        self._lenses = None if lenses is None else (lenses,) if isinstance(lenses, Lens | LossMetrics) else tuple(lenses)
+        self._lenses = (
+            None
+            if lenses is None
+            else (lenses,)
+            if isinstance(lenses, Lens | LossMetrics | AbstractPreprocessor)
+            else tuple(lenses)
+        )
         self._schedule: Schedule = schedule_of(every)
         self._budget = share_of(budget)
         if self._budget is not None:
@@ -173,7 +181,7 @@ class Inspector:
         self._at_exit = partial(_detach_at_exit, weakref.ref(self), os.getpid())  # before the run is closed and threads end
         atexit.register(self._at_exit)
         training.attach()
-        self._listen_to_losses(lenses)
+        self._listen_to_losses(every)
         return self
 
     def detach(self) -> None:
@@ -200,7 +208,7 @@ class Inspector:
 
     remove = unregister = detach
 
-    def _listen_to_losses(self, lenses: Iterable[AnyLens]) -> None:
+    def _listen_to_losses(self, lenses: Iterable[Lens | LossMetrics]) -> None:
         for lens in lenses:
             if isinstance(lens, LossMetrics):
                 self._metrics |= set(lens.metrics)
@@ -421,9 +429,11 @@ def _check_optimizer(optimizer: Optimizer, models: Mapping[str, nn.Module]) -> N
         )
 
 
-def _flat(lenses: Iterable[AnyLens]) -> Iterator[AnyLens]:
+def _flat(lenses: Iterable[AnyLens]) -> Iterator[Lens | LossMetrics]:
     """Each lens, and after it those that belong to it."""
     for lens in lenses:
+        if isinstance(lens, AbstractPreprocessor):
+            lens = lens_of(lens)  # noqa: PLW2901
         if not isinstance(lens, Lens | LossMetrics):
             raise ArgumentError(f"{lens!r} is no lens: they are in sonde.lens, as OutputNorm(); a statistic becomes one by Lens()")
         yield lens

@@ -15,7 +15,7 @@ import sonde
 from sonde.engine import ProbeError, selection
 from sonde.engine.probes.coverage import Coverage, Covered
 from sonde.engine.torch_api.modules import parameters_of
-from sonde.inspector.lenses.builtin import AnyLens
+from sonde.inspector.lenses.lens import Lens, LossMetrics
 from sonde.inspector.measurement.measurement import Measurement
 from sonde.inspector.pipeline.findings import Finding
 from sonde.site import Site
@@ -28,7 +28,7 @@ _SHOWN = 3
 # The description in run.json
 
 
-def described(models: Mapping[str, nn.Module], lenses: Iterable[AnyLens]) -> dict[str, Any]:
+def described(models: Mapping[str, nn.Module], lenses: Iterable[Lens | LossMetrics]) -> dict[str, Any]:
     """Return plain data: ``model`` (its modules, in the order of ``named_modules()``), ``environment``, ``lenses``."""
     modules = [line for name, model in models.items() for line in _modules(model, name)]
     return {"model": modules, "environment": _environment(), "lenses": [lens.described() for lens in lenses]}

@@ -21,7 +21,7 @@ __all__ = ["GradientActivation", "GradientGeometry", "OutputGradientGeometry"]
 
 
 class OutputGradientGeometry(SequenceGeometry, AbstractBackwardPreprocessor):
-    """Length of the gradient of a layer's output, and its correlation with that of the backward pass before.
+    """Preprocessor: the length of the gradient of a layer's output, and its correlation with that of the backward pass before.
 
     The numbers, the arguments and where they differ from the seed: see :class:`SequenceGeometry`.
 
@@ -102,6 +102,7 @@ class GradientActivation(Measured, AbstractTensorPreprocessor):
         statistic = Activation(eps, channel_axis=0)
         numbers = {"activation": "call_activation"} | ({"death": "call_death"} if death else {})
         super().__init__([NumberSpec(statistic, numbers)], inplace, Activity if death else None)
+        self._eps = eps
         self._scaler = scaler
 
     def process_tensor(self, name: str, grad: Tensor | None, *, owner: nn.Module | None = None) -> None:

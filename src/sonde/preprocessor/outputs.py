@@ -27,7 +27,7 @@ class Activity(NamedTuple):
 
 
 class OutputActivation(Measured, AbstractForwardPreprocessor):
-    """Share of active outputs, and of dead neurons, of each call of a layer.
+    """Preprocessor: the share of active outputs, and of dead neurons, of each call of a layer.
 
     An output is active if ``|x| > eps``. *Tensor to number*: the rate of a neuron (a channel) is the share of samples and positions
     of one call at which it is active; ``activation`` is the mean rate of the layer's neurons, ``death`` the share of
@@ -68,6 +68,7 @@ class OutputActivation(Measured, AbstractForwardPreprocessor):
     ) -> None:
         numbers = {"activation": "call_activation"} | ({"death": "call_death"} if death else {})
         super().__init__([NumberSpec(Activation(eps), numbers)], inplace, Activity if death else None)
+        self._eps = eps
         self._record_eval = record_eval
         self._evaluation_from_grad = evaluation_from_grad
         self._channel_last = channel_last
@@ -82,7 +83,7 @@ class OutputActivation(Measured, AbstractForwardPreprocessor):
 
 
 class OutputNorm(Measured, AbstractForwardPreprocessor):
-    """Length of a layer's output, per sample.
+    """Preprocessor: the length of a layer's output, per sample.
 
     *Tensor to number*: the Euclidean norm of each sample's output, all its dimensions flattened, then the mean over the
     samples of the call; with *normalize* the norm is divided by the root of the number of elements of a sample, so that it

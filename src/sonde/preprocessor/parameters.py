@@ -80,7 +80,7 @@ class _OfAttributes(Measured, AbstractModulePreprocessor):
 
 
 class ParameterNorm(_OfAttributes):
-    """Norm of the parameters of layers.
+    """Preprocessor: the norm of the parameters of layers.
 
     *Tensor to number*: the Euclidean norm of an attribute of the layer, with *normalize* divided by the root of its number of
     elements (:class:`sonde.stats.Norm`), formed in float64. *Numbers to aggregates*: over the calls of ``process_module``,

@@ -7,7 +7,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 from torch import nn
 
@@ -165,9 +165,16 @@ class Probe:
         return self._grid().to_html()
 
 
+class HasStatistic(Protocol):
+    """A lens: it names a statistic, and the layers to observe where none are given."""
+
+    def as_observed(self, model: nn.Module, include: Where, exclude: Where) -> tuple[Statistic, Where, Where]:
+        """Return the statistic, include and exclude to observe *model* with."""
+
+
 def observe(
     model: nn.Module,
-    do: Subscriber | Statistic,
+    do: Subscriber | Statistic | HasStatistic,
     include: Where = None,
     exclude: Where = None,
     *,
@@ -183,7 +190,7 @@ def observe(
     Args:
         model: any ``nn.Module``, also compiled or wrapped.
         do: a subscriber, called with each :class:`Event`; or a statistic, to whose row for the site each tensor is added.
-            A statistic also runs inside compiled code, as part of it.
+            A statistic also runs inside compiled code, as part of it. Or a lens: its statistic, at its ports and layers.
         include, exclude: a regular expression (searched), a callable ``(name, module) -> bool``, a list of exact names, a
             module type or a tuple of types.
         ports: which tensors: ``output``, ``input``, ``grad_output``, ``grad_input`` of a module; of a parameter its ``grad``,
@@ -206,11 +213,13 @@ def observe(
     Raises:
         ModelError, SelectionError, ArgumentError: at once, saying what was asked, what was found and what to do.
     """
+    declared: Iterable[Port] = getattr(do, "ports", ("output",))
+    if hasattr(do, "as_observed"):
+        do, include, exclude = do.as_observed(model, include, exclude)
     if not isinstance(do, Statistic) and not callable(do):
         raise ArgumentError(f"do={do!r} can observe nothing: give a callable that takes an Event, or a statistic such as Moments()")
     if passes not in _TRAINING:
         raise ArgumentError(f"passes={passes!r}: give one of {', '.join(map(repr, _TRAINING))}")
-    declared: Iterable[Port] = getattr(do, "ports", ("output",))
     attachment = Attachment(do, schedule=_schedule(schedule), strict=strict, grad_at_step=grad_at_step, training=_TRAINING[passes])
     attachment.observe(model, include, exclude, _ports(declared if ports is None else ports), name)
     attachment.attach()

@@ -14,6 +14,7 @@ from sonde.engine.selection import Where
 from sonde.errors import ArgumentError
 from sonde.inspector.lenses.layer_selection import DROPOUT, RELU_LIKE, is_container
 from sonde.inspector.lenses.lens import Lens, LossMetrics
+from sonde.preprocessor.base import AbstractPreprocessor
 from sonde.rules import UPDATE_USUAL
 from sonde.site import Port
 from sonde.stats import Activation, Cosine, ExponentHistogram, Moments, Norm, RowStatistic, Updates
@@ -28,12 +29,14 @@ __all__ = [
     "ParameterGradientGeometry",
     "ParameterNorm",
     "ParameterUpdateGeometry",
+    "called",
     "default_lenses",
     "exponents",
     "moments",
 ]
 
-AnyLens = Lens | LossMetrics
+AnyLens = Lens | LossMetrics | AbstractPreprocessor
+"""What an inspector takes for a lens; a preprocessor stands for the lens that measures the same."""
 
 Ranges = tuple[str, ...]
 
@@ -41,7 +44,7 @@ _RARELY = 10  # activation by unit costs several times what moments do, and a de
 
 
 class OutputActivation(Lens):
-    """How much of each activation layer's output is active, and which of its units are dead: family ``activation``.
+    """Lens: how much of each activation layer's output is active, and which of its units are dead: family ``activation``.
 
     Numbers: see :class:`sonde.stats.Activation`; ``activation`` and, averaged over calls, ``call_activation`` and ``call_death``.
 
@@ -93,7 +96,7 @@ class OutputActivation(Lens):
             return
         learn(model)
         for axis in sorted(set(map(unit_axis, model.modules()))):
-            yield _on_axis(self.statistic, axis), _has_units_on(axis)
+            yield _on_axis(self.statistic, axis), _where(unit_axis, axis)
 
 
 def _on_axis(statistic: RowStatistic, axis: int) -> RowStatistic:
@@ -102,12 +105,12 @@ def _on_axis(statistic: RowStatistic, axis: int) -> RowStatistic:
     return replace(statistic, channel_axis=axis)
 
 
-def _has_units_on(axis: int) -> Callable[[str, nn.Module], bool]:
-    return lambda name, module: unit_axis(module) == axis
+def _where(axis_of: Callable[[nn.Module], int], axis: int) -> Callable[[str, nn.Module], bool]:
+    return lambda name, module: axis_of(module) == axis
 
 
 class OutputNorm(Lens):
-    """Length of each layer's output, per sample: family ``output_norm``, numbers ``norm`` and ``rms``.
+    """Lens: the length of each layer's output, per sample: family ``output_norm``, numbers ``norm`` and ``rms``.
 
     Args:
         normalize_by_size: draw ``rms`` in place of ``norm``; both are recorded.
@@ -164,7 +167,7 @@ class _Geometry(Lens):
 
 
 class OutputGradientGeometry(_Geometry):
-    """Length of the gradient of each layer's output: family ``output_gradient``, numbers ``norm`` and ``rms``.
+    """Lens: the length of the gradient of each layer's output: family ``output_gradient``, numbers ``norm`` and ``rms``.
 
     Args:
         compute_correlation: record the cosine of each gradient to the one before as well, in ``output_gradient_cosine``;
@@ -212,7 +215,7 @@ class ParameterGradientGeometry(_Geometry):
         range_aggregation: Ranges = ("std", "min-max"),
     ) -> None:
         show = _lines(normalize_by_size, log_scale, range_aggregation)
-        super().__init__("parameter_gradient", "grad", _called(parameters), exclude, compute_correlation, show)
+        super().__init__("parameter_gradient", "grad", called(parameters), exclude, compute_correlation, show)
 
 
 class ParameterGradientActivation(Lens):
@@ -236,11 +239,11 @@ class ParameterGradientActivation(Lens):
     ) -> None:
         show = {"picture": "heatmap", "number": "call_death", "range": [0, 1], "worst": warning_plot}
         statistic = Activation(eps, channel_axis=channel_axis)
-        super().__init__("parameter_gradient_activation", statistic, ("grad",), _called(parameters), exclude, False, show)
+        super().__init__("parameter_gradient_activation", statistic, ("grad",), called(parameters), exclude, False, show)
 
 
 class ParameterNorm(Lens):
-    """Length of each parameter after each logged step: family ``parameter_norm``, numbers ``norm`` and ``rms``.
+    """Lens: the length of each parameter after each logged step: family ``parameter_norm``, numbers ``norm`` and ``rms``.
 
     Args:
         parameters, exclude: see :class:`ParameterGradientGeometry`.
@@ -257,7 +260,7 @@ class ParameterNorm(Lens):
         comparison_plot: bool = True,
     ) -> None:
         show = _lines(normalize_by_size, log_scale, (), comparison_plot)
-        super().__init__("parameter_norm", Norm(), ("param",), _called(parameters), exclude, False, show)
+        super().__init__("parameter_norm", Norm(), ("param",), called(parameters), exclude, False, show)
 
 
 class ParameterUpdateGeometry(_Geometry):
@@ -284,12 +287,12 @@ class ParameterUpdateGeometry(_Geometry):
             "parameter_update_ratio",
             Updates(),
             ("update",),
-            _called(parameters),
+            called(parameters),
             exclude,
             False,
             {"picture": "lines", "number": "ratio", "log": True, "line": UPDATE_USUAL},
         )
-        super().__init__("parameter_update", "update", _called(parameters), exclude, False, show, (ratio,))
+        super().__init__("parameter_update", "update", called(parameters), exclude, False, show, (ratio,))
 
 
 def moments() -> Lens:
@@ -320,7 +323,8 @@ def default_lenses(*models: nn.Module) -> tuple[AnyLens, ...]:
     return (moments(), *([OutputActivation(dropout=False, one_in=_RARELY)] if found else ()), LossMetrics())
 
 
-def _called(parameters: tuple[str, ...] | None) -> Where:
+def called(parameters: tuple[str, ...] | None) -> Where:
+    """Return the selection of parameters whose names end in one of *parameters*; None selects all."""
     if parameters is None:
         return None
     given: Any = parameters

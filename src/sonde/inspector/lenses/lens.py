@@ -12,7 +12,7 @@ from sonde.engine.selection import Where
 from sonde.errors import ArgumentError
 from sonde.run.schema import check_family
 from sonde.site import PORTS, Port
-from sonde.stats import RowStatistic
+from sonde.stats import RowStatistic, Statistic
 
 __all__ = ["Lens", "LossMetrics"]
 
@@ -64,6 +64,21 @@ class Lens:
     def parts(self, model: nn.Module) -> Iterator[tuple[RowStatistic, Where]]:
         """The statistics that it takes in *model*, each with the layers that it is for."""
         yield self.statistic, None
+
+    def as_observed(self, model: nn.Module, include: Where, exclude: Where) -> tuple[Statistic, Where, Where]:
+        """Return what ``sonde.observe`` observes of *model* for this lens: its statistic, and its layers where none are given.
+
+        Raises:
+            ArgumentError: the lens compares tensors, or its statistic differs from layer to layer.
+        """
+        parts = list(self.parts(model))
+        statistic = parts[0][0] if len(parts) == 1 else None
+        if not isinstance(statistic, Statistic):
+            raise ArgumentError(
+                f"the lens {self.name!r} is not one statistic of single tensors in this model, which is all that observe() can add "
+                "up: give the preprocessor of the same name to observe(), or the lens to watch()"
+            )
+        return statistic, self.include if include is None else include, self.exclude if exclude is None else exclude
 
     def described(self) -> dict[str, Any]:
         """Return plain data for run.json: the ports, the numbers, and how they are shown."""
