@@ -184,17 +184,25 @@ def test_moments_of_differences_are_those_of_exact_arithmetic(
     native.use(LEVELS[0])
 
 
+HALVES = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.float16)
+SUBTRACTED = (65504.0, 2.0**-24, -1.0, 0.0)
+
+
+def test_float64_holds_all_differences_of_half_precision() -> None:
+    """What the next test compares with is exact."""
+    halves = HALVES[HALVES.isfinite()]
+    for other in SUBTRACTED:
+        values = (halves.double() - other).tolist()
+        assert [Fraction(value) - Fraction(other) for value in halves.tolist()] == [Fraction(value) for value in values]
+
+
 def test_differences_of_half_precision_are_exact(level: str) -> None:
     """All float16 values minus the largest and minus the smallest: the histogram has each in its place."""
-    every = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.float16)
-    for other in (65504.0, 2.0**-24, -1.0, 0.0):
-        minus = torch.full_like(every, other)
-        values = every.double() - other
-        finite = values[values.isfinite()]
-        halves = every[every.isfinite()].tolist()
-        assert [Fraction(value) - Fraction(other) for value in halves] == [Fraction(value) for value in finite.tolist()]
-        assert torch.equal(by_kernel(ExponentHistogram(), every, minus), ExponentHistogram().measure(values))
-        assert_same_rows(Moments(), by_kernel(Moments(), every, minus), Moments().measure(values), values)
+    for other in SUBTRACTED:
+        minus = torch.full_like(HALVES, other)
+        values = HALVES.double() - other
+        assert torch.equal(by_kernel(ExponentHistogram(), HALVES, minus), ExponentHistogram().measure(values))
+        assert_same_rows(Moments(), by_kernel(Moments(), HALVES, minus), Moments().measure(values), values)
 
 
 def test_a_small_update_of_a_large_parameter_survives(level: str) -> None:
