@@ -27,6 +27,7 @@ TOO_LARGE: set[str] = {
     "Probe",
     "Recorder",
     "Run",
+    "Table",
     "Tracker",
     "WatchedModel",
     "WatchedTraining",
