@@ -243,6 +243,11 @@ def test_a_layer_shared_by_two_blocks_trains_on(monkeypatch: pytest.MonkeyPatch)
     assert make_dot(rec).source.count("(Linear)") == 2
 
 
+def ragged() -> Tensor:
+    """A nested tensor of two rows of unequal length."""
+    return torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)], layout=torch.jagged)
+
+
 @pytest.mark.parametrize(
     ("forward", "args"),
     [
@@ -254,6 +259,8 @@ def test_a_layer_shared_by_two_blocks_trains_on(monkeypatch: pytest.MonkeyPatch)
         pytest.param(lambda net, x: net.lin(x).argmax(), (x,), id="R9 argmax"),
         pytest.param(lambda net, x: net.drop(net.lin(x)), (x,), id="R13 dropout in evaluation, last"),
         pytest.param(lambda net, x: net.lin(x.as_subclass(Marked)), (x,), id="R19 a tensor subclass"),
+        pytest.param(lambda net, x: net.lin(x.to_dense()), (x.to_sparse(),), id="a sparse input"),
+        pytest.param(lambda net, x: net.lin(x), (ragged(),), id="a nested input"),
     ],
 )
 def test_what_the_original_could_not_record(forward: Any, args: tuple[Any, ...]) -> None:

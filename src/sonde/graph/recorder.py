@@ -17,6 +17,7 @@ from sonde.engine.selection import check_model, members
 from sonde.errors import ArgumentError
 from sonde.graph.graph import Graph
 from sonde.graph.recording import Recording
+from sonde.graph.tensors import described
 from sonde.run.graph.data import Edge, Node, Value
 
 __all__ = ["BaseNode", "LayerNode", "OpNode", "ParamNode", "Recorder", "TensorNode"]
@@ -198,7 +199,7 @@ class Recorder:
         elif isinstance(net, Tensor):
             is_parameter = isinstance(net, nn.Parameter)
             counted = "Parameter" if is_parameter else "Tensor"
-            fn = net if is_parameter else _without_memory(Value(tuple(net.shape), str(net.dtype)[6:]))
+            fn = net if is_parameter else _without_memory(Value(*described(net)))
             key = self._add(ParamNode if is_parameter else TensorNode, name, counted, fn, depth, parent)
         elif hasattr(net, "next_functions"):
             counted = type(net).__name__
