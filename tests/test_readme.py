@@ -36,6 +36,7 @@ from sonde.stats import (
     Updates,
 )
 from sonde.testing.laws import members
+from sonde.testing.zoo import ZOO
 from sonde.view import plots
 
 ROOT = Path(__file__).parents[1]
@@ -143,6 +144,21 @@ def test_every_link_leads_to_a_file(page: str) -> None:
         assert ((ROOT / page).parent / target).exists(), target
 
 
+# README.md
+
+
+def test_the_readme_counts_models_and_preprocessors() -> None:
+    concrete = [kind for kind in preprocessors() if not kind.startswith("Abstract")]
+    assert f"describes {len(concrete) - 1} more" in PAGES["README.md"]  # beside UpdateRounding
+    assert f"a zoo of {len(ZOO)} small models" in PAGES["README.md"]
+
+
+def preprocessors() -> set[str]:
+    """Return the names of the public classes of preprocessors."""
+    kinds = vars(preprocessor).items()
+    return {name for name, kind in kinds if isinstance(kind, type) and issubclass(kind, preprocessor.AbstractPreprocessor)}
+
+
 # docs/statistics.md
 
 STATISTICS: list[RowStatistic] = [
@@ -211,13 +227,8 @@ def test_the_memory_of_rows_is_that_of_the_code() -> None:
 
 def test_every_preprocessor_is_in_the_table() -> None:
     table = PAGES["docs/preprocessors.md"].partition("## The preprocessors")[2].partition("## Without hooks")[0]
-    kinds = {
-        name
-        for name, kind in vars(preprocessor).items()
-        if isinstance(kind, type) and issubclass(kind, preprocessor.AbstractPreprocessor)
-    }
     listed = set(re.findall(r"`(\w+)`", "".join(line.split("|")[1] for line in table.splitlines() if line.startswith("| `"))))
-    assert listed == {name for name in kinds if not name.startswith("Abstract")}
+    assert listed == {name for name in preprocessors() if not name.startswith("Abstract")}
 
 
 # docs/pictures.md
