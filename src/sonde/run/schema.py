@@ -106,6 +106,7 @@ class Layout:
     Attributes:
         site, model, port: of each row the text of its site, and the model and the port in it.
         columns: of each column in ``KEY_COLUMNS`` that is given by the place, the value of each row.
+        rows: the indices of all rows.
 
     Raises:
         ArgumentError: these are not equally long.
@@ -131,6 +132,7 @@ class Layout:
                 raise ArgumentError(f"a layout of {len(parsed)} sites has {len(values)} of {name!r}: give one for each row")
         self.site, self.model, self.port = texts["site"], texts["model"], texts["port"]
         self.columns: Mapping[str, tuple[str, ...] | npt.NDArray[np.int32]] = {**texts, **whole}
+        self.rows: npt.NDArray[np.intp] = np.arange(len(parsed))
 
     @property
     def order(self) -> npt.NDArray[np.int32]:

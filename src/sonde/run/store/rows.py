@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from typing import Any
 
@@ -23,7 +24,7 @@ _LINE_BYTES = 150  # of a tuple of Python values, roughly
 _KEY_BYTES = 40  # of a row's keys in a table
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(frozen=True, eq=False)
 class RowBlock:
     """Rows of one family at several moments, one moment after the other.
 
@@ -48,7 +49,7 @@ class RowBlock:
     def __len__(self) -> int:
         return len(self.moments)
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Bytes that the rows take in memory, their keys in a table included."""
         columns = sum(column.nbytes if isinstance(column, np.ndarray) else 8 * len(column) for column in self.numbers.values())
@@ -79,7 +80,7 @@ class RowBlock:
 
     def pieces(self, most: int) -> Iterator[RowBlock]:
         """The same rows in blocks of no more than *most* bytes, and of one moment or more."""
-        if self.nbytes <= most or len(self) < 2:
+        if len(self) < 2 or self.nbytes <= most:
             yield self
             return
         fitting = most * self.lines // self.nbytes  # rows
@@ -166,38 +167,38 @@ def _line_table(lines: Sequence[Lines], schema: Mapping[str, str]) -> pyarrow.Ta
 
 
 def _block_table(blocks: Sequence[RowBlock], rank: int) -> pyarrow.Table:
-    texts = _LayoutTexts(blocks)
     alike = groupby(blocks, key=lambda block: [(name, kind_of(column)) for name, column in block.numbers.items()])
-    tables = [_joined(list(group), texts, rank) for _, group in alike]
+    tables = [_joined(list(group), rank) for _, group in alike]
     return tables[0] if len(tables) == 1 else pyarrow.concat_tables(tables, promote_options="permissive")
 
 
-class _LayoutTexts:
-    """Encodes the texts of all layouts as integers, each layout once, however many blocks it has."""
+class _Places:
+    """The columns that layouts give, for all rows of *blocks*: texts are encoded once per layout, however many blocks it has."""
 
     def __init__(self, blocks: Sequence[RowBlock]) -> None:
-        self._texts: dict[str, int] = {}
         layouts = {id(block.layout): block.layout for block in blocks}
-        self._codes = {
-            (name, each): self._encoded(values) if isinstance(values, tuple) else values
-            for each, layout in layouts.items()
-            for name, values in layout.columns.items()
-        }
-        self._dictionary = pyarrow.array(list(self._texts), "string")
+        starts = dict(zip(layouts, np.cumsum([0, *map(len, layouts.values())]).tolist(), strict=False))
+        offsets = [starts[id(block.layout)] for block in blocks]
+        self._rows = np.concatenate(
+            [block.rows + start if start else block.rows for block, start in zip(blocks, offsets, strict=True)]
+        )
+        self._layouts = list(layouts.values())
 
-    def _encoded(self, texts: Sequence[str]) -> npt.NDArray[np.int32]:
-        return np.fromiter((self._texts.setdefault(text, len(self._texts)) for text in texts), np.int32, len(texts))
+    def column(self, key: Key) -> Any:
+        """The column *key* of all rows."""
+        given = [layout.columns[key.name] for layout in self._layouts]
+        if key.kind != "string":
+            return np.concatenate(given)[self._rows]
+        texts: dict[str, int] = {}
+        codes = [texts.setdefault(text, len(texts)) for values in given for text in values]
+        return pyarrow.DictionaryArray.from_arrays(np.array(codes, np.int32)[self._rows], pyarrow.array(list(texts), "string"))
 
-    def column(self, key: Key, blocks: Sequence[RowBlock]) -> Any:
-        """The column *key* of *blocks*, which their layouts give."""
-        values = np.concatenate([self._codes[key.name, id(block.layout)][block.rows] for block in blocks])
-        return pyarrow.DictionaryArray.from_arrays(values, self._dictionary) if key.kind == "string" else values
 
-
-def _joined(blocks: list[RowBlock], texts: _LayoutTexts, rank: int) -> pyarrow.Table:
+def _joined(blocks: list[RowBlock], rank: int) -> pyarrow.Table:
     """One table of *blocks*, whose numbers have the same names and kinds."""
     lengths = np.concatenate([np.diff(block.edges) for block in blocks])
     moments = np.concatenate([block.moments for block in blocks])
+    places = _Places(blocks)
     columns: dict[str, Any] = {}
     for key in KEY_COLUMNS:
         if key.given == "moment":
@@ -205,7 +206,7 @@ def _joined(blocks: list[RowBlock], texts: _LayoutTexts, rank: int) -> pyarrow.T
         elif key.given == "process":
             columns[key.name] = np.full(lengths.sum(), rank, key.kind)
         else:
-            columns[key.name] = texts.column(key, blocks)
+            columns[key.name] = places.column(key)
     for name in blocks[0].numbers:
         columns[name] = _arrow([block.numbers[name] for block in blocks])
     return pyarrow.table(columns)

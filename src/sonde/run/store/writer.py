@@ -73,12 +73,12 @@ class RunWriter(ABC):
             StoreError: the writer is closed.
         """
         self._must_be_open()
-        picked = np.arange(len(layout)) if rows is None else _picked(rows, layout)
+        picked = layout.rows if rows is None else _picked(rows, layout)
         what = f"the {len(layout)} sites of the layout"
         made = {name: column_of(name, values, len(layout), what) for name, values in columns.items()}
         self._check(family, made)
         moment = [whole_number("epoch", epoch), whole_number("step", step), whole_number("micro_step", micro_step)]
-        made = {name: _at(column, picked) for name, column in made.items()}
+        made = {name: _copied(column) if rows is None else _at(column, picked) for name, column in made.items()}
         edges = np.array([0, len(picked)], np.intp)
         self._add(RowBlock(family, layout, picked, np.array([moment], np.int64), edges, _unknown(len(picked)), made))
 
