@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.engine.tracking import Layer, Net, Operations
+from tests.engine.calls.tracking import Layer, Net, Operations
 from torch import Tensor, nn
 from torch.func import functional_call
 

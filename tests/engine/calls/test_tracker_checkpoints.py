@@ -6,7 +6,7 @@ import gc
 
 import pytest
 import torch
-from tests.engine.tracking import Net, Operations
+from tests.engine.calls.tracking import Net, Operations
 from torch import Tensor
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
 from torch.utils.checkpoint import checkpoint
