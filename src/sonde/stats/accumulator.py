@@ -144,16 +144,16 @@ class Accumulator(Generic[S_co]):
         return self
 
     def columns(self) -> dict[str, Column]:
-        """The sums so far, a column of one row per field: what the statistic's own methods take."""
+        """Return the sums so far: a column of one row per field, as the statistic's own methods take them."""
         return self.statistic.columns(self._row[None, 1:].clone())
 
     def compute(self) -> Result:
-        """The numbers so far. Nothing is reset."""
+        """Return the numbers so far. Nothing is reset."""
         finished = self.statistic.finish(self.columns())
         return Result({name: float(column[0]) for name, column in finished.items()})
 
     def reset(self, *, keep_previous: bool = False) -> Self:
-        """Forget everything seen.
+        """Empty the row.
 
         Args:
             keep_previous: keep the last tensor of a pair statistic, so that the first tensor of the next interval is

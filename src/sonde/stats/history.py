@@ -1,4 +1,4 @@
-"""The tensor before: copies of what the next tensor of the same name is compared with."""
+"""The tensor before: a copy of the last tensor of each key, to compare the next tensor with."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ __all__ = ["History"]
 class _Kept:
     step: int | None
     latest: Tensor
-    before: Tensor | None  # the last of the step before; only where steps are told
+    before: Tensor | None  # the last of the step before; only where steps are given
 
 
 class History:
-    """Copies of the last tensor of each key, overwritten in place as the next one comes.
+    """Copies of the last tensor of each key, overwritten in place by the next tensor.
 
-    Where steps are told, the tensors of one step are versions of the same thing (an accumulating gradient): each is compared with
-    the last one of the step before, which takes a second copy.
+    Where steps are given, the tensors of one step are versions of one tensor (an accumulating gradient): each is compared with
+    the last version of the step before, which takes a second copy.
     """
 
     def __init__(self) -> None:
@@ -34,14 +34,14 @@ class History:
         return len(self._kept)
 
     def previous(self, key: Hashable, step: int | None = None) -> Tensor | None:
-        """What a tensor that comes at *step* is to be compared with; None for the first."""
+        """Return the predecessor of a tensor that comes at *step*; None for the first tensor of *key*."""
         kept = self._kept.get(key)
         if kept is None:
             return None
         return kept.before if step is not None and kept.step == step else kept.latest
 
     def remember(self, key: Hashable, tensor: Tensor, step: int | None = None) -> None:
-        """Copy *tensor*, for the next to be compared with."""
+        """Keep a copy of *tensor*, the predecessor of the next tensor of *key*."""
         kept = self._kept.get(key)
         if kept is None:
             self._kept[key] = _Kept(step, _copy(tensor), None)
@@ -58,7 +58,7 @@ class History:
 
 
 def _copy(tensor: Tensor, into: Tensor | None = None) -> Tensor:
-    """A copy of *tensor*, written over *into* where that fits."""
+    """Return a copy of *tensor*, written over *into* where shape, type and device allow."""
     tensor = dense(tensor.detach())
     with torch.no_grad(), torch.inference_mode(False):
         fits = into is not None and into.shape == tensor.shape and into.dtype == tensor.dtype and into.device == tensor.device

@@ -1,4 +1,4 @@
-"""Which layers a lens looks at: the inspector's selection and depth, and the lens's own, as one condition."""
+"""Join the selection of an inspector, its depth and the selection of a lens into one condition on layers."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Choice:
 
     @property
     def is_everything(self) -> bool:
-        """Whether it leaves nothing out."""
+        """Whether all layers are chosen."""
         return self.depth < 0 and all(where is None or (isinstance(where, str) and where == "") for where in self._pair)
 
     @property

@@ -1,4 +1,4 @@
-"""In which order the modules of a model run, seen once, and which stand where nothing was seen."""
+"""Find out in which order the modules of a model run."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ __all__ = ["Ordering"]
 class Ordering:
     """The place of each module in the order in which they return, children before parents.
 
-    It is seen in the first logged step, by a probe of its own. Of a compiled model, whose code another hook would change, the
-    order is that of ``named_modules()``.
+    A probe observes the order in the first logged step. For a compiled model, whose code another hook would change, the order is
+    that of ``named_modules()``.
     """
 
     def __init__(self, model: nn.Module, name: str) -> None:
@@ -24,12 +24,12 @@ class Ordering:
         self._probe: Probe | None = None
 
     def watch(self) -> None:
-        """Look at what runs until :meth:`settle`."""
+        """Observe which modules run until :meth:`settle`."""
         if self._probe is None and not self._seen and not regions(self._model):
             self._probe = observe(self._model, self._note, name=self._name)
 
     def settle(self) -> bool:
-        """Take the probe off; whether it had seen anything new."""
+        """Take the probe off; return whether it has seen any module."""
         if self._probe is None:
             return False
         self._probe.detach()
@@ -37,7 +37,7 @@ class Ordering:
         return bool(self._seen)
 
     def places(self) -> dict[str, int]:
-        """By module name; modules that were not seen to run come last."""
+        """Return the place of each module by name; modules that were not seen to run come last."""
         names = [item.name for item in selection.members(self._model)]
         places = dict(self._seen)
         for name in names:

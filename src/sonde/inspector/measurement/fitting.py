@@ -1,4 +1,4 @@
-"""Lenses put on a model: which statistics that takes, of which tensors, and when their rows are taken."""
+"""Make the measurements of a model: which statistic of which lens, of which ports, and when its rows are taken."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ __all__ = ["fit", "fit_norms"]
 
 
 def fit(model: nn.Module, name: str, lens: Lens, settings: Settings) -> Iterator[Measurement]:
-    """What *lens* takes of *model*, one measuring after the other, to be attached.
+    """Yield the measurements that *lens* makes of *model*, ready to be attached.
 
     Raises:
-        SelectionError: it selects nothing there.
+        SelectionError: the lens selects nothing in *model*.
     """
     admits = combined(model, settings.choice, (lens.include, lens.exclude))
     found = False
@@ -43,7 +43,7 @@ def fit(model: nn.Module, name: str, lens: Lens, settings: Settings) -> Iterator
 
 
 def _kinds(lens: Lens, settings: Settings) -> dict[Kind, tuple[Port, ...]]:
-    """When rows are taken, and of which ports."""
+    """Return the ports to observe for each kind of moment at which rows are taken."""
     at_step = [port for port in lens.ports if not (port == "grad" and settings.gradients == "micro_step")]
     found: dict[Kind, tuple[Port, ...]] = {"step": tuple(at_step)}
     if settings.gradients != "step" and "grad" in lens.ports:
@@ -61,7 +61,7 @@ def _both(admits: Condition, where: Where) -> Condition:
 
 
 def fit_norms(model: nn.Module, name: str, measurings: list[Measurement], settings: Settings) -> Measurement | None:
-    """See to it that the norms over all parameters come from somewhere; what has to be attached for that, or None."""
+    """Choose the measurements that the norms over all parameters come from; return one more where the others lack a port, or None."""
     everything = {id(parameter) for parameter in model.parameters()}
     if not everything:
         return None
