@@ -61,7 +61,7 @@ def _both(admits: Condition, where: Where) -> Condition:
 
 
 def fit_norms(model: nn.Module, name: str, measurings: list[Measurement], settings: Settings) -> Measurement | None:
-    """Choose the measurements that the norms over all parameters come from; return one more where the others lack a port, or None."""
+    """Choose where the norms over all parameters come from; return one more measurement if the others lack a port."""
     everything = {id(parameter) for parameter in model.parameters()}
     if not everything:
         return None
