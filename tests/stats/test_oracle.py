@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from tests import bounds
@@ -24,6 +25,7 @@ from sonde.stats import (
     Spectrum,
     Updates,
 )
+from sonde.stats.samples import MatrixCondition, SampleNorm, Single
 from sonde.testing.laws import members
 from sonde.testing.oracle import Oracle, assert_oracle, situations
 
@@ -229,6 +231,50 @@ def cosine(kept: list[Tensor]) -> Numbers:
     }
 
 
+def sample_norm(kept: list[Tensor], axis: int = 0) -> Numbers:
+    samples = []
+    for tensor in map(plain, kept):
+        values = tensor.transpose(0, 1) if axis and tensor.dim() == 3 else tensor
+        samples += [sample.flatten() for sample in (values if values.dim() else [values])]
+    parts = [finite.tolist() for sample in samples if len(finite := sample[sample.isfinite()])]
+    norms = [math.hypot(*part) for part in parts]
+    return {
+        "nonfinite": float(sum(int((~sample.isfinite()).sum()) for sample in samples)),
+        "samples": float(len(parts)),
+        "norm": mean(norms),
+        "rms": mean([norm / math.sqrt(len(part)) for norm, part in zip(norms, parts, strict=True)]),
+    }
+
+
+def single(kept: list[Tensor]) -> Numbers:
+    every = everything(kept)
+    values = every.tolist()
+    infinite = set(filter(math.isinf, values))
+    spoiled = any(map(math.isnan, values)) or len(infinite) == 2
+    value = NAN if spoiled or not values else infinite.pop() if infinite else math.fsum(values) / len(values)
+    return {"count": float(len(values)), "value": value, "nonfinite": float((~every.isfinite()).sum())}
+
+
+def condition(kept: list[Tensor]) -> Numbers:
+    conditions, ranks, nonfinite = [], [], 0
+    for tensor in kept:
+        held = (tensor.to_dense() if tensor.layout != torch.strided else tensor).detach()
+        matrix = held.flatten(1) if held.dim() > 1 else held.reshape(1, -1)
+        matrix = matrix.to(torch.complex128 if matrix.is_complex() else torch.float64)
+        nonfinite += int((~matrix.isfinite()).sum())
+        matrix = torch.where(matrix.isfinite(), matrix, 0.0)
+        if matrix.abs().sum():
+            singular = np.linalg.svd(matrix.resolve_conj().numpy(), compute_uv=False)
+            conditions.append(float(singular[0] / singular[-1]))
+            ranks.append(float(np.square(singular / singular[0]).sum()))
+    return {
+        "nonfinite": float(nonfinite),
+        "matrices": float(len(conditions)),
+        "condition": mean(conditions),
+        "stable_rank": mean(ranks),
+    }
+
+
 MANTISSA = {torch.float8_e4m3fn: 3, torch.bfloat16: 7, torch.float16: 10, torch.float32: 23, torch.complex64: 23, torch.float64: 52}
 
 
@@ -286,6 +332,17 @@ def of_spectrum(tensors: list[Tensor], *, centered: bool = False) -> Numbers:
     }
 
 
+def of_single(tensors: list[Tensor]) -> Numbers:
+    """A mean, whose terms may cancel, as a share of the largest magnitude."""
+    largest = moments(tensors)["absmax"]
+    return {} if math.isnan(largest) else {"value": SUMS * largest}
+
+
+def of_condition(tensors: list[Tensor]) -> Numbers:
+    """A quotient of singular values, each off by a few roundings of the largest for each element of the shorter side."""
+    return {"condition": bounds.relative(100) * condition(tensors)["condition"] ** 2}
+
+
 @dataclass(frozen=True)
 class Case:
     """A statistic, its oracle, the size of the last axis that it needs, and how near its numbers must be.
@@ -322,6 +379,9 @@ CASES: dict[type[RowStatistic], list[Case]] = {
             unchecked=ERRORS,
         ),
     ],
+    SampleNorm: [Case(SampleNorm(), sample_norm), Case(SampleNorm(sample_axis=1), partial(sample_norm, axis=1))],
+    Single: [Case(Single(), single, absolute=of_single)],
+    MatrixCondition: [Case(MatrixCondition(), condition, absolute=of_condition)],
     Cosine: [Case(Cosine(), cosine, absolute=lambda tensors: {"cosine": SUMS})],  # a share of the two lengths
     Updates: [
         Case(Updates(), updates),
