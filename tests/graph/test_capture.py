@@ -267,7 +267,7 @@ def test_what_is_no_model() -> None:
     """A class, a function, a TorchScript module."""
     with pytest.raises(ModelError, match="make one first"):
         capture(nn.Linear, x)  # type: ignore[arg-type]
-    with pytest.warns(DeprecationWarning, match="jit"):
+    with pytest.warns((DeprecationWarning, FutureWarning), match="jit"):  # the second from torch 2.15 on
         scripted = torch.jit.script(nn.Linear(3, 3))
     with pytest.raises(ModelError, match="TorchScript"):
         capture(scripted, x)

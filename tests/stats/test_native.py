@@ -171,7 +171,7 @@ def test_what_is_no_tensor_is_refused(way: str, given: object) -> None:
 
 
 @COMPILED
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # raised where torch imports jvp
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # raised where torch imports jvp
 def test_nothing_is_taken_where_torch_traces_or_transforms(way: str) -> None:
     """Inside vmap, grad, forward-mode derivatives and functionalization, and under a mode that wants to see every operation."""
     from torch.utils._python_dispatch import TorchDispatchMode
