@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from torch import Tensor, nn
@@ -29,62 +29,32 @@ Read = tuple[int, int]
 _BEFORE_ALL = -1
 
 
+@dataclass(slots=True, eq=False)
 class Draft:
-    """A node under construction; the fields are those of :class:`~sonde.run.graph.data.Node`.
+    """A node under construction: the fields of :class:`~sonde.run.graph.data.Node`, and whether its module call has ended."""
 
-    Large because a node has many fields, and one instance is made for each operation of a forward.
-    """
-
-    __slots__ = (
-        "arguments",
-        "bytes",
-        "call",
-        "ended",
-        "flags",
-        "flops",
-        "id",
-        "kind",
-        "name",
-        "outputs",
-        "parameters",
-        "parent",
-        "path",
-        "seconds",
-        "site",
-        "type",
-    )
-
-    def __init__(self, number: int, kind: Kind, name: str, parent: Draft | None) -> None:
-        self.id = number
-        self.kind = kind
-        self.name = name
-        self.parent = parent
-        self.outputs: list[int] = []
-        self.flags: set[str] = set()
-        self.type = self.path = self.site = self.arguments = ""
-        self.call = self.flops = self.parameters = self.bytes = 0
-        self.seconds = 0.0
-        self.ended = False
+    id: int
+    kind: Kind
+    name: str
+    parent: Draft | None
+    type: str = ""
+    path: str = ""
+    site: str = ""
+    call: int = 0
+    outputs: list[int] = field(default_factory=list)
+    arguments: str = ""
+    flops: int = 0
+    parameters: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    flags: set[str] = field(default_factory=set)
+    ended: bool = False
 
     def finish(self) -> Node:
         """Return the node as plain data."""
-        return Node(
-            id=self.id,
-            kind=self.kind,
-            name=self.name,
-            type=self.type,
-            path=self.path,
-            site=self.site,
-            call=self.call,
-            parent=None if self.parent is None else self.parent.id,
-            outputs=tuple(dict.fromkeys(self.outputs)),
-            arguments=self.arguments,
-            flops=self.flops,
-            parameters=self.parameters,
-            bytes=self.bytes,
-            seconds=self.seconds,
-            flags=tuple(sorted(self.flags)),
-        )
+        held = {name: getattr(self, name) for name in self.__slots__ if name != "ended"}
+        parent = None if self.parent is None else self.parent.id
+        return Node(**held | {"parent": parent, "outputs": tuple(dict.fromkeys(self.outputs)), "flags": tuple(sorted(self.flags))})
 
 
 @dataclass(slots=True)

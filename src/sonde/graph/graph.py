@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from sonde.errors import MissingExtraError
-from sonde.run.graph import check, passes
+from sonde.run.graph import check as checks
+from sonde.run.graph import passes
 from sonde.run.graph.data import Node, PlainGraph, count_text
 from sonde.view.graph import dot, page, save
 from sonde.view.graph.series import Series
@@ -37,62 +38,18 @@ class Graph(PlainGraph):
             return cls.from_data(plain)
         return cls(plain.model, plain.nodes, plain.edges, plain.values, plain.error)
 
-    # Passes
+    # The functions of sonde.run.graph, as methods
 
-    def collapse(self, depth: int | None = None, at: str | Iterable[str] = ()) -> Self:
-        """Return the graph with module calls as single nodes: those at *depth* (the model is at 0) and *at* the sites.
-
-        Raises:
-            ArgumentError: *depth* is no number from 0.
-            UnknownSiteError: a site is none of this graph's modules.
-        """
-        return passes.collapse(self, depth, at)
-
-    def hide(self, *, views: bool = False, constants: bool = False, parameters: bool = False, operations: bool = False) -> Self:
-        """Return the graph without views, constants (with buffers and operations on these alone), parameters or operations.
-
-        Edges bridge removed operations, and a module without any node left becomes a single node.
-        """
-        return passes.hide(self, views=views, constants=constants, parameters=parameters, operations=operations)
-
-    def fold(self, *, least: int = 2) -> Self:
-        """Return the graph with equal blocks in a row as one; its ``repeat`` is their number.
-
-        Raises:
-            ArgumentError: *least* is below 2.
-        """
-        return passes.fold(self, least=least)
-
-    def between(self, start: str, end: str) -> Self:
-        """Return the nodes on a path from one site to another, with the sources that they read.
-
-        Raises:
-            UnknownSiteError: a site is none of this graph's; the message names the nearest.
-            ArgumentError: no data flows from *start* to *end*.
-        """
-        return passes.between(self, start, end)
-
-    def __getitem__(self, where: str) -> tuple[Node, ...]:
-        """Return the nodes of a module (one for each call), parameter, input or output, by site or path.
-
-        Raises:
-            UnknownSiteError: there is none; the message names the nearest.
-        """
-        return passes.find(self, where)
-
-    # Questions
-
-    def check(self) -> None:
-        """Raise if the graph contradicts itself; see :func:`sonde.run.graph.check.check`.
-
-        Raises:
-            GraphError: it does; the message names the node.
-        """
-        check.check(self)
+    collapse = passes.collapse
+    hide = passes.hide
+    fold = passes.fold
+    between = passes.between
+    __getitem__ = passes.find
+    check = checks.check
 
     def unused(self) -> tuple[Node, ...]:
         """Return the module calls whose result reaches no output of the model."""
-        return tuple(self.by_id[number] for number in check.unused(self))
+        return tuple(self.by_id[number] for number in checks.unused(self))
 
     # Pictures and files
 

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from sonde.engine import Site, Tick
 from sonde.engine.probes import dataframes
 from sonde.view.layer_table import GRADIENT_IS, LayerRow, Note, Quantity, layer_table, number, shapes_text, size
-from sonde.view.table import Grid, Tone
+from sonde.view.table import Grid, ShownAsTable, Tone
 
 if TYPE_CHECKING:
     import pandas
-    from rich.console import Console, ConsoleOptions, RenderResult
 
 __all__ = ["Note", "Shapes", "Summary", "SummaryRow", "is_within"]
 
@@ -74,8 +73,8 @@ class SummaryRow:
         return "; ".join(text for text, _ in self.notes)
 
 
-@dataclass(frozen=True)
-class Summary:
+@dataclass(frozen=True, repr=False)
+class Summary(ShownAsTable):
     """The result of :func:`sonde.summary`: the rows of one run of a model.
 
     Attributes:
@@ -147,15 +146,6 @@ class Summary:
             loss = "" if self.loss is None else f"; the loss is {number(self.loss).strip()}"
             lines.append(f"{GRADIENT_IS}{loss}")
         return lines
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield self._grid()
-
-    def __repr__(self) -> str:
-        return self._grid().to_text()
-
-    def _repr_html_(self) -> str:
-        return self._grid().to_html()
 
 
 # How it looks

@@ -14,7 +14,7 @@ from sonde.preprocessor.aggregates import Aggregate, aggregate
 from sonde.preprocessor.base import AbstractPreprocessor
 from sonde.preprocessor.interval import IntervalAggregates, NumberSpec
 from sonde.suggest import nearest
-from sonde.view.table import Cell, Grid
+from sonde.view.table import Cell, Grid, ShownAsTable
 
 __all__ = ["Measured", "Values", "nothing_to_measure"]
 
@@ -28,7 +28,7 @@ class Values(dict[str, Any]):
         raise UnknownSiteError(f"nothing called {name!r} was ever processed. {nearest(name, self)}")
 
 
-class Measured(AbstractPreprocessor):
+class Measured(AbstractPreprocessor, ShownAsTable):
     """A preprocessor whose numbers are read from rows of statistics.
 
     Args:
@@ -100,12 +100,6 @@ class Measured(AbstractPreprocessor):
             rows=rows,
             empty="nothing was processed yet",
         )
-
-    def __repr__(self) -> str:
-        return self._grid().to_text()
-
-    def _repr_html_(self) -> str:
-        return self._grid().to_html()
 
 
 def nothing_to_measure(tensor: Any, what: str) -> bool:

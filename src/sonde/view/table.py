@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import shutil
 import sys
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
     from rich.table import Table
 
-__all__ = ["Cell", "Grid", "Tone"]
+__all__ = ["Cell", "Grid", "ShownAsTable", "Tone"]
 
 Tone = Literal["plain", "quiet", "good", "warn", "bad", "strong"]
 
@@ -153,6 +154,23 @@ class Grid:
             f'<style>{_STYLE}</style><table class="sonde"><caption>{escape_html(self.title)}</caption>'
             f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody><tfoot>{foot}</tfoot></table>"
         )
+
+
+class ShownAsTable(ABC):
+    """An object that a console, rich and a notebook show as a table."""
+
+    @abstractmethod
+    def _grid(self) -> Grid:
+        """Return the table."""
+
+    def __rich__(self) -> Grid:
+        return self._grid()
+
+    def __repr__(self) -> str:
+        return self._grid().to_text()
+
+    def _repr_html_(self) -> str:
+        return self._grid().to_html()
 
 
 def _terminal_width() -> int:

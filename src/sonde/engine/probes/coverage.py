@@ -12,7 +12,7 @@ from sonde.engine.probes.dead_hooks import dead_among
 from sonde.engine.probes.site_hook import SiteHook
 from sonde.engine.probes.step_hooks import StepHook
 from sonde.site import Port, Site
-from sonde.view.table import Cell, Grid
+from sonde.view.table import Cell, Grid, ShownAsTable
 
 __all__ = ["Coverage", "Covered"]
 
@@ -32,7 +32,7 @@ class Covered:
     reason: str = ""
 
 
-class Coverage:
+class Coverage(ShownAsTable):
     """The sites of a probe, each with how often it delivered. Iterate over it, or print it."""
 
     def __init__(self, lines: list[Covered], *, attached: bool) -> None:
@@ -69,12 +69,6 @@ class Coverage:
             rows=rows,
             empty="every selected site has delivered",
         )
-
-    def __repr__(self) -> str:
-        return self._grid().to_text()
-
-    def _repr_html_(self) -> str:
-        return self._grid().to_html()
 
     @classmethod
     def of(cls, attachment: Attachment) -> Coverage:

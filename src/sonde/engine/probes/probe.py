@@ -21,7 +21,7 @@ from sonde.engine.selection import Where
 from sonde.errors import ArgumentError
 from sonde.site import PARAMETER_PORTS, PORTS, Port, Site
 from sonde.stats import Statistic
-from sonde.view.table import Cell, Grid
+from sonde.view.table import Cell, Grid, ShownAsTable
 
 if TYPE_CHECKING:
     import pandas
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Probe", "observe", "replace_former", "sites"]
 
 
-class Probe:
+class Probe(ShownAsTable):
     """An instrument on a model: attached when it is made; leaves no trace when it is detached or deleted.
 
     Use a probe in a ``with`` block, which detaches the probe at the end and observes only the thread that entered, or call
@@ -154,15 +154,6 @@ class Probe:
         what = self._attachment.delivery.observer if table is None else table.statistic
         state = "attached" if self.attached else "detached"
         return f"{type(self).__name__}({what}, {len(self.sites)} sites, {state})"
-
-    def __rich__(self) -> Grid:
-        return self._grid()
-
-    def __repr__(self) -> str:
-        return self._grid().to_text()
-
-    def _repr_html_(self) -> str:
-        return self._grid().to_html()
 
 
 class HasStatistic(Protocol):

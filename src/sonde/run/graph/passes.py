@@ -79,7 +79,6 @@ def _merge(graph: AnyGraph, stands_for: dict[int, int]) -> AnyGraph:
 
 def hide(
     graph: AnyGraph,
-    nodes: Iterable[int] = (),
     *,
     views: bool = False,
     constants: bool = False,
@@ -91,15 +90,13 @@ def hide(
     A module without any other node left becomes a single node.
 
     Args:
-        graph: any graph.
-        nodes: numbers of operations and sources.
         views: remove operations whose output shares an input's memory, or is the input itself.
         constants: remove constants and buffers, and operations on these alone (``arange``, a mask).
         parameters: remove parameters.
         operations: remove all operations, so that modules are left; but keep those that join several flows and are read by
             several nodes (the additions of a residual network), since each layer would then have an edge to every later one.
     """
-    gone = set(nodes)
+    gone: set[int] = set()
     made_of_constants = _constant_operations(graph) if constants else set()
     for node in graph.nodes:
         if (
