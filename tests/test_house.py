@@ -29,7 +29,6 @@ DOUBLES = {
     "data": "the plain values of the folder: what a graph and what a recorded value consist of",
     "exponents": "the statistic, and the picture of it",
     "forward": "one run of the root: as the clock counts it, and as a graph records it",
-    "geometry": "lengths and angles: the statistics, and the preprocessors over them",
     "gradients": "hooks on gradients, and the preprocessors of gradients",
     "heatmap": "the numbers of a run as sites x steps, and the picture of them",
     "lens": "the public module, and the class behind it",
@@ -40,7 +39,6 @@ DOUBLES = {
     "scalars": "one number per step: written, and drawn",
     "table": "rows and columns: of sums (stats), and of text (view, and what fills it)",
     "tensors": "tensors: torch's private functions, a run's files, and the nodes of a graph",
-    "training": "what belongs to a training: one watched, and its losses",
     "updates": "the statistic, and the preprocessors over it",
 }
 """Names of modules that occur in several folders, and what they mean in each."""

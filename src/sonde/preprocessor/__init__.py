@@ -13,11 +13,11 @@ from sonde.preprocessor.base import AbstractForwardPreprocessor as AbstractForwa
 from sonde.preprocessor.base import AbstractModulePreprocessor as AbstractModulePreprocessor
 from sonde.preprocessor.base import AbstractPreprocessor as AbstractPreprocessor
 from sonde.preprocessor.base import AbstractTensorPreprocessor as AbstractTensorPreprocessor
-from sonde.preprocessor.explicit import ExplicitCall as ExplicitCall
-from sonde.preprocessor.geometry import Geometry as Geometry
+from sonde.preprocessor.gradients import Geometry as Geometry
 from sonde.preprocessor.gradients import GradientActivation as GradientActivation
 from sonde.preprocessor.gradients import GradientGeometry as GradientGeometry
 from sonde.preprocessor.gradients import OutputGradientGeometry as OutputGradientGeometry
+from sonde.preprocessor.losses import ExplicitCall as ExplicitCall
 from sonde.preprocessor.losses import LossModule as LossModule
 from sonde.preprocessor.measured import Values as Values
 from sonde.preprocessor.outputs import Activity as Activity

@@ -1,4 +1,4 @@
-"""From the numbers of an interval to one number: the kept list, and the aggregations by name that both modes share."""
+"""Reduce the numbers of an interval to one number: the list that keeps all, and the aggregations by name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Aggregate", "InMemory", "aggregate", "aggregate_range"]
 
 
 class InMemory(list[Any]):
-    """All numbers of an interval, in order: a list that also knows its aggregations.
+    """All numbers of an interval, in order: a list with mean, quantiles and extremes.
 
     >>> kept = InMemory([1.0, 2.0, 3.0, 4.0, 100.0])
     >>> kept.mean, kept.median, kept.q3, kept.min_, kept.max_
@@ -23,8 +23,8 @@ class InMemory(list[Any]):
     >>> InMemory()
     InMemory(no data)
 
-    The list holds NaN and infinities where they came; the aggregations leave them out, as
-    :class:`~sonde.stats.RunningMeanVar` does, and are NaN where nothing finite is left. Quantiles are linearly
+    The list keeps NaN and infinities; the aggregations leave them out, as
+    :class:`~sonde.stats.RunningMeanVar` does, and are NaN where no finite number is left. Quantiles are linearly
     interpolated (type 7 of Hyndman and Fan: Sample quantiles in statistical packages, 1996).
     """
 
@@ -37,17 +37,17 @@ class InMemory(list[Any]):
 
     @property
     def finite(self) -> int:
-        """How many of the numbers are finite. (``count(x)`` is that of every list.)"""
+        """Number of finite elements. (``count(x)`` is the method of every list.)"""
         return len(self._finite())
 
     @property
     def nonfinite(self) -> int:
-        """How many are NaN or infinite."""
+        """Number of elements that are NaN or infinite."""
         return len(self) - self.finite
 
     @property
     def mean(self) -> float:
-        """Their mean."""
+        """Mean of the finite elements."""
         held = self._finite()
         if not len(held):
             return math.nan
@@ -56,7 +56,7 @@ class InMemory(list[Any]):
 
     @property
     def var(self) -> float:
-        """Their population variance (ddof 0)."""
+        """Population variance (ddof 0) of the finite elements."""
         held = self._finite()
         with np.errstate(over="ignore"):
             return float(np.square(held - self.mean).mean()) if len(held) else math.nan
@@ -68,18 +68,18 @@ class InMemory(list[Any]):
 
     @property
     def min_(self) -> float:
-        """The least."""
+        """Smallest finite element."""
         held = self._finite()
         return float(held.min()) if len(held) else math.nan
 
     @property
     def max_(self) -> float:
-        """The largest."""
+        """Largest finite element."""
         held = self._finite()
         return float(held.max()) if len(held) else math.nan
 
     def quantile(self, share: float) -> float:
-        """The number below which a *share* of them lies, from 0 to 1.
+        """Return the number below which a *share* of the finite elements lies, from 0 to 1.
 
         Raises:
             ArgumentError: *share* is not between 0 and 1.
@@ -91,7 +91,7 @@ class InMemory(list[Any]):
 
     @property
     def median(self) -> float:
-        """The middle one, or the mean of the two in the middle."""
+        """Middle element, or the mean of the two middle elements."""
         return self.quantile(0.5)
 
     @property
@@ -114,7 +114,7 @@ class InMemory(list[Any]):
 
 
 Aggregate: TypeAlias = RunningMeanVar | InMemory
-"""The numbers of an interval: aggregated as they come, or kept."""
+"""The numbers of an interval: aggregated as they come, or all kept."""
 
 _POINTS = {"count": "finite", "mean": "mean", "median": "median", "min": "min_", "max": "max_", "std": "std"}
 _POINTS |= {"Q1": "q1", "Q3": "q3", "IQR": "iqr"}
@@ -122,7 +122,7 @@ _RANGES = {"std": ("", ""), "min-max": ("min", "max"), "Q1-Q3": ("Q1", "Q3")}
 
 
 def aggregate(numbers: Aggregate, method: str) -> float:
-    """One number for an interval.
+    """Return one number for an interval.
 
     >>> aggregate(InMemory([1.0, 2.0, 3.0, 4.0, 100.0]), "Q3")
     4.0
@@ -133,10 +133,10 @@ def aggregate(numbers: Aggregate, method: str) -> float:
             ``Q1``, ``Q3``, ``IQR``.
 
     Returns:
-        The number, NaN where there is no data.
+        The number; NaN where there is no data.
 
     Raises:
-        ArgumentError: there is no such method, or it needs the numbers themselves and they were not kept.
+        ArgumentError: there is no such method, or the method needs all numbers and they were not kept.
     """
     if method not in _POINTS:
         raise ArgumentError(f"{method!r} is no aggregation; there are {', '.join(_POINTS)}. {nearest(method, _POINTS, count=1)}")
@@ -146,7 +146,7 @@ def aggregate(numbers: Aggregate, method: str) -> float:
 
 
 def aggregate_range(numbers: Aggregate, method: str) -> tuple[float, float]:
-    """From where to where the numbers of an interval lie.
+    """Return the lower and the upper end of the numbers of an interval.
 
     Args:
         numbers: a running aggregate or a kept list.

@@ -1,12 +1,13 @@
-"""What a preprocessor is: the abstract classes, by what each is fed with, and how an event reaches them."""
+"""The abstract preprocessors, by what each is fed with: how an event becomes a call of ``process_*``."""
 
 from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, ClassVar, NamedTuple, NoReturn
 
+import torch
 from torch import Tensor
 
 from sonde.engine import Event, Port, Site
@@ -19,6 +20,7 @@ __all__ = [
     "AbstractPreprocessor",
     "AbstractTensorPreprocessor",
     "ParameterName",
+    "in_training",
     "name_of",
 ]
 
@@ -26,35 +28,42 @@ __all__ = [
 class AbstractPreprocessor(ABC):
     """A statistic of one tensor of a layer, for many layers by name; its numbers are aggregated over an interval.
 
-    A preprocessor is fed by calling its ``process_*`` method, or by ``sonde.observe(model, preprocessor, ports=...)``, which calls
-    it with events. To write one, derive from the class for what it is fed with (:class:`AbstractForwardPreprocessor` and its
-    siblings) and write ``process_*``, ``value`` and ``reset``.
+    Feed a preprocessor by calling its ``process_*`` method, or with ``sonde.observe(model, preprocessor, ports=...)``, which
+    calls the preprocessor with events. To write one, derive from the class that names its input
+    (:class:`AbstractForwardPreprocessor` and its siblings), and write ``process_*``, ``value`` and ``reset``.
 
     Attributes:
-        ports: of which ports it takes events.
+        ports: the ports that ``observe`` delivers events of.
     """
 
     ports: tuple[Port, ...] = ()
+    _accepted: ClassVar[tuple[Port, ...]] = ()  # the ports whose events can be processed
 
     @property
     @abstractmethod
     def value(self) -> dict[str, Any]:
-        """What was computed since the preprocessor was made or last reset, by layer name."""
+        """The aggregates since the preprocessor was made or last reset, by layer name."""
 
     @abstractmethod
     def reset(self) -> None:
         """Begin a new interval."""
 
     def __call__(self, event: Event) -> None:
-        """Take an event of one of the ``ports``.
+        """Process an event of one of the ``ports``.
 
         Raises:
             ArgumentError: the event is of another port, or does not carry the module that is needed.
         """
+        if event.site.port not in self._accepted:
+            self._refuse(event)
+        self._process(event)
+
+    def _process(self, event: Event) -> None:
+        """Process an event of an accepted port."""
         self._refuse(event)
 
     def expect(self, sites: Iterable[Site | str]) -> None:  # noqa: B027  # not every preprocessor has a use for it
-        """These sites, or layers by name, are going to be processed: ``value`` may have them before they are.
+        """Announce the sites, or layers by name, that will be processed: ``value`` may have them before they are.
 
         The default does nothing.
         """
@@ -66,109 +75,103 @@ class AbstractPreprocessor(ABC):
 
 
 class AbstractForwardPreprocessor(AbstractPreprocessor):
-    """Base of those that are fed with a layer's input and output.
+    """Base of preprocessors of a layer's input and output.
 
-    Events of ``output`` are processed as they come, except those of a checkpoint's recomputation, which would count one
-    forward twice.
+    Events of ``output`` are processed, except those of a checkpoint's recomputation, which would count one forward twice.
     """
 
     ports: tuple[Port, ...] = ("output",)
+    _accepted: ClassVar[tuple[Port, ...]] = ("output",)
 
     @abstractmethod
     def process_fw(self, name: str, module: Any, layer_input: Any, layer_output: Any) -> None:
         """Process one call of a layer.
 
         Args:
-            name: of the layer.
+            name: name of the layer.
             module: the layer.
-            layer_input: its first argument.
-            layer_output: what it returned.
+            layer_input: the first argument of the call.
+            layer_output: the returned value.
         """
 
-    def __call__(self, event: Event) -> None:
-        if event.site.port != "output":
-            self._refuse(event)
+    def _process(self, event: Event) -> None:
         if event.phase != "recompute":
             given = event.args[0] if event.args else next(iter(event.kwargs.values()), None)
-            self.process_fw(name_of(event), event.module, given, event.value)
+            self.process_fw(name_of(event.site), event.module, given, event.value)
 
 
 class AbstractBackwardPreprocessor(AbstractPreprocessor):
-    """Base of those that are fed with the gradients of a layer's inputs or outputs.
+    """Base of preprocessors of the gradients of a layer's inputs or outputs.
 
-    An event of ``grad_output`` is processed with no ``grad_input``, one of ``grad_input`` with no ``grad_output``.
+    An event of ``grad_output`` is processed with an empty ``grad_input``, an event of ``grad_input`` with an empty ``grad_output``.
     """
 
     ports: tuple[Port, ...] = ("grad_output",)
+    _accepted: ClassVar[tuple[Port, ...]] = ("grad_output", "grad_input")
 
     @abstractmethod
     def process_bw(self, name: str, module: Any, grad_input: Any, grad_output: Any) -> None:
         """Process one backward pass of a layer.
 
         Args:
-            name: of the layer.
+            name: name of the layer.
             module: the layer.
-            grad_input: gradients of its inputs: a tuple, in which None stands for what has none.
-            grad_output: gradients of its outputs, likewise.
+            grad_input: gradients of the inputs: a tuple, with None for an input that has no gradient.
+            grad_output: gradients of the outputs, in the same form.
         """
 
-    def __call__(self, event: Event) -> None:
-        if event.site.port not in ("grad_output", "grad_input"):
-            self._refuse(event)
+    def _process(self, event: Event) -> None:
         inward = event.site.port == "grad_input"
-        self.process_bw(name_of(event), event.module, event.value if inward else (), () if inward else event.value)
+        self.process_bw(name_of(event.site), event.module, event.value if inward else (), () if inward else event.value)
 
 
 class AbstractModulePreprocessor(AbstractPreprocessor):
-    """Base of those that look at a layer itself.
+    """Base of preprocessors of a layer itself.
 
-    Events of ``param``, of which there is one per parameter and optimizer step, have each layer that owns parameters processed
-    once per step.
+    There is one event of ``param`` per parameter and optimizer step. Each layer that owns parameters is processed once per step.
     """
 
     ports: tuple[Port, ...] = ("param",)
-    _seen: dict[str, int] | None = None  # the step at which each layer was last processed
+    _accepted: ClassVar[tuple[Port, ...]] = ("param",)
+    _seen: dict[str, int] | None = None  # by layer: the step at which the layer was last processed
 
     @abstractmethod
     def process_module(self, name: str, module: Any) -> None:
         """Process the layer *module*, called *name*."""
 
-    def __call__(self, event: Event) -> None:
-        if event.site.port != "param":
-            self._refuse(event)
+    def _process(self, event: Event) -> None:
         module = event.module
         if module is None:
             raise ArgumentError(f"{type(self).__name__} looks at the layer itself, which the event of {event.site} does not carry")
         if self._seen is None:
             self._seen = {}
-        layer = ParameterName.of(event).layer
+        layer = ParameterName.of(event.site).layer
         if self._seen.get(layer) != event.tick.step:
             self._seen[layer] = event.tick.step
             self.process_module(layer, module)
 
 
 class AbstractTensorPreprocessor(AbstractPreprocessor):
-    """Base of those that are fed with one tensor, mostly a parameter's gradient.
+    """Base of preprocessors of one tensor, mostly the gradient of a parameter.
 
-    Events of ``grad`` and ``param`` are processed under the parameter's full name.
+    Events of ``grad`` and ``param`` are processed under the full name of the parameter.
     """
 
     ports: tuple[Port, ...] = ("grad",)
+    _accepted: ClassVar[tuple[Port, ...]] = ("grad", "param")
 
     @abstractmethod
     def process_tensor(self, name: str, tensor: Tensor, /) -> None:
         """Process *tensor*, called *name*."""
 
-    def __call__(self, event: Event) -> None:
-        if event.site.port not in ("grad", "param"):
-            self._refuse(event)
-        self.process_tensor(name_of(event), event.value)
+    def _process(self, event: Event) -> None:
+        self.process_tensor(name_of(event.site), event.value)
 
 
 class ParameterName(NamedTuple):
-    """A parameter's name in two: the layer's, and that of its attribute.
+    """The name of a parameter in two parts: the name of the layer, and the name of the layer's attribute.
 
-    Of a parametrized layer, ``up.parametrizations.weight.original0`` is ``weight.original0`` of ``up``.
+    In a parametrized layer, ``up.parametrizations.weight.original0`` is ``weight.original0`` of ``up``.
     """
 
     layer: str
@@ -176,7 +179,7 @@ class ParameterName(NamedTuple):
 
     @classmethod
     def parse(cls, name: str, model: str = "") -> ParameterName:
-        """The two parts of a full name; that of a *model* goes before the layer's."""
+        """Return the two parts of a full name; the name of a *model* is put before the name of the layer."""
         found = _PARAMETRIZED.fullmatch(name)
         if found is not None:
             layer, attribute = found["layer"] or "", f"{found['attribute']}.{found['original']}"
@@ -185,14 +188,35 @@ class ParameterName(NamedTuple):
         return cls(f"{model}/{layer}" if model else layer, attribute)
 
     @classmethod
-    def of(cls, event: Event) -> ParameterName:
-        """The two parts of the name of an event's parameter."""
-        return cls.parse(event.name, event.site.model)
+    def of(cls, site: Site) -> ParameterName:
+        """Return the two parts of the name of the parameter at *site*."""
+        return cls.parse(site.path, site.model)
 
 
 _PARAMETRIZED = re.compile(r"(?:(?P<layer>.+)\.)?parametrizations\.(?P<attribute>\w+)\.(?P<original>original\d*)")
 
 
-def name_of(event: Event) -> str:
-    """What an event's site is called here: the layer's or parameter's name, after the model's if several are observed."""
-    return f"{event.site.model}/{event.name}" if event.site.model else event.name
+def name_of(site: Site) -> str:
+    """Return the name of the layer or parameter at *site*, after the name of the model if several are observed."""
+    return f"{site.model}/{site.path}" if site.model else site.path
+
+
+def in_training(module: Any, evaluation_from_grad: bool) -> bool:
+    """Return whether a layer that is called now is in training.
+
+    Args:
+        module: the layer, or None if it is not known.
+        evaluation_from_grad: evaluation is where gradients are switched off (``no_grad``, ``inference_mode``); otherwise evaluation
+            is where ``module.training`` is false.
+
+    Raises:
+        ArgumentError: the answer depends on the module, which is not known.
+    """
+    if evaluation_from_grad:
+        return torch.is_grad_enabled()
+    if module is None:
+        raise ArgumentError(
+            "whether a call belongs to training is read from the layer's training flag, and this event does not carry its layer: "
+            "use evaluation_from_grad=True, or call process_fw(name, module, ...)"
+        )
+    return bool(module.training)

@@ -1,122 +1,190 @@
-"""Of gradients: how long they are, which way they turn, and which neurons get none."""
+"""Preprocessors of gradients: how long they are, how their direction changes, and which neurons get none."""
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from collections.abc import Hashable
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
-from sonde.engine import Event
+from sonde.engine import Event, Port
 from sonde.engine.clock.loss_scale import unscaled
 from sonde.engine.layer_axes import neurons_first
+from sonde.errors import ArgumentError
+from sonde.preprocessor.aggregates import Aggregate
 from sonde.preprocessor.base import AbstractBackwardPreprocessor, AbstractTensorPreprocessor, name_of
-from sonde.preprocessor.geometry import SequenceGeometry
-from sonde.preprocessor.interval import NumberSpec
-from sonde.preprocessor.measured import Measured, nothing_to_measure
-from sonde.preprocessor.outputs import Activity, first_tensor
-from sonde.stats import Activation
+from sonde.preprocessor.interval import NumberSpec, size_of
+from sonde.preprocessor.measured import Measured
+from sonde.preprocessor.outputs import activity, first_tensor
+from sonde.stats import Activation, Cosine, Norm
+from sonde.stats.history import History
 from sonde.stats.statistic import dense
 
-__all__ = ["GradientActivation", "GradientGeometry", "OutputGradientGeometry"]
+__all__ = ["Geometry", "GradientActivation", "GradientGeometry", "OutputGradientGeometry", "SequenceGeometry"]
+
+_NORM, _CORRELATION = 0, 1  # positions of the specs
 
 
-class OutputGradientGeometry(SequenceGeometry, AbstractBackwardPreprocessor):
-    """Preprocessor: the length of the gradient of a layer's output, and its correlation with that of the backward pass before.
+class Geometry(NamedTuple):
+    """Length of tensors over an interval, and the cosine of each to the tensor before, from -1 to 1."""
 
-    The numbers, the arguments and where they differ from the seed: see :class:`SequenceGeometry`.
-
-    Of a structured output the first gradient that arrived counts; a pass in which none did gives no number. A batch of
-    another size than the one before has no correlation. Through ``observe``, a layer that is called several times in one
-    forward has the gradients of its n-th calls compared with each other.
-    """
-
-    def process_bw(self, name: str, module: Any, grad_input: Any, grad_output: Any) -> None:
-        """Measure the gradient of the output in one backward pass; *module* and *grad_input* are not looked at."""
-        self._measure(name, grad_output, 0)
-
-    def __call__(self, event: Event) -> None:
-        if event.site.port != "grad_output":
-            self._refuse(event)
-        self._measure(name_of(event), event.value, event.call)
-
-    def _measure(self, name: str, gradients: Any, call: int) -> None:
-        self._interval.expect(name)
-        gradient = first_tensor(gradients)
-        if gradient is not None:
-            self._add(name, gradient, before_of=call)
+    norm: Aggregate
+    correlation: Aggregate
 
 
-class GradientGeometry(SequenceGeometry, AbstractTensorPreprocessor):
-    """Length of the gradient of a parameter, and its correlation with the gradient before.
+class SequenceGeometry(Measured):
+    """Norm of each tensor of a name, and correlation with the tensor before.
 
-    The numbers, the arguments and where they differ from the seed: see :class:`SequenceGeometry`.
+    *Tensor to number*: ``norm`` is the Euclidean norm, with *normalize* divided by the root of the number of elements
+    (:class:`sonde.stats.Norm`); ``correlation`` is the cosine of the angle to the tensor before
+    (:class:`sonde.stats.Cosine`). Both are computed in float64. *Numbers to aggregates*: unweighted over calls.
 
-    Each call of ``process_tensor`` counts as one gradient. Through ``observe``, each optimizer step does: where several
-    backward passes accumulate into one gradient, it is the whole that counts, and is compared with the whole of the
-    step before (for which two copies are kept). In a loop without a torch optimizer say ``probe.step()``. With
-    ``observe(..., grad_at_step=True)`` it is the gradient that the optimizer uses: reduced over ranks, unscaled, clipped.
-    The name is the parameter's full one, ``layers.0.weight``.
-    """
+    Two differences from the fifth seed, whose numbers are wrong there: a first tensor has no correlation, where the
+    seed counts a correlation of 0; and *eps* is not added to the product of the norms, where two equal gradients of norm 1e-5 get
+    a correlation of 0.0099. A tensor that is zero, or of another shape than the tensor before, has no correlation either. ``reset``
+    keeps the tensor before, so that a new interval does not begin with a gap.
 
-    def process_tensor(self, name: str, grad: Tensor | None) -> None:
-        """Measure a gradient; None, for a parameter that got none, gives no number."""
-        self._measure(name, grad, None)
-
-    def __call__(self, event: Event) -> None:
-        if event.site.port != "grad":
-            self._refuse(event)
-        self._measure(name_of(event), event.value, event.tick.step)
-
-    def _measure(self, name: str, gradient: Tensor | None, step: int | None) -> None:
-        self._interval.expect(name)
-        if gradient is not None and not nothing_to_measure(gradient, "a gradient"):
-            self._add(name, gradient, step=step)
-
-
-class GradientActivation(Measured, AbstractTensorPreprocessor):
-    """Share of a parameter's elements that get a gradient, and of neurons that get none.
-
-    *Tensor to number*: an element is active if ``|g| > eps``; the rate of a neuron is the share of its elements that are;
-    ``activation`` is the mean rate over the neurons, ``death`` the share of neurons whose rate is 0
-    (:class:`sonde.stats.Activation` with the neurons on axis 0). *Numbers to aggregates*: unweighted over calls; through
-    ``observe`` each optimizer step counts as one call, with the gradient accumulated by then.
-
-    A neuron is an output channel of the layer, on the first axis of nearly all parameters. The weight of a transposed convolution
-    has it on the second and that of an embedding on the last: give the layer as *owner*, as ``observe`` does.
-
-    None and an empty gradient give no number; a NaN or an infinity in it is counted as ``nonfinite`` in the aggregates.
+    An empty tensor gives no number; a tensor with a NaN or an infinity is counted as ``nonfinite`` in the aggregates. Sparse
+    tensors are made dense. Of complex tensors the correlation is the real part of the Hermitian product over the norms.
 
     Args:
-        death: also give the share of neurons without a gradient: ``value`` then has an :class:`Activity` for each name,
-            otherwise the aggregate of ``activation``.
+        correlation: also give the correlation, which keeps a copy of the last tensor: ``value`` then has a
+            :class:`Geometry` for each name, otherwise the aggregate of the norm.
+        normalize: divide norms by the root of the number of elements.
         inplace: aggregate in a :class:`~sonde.stats.RunningMeanVar`, otherwise keep all numbers in a list.
-        eps: the magnitude up to which a gradient counts as zero. The magnitude of gradients goes with that of the loss: a
-            healthy model may have gradients of 1e-9, and 0 asks for exact zeros.
-        scaler: the ``GradScaler`` of the training, so that *eps* is compared with unscaled gradients.
+        eps: an argument of the seed; not used.
+        scaler: the ``GradScaler`` of the training: norms are then those of the unscaled gradients.
 
     Raises:
         ArgumentError: *eps* is negative, infinite or NaN.
     """
 
+    def __init__(
+        self,
+        correlation: bool = True,
+        normalize: bool = False,
+        inplace: bool = True,
+        eps: float = 1e-8,
+        *,
+        scaler: Any = None,
+    ) -> None:
+        if not 0 <= eps < math.inf:
+            raise ArgumentError(f"eps must be 0 or more and finite, not {eps}")
+        specs = [size_of(Norm(), normalize), NumberSpec(Cosine(), {"correlation": "cosine"})]
+        super().__init__(specs if correlation else specs[:1], inplace, Geometry if correlation else None)
+        self._history = History() if correlation else None
+        self._scaler = scaler
+
+    def _add(self, key: Any, tensor: Tensor, step: int | None, sequence: Hashable = None) -> None:
+        """Measure *tensor*.
+
+        Args:
+            key: the name of the numbers.
+            tensor: the tensor.
+            step: if given, the tensor stands in place of the last tensor of the same step.
+            sequence: tensors of one name are compared within their sequence.
+        """
+        self._interval.add(key, unscaled(tensor, self._scaler), spec=_NORM, step=step)
+        if self._history is not None:
+            previous = self._history.previous((key, sequence), step)
+            if previous is not None:
+                self._interval.add(key, tensor, previous, spec=_CORRELATION, step=step)
+            self._history.remember((key, sequence), tensor, step)
+
+    def clear(self) -> None:
+        super().clear()
+        if self._history is not None:
+            self._history.clear()
+
+
+class OutputGradientGeometry(SequenceGeometry, AbstractBackwardPreprocessor):
+    """Preprocessor: the length of the gradient of a layer's output, and its correlation with the gradient of the pass before.
+
+    Numbers, arguments and differences from the seed: see :class:`SequenceGeometry`.
+
+    Of a structured output the first gradient that arrived is measured; a pass without any gives no number. A batch of
+    another size than the one before has no correlation. Through ``observe``, if a layer is called several times in one
+    forward, the gradients of its n-th calls are compared with each other.
+    """
+
+    _accepted: ClassVar[tuple[Port, ...]] = ("grad_output",)
+
+    def process_bw(self, name: str, module: Any, grad_input: Any, grad_output: Any) -> None:
+        """Measure the gradient of the output in one backward pass; *module* and *grad_input* are not used."""
+        self._measure_pass(name, grad_output, 0)
+
+    def _process(self, event: Event) -> None:
+        self._measure_pass(name_of(event.site), event.value, event.call)
+
+    def _measure_pass(self, name: str, gradients: Any, call: int) -> None:
+        self._interval.expect(name)
+        gradient = first_tensor(gradients)
+        if gradient is not None:
+            self._add(name, gradient, None, sequence=call)
+
+
+class GradientGeometry(SequenceGeometry, AbstractTensorPreprocessor):
+    """Preprocessor: the length of the gradient of a parameter, and its correlation with the gradient before.
+
+    Numbers, arguments and differences from the seed: see :class:`SequenceGeometry`.
+
+    Each call of ``process_tensor`` counts as one gradient. Through ``observe``, each optimizer step counts as one: where several
+    backward passes accumulate into one gradient, the whole sum is measured and compared with the whole of the
+    step before (two copies are kept). In a loop without a torch optimizer call ``probe.step()``. With
+    ``observe(..., grad_at_step=True)`` the gradient is the one that the optimizer uses: reduced over ranks, unscaled, clipped.
+    The name is the full name of the parameter, such as ``layers.0.weight``.
+    """
+
+    _accepted: ClassVar[tuple[Port, ...]] = ("grad",)
+
+    def process_tensor(self, name: str, grad: Tensor | None) -> None:
+        """Measure a gradient; None, for a parameter without a gradient, gives no number."""
+        self._measure(name, grad, what="a gradient")
+
+    def _process(self, event: Event) -> None:
+        self._measure(name_of(event.site), event.value, what="a gradient", step=event.tick.step)
+
+
+class GradientActivation(Measured, AbstractTensorPreprocessor):
+    """Preprocessor: the share of a parameter's elements that get a gradient, and the share of neurons that get none.
+
+    *Tensor to number*: an element is active if ``|g| > eps``; the rate of a neuron is the share of its elements that are active;
+    ``activation`` is the mean rate over the neurons, ``death`` the share of neurons whose rate is 0
+    (:class:`sonde.stats.Activation` with the neurons on axis 0). *Numbers to aggregates*: unweighted over calls; through
+    ``observe`` each optimizer step counts as one call, with the gradient accumulated by then.
+
+    A neuron is an output channel of the layer, on the first axis of nearly all parameters. The weight of a transposed convolution
+    has the neurons on the second axis, the weight of an embedding on the last: give the layer as *owner*, as ``observe`` does.
+
+    None and an empty gradient give no number; a gradient with a NaN or an infinity is counted as ``nonfinite`` in the aggregates.
+
+    Args:
+        death: also give the share of neurons without a gradient: ``value`` then has an :class:`Activity` for each name,
+            otherwise the aggregate of ``activation``.
+        inplace: aggregate in a :class:`~sonde.stats.RunningMeanVar`, otherwise keep all numbers in a list.
+        eps: the magnitude up to which a gradient counts as zero. Gradients are proportional to the loss: a
+            healthy model may have gradients of 1e-9. With 0, only exact zeros count.
+        scaler: the ``GradScaler`` of the training: *eps* is then compared with unscaled gradients.
+
+    Raises:
+        ArgumentError: *eps* is negative, infinite or NaN.
+    """
+
+    _accepted: ClassVar[tuple[Port, ...]] = ("grad",)
+
     def __init__(self, death: bool = True, inplace: bool = True, eps: float = 1e-8, *, scaler: Any = None) -> None:
-        statistic = Activation(eps, channel_axis=0)
-        numbers = {"activation": "call_activation"} | ({"death": "call_death"} if death else {})
-        super().__init__([NumberSpec(statistic, numbers)], inplace, Activity if death else None)
+        spec, form = activity(Activation(eps, channel_axis=0), death)
+        super().__init__([spec], inplace, form)
         self._eps = eps
         self._scaler = scaler
 
     def process_tensor(self, name: str, grad: Tensor | None, *, owner: nn.Module | None = None) -> None:
         """Measure a gradient; *owner* is the layer that has the parameter."""
-        self._measure(name, grad, owner, None)
+        self._measure(name, grad, owner, what="a gradient")
 
-    def __call__(self, event: Event) -> None:
-        if event.site.port != "grad":
-            self._refuse(event)
-        self._measure(name_of(event), event.value, event.module, event.tick.step)
+    def _process(self, event: Event) -> None:
+        self._measure(name_of(event.site), event.value, event.module, what="a gradient", step=event.tick.step)
 
-    def _measure(self, name: str, gradient: Tensor | None, owner: nn.Module | None, step: int | None) -> None:
-        self._interval.expect(name)
-        if gradient is None or nothing_to_measure(gradient, "a gradient"):
-            return
-        arranged = neurons_first(unscaled(dense(gradient.detach()), self._scaler), owner)
-        self._interval.add(name, arranged, step=step)
+    def _arranged(self, tensor: Tensor, owner: nn.Module | None) -> Tensor:
+        return neurons_first(unscaled(dense(tensor.detach()), self._scaler), owner)

@@ -1,4 +1,4 @@
-"""From tensors to the aggregates of an interval: rows of tables, read from the device as late as possible."""
+"""Measure tensors into rows of tables; turn the rows into the aggregates of an interval, as late as possible."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from torch import Tensor
 from sonde.preprocessor.aggregates import Aggregate, InMemory
 from sonde.stats import RowStatistic, RunningMeanVar, Table
 
-__all__ = ["MOST_PENDING", "IntervalAggregates", "NumberSpec", "copied"]
+__all__ = ["MOST_PENDING", "IntervalAggregates", "NumberSpec", "copied", "size_of"]
 
-MOST_PENDING = 4096  # rows that may wait on their device, whatever the number of steps
+MOST_PENDING = 4096  # rows that may lie unread on their device, however many steps there are
 
 
 @dataclass(frozen=True)
@@ -26,18 +26,24 @@ class NumberSpec:
 
     Attributes:
         statistic: measures tensors and finishes rows.
-        numbers: of each number, its name here and its name in the statistic.
+        numbers: for each number, its name in the preprocessor and its name in the statistic.
     """
 
     statistic: RowStatistic
     numbers: dict[str, str]
 
 
+def size_of(statistic: RowStatistic, normalize: bool) -> NumberSpec:
+    """Return the number ``rms`` of *statistic* with *normalize*, otherwise ``norm``."""
+    name = "rms" if normalize else "norm"
+    return NumberSpec(statistic, {name: name})
+
+
 _Entry = tuple[Hashable, Tensor]  # a key, and a row of it
 
 
 class _Rows:
-    """The rows of one statistic that wait on their devices."""
+    """The rows of one statistic that were not read from their devices yet."""
 
     def __init__(self, spec: NumberSpec) -> None:
         self.spec = spec
@@ -47,7 +53,7 @@ class _Rows:
         self._spare: dict[torch.device, list[Tensor]] = {}
 
     def measured(self, tensor: Tensor, previous: Tensor | None, row: Tensor | None = None) -> Tensor:
-        """Return an empty row, or *row* emptied, to which the tensor was added."""
+        """Add *tensor* to an empty row, or to *row* after emptying it; return the row."""
         if row is None or row.device != tensor.device:
             row = self._unused(tensor.device)
         else:
@@ -60,7 +66,7 @@ class _Rows:
         return row
 
     def taken(self, row: Tensor) -> Tensor:
-        """Return a row of the table that holds what *row* holds."""
+        """Return a row of the table with the content of *row*."""
         found = self._unused(row.device)
         self._table.merge(found, row)
         return found
@@ -108,10 +114,10 @@ class IntervalAggregates:
 
     Each tensor is added to a row of a :class:`~sonde.stats.Table` on its device. Rows wait there until a read, or until there
     are so many that memory would grow; then all are copied to the host at once, finished into numbers, and the numbers
-    appended to the aggregates.
+    are appended to the aggregates.
 
-    A number that a statistic leaves undefined (NaN) is not appended. That of a tensor in which an element was NaN or infinite is
-    appended as NaN, so that the aggregate counts it.
+    A number that a statistic leaves undefined (NaN) is not appended. The number of a tensor with a NaN or infinite element is
+    appended as NaN, so that the aggregate counts the tensor.
     """
 
     def __init__(self, specs: Iterable[NumberSpec], inplace: bool) -> None:
@@ -127,7 +133,7 @@ class IntervalAggregates:
         return [label for spec in self.specs for label in spec.numbers]
 
     def expect(self, key: Hashable) -> None:
-        """Make *key* known: until something is added, it has no data."""
+        """Make *key* known: until a tensor is added, the key has no data."""
         if key not in self._held:
             self._held[key] = self._empty()
 
@@ -135,11 +141,11 @@ class IntervalAggregates:
         """Measure *tensor*.
 
         Args:
-            key: under which its numbers stand.
+            key: key of the numbers.
             tensor: any tensor that the statistic can measure.
-            previous: its predecessor, for a statistic of pairs.
+            previous: the predecessor of *tensor*, for a statistic of pairs.
             spec: the position of the statistic.
-            step: if given, the tensor stands in place of the last one of that key if that was of the same step.
+            step: if given, the tensor replaces the last tensor of that key if both are of the same step.
 
         Raises:
             ArgumentError: *tensor* has no values (nested, or on the meta device), or the statistic cannot measure it.
@@ -206,5 +212,5 @@ class IntervalAggregates:
 
 
 def copied(aggregate: Aggregate) -> Aggregate:
-    """Return another aggregate that has seen the same."""
+    """Return a copy of *aggregate*."""
     return aggregate.copy() if isinstance(aggregate, RunningMeanVar) else InMemory(aggregate)

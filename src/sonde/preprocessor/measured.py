@@ -6,12 +6,12 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sonde.engine import Site
 from sonde.errors import ArgumentError, UnknownSiteError
 from sonde.preprocessor.aggregates import Aggregate, aggregate
-from sonde.preprocessor.base import AbstractPreprocessor
+from sonde.preprocessor.base import AbstractPreprocessor, name_of
 from sonde.preprocessor.interval import IntervalAggregates, NumberSpec
 from sonde.suggest import nearest
 from sonde.view.table import Cell, Grid, ShownAsTable
@@ -22,7 +22,7 @@ _SHOWN = ("mean", "std", "min", "max")
 
 
 class Values(dict[str, Any]):
-    """A preprocessor's value: by name, in the order in which the names were first met."""
+    """The value of a preprocessor: by name, in the order in which the names were first met."""
 
     def __missing__(self, name: str) -> Any:
         raise UnknownSiteError(f"nothing called {name!r} was ever processed. {nearest(name, self)}")
@@ -31,19 +31,58 @@ class Values(dict[str, Any]):
 class Measured(AbstractPreprocessor, ShownAsTable):
     """A preprocessor whose numbers are read from rows of statistics.
 
+    A subclass declares the statistics and their numbers; it defines ``_arranged`` if the statistic needs the tensor in another
+    layout, and ``_keys`` and ``_path`` if ``value`` is not by site.
+
     Args:
-        specs: of which statistics, and which of their numbers.
+        specs: the statistics, and which of their numbers are read.
         inplace: aggregate the numbers as they come, instead of keeping all of them.
-        form: makes what stands in ``value`` of a name's aggregates; with a single number, that is the aggregate itself.
+        form: makes the entry of ``value`` from the aggregates of a name; None for a single number, whose aggregate is the entry.
+        always: the keys that are known before anything is processed.
     """
 
-    def __init__(self, specs: Iterable[NumberSpec], inplace: bool, form: Callable[..., Any] | None = None) -> None:
+    def __init__(
+        self,
+        specs: Iterable[NumberSpec],
+        inplace: bool,
+        form: Callable[..., Any] | None = None,
+        always: Iterable[Hashable] = (),
+    ) -> None:
         self._interval = IntervalAggregates(specs, inplace)
         self._form = form
+        self._always = tuple(always)
+        self._expect_always()
+
+    def _measure(
+        self, key: Hashable, tensor: Any, owner: nn.Module | None = None, *, what: str = "a tensor", step: int | None = None
+    ) -> None:
+        """Make *key* known, and measure *tensor* unless there is nothing to measure.
+
+        Args:
+            key: key of the numbers.
+            tensor: a tensor, or None.
+            owner: the layer that returned the tensor or has the parameter.
+            what: words for the tensor in an error.
+            step: see :meth:`IntervalAggregates.add`.
+        """
+        self._interval.expect(key)
+        if nothing_to_measure(tensor, what):
+            return
+        arranged = self._arranged(tensor, owner)
+        if arranged is not None:
+            self._add(key, arranged, step)
+
+    def _arranged(self, tensor: Tensor, owner: nn.Module | None) -> Tensor | None:
+        """Return *tensor* in the layout that the statistic measures; None if there is no such number."""
+        return tensor
+
+    def _add(self, key: Any, tensor: Tensor, step: int | None) -> None:
+        """Add an arranged tensor to the numbers of *key*."""
+        self._interval.add(key, tensor, step=step)
 
     @property
     def value(self) -> dict[str, Any]:
-        """What was computed since the preprocessor was made or last reset, by name, as copies. NumberSpec waits for the device.
+        """Copies of the aggregates since the preprocessor was made or last reset, by name. Reading waits for the device.
 
         A layer that is known, but has not run since, has no data: an empty aggregate.
         """
@@ -59,28 +98,35 @@ class Measured(AbstractPreprocessor, ShownAsTable):
         for key, held in self._interval.read().items():
             yield self._path(key), held
 
-    def _path(self, key: Hashable) -> tuple[str, ...]:
-        """Where in ``value`` the numbers of *key* stand."""
-        return (str(key),)
+    def _path(self, key: Any) -> tuple[str, ...]:
+        """Return the place of the numbers of *key* in ``value``."""
+        return (key,)
 
     def expect(self, sites: Iterable[Site | str]) -> None:
-        """These sites, or layers and tensors by name, have no data until they are processed, instead of being unknown."""
+        """Make sites, or layers and tensors by name, known: they have no data until they are processed."""
         for site in sites:
-            if isinstance(site, str):
-                self._interval.expect(site)
-            else:
-                self._interval.expect(f"{site.model}/{site.path}" if site.model else site.path)
+            for key in self._keys(site):
+                self._interval.expect(key)
+
+    def _keys(self, site: Site | str) -> Iterable[Hashable]:
+        """Return the keys whose numbers belong to *site*."""
+        return (site if isinstance(site, str) else name_of(site),)
 
     def reset(self) -> None:
         """Begin a new interval: every name that is known has no data.
 
-        What the next tensor of a name is compared with, its predecessor, is kept.
+        The last tensor of each name is kept, to compare the next tensor with.
         """
         self._interval.reset()
 
     def clear(self) -> None:
-        """Begin anew, as for another model: names, numbers and predecessors are forgotten."""
+        """Begin anew, as for another model: forget names, numbers and the last tensors."""
         self._interval.clear()
+        self._expect_always()
+
+    def _expect_always(self) -> None:
+        for key in self._always:
+            self._interval.expect(key)
 
     # Showing
 
@@ -103,10 +149,10 @@ class Measured(AbstractPreprocessor, ShownAsTable):
 
 
 def nothing_to_measure(tensor: Any, what: str) -> bool:
-    """Whether *tensor* is None (no gradient, no such parameter) or has no elements, so that there is no number.
+    """Return whether *tensor* is None (no gradient, no such parameter), uninitialised or empty, so that there is no number.
 
     Raises:
-        ArgumentError: it is no tensor.
+        ArgumentError: *tensor* is no tensor.
     """
     if tensor is None:
         return True

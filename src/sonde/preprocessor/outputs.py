@@ -1,18 +1,18 @@
-"""Of a layer's output or input: how much of it is active, and how large it is."""
+"""Preprocessors of a layer's output or input: how much of the tensor is active, and how large the tensor is."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from sonde.engine import Event, Port, structure
 from sonde.engine.layer_axes import samples_first
 from sonde.preprocessor.aggregates import Aggregate
-from sonde.preprocessor.base import AbstractForwardPreprocessor, name_of
-from sonde.preprocessor.interval import NumberSpec
+from sonde.preprocessor.base import AbstractForwardPreprocessor, in_training, name_of
+from sonde.preprocessor.interval import NumberSpec, size_of
 from sonde.preprocessor.measured import Measured
-from sonde.preprocessor.training import in_training
 from sonde.stats import Activation
 from sonde.stats.samples import SampleNorm
 
@@ -20,35 +20,68 @@ __all__ = ["Activity", "InputNorm", "OutputActivation", "OutputNorm"]
 
 
 class Activity(NamedTuple):
-    """How active a layer was: two shares per call, from 0 to 1, over an interval."""
+    """How active a layer was over an interval: two shares per call, from 0 to 1."""
 
     activation: Aggregate
     death: Aggregate
 
 
-class OutputActivation(Measured, AbstractForwardPreprocessor):
+class _OfCalls(Measured, AbstractForwardPreprocessor):
+    """Measures the first tensor of a layer's output in each call; the arguments are those of :class:`OutputActivation`."""
+
+    def __init__(
+        self,
+        spec: NumberSpec,
+        form: Callable[..., Any] | None,
+        inplace: bool,
+        record_eval: bool,
+        evaluation_from_grad: bool,
+        channel_last: bool | None,
+        batched: bool | None,
+    ) -> None:
+        super().__init__([spec], inplace, form)
+        self._record_eval = record_eval
+        self._evaluation_from_grad = evaluation_from_grad
+        self._channel_last = channel_last
+        self._batched = batched
+
+    def process_fw(self, name: str, module: Any, layer_input: Any, layer_output: Any) -> None:
+        """Measure the output of one call; *layer_input* is not used."""
+        self._measure_call(name, module, layer_output)
+
+    def _measure_call(self, name: str, module: Any, value: Any) -> None:
+        tensor = first_tensor(value)
+        counts = tensor is not None and (self._record_eval or in_training(module, self._evaluation_from_grad))
+        self._measure(name, tensor if counts else None, module)
+
+    def _arranged(self, tensor: Tensor, owner: nn.Module | None) -> Tensor:
+        return samples_first(tensor, owner, self._channel_last, self._batched)
+
+
+class OutputActivation(_OfCalls):
     """Preprocessor: the share of active outputs, and of dead neurons, of each call of a layer.
 
     An output is active if ``|x| > eps``. *Tensor to number*: the rate of a neuron (a channel) is the share of samples and positions
-    of one call at which it is active; ``activation`` is the mean rate of the layer's neurons, ``death`` the share of
+    of one call at which the neuron is active; ``activation`` is the mean rate of the layer's neurons, ``death`` the share of
     neurons whose rate is 0 in that call (:class:`sonde.stats.Activation`). *Numbers to aggregates*: unweighted over calls.
 
-    A rate says something only where exact zeros come about (ReLU, dropout); of a GELU every output is active.
-    Of a structured output the first floating-point tensor counts. An empty output gives no number; one with a NaN or an
+    A rate is informative only where a layer gives exact zeros (ReLU, dropout); every output of a GELU is active.
+    Of a structured output the first floating-point tensor is measured. An empty output gives no number; an output with a NaN or an
     infinity is counted as ``nonfinite`` in the aggregate: a NaN is not a dead neuron.
 
     Args:
         death: also give the share of dead neurons: ``value`` then has an :class:`Activity` for each layer, otherwise the
             aggregate of ``activation``.
         inplace: aggregate in a :class:`~sonde.stats.RunningMeanVar`, otherwise keep all numbers in a list.
-        record_eval: count calls in evaluation too.
+        record_eval: also measure calls in evaluation.
         evaluation_from_grad: evaluation is where gradients are switched off, otherwise where ``module.training`` is false.
-            The first takes what runs inside a reentrant checkpoint, or is delivered from compiled code, for evaluation.
+            Gradients are also off inside a reentrant checkpoint and in events from compiled code: with True, these calls count
+            as evaluation.
         eps: the magnitude up to which an output counts as zero.
         channel_last: the neurons are on the last axis of ``(batch, ..., feature)`` (True), on the second of
-            ``(batch, feature, ...)`` (False), or where the layer has them (None): an activation has them where the layer that
-            feeds it has them.
-        batched: whether outputs have a batch axis. None: they do, except ``(channel, ...)`` of a convolution and the
+            ``(batch, feature, ...)`` (False), or where the layer has them (None): an activation layer has its neurons on the same
+            axis as the layer before.
+        batched: whether outputs have a batch axis. None: they have, except ``(channel, ...)`` of a convolution and the
             vector of a ``Linear``.
 
     Raises:
@@ -66,32 +99,22 @@ class OutputActivation(Measured, AbstractForwardPreprocessor):
         *,
         batched: bool | None = None,
     ) -> None:
-        numbers = {"activation": "call_activation"} | ({"death": "call_death"} if death else {})
-        super().__init__([NumberSpec(Activation(eps), numbers)], inplace, Activity if death else None)
+        spec, form = activity(Activation(eps), death)
+        super().__init__(spec, form, inplace, record_eval, evaluation_from_grad, channel_last, batched)
         self._eps = eps
-        self._record_eval = record_eval
-        self._evaluation_from_grad = evaluation_from_grad
-        self._channel_last = channel_last
-        self._batched = batched
-
-    def process_fw(self, name: str, module: Any, layer_input: Any, layer_output: Any) -> None:
-        """Measure the output of one call; the input is not looked at."""
-        self._interval.expect(name)
-        output = first_tensor(layer_output)
-        if output is not None and (self._record_eval or in_training(module, self._evaluation_from_grad)):
-            self._interval.add(name, samples_first(output, module, self._channel_last, self._batched))
 
 
-class OutputNorm(Measured, AbstractForwardPreprocessor):
+class OutputNorm(_OfCalls):
     """Preprocessor: the length of a layer's output, per sample.
 
-    *Tensor to number*: the Euclidean norm of each sample's output, all its dimensions flattened, then the mean over the
-    samples of the call; with *normalize* the norm is divided by the root of the number of elements of a sample, so that it
-    is the mean of the samples' root mean squares, not that of all elements. Formed in float64. *Numbers to aggregates*:
-    unweighted over calls.
+    *Tensor to number*: the Euclidean norm of each sample's output, all dimensions flattened, then the mean over the
+    samples of the call; with *normalize* each norm is divided by the root of the number of elements of a sample: the number is
+    then the mean of the samples' root mean squares, not the root mean square of all elements. Computed in float64. *Numbers to
+    aggregates*: unweighted over calls.
 
-    Of a structured output the first floating-point tensor counts. Integers and bools are read as numbers, complex ones as
-    their modulus. An empty output gives no number; one with a NaN or an infinity is counted as ``nonfinite`` in the aggregate.
+    Of a structured output the first floating-point tensor is measured. Integers and bools are read as numbers, complex numbers as
+    their modulus. An empty output gives no number; an output with a NaN or an infinity is counted as ``nonfinite`` in the
+    aggregate.
 
     Args:
         normalize: divide by the root of the number of elements.
@@ -109,41 +132,32 @@ class OutputNorm(Measured, AbstractForwardPreprocessor):
         *,
         batched: bool | None = None,
     ) -> None:
-        number = "rms" if normalize else "norm"
-        super().__init__([NumberSpec(SampleNorm(), {number: number})], inplace)
-        self._record_eval = record_eval
-        self._evaluation_from_grad = evaluation_from_grad
-        self._batched = batched
-
-    def process_fw(self, name: str, module: Any, layer_input: Any, layer_output: Any) -> None:
-        """Measure the output of one call; the input is not looked at."""
-        self._measure(name, module, layer_output)
-
-    def _measure(self, name: str, module: Any, value: Any) -> None:
-        self._interval.expect(name)
-        tensor = first_tensor(value)
-        if tensor is not None and (self._record_eval or in_training(module, self._evaluation_from_grad)):
-            self._interval.add(name, samples_first(tensor, module, False, self._batched))
+        super().__init__(size_of(SampleNorm(), normalize), None, inplace, record_eval, evaluation_from_grad, False, batched)
 
 
 class InputNorm(OutputNorm):
-    """Length of a layer's input, per sample: what :class:`OutputNorm` is of its output.
+    """Preprocessor: the length of a layer's input, per sample; the number and the arguments are those of :class:`OutputNorm`.
 
-    Of several arguments the first floating-point tensor counts. Inputs are measured before the layer runs, which may write
-    into them.
+    Of several arguments the first floating-point tensor is measured. Inputs are measured before the layer runs, since a layer may
+    write into its input.
     """
 
     ports: tuple[Port, ...] = ("input",)
+    _accepted: ClassVar[tuple[Port, ...]] = ("input",)
 
     def process_fw(self, name: str, module: Any, layer_input: Any, layer_output: Any) -> None:
-        """Measure the input of one call; the output is not looked at."""
-        self._measure(name, module, layer_input)
+        """Measure the input of one call; *layer_output* is not used."""
+        self._measure_call(name, module, layer_input)
 
-    def __call__(self, event: Event) -> None:
-        if event.site.port != "input":
-            self._refuse(event)
+    def _process(self, event: Event) -> None:
         if event.phase != "recompute":
-            self._measure(name_of(event), event.module, (event.args, event.kwargs))
+            self._measure_call(name_of(event.site), event.module, (event.args, event.kwargs))
+
+
+def activity(statistic: Activation, death: bool) -> tuple[NumberSpec, Callable[..., Any] | None]:
+    """Return the numbers ``activation`` and, with *death*, ``death`` of a statistic, and the form in which ``value`` has them."""
+    numbers = {"activation": "call_activation"} | ({"death": "call_death"} if death else {})
+    return NumberSpec(statistic, numbers), Activity if death else None
 
 
 def first_tensor(value: Any) -> Tensor | None:

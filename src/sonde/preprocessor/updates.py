@@ -1,9 +1,9 @@
-"""Of what a step does to a parameter: how far it moves, in proportion to its size, and what is lost in rounding."""
+"""Preprocessors of updates: how far a step moves a parameter, in proportion to its size, and what is lost in rounding."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from torch import Tensor
 from sonde.engine import Event, Port
 from sonde.errors import ArgumentError
 from sonde.preprocessor.base import AbstractTensorPreprocessor, name_of
-from sonde.preprocessor.geometry import SequenceGeometry
+from sonde.preprocessor.gradients import SequenceGeometry
 from sonde.preprocessor.interval import NumberSpec
 from sonde.preprocessor.measured import Measured, nothing_to_measure
 from sonde.stats import Updates, vanished_share
@@ -23,48 +23,47 @@ __all__ = ["ParameterDifferenceGeometry", "UpdateRatio", "UpdateRounding"]
 
 
 class _OfUpdates(Measured, AbstractTensorPreprocessor):
-    """Compares a parameter with what it was: in the call before, or before an optimizer step."""
+    """Compares a parameter with its value in the call before, or before an optimizer step."""
 
     ports: tuple[Port, ...] = ("update",)
+    _accepted: ClassVar[tuple[Port, ...]] = ("param", "update")
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._parameters = History()
 
     @abstractmethod
-    def _measure(self, name: str, before: Tensor, after: Tensor) -> None:
+    def _compare(self, name: str, before: Tensor, after: Tensor) -> None:
         """Measure an update of a parameter that has elements."""
 
     def process_tensor(self, name: str, param: Tensor | None) -> None:
-        """Measure how a parameter differs from what it was in the last call.
+        """Measure the difference between a parameter and its value in the last call.
 
-        The first call gives no number, nor does one with another shape.
+        The first call gives no number; a call with another shape gives none either.
         """
         self._interval.expect(name)
         if param is None or nothing_to_measure(param, "a parameter"):
             return
         before = self._parameters.previous(name)
         if before is not None and before.shape == param.shape:
-            self._measure(name, before, param)
+            self._compare(name, before, param)
         self._parameters.remember(name, param)
 
     def process_update(self, name: str, before: Tensor, after: Tensor) -> None:
-        """Measure how a parameter differs *after* a step from *before* it.
+        """Measure the difference between a parameter *after* a step and *before* the step.
 
         Raises:
-            ArgumentError: the two are not of one shape.
+            ArgumentError: the two tensors have different shapes.
         """
         self._interval.expect(name)
         if _is_update(before, after):
-            self._measure(name, before, after)
+            self._compare(name, before, after)
 
-    def __call__(self, event: Event) -> None:
+    def _process(self, event: Event) -> None:
         if event.site.port == "param":
-            self.process_tensor(name_of(event), event.value)
-        elif event.site.port == "update":
-            self.process_update(name_of(event), *event.value)
+            self.process_tensor(name_of(event.site), event.value)
         else:
-            self._refuse(event)
+            self.process_update(name_of(event.site), *event.value)
 
     def clear(self) -> None:
         super().clear()
@@ -72,31 +71,30 @@ class _OfUpdates(Measured, AbstractTensorPreprocessor):
 
 
 class ParameterDifferenceGeometry(_OfUpdates, SequenceGeometry):
-    """Length of the updates of a parameter, and the correlation of each with the update before.
+    """Preprocessor: the length of the updates of a parameter, and the correlation of each update with the update before.
 
-    The numbers, the arguments and where they differ from the seed: see :class:`SequenceGeometry`, of the difference of the
-    parameter after and before, formed in float64.
+    An update is the parameter after a step minus the parameter before, computed in float64. Numbers, arguments and differences from
+    the seed: see :class:`SequenceGeometry`.
 
-    Each call of ``process_tensor`` is compared with the call before; the first gives no number, as nothing is known of what
-    the parameter was before it. Through ``observe`` every optimizer step counts, the first too, and the copy of the
-    parameter is the engine's.
+    Each call of ``process_tensor`` is compared with the call before; the first call gives no number, as the value before is not
+    known. Through ``observe`` every optimizer step counts, the first too, and the engine keeps the copy of the parameter.
     """
 
     def __init__(self, correlation: bool = True, normalize: bool = False, inplace: bool = True, eps: float = 1e-8) -> None:
         super().__init__(correlation, normalize, inplace, eps)
 
-    def _measure(self, name: str, before: Tensor, after: Tensor) -> None:
-        self._add(name, _difference(after, before))
+    def _compare(self, name: str, before: Tensor, after: Tensor) -> None:
+        self._add(name, _difference(after, before), None)
 
 
 class UpdateRatio(_OfUpdates):
-    """Length of a parameter's update in proportion to the parameter's own.
+    """Preprocessor: the length of a parameter's update, divided by the length of the parameter.
 
-    *Tensor to number*: ``|after - before| / |before|``, Euclidean norms formed in float64, no unit (``ratio`` of
+    *Tensor to number*: ``|after - before| / |before|``, Euclidean norms computed in float64, no unit (``ratio`` of
     :class:`sonde.stats.Updates`); 1e-3 is usual in a healthy training. *Numbers to aggregates*: over calls, which through
     ``observe`` are the optimizer steps. ``value[parameter]`` is the aggregate.
 
-    A parameter that was all zeros has no ratio; a NaN or an infinity in either is counted as ``nonfinite``.
+    A parameter that was all zeros has no ratio; a NaN or an infinity in one of the two tensors is counted as ``nonfinite``.
 
     Args:
         inplace: aggregate in a :class:`~sonde.stats.RunningMeanVar`, otherwise keep all numbers in a list.
@@ -105,60 +103,56 @@ class UpdateRatio(_OfUpdates):
     def __init__(self, inplace: bool = True) -> None:
         super().__init__([NumberSpec(Updates(), {"ratio": "ratio"})], inplace)
 
-    def _measure(self, name: str, before: Tensor, after: Tensor) -> None:
+    def _compare(self, name: str, before: Tensor, after: Tensor) -> None:
         self._interval.add(name, after, before)
 
 
 class UpdateRounding(Measured):
-    """Share of a parameter's elements whose update vanished in the parameter's precision.
+    """Preprocessor: the share of a parameter's elements whose update vanished in the parameter's precision.
 
-    *Tensor to number*: the share, of all elements, of those that got a gradient other than 0 and are after the step exactly
-    what they were before (:func:`sonde.stats.vanished_share`): the update was smaller than half the distance to the next number
-    that the parameter's type has. *Numbers to aggregates*: over optimizer steps. ``value[parameter]`` is the aggregate.
+    *Tensor to number*: among all elements, the share that got a gradient other than 0 and that the step left exactly as
+    before (:func:`sonde.stats.vanished_share`): the update was smaller than half the distance to the next number
+    of the parameter's type. *Numbers to aggregates*: over optimizer steps. ``value[parameter]`` is the aggregate.
 
-    With momentum or weight decay an element without a gradient may be meant to move; it is not counted if it does not, so
-    that the share is then the least it can be. A learning rate of 0 makes every update vanish. A parameter without a
-    gradient has no number. Through ``observe`` it takes a byte per element between backward pass and step.
+    With momentum or weight decay, the optimizer may also move an element without a gradient. Such an element is not counted where
+    it stays as before: the share is then a lower bound. A learning rate of 0 makes every update vanish. A parameter without a
+    gradient has no number. Through ``observe``, one byte per element is kept between backward pass and step.
 
     Args:
         inplace: aggregate in a :class:`~sonde.stats.RunningMeanVar`, otherwise keep all numbers in a list.
     """
 
     ports: tuple[Port, ...] = ("grad", "update")
+    _accepted: ClassVar[tuple[Port, ...]] = ("grad", "update")
 
     def __init__(self, inplace: bool = True) -> None:
         super().__init__([NumberSpec(Single(), {"vanished": "value"})], inplace)
-        self._wanted: dict[str, Tensor] = {}  # by parameter: which elements have got a gradient since the last step
+        self._wanted: dict[str, Tensor] = {}  # by parameter: which elements got a gradient since the last step
 
     def process_update(self, name: str, before: Tensor, after: Tensor, wanted: Tensor) -> None:
-        """Measure what is left of an update.
+        """Measure the share of an update that vanished.
 
         Args:
-            name: of the parameter.
-            before, after: it, before and after the step.
-            wanted: what is 0 exactly where no update was wanted, such as the gradient.
+            name: name of the parameter.
+            before, after: the parameter before and after the step.
+            wanted: a tensor that is 0 exactly where no update was wanted, such as the gradient.
 
         Raises:
-            ArgumentError: the three are not of one shape.
+            ArgumentError: the three tensors have different shapes.
         """
         self._interval.expect(name)
         if _is_update(before, after):
             share = vanished_share(*(dense(tensor.detach()) for tensor in (after, before, wanted)))
             self._interval.add(name, share)
 
-    def __call__(self, event: Event) -> None:
-        name = name_of(event)
+    def _process(self, event: Event) -> None:
+        name = name_of(event.site)
+        self._interval.expect(name)
         if event.site.port == "grad":
-            self._interval.expect(name)
             self._wanted[name] = dense(event.value.detach()) != 0
-        elif event.site.port == "update":
-            self._interval.expect(name)
-            wanted = self._wanted.pop(name, None)
-            if wanted is not None:
-                before, after = event.value
-                self.process_update(name, before, after, wanted)
-        else:
-            self._refuse(event)
+        elif (wanted := self._wanted.pop(name, None)) is not None:
+            before, after = event.value
+            self.process_update(name, before, after, wanted)
 
     def clear(self) -> None:
         super().clear()
@@ -166,10 +160,10 @@ class UpdateRounding(Measured):
 
 
 def _is_update(before: Tensor, after: Tensor) -> bool:
-    """Whether there is anything to measure.
+    """Return whether there is anything to measure.
 
     Raises:
-        ArgumentError: there is, and the two are not of one shape.
+        ArgumentError: there is, and the two tensors have different shapes.
     """
     if nothing_to_measure(before, "before") or nothing_to_measure(after, "after"):
         return False
@@ -179,6 +173,6 @@ def _is_update(before: Tensor, after: Tensor) -> bool:
 
 
 def _difference(after: Tensor, before: Tensor) -> Tensor:
-    """Exact for parameters of up to 32 bits that are of a size."""
+    """Return *after* - *before* in double precision; exact for elements of up to 32 bits and similar magnitude."""
     wide = torch.complex128 if after.is_complex() else torch.float64
     return dense(after.detach()).to(wide) - dense(before.detach()).to(after.device, wide)
