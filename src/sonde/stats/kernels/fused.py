@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from sonde.stats.statistic import Statistic
-
 __all__ = ["failures", "measure"]
 
-_compiled: dict[Statistic, Callable[[Tensor], Tensor]] = {}
+
+class _Measures(Protocol):
+    """A statistic, as far as this file needs to know it."""
+
+    def measure(self, tensor: Tensor) -> Tensor: ...
+    def __hash__(self) -> int: ...
+
+
+_compiled: dict[_Measures, Callable[[Tensor], Tensor]] = {}
 _failures: dict[str, str] = {}  # type of device -> why its tensors are left to the reference
 
 
-def measure(statistic: Statistic, tensor: Tensor) -> Tensor:
+def measure(statistic: _Measures, tensor: Tensor) -> Tensor:
     """``statistic.measure(tensor)``, in few kernels where the compiler has one for the tensor's device.
 
     The first tensor of each precision on a device waits for the compiler. If that fails, the reference is used for that
