@@ -49,7 +49,7 @@ Severity = Literal["note", "warn", "bad"]
 DEAD_SOME, DEAD_MOST = 0.25, 0.9
 """Share of a layer's units without any output: from the first on it is a note, above the second it is bad."""
 DEAD_SAMPLES = 8
-"""Fewer samples and positions than this say nothing about a unit."""
+"""A unit is judged from this number of samples and positions on."""
 GRADIENT_LARGE, GRADIENT_SMALL = 100.0, 1e-3
 """A gradient's size against the median over its kind; behind a small initial weight, a healthy branch may get a hundredth."""
 UPDATE_LARGE, UPDATE_USUAL, UPDATE_SMALL = 1e-1, 1e-3, 1e-5
@@ -133,7 +133,7 @@ def percent(share: float) -> str:
 
 @rule("any NaN or infinity", "IEEE 754: neither comes from finite numbers by a valid operation")
 def nonfinite(nan: float, inf: float, count: float, *, what: str = "") -> Finding | None:
-    """*nan* and *inf* of *count* elements; *what* names them (``gradient``, ``weights``), ``""`` is a layer's output."""
+    """Judge *nan* and *inf* of *count* elements; *what* names them (``gradient``, ``weights``), ``""`` is a layer's output."""
     if not (nan or inf):
         return None
     parts = ", ".join(f"{number:,.0f} {word}" for number, word in ((nan, "NaN"), (inf, "inf")) if number)
@@ -146,7 +146,7 @@ def nonfinite(nan: float, inf: float, count: float, *, what: str = "") -> Findin
     "smdebug, DeadRelu, has 50 % of units inactive; the limits are our own",
 )
 def dead(share: float) -> Finding | None:
-    """*share* of the units that are zero at every sample and position."""
+    """Judge the *share* of the units that are zero at every sample and position."""
     if not share >= DEAD_SOME:
         return None
     severity: Severity = "bad" if share > DEAD_MOST else "note"
@@ -155,7 +155,7 @@ def dead(share: float) -> Finding | None:
 
 @rule("all elements of an output are exactly 0", "the layers behind get the same input for every sample")
 def all_zero(zeros: float, count: float) -> Finding | None:
-    """*zeros* of *count* elements."""
+    """Judge the number of *zeros* among *count* elements."""
     if count <= 1 or zeros < count:
         return None
     return Finding("all_zero", "all zero", value=1.0, severity="bad", evidence={"zeros": zeros, "count": count})
@@ -163,7 +163,7 @@ def all_zero(zeros: float, count: float) -> Finding | None:
 
 @rule(f"std of an output at most {CONSTANT:g} of its mean", "the rounding of float32")
 def constant(mean: float, std: float, count: float) -> Finding | None:
-    """Mean and standard deviation of *count* elements."""
+    """Judge the mean and the standard deviation of *count* elements."""
     if count <= 1 or not std <= CONSTANT * max(abs(mean), 1e-30):
         return None
     return Finding("constant", "constant", value=mean, evidence={"mean": mean, "std": std})
@@ -171,7 +171,7 @@ def constant(mean: float, std: float, count: float) -> Finding | None:
 
 @rule(f"{percent(SATURATED_SHARE)} of a tanh or sigmoid or more beyond {SATURATED_AT}", "Glorot and Bengio, 2010, section 3")
 def saturated(share: float) -> Finding | None:
-    """*share* of the elements that are saturated."""
+    """Judge the *share* of the elements that are saturated."""
     if not share >= SATURATED_SHARE:
         return None
     return Finding("saturated", f"{percent(share)} saturated", value=share, severity="note", evidence={"saturated": share})
@@ -182,13 +182,13 @@ def saturated(share: float) -> Finding | None:
 
 @rule("a gradient that is zero throughout", "nothing before it learns")
 def gradient_zero(size: float) -> Finding | None:
-    """*size* of a gradient that arrived."""
+    """Judge the *size* of a gradient that arrived."""
     return Finding("gradient_zero", "gradient is zero", value=0.0, severity="bad", evidence={"size": size}) if size == 0 else None
 
 
 @rule(f"a gradient of {GRADIENT_LARGE:g} x the median or more", "AutoTrainer has 70 x (last / first layer), torchmortem 100 x")
 def gradient_large(size: float, typical: float) -> Finding | None:
-    """*size* of a gradient where *typical* is the median of its kind."""
+    """Judge the *size* of a gradient; *typical* is the median of its kind."""
     if not (typical > 0 and size >= GRADIENT_LARGE * typical):
         return None
     evidence = {"size": size, "median": typical}
@@ -197,7 +197,7 @@ def gradient_large(size: float, typical: float) -> Finding | None:
 
 @rule(f"a gradient of {GRADIENT_SMALL:g} of the median or less, though not zero", "AutoTrainer has 1e-3 (first / last layer)")
 def gradient_small(size: float, typical: float) -> Finding | None:
-    """*size* of a gradient where *typical* is the median of its kind."""
+    """Judge the *size* of a gradient; *typical* is the median of its kind."""
     if not (typical > 0 and 0 < size <= GRADIENT_SMALL * typical):
         return None
     words = f"gradient 1/{typical / size:,.0f} of the median"
@@ -212,7 +212,7 @@ def gradient_small(size: float, typical: float) -> Finding | None:
     "CS231n, Babysitting the learning process; torchmortem",
 )
 def update_large(ratio: float) -> Finding | None:
-    """*ratio* of an update's size to its weight's."""
+    """Judge the *ratio* of the size of an update to the size of its weight."""
     if not ratio > UPDATE_LARGE:
         return None
     return Finding("update_large", f"each step moves it by {percent(ratio)} of its size", value=ratio, evidence={"ratio": ratio})
@@ -220,7 +220,7 @@ def update_large(ratio: float) -> Finding | None:
 
 @rule(f"a step moves a weight by less than {UPDATE_SMALL:g} of its size", "CS231n, Babysitting the learning process; torchmortem")
 def update_small(ratio: float) -> Finding | None:
-    """*ratio* of an update's size to its weight's."""
+    """Judge the *ratio* of the size of an update to the size of its weight."""
     if not ratio < UPDATE_SMALL:
         return None
     words = f"each step moves it by {ratio:.0e} of its size" if ratio > 0 else "no step moves it"
@@ -231,7 +231,7 @@ def update_small(ratio: float) -> Finding | None:
 
 
 def of_output(seen: Any, *, dead_share: float | None = None, saturated_share: float = 0.0) -> list[Finding]:
-    """What is wrong with an output; *seen* has ``count``, ``nan``, ``inf``, ``zeros``, ``mean`` and ``std``."""
+    """Return the findings about an output; *seen* has ``count``, ``nan``, ``inf``, ``zeros``, ``mean`` and ``std``."""
     if not seen.count:
         return []
     broken = nonfinite(seen.nan, seen.inf, seen.count)
@@ -242,7 +242,9 @@ def of_output(seen: Any, *, dead_share: float | None = None, saturated_share: fl
 
 
 def of_gradient(seen: Any, typical: float, *, what: str = "gradient") -> list[Finding]:
-    """What is wrong with a gradient; *seen* has ``count``, ``nan``, ``inf`` and ``norm``, *typical* is the median norm, or 0.
+    """Return the findings about a gradient; *seen* has ``count``, ``nan``, ``inf`` and ``norm``.
+
+    *typical* is the median norm of the gradients, 0 if there is none.
 
     A gradient of one element, as that of a loss, is not compared with those of layers.
     """
@@ -255,12 +257,12 @@ def of_gradient(seen: Any, typical: float, *, what: str = "gradient") -> list[Fi
 
 
 def of_size(size: float, typical: float) -> list[Finding]:
-    """What is wrong with the *size* of a gradient where *typical* is the median of its kind, 0 if there is none."""
+    """Return the findings about the *size* of a gradient; *typical* is the median of its kind, 0 if there is none."""
     return _some([gradient_large(size, typical) or gradient_small(size, typical)])
 
 
 def of_update(update: float, weight: float) -> list[Finding]:
-    """What is wrong with the size of an update, given the weight's; nothing for a weight whose size is 0 or NaN."""
+    """Return the findings about the size of an update, given the size of the weight; none if that is 0 or NaN."""
     ratio = update / weight if weight > 0 else math.nan
     return _some([update_large(ratio) or update_small(ratio)])
 

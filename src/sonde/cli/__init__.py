@@ -16,7 +16,7 @@ __all__ = ["COMMANDS", "main"]
 
 COMMANDS = {
     "demo": "train a small network on real data, look inside it, and find the layer that died",
-    "doctor": "say which kernels are in use and why, whether the compiler works, and what is installed",
+    "doctor": "print which kernels are in use and why, whether the compiler works, and which packages are installed",
     "show": "print the table of a run, layer by layer",
     "env": "print the versions that a report of a defect should name",
 }

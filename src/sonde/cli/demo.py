@@ -186,7 +186,7 @@ def _spark(shares: list[float], width: int = 40) -> str:
 
 
 def _print_finding(wrong: Trained, console: Console) -> None:
-    """What is wrong, with the numbers that say so."""
+    """Print the layer that died, and the numbers that show the death."""
     dead = [finding for finding in wrong.inspector.findings if finding.rule == "dead"]
     if not dead:
         console.print("\nNothing died this time; try another --seed.")
@@ -205,7 +205,7 @@ def _print_finding(wrong: Trained, console: Console) -> None:
 
 
 def _print_places(trained: list[Trained], console: Console) -> None:
-    """Where the runs are, and the pictures of the second."""
+    """Print the folders of the runs, and the files of the pictures of the second run."""
     console.print("\n[bold]To look at[/]")
     for one in trained:
         console.print(f"  {one.title:<15} sonde show {one.inspector.path}", highlight=False)

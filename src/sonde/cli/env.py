@@ -10,11 +10,11 @@ _PACKAGES = ("sonde", "torch", "numpy", "safetensors", "rich", "pandas", "transf
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    """There are none."""
+    """Add no option."""
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print one line each."""
+    """Print one line for each package."""
     print(f"{'python':<13} {platform.python_version()} on {platform.platform()}")
     for package in _PACKAGES:
         try:

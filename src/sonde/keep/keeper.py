@@ -32,7 +32,7 @@ NOTHING = object()
 
 
 class Keeper:
-    """Keep values of events: find the event's slot, take the value, and let the reduction add it to the slot.
+    """Keep values of events: find the event's slot, take the value, and add the value to the slot by the reduction.
 
     A recorder has one slot for each module, a tracker one slot for everything. Hooks hold the keeper in the probe's place,
     so that a probe that is deleted can be noticed.

@@ -1,4 +1,4 @@
-"""Sum a tracker's stashes up to one row per layer, let the rules judge each row, and make the tracker's table."""
+"""Reduce a tracker's stashes to one row per layer, apply the rules to each row, and make the tracker's table."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from sonde import rules
 from sonde.engine import Coverage
 from sonde.engine.layer_axes import LayerAxes, axes_of, units_first
+from sonde.keep.reductions.base import shape_text
 from sonde.keep.stash import leaves_of
 from sonde.stats import Accumulator, Moments, Result
-from sonde.view.layer_table import GRADIENT_IS, LayerRow, Quantity, layer_table, notes_of
+from sonde.view.layer_table import GRADIENT_IS, LayerRow, Quantity, first_of, layer_table, notes_of
 from sonde.view.table import Grid
 
 __all__ = ["Layer", "Tally", "annotate", "first_measurable", "grid", "is_measurable", "layers_of", "numbers_of"]
@@ -171,10 +172,7 @@ def _shape(held: list[Any]) -> str:
     tensors = [item for item in held if isinstance(item, Tensor)]
     if not tensors:
         return "kept: " + type(held[0]).__name__ if held else "no tensor"
-    first = tensors[0]
-    sizes = [f"{first.size(0)} nested"] if first.is_nested else map(str, first.shape)
-    shape = "×".join(sizes) or "scalar"
-    return shape + (f" (+{len(tensors) - 1})" if len(tensors) > 1 else "")
+    return first_of([shape_text(tensor) for tensor in tensors])
 
 
 def annotate(layers: list[Layer]) -> None:

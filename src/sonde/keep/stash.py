@@ -98,7 +98,7 @@ def default_stash_value(tensor: Tensor) -> Any:
 def default_stash(event: Event, stash_value: StashValueFn) -> Stash:
     """The stash of *event* with ``stash_value(tensor)`` for each tensor.
 
-    Instances of classes that sonde does not know, but that hold tensors (a key-value cache, say), are copied as well.
+    Instances of unknown classes that hold tensors (a key-value cache, for example) are copied as well.
     """
     value = event.value
     if isinstance(value, Tensor):

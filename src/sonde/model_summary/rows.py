@@ -35,14 +35,14 @@ class Outcome:
     written: list[str] = field(default_factory=list)  # parameters that the forward wrote into
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class Seen:
-    """The record of one module: its numbers, the shapes of its last call, and whether another call returned other shapes."""
+    """The record of one module: its running sums, the shapes of its last call, and whether another call returned other shapes."""
 
-    layer: layers.Layer
-    inputs: Shapes
-    outputs: Shapes
-    varies: bool
+    tally: layers.Tally
+    inputs: Shapes = ()
+    outputs: Shapes = ()
+    varies: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,8 @@ def assemble(
     model: nn.Module, seen: dict[str, Seen], outcome: Outcome, probe: Probe, output_bytes: int, depth: int | None
 ) -> Summary:
     """The summary of a run; *seen* holds the record of each module by its name."""
-    layers.annotate([held.layer for held in seen.values() if held.layer.calls])
+    finished = [held.tally.finish() for held in seen.values()]
+    layers.annotate([layer for layer in finished if layer.calls])
     places = _places(model)
     failed = _failing(places, outcome)
     owners = {id(parameter): owner.name for _, parameter, owner in parameters(model)}
@@ -87,7 +88,7 @@ def assemble(
 
 
 def _places(model: nn.Module) -> list[_Place]:
-    """The tree in the order of ``named_modules()``; a module met again is a place with nothing below it."""
+    """The tree in the order of ``named_modules()``; a module that comes again is a place with nothing below it."""
     found: list[_Place] = []
     names: dict[nn.Module, str] = {}
 
@@ -123,7 +124,7 @@ def _row(place: _Place, seen: Seen | None, owners: dict[int, str]) -> SummaryRow
 
 
 def _with_numbers(row: SummaryRow, seen: Seen) -> SummaryRow:
-    layer = seen.layer
+    layer = seen.tally.layer
     numbers = layers.numbers_of(layer)
     output, zeros, gradient = (numbers.get(heading) for heading in ("mean ± std", "zeros", "gradient"))
     varies = ["shapes vary between calls"] if seen.varies else []

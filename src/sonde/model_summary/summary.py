@@ -77,7 +77,7 @@ def summary(
         outcome = _run(model, batch, kwargs, loss_fn)
         outcome.running = [call.name for call in watcher.running]
         outcome.written = [name for name, version in versions(model).items() if version != before.get(name, version)]
-        found = assemble(model, watcher.seen(), outcome, probe, watcher.output_bytes, depth)
+        found = assemble(model, watcher.records, outcome, probe, watcher.output_bytes, depth)
     if outcome.error is not None and on_error == "raise":
         outcome.error.add_note(found.as_note())
         raise outcome.error
@@ -184,20 +184,6 @@ def _graph(loss: Tensor, ends: set[Node]) -> list[Node]:
 # Watching
 
 
-class _Record:
-    """The record of one module while the model runs."""
-
-    def __init__(self, event: Event) -> None:
-        kind: Any = event.type  # a module's, since no port of parameters is observed
-        self.tally = layers.Tally(layers.Layer(event.name, kind))
-        self.inputs: Shapes = ()
-        self.outputs: Shapes = ()
-        self.varies = False
-
-    def finish(self) -> Seen:
-        return Seen(self.tally.finish(), self.inputs, self.outputs, self.varies)
-
-
 @dataclass
 class _Running:
     """A module call that was entered and not left."""
@@ -214,7 +200,7 @@ class _Watcher:
     """
 
     memory: set[StorageWeakRef]
-    records: dict[str, _Record] = field(default_factory=dict)
+    records: dict[str, Seen] = field(default_factory=dict)
     running: list[_Running] = field(default_factory=list)
     output_bytes: int = 0
     _owners: dict[int, tuple[weakref.ref[Tensor], int, str]] = field(default_factory=dict)
@@ -222,7 +208,8 @@ class _Watcher:
     def __call__(self, event: Event) -> None:
         record = self.records.get(event.name)
         if record is None:
-            record = self.records[event.name] = _Record(event)
+            kind: Any = event.type  # a module's, since no port of parameters is observed
+            record = self.records[event.name] = Seen(layers.Tally(layers.Layer(event.name, kind)))
         if event.grad:
             self._returned_gradient(event, record)
         elif event.site.port == "input":
@@ -230,18 +217,14 @@ class _Watcher:
         else:
             self._left(event, record)
 
-    def seen(self) -> dict[str, Seen]:
-        """The record of each module by its name. Call once."""
-        return {name: record.finish() for name, record in self.records.items()}
-
-    def _entered(self, event: Event, record: _Record) -> None:
+    def _entered(self, event: Event, record: Seen) -> None:
         if self.running:
             self.running[-1].calls_others = True
         self.running.append(_Running(event.name))
         if event.phase == "forward":
             record.inputs = _shapes(event)
 
-    def _left(self, event: Event, record: _Record) -> None:
+    def _left(self, event: Event, record: Seen) -> None:
         call = _Running(event.name)
         while self.running:
             call = self.running.pop()
@@ -264,7 +247,7 @@ class _Watcher:
         if not call.calls_others:
             self.output_bytes += sum(map(self._new_bytes, (tensor for _, tensor in event.leaves)))
 
-    def _returned_gradient(self, event: Event, record: _Record) -> None:
+    def _returned_gradient(self, event: Event, record: Seen) -> None:
         floating = layers.first_measurable(event.leaves)
         if floating is not None:
             record.tally.add_gradient(floating)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sonde.engine import Site, Tick
 from sonde.engine.probes import dataframes
-from sonde.view.layer_table import GRADIENT_IS, LayerRow, Note, Quantity, layer_table, number, shapes_text, size
+from sonde.run.graph.data import shape_text
+from sonde.view.layer_table import GRADIENT_IS, LayerRow, Note, Quantity, first_of, layer_table, number, size
 from sonde.view.table import Grid, ShownAsTable, Tone
 
 if TYPE_CHECKING:
@@ -152,7 +153,9 @@ class Summary(ShownAsTable):
 
 
 def _layer_row(row: SummaryRow, several: bool) -> LayerRow:
-    texts = {"input": shapes_text(row.input_shapes), "output": shapes_text(row.output_shapes), "params": _count(row)}
+    shapes = {"input": row.input_shapes, "output": row.output_shapes}
+    texts = {heading: first_of([shape_text(shape) for shape in held]) for heading, held in shapes.items()}
+    texts["params"] = _count(row)
     texts |= {"calls": str(row.calls)} if several and row.calls else {}
     numbers: dict[str, Quantity] = {}
     if row.mean is not None:

@@ -250,7 +250,7 @@ def _number_of(shard: str) -> int:
 
 
 def _writable(tensor: Any, storages: set[int]) -> Any:
-    """*tensor* on the CPU, dense, contiguous, in memory that no other tensor of the shard shares, as safetensors wants it."""
+    """*tensor* on the CPU, dense, contiguous, in memory that no other tensor of the shard shares; safetensors needs it so."""
     tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
     if str(tensor.layout) != "torch.strided":
         tensor = tensor.to_dense()

@@ -19,10 +19,10 @@ __all__ = [
     "LayerRow",
     "Note",
     "Quantity",
+    "first_of",
     "layer_table",
     "notes_of",
     "number",
-    "shapes_text",
     "size",
 ]
 
@@ -95,12 +95,9 @@ def size(count: float) -> str:
     return f"{count:.{1 if unit != 'B' and count < 99.95 else 0}f} {unit}"
 
 
-def shapes_text(shapes: Sequence[Sequence[int]]) -> str:
-    """The first of several shapes as text, and how many more there are."""
-    if not shapes:
-        return ""
-    first = "×".join(map(str, shapes[0])) if shapes[0] else "scalar"
-    return first + (f" (+{len(shapes) - 1})" if len(shapes) > 1 else "")
+def first_of(shapes: Sequence[str]) -> str:
+    """The first of *shapes*, which are texts, and the number of the others; ``""`` for none."""
+    return "".join(shapes[:1]) + (f" (+{len(shapes) - 1})" if len(shapes) > 1 else "")
 
 
 def _spread(quantity: Quantity) -> Cell:

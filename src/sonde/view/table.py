@@ -60,7 +60,7 @@ class Grid:
         columns: the headings.
         rows: each as long as *columns*.
         footer: lines below it.
-        empty: what to say in place of rows if there are none.
+        empty: the text in place of rows if there are none.
         optional: headings of columns that are left out, in this order, where the terminal is too narrow.
     """
 

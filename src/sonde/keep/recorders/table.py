@@ -14,7 +14,7 @@ from sonde.keep.layers import is_measurable
 from sonde.keep.reductions.base import Accumulated, shape_text
 from sonde.keep.slots import Subrecorder
 from sonde.stats import Accumulator, Moments
-from sonde.view.layer_table import LayerRow, Quantity, layer_table
+from sonde.view.layer_table import LayerRow, Quantity, first_of, layer_table
 from sonde.view.table import Grid
 
 __all__ = ["grid", "row_of"]
@@ -82,10 +82,7 @@ def _plural(kind: str) -> str:
 def _shape(value: Any) -> str:
     """The shape of the first tensor of the last value, and the number of further tensors."""
     last = value[-1] if isinstance(value, list) and value else value
-    tensors = [tensor for _, tensor in structure.walk(last)]
-    if not tensors:
-        return ""
-    return shape_text(tensors[0]) + (f" (+{len(tensors) - 1})" if len(tensors) > 1 else "")
+    return first_of([shape_text(tensor) for _, tensor in structure.walk(last)])
 
 
 def _spread(value: Any) -> Quantity | None:

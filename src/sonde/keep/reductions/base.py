@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sonde.engine import structure
 from sonde.errors import ArgumentError
+from sonde.run.graph import data
 
 __all__ = ["Accumulated", "Reduction", "Running", "State", "lined_up", "own", "shape_text"]
 
@@ -206,7 +207,6 @@ def own(value: Any) -> Any:
 def shape_text(value: Any) -> str:
     """The shape of a tensor, or the kind of another value, in a few characters: ``5×3``, ``scalar``, ``tuple of 3 tensors``."""
     if isinstance(value, Tensor):
-        sizes = [f"{value.size(0)} nested"] if value.is_nested else map(str, value.shape)
-        return "×".join(sizes) or "scalar"
+        return f"{value.size(0)} nested" if value.is_nested else data.shape_text(value.shape)
     tensors = len(structure.walk(value))
     return f"{type(value).__name__} of {tensors} tensor{'s' if tensors != 1 else ''}" if tensors else type(value).__name__

@@ -14,6 +14,7 @@ from sonde.engine import structure
 from sonde.engine.failures import name_of
 from sonde.engine.torch_api.tensors import version_of
 from sonde.keep.reductions.base import Accumulated, Running, State, own, shape_text
+from sonde.run.graph import data
 
 __all__ = ["FunctionReduction", "Reducer"]
 
@@ -91,8 +92,9 @@ class FunctionReduction(Running):
         if self.on_broadcast is None or given_back or not _is_broadcast(shape, new.shape, result.shape):
             return
         self.on_broadcast(
-            f"has combined values of the shapes {_text(shape)} and {_text(new.shape)} into {shape_text(result)}, as broadcasting "
-            "does. If batches differ in size, reduce the samples too: sonde.recorders.reductions.Sum(axis=0) or Mean(axis=0)"
+            f"has combined values of the shapes {data.shape_text(shape)} and {shape_text(new)} into {shape_text(result)}, as "
+            "broadcasting does. If batches differ in size, reduce the samples too: sonde.recorders.reductions.Sum(axis=0) or "
+            "Mean(axis=0)"
         )
         self.on_broadcast = None
 
@@ -109,7 +111,3 @@ def _is_broadcast(one: torch.Size, other: torch.Size, result: torch.Size) -> boo
         return False
     wide = [pair[0] if pair[1] == 1 else pair[1] for pair in reversed(sizes)]
     return list(result) == wide and result.numel() > min(one.numel(), other.numel())
-
-
-def _text(shape: torch.Size) -> str:
-    return "×".join(map(str, shape)) or "scalar"

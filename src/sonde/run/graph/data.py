@@ -140,7 +140,7 @@ class PlainGraph:
 
     @cached_property
     def depths(self) -> Mapping[int, int]:
-        """How many module calls each node lies in; 0 for the model's own call, inputs and outputs."""
+        """The number of module calls that each node lies in; 0 for the model's own call, inputs and outputs."""
         found: dict[int, int] = {}
         for node in self.nodes:  # parents come before their children
             found[node.id] = 0 if node.parent is None else found[node.parent] + 1

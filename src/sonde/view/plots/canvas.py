@@ -41,7 +41,7 @@ SEQUENTIAL, DIVERGING = "viridis", "PRGn_r"
 """Both change evenly in lightness (the second from its middle), so that a grey print shows them; neither has the red of NaN."""
 
 BROKEN, ZERO = "NaN or infinite elements", "exactly 0"
-"""What the two marks are called in every legend."""
+"""The names of the two marks in every legend."""
 
 _HEADER = 0.62  # inches above the axes, for two lines
 _DPI = 150

@@ -47,8 +47,8 @@ def heatmap(
 ) -> Picture:
     """Draw one number of all layers over all steps: the first layer at the top, a column for each step.
 
-    Sizes are coloured logarithmically, numbers with a sign symmetrically about zero, shares from 0 to 1. Cells in which NaN or
-    infinite elements were met are red and hatched, also if the number itself, which leaves them out, is finite. Cells beyond
+    Sizes are coloured logarithmically, numbers with a sign symmetrically about zero, shares from 0 to 1. Cells with NaN or
+    infinite elements are red and hatched, also if the number itself, which leaves them out, is finite. Cells beyond
     an end of the scale have the colour of that end, and dots; the legend names every mark.
 
     Args:

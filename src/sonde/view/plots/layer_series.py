@@ -1,4 +1,4 @@
-"""Read one number of all layers over all steps out of a run, with the cells in which NaN or infinite elements were met."""
+"""Read one number of all layers over all steps from a run, and mark the cells with NaN or infinite elements."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Matrix:
 
     Attributes:
         values: float64 of shape (layers, steps); NaN where there is none.
-        broken: of the same shape; True where NaN or infinite elements were met.
+        broken: of the same shape; True where elements were NaN or infinite.
         sites: of the layers or parameters, in the order of execution.
         steps: ascending.
         number, port, family: what the values are.
@@ -58,7 +58,7 @@ class Matrix:
 
     @property
     def zero(self) -> npt.NDArray[np.bool_]:
-        """Where the value is exactly zero, and of finite elements."""
+        """A mask: True where the value is exactly zero, and of finite elements."""
         found: npt.NDArray[np.bool_] = (self.values == 0) & ~self.broken
         return found
 
@@ -105,7 +105,7 @@ def matrix(
     """Read *number* at *port* of the layers that *include* selects.
 
     Raises:
-        UnknownSiteError: it was not recorded; the message says which lens does.
+        UnknownSiteError: it was not recorded; the message names the lens that records it.
         ArgumentError: several families have it.
         SelectionError: *include* selects nothing.
     """
@@ -123,7 +123,7 @@ def matrix(
 
 @dataclass(frozen=True, eq=False)
 class Powers:
-    """How many elements have which power of two, of several layers together.
+    """The number of elements with each power of two, of several layers together.
 
     Attributes:
         counts: float64 of shape (steps, powers), from the power ``ExponentHistogram`` begins with.
@@ -146,7 +146,7 @@ def powers(
     """Read the counts of powers of two at *port* of the layers that *include* selects, added up.
 
     Raises:
-        UnknownSiteError: they were not recorded; the message says which lens does.
+        UnknownSiteError: they were not recorded; the message names the lens that records them.
         ArgumentError: several families have them.
         SelectionError: *include* selects nothing.
     """
@@ -216,7 +216,7 @@ class Known:
         """Return the family that has *number* at *port*: *family* if given, ``moments`` before others, otherwise the only one.
 
         Raises:
-            UnknownSiteError: there is none; the message says which lens records it.
+            UnknownSiteError: there is none; the message names the lens that records it.
             ArgumentError: there are several.
         """
         having = [each for each, names in self.numbers.items() if number in names and family in (None, each)]

@@ -1,4 +1,4 @@
-"""How the numbers of a run are named, in which unit they are, and which lens records them."""
+"""Name the numbers of a run: their titles, their units, and the lens that records each."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from sonde.number import STANDARD, Number, number_of
+from sonde.number import STANDARD, Number
 from sonde.site import PARAMETER_PORTS, PORTS, PortInfo
 
 __all__ = ["axis_of", "main_number", "of_port", "recorded_by", "title_of", "unit_of"]
@@ -15,15 +15,15 @@ _EXPONENT = re.compile(r"p\d\d|(underflow|overflow)_\w+|powers|lowest|highest|dy
 _PORTS: Mapping[str, PortInfo] = {port: info for port, info in PORTS.items()}  # noqa: C416
 
 
-def main_number(numbers: tuple[str, ...], told: Mapping[str, Any], known: Mapping[str, Number]) -> str | None:
+def main_number(numbers: tuple[str, ...], wish: Mapping[str, Any], known: Mapping[str, Number]) -> str | None:
     """Return the number to draw: the one that the lens asks for, else the first that is described and not minor.
 
     Args:
         numbers: the columns that there are.
-        told: what the lens says about its picture.
+        wish: the picture that the lens asks for.
         known: the numbers described.
     """
-    wanted = (told.get("number"), *(name for numbers in (known, STANDARD) for name, one in numbers.items() if not one.is_minor))
+    wanted = (wish.get("number"), *(name for numbers in (known, STANDARD) for name, one in numbers.items() if not one.is_minor))
     return next((name for name in wanted if name in numbers), None)
 
 
@@ -32,10 +32,9 @@ def of_port(port: str) -> str:
     return _PORTS[port].words if port in _PORTS else port
 
 
-def unit_of(number: Number | str, port: str) -> str:
+def unit_of(number: Number, port: str) -> str:
     """Return the unit of *number* at *port*: its own, or that of the tensor."""
-    unit = (number_of(number) if isinstance(number, str) else number).unit
-    return unit if unit is not None else _PORTS[port].unit if port in _PORTS else ""
+    return number.unit if number.unit is not None else _PORTS[port].unit if port in _PORTS else ""
 
 
 def axis_of(number: Number, port: str) -> str:
@@ -44,10 +43,9 @@ def axis_of(number: Number, port: str) -> str:
     return f"{number.short}, {unit}" if unit and unit != "no unit" else number.short
 
 
-def title_of(number: Number | str, port: str) -> str:
+def title_of(number: Number, port: str) -> str:
     """Return a headline, as "Root mean square of outputs"."""
-    known = number_of(number) if isinstance(number, str) else number
-    return f"{known.whole} {'in' if known.kind in ('share', 'count') else 'of'} {of_port(port)}"
+    return f"{number.whole} {'in' if number.kind in ('share', 'count') else 'of'} {of_port(port)}"
 
 
 def recorded_by(number: str, port: str) -> str:

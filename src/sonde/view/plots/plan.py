@@ -36,7 +36,7 @@ _FORMS = ("png", "svg", "pdf")
 def plan(run: Run) -> dict[str, Drawing]:
     """Return the pictures that *run* has, by name; each is drawn when it is called.
 
-    ``run.info["lenses"]`` says how each lens wants to be shown; a family without an entry is shown by its numbers.
+    ``run.info["lenses"]`` names the picture that each lens asks for; a family without an entry is shown by its numbers.
     """
     lenses = [lens for lens in run.info.get("lenses", ()) if isinstance(lens, Mapping)]
     wishes = {str(lens["family"]): lens for lens in lenses if "family" in lens}

@@ -63,7 +63,7 @@ def table(run: Run, *, include: Include = None, exclude: Include = None, recent:
 
 
 def _kinds(run: Run) -> dict[str, str]:
-    """The class of each module by its name, as far as the run says; what a user wrote under that key is no list of modules."""
+    """The class of each module by its name, if the run lists the modules; a user may have written something else under that key."""
     listed = run.info.get("model", ())
     lines = [line for line in listed if isinstance(line, Mapping)] if isinstance(listed, list | tuple) else []
     return {str(line.get("name") or "(root)"): str(line.get("type", "")) for line in lines}
@@ -203,7 +203,7 @@ class _Reader:
         )
 
     def _of_outputs(self, number: str, port: str) -> dict[str, _Sum]:
-        """Of each module and leaf the median over steps."""
+        """The median over steps of a number, by the name of the module and leaf."""
         cells = self._cells(number, port)
         if cells is None:
             return {}
@@ -216,7 +216,7 @@ class _Reader:
         return found
 
     def _of_parameters(self, port: str) -> dict[str, _Sum]:
-        """Of each module the median over steps of the norm over all its parameters."""
+        """The median over steps of the norm over all parameters of a module, by the module's name."""
         cells = self._cells("norm", port)
         if cells is None:
             return {}
