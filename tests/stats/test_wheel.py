@@ -19,7 +19,7 @@ TESTS = [
     "stats/test_native.py",
     "stats/test_add_each.py",
     "stats/test_activation_kernel.py",
-    "stats/test_norms.py",
+    "stats/test_table.py",
     "stats/test_laws.py",
     "cli/test_doctor.py",
 ]
