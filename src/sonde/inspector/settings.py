@@ -31,7 +31,7 @@ class Settings:
         scaler: a ``GradScaler`` or None.
         strict: raise what a statistic raises.
         update_memory: bytes that copies of parameters may take, for the time of a logged step.
-        by_default: whether these are the default lenses, of which one may find nothing to observe.
+        by_default: whether these are the default lenses. One of them may find nothing to observe.
     """
 
     lenses: tuple[Lens, ...]

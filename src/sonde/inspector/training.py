@@ -31,6 +31,8 @@ _MANY = 1024  # pushed values that may wait for a logged step
 class WatchedTraining:
     """Hooks lead here and not to the inspector that people hold, so that a forgotten inspector can be noticed and taken off.
 
+    It is large because each method of the inspector that acts on all models has its counterpart here.
+
     Attributes:
         watched: the models.
         destinations: where rows go.

@@ -58,7 +58,7 @@ def watch(
     detached when the interpreter ends.
 
     Args:
-        model: any ``nn.Module``, also compiled or wrapped; several as ``{"G": generator, "D": discriminator}``, each of which
+        model: any ``nn.Module``, also compiled or wrapped; several as ``{"G": generator, "D": discriminator}``. Each
             counts its own steps.
         optimizer: only checked to step the model. The steps of all ``torch.optim`` optimizers are seen by themselves.
         lenses: what is looked at, as :func:`sonde.lens.moments` or a list; by default outputs, gradients, parameters and updates of

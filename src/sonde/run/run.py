@@ -34,7 +34,8 @@ _NUMERIC = ("INT", "FLOAT", "DOUBLE", "DECIMAL", "BOOLEAN")
 class Run:
     """The rows and documents that one training recorded, open for reading; :func:`open_run` makes one.
 
-    Each answer shows the run at that moment: a run can be read while it is written.
+    Each answer shows the run at that moment: a run can be read while it is written. The class is large because it is the one
+    object through which people read: each kind of answer is one short method.
     """
 
     def __init__(self, source: Source) -> None:

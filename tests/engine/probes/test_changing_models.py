@@ -358,6 +358,6 @@ def test_the_gradient_through_one_module_of_a_nested_tensor_is_left_out() -> Non
     with sonde.observe(model, lambda event: None, ports=("output", "grad_input"), strict=True) as probe:
         model(given).values().sum().backward()
     assert {line.site.port: (line.count, line.reason) for line in probe.coverage()} == {
-        "grad_input": (0, "a nested tensor, whose gradient through this module alone cannot be told"),
+        "grad_input": (0, "a nested tensor, whose gradient through this module alone cannot be observed"),
         "output": (1, ""),
     }

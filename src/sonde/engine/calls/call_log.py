@@ -80,7 +80,7 @@ class RootCall:
         made: by checkpoint, its first position in ``order``.
         recording: gradients are enabled; without them no checkpoint is in the root call.
         task: the backward pass in which a recomputation runs; else -1.
-        outer: the root call in the middle of which this one began.
+        outer: the root call that ran when this one began.
         graph: the token in the graph of the output.
         reached: the last backward pass that came through the output; None where that is not watched.
     """

@@ -63,7 +63,7 @@ class ThreadState:
             self.end(call, number)
 
     def begun(self) -> list[Call]:
-        """Return the calls that run, the innermost first, with those in the middle of which a recomputation has begun."""
+        """Return the calls that run, the innermost first, also calls that a recomputation interrupts."""
         calls: list[Call] = []
         call = self.top
         while call is not None:

@@ -115,7 +115,7 @@ def _why_nothing(attachment: Attachment, hook: SiteHook, port: Port, called: set
         return "not called itself, though modules in it were: its .forward() is called directly"
     if any(root.was_used(parameter) for root in attachment.roots for parameter in hook.module.parameters()):
         return "never called, though its parameters were used: by a fused or functional path, or .forward() directly"
-    return "never called: a branch not taken, or (without gradients it cannot be told) a fused or functional path"
+    return "never called: a branch not taken, or a fused or functional path (without gradients these two look alike)"
 
 
 _UNFUSED = "while it is observed, torch does not use its fused path for this layer: in evaluation the last bits may differ"

@@ -406,7 +406,7 @@ class InputEventHook(ModuleEventHook):
         """Return *value* without nested tensors, which have no alias, and so no gradient through this module alone."""
         if not any(tensor.is_nested for _, tensor in structure.walk(value)):
             return value
-        self.note("a nested tensor, whose gradient through this module alone cannot be told")
+        self.note("a nested tensor, whose gradient through this module alone cannot be observed")
         return structure.remap(value, lambda tensor: None if tensor.is_nested else tensor)
 
     def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

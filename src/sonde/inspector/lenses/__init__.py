@@ -1,1 +1,1 @@
-"""Lenses: which statistic, of which tensors of which layers, and how it is shown."""
+"""Lenses: a statistic, the ports and layers that it measures, and the way it is shown."""

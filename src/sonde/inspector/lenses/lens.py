@@ -1,4 +1,4 @@
-"""What a lens is: which statistic, of which tensors of which layers, and how it is shown."""
+"""``Lens``: a statistic, the ports and layers that it measures, and the way it is shown."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Lens", "LossMetrics"]
 
 @dataclass(frozen=True)
 class Lens:
-    """A statistic, of which tensors of which layers, and how it is shown.
+    """A statistic, the ports and layers that it measures, and the way it is shown.
 
     Attributes:
         name: of its family in the run: small letters, digits and underscores.

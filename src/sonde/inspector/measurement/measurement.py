@@ -137,7 +137,7 @@ class Measurement:
 
         Args:
             logged: rows of the step are written.
-            in_pair: it is one of two steps in a row of which the second is logged, or may be.
+            in_pair: it is one of two steps in a row, and the second is logged, or may be.
         """
         self.attachment.go_on(self._is_active(logged, in_pair))
 
@@ -161,7 +161,7 @@ class Measurement:
         return {id(hook.target) for hook in self.attachment.hooks if port in hook.sites}
 
     def row_index(self, order: Mapping[str, int]) -> RowIndex:
-        """Return which row is of which site now; *order* gives the place of each module."""
+        """Return which row belongs to which site now; *order* gives the place of each module."""
         known = (self.table.changes, len(self.attachment.hooks))
         if self._index is None or self._known != known:
             self._known = known

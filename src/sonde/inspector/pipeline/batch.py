@@ -24,7 +24,7 @@ class RawRows:
     """The rows of one measurement in a batch, not finished yet.
 
     Attributes:
-        index: which row is of which site.
+        index: which row belongs to which site.
         blocks: where the rows are in the copy.
         epoch, step, micro_step: the moment.
         scales: by port, where in the copy the scale is that the port's gradients are multiplied by.

@@ -23,7 +23,7 @@ __all__ = ["Finding", "Findings"]
 
 _RECENT = 20  # logged steps that medians are over
 _NAMED = 3
-_FEW = 3  # weights, of which one can be far from the others
+_FEW = 3  # weights: with fewer, none can be far from the others
 _DEFECTS = ("nan", "inf", "nonfinite")
 _PHASES = {"forward": 0, "backward": 1, "step": 2}
 _LOOKED_AT = ("call_death", "rms", *_DEFECTS)
