@@ -190,9 +190,7 @@ _returns(
 )
 _returns("same_tensor_twice", "one tensor twice in a tuple", lambda y: (y, y), lambda out: out[0] * out[1])
 _returns("two_one_unused", "two outputs, one is not used", lambda y: (y * 2, y * 3), lambda out: out[1])
-_returns(
-    "pieces_some_unused", "pieces of one operation, some are not used", lambda y: y.unbind(-1), lambda out: _spread(out[1])
-)
+_returns("pieces_some_unused", "pieces of one operation, some are not used", lambda y: y.unbind(-1), lambda out: _spread(out[1]))
 _returns("bool", "a bool tensor beside another", lambda y: (y > 0, y), lambda out: torch.where(out[0], out[1], 0.1 * out[1]))
 _returns(
     "integers",
