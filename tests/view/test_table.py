@@ -24,13 +24,25 @@ GRID = Grid(
 
 
 def test_columns_that_do_not_fit_are_left_out_in_their_order_and_named() -> None:
-    """The last column folds before others go, but not below thirty characters."""
+    """The last column folds before others go, but not below 24 characters."""
     assert "left out" not in GRID.to_text()
     assert "left out" not in GRID.to_text(80)
     narrow = GRID.to_text(50)
     assert narrow.splitlines()[-1] == "left out to fit 50 columns: type"
     assert "Linear" not in narrow
     assert all(len(line) <= 50 for line in narrow.splitlines())
+
+
+def test_words_keep_their_room_beside_long_names() -> None:
+    """As in a model of many levels: names lose their beginnings before the words fold to less than 24 characters."""
+    name = "encoder.layers.10.attention.output.LayerNorm"
+    rows = [[Cell(name), Cell("Linear"), Cell("words " * 9)], [Cell("fc"), Cell("Linear"), Cell("")]]
+    lines = Grid("title", ["layer", "type", ""], rows, optional=("type",)).to_text(50).splitlines()
+    assert all(len(line) <= 50 for line in lines)
+    assert lines[3].startswith("…")
+    assert "output.LayerNorm   words words" in lines[3]
+    assert sum("words" in line for line in lines) <= 3
+    assert lines[-2] == "fc"
 
 
 def test_text_fits_the_terminal_if_it_goes_to_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,6 +84,8 @@ def cells(*rows: LayerRow) -> dict[str, list[str]]:
         ("rms", Quantity(math.inf), "inf"),
         ("mean ± std", Quantity(-0.5, 1.25), "-0.500 ± 1.25"),
         ("mean ± std", Quantity(1e6, None), " 1.0e+06"),
+        ("mean ± std", Quantity(0.99999, 1.00001), " 1.00 ± 1.00"),
+        ("mean ± std", Quantity(9.999, 99.99), " 10.0 ± 100"),
         ("zeros", Quantity(0.001), ""),
         ("zeros", Quantity(0.5), "50 %"),
         ("dead", Quantity(0.0), "0 %"),

@@ -435,7 +435,10 @@ def _flat(lenses: Iterable[AnyLens]) -> Iterator[Lens | LossMetrics]:
         if isinstance(lens, AbstractPreprocessor):
             lens = lens_of(lens)  # noqa: PLW2901
         if not isinstance(lens, Lens | LossMetrics):
-            raise ArgumentError(f"{lens!r} is no lens: they are in sonde.lens, as OutputNorm(); a statistic becomes one by Lens()")
+            raise ArgumentError(
+                f"{lens!r} is no lens: sonde.lens holds lenses, as sonde.lens.moments(); "
+                "sonde.lens.Lens(name, statistic, ports) makes one of a statistic"
+            )
         yield lens
         if isinstance(lens, Lens):
             yield from _flat(lens.also)

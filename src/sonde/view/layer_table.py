@@ -81,7 +81,7 @@ def number(value: float) -> str:
     magnitude = abs(value)
     if magnitude and not 1e-3 <= magnitude < 1e5:
         return f"{value: .1e}"
-    decimals = 3 if magnitude < 1 else 2 if magnitude < 10 else 1 if magnitude < 100 else 0
+    decimals = 3 if magnitude < 0.9995 else 2 if magnitude < 9.995 else 1 if magnitude < 99.95 else 0
     return f"{value: .{decimals}f}"
 
 
@@ -145,7 +145,19 @@ COLUMNS: Mapping[str, Callable[[Quantity], Cell] | None] = {
 }
 """The headings in their order, with the way their numbers are written; the others are texts."""
 
-DROPPED_FIRST = ("input", "weight", "type", "zeros", "output", "rms", "calls", "weight grad")
+DROPPED_FIRST = (
+    "input",
+    "weight",
+    "type",
+    "zeros",
+    "output",
+    "rms",
+    "calls",
+    "weight grad",
+    "update / weight",
+    "dead",
+    "gradient",
+)
 """The columns that are left out, in this order, where the terminal is too narrow."""
 _RIGHT = ("slot", "samples", "calls", "params")
 

@@ -37,7 +37,8 @@ table.sonde tfoot tr td{opacity:.75;white-space:normal;padding-top:5px}
 _BLOCKS = " ▏▎▍▌▋▊▉█"
 _BAR_CELLS = 6
 _GAP = 3  # between two columns
-_LAST = 30  # of the last column, which folds, before other columns are left out for it
+_LAST = 24  # of the last column, which folds, before other columns are left out for it
+_FIRST = 12  # of the first column, whose texts are cut where leaving out columns does not suffice
 _UNLIMITED = 10_000
 
 
@@ -109,7 +110,10 @@ class Grid:
             yield Text(printable(line), style="dim")
 
     def _fitted(self, width: int) -> Grid:
-        """The grid without as many of its optional columns as it takes to fit into *width* characters; the footer names them."""
+        """Return the grid without as many optional columns as needed to fit into *width* characters; the footer names them.
+
+        If that does not suffice, texts of the first column lose their beginnings.
+        """
         grid, left_out = self, []
         for heading in self.optional:
             if grid._natural_width() <= width:
@@ -119,6 +123,11 @@ class Grid:
             rows = [row[:place] + row[place + 1 :] for row in grid.rows]
             grid = replace(grid, columns=grid.columns[:place] + grid.columns[place + 1 :], rows=rows)
         remark = [f"left out to fit {width} columns: {', '.join(left_out)}"] if left_out else []
+        excess = grid._natural_width() - width
+        if grid.rows and excess > 0:
+            longest = max(_FIRST, max(len(row[0].text) for row in grid.rows) - excess)
+            rows = [[replace(row[0], text=_end_of(row[0].text, longest)), *row[1:]] for row in grid.rows]
+            grid = replace(grid, rows=rows)
         return replace(grid, footer=[*self.footer, *remark])
 
     def _natural_width(self) -> int:
@@ -175,6 +184,11 @@ class ShownAsTable(ABC):
 
 def _terminal_width() -> int:
     return shutil.get_terminal_size().columns if sys.stdout is not None and sys.stdout.isatty() else _UNLIMITED
+
+
+def _end_of(text: str, length: int) -> str:
+    """Return *text*, or its last characters behind an ellipsis where it is longer than *length*."""
+    return text if len(text) <= length else f"…{text[len(text) - length + 1 :]}"
 
 
 def _with_bar(cell: Cell) -> str:

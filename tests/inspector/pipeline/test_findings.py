@@ -111,3 +111,18 @@ def test_a_weight_that_is_nan_does_not_stand_still() -> None:
     findings = found(lambda model: None, spoil=3)
     assert "nonfinite" in {each.rule for each in findings}
     assert "update_small" not in {each.rule for each in findings}
+
+
+def test_a_gradient_whose_finite_elements_are_zero_is_not_zero() -> None:
+    """An embedding's unused rows get a zero gradient; the used ones get NaN here, and the first finding says so."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(4, 3), nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 1))
+    optimizer = SGD(model.parameters(), lr=0.0)
+    with watch(model, every=1, to="memory", quiet=True) as inspector:
+        for step in range(5):
+            optimizer.zero_grad()
+            (model(torch.tensor([0, 1])).sum() * (1.0 if step == 0 else float("nan"))).backward()
+            optimizer.step()
+    rules = [finding.rule for finding in inspector.findings]
+    assert rules[0] == "nonfinite"
+    assert "gradient_zero" not in rules

@@ -70,7 +70,8 @@ class Findings:
         yield from self._worst(self._medians("call_death", "output"), rules.dead)
 
     def _gradients(self) -> Iterator[Finding]:
-        sizes = self._medians("rms", "grad", matrices=True)
+        broken = self._broken_sites()  # the size of the finite elements alone says nothing about a gradient
+        sizes = {site: size for site, size in self._medians("rms", "grad", matrices=True).items() if site not in broken}
         some = [size for size in sizes.values() if size > 0]
         if not some or len(sizes) < _FEW:
             return
