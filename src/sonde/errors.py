@@ -23,6 +23,9 @@ A message names what was asked for, what was found, and what to do.
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import Any
+
 __all__ = [
     "ArgumentError",
     "DeadHookError",
@@ -99,6 +102,18 @@ class MissingExtraError(SondeError, ImportError):
     def of(cls, feature: str, package: str, extra: str) -> MissingExtraError:
         """The error for *feature*, which needs *package*, installed by the extra *extra*."""
         return cls(f"{feature} needs the package {package!r}, which is not installed: pip install 'sonde[{extra}]'")
+
+    @classmethod
+    def import_or_raise(cls, package: str, feature: str, extra: str) -> Any:
+        """Import *package* and return the module.
+
+        Raises:
+            MissingExtraError: *package* is not installed, which *feature* needs; the extra *extra* installs it.
+        """
+        try:
+            return import_module(package)
+        except ImportError:
+            raise cls.of(feature, package, extra) from None
 
 
 class ObservationWarning(UserWarning):

@@ -46,10 +46,7 @@ class Graph(PlainGraph):
     between = passes.between
     __getitem__ = passes.find
     check = checks.check
-
-    def unused(self) -> tuple[Node, ...]:
-        """Return the module calls whose result reaches no output of the model."""
-        return tuple(self.by_id[number] for number in checks.unused(self))
+    unused = checks.unused
 
     # Pictures and files
 
@@ -104,11 +101,9 @@ class Graph(PlainGraph):
         Raises:
             MissingExtraError: networkx is not installed.
         """
-        try:
-            import networkx
-        except ImportError:
-            raise MissingExtraError.of("to_networkx", "networkx", "graph") from None
-        made: Any = networkx.MultiDiGraph(model=self.model, error=self.error)
+        made = MissingExtraError.import_or_raise("networkx", "to_networkx", "graph").MultiDiGraph(
+            model=self.model, error=self.error
+        )
         for node in self.nodes:
             made.add_node(node.id, **{name: getattr(node, name) for name in Node.__dataclass_fields__ if name != "id"})
         for number, edge in enumerate(self.edges):
@@ -116,7 +111,8 @@ class Graph(PlainGraph):
             made.add_edge(
                 edge.source, edge.target, key=number, order=number, seconds=edge.seconds, shape=value.shape, dtype=value.dtype
             )
-        return made
+        digraph: networkx.MultiDiGraph[int] = made
+        return digraph
 
     def __repr__(self) -> str:
         calls, operations = len(self.modules()), sum(node.kind == "operation" for node in self.nodes)

@@ -107,11 +107,7 @@ def make_dot(rec: Recorder, render_depth: int = 256, styler_cls: type[GraphvizSt
 
 
 def _graphviz() -> Any:
-    try:
-        import graphviz
-    except ImportError:
-        raise MissingExtraError.of("make_dot", "graphviz", "graph") from None
-    return graphviz
+    return MissingExtraError.import_or_raise("graphviz", "make_dot", "graph")
 
 
 def _label(text: str) -> str:

@@ -25,7 +25,7 @@ class Subrecorder:
 
     Attributes:
         index: the slot's position in the recorder; it moves up when a slot before it is removed.
-        site: which tensors of which module.
+        site: the module, and which of its tensors.
         type: the module's class, with its module path.
         held: a list of values; with a reduction what the reduction has made so far, None before the first value.
         samples: the number of calls that were recorded.

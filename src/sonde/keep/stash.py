@@ -29,7 +29,7 @@ class Stash:
         value: of an output the value that the module returned, of gradients always a tuple, as torch's own backward hooks
             have it: one item per item of a returned tuple or list, a single item for anything else, None where no gradient
             arrived. In the place of each tensor stands its copy, or the result of *stash_value*.
-        site: which tensors of which module.
+        site: the module, and which of its tensors.
         call, phase, tick: which call of the module, in which phase, when (see :class:`sonde.Event`).
         passthrough: whether the module returned one of its inputs.
         alias: the name by which a module with several names was called.

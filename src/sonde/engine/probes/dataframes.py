@@ -64,8 +64,5 @@ def frame(rows: list[dict[str, Any]]) -> pandas.DataFrame:
     Raises:
         MissingExtraError: pandas is not installed.
     """
-    try:
-        import pandas
-    except ImportError:
-        raise MissingExtraError.of("to_frame()", "pandas", "frame") from None
-    return pandas.DataFrame(rows)
+    made: pandas.DataFrame = MissingExtraError.import_or_raise("pandas", "to_frame()", "frame").DataFrame(rows)
+    return made

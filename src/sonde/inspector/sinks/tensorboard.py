@@ -46,11 +46,7 @@ class TensorBoard(Sink):
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, numbers: Collection[str] | Literal["all"] | None = None) -> None:
-        try:
-            import tensorboard  # type: ignore[import-untyped]  # it ships no types
-        except ImportError:
-            raise MissingExtraError.of("writing for TensorBoard", "tensorboard", "tensorboard") from None
-        assert tensorboard is not None
+        MissingExtraError.import_or_raise("tensorboard", "writing for TensorBoard", "tensorboard")
         if isinstance(numbers, str) and numbers != "all":
             raise ArgumentError(f"numbers={numbers!r}: give names, as ('rms', 'mean'), or 'all'")
         self.folder = Path(folder)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from graphlib import CycleError, TopologicalSorter
 
 from sonde.errors import GraphError
-from sonde.run.graph.data import SOURCES, PlainGraph
+from sonde.run.graph.data import SOURCES, Node, PlainGraph
 
 __all__ = ["check", "order", "reach", "unused"]
 
@@ -71,8 +71,8 @@ def reach(graph: PlainGraph, start: Iterable[int], *, backwards: bool = False) -
     return found
 
 
-def unused(graph: PlainGraph) -> tuple[int, ...]:
-    """Return the module calls that gave a tensor and lie on no path to an output: their result was not used."""
+def unused(graph: PlainGraph) -> tuple[Node, ...]:
+    """Return the module calls that gave a tensor and lie on no path to an output of the model: their result was not used."""
     useful = reach(graph, [node.id for node in graph.nodes if node.kind == "output"], backwards=True)
     frames = {frame for node in useful for frame in (node, *graph.above(node))}
-    return tuple(node.id for node in graph.modules() if node.outputs and node.id not in frames)
+    return tuple(node for node in graph.modules() if node.outputs and node.id not in frames)

@@ -195,11 +195,7 @@ def need_matplotlib() -> None:
     Raises:
         MissingExtraError: it is not installed.
     """
-    try:
-        import matplotlib as mpl
-    except ImportError:
-        raise MissingExtraError.of("a picture of a run", "matplotlib", "plots") from None
-    assert mpl is not None
+    MissingExtraError.import_or_raise("matplotlib", "a picture of a run", "plots")
 
 
 def _settings(look: Look) -> dict[Any, Any]:
