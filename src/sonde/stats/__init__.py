@@ -1,4 +1,4 @@
-"""Statistics: tensors in, numbers out. Nothing here knows of modules or hooks."""
+"""Statistics: measure tensors, add up the measures, finish numbers. Independent of modules and hooks."""
 
 # A name that is imported as itself is public.
 

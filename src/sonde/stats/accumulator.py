@@ -1,4 +1,4 @@
-"""One row of a statistic, for people: update, merge, compute, reset."""
+"""Accumulate one row of a statistic by hand: update, merge, compute, reset."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LINE = 100  # characters, beyond which a repr takes a line per number
 
 
 class Result:
-    """The numbers of one row, as attributes: ``result.mean``; iterating gives the names. NaN: there is no such number."""
+    """The numbers of one row, as attributes: ``result.mean``; iterating gives the names. NaN means no number."""
 
     def __init__(self, numbers: dict[str, float]) -> None:
         self._numbers = numbers
@@ -41,7 +41,7 @@ class Result:
         return iter(self._numbers)
 
     def as_dict(self) -> dict[str, float]:
-        """Name to number."""
+        """Return a dict from name to number."""
         return dict(self._numbers)
 
     def __repr__(self) -> str:
@@ -65,7 +65,7 @@ class Accumulator(Generic[S_co]):
     >>> seen.compute().norm
     5.0
 
-    With a :class:`~sonde.stats.PairStatistic` it keeps a copy of the last tensor, the predecessor of the next:
+    With a :class:`~sonde.stats.PairStatistic`, the accumulator keeps a copy of the last tensor, to compare the next tensor with:
 
     >>> gradients = Accumulator(Cosine()).update(torch.tensor([1.0, 0.0])).update(torch.tensor([1.0, 1.0]))
     >>> round(gradients.compute().cosine, 4)
@@ -75,7 +75,7 @@ class Accumulator(Generic[S_co]):
         statistic: an instance of a statistic.
 
     Raises:
-        ArgumentError: *statistic* is something else, such as the class.
+        ArgumentError: *statistic* is no instance of a statistic, but for example the class.
     """
 
     def __init__(self, statistic: S_co) -> None:
@@ -92,14 +92,14 @@ class Accumulator(Generic[S_co]):
         """Add all elements of *tensor*. The row moves to the device of the last tensor.
 
         Args:
-            tensor: any real, integer, bool or complex tensor, of any shape, sparse ones too.
-            previous: for a pair statistic, what *tensor* is to be compared with. A pair given this way stands by itself:
-                nothing kept is used or replaced. Without it the tensor of the last call is the predecessor; the first
-                call makes no pair, and a tensor of another shape than its predecessor is counted as skipped.
+            tensor: any real, integer, bool or complex tensor, of any shape, dense or sparse.
+            previous: for a pair statistic, the tensor to compare *tensor* with. The kept tensor is then neither used nor
+                replaced. Without *previous*, the tensor of the last call is the predecessor; the first call makes no pair, and
+                a tensor of another shape than its predecessor is counted as skipped.
 
         Raises:
-            ArgumentError: *tensor* is no tensor, is nested or on the meta device; *previous* is given and the statistic is
-                not one of pairs; or the statistic cannot measure such a tensor. Nothing has been added then.
+            ArgumentError: *tensor* is no tensor, is nested or on the meta device; *previous* is given and the statistic is no
+                pair statistic; or the statistic cannot measure such a tensor. Nothing was added then.
         """
         given: object = tensor
         if not isinstance(given, Tensor):
@@ -125,11 +125,11 @@ class Accumulator(Generic[S_co]):
         return self._row
 
     def merge(self: Accumulator[M], other: Accumulator[Statistic]) -> Accumulator[M]:
-        """Add what *other* has seen; *other* stays as it is.
+        """Add the row of *other*, which stays unchanged.
 
         Raises:
-            ArgumentError: the two accumulate different statistics, or a :class:`~sonde.stats.PairStatistic`, whose rows
-                depend on the order in which tensors came.
+            ArgumentError: the two accumulators have different statistics, or a :class:`~sonde.stats.PairStatistic`, whose
+                rows depend on the order of the tensors.
         """
         if not isinstance(self.statistic, Statistic):
             raise ArgumentError(
@@ -144,7 +144,7 @@ class Accumulator(Generic[S_co]):
         return self
 
     def columns(self) -> dict[str, Column]:
-        """Return the sums so far: a column of one row per field, as the statistic's own methods take them."""
+        """Return the sums so far: a column of one row per field, in the form that methods of the statistic take."""
         return self.statistic.columns(self._row[None, 1:].clone())
 
     def compute(self) -> Result:
@@ -165,16 +165,16 @@ class Accumulator(Generic[S_co]):
         return self
 
     def state_dict(self) -> dict[str, Any]:
-        """``statistic``, as text; ``row``, the sums; ``previous``, the tensor that a pair statistic keeps, or None."""
+        """Return ``statistic``, as text; ``row``, the sums; ``previous``, the tensor that a pair statistic keeps, or None."""
         previous = self._history.previous(None)
         previous = None if previous is None else previous.clone()
         return {"statistic": repr(self.statistic), "row": self._row[None, 1:].clone(), "previous": previous}
 
     def load_state_dict(self, state: dict[str, Any]) -> Self:
-        """Take over a copy of sums from ``state_dict()``.
+        """Replace the sums by a copy of those in a ``state_dict()``.
 
         Raises:
-            ArgumentError: the state is not one of this statistic with these arguments. Nothing has been taken over then.
+            ArgumentError: the state is not of this statistic with these arguments. Nothing was replaced then.
         """
         row, previous = state.get("row"), state.get("previous")
         if state.get("statistic") != repr(self.statistic):

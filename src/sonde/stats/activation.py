@@ -1,4 +1,4 @@
-"""How many outputs are active, and how many channels are dead: in each call, and over everything seen."""
+"""The share of active outputs and of dead channels: in each call, and over all tensors added."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ __all__ = ["Activation", "ChannelActivation", "by_channel"]
 
 
 def by_channel(tensor: Tensor, channel_axis: int) -> Tensor:
-    """The elements of *tensor* as a matrix, a row per channel.
+    """Return the elements of *tensor* as a matrix with a row per channel.
 
     Args:
-        tensor: of any shape. One with too few dimensions to have *channel_axis* (a batch of scalars, where the axis is 1)
+        tensor: of any shape. A tensor with too few dimensions to have *channel_axis* (a batch of scalars, where the axis is 1)
             is one channel.
         channel_axis: 1 for outputs of shape ``(batch, channel, ...)``, 0 for the gradient of a weight of shape ``(out, ...)``;
-            a negative one counts from the end.
+            a negative axis counts from the end.
 
     Returns:
         Float64 of shape ``(channels, elements per channel)``, without a graph.
@@ -36,11 +36,11 @@ def by_channel(tensor: Tensor, channel_axis: int) -> Tensor:
     if not -values.dim() <= channel_axis < values.dim():
         return values.reshape(1, -1)
     moved = values.movedim(channel_axis, 0)
-    return moved.reshape(moved.shape[0], math.prod(moved.shape[1:]))  # not -1, which an empty tensor leaves open
+    return moved.reshape(moved.shape[0], math.prod(moved.shape[1:]))  # not -1, which is undefined for an empty tensor
 
 
 def _counts(matrix: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Of each channel, how many finite elements are active and how many are not: float64, shape ``(channels,)``."""
+    """Return the number of active and of inactive finite elements of each channel: float64, shape ``(channels,)``."""
     magnitudes = matrix.abs()
     active = ((magnitudes > eps) & magnitudes.isfinite()).sum(1, dtype=torch.float64)
     return active, (magnitudes <= eps).sum(1, dtype=torch.float64)
@@ -52,7 +52,7 @@ def _checked(eps: float) -> None:
 
 
 def _of_shares(eps: float) -> float | None:
-    """Return how shares of active elements scale: not at all if only exact zeros are inactive; else not as any power."""
+    """Return the scaling of shares of active elements: 0 if only exact zeros are inactive, otherwise None (no power)."""
     return 0.0 if eps == 0 else None
 
 
@@ -62,21 +62,21 @@ def _shares(eps: float, *names: str) -> Iterator[Number]:
 
 @dataclass(frozen=True)
 class Activation(Statistic):
-    """Share of active elements over everything seen; activation and death rate of each call, averaged over calls.
+    """Share of active elements over all tensors added; activation and death rate of each call, averaged over calls.
 
-    An element is active if ``|x| > eps``. NaN and infinities are counted apart and belong to no share.
+    An element is active if ``|x| > eps``. NaN and infinities are counted separately and belong to no share.
 
-    * Over everything seen: ``count``, ``nan``, ``inf``, ``finite`` and ``activation``, active / finite elements.
-    * Per call, a call being one tensor added: the rate of a channel is active / finite elements over all samples and
-      positions of that call, ``call_activation`` the mean over channels, and ``call_death`` the share of channels *none of
-      whose elements was anything but inactive in that call* (a NaN or an infinity is not inactive). Both are unweighted
-      means over the calls ``judged``, those that had a finite element. Smaller batches have more dead channels in this sense; for a
+    * Over all tensors: ``count``, ``nan``, ``inf``, ``finite`` and ``activation``, active / finite elements.
+    * Per call (one tensor added is one call): the rate of a channel is active / finite elements over all samples and
+      positions of that call, ``call_activation`` the mean over channels, and ``call_death`` the share of channels *with
+      only inactive elements in that call* (a NaN or an infinity is not inactive). Both are unweighted means over the ``judged``
+      calls: those with a finite element. Smaller batches have more channels that are dead in one call; for a
       channel that is dead over the whole interval see :class:`ChannelActivation`.
 
     The two rates of one call are those of monitorch's ``OutputActivation`` (channel axis 1) and ``GradientActivation`` (channel
-    axis 0), where nothing is NaN or infinite. Counts are exact and rates are formed from them in float64, whichever kernel counts:
-    ``call_activation`` may differ by that rounding alone. A rate says something only for functions that can give exact zeros
-    (ReLU, dropout): of a GELU every element is active.
+    axis 0), where nothing is NaN or infinite. Counts are exact and rates are computed from counts in float64, whichever kernel
+    counts: ``call_activation`` differs between kernels by that rounding alone. A rate is informative only for functions that give
+    exact zeros (ReLU, dropout): every element of a GELU is active.
 
     Args:
         eps: the magnitude, in the unit of x, up to which an element is inactive.
@@ -101,7 +101,9 @@ class Activation(Statistic):
 
     def __post_init__(self) -> None:
         _checked(self.eps)
-        object.__setattr__(self, "_kernel", kernels.activation(self.eps, self.channel_axis))  # once: the hooks ask for it
+        object.__setattr__(
+            self, "_kernel", kernels.activation(self.eps, self.channel_axis)
+        )  # made once: hooks read it at every call
 
     @property
     def numbers(self) -> tuple[Number, ...]:
@@ -113,7 +115,7 @@ class Activation(Statistic):
 
     @property
     def kernel(self) -> kernels.Kernel:
-        return self._kernel  # type: ignore[attr-defined, no-any-return]  # no field: it is no part of the value
+        return self._kernel  # type: ignore[attr-defined, no-any-return]  # no dataclass field: equality and repr leave it out
 
     def measure(self, tensor: Tensor) -> Tensor:
         matrix = by_channel(tensor, self.channel_axis)
@@ -162,7 +164,7 @@ class ChannelActivation(Statistic):
     channel by channel.
 
     Args:
-        channels: how many there are. A row takes ``3 + 2 * channels`` numbers.
+        channels: number of channels. A row takes ``3 + 2 * channels`` numbers.
         eps: the magnitude, in the unit of x, up to which an element is inactive.
         channel_axis: see :func:`by_channel`.
 
@@ -228,12 +230,12 @@ class ChannelActivation(Statistic):
         }
 
     def rates(self, columns: Mapping[str, Column]) -> Column:
-        """The rate of each channel, of shape ``(rows, channels)``; NaN for one without a finite element."""
+        """Return the rate of each channel, of shape ``(rows, channels)``; NaN for a channel without a finite element."""
         active, idle = self._by_row(columns["active"]), self._by_row(columns["idle"])
         return active / np.where(active + idle > 0, active + idle, np.nan)
 
     def dead(self, columns: Mapping[str, Column]) -> NDArray[np.bool_]:
-        """Which channels are dead, of shape ``(rows, channels)``."""
+        """Return a mask of the dead channels, of shape ``(rows, channels)``."""
         positions = columns["positions"][:, None]
         found: NDArray[np.bool_] = (self._by_row(columns["idle"]) == positions) & (positions > 0)
         return found

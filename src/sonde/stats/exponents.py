@@ -1,4 +1,4 @@
-"""How large the elements are: a count per power of two, which adds up everywhere and says what other precisions would lose."""
+"""Count elements per power of two: how large they are, and which of them another precision would lose."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ OVERFLOW: dict[str, float] = {
 }
 """Format to the least magnitude that is rounded beyond its greatest finite value (65504, 3.39e38, 448, 57344).
 
-That is halfway to the next value there would be, where a tie goes to even: up for three of them, down for e4m3 (464).
+The bound is halfway to the next value that the format would have, where a tie goes to even: up for three formats, down for e4m3
+(464).
 """
 
 _SCALARS = ("zero", "nan", "inf", "negative", *(f"over_{name}" for name in OVERFLOW), "below")
@@ -37,7 +38,7 @@ _ABOVE = _BELOW + (HIGHEST - LOWEST + 1) + 1
 
 
 def _percentile(name: str, part: float) -> Number:
-    """Return a percentile described. Scaling 0: under a GradScaler the scaled magnitudes are what has to fit into a format."""
+    """Return a percentile described. Scaling 0: under a GradScaler the scaled magnitudes must fit into a format."""
     percent = f"{part:.0%}".replace("%", " %")
     return Number(name, percent, f"Magnitude that {percent} stay below", "size", None, 0.0, minor=part != 0.5)
 
@@ -46,7 +47,7 @@ def _percentile(name: str, part: float) -> Number:
 class ExponentHistogram(Statistic):
     """Counts of elements per power of two; percentiles, dynamic range, underflow and overflow from them.
 
-    **Row layout** (288 float64, all of them counts that add up; every kernel keeps to it):
+    **Row layout** (288 float64, all of them counts that add up; the same for every kernel):
 
     ======== ============ ==========================================================================
     position field        elements counted
@@ -61,17 +62,17 @@ class ExponentHistogram(Statistic):
     287      ``above``    finite and ``|x| > 2**128``
     ======== ============ ==========================================================================
 
-    An element is in exactly one of zero, nan, inf, below, powers, above. The power of x is ``ceil(log2(|x|))``: bins are
-    closed above, so that what rounds to zero in another format is a whole number of bins, ties included. (For a float32
+    An element is counted in exactly one of zero, nan, inf, below, powers, above. The power of x is ``ceil(log2(|x|))``: bins are
+    closed above, so that the elements that round to zero in another format fill whole bins, ties included. (For a float32
     with bits b, sign removed, normal and above 2**-126: ``e = ((b - 1) >> 23) - 126``.)
 
     Numbers (units in ``docs/statistics.md``): ``count``, ``finite``, ``zeros``, ``negative``, ``nan``, ``inf``;
     ``p01`` ... ``p99`` of the magnitudes of finite elements, each within a factor of sqrt(2) of the true order statistic;
     ``lowest`` and ``highest`` power of the non-zero finite elements, and ``dynamic_range``, their difference: within one
-    octave of ``log2(max |x| / min |x|)``; ``underflow_*``, the share of finite elements that are not zero and would be in
-    that format, and ``overflow_*``, the share of finite elements that would be beyond its greatest finite value. Both are
-    exact for what one rounding to nearest gives (torch casts float64 in two, through float32). Shares, percentiles,
-    ``lowest`` and ``highest`` are NaN where there is nothing to share. In a run the counts themselves stand beside
+    octave of ``log2(max |x| / min |x|)``; ``underflow_*``, the share of finite elements that are not zero and would be zero in
+    that format, and ``overflow_*``, the share of finite elements that would be beyond the greatest finite value of that format.
+    Both are exact for one rounding to nearest (torch casts float64 in two roundings, through float32). Shares, percentiles,
+    ``lowest`` and ``highest`` are NaN where there is no element to count. A run also holds the counts, beside
     the numbers, as ``powers``: 278 in each row.
 
     Integers and bools are read as numbers, complex tensors as their modulus.

@@ -1,4 +1,4 @@
-"""Length and direction: norm and root mean square of what was seen, and the cosine of a tensor to the one before it."""
+"""Length and direction: norm and root mean square of tensors, and the cosine of each tensor to the tensor before."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ __all__ = ["Cosine", "Norm", "cosine"]
 
 @dataclass(frozen=True)
 class Norm(Statistic):
-    """Euclidean norm and root mean square of all elements seen, as of one long vector.
+    """Euclidean norm and root mean square of all elements added, as of one long vector.
 
     ``norm`` is ``sqrt(sum |x|^2)`` and ``rms`` is ``norm / sqrt(finite)``, both in the unit of x; the norm of several tensors
-    is that of their concatenation, not a mean of norms. NaN and infinities are counted (``nan``, ``inf``) and left out;
-    ``count`` is the number of all elements, ``finite`` of those left in; without any, the norm is 0 and the rms NaN.
+    is the norm of their concatenation, not a mean of norms. NaN and infinities are counted (``nan``, ``inf``) and left out;
+    ``count`` is the number of all elements, ``finite`` the number of finite elements; without any, the norm is 0 and the rms NaN.
 
-    Squares are formed in float64: float16 values of 300 do not overflow and float32 values of 1e-30 do not vanish. Their sum
-    has the error that ``Moments`` states for its own.
-    Float64 values beyond 1e154 give infinity, and those below 1e-162 vanish. Integers and bools are read as numbers.
+    Squares are computed in float64: float16 values of 300 do not overflow and float32 values of 1e-30 do not vanish. The sum of
+    squares has the error that ``Moments`` states.
+    Float64 values beyond 1e154 give infinity, and values below 1e-162 vanish. Integers and bools are read as numbers.
     """
 
     fields: ClassVar[tuple[Field, ...]] = (Field("count"), Field("nan"), Field("inf"), Field("squares"))
@@ -59,14 +59,14 @@ class Norm(Statistic):
 
 @dataclass(frozen=True)
 class Cosine(PairStatistic):
-    """Cosine of the angle between each tensor and the one before it, averaged over pairs.
+    """Cosine of the angle between each tensor and the tensor before, averaged over pairs.
 
     ``cos = <x, y> / (|x| |y|)``, no eps added, over the elements that are finite in both; always in [-1, 1]. The first tensor of a
     sequence has no predecessor and gives no pair (not a pair of cosine 0).
 
-    Numbers: ``pairs``; ``skipped``, tensors whose shape differs from their predecessor's; ``undefined``, pairs of which a
-    tensor is zero or has no finite element in common with the other; ``cosine``, the mean over the other pairs, no unit
-    (NaN without any); ``elements`` compared and ``nonfinite`` ones left out, over all pairs.
+    Numbers: ``pairs``; ``skipped``, tensors whose shape differs from their predecessor's; ``undefined``, pairs in which one
+    tensor is zero or no element is finite in both; ``cosine``, the mean over the other pairs, no unit
+    (NaN without any); ``elements``, the elements compared, and ``nonfinite``, the elements left out, over all pairs.
 
     Each tensor is divided by its largest magnitude first, so that neither 1e-30 in float32 nor 1e-300 in float64
     vanishes. A complex element is two: the result is the real part of the Hermitian product over the norms.
@@ -101,13 +101,13 @@ class Cosine(PairStatistic):
 
 
 def cosine(tensor: Tensor, previous: Tensor) -> Tensor:
-    """Cosine of the angle between two tensors of one shape, over the elements that are finite in both.
+    """Return the cosine of the angle between two tensors of one shape, over the elements that are finite in both.
 
     Returns:
-        A float64 scalar in [-1, 1] on the tensors' device; NaN if either is zero or nothing is left. No host sync.
+        A float64 scalar in [-1, 1] on the tensors' device; NaN if a tensor is zero or no element is finite in both. No host sync.
 
     Raises:
-        ArgumentError: the two are of different shapes.
+        ArgumentError: the two tensors have different shapes.
     """
     if tensor.shape != previous.shape:
         raise ArgumentError(f"the cosine of {tuple(tensor.shape)} to {tuple(previous.shape)}: two tensors need one shape")
@@ -122,6 +122,6 @@ def _cosine(one: Tensor, other: Tensor) -> Tensor:
 
 
 def _scaled(values: Tensor) -> Tensor:
-    """The same direction with a largest magnitude of 1, or all zeros."""
+    """Return *values* divided by their largest magnitude, or all zeros."""
     largest = values.abs().amax() if values.numel() else values.new_zeros(())
     return values / torch.where(largest > 0, largest, 1.0)

@@ -1,4 +1,4 @@
-"""The tensor before: a copy of the last tensor of each key, to compare the next tensor with."""
+"""Keep a copy of the last tensor of each key, to compare the next tensor with."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["History"]
 class _Kept:
     step: int | None
     latest: Tensor
-    before: Tensor | None  # the last of the step before; only where steps are given
+    before: Tensor | None  # the last tensor of the step before; only where steps are given
 
 
 class History:
@@ -53,7 +53,7 @@ class History:
             self._kept[key] = _Kept(step, _copy(tensor, kept.before), kept.latest)
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Forget all tensors."""
         self._kept.clear()
 
 

@@ -1,4 +1,4 @@
-"""Copies of tensors on the host: one copy per device, begun without waiting for the device."""
+"""Copy tensors to the host: one copy per device, begun without waiting for the device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Size, spread and defects of a tensor: the first numbers that anybody wants to know."""
+"""Size, spread and defects of tensors: mean, std, rms, norm, extremes, zeros, NaN and infinities."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ __all__ = ["Moments"]
 
 @dataclass(frozen=True)
 class Moments(Statistic):
-    """Count, mean, std, rms, norm, min, max, absmax, zeros, nan, inf of all elements seen.
+    """Count, mean, std, rms, norm, min, max, absmax, zeros, nan, inf of all elements added.
 
-    NaN and infinities are counted (``nan``, ``inf``) and left out of everything else; ``count`` is the number of all
-    elements, ``finite`` of those that the other numbers are over. Where there are none, they are NaN (sums are 0).
+    NaN and infinities are counted (``nan``, ``inf``) and left out of all other numbers; ``count`` is the number of all
+    elements, ``finite`` the number of finite elements. Without a finite element the other numbers are NaN
+    (``norm`` and ``zeros`` are 0).
 
     * ``mean`` and ``std`` (population, ddof 0: ``sqrt(E[x^2] - E[x]^2)``) from float64 sums, so that
       ``|mean| / std`` up to 1e6 leaves ``std`` a relative error of about 1e-4.
-    * ``norm`` is the Euclidean norm ``sqrt(sum x^2)`` and ``rms`` is ``norm / sqrt(finite)``; squares are formed in
-      float64, so that neither gradients of 1e-20 vanish nor float16 values overflow.
-    * Both sums are of float64 numbers whichever kernel adds them up: the error of what one tensor adds is at most
-      ``150 * 2^-53`` of the sum of magnitudes, and usually a few ``2^-53``. The rest is exact.
+    * ``norm`` is the Euclidean norm ``sqrt(sum x^2)`` and ``rms`` is ``norm / sqrt(finite)``; squares are computed in
+      float64: gradients of 1e-20 do not vanish, and float16 values do not overflow.
+    * Every kernel adds float64 numbers: the error of the sums of one tensor is at most
+      ``150 * 2^-53`` of the sum of magnitudes, and usually a few ``2^-53``. Counts and extremes are exact.
     * ``zeros`` counts exact zeros; ``absmax`` is the largest magnitude.
 
-    Integers and bools are read as numbers, complex tensors as their modulus, sparse ones as what they stand for.
+    Integers and bools are read as numbers, complex tensors as their modulus, sparse tensors as dense ones.
     """
 
     fields: ClassVar[tuple[Field, ...]] = (
@@ -58,7 +59,7 @@ class Moments(Statistic):
         divisor = np.where(finite > 0, finite, np.nan)
         mean = columns["sum"] / divisor
         square = columns["squares"] / divisor
-        with np.errstate(over="ignore", invalid="ignore"):  # beyond 1e154 a square is infinite, and is said to be
+        with np.errstate(over="ignore", invalid="ignore"):  # the square of a number beyond 1e154 is infinite
             spread = np.sqrt(np.maximum(square - mean * mean, 0.0))
         low = np.where(finite > 0, columns["min"], np.nan)
         high = np.where(finite > 0, columns["max"], np.nan)

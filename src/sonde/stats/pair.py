@@ -1,4 +1,4 @@
-"""Statistics of a tensor and the one before it, whose rows depend on order and therefore never merge."""
+"""Statistics of a tensor and the tensor before, whose rows depend on the order and therefore never merge."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ __all__ = ["PairStatistic", "both_finite", "real_parts"]
 class PairStatistic(RowStatistic):
     """A statistic, without state, of pairs: each tensor with its predecessor.
 
-    A row is about one sequence of tensors. It begins with the number of ``pairs`` added and of those ``skipped``; the
-    ``sums`` that a subclass names follow, which add up over the pairs of that sequence only. There are no merge kinds:
-    the cosine of gradients on one rank says nothing about the cosine of their mean, so ``Accumulator.merge`` and
-    :func:`~sonde.stats.reduce` refuse pair statistics, and so does a type checker.
+    A row belongs to one sequence of tensors. The row begins with the number of ``pairs`` added and the number ``skipped``; the
+    ``sums`` that a subclass names follow, which add up over the pairs of that sequence only. Rows of several sequences do not
+    merge: the cosine of gradients on one rank does not determine the cosine of their mean. ``Accumulator.merge`` and
+    :func:`~sonde.stats.reduce` refuse pair statistics, and a type checker does too.
 
-    Two tensors of different shapes are no pair, whatever they would broadcast to: that is counted as skipped and never raises.
+    Two tensors of different shapes are no pair, even if they broadcast: they are counted as skipped, and nothing raises.
     """
 
     sums: ClassVar[tuple[str, ...]]
 
     @abstractmethod
     def measure(self, tensor: Tensor, previous: Tensor) -> Tensor:
-        """What a pair of dense tensors of one shape on one device adds to ``sums``: float64, shape ``(len(sums),)``.
+        """Return the addition of a pair of dense tensors of one shape on one device to ``sums``: float64, shape ``(len(sums),)``.
 
         Traceable, without a host sync.
         """
@@ -37,11 +37,11 @@ class PairStatistic(RowStatistic):
         return tuple((name, 1) for name in ("pairs", "skipped", *self.sums))
 
     def empty(self, rows: int, device: torch.device | str = "cpu") -> Tensor:
-        with torch.inference_mode(False):  # a row made under inference mode could not be written to during training
+        with torch.inference_mode(False):  # otherwise a row made under inference mode could not be written to in training
             return torch.zeros(rows, self.width, dtype=torch.float64, device=device)
 
     def row_of(self, tensor: Tensor, previous: Tensor | None = None) -> Tensor:
-        """Return the row of one pair; of a pair that is skipped, or of a tensor without a predecessor, the row that says so."""
+        """Return the row of one pair: with ``skipped`` 1 if the shapes differ, empty if *tensor* has no predecessor."""
         row = self.empty(1, tensor.device)[0]
         if previous is None:
             return row
@@ -60,7 +60,7 @@ class PairStatistic(RowStatistic):
 
 
 def real_parts(tensor: Tensor) -> Tensor:
-    """The elements as float64, flat and without a graph; a complex one as its real and its imaginary part."""
+    """Return the elements as float64, flat and without a graph; a complex element as its real and its imaginary part."""
     tensor = tensor.detach()
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())
@@ -68,7 +68,7 @@ def real_parts(tensor: Tensor) -> Tensor:
 
 
 def both_finite(tensor: Tensor, previous: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The pair's real parts with 0 wherever either is NaN or infinite, and the mask of where neither is."""
+    """Return the real parts of both tensors, with 0 where one of them is not finite, and the mask where both are finite."""
     if tensor.is_complex() != previous.is_complex():
         tensor, previous = tensor.to(torch.complex128), previous.to(torch.complex128)
     one, other = real_parts(tensor), real_parts(previous)

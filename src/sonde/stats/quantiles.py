@@ -1,4 +1,4 @@
-"""Quantiles of magnitudes from the counts per power of two, with their error bound."""
+"""Compute quantiles of magnitudes from the counts per power of two, with an error bound."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from sonde.stats.statistic import Column
 __all__ = ["ERROR_FACTOR", "HIGHEST", "LOWEST", "PERCENTILES", "magnitude_quantiles"]
 
 LOWEST = -149
-"""The lowest power with a bin of its own: 2**-149 is the smallest float32."""
+"""The lowest power that has a bin: 2**-149 is the smallest float32."""
 
 HIGHEST = 128
-"""The highest power with a bin of its own: every finite float32 is below 2**128."""
+"""The highest power that has a bin: every finite float32 is below 2**128."""
 
 ERROR_FACTOR = 2.0**0.5
-"""A quantile is at most this factor above or below the true one."""
+"""A quantile is at most this factor above or below the true quantile."""
 
 PERCENTILES: dict[str, float] = {"p01": 0.01, "p05": 0.05, "p25": 0.25, "p50": 0.5, "p75": 0.75, "p95": 0.95, "p99": 0.99}
-"""The quantiles that every finished histogram shows, by name."""
+"""The quantiles that every finished histogram gives, by name."""
 
 
 def magnitude_quantiles(columns: Mapping[str, Column], shares: Sequence[float]) -> Column:
-    """Quantiles of ``|x|`` over the finite elements of each row of an ``ExponentHistogram``.
+    """Return quantiles of ``|x|`` over the finite elements of each row of an ``ExponentHistogram``.
 
     The quantile of share q is the order statistic of rank ``max(1, ceil(q n))`` of n magnitudes (numpy's
-    ``inverted_cdf``). It lies in a known bin ``(2**(e-1), 2**e]``, of which ``2**(e-1/2)`` is returned: at most a factor
-    of sqrt(2) off. Zeros are exact. Float64 magnitudes outside the bins are said to be 2**-150 or 2**128, the edge.
+    ``inverted_cdf``). The order statistic lies in a known bin ``(2**(e-1), 2**e]``; the returned ``2**(e-1/2)`` is at most a factor
+    of sqrt(2) off. Zeros are exact. For float64 magnitudes outside the bins, the edge is returned: 2**-150 or 2**128.
 
     Args:
-        columns: the histogram's columns, as from ``Accumulator(ExponentHistogram()).columns()``.
+        columns: columns of the histogram, as from ``Accumulator(ExponentHistogram()).columns()``.
         shares: each from 0 to 1.
 
     Returns:

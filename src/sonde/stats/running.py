@@ -1,4 +1,4 @@
-"""Mean, variance and extremes of a stream of numbers, without keeping the numbers."""
+"""Compute mean, variance and extremes of a stream of numbers, without keeping the numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["RunningMeanVar", "as_number"]
 
 
 class RunningMeanVar:
-    """Count, mean, variance, least and largest of the numbers given to :meth:`update`.
+    """Count, mean, variance, smallest and largest of the numbers given to :meth:`update`.
 
     >>> loss = RunningMeanVar()
     >>> loss
@@ -23,12 +23,12 @@ class RunningMeanVar:
     >>> loss.count, loss.mean, loss.min_, loss.max_
     (3, 5.0, 2.0, 9.0)
 
-    NaN and infinities are counted in ``nonfinite`` and left out of everything else. Without a finite number there is no
+    NaN and infinities are counted in ``nonfinite`` and left out of all other properties. Without a finite number there is no
     data: ``count`` is 0 and mean, variance, minimum and maximum are NaN.
 
-    The mean is moved by ``(x - mean) / count`` and the sum of squared distances to it by ``(x - old mean) * (x - new mean)``
-    (Welford 1962); two of them merge as in Chan, Golub and LeVeque 1983. So a mean of 1e8 with a spread of 1 keeps the spread.
-    Where a square is beyond 1e308 the variance is infinite; where it is below 1e-324, 0.
+    Each number x adds ``(x - mean) / count`` to the mean, and ``(x - old mean) * (x - new mean)`` to the sum of squared distances
+    (Welford 1962); two aggregates merge as in Chan, Golub and LeVeque 1983. Therefore the variance is right for a mean of 1e8 with
+    a spread of 1. Where a square is beyond 1e308 the variance is infinite; where a square is below 1e-324 it is 0.
     """
 
     __slots__ = ("_count", "_max", "_mean", "_min", "_nonfinite", "_squares")
@@ -37,7 +37,7 @@ class RunningMeanVar:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Forget all numbers."""
         self._count = 0
         self._nonfinite = 0
         self._mean = 0.0
@@ -52,7 +52,7 @@ class RunningMeanVar:
             value: a real number, or a real tensor of one element (reading it waits for its device).
 
         Raises:
-            ArgumentError: it is none of these.
+            ArgumentError: *value* is none of these.
         """
         number = as_number(value)
         if not math.isfinite(number):
@@ -68,13 +68,13 @@ class RunningMeanVar:
         self._mean = _moved(self._mean, number, self._count)
         self._squares += before * (number - self._mean)
 
-    append = update  # so that it can stand where a list is expected to grow
+    append = update  # the method of a list, so that both kinds of aggregate can be filled alike
 
     def merge(self, other: RunningMeanVar) -> Self:
-        """Add all that *other* has seen, as if its numbers had been given to this one; *other* stays as it is.
+        """Add all numbers of *other*, as if they had been given to this aggregate; *other* stays unchanged.
 
         Raises:
-            ArgumentError: *other* is something else.
+            ArgumentError: *other* is no RunningMeanVar.
         """
         if not isinstance(other, RunningMeanVar):
             raise ArgumentError(f"only a RunningMeanVar can be merged into one, not {type(other).__name__}")
@@ -93,31 +93,31 @@ class RunningMeanVar:
         return self
 
     def copy(self) -> RunningMeanVar:
-        """Another one that has seen the same."""
+        """Return a copy."""
         return RunningMeanVar().merge(self)
 
     # Reading
 
     @property
     def count(self) -> int:
-        """How many finite numbers were given."""
+        """Number of finite numbers."""
         return self._count
 
-    finite = count  # the word for it that a kept list has too
+    finite = count  # the name of the same count in a kept list
 
     @property
     def nonfinite(self) -> int:
-        """How many NaN and infinities were given."""
+        """Number of NaN and infinities."""
         return self._nonfinite
 
     @property
     def mean(self) -> float:
-        """Their mean."""
+        """Mean of the finite numbers."""
         return self._mean if self._count else math.nan
 
     @property
     def var(self) -> float:
-        """Their population variance (ddof 0), in the square of their unit."""
+        """Population variance (ddof 0) of the finite numbers, in the square of their unit."""
         return self._squares / self._count if self._count else math.nan
 
     @property
@@ -127,12 +127,12 @@ class RunningMeanVar:
 
     @property
     def min_(self) -> float:
-        """The least."""
+        """Smallest finite number."""
         return self._min if self._count else math.nan
 
     @property
     def max_(self) -> float:
-        """The largest."""
+        """Largest finite number."""
         return self._max if self._count else math.nan
 
     def __len__(self) -> int:
@@ -144,7 +144,7 @@ class RunningMeanVar:
     def __eq__(self, other: object) -> bool:
         return self._state() == other._state() if isinstance(other, RunningMeanVar) else NotImplemented
 
-    __hash__ = None  # type: ignore[assignment]  # it changes
+    __hash__ = None  # type: ignore[assignment]  # mutable
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restored, self._state()
@@ -163,14 +163,14 @@ class RunningMeanVar:
 
 
 def as_number(value: SupportsFloat | Tensor) -> float:
-    """*value* as a float.
+    """Return *value* as a float.
 
     Raises:
-        ArgumentError: it is not a real number, nor a real tensor or array of one element.
+        ArgumentError: *value* is not a real number, nor a real tensor or array of one element.
     """
     try:
         if isinstance(value, str | bytes):
-            raise TypeError  # float("1") would take them
+            raise TypeError  # which float() would parse
         if isinstance(value, Tensor):
             return float(value.detach().item())
         return float(value)
@@ -182,7 +182,7 @@ def as_number(value: SupportsFloat | Tensor) -> float:
 
 
 def _moved(mean: float, towards: float, nth: float) -> float:
-    """*mean* moved by one *nth* of the way, also where the whole way is beyond the largest float."""
+    """Return ``mean + (towards - mean) / nth``, also where the difference is beyond the largest float."""
     apart = towards - mean
     return mean + apart / nth if math.isfinite(apart) else mean - mean / nth + towards / nth
 

@@ -1,4 +1,4 @@
-"""Statistics that are formed per sample or per call: norms of samples, single numbers, the condition of a matrix."""
+"""Statistics that are computed per sample or per call: norms of samples, single numbers, the condition of a matrix."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ class SampleNorm(Statistic):
 
     A tensor is read as ``(sample, ...)``, a scalar as one sample. With ``n_b = |x_b|`` over all other dimensions, ``norm`` is
     the mean of ``n_b`` and ``rms`` the mean of ``n_b / sqrt(elements of a sample)``: the mean of the samples' root mean
-    squares, not that of all elements. ``nonfinite`` elements are counted and left out; without samples both are NaN.
+    squares, not the root mean square of all elements. ``nonfinite`` elements are counted and left out; without
+    samples both numbers are NaN.
 
     Args:
         sample_axis: the axis of the samples in tensors of three dimensions: 0, or 1 for ``(time, sample, feature)``.
@@ -65,9 +66,9 @@ class SampleNorm(Statistic):
 class Single(Statistic):
     """Mean of numbers that were measured elsewhere, such as a loss: ``value``, in their unit.
 
-    A tensor of one element is one number; of a larger tensor each element is one. Nothing is left out of the mean: where a number
-    was infinite ``value`` is infinite, where one was NaN (or infinities have both signs) it is NaN. ``nonfinite`` counts them.
-    Without a number ``value`` is NaN.
+    A tensor of one element is one number; of a larger tensor each element is one. No number is left out of the mean: if a number
+    is infinite, ``value`` is infinite; if a number is NaN, or infinities have both signs, ``value`` is NaN. ``nonfinite`` counts
+    such numbers. Without a number ``value`` is NaN.
     """
 
     fields: ClassVar[tuple[Field, ...]] = (Field("count"), Field("nan"), Field("above"), Field("below"), Field("sum"))
@@ -99,10 +100,10 @@ class MatrixCondition(Statistic):
     with a row per index of the first axis; a vector or a scalar as one row.
 
     ``condition`` is ``s_1 / s_k`` (the 2-norm condition number: Golub and Van Loan, Matrix Computations, 4th ed., 2.6.2), from 1
-    for orthonormal rows or columns to infinity; float64 rounds it, so that beyond 1e15 it says no more than "singular".
+    for orthonormal rows or columns to infinity; beyond 1e15 rounding in float64 dominates, and the number means only "singular".
     ``stable_rank`` is ``|W|_F^2 / s_1^2`` (Rudelson and Vershynin: Sampling from large matrices, 2007), from 1 to the rank.
-    Neither has a unit. ``matrices`` counts the matrices that both are over: a zero or empty matrix has neither number.
-    ``nonfinite`` elements are counted and read as 0. On an accelerator the decomposition itself waits for the device.
+    Neither has a unit. ``matrices`` counts the matrices in both means: a zero or empty matrix has neither number.
+    ``nonfinite`` elements are counted and read as 0. On an accelerator the decomposition waits for the device.
     """
 
     fields: ClassVar[tuple[Field, ...]] = (

@@ -22,7 +22,7 @@ _EPS = float(np.finfo(np.float64).eps)
 
 
 def _signs(rows: int, columns: int, device: torch.device) -> Tensor:
-    """A matrix of 1 and -1 that look random and are the same everywhere."""
+    """Return a matrix of pseudo-random 1 and -1, the same on every device."""
     place = torch.arange(1, rows * columns + 1, device=device)
     for factor in (0x5DEECE66D, 0x2C1B3C6D, 0x297A2D39):  # a multiplicative hash in integers
         place = ((place ^ (place >> 15)) * factor) & ((1 << 28) - 1)
@@ -36,40 +36,40 @@ def _kept_signs(rows: int, columns: int, device: torch.device) -> Tensor:
 
 
 class _Spectra(NamedTuple):
-    singular: Column  # (rows, sketch): estimates, none above the true one of its rank
+    singular: Column  # (rows, sketch): estimates, none above the true singular value of its rank
     total: Column  # (rows,): the sum of all true squares
-    missing: Column  # (rows,): at most how much of that the estimates have missed
+    missing: Column  # (rows,): an upper bound of the part of the total that the estimates miss
 
 
 @dataclass(frozen=True)
 class Spectrum(Statistic):
-    """Effective rank and top singular value of all vectors seen, as the rows of one matrix X of *features* columns.
+    """Effective rank and top singular value of all vectors added, as the rows of one matrix X of *features* columns.
 
-    What is kept is ``Y = G Q`` for the Gram matrix ``G = X^T X`` and a fixed matrix Q of *sketch* columns: it adds up over
-    batches, and takes ``features * min(features, sketch)`` numbers however many vectors are seen. The estimate is the Nyström
+    A row keeps ``Y = G Q`` for the Gram matrix ``G = X^T X`` and a fixed matrix Q of *sketch* columns: Y adds up over
+    batches, and takes ``features * min(features, sketch)`` numbers for any number of vectors. The estimate is the Nyström
     approximation ``Y (Q^T Y)^+ Y^T`` (Tropp, Yurtsever, Udell, Cevher: Fixed-rank approximation of a positive-semidefinite
-    matrix from streaming data, 2017), which never exceeds G. As the trace of G is known, so is how much is missing, and each
-    result comes with a bound that holds whatever the tensors, up to rounding:
+    matrix from streaming data, 2017), which never exceeds G. The trace of G is known, and with it the part that the estimate
+    misses. Each result comes with an error bound that holds for all tensors, up to rounding:
 
-    * ``top``, the largest singular value of X, in the unit of x: the true one is from ``top`` to ``top + top_error``.
-      It grows with the number of vectors; ``top / sqrt(vectors)`` does not.
+    * ``top``, the largest singular value of X, in the unit of x: the true value is from ``top`` to ``top + top_error``.
+      ``top`` grows with the number of vectors; ``top / sqrt(vectors)`` does not.
     * ``effective_rank``, ``exp(-sum p log p)`` with ``p = s / sum s`` over the singular values s of X (Roy and Vetterli: The
-      effective rank, 2007), from 1 to *features*, no unit: the true one is at most ``effective_rank_error`` away.
-      (Each singular value is missed by at most the root of what its square misses; the entropy follows by Audenaert's
+      effective rank, 2007), from 1 to *features*, no unit: the true rank is at most ``effective_rank_error`` away.
+      (The error of a singular value is at most the root of the error of its square; the bound on the entropy follows by Audenaert's
       inequality, 2007. The bound is far from sharp.)
-    * ``captured``: share of the squares of X in the estimate. At 1 both errors are those of float64: features up to
-      *sketch*, or a matrix of no higher rank. Singular values below 1e-8 of the top are lost in rounding.
-    * ``vectors`` seen; ``left_out``, vectors with a NaN or an infinity, which are in nothing else; ``norm``, the Frobenius
-      norm of X, in the unit of x.
+    * ``captured``: share of the squares of X in the estimate. At 1 both errors are rounding errors of float64: with at most
+      *sketch* features, or a rank of at most *sketch*. Singular values below 1e-8 of the top are lost in rounding.
+    * ``vectors``, the number of vectors; ``left_out``, vectors with a NaN or an infinity, which no other number counts;
+      ``norm``, the Frobenius norm of X, in the unit of x.
 
-    Of no vectors, or of zeros only, the ranks and ``captured`` are NaN; so is everything measured where squares leave float64,
-    beyond 1e154. Complex elements are read as their modulus.
+    Without vectors, or with zeros only, the ranks and ``captured`` are NaN. All measured numbers are NaN where squares overflow
+    float64, beyond 1e154. Complex elements are read as their modulus.
 
     Args:
-        features: how many there are, the length of a vector.
+        features: number of features, the length of a vector.
         sketch: columns of Q. Choose more where ``effective_rank_error`` is too large.
         axis: the axis of the features: -1 for ``(batch, tokens, features)``, 1 for ``(batch, channels, height, width)``.
-        centered: subtract the mean vector of everything seen first, as a covariance does.
+        centered: first subtract the mean of all vectors, as a covariance does.
 
     Raises:
         ArgumentError: *features* or *sketch* is not positive; when measuring, the tensor has another number of features.
@@ -123,7 +123,7 @@ class Spectrum(Statistic):
         return self._columns == self.features
 
     def _directions(self, device: torch.device) -> Tensor:
-        """Q, of shape ``(features, columns)``. Compiled code can hold no table of it, and computes it."""
+        """Return Q, of shape ``(features, columns)``. Compiled code computes Q, since it cannot keep a table of it."""
         make = _signs if torch.compiler.is_compiling() else _kept_signs
         return make(self.features, self._columns, device)
 
@@ -150,7 +150,7 @@ class Spectrum(Statistic):
         sketch = np.where(held[:, None, None], sketch, 0.0)
         total = np.where(held, columns["squares"], 0.0)
         directions = np.eye(self.features)
-        if not self._is_whole:  # the estimate depends on what the directions span; an orthonormal basis of that rounds least
+        if not self._is_whole:  # the estimate depends only on the span of the directions; an orthonormal basis rounds least
             directions, triangle = np.linalg.qr(self._directions(torch.device("cpu")).numpy())
             sketch = np.linalg.solve(triangle.T, sketch.swapaxes(1, 2)).swapaxes(1, 2)
         rounding = self.features * _EPS * total
@@ -159,7 +159,7 @@ class Spectrum(Statistic):
             mean = np.where(held[:, None], columns["sums"].reshape(-1, self.features), 0.0) / vectors[:, None]
             sketch = sketch - vectors[:, None, None] * mean[:, :, None] * (mean @ directions)[:, None, :]
             total = np.maximum(total - vectors * np.square(mean).sum(axis=1), 0.0)
-            total = np.where(total > rounding, total, 0.0)  # equal vectors: what is left is rounding
+            total = np.where(total > rounding, total, 0.0)  # equal vectors leave only rounding errors
         core = directions.T @ sketch
         values, axes = np.linalg.eigh((core + core.swapaxes(1, 2)) / 2)
         floor = self.features * _EPS * values.max(axis=1, keepdims=True)
@@ -174,14 +174,14 @@ class Spectrum(Statistic):
         return _Spectra(*(np.where(held if item.ndim == 1 else held[:, None], item, np.nan) for item in (singular, total, missing)))
 
     def _effective_rank(self, spectra: _Spectra, vectors: Column) -> tuple[Column, Column]:
-        """The effective rank of each row of estimates, and how far the true one can be."""
+        """Return the effective rank of each row of estimates, and the largest distance to the true rank."""
         singular = spectra.singular
         sums = np.where(singular.any(axis=1), singular.sum(axis=1), 1.0)
         shares = singular / sums[:, None]
         rank = np.exp(-(shares * np.log(np.where(shares > 0, shares, 1.0))).sum(axis=1))
-        most = np.clip(vectors, 1.0, self.features)  # the true rank is no higher than that
+        most = np.clip(vectors, 1.0, self.features)  # the true rank is at most this
         rank = np.clip(rank, 1.0, most)  # rounding may carry the estimate beyond its range
-        distance = np.sqrt(most * spectra.missing) / sums  # of shares: half the sum of what each is off
+        distance = np.sqrt(most * spectra.missing) / sums  # of shares: half the sum of their errors
         near = np.clip(distance, _EPS, np.maximum(1 - 1 / most, _EPS))
         entropy = near * np.log(np.maximum(most - 1, 1.0)) - near * np.log(near) - (1 - near) * np.log1p(-near)
         furthest = np.maximum(most - rank, rank - 1)

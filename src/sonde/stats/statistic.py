@@ -1,4 +1,4 @@
-"""What a statistic is: a value that says how to measure a tensor, how measures add up, and how to finish a row of sums."""
+"""The abstract statistics: how to measure a tensor, how measures add up, and how to finish a row of sums."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _IDENTITY: dict[str, float] = {"sum": 0.0, "min": float("inf"), "max": float("-i
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One entry of a row, and how two rows' entries become one: over calls, steps, ranks and files alike.
+    """One entry of a row, and how the entries of two rows merge: over calls, steps, ranks and files in the same way.
 
     Attributes:
-        name: its name, which is that of its column.
-        merge: how two become one.
-        size: how many numbers of the row it takes; they are merged one by one.
-        per: ``"element"`` where a tensor added whole and in pieces leave the same (pieces of whole samples, for a
-            statistic that knows samples); ``"call"`` where each tensor added counts as one, whatever its size.
+        name: name of the field and of its column.
+        merge: how two entries merge.
+        size: number of elements of the row that the field takes; they are merged one by one.
+        per: ``"element"`` if a tensor added whole gives the same as its pieces added one by one (pieces of whole samples, for a
+            statistic that reads samples); ``"call"`` if each tensor added counts as one, whatever its size.
     """
 
     name: str
@@ -44,17 +44,17 @@ class Field:
 
 
 class RowStatistic(ABC):
-    """What every statistic has: rows of float64 with a known layout, and numbers finished from columns of rows."""
+    """Base of all statistics: rows of float64 with a known layout, and numbers finished from columns of rows."""
 
     recorded: ClassVar[tuple[str, ...]] = ()
-    """Fields that a run holds as they are, beside the numbers."""
+    """Fields that a run records unchanged, beside the numbers."""
 
     @property
     def numbers(self) -> tuple[Number, ...]:
         """The numbers that :meth:`finish` gives, described; a picture shows the first that is not minor.
 
-        A class attribute, or a property where a description depends on the statistic's arguments. A number that is left out is
-        called by its name, and nothing is known of its unit and of how it scales.
+        A class attribute, or a property where a description depends on the statistic's arguments. The label of a number that is
+        left out is its name; its unit and its scaling are unknown.
         """
         return ()
 
@@ -64,31 +64,31 @@ class RowStatistic(ABC):
 
     @property
     def can_sample(self) -> bool:
-        """Whether a sample of a tensor tells every number of the whole tensor."""
+        """Whether every number of a whole tensor can be estimated from a sample of its elements."""
         return bool(self.numbers) and all(number.growth is not None for number in self.numbers)
 
     @abstractmethod
     def layout(self) -> tuple[tuple[str, int], ...]:
-        """Name and size of each entry of a row, in order."""
+        """Return name and size of each entry of a row, in order."""
 
     @abstractmethod
     def finish(self, columns: Mapping[str, Column]) -> dict[str, Column]:
-        """The statistic's numbers, for any number of rows at once, on the host.
+        """Return the numbers of any number of rows at once, on the host.
 
         Args:
             columns: one per field; float64 of shape ``(rows,)``, or ``(rows, size)`` for a field of more than one number.
 
         Returns:
-            Name to float64 of shape ``(rows,)``. NaN says that there is no such number.
+            Name to float64 of shape ``(rows,)``. NaN means no number.
         """
 
     @abstractmethod
     def empty(self, rows: int, device: torch.device | str = "cpu") -> Tensor:
-        """Rows that nothing was added to: float64, shape ``(rows, width)``."""
+        """Return empty rows: float64, shape ``(rows, width)``."""
 
     @property
     def kernel(self) -> Kernel | None:
-        """A compiled kernel that adds to a row, in one pass over memory, the same as :meth:`row_of`; None where there is none.
+        """The compiled kernel that adds the row of :meth:`row_of` in one pass over memory; None if there is none.
 
         A class attribute, or a property where the kernel depends on the statistic's arguments.
         """
@@ -96,14 +96,14 @@ class RowStatistic(ABC):
 
     @abstractmethod
     def row_of(self, tensor: Tensor, previous: Tensor | None = None) -> Tensor:
-        """Return the row that *tensor* alone leaves; *previous* is its predecessor, for a statistic of pairs."""
+        """Return the row of *tensor* alone; *previous* is its predecessor, for a statistic of pairs."""
 
     @abstractmethod
     def merged(self, row: Tensor, other: Tensor) -> Tensor:
-        """Return a new row that holds both. Works on many rows at once."""
+        """Return a new row, the merge of both. Works on many rows at once."""
 
     def add(self, row: Tensor, tensor: Tensor, previous: Tensor | None = None) -> None:
-        """Add *tensor* to *row*, of shape ``(width,)``, in place, by the kernel where the kernel can."""
+        """Add *tensor* to *row*, of shape ``(width,)``, in place, by the kernel where it takes the tensor."""
         if self.kernel is None or not self.kernel.add(row, tensor):
             row.copy_(self.merged(row, self.row_of(tensor, previous)))
 
@@ -113,11 +113,11 @@ class RowStatistic(ABC):
 
     @property
     def width(self) -> int:
-        """How many numbers a row holds."""
+        """Number of elements of a row."""
         return sum(size for _, size in self.layout())
 
     def columns(self, rows: Tensor) -> dict[str, Column]:
-        """The rows, of shape ``(rows, width)``, on the host as one column per field. The one place that waits for a device."""
+        """Return *rows*, of shape ``(rows, width)``, on the host as one column per field. Waits for the device."""
         host = rows.detach().cpu().numpy()
         return {name: host[:, cut] if cut.stop - cut.start > 1 else host[:, cut.start] for name, cut in self._slices()}
 
@@ -129,11 +129,11 @@ class RowStatistic(ABC):
 
 
 class Statistic(RowStatistic):
-    """A statistic without state. A row of its ``fields`` is the state, and lives where the caller keeps it.
+    """A statistic without state; the state is a row of its ``fields``, which the caller keeps.
 
-    A subclass names its ``fields`` (those that add up first, then minima, then maxima), measures one tensor, and finishes
-    columns of rows. Because a row is only ever merged field by field, an empty row changes nothing, and the order and
-    the grouping of updates do not matter beyond rounding.
+    A subclass names its ``fields`` (sums first, then minima, then maxima), measures one tensor, and finishes
+    columns of rows. Rows merge field by field: merging an empty row changes nothing, and the order and
+    the grouping of updates matter only by rounding.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -150,7 +150,7 @@ class Statistic(RowStatistic):
 
     @abstractmethod
     def measure(self, tensor: Tensor) -> Tensor:
-        """The row of one dense tensor: float64, shape ``(width,)``, on its device. Traceable, without a host sync."""
+        """Return the row of one dense tensor: float64, shape ``(width,)``, on its device. Traceable, without a host sync."""
 
     # Rows
 
@@ -158,7 +158,7 @@ class Statistic(RowStatistic):
         return tuple((item.name, item.size) for item in self.fields)
 
     def empty(self, rows: int, device: torch.device | str = "cpu") -> Tensor:
-        """Rows that nothing was added to: float64, shape ``(rows, width)``."""
+        """Return empty rows: float64, shape ``(rows, width)``."""
         identity = [_IDENTITY[item.merge] for item in self.fields for _ in range(item.size)]
         with torch.inference_mode(False):  # a row made under inference mode could not be written to during training
             return torch.tensor(identity, dtype=torch.float64, device=device).repeat(rows, 1)
@@ -183,11 +183,11 @@ class Statistic(RowStatistic):
 
 
 def reduce(statistic: Statistic, rows: Tensor) -> Tensor:
-    """All *rows*, of shape ``(rows, width)``, as one of shape ``(width,)``: over ranks, steps or files.
+    """Merge *rows*, of shape ``(rows, width)``, into one row of shape ``(width,)``: over ranks, steps or files.
 
     Raises:
-        ArgumentError: *statistic* is a :class:`~sonde.stats.PairStatistic`, whose rows depend on the order in which
-            tensors came and do not add up (type checkers refuse it too); or *rows* are not rows of *statistic*.
+        ArgumentError: *statistic* is a :class:`~sonde.stats.PairStatistic`, whose rows depend on the order of
+            tensors and do not add up (type checkers refuse it too); or *rows* are not rows of *statistic*.
     """
     if not isinstance(statistic, Statistic):
         raise ArgumentError(
@@ -202,21 +202,21 @@ def reduce(statistic: Statistic, rows: Tensor) -> Tensor:
 
 
 def dense(tensor: Tensor) -> Tensor:
-    """*tensor* itself where it is dense; a sparse one as what it stands for.
+    """Return *tensor* itself if it is dense, or a dense copy of a sparse tensor.
 
     Raises:
-        ArgumentError: *tensor* is nested or on the meta device, and so has no values that could be measured.
+        ArgumentError: *tensor* is nested or on the meta device, and has no values to measure.
     """
     if tensor.is_nested:
         raise ArgumentError("a nested tensor cannot be measured: add the tensors of its unbind() one by one")
     if tensor.is_meta:
         raise ArgumentError("a tensor on the meta device has no values to measure: move the model to a real device first")
-    if torch.compiler.is_compiling():  # where a tensor is dense, and a backward pass may not ask for its layout
+    if torch.compiler.is_compiling():  # every traced tensor is dense, and a traced backward pass cannot read the layout
         return tensor
     return tensor if tensor.layout is torch.strided else tensor.to_dense()
 
 
 def elements(tensor: Tensor) -> Tensor:
-    """The elements as float64, without a graph: integers and bools as numbers, complex ones as their modulus."""
+    """Return the elements as float64, without a graph: integers and bools as numbers, complex elements as their modulus."""
     tensor = tensor.detach()
     return (tensor.abs() if tensor.is_complex() else tensor).to(torch.float64)

@@ -26,7 +26,7 @@ class Table:
     """The rows of *statistic*: float64, shape ``(1 + width,)``; the first number counts the additions.
 
     Rows of a device lie in few blocks, so that copying and emptying all rows takes few operations. A row is written in place and
-    never replaced, except by :meth:`move`: a kernel keeps the address of a row, and compiled code keeps the row itself.
+    never replaced, except by :meth:`move`, because a kernel keeps the address of a row, and compiled code keeps the row itself.
 
     Every row is an alias of the block's memory *with an autograd version counter of its own*. Views of one block share a
     counter: then an addition to one row looks to autograd like a change of all rows, and the user's backward pass raises where a
@@ -35,7 +35,7 @@ class Table:
     Attributes:
         statistic: measures tensors and finishes rows.
         blocks: all rows, of shape ``(rows, 1 + width)`` per block; some may not be in use.
-        changes: how often rows were allocated or moved.
+        changes: number of times that rows were allocated or moved.
 
     Args:
         rows: how many rows the first block of a device has; None for a number that suits models.
@@ -48,7 +48,7 @@ class Table:
         self._width = statistic.width
         self._first = rows
         self._merges_by_kind = type(statistic).merged in (Statistic.merged, PairStatistic.merged)
-        self._empty: list[Tensor] = []  # of each block: its numbers while nothing was added
+        self._empty: list[Tensor] = []  # of each block: its content while no tensor was added
         self._unused: dict[torch.device, list[tuple[int, int]]] = {}  # places, the next one last
         self._rows: list[Tensor] = []
         self._places: list[tuple[int, int]] = []  # of each row: block, position
@@ -118,11 +118,11 @@ class Table:
     # Adding
 
     def measured(self, tensor: Tensor, previous: Tensor | None = None) -> Tensor:
-        """Return the row that *tensor* alone would leave; *previous* is its predecessor, for a statistic of pairs."""
+        """Return the row of *tensor* alone; *previous* is its predecessor, for a statistic of pairs."""
         return self._led(self.statistic.row_of(tensor, previous))
 
     def _led(self, measure: Tensor) -> Tensor:
-        """Return the row that *measure* leaves with its count of additions.
+        """Return *measure* as a row, led by a count of one addition.
 
         Raises:
             ArgumentError: *measure* is not one number for each of the fields.
@@ -133,11 +133,11 @@ class Table:
         return torch.cat([torch.ones_like(measure[:1]), measure])
 
     def merged(self, row: Tensor, other: Tensor) -> Tensor:
-        """Return a new row that holds *row* and *other*."""
+        """Return a new row, the merge of *row* and *other*."""
         return torch.cat([row[:1] + other[:1], self.statistic.merged(row[1:], other[1:])])
 
     def add(self, row: Tensor, tensor: Tensor, previous: Tensor | None = None) -> None:
-        """Add *tensor* to *row* in place. Threads may do so at the same time.
+        """Add *tensor* to *row* in place. Several threads may add at the same time.
 
         Args:
             row: of this table, on the device of *tensor*.
@@ -150,13 +150,13 @@ class Table:
         self.merge(row, self._measured(tensor, previous))
 
     def _measured(self, tensor: Tensor, previous: Tensor | None) -> Tensor:
-        """Return the same as :meth:`measured`, in eager mode, by the fastest way that the tensor's device has."""
+        """Return the row of :meth:`measured`, in eager mode, by the fastest way for the device of *tensor*."""
         if tensor.is_cpu or not isinstance(self.statistic, Statistic):
             return self.measured(tensor, previous)
         return self._led(fused.measure(self.statistic, dense(tensor)))
 
     def merge(self, row: Tensor, other: Tensor) -> None:
-        """Add the row *other*, which counts its own additions, to *row* in place. Threads may do so at the same time."""
+        """Add the row *other*, which counts its own additions, to *row* in place. Several threads may add at the same time."""
         if self._merges_by_kind:
             sums, minima = self.statistic._cuts()
             if native.merge(row, other, 1 + sums, minima - sums, row.numel() - 1 - minima):
@@ -171,7 +171,7 @@ class Table:
         return [block.clone() for block in self.blocks]
 
     def restore(self, rows: Sequence[Tensor], copied: Sequence[Tensor]) -> None:
-        """Set *rows* back to what they were when *copied* was made; rows that were moved since stay as they are."""
+        """Set *rows* back to their content when *copied* was made; rows that were moved since then stay unchanged."""
         for row in rows:
             block, position = self._places[self._numbers[id(row)]]
             if block < len(copied):
@@ -183,19 +183,14 @@ class Table:
             block.copy_(empty)
 
     def read(self) -> tuple[list[int], dict[str, Column]]:
-        """Return how often each row was added to, and the statistic's numbers, in order of allocation. One copy per device."""
-        if not self._rows:
-            return [], {}
-        rows = self._host(self._rows)
-        return rows[:, 0].astype(int).tolist(), self._finished(rows)
+        """Return the additions to each row, and the numbers of the statistic, in order of allocation. One copy per device."""
+        return self._read(self._rows) if self._rows else ([], {})
 
     def numbers(self, rows: Sequence[Tensor]) -> dict[str, Column]:
-        """Return the statistic's numbers of some *rows*. One copy per device."""
-        return self._finished(self._host(rows))
+        """Return the numbers of the statistic for some *rows*. One copy per device."""
+        return self._read(rows)[1]
 
-    def _host(self, rows: Sequence[Tensor]) -> npt.NDArray[np.float64]:
+    def _read(self, rows: Sequence[Tensor]) -> tuple[list[int], dict[str, Column]]:
         joined: npt.NDArray[np.float64] = np.concatenate(pack(self.blocks).unpack())
-        return joined[self.positions(rows)]
-
-    def _finished(self, rows: npt.NDArray[np.float64]) -> dict[str, Column]:
-        return self.statistic.finish(self.statistic.columns(torch.from_numpy(rows[:, 1:])))
+        found = joined[self.positions(rows)]
+        return found[:, 0].astype(int).tolist(), self.statistic.finish(self.statistic.columns(torch.from_numpy(found[:, 1:])))

@@ -1,4 +1,4 @@
-"""What a step did to a parameter: how far it moved, how far in proportion, and how many elements were too coarse to move."""
+"""Updates of a parameter: how far it moved, also relative to its norm, and which elements rounding kept in place."""
 
 from __future__ import annotations
 
@@ -23,22 +23,21 @@ class Updates(PairStatistic):
     """Update norm, update / weight ratio and the share of elements that did not move, from a parameter before and after.
 
     ``Accumulator(Updates()).update(after, before)`` adds a pair; ``update(parameter)`` after each step compares with the last
-    call. All numbers are over the elements that are finite in both, formed in float64:
+    call. All numbers are over the elements that are finite in both, computed in float64:
 
     * ``update_norm``, ``|after - before|``, and ``weight_norm``, ``|before|``, in the unit of the parameter; ``ratio``, the
-      first over the second, no unit. Each is the mean over pairs; the ratio over those whose weights are not all zero.
-      (The usual figure for a healthy ratio is 1e-3.)
-    * ``unchanged``: share of elements with ``after == before``. Elements whose wanted update was zero are among them.
-    * ``vanished``: share of elements that were to move, but by so little that the parameter's precision has one value
-      for both: ``after != before``, yet rounded to that precision they are equal. This can be told only if *after* is
-      given in a higher precision than the parameter's; NaN otherwise.
-    * ``pairs``, ``skipped`` (of different shapes), ``elements`` compared, ``nonfinite`` ones left out.
+      first over the second, no unit. Each is the mean over pairs; the ratio over pairs with a weight other than zero.
+      (A healthy ratio is usually near 1e-3.)
+    * ``unchanged``: share of elements with ``after == before``. Elements whose wanted update was zero are included.
+    * ``vanished``: share of elements whose update the parameter's precision loses: ``after != before``, but both are equal when
+      rounded to that precision. NaN unless *after* is given in a higher precision than the parameter's.
+    * ``pairs``, ``skipped`` (of different shapes), ``elements`` compared, ``nonfinite`` elements left out.
 
     Norms beyond 1e154 are infinite, and their pair has no ratio.
 
     Args:
         precision: the floating-point type that the parameter is kept in, as ``torch.bfloat16`` where *after* and *before*
-            are float32 master weights. By default the coarser of the two tensors' own types: give
+            are float32 master weights. By default the coarser of the types of the two tensors: give
             ``update(before.float() + wanted, before)`` for a bfloat16 parameter ``before``.
 
     Raises:
@@ -101,7 +100,7 @@ class Updates(PairStatistic):
         )
 
     def _precision(self, after: Tensor, before: Tensor) -> torch.dtype | None:
-        """What to round to, or None where *after* is no finer than that."""
+        """Return the type to round to; None if *after* is no finer."""
         types = [dtype for dtype in (after.dtype, before.dtype) if dtype.is_floating_point or dtype.is_complex]
         if len(types) < 2:
             return None
@@ -124,30 +123,31 @@ class Updates(PairStatistic):
 
 
 def vanished_share(after: Tensor, before: Tensor, wanted: Tensor) -> Tensor:
-    """Share of elements that were to move and have not: ``wanted != 0`` and ``after == before``, of the finite elements.
+    """Return the share of the finite elements that should have moved and did not: ``wanted != 0`` and ``after == before``.
 
-    For a parameter in its own precision, where :class:`Updates` can only tell ``unchanged``. *wanted* is anything that is zero
-    exactly where no update was wanted, such as the gradient given to an optimizer without weight decay or momentum.
+    Use this where *after* has the parameter's own precision: there :class:`Updates` gives ``unchanged`` only. *wanted* is any
+    tensor that is zero exactly where no update was wanted, such as the gradient given to an optimizer without weight decay or
+    momentum.
 
     Returns:
         A float64 scalar on the tensors' device; NaN without a finite element. No host sync.
 
     Raises:
-        ArgumentError: the three are not of one shape.
+        ArgumentError: the three tensors have different shapes.
     """
     if not after.shape == before.shape == wanted.shape:
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in (after, before, wanted))
         raise ArgumentError(f"after, before and wanted must have one shape, not {shapes}")
     one, other, finite = both_finite(dense(after), dense(before))
     moving = dense(wanted).detach().flatten() != 0
-    if len(one) != len(moving):  # a complex element is two
+    if len(one) != len(moving):  # two parts per complex element
         moving = moving.repeat_interleave(2)
     lost = (one == other) & moving & finite
     return lost.sum(dtype=torch.float64) / finite.sum(dtype=torch.float64)
 
 
 def _coarseness(dtype: torch.dtype) -> float:
-    return torch.finfo(dtype).eps  # of a complex type: that of its parts
+    return torch.finfo(dtype).eps  # for a complex type, the eps of its parts
 
 
 def _or_nan(column: Column) -> Column:

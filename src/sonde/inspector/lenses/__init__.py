@@ -1,1 +1,1 @@
-"""Lenses: a statistic, the ports and layers that it measures, and the way it is shown."""
+"""Lenses: a statistic, the tensors and layers that it measures, and the picture of its numbers."""

@@ -1,4 +1,4 @@
-"""The ready-made lenses, and the set that is used where none is asked for."""
+"""The ready-made lenses, and the lenses that an inspector uses by default."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 AnyLens = Lens | LossMetrics | AbstractPreprocessor
-"""What an inspector takes for a lens; a preprocessor stands for the lens that measures the same."""
+"""The types that an inspector accepts as a lens; a preprocessor stands for the lens that measures the same."""
 
 Ranges = tuple[str, ...]
 
@@ -44,20 +44,20 @@ _RARELY = 10  # activation by unit costs several times what moments do, and a de
 
 
 class OutputActivation(Lens):
-    """Lens: how much of each activation layer's output is active, and which of its units are dead: family ``activation``.
+    """Lens: the share of active outputs and of dead units of each activation layer: family ``activation``.
 
     Numbers: see :class:`sonde.stats.Activation`; ``activation`` and, averaged over calls, ``call_activation`` and ``call_death``.
 
     Args:
-        activation: look at layers whose outputs may be exactly zero: ReLU, ReLU6, Threshold, Hardswish, Hard- and Softshrink.
-        dropout: look at dropout layers.
-        include, exclude: look at these layers instead.
-        record_eval: record evaluation passes too.
+        activation: measure layers whose outputs may be exactly zero: ReLU, ReLU6, Threshold, Hardswish, Hard- and Softshrink.
+        dropout: measure dropout layers.
+        include, exclude: measure these layers instead.
+        record_eval: also record evaluation passes.
         channel_last: units are on the last axis of the output (True), on the second (False), or where each layer has them
             (None; see ``sonde.engine.layer_axes``).
         eps: the magnitude up to which an output counts as zero.
-        warning_plot: draw the worst layer on its own.
-        one_in: look at one in so many logged steps.
+        warning_plot: draw the worst layer in a picture of its own.
+        one_in: measure in one of so many logged steps.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class OutputActivation(Lens):
 
 
 def _on_axis(statistic: RowStatistic, axis: int) -> RowStatistic:
-    """The same with channels on another axis."""
+    """Return *statistic* with the channels on *axis*."""
     assert isinstance(statistic, Activation)
     return replace(statistic, channel_axis=axis)
 
@@ -114,9 +114,9 @@ class OutputNorm(Lens):
 
     Args:
         normalize_by_size: draw ``rms`` in place of ``norm``; both are recorded.
-        include, exclude: which layers.
-        record_eval: record evaluation passes too.
-        log_scale, comparison_plot, range_aggregation: how it is drawn.
+        include, exclude: the layers to measure.
+        record_eval: also record evaluation passes.
+        log_scale, comparison_plot, range_aggregation: how the numbers are drawn.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class OutputNorm(Lens):
 
 
 class _Geometry(Lens):
-    """Length of tensors and, with *correlation*, the direction of each against the one before."""
+    """Length of tensors and, with *correlation*, the cosine of each tensor to the tensor before."""
 
     def __init__(
         self,
@@ -170,10 +170,10 @@ class OutputGradientGeometry(_Geometry):
     """Lens: the length of the gradient of each layer's output: family ``output_gradient``, numbers ``norm`` and ``rms``.
 
     Args:
-        compute_correlation: record the cosine of each gradient to the one before as well, in ``output_gradient_cosine``;
-            of a logged step and the one before it, which is then observed too.
-        normalize_by_size, log_scale, range_aggregation: how it is drawn.
-        include, exclude: which layers.
+        compute_correlation: also record the cosine of each gradient to the gradient of the step before, in
+            ``output_gradient_cosine``; the step before a logged step is then observed too.
+        normalize_by_size, log_scale, range_aggregation: how the numbers are drawn.
+        include, exclude: the layers to measure.
         skip_activation: leave out activation layers.
     """
 
@@ -195,12 +195,12 @@ class OutputGradientGeometry(_Geometry):
 
 
 class ParameterGradientGeometry(_Geometry):
-    """Length of the gradient of each parameter: family ``parameter_gradient``, numbers ``norm`` and ``rms``.
+    """Lens: the length of the gradient of each parameter: family ``parameter_gradient``, numbers ``norm`` and ``rms``.
 
     Args:
         parameters: the last part of the names of the parameters, as ``("weight", "bias")``; None for all.
         compute_correlation: see :class:`OutputGradientGeometry`.
-        normalize_by_size, log_scale, range_aggregation: how it is drawn.
+        normalize_by_size, log_scale, range_aggregation: how the numbers are drawn.
         exclude: layers or parameters to leave out.
     """
 
@@ -219,13 +219,13 @@ class ParameterGradientGeometry(_Geometry):
 
 
 class ParameterGradientActivation(Lens):
-    """Share of each parameter's gradient that is not zero, and of units without any: family ``parameter_gradient_activation``.
+    """Lens: share of nonzero gradient elements, and of units without any: family ``parameter_gradient_activation``.
 
     Args:
         parameters, exclude: see :class:`ParameterGradientGeometry`.
-        channel_axis: the axis of a parameter that its units are on: 0 for most layers, 1 for transposed convolutions.
+        channel_axis: the axis of a parameter that holds the units: 0 for most layers, 1 for transposed convolutions.
         eps: the magnitude up to which a gradient counts as zero.
-        warning_plot: draw the worst layer on its own.
+        warning_plot: draw the worst layer in a picture of its own.
     """
 
     def __init__(
@@ -247,7 +247,7 @@ class ParameterNorm(Lens):
 
     Args:
         parameters, exclude: see :class:`ParameterGradientGeometry`.
-        normalize_by_size, log_scale, comparison_plot: how it is drawn.
+        normalize_by_size, log_scale, comparison_plot: how the numbers are drawn.
     """
 
     def __init__(
@@ -264,9 +264,9 @@ class ParameterNorm(Lens):
 
 
 class ParameterUpdateGeometry(_Geometry):
-    """What a step did to each parameter: families ``parameter_update`` (its length) and ``parameter_update_ratio``.
+    """Lens: the update of each parameter in a step: families ``parameter_update`` (its length) and ``parameter_update_ratio``.
 
-    The second has ``ratio``, update / weight, and ``unchanged``, the share of elements that stayed as they were; see
+    The second family has ``ratio``, update / weight, and ``unchanged``, the share of elements that did not change; see
     :class:`sonde.stats.Updates`.
 
     Args:
@@ -310,8 +310,8 @@ def exponents(*ports: Port, include: Where = None, exclude: Where = is_container
 
     Args:
         ports: which tensors; ``"output"`` and ``"grad"`` if none is given.
-        include, exclude: which layers.
-        one_in: look at one in so many logged steps.
+        include, exclude: the layers to measure.
+        one_in: measure in one of so many logged steps.
     """
     show = {"picture": "exponents", "number": "p50", "log": True}
     return Lens("exponents", ExponentHistogram(), ports or ("output", "grad"), include, exclude, False, show, one_in=one_in)

@@ -26,15 +26,15 @@ _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 @dataclass(frozen=True)
 class Choice:
-    """What an inspector observes of a model.
+    """The layers of a model that an inspector observes.
 
     Attributes:
-        include, exclude: as everywhere.
-        depth: how many levels below the root, whose children are at level 1; a module at the last level stands for all that
-            is in it. -1 is all levels.
+        include, exclude: conditions on layers, as for ``sonde.sites``.
+        depth: number of levels below the root, whose children are at level 1; a module at the last level stands for all modules
+            inside. -1 is all levels.
 
     Raises:
-        ArgumentError: *depth* is none of these.
+        ArgumentError: *depth* is no such number.
     """
 
     include: Where = None
@@ -56,12 +56,12 @@ class Choice:
 
 
 def combined(model: nn.Module, choice: Choice, *lenses: tuple[Where, Where]) -> Condition:
-    """One callable for all conditions at once, each a pair of include and exclude.
+    """Return one callable for all conditions, each a pair of include and exclude.
 
-    It answers for modules that come later as well.
+    The callable also works for modules that are added to the model later.
 
     Raises:
-        SelectionError: a condition cannot be read, or alone selects nothing in *model*; the message names the nearest.
+        SelectionError: a condition cannot be read, or alone selects nothing in *model*; the message names the nearest layers.
     """
     owned = {name: owner for name, _, owner in selection.parameters(model)}
     candidates = [(item.name, item.module) for item in selection.members(model)]
@@ -83,14 +83,16 @@ def combined(model: nn.Module, choice: Choice, *lenses: tuple[Where, Where]) -> 
         return all(
             bool(condition(name, module)) is wanted
             for wanted, condition in checks
-            if not (condition is is_container and level == choice.depth)  # it stands for what is in it
+            if not (
+                condition is is_container and level == choice.depth
+            )  # at the last level a container stands for the modules inside
         )
 
     return admits
 
 
 def is_container(name: str, module: nn.Module) -> bool:
-    """Whether *module* returns what its last child returns, so that it has nothing of its own to show."""
+    """Return whether *module* only returns the output of its last child, and has no output of its own to show."""
     return type(module) in _CONTAINERS
 
 

@@ -1,4 +1,4 @@
-"""``Lens``: a statistic, the ports and layers that it measures, and the way it is shown."""
+"""The lens: a statistic, the ports and layers that it measures, and how its numbers are shown."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ __all__ = ["Lens", "LossMetrics"]
 
 @dataclass(frozen=True)
 class Lens:
-    """A statistic, the ports and layers that it measures, and the way it is shown.
+    """A statistic, the ports and layers that it measures, and how its numbers are shown.
 
     Attributes:
-        name: of its family in the run: small letters, digits and underscores.
-        statistic: from :mod:`sonde.stats`, or of your own.
-        ports: which tensors, as ``("output", "grad")``.
-        include, exclude: which layers, within what the inspector observes.
-        evaluation: record evaluation passes too, in the family ``<name>_eval``.
-        show: how it is drawn, as plain data that goes into run.json: ``picture`` (``"heatmap"`` or ``"lines"``), ``number``,
+        name: name of its family in the run: small letters, digits and underscores.
+        statistic: a statistic of :mod:`sonde.stats`, or your own.
+        ports: the tensors to measure, as ``("output", "grad")``.
+        include, exclude: the layers to measure, among those that the inspector observes.
+        evaluation: also record evaluation passes, in the family ``<name>_eval``.
+        show: how the numbers are drawn, as plain data for run.json: ``picture`` (``"heatmap"`` or ``"lines"``), ``number``,
             ``log``, ``ranges``, ``compare`` (shares of the layers), ``worst`` (the worst layer on its own).
-        one_in: look at one in so many logged steps, for statistics that cost much and change slowly.
-        also: lenses that belong to it.
+        one_in: measure in one of so many logged steps, for statistics that cost much and change slowly.
+        also: further lenses that belong to this lens.
 
     Raises:
-        ArgumentError: one of these cannot be used.
+        ArgumentError: an argument cannot be used.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Lens:
         object.__setattr__(self, "ports", ports)
 
     def parts(self, model: nn.Module) -> Iterator[tuple[RowStatistic, Where]]:
-        """The statistics that it takes in *model*, each with the layers that it is for."""
+        """Yield the statistics to use in *model*, each with a condition on layers."""
         yield self.statistic, None
 
     def as_observed(self, model: nn.Module, include: Where, exclude: Where) -> tuple[Statistic, Where, Where]:
@@ -92,15 +92,15 @@ class Lens:
 class LossMetrics:
     """The loss and the metrics of a training, as scalars.
 
-    What is given to ``push_loss`` and ``push_metric`` is recorded without this lens too; it adds what a loss module returns, by
-    itself, and says how the scalars are drawn.
+    Values pushed with ``push_loss`` and ``push_metric`` are recorded without this lens too. The lens also records every value
+    that a loss module returns, and sets how the scalars are drawn.
 
     Attributes:
-        loss_fn: a loss module, such as ``nn.CrossEntropyLoss()``: what it returns is a loss.
-        metrics: names that ``push_metric`` may be called with; none means any.
-        evaluation_from_grad: a loss is one of evaluation if gradients are switched off, otherwise if the loss module's
-            ``training`` is false.
-        loss_line, loss_range, metrics_line, metrics_range: which aggregates are drawn over an epoch, such as ``"mean"`` and
+        loss_fn: a loss module, such as ``nn.CrossEntropyLoss()``: each returned value is a loss.
+        metrics: names that ``push_metric`` accepts; an empty tuple accepts every name.
+        evaluation_from_grad: with True, a loss belongs to evaluation if gradients are switched off; with False, if the loss
+            module's ``training`` is false.
+        loss_line, loss_range, metrics_line, metrics_range: the aggregates of an epoch that are drawn, such as ``"mean"`` and
             ``"std"``; None for no range.
         separate_loss_and_metrics: draw them in two pictures.
 
@@ -127,7 +127,7 @@ class LossMetrics:
         object.__setattr__(self, "metrics", (given,) if isinstance(given, str) else tuple(given))
 
     def described(self) -> dict[str, Any]:
-        """Plain data for run.json."""
+        """Return plain data for run.json."""
         return {
             "family": "scalars",
             "picture": "lines",

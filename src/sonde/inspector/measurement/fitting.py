@@ -1,4 +1,4 @@
-"""Make the measurements of a model: one for each statistic of a lens, with its ports and the moments when its rows are taken."""
+"""Make the measurements of a model: one for each statistic of a lens and each kind of moment at which rows are taken."""
 
 from __future__ import annotations
 

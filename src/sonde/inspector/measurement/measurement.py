@@ -37,7 +37,7 @@ class _Pairs:
     """A subscriber that adds pairs to the rows of a table, which it allocates site by site.
 
     At the port ``update`` the pair is the parameter after and before the step. At other ports it is a tensor and its predecessor at
-    the same site. Of a structured value the first floating-point tensor counts.
+    the same site. Of a structured value the first floating-point tensor is measured.
 
     Attributes:
         rows: by site.
@@ -78,10 +78,10 @@ class Measurement:
     """The attachment of one statistic of a lens, the table that it fills, and the steps in which it observes.
 
     Attributes:
-        family: of its rows in the run.
+        family: the family of its rows in the run.
         kind: when its rows are taken.
-        statistic: measures.
-        table: holds its rows.
+        statistic: the statistic.
+        table: the table of its rows.
         attachment: the hooks.
         norms: the ports of parameters whose norms over all parameters come from its rows.
         hidden: whether its rows are for these norms alone.
@@ -137,7 +137,7 @@ class Measurement:
 
         Args:
             logged: rows of the step are written.
-            in_pair: it is one of two steps in a row, and the second is logged, or may be.
+            in_pair: this step or the next one is logged, or may be.
         """
         self.attachment.go_on(self._is_active(logged, in_pair))
 
@@ -161,7 +161,7 @@ class Measurement:
         return {id(hook.target) for hook in self.attachment.hooks if port in hook.sites}
 
     def row_index(self, order: Mapping[str, int]) -> RowIndex:
-        """Return which row belongs to which site now; *order* gives the place of each module."""
+        """Return the row of each site now; *order* gives the place of each module."""
         known = (self.table.changes, len(self.attachment.hooks))
         if self._index is None or self._known != known:
             self._known = known

@@ -1,4 +1,4 @@
-"""Which row of a table belongs to which site, and how the rows of many moments become numbers."""
+"""Map sites to rows of a table; finish the rows of many moments into numbers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Numbers = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class RowIndex:
-    """Which row of a table belongs to which site, as of one moment. The training thread makes it; the writer thread reads it.
+    """The row of each site in a table, at one moment. The training thread makes a RowIndex; the writer thread reads it.
 
     Attributes:
         family: of the rows in the run.
@@ -82,7 +82,7 @@ class RowIndex:
             scales: of each row, the factor that its tensor was multiplied by. 1 is no factor.
 
         Returns:
-            The numbers whose scaling the statistic does not declare: they are NaN now where the factor is not 1.
+            The names of numbers without a declared scaling: they are NaN now where the factor is not 1.
         """
         unknown = []
         for name, column in numbers.items():

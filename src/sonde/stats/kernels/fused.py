@@ -1,4 +1,4 @@
-"""A statistic's reference fused by torch.compile, for accelerators; the reference itself wherever that does not work."""
+"""Measure tensors on accelerators by a statistic that torch.compile has fused, or by the statistic itself where compiling fails."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ __all__ = ["failures", "measure"]
 
 
 class _Measures(Protocol):
-    """A statistic, as far as this file needs to know it."""
+    """The methods of a statistic that are used here."""
 
     def measure(self, tensor: Tensor) -> Tensor: ...
     def __hash__(self) -> int: ...
 
 
 _compiled: dict[_Measures, Callable[[Tensor], Tensor]] = {}
-_failures: dict[str, str] = {}  # type of device -> why its tensors are left to the reference
+_failures: dict[str, str] = {}  # type of device -> why tensors on such devices are measured by the reference
 
 
 def measure(statistic: _Measures, tensor: Tensor) -> Tensor:
-    """``statistic.measure(tensor)``, in few kernels where the compiler has one for the tensor's device.
+    """Return ``statistic.measure(tensor)``, computed in few kernels where torch can compile for the tensor's device.
 
-    The first tensor of each precision on a device waits for the compiler. If that fails, the reference is used for that
-    type of device from then on, and :func:`failures` says why.
+    The first tensor of each precision on a device waits for the compiler. If compiling fails, the reference is used for that
+    type of device from then on, and :func:`failures` gives the reason.
     """
     device = tensor.device.type
     if device in _failures or torch.compiler.is_compiling():
@@ -37,11 +37,11 @@ def measure(statistic: _Measures, tensor: Tensor) -> Tensor:
     try:
         return _compiled[statistic](plain.view(-1) if plain.is_contiguous() else plain)  # one graph for all shapes
     except Exception as error:
-        measured = statistic.measure(tensor)  # if this raises too, it is not the compiler's failure
+        measured = statistic.measure(tensor)  # raises too if the statistic, not the compiler, is at fault
         _failures[device] = f"{type(error).__name__}: {error}".splitlines()[0]
         return measured
 
 
 def failures() -> dict[str, str]:
-    """Type of device to the first line of what its compiler said, for those that have none that works."""
+    """Return, for each type of device whose compiler failed, the first line of the error."""
     return dict(_failures)

@@ -1,8 +1,8 @@
-"""The compiled kernels for the CPU: whether there are any, which tensors they take, and how they are called.
+"""Load and call the compiled kernels for the CPU; test which tensors they take.
 
-A kernel reads memory, so a tensor goes through only if it is exactly what its type says: a plain strided tensor on the CPU with
-memory of its own. Everything else is left to the reference. Compiled code sees to that in one call, where torch has the
-exchange of DLPack (``torch.Tensor.__dlpack_c_exchange_api__``); where it has not, the same is asked from here, more slowly.
+A kernel reads memory directly. Therefore it takes only plain strided tensors on the CPU that own memory; every other tensor is
+measured by the reference. Compiled code tests this in one call where torch has the exchange of DLPack
+(``torch.Tensor.__dlpack_c_exchange_api__``); otherwise this file tests the same, more slowly.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ __all__ = ["EXPONENTS", "KINDS", "MOMENTS", "NORM", "Kernel", "Status", "activat
 __all__ += ["is_plain", "merge", "module", "status", "threads", "use"]
 
 KINDS: dict[torch.dtype, int] = {torch.float64: 0, torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
-"""The precisions that the kernels read, as they are numbered there."""
+"""The precisions that the kernels read, with their numbers in the compiled code."""
 
 SWITCH = "SONDE_KERNEL"
-"""Environment variable: ``reference``, or one of the instruction sets, in place of the best there is."""
+"""Environment variable: ``reference`` or the name of an instruction set, instead of the best that is present."""
 
-_MANY = 1 << 16  # elements, from which on threads pay
+_MANY = 1 << 16  # a tensor of at least so many elements is split among threads
 _PLAIN = frozenset({Tensor, nn.Parameter})
 
 _is_compiling = torch.compiler.is_compiling
@@ -39,15 +39,15 @@ _strided, _float64 = torch.strided, torch.float64
 
 @dataclass(frozen=True)
 class Status:
-    """What the kernels for the CPU are at the moment.
+    """The state of the kernels for the CPU.
 
     Attributes:
-        level: the instruction set in use, ``""`` for none: then the reference is used.
-        levels: those that this processor and this build have, best first.
+        level: the instruction set in use; ``""`` if none is, and the reference is used.
+        levels: the instruction sets that this processor and this build have, best first.
         openmp: whether the build has threads.
-        threads: how many a large tensor is split among in this thread of this process.
+        threads: the number of threads for a large tensor, in this thread of this process.
         reason: why the reference is used, or why fewer threads than torch has; ``""`` if there is nothing to explain.
-        exchange: whether tensors are looked at by compiled code. Without that small ones take longer; the numbers are the same.
+        exchange: whether compiled code tests tensors. Otherwise small tensors take longer; the numbers are the same.
     """
 
     level: str
@@ -60,11 +60,11 @@ class Status:
 
 @dataclass
 class _State:
-    """What was loaded. One per process."""
+    """The loaded module and its state. One per process."""
 
     module: Any = None
-    loaded: Any = None  # the module even while the reference is asked for
-    exchange: bool = False  # whether the module was given torch's exchange
+    loaded: Any = None  # the module, also while the reference is used
+    exchange: bool = False  # whether the module has torch's exchange
     reason: str = ""
     forked: bool = False
 
@@ -92,7 +92,7 @@ def use(level: str, *, because: str = "it was asked for") -> None:
     """Use the instruction set *level*, or ``reference``, from now on in this process.
 
     Raises:
-        ArgumentError: there is no such level on this processor or in this build.
+        ArgumentError: this processor or this build has no such level.
     """
     levels = _state.loaded.levels()[1] if _state.loaded is not None else ()
     if level == "reference":
@@ -105,12 +105,12 @@ def use(level: str, *, because: str = "it was asked for") -> None:
 
 
 def module() -> ModuleType | None:
-    """The compiled module, or None where the reference is to be used."""
+    """Return the compiled module; None if the reference is to be used."""
     return _state.module  # type: ignore[no-any-return]
 
 
 def status() -> Status:
-    """What is in use at the moment, and why."""
+    """Return what is in use at the moment, and why."""
     loaded = _state.loaded
     if loaded is None:
         return Status("", (), False, 1, _state.reason)
@@ -126,16 +126,16 @@ def status() -> Status:
 
 
 def threads(count: int) -> int:
-    """How many threads *count* elements may be split among."""
+    """Return the number of threads for *count* elements."""
     if count < _MANY or _state.forked:
         return 1
     return torch.get_num_threads()
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Whether *tensor* is what it looks like: strided memory on the CPU, of one of ``KINDS``, that may be read as it is.
+    """Return whether *tensor* is plain strided memory on the CPU, of a precision in ``KINDS``, that can be read directly.
 
-    Nothing is plain while torch traces, or while a dispatch mode wants to see every operation.
+    No tensor is plain while torch traces, or while a dispatch mode intercepts operations.
     """
     return (
         not _is_compiling()
@@ -154,10 +154,10 @@ class Kernel:
     """A reduction in one pass over memory.
 
     Attributes:
-        name: what it is called.
-        number: its number among the compiled reductions.
-        width: that of the rows that it adds to.
-        arguments: what it needs to know beside the tensor.
+        name: name of the reduction.
+        number: its number in the compiled code.
+        width: width of the rows that it adds to.
+        arguments: further arguments of the reduction.
     """
 
     name: str
@@ -166,18 +166,18 @@ class Kernel:
     arguments: tuple[float, ...] = ()
 
     def add(self, row: Tensor, tensor: Tensor, led: int = 0) -> bool:
-        """Add all elements of *tensor* to *row* in place, if both can be read and written as they are.
+        """Add all elements of *tensor* to *row* in place, if both are plain memory.
 
-        Sums are formed in float64: they differ from the reference's by the rounding of float64 in another order alone.
-        Threads may add to one row at the same time.
+        Sums are computed in float64: they differ from those of the reference only by rounding in another order.
+        Several threads may add to one row at the same time.
 
         Args:
             row: float64, shape ``(led + width,)``.
             tensor: of any shape and strides.
-            led: 1 if the row begins with a count of additions, which is raised by one; 0 if not.
+            led: 1 if the row begins with a count of additions, which is increased by one; 0 otherwise.
 
         Returns:
-            Whether it was done. If not, nothing was.
+            Whether *tensor* was added. If not, *row* is unchanged.
         """
         if not self.fits(row, led):
             return False
@@ -188,13 +188,13 @@ class Kernel:
         return self.add_at(address, tensor, led)
 
     def fits(self, row: Tensor, led: int = 0) -> bool:
-        """Whether *row* is memory that the kernel can add to: its address may be kept then, as long as the row lives."""
+        """Return whether the kernel can add to the memory of *row*; its address stays valid as long as *row* lives."""
         if type(row) is not Tensor or row.dtype is not _float64 or not row.is_cpu or _is_compiling():
             return False
         return row.is_contiguous() and row.numel() == self.width + led
 
     def add_at(self, address: int, tensor: Tensor, led: int = 0) -> bool:
-        """The same as :meth:`add`, for a row that :meth:`fits` by its address: a fraction of the cost for a small tensor."""
+        """Add *tensor* as :meth:`add` does, to a row that :meth:`fits`, given by its address: much cheaper for a small tensor."""
         if _is_compiling() or _dispatch_modes():
             return False
         native = _state.module
@@ -209,22 +209,21 @@ class Kernel:
     ) -> list[int]:
         """Add many tensors, or differences of tensors, to a row each, in one call.
 
-        A difference is not allocated. Its elements are formed in float64 and rounded once at most, to float64: where both
-        tensors are float16, not even that; of float64 tensors as by torch. What is added is what :meth:`add` would add of
-        ``tensor.double() - minus.double()``.
+        No memory is allocated for a difference. Its elements are computed in float64, with at most one rounding (none where both
+        tensors are float16). The result is that of :meth:`add` for ``tensor.double() - minus.double()``.
 
         Args:
-            addresses: those of rows that :meth:`fits`, or 0 for a tensor that is not to be added.
-            tensors: as many, of any shapes and strides.
-            minus: as many, to be subtracted: each of the precision, shape and strides of its tensor, whose elements must lie
-                side by side (in any order of dimensions).
+            addresses: of each tensor, the address of a row that :meth:`fits`; 0 for a tensor that is not to be added.
+            tensors: tensors of any shapes and strides.
+            minus: of each tensor, the tensor to subtract: of the same precision, shape and strides, with the elements side by
+                side in memory (in any order of dimensions).
             led: as in :meth:`add`.
 
         Returns:
-            The positions of the tensors that were not added, in ascending order: for these nothing was done.
+            The positions of the tensors that were not added, in ascending order; their rows are unchanged.
 
         Raises:
-            ArgumentError: there are not as many of one as of the other.
+            ArgumentError: the numbers of addresses and tensors differ.
         """
         rows, firsts, seconds = list(addresses), list(tensors), None if minus is None else list(minus)
         if len(rows) != len(firsts) or (seconds is not None and len(seconds) != len(firsts)):
@@ -241,7 +240,7 @@ class Kernel:
         ]
 
     def _add_from_here(self, address: int, led: int, tensor: Tensor, *minus: Tensor) -> bool:
-        """Look at the tensors from Python, and hand over where their memory is."""
+        """Test the tensors in Python, and pass the addresses of their memory to the compiled code."""
         if not is_plain(tensor) or (minus and not (is_plain(minus[0]) and _are_alike(tensor, minus[0]))):
             return False
         try:
@@ -269,22 +268,23 @@ NORM = Kernel("norm", 2, 4)
 
 
 def activation(eps: float, channel_axis: int) -> Kernel:
-    """A kernel that adds to rows of :class:`~sonde.stats.Activation` with these arguments.
+    """Return the kernel that adds to rows of :class:`~sonde.stats.Activation` with these arguments.
 
-    It takes tensors whose elements lie side by side, in any order of dimensions (channels last, transposed), and no differences.
+    The kernel takes tensors whose elements lie side by side, in any order of dimensions (channels last, transposed), and no
+    differences.
     """
     return Kernel("activation", 3, 7, (float(eps), int(channel_axis)))
 
 
 def merge(row: Tensor, other: Tensor, sums: int, minima: int, maxima: int) -> bool:
-    """Merge the row *other* into *row* in place, as one step that no other thread's addition can come between.
+    """Merge the row *other* into *row* in place, in one step: no addition of another thread comes between.
 
     Args:
         row, other: float64, shape ``(sums + minima + maxima,)``.
-        sums, minima, maxima: how many numbers are added, and of how many the smaller and the larger is kept, in that order.
+        sums, minima, maxima: the numbers of sums, minima and maxima in a row, in that order.
 
     Returns:
-        Whether it was done. If not, nothing was.
+        Whether *other* was merged. If not, *row* is unchanged.
     """
     native = _state.module
     if native is None or not is_plain(row) or not is_plain(other) or row.dtype is not _float64 or other.dtype is not _float64:

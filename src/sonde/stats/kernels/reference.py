@@ -1,4 +1,4 @@
-"""The reference kernels: plain torch, right on any device, and what torch.compile traces and fuses."""
+"""The reference kernels: plain torch, for any device, traced and fused by torch.compile."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ __all__ = ["moments"]
 
 
 def moments(values: Tensor) -> Tensor:
-    """The row of :class:`~sonde.stats.Moments`: count, nan, inf, zeros, sum, squares, min, max; float64, shape ``(8,)``.
+    """Return the row of :class:`~sonde.stats.Moments`: count, nan, inf, zeros, sum, squares, min, max; float64, shape ``(8,)``.
 
     Args:
-        values: float64 of any shape. NaN and infinities are counted and left out of the last four; where nothing is left,
+        values: float64 of any shape. NaN and infinities are counted and left out of the last four; without a finite element,
             the sums are 0, min is inf and max is -inf.
     """
     nan = values.isnan()
