@@ -71,7 +71,7 @@ class Finding:
         site: the first or worst place; ``""`` if it is no place in the network.
         epoch, step: when, or of the last row that was looked at.
         value: the number that the rule is about.
-        severity: how grave it is.
+        severity: ``note``, ``warn`` or ``bad``.
         call: which call of the module; -1 is all calls together.
         first_step: the first step at which it was seen; None if that is not known.
         evidence: the numbers that the rule compared, by name.
@@ -97,7 +97,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A rule as it is listed: its name, the condition in words, and where the threshold comes from."""
+    """An entry of ``RULES``: the rule's name, its condition in words, the source of its threshold, and its function."""
 
     name: str
     condition: str

@@ -155,7 +155,7 @@ class Forward:
         return running[-1][1]
 
     def _close(self, node: Draft, leaves: list[Tensor]) -> None:
-        """Note the tensors that a module call returned whose operations were recorded."""
+        """Note the tensors returned by a module call whose operations were recorded."""
         builder = self.builder
         if leaves and all((giver := builder.giver_of(tensor)) is None or giver[0].id < node.id for tensor in leaves):
             reads = [builder.sources_of(tensor) for tensor in leaves]  # before the node: this may add nodes for parameters

@@ -260,7 +260,7 @@ class _Reading:
         own: the keys of tensors and parameters that were added by hand, by ``id``.
         keys: the keys of the graph's nodes, by number; at first of the inputs that were added by hand.
         tensors: the keys of nodes for tensors, by the graph's node and value.
-        given: the keys of those of them that an edge leads to.
+        given: the keys of the nodes in ``tensors`` that an edge leads to.
     """
 
     recorder: Recorder

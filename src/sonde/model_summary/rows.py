@@ -175,7 +175,7 @@ def _with_outcome(row: SummaryRow, place: _Place, outcome: Outcome, failed: str 
 
 
 def _failing(places: list[_Place], outcome: Outcome) -> str | None:
-    """The innermost module that was running when the exception was raised; those whose own was caught are not in its trace."""
+    """The innermost module that was running when the exception was raised. One whose own exception was caught is left out."""
     if outcome.error is None or not (outcome.running or outcome.stage == "forward"):
         return None
     modules = {place.name: place.module for place in places if place.first is None}

@@ -52,7 +52,7 @@ def summary(
         model: any module.
         *batch: the positional arguments of the call; keyword arguments other than those named here are handed on too.
         loss_fn: from the model's output to a scalar, which is sent backward for the column of gradients. Without it, the
-            output's own ``loss`` (an attribute or a key) is, if it is a scalar that requires a gradient.
+            output's own ``loss`` (an attribute or a key) is sent backward, if it is a scalar that requires a gradient.
         depth: fold rows deeper than this where the summary is shown; the model itself is at depth 0.
         on_error: what to do with an exception of the model, the loss or the backward pass: ``"raise"`` it, unchanged but
             for a note that holds the table up to the failing call; or return that ``"partial"`` summary, with the

@@ -55,7 +55,7 @@ class LayerRow:
     """One row of the table: the texts and numbers of one layer.
 
     Attributes:
-        name: as ``named_modules()`` has it; ``""`` is the model itself.
+        name: the module's name in ``named_modules()``; ``""`` is the model itself.
         type: the module's class.
         texts: the cells that are texts, by heading: ``input`` and ``output`` (shapes), ``calls``, ``params``; of a recorder
             ``slot``, ``samples``, ``kept``, ``shape``.
@@ -63,7 +63,7 @@ class LayerRow:
         notes: the words of the last column.
         depth: how far the row is indented, which then shows the last part of the name alone; None shows the whole name.
         tone: how the name stands out.
-        repeats: the numbers are those of another row, and stand back.
+        repeats: the numbers are those of another row, and are written in a quiet tone.
     """
 
     name: str

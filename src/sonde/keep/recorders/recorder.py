@@ -60,7 +60,7 @@ class Recorder(SlotReader, KeepingProbe):
         condition: called without arguments at each call of a module; the call is recorded if the result is true.
         reduction: a function from the value kept so far and the new one to the value to keep, as for ``functools.reduce``.
             The first value is kept as it is. For a structured value (a tuple, a dict, ...) the function is called tensor by
-            tensor. None in the place of a gradient that did not come is not handed to it. ``sonde.recorders.reductions`` has
+            tensor. A missing gradient (None) is not passed to it. ``sonde.recorders.reductions`` has
             ready-made ones. Without a reduction every value is kept, which takes memory.
         data_method: ``"batch"`` keeps tensors whole; ``"sample"`` keeps of each tensor its first item, the first sample.
         strict: raise what *condition* or *reduction* raises into the training, instead of recording nothing more in that
@@ -128,7 +128,7 @@ class Recorder(SlotReader, KeepingProbe):
         """Record at *module* and all modules in it that satisfy every condition; return the recorder. A module has one slot.
 
         Args:
-            module: usually the model. A part of a model that is registered already goes by its names there.
+            module: usually the model. A part of a registered model keeps its names in that model.
             types: instances of these classes.
             indices: positions in ``module.modules()``, which has *module* itself at 0.
             include, exclude: as everywhere in sonde: see :func:`sonde.observe`.

@@ -59,7 +59,7 @@ def lines(
         ranges: the bands to draw.
         intervals: how many, of equally many logged steps each; or ``"epoch"``, one for each epoch.
         most: the number of panels; of more layers, this many are drawn, evenly through the depth.
-        log: whether the axis is logarithmic; None goes by the values.
+        log: whether the axis is logarithmic; None chooses by the values.
 
     Raises:
         UnknownSiteError: the number was not recorded; the message names the lens that records it.

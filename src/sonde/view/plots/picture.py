@@ -1,4 +1,4 @@
-"""The figure that every plot function returns. Imports matplotlib, so that it is imported when a picture is drawn, not before."""
+"""Define the figure that every plot function returns. This file imports matplotlib; it is imported when a picture is drawn."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def scalars(
     Args:
         run: the run.
         names: the scalars; the default is all but ``overhead``.
-        log: whether axes are logarithmic; None goes by the values of each panel.
+        log: whether axes are logarithmic; None chooses by the values of each panel.
         rank: the process.
         theme: ``"light"`` or ``"dark"``.
 

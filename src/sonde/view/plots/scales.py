@@ -58,7 +58,7 @@ def scale_for(
     Args:
         values: NaN are left out.
         kind: of the number.
-        scale: ``"auto"`` goes by the kind and the values.
+        scale: ``"auto"`` chooses by the kind and the values.
         limits: the ends. By default half a percent of the cells on each side may lie beyond them if they lie far off; on a
             logarithmic scale also cells that are three times the span of the middle half of all (at least three decades) beyond
             that half, so that a run that diverges in some steps does not push all others into one colour.
