@@ -301,7 +301,7 @@ def test_the_compiled_module_refuses_what_it_cannot_use() -> None:
             module.add(number, led, at, row, ())
         with pytest.raises(ValueError, match="no such reduction"):
             module.add_each(number, led, [at], [row], None, ())
-    for function in (module.add, module.add_each, module.add_memory, module.connect, module.norms, module.merge):
+    for function in (module.add, module.add_each, module.add_memory, module.connect, module.merge):
         with pytest.raises(TypeError, match="expected"):
             function(1, 2)
     with pytest.raises(TypeError, match="expected"):
@@ -316,8 +316,6 @@ def test_the_compiled_module_refuses_what_it_cannot_use() -> None:
         module.use_level("mmx")
     with pytest.raises(ValueError, match="no address"):
         module.merge(0, 0, 1, 0, 0)
-    with pytest.raises(TypeError, match="a span is"):
-        module.norms(at, [(1, 2)], 1)
     assert not row.any()
 
 

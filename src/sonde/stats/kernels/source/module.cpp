@@ -4,9 +4,6 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-#include <cmath>
-#include <memory>
-
 #include "adding.hpp"
 #include "exchange.hpp"
 #include "passes.hpp"
@@ -46,11 +43,6 @@ void find_levels() {
     levels[level_count++] = &baseline::passes;
     passes = levels[0];
 }
-
-struct Squares {
-    double value = 0;
-    void merge(const Squares &other) { value += other.value; }
-};
 
 Guard guard;
 
@@ -197,56 +189,6 @@ PyObject *merge(PyObject *, PyObject *const *args, Py_ssize_t n) {
     Py_RETURN_NONE;
 }
 
-struct Span {
-    const char *data, *minus;
-    Kind kind;
-    size_t count;
-};
-
-double norm_of(const Span &span, int threads) {
-    const size_t item = size_of(span.kind);
-    Squares squares;
-    reduce(span.count, 64, threads, squares, [&](size_t first, size_t end, Squares &part) {
-        const char *minus = span.minus ? span.minus + first * item : nullptr;
-        part.value += passes->squares(span.kind, span.data + first * item, minus, end - first);
-    });
-    return std::sqrt(squares.value);
-}
-
-// norms(out, spans, threads): out[i] = the Euclidean norm of spans[i] = (data, minus or 0, kind, count).
-PyObject *norms(PyObject *, PyObject *const *args, Py_ssize_t n) {
-    if (n != 3 || !PyList_Check(args[1])) {
-        PyErr_SetString(PyExc_TypeError, "expected out, a list of spans, threads");
-        return nullptr;
-    }
-    double *out = static_cast<double *>(PyLong_AsVoidPtr(args[0]));
-    const long threads = PyLong_AsLong(args[2]);
-    const Py_ssize_t count = PyList_Size(args[1]);
-    if (PyErr_Occurred()) return nullptr;
-    std::unique_ptr<Span[], decltype(&PyMem_Free)> spans(static_cast<Span *>(PyMem_Malloc(size_t(count + 1) * sizeof(Span))), &PyMem_Free);
-    if (!spans) return PyErr_NoMemory();
-    for (Py_ssize_t i = 0; i < count; i++) {
-        PyObject *span = PyList_GetItem(args[1], i);
-        if (PyTuple_Size(span) != 4) {
-            if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "a span is (data, minus, kind, count)");
-            return nullptr;
-        }
-        const long kind = PyLong_AsLong(PyTuple_GetItem(span, 2));
-        spans[i] = {static_cast<const char *>(PyLong_AsVoidPtr(PyTuple_GetItem(span, 0))),
-                    static_cast<const char *>(PyLong_AsVoidPtr(PyTuple_GetItem(span, 1))),
-                    Kind(kind), size_t(PyLong_AsSsize_t(PyTuple_GetItem(span, 3)))};
-        if (PyErr_Occurred()) return nullptr;
-        if (!is_kind(kind) || !spans[i].data) {
-            PyErr_SetString(PyExc_ValueError, "a span has no address, or a kind that cannot be used");
-            return nullptr;
-        }
-    }
-    Py_BEGIN_ALLOW_THREADS
-    for (Py_ssize_t i = 0; i < count; i++) out[i] = norm_of(spans[i], threads_for(spans[i].count, threads));
-    Py_END_ALLOW_THREADS
-    Py_RETURN_NONE;
-}
-
 // levels() -> (in use, (all that this processor can run, best first))
 PyObject *list_levels(PyObject *, PyObject *const *, Py_ssize_t) {
     PyObject *names = PyTuple_New(level_count);
@@ -274,7 +216,6 @@ PyMethodDef functions[] = {
     {"add_memory", cast(add_memory), METH_FASTCALL,
      "add_memory(reduction, led, row, data, minus, kind, shape, strides, threads, arguments) -> whether it was done"},
     {"merge", cast(merge), METH_FASTCALL, "merge(row, other, sums, minima, maxima)"},
-    {"norms", cast(norms), METH_FASTCALL, "norms(out, spans, threads)"},
     {"levels", cast(list_levels), METH_FASTCALL, "levels() -> (in use, all)"},
     {"use_level", cast(use_level), METH_FASTCALL, "use_level(name)"},
     {nullptr, nullptr, 0, nullptr},

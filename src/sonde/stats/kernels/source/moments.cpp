@@ -1,4 +1,4 @@
-// Moments and sums of squares of adjacent elements. Compiled once for each instruction set, LEVEL.
+// Moments of adjacent elements. Compiled once for each instruction set, LEVEL.
 //
 // All sums are formed in double. The square of a float is exact there and cannot overflow, so a block's sum of squares is
 // finite exactly if all of its elements are: the fast pass needs no masks, and a block that fails is cleaned and passed again.
@@ -137,57 +137,13 @@ void moments(Kind kind, const void *data, const void *minus, size_t n, Moments &
     }
 }
 
-template <class T> double squares_of(const typename T::Element *x, const typename T::Element *minus, size_t n) {
-    constexpr size_t kUnroll = 4, kStep = kUnroll * kWidth;
-    Doubles sums[kUnroll] = {};
-    size_t k = 0;
-    while (k + kStep <= n) {
-        Doubles chain[kUnroll] = {};
-        const size_t whole = (n - k) / kStep * kStep, end = k + (whole < kChain * kStep ? whole : kChain * kStep);
-        for (; k < end; k += kStep) {
-            for (size_t u = 0; u < kUnroll; u++) {
-                Doubles value = T::widened(x + k + u * kWidth);
-                if (minus) value = value - T::widened(minus + k + u * kWidth);
-                chain[u] += value * value;
-            }
-        }
-        for (size_t u = 0; u < kUnroll; u++) sums[u] += chain[u];
-    }
-    double made = total(sums, kUnroll);
-    for (; k < n; k++) {
-        const double value = minus ? double(x[k]) - double(minus[k]) : double(x[k]);
-        made += value * value;
-    }
-    return made;
-}
-
-double squares(Kind kind, const void *data, const void *minus, size_t n) {
-    float buffer[kBlock], other[kBlock];
-    Sum made;
-    for (size_t k = 0; k < n; k += kBlock) {
-        const size_t length = n - k < kBlock ? n - k : kBlock;
-        if (kind == kDouble) {
-            const double *x = static_cast<const double *>(data), *y = static_cast<const double *>(minus);
-            made.add(squares_of<OfDoubles>(x + k, y ? y + k : nullptr, length));
-        } else if (kind == kFloat) {
-            const float *x = static_cast<const float *>(data), *y = static_cast<const float *>(minus);
-            made.add(squares_of<OfFloats>(x + k, y ? y + k : nullptr, length));
-        } else {
-            to_floats(kind, static_cast<const uint16_t *>(data) + k, buffer, length);
-            if (minus) to_floats(kind, static_cast<const uint16_t *>(minus) + k, other, length);
-            made.add(squares_of<OfFloats>(buffer, minus ? other : nullptr, length));
-        }
-    }
-    return made.total();
-}
-
 }  // namespace
 
 namespace LEVEL {
 void exponents(Kind, const void *, const void *, size_t, Exponents &);
 void activation(Kind, const void *, const Channels &, size_t, size_t, double, ChannelCounts &);
 extern const Passes passes;
-const Passes passes = {LEVEL_NAME, moments, exponents, activation, squares};
+const Passes passes = {LEVEL_NAME, moments, exponents, activation};
 }  // namespace LEVEL
 
 }  // namespace sonde

@@ -74,7 +74,6 @@ struct Passes {
     void (*exponents)(Kind, const void *data, const void *minus, size_t n, Exponents &into);
     // The elements (if inner is 1, the runs of one element of each channel) *first* to *end*.
     void (*activation)(Kind, const void *data, const Channels &, size_t first, size_t end, double eps, ChannelCounts &into);
-    double (*squares)(Kind, const void *data, const void *minus, size_t n);  // sum of squares (of differences)
 };
 
 }  // namespace sonde
