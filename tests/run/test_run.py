@@ -19,7 +19,7 @@ import pytest
 from sonde.errors import ArgumentError, ObservationWarning, SiteError, StoreError, UnknownSiteError
 from sonde.run.folder.source import DiskSource
 from sonde.run.run import Run, open_run
-from sonde.run.schema import KEYS, Layout
+from sonde.run.schema import KEY_COLUMNS, KEYS, Layout
 from sonde.run.store.memory_writer import memory_run
 from sonde.run.store.open import start_run
 from sonde.run.store.run_names import ADJECTIVES, ANIMALS
@@ -70,7 +70,7 @@ def test_texts_of_keys_are_dictionaries_in_the_file(tmp_path: Path) -> None:
         (file,) = (tmp_path / "run/moments").glob("*.parquet")
         group = pyarrow.parquet.ParquetFile(file).metadata.row_group(0)
         texts = [column for number in range(group.num_columns) if (column := group.column(number)).physical_type == "BYTE_ARRAY"]
-        assert [column.path_in_schema for column in texts] == ["model", "site", "layer", "port", "leaf"]
+        assert [column.path_in_schema for column in texts] == [key.name for key in KEY_COLUMNS if key.kind == "string"]
         return {encoding for column in texts for encoding in column.encodings if "DICTIONARY" in encoding}
 
     with start_run(tmp_path / "run") as writer:

@@ -36,26 +36,26 @@ class Findings:
         self._recent: dict[RowIndex, deque[RowBlock]] = {}
         self._broken: Finding | None = None
 
-    def look(self, rowed: RowIndex, stretch: RowBlock) -> None:
+    def look(self, index: RowIndex, block: RowBlock) -> None:
         """Keep the numbers of logged rows that the rules need, and forget moments that are too old."""
-        numbers = {name: stretch.numbers[name] for name in _LOOKED_AT if name in stretch.numbers}
-        recent = self._recent.setdefault(rowed, deque())
-        recent.append(replace(stretch, numbers=numbers).last(_RECENT))
+        numbers = {name: block.numbers[name] for name in _LOOKED_AT if name in block.numbers}
+        recent = self._recent.setdefault(index, deque())
+        recent.append(replace(block, numbers=numbers).last(_RECENT))
         while sum(map(len, recent)) - len(recent[0]) >= _RECENT:
             recent.popleft()
 
     def look_for_defects(self, entries: LoggedRows) -> None:
         """Keep the first NaN or infinity in *entries*, unless an earlier one is known."""
         if self._broken is None:
-            sick = {id(stretch) for stretch in entries.blocks if np.any(_defects(stretch))}
-            if sick or not all(math.isfinite(scalar.value) for scalar in entries.scalars):
-                self._broken = _first_defect(entries, sick)
+            broken = {id(block) for block in entries.blocks if np.any(_defects(block))}
+            if broken or not all(math.isfinite(scalar.value) for scalar in entries.scalars):
+                self._broken = _first_defect(entries, broken)
 
     def _last_of(self, recent: deque[RowBlock]) -> Iterator[RowBlock]:
         """The last ``_RECENT`` moments of *recent*."""
         more = sum(map(len, recent)) - _RECENT
-        for stretch in recent:
-            yield stretch.last(len(stretch) - max(more, 0))
+        for block in recent:
+            yield block.last(len(block) - max(more, 0))
             more = 0
 
     def all(self) -> list[Finding]:
@@ -96,20 +96,20 @@ class Findings:
 
     def _broken_sites(self) -> set[str]:
         """The sites with a NaN or an infinity in recent logged steps."""
-        recent = (stretch for held in self._recent.values() for stretch in self._last_of(held))
-        return {stretch.layout.site[row] for stretch in recent for row in stretch.rows[_defects(stretch) > 0].tolist()}
+        recent = (block for held in self._recent.values() for block in self._last_of(held))
+        return {block.layout.site[row] for block in recent for row in block.rows[_defects(block) > 0].tolist()}
 
     def _medians(self, number: str, port: str, *, matrices: bool = False) -> dict[str, float]:
         """Of each site at *port* the median of a number over recent logged steps, in the order of execution."""
         values: dict[str, list[float]] = {}
         order: dict[str, int] = {}
-        for rowed, recent in self._recent.items():
-            wanted = np.array([each == port for each in rowed.ports]) & (rowed.matrices if matrices else True)
-            for stretch in self._last_of(recent):
-                if number in stretch.numbers and not stretch.family.endswith(("_eval", "_micro")):
-                    for row, value in _picked(stretch.rows, stretch.numbers[number], wanted):
-                        values.setdefault(stretch.layout.site[row], []).append(value)
-                        order[stretch.layout.site[row]] = int(np.asarray(stretch.layout.order)[row])
+        for index, recent in self._recent.items():
+            wanted = np.array([each == port for each in index.ports]) & (index.matrices if matrices else True)
+            for block in self._last_of(recent):
+                if number in block.numbers and not block.family.endswith(("_eval", "_micro")):
+                    for row, value in _picked(block.rows, block.numbers[number], wanted):
+                        values.setdefault(block.layout.site[row], []).append(value)
+                        order[block.layout.site[row]] = int(np.asarray(block.layout.order)[row])
         found = {site: float(np.median(each)) for site, each in values.items()}
         return {site: found[site] for site in sorted(found, key=lambda site: (order[site], site))}
 
@@ -130,8 +130,8 @@ class Findings:
             others = ", ".join(_name(each) for each in ordered[1:_NAMED])
             rest = len(found) - _NAMED
             message += f" (also {others}" + (f" and {rest} more)" if rest > 0 else ")")
-        stretches = (stretch for recent in self._recent.values() for stretch in self._last_of(recent))
-        moments = (moment for stretch in stretches for moment in stretch.moments[:, :2].tolist())
+        blocks = (block for recent in self._recent.values() for block in self._last_of(recent))
+        moments = (moment for block in blocks for moment in block.moments[:, :2].tolist())
         epoch, step = max(moments, key=lambda moment: moment[1])
         yield worst.at(ordered[0], epoch, step, message)
 
@@ -149,8 +149,8 @@ def _defects(rows: Rows | RowBlock) -> npt.NDArray[np.float64]:
     return sum((rows.numbers[name] for name in _DEFECTS if name in rows.numbers), np.zeros(len(rows.rows)))
 
 
-def _first_defect(entries: LoggedRows, sick: Collection[int]) -> Finding | None:
-    """The first defect of the first step with one, where those stretches have some; a place goes before a scalar."""
+def _first_defect(entries: LoggedRows, broken: Collection[int]) -> Finding | None:
+    """The first defect of the first step with one, in the blocks whose ids are in *broken*; a place goes before a scalar."""
     found: list[tuple[tuple[float, float], Finding]] = []
     for entry in entries.sequence:
         step = entry.step if isinstance(entry, Scalar) else int(entry[0].moments[entry[1]][1])
@@ -160,7 +160,7 @@ def _first_defect(entries: LoggedRows, sick: Collection[int]) -> Finding | None:
             if not math.isfinite(entry.value):
                 message = f"{entry.name} is {entry.value} from step {entry.step:,} on"
                 found.append(((math.inf, 0.0), _nonfinite(message, "", entry.epoch, entry.step, entry.value)))
-        elif id(entry[0]) in sick:
+        elif id(entry[0]) in broken:
             found += _first_of(Rows.of(*entry))
     return min(found, key=lambda each: each[0])[1] if found else None
 
