@@ -13,12 +13,12 @@ NATIVE := CMakeLists.txt $(wildcard src/sonde/stats/kernels/source/*)
 demo: $(VENV)/.installed
 	$(BIN)/sonde demo
 
-# On all cores. What is slow (inductor, subprocesses) is left to test-all.
+# On all cores. The slow tests (inductor, wheels, processes that are killed) are left to test-all.
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest --numprocesses auto --dist worksteal -m "not slow"
 
-test-all: $(VENV)/.installed
-	$(BIN)/python -m pytest --numprocesses auto --dist worksteal
+test-all: test
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal -m slow
 
 check: $(VENV)/.installed
 	$(BIN)/ruff format --check .
