@@ -8,7 +8,7 @@ step with a closure after it, the last that the closure computed. ``param`` and 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
@@ -89,15 +89,18 @@ def _give_gradients(hooked: list[StepHook]) -> Undo | None:
     return undo
 
 
-class StepEventHook(EventHook):
-    """Delivers events around the steps of one parameter; registers no torch hook.
+class StepHook(SiteHook):
+    """A hook around the steps of one parameter; abstract. Registers no torch hook.
 
     Attributes:
         around: calls this hook.
-        one_in: of how many elements of the parameter one is given at ``update``.
+        one_in: at ``update`` one in so many elements of the parameter is observed.
     """
 
-    __slots__ = ("around", "one_in")
+    __slots__ = ()  # the other base of each subclass has slots, and Python joins only one base that has any
+
+    around: AroundSteps
+    one_in: int
 
     def __init__(
         self,
@@ -109,8 +112,8 @@ class StepEventHook(EventHook):
         around: AroundSteps,
     ) -> None:
         super().__init__(delivery, clock, item, sites, parameter)
-        self.around = around
-        self.one_in = 1
+        self.around = around  # type: ignore[misc]  # the slot is the subclass's
+        self.one_in = 1  # type: ignore[misc]
 
     def attach(self) -> None:
         self.is_in = self.was_eager = True
@@ -119,6 +122,12 @@ class StepEventHook(EventHook):
     def detach(self) -> None:
         self.is_in = False
         self.around.remove(self)
+
+
+class StepEventHook(StepHook, EventHook):
+    """Delivers events around the steps of one parameter."""
+
+    __slots__ = ("around", "one_in")
 
     @staticmethod
     def give_gradients(hooked: Sequence[StepEventHook], gradients: Sequence[Tensor]) -> None:
@@ -141,38 +150,13 @@ class StepEventHook(EventHook):
         self._deliver(Event(self.name, nn.Parameter, port == "grad", value, (), {}, self.sites[port], 0, PORTS[port].phase, tick))
 
 
-class StepStatisticHook(StatisticHook):
-    """Adds to rows of a statistic around the steps of one parameter; registers no torch hook.
+class StepStatisticHook(StepHook, StatisticHook):
+    """Adds to rows of a statistic around the steps of one parameter.
 
     Of ``update`` the difference ``after - before`` is added, formed in float64.
-
-    Attributes:
-        around: calls this hook.
-        one_in: of how many elements of the parameter one is looked at for ``update``.
     """
 
     __slots__ = ("around", "one_in")
-
-    def __init__(
-        self,
-        delivery: Delivery,
-        clock: Clock,
-        item: Named,
-        sites: dict[Port, Site],
-        parameter: nn.Parameter,
-        around: AroundSteps,
-    ) -> None:
-        super().__init__(delivery, clock, item, sites, parameter)
-        self.around = around
-        self.one_in = 1
-
-    def attach(self) -> None:
-        self.is_in = self.was_eager = True
-        self.around.add(self)
-
-    def detach(self) -> None:
-        self.is_in = False
-        self.around.remove(self)
 
     @staticmethod
     def give_gradients(hooked: Sequence[StepStatisticHook], gradients: Sequence[Tensor]) -> Undo:
@@ -192,10 +176,6 @@ class StepStatisticHook(StatisticHook):
         if moved:
             after = [_sampled(hook) for hook, _ in moved]
             StatisticHook.add_each([hook for hook, _ in moved], "update", after, [former for _, former in moved])
-
-
-StepHook: TypeAlias = StepEventHook | StepStatisticHook
-"""A hook around the steps of one parameter."""
 
 
 def _sampled(hook: StepStatisticHook) -> Tensor:
