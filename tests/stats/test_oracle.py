@@ -36,7 +36,7 @@ NAN = math.nan
 def plain(tensor: Tensor) -> Tensor:
     """Any tensor as float64 numbers of the same shape."""
     tensor = tensor.detach().to_dense() if tensor.layout != torch.strided else tensor.detach()
-    return (tensor.abs() if tensor.is_complex() else tensor).double()
+    return tensor.to(torch.complex128).abs() if tensor.is_complex() else tensor.double()
 
 
 def everything(kept: list[Tensor]) -> Tensor:

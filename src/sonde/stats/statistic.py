@@ -217,6 +217,9 @@ def dense(tensor: Tensor) -> Tensor:
 
 
 def elements(tensor: Tensor) -> Tensor:
-    """Return the elements as float64, without a graph: integers and bools as numbers, complex elements as their modulus."""
+    """Return the elements as float64, without a graph: integers and bools as numbers, complex elements as their modulus.
+
+    A modulus is formed in double precision: it may be beyond the precision of the complex element's parts.
+    """
     tensor = tensor.detach()
-    return (tensor.abs() if tensor.is_complex() else tensor).to(torch.float64)
+    return tensor.to(torch.complex128).abs() if tensor.is_complex() else tensor.to(torch.float64)

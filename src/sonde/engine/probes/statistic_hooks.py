@@ -229,6 +229,7 @@ class ParameterStatisticHook(StatisticHook):
 
 def _difference(after: Tensor, before: Tensor) -> Tensor:
     """Return ``after - before``, not rounded to the precision of the two."""
-    if after.is_floating_point() and after.device.type != "mps":  # which has no float64
-        after, before = after.to(torch.float64), before.to(torch.float64)
+    if after.device.type != "mps" and (after.is_floating_point() or after.is_complex()):  # mps has no float64
+        wide = torch.complex128 if after.is_complex() else torch.float64
+        after, before = after.to(wide), before.to(wide)
     return after - before
