@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections import OrderedDict, defaultdict, deque
+from collections import OrderedDict, UserDict, defaultdict, deque
 from collections.abc import Callable
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pack_sequence
 from transformers.cache_utils import DynamicCache
 from transformers.modeling_outputs import BaseModelOutput, CausalLMOutputWithPast
 
-from sonde.engine.structure import outline, remap, walk
+from sonde.engine.structure import as_arguments, outline, remap, walk
 
 
 class Pair(NamedTuple):
@@ -341,3 +341,28 @@ def test_what_a_map_leaves_is_independent() -> None:
     mapped["b"].hidden.clear()
     assert [len(value["a"]), len(value["b"].hidden)] == [1, 1]  # type: ignore[arg-type,attr-defined]  # as made above
     assert copy.copy(value).keys() == mapped.keys()
+
+
+ONE, TWO = torch.ones(1), torch.zeros(2)
+
+
+@pytest.mark.parametrize(
+    ("batch", "args", "kwargs"),
+    [
+        (ONE, (ONE,), {}),
+        ((ONE, TWO), (ONE, TWO), {}),
+        ([ONE, TWO], (ONE, TWO), {}),
+        ({"x": ONE}, (), {"x": ONE}),
+        (UserDict({"x": ONE}), (), {"x": ONE}),  # the BatchEncoding of a tokenizer is one
+        (MappingProxyType({"x": ONE}), (), {"x": ONE}),
+    ],
+)
+def test_a_batch_stands_for_arguments(batch: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Mappings hold keyword arguments, tuples and lists positional ones; anything else is the only argument."""
+    assert as_arguments(batch) == (args, kwargs)
+
+
+def test_a_named_tuple_is_one_argument() -> None:
+    """Its fields are not the model's."""
+    pair = Pair(ONE, TWO)
+    assert as_arguments(pair) == ((pair,), {})

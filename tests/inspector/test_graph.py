@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections import UserDict
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -38,6 +43,28 @@ def test_the_graph_of_a_batch_is_kept_in_the_run_and_joins_with_its_numbers() ->
     page = graph.to_html(values={"rms": series})
     assert "0:output" in page
     assert "<script" in page
+
+
+class Named(nn.Module):
+    """Takes keyword arguments, as models of transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, *, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        out: torch.Tensor = self.layer(x) * scale
+        return out
+
+
+@pytest.mark.parametrize("kind", [dict, UserDict, MappingProxyType])
+def test_a_batch_of_keyword_arguments_is_a_mapping(kind: Callable[[dict[str, Any]], Mapping[str, Any]]) -> None:
+    """A dict, or what a tokenizer returns, is handed on as keyword arguments, whatever its keys are."""
+    batch = kind({"x": torch.ones(2, 3), "scale": 2.0})
+    with sonde.watch(Named(), to="memory", quiet=True, batch=batch) as inspector:
+        pass
+    graph = Graph.of(inspector.run.graph)
+    assert [node.name for node in graph.nodes if node.kind == "input"] == ["x"]
 
 
 def test_the_graph_of_several_models_is_asked_for_one_by_one() -> None:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from sonde.engine.torch_api import pytree
 
-__all__ = ["Outline", "as_gradients", "first_floating", "is_floating", "outline", "remap", "walk"]
+__all__ = ["Outline", "as_arguments", "as_gradients", "first_floating", "is_floating", "outline", "remap", "walk"]
 
 
 class _Opened(NamedTuple):
@@ -143,6 +143,17 @@ class Outline:
 def as_gradients(filled: Any) -> tuple[Any, ...]:
     """Return gradients as torch hands them to module hooks: a tuple; of one item for anything but a tuple or list."""
     return tuple(filled) if isinstance(filled, tuple | list) else (filled,)
+
+
+def as_arguments(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the positional and the keyword arguments that *batch* stands for.
+
+    A mapping (a dict, the ``BatchEncoding`` of a tokenizer) holds keyword arguments, a tuple or list positional ones. Anything
+    else, a named tuple too, is the only argument.
+    """
+    if isinstance(batch, Mapping):
+        return (), dict(batch)
+    return (tuple(batch) if isinstance(batch, tuple | list) and not hasattr(batch, "_fields") else (batch,)), {}
 
 
 def outline(value: Any) -> tuple[list[tuple[str, Tensor]], Outline]:

@@ -6,7 +6,7 @@ import contextlib
 import os
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,9 +62,7 @@ def record(net: nn.Module, name: str, input_shapes: Shapes | None, input_data: A
 def _inputs(net: nn.Module, shapes: Shapes | None, data: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments to call *net* with."""
     if data is not None:
-        if isinstance(data, Mapping):
-            return (), dict(data)
-        return (tuple(data) if isinstance(data, tuple | list) else (data,)), {}
+        return structure.as_arguments(data)
     if shapes is None or not isinstance(shapes, tuple | list):
         raise ArgumentError(f"input_shapes={shapes!r}: give the shape of the input, a list of shapes, or input_data=")
     each: Sequence[Any] = [shapes] if all(isinstance(size, int) for size in shapes) else shapes

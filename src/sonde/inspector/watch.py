@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
+from sonde.engine import structure
 from sonde.engine.selection import Where
 from sonde.errors import ArgumentError
 from sonde.inspector.inspector import Inspector
@@ -89,7 +90,8 @@ def watch(
             Without *to* the run is in memory.
         strict: raise what a statistic raises, instead of going on without it with a warning.
         quiet: print nothing at the end.
-        batch: an example of the model's input, a tuple for several arguments. The execution graph is captured on it before the
+        batch: an example of the model's input: a tuple or list of positional arguments, a mapping of keyword arguments (as a
+            dict or the ``BatchEncoding`` of a tokenizer), or the only argument. The execution graph is captured on it before the
             training begins, and kept in the run: ``sonde.graph.Graph.of(run.graph)`` reads it back, to be drawn with the run's
             numbers on its nodes. The model is left as it was.
 
@@ -134,4 +136,5 @@ def _captured(model: nn.Module | Mapping[str, nn.Module], batch: Any) -> Graph:
         raise ArgumentError("batch= goes with one model: of several, capture each with sonde.graph.capture(model, batch)")
     from sonde.graph import capture  # slow to import, and rarely wanted
 
-    return capture(model, *(batch if isinstance(batch, tuple) else (batch,)))
+    args, kwargs = structure.as_arguments(batch)
+    return capture(model, *args, **kwargs)

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from sonde import rules
+from sonde.engine import structure
 from sonde.engine.torch_api.hooks import hooks_on
 from sonde.keep import Tracker, track
 from sonde.keep.layers import layers_of
 from sonde.stats import Accumulator, Moments
-from sonde.testing.trial import Loss, Trial, as_batch, listed, same_chance, settled
+from sonde.testing.trial import Loss, Trial, listed, same_chance, settled
 
 __all__ = ["assert_healthy", "assert_no_hooks_left"]
 
@@ -72,8 +73,8 @@ def assert_healthy(
 
     Args:
         model: any model.
-        batch: the arguments of the call: a tuple or list holds the positional arguments, a dict the keyword arguments, and
-            anything else is its only argument.
+        batch: the arguments of the call: a tuple or list holds the positional arguments, a dict or another mapping (as a tokenizer
+            returns) the keyword arguments, and anything else is its only argument.
         loss_fn: from its output to a scalar; the default is the sum of the mean squares of all tensors that need a gradient.
         factory: makes the same model again, for one that cannot be deep-copied.
 
@@ -82,7 +83,7 @@ def assert_healthy(
             order first.
         ArgumentError: the model cannot be copied and there is no *factory*.
     """
-    args, kwargs = as_batch(batch)
+    args, kwargs = structure.as_arguments(batch)
     trial = Trial(model, args, kwargs, loss_fn, factory)
     with same_chance():
         observed = trial.fresh_model()

@@ -17,7 +17,7 @@ from sonde.engine import structure
 from sonde.errors import ArgumentError
 from sonde.testing.zoo import mean_square
 
-__all__ = ["Loss", "Trial", "as_batch", "difference", "listed", "random_state", "same_bits", "same_chance", "settled"]
+__all__ = ["Loss", "Trial", "difference", "listed", "random_state", "same_bits", "same_chance", "settled"]
 
 Loss = Callable[[Any], Tensor]
 
@@ -74,13 +74,6 @@ class Trial:
 def settled(output: Any) -> Any:
     """Return *output*; the list of its items if it is a generator."""
     return list(output) if isinstance(output, Iterator) else output
-
-
-def as_batch(batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return positional and keyword arguments: a dict holds keywords, a tuple or list positions; all else is one argument."""
-    if isinstance(batch, dict):
-        return (), dict(batch)
-    return (tuple(batch) if isinstance(batch, tuple | list) and not hasattr(batch, "_fields") else (batch,)), {}
 
 
 def listed(title: str, lines: list[str], most: int = 12) -> str:
