@@ -284,9 +284,9 @@ def test_an_empty_run(writer: RunWriter) -> None:
     assert run.alerts == []
     assert run.last_step == -1
     assert "nothing recorded yet" in repr(run)
-    with pytest.raises(UnknownSiteError, match="There are none"):
+    with pytest.raises(UnknownSiteError, match="nothing is recorded there yet"):
         run.table("moments")
-    with pytest.raises(UnknownSiteError, match="There are none"):
+    with pytest.raises(UnknownSiteError, match="nothing is recorded there yet"):
         run.scalar("loss")
 
 
@@ -303,13 +303,13 @@ def test_sql_sees_each_family_as_a_table_and_no_variable_of_ours(writer: RunWrit
     answer = run.sql("SELECT site, max(mean) AS top FROM moments JOIN scalars USING (step) GROUP BY site ORDER BY top")
     assert answer.fetchall() == [("fc:output", 3.0), ("fc:grad_output", 6.0), ("head:output", 9.0)]
     assert "head:output" in str(answer)
-    with pytest.raises(duckdb.CatalogException, match="Did you mean"):
+    with pytest.raises(UnknownSiteError, match="Nearest: moments"):
         run.sql("SELECT * FROM momentz")
-    with pytest.raises(duckdb.CatalogException):
+    with pytest.raises(UnknownSiteError):
         run.sql("SELECT * FROM families")
     with pytest.raises(duckdb.BinderException):
         run.sql("SELECT rmz FROM moments")
-    with pytest.raises(ArgumentError, match="begin with SELECT"):
+    with pytest.raises(ArgumentError, match="only read"):
         run.sql("-- nothing")
 
 

@@ -51,6 +51,7 @@ def _of_sites(opened: Run, family: str, step: int | None) -> Grid:
         ArgumentError: *step* was not logged.
     """
     from sonde.errors import ArgumentError
+    from sonde.run.folder.duckdb_sql import literal, quoted
     from sonde.suggest import nearest_steps
     from sonde.view.table import Cell, Grid
 
@@ -58,7 +59,7 @@ def _of_sites(opened: Run, family: str, step: int | None) -> Grid:
     shown = logged[-1] if step is None else step
     if shown not in logged:
         raise ArgumentError(f"--step={shown}: {family} has no rows of that step; the nearest are {nearest_steps(shown, logged)}")
-    sql = f'SELECT * FROM "{family}" WHERE step = {shown:d} ORDER BY micro_step, rank, "order", site'
+    sql = f'SELECT * FROM {quoted(family)} WHERE step = {literal(shown)} ORDER BY micro_step, rank, "order", site'
     rows = opened.sql(sql).to_arrow_table().to_pylist()
     lists = {name for row in rows for name, value in row.items() if isinstance(value, list)}  # as an exponent histogram's counts
     names = [name for name in opened.numbers.get(family, ()) if name not in lists]

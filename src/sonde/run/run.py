@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from sonde.errors import ArgumentError, MissingExtraError, StoreError
+from sonde.errors import ArgumentError, MissingExtraError, StoreError, UnknownSiteError
 from sonde.escape import escape_html
-from sonde.run.folder.duckdb_sql import connect, quoted
+from sonde.run.folder.duckdb_sql import check_query, condition, connect, connect_locked, literal, quoted
 from sonde.run.folder.run_json import Description
 from sonde.run.folder.source import Answer, Ask, DiskSource, Source
 from sonde.run.heatmap import Heatmap, Reduce, heatmap_of
@@ -44,11 +45,19 @@ class Run:
         self._connection: duckdb.DuckDBPyConnection | None = None
         source.describe()
 
-    def _ask(self, question: Ask[Answer]) -> Answer:
+    def _ask(self, question: Ask[Answer], *, callers_sql: str | None = None) -> Answer:
+        """Return the answer to *question*. An error of DuckDB's is the caller's own only where the caller gave SQL."""
+        import duckdb
+
         with self._lock:
-            if self._connection is None:
-                self._connection = connect()
-            return self._source.ask(self._connection, question)
+            try:
+                if self._connection is None:
+                    self._connection = connect_locked(self.path)
+                return self._source.ask(self._connection, question)
+            except duckdb.Error as error:
+                if callers_sql:
+                    raise
+                raise StoreError(f"{self._source.name} cannot be read: {error}") from error
 
     # What there is
 
@@ -179,7 +188,7 @@ class Run:
             text = str(site) if ":" in str(site) else f"{site}:output"
             rows = connection.sql(
                 f"SELECT step, {quoted(number)} FROM {quoted(chosen)} WHERE site = $site AND {quoted(number)} IS NOT NULL"
-                f"{_and(where)} ORDER BY step, micro_step, rank, call",
+                f"{condition(where)} ORDER BY step, micro_step, rank, call",
                 params={"site": text},
             ).to_arrow_table()
             if not rows.num_rows:
@@ -188,7 +197,7 @@ class Run:
                     raise unknown_name("site", text, (name for (name,) in known), f"{chosen} in {self._source.name}")
             return rows.column(0).to_numpy(), _values(rows.column(1))
 
-        return self._ask(question)
+        return self._ask(question, callers_sql=where)
 
     def scalar(self, name: str, *, rank: int | None = None) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
         """One scalar over time: ``(steps, values)``, of one rank, or of all, one after the other in each step.
@@ -199,8 +208,8 @@ class Run:
 
         def question(connection: duckdb.DuckDBPyConnection, families: tuple[str, ...]) -> tuple[Any, Any]:
             if "scalars" not in families:
-                raise unknown_name("scalar", name, (), self._source.name)
-            of_rank = "" if rank is None else f" AND rank = {int(rank)}"
+                raise self._unknown("scalar", name, "scalars", families)
+            of_rank = "" if rank is None else f" AND rank = {literal(rank)}"
             rows = connection.sql(
                 f"SELECT step, value FROM scalars WHERE name = $name{of_rank} ORDER BY step, rank", params={"name": name}
             ).to_arrow_table()
@@ -237,34 +246,71 @@ class Run:
 
         def question(connection: duckdb.DuckDBPyConnection, families: tuple[str, ...]) -> Heatmap:
             chosen = self._family_of(connection, families, number, family)
-            return heatmap_of(connection, chosen, number, port, reduce, _and(where), self._source.name)
+            return heatmap_of(connection, chosen, number, port, reduce, condition(where), self._source.name)
 
-        return self._ask(question)
+        return self._ask(question, callers_sql=where)
 
     def sql(self, query: str) -> duckdb.DuckDBPyRelation:
         """Return the answer to a query; every family is a table of its name. Note that ``"order"`` needs quotes in SQL.
+
+        A query reads the rows of this run and nothing else: no other file, no setting of DuckDB, no Python variable. For
+        everything else use :meth:`connection`.
 
         Returns:
             A DuckDB relation over the answer, which is in memory: it prints as a table and has ``fetchall()``, ``df()``,
             ``to_arrow_table()``.
 
         Raises:
-            ArgumentError: the query has no answer.
+            ArgumentError: the query is not one statement that only reads.
+            UnknownSiteError: the query names a table that is no family of this run.
             duckdb.Error: DuckDB refuses the query.
         """
+        check_query(query)
 
         def question(connection: duckdb.DuckDBPyConnection, families: tuple[str, ...]) -> pyarrow.Table:
-            relation = connection.sql(query)
-            if relation is None:
-                raise ArgumentError(f"the query answers no rows: {query!r}. A run is only read: begin with SELECT")
-            return relation.to_arrow_table()
+            import duckdb
 
-        return connect().from_arrow(self._ask(question))
+            try:
+                return connection.sql(query).to_arrow_table()
+            except duckdb.CatalogException as error:
+                found = _NO_TABLE.search(str(error))
+                if found is None:
+                    raise
+                raise self._unknown("family", found[1], found[1], families) from None
+
+        return connect().from_arrow(self._ask(question, callers_sql=query))
+
+    def connection(self) -> duckdb.DuckDBPyConnection:
+        """Return a new DuckDB connection with a view of each family, for all that :meth:`sql` refuses.
+
+        The connection may do everything that DuckDB can: write files, read others, attach databases. The views show the parts
+        that the run has now; call again for later ones. Close the connection after use.
+        """
+        connection = connect({"python_enable_replacements": True})
+        self._source.ask(connection, lambda _, families: families)
+        return connection
 
     def _known(self, family: str, families: tuple[str, ...]) -> str:
         if family not in families:
-            raise unknown_name("family", family, families, self._source.name)
+            raise self._unknown("family", family, family, families)
         return family
+
+    def _unknown(self, kind: str, asked: str, family: str, families: tuple[str, ...]) -> UnknownSiteError:
+        """Return the error for *asked*, a *kind* that *family* would hold: the family is damaged, or is not there, or not yet."""
+        damaged = [(path, why) for path, why in self._source.damaged.items() if path.parent.name == family]
+        if damaged:
+            path, why = damaged[0]
+            parts = "its only part" if len(damaged) == 1 else f"all {len(damaged)} parts"
+            return UnknownSiteError(
+                f"{family} cannot be read from {self._source.name}: {parts} of this family are damaged; {path.name}: {why}"
+            )
+        if not families:
+            return UnknownSiteError(
+                f"{asked!r} is no {kind} of {self._source.name}: nothing is recorded there yet. The first rows can be read some "
+                "seconds after the first logged step (Flushing.seconds, 10 by default), or when the writer flushes or closes"
+            )
+        there = families if kind == "family" else ()
+        return unknown_name(kind, asked, there, self._source.name)
 
     def _family_of(self, connection: duckdb.DuckDBPyConnection, families: tuple[str, ...], number: str, family: str | None) -> str:
         """The family that has *number*: *family* if given, otherwise the only one."""
@@ -296,6 +342,7 @@ class Run:
 
 
 _SINGLE = ("scalars", "alerts")
+_NO_TABLE = re.compile(r"Table with name (\w+) does not exist")
 
 
 def open_run(path: str | os.PathLike[str]) -> Run:
@@ -311,10 +358,6 @@ def open_run(path: str | os.PathLike[str]) -> Run:
     if folder.exists() and not folder.is_dir():
         raise StoreError(f"{folder} is a file; a run is a folder with a run.json in it")
     return Run(DiskSource(folder))
-
-
-def _and(where: str | None) -> str:
-    return f" AND ({where})" if where else ""
 
 
 def _columns(connection: duckdb.DuckDBPyConnection, family: str) -> dict[str, str]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from sonde.errors import ArgumentError
 from sonde.inspector.sinks.base import RunSink, Sink
+from sonde.run.folder.duckdb_sql import literal, quoted
 from sonde.run.run import Run
 from sonde.run.store.memory_writer import memory_run
 from sonde.run.store.open import Existing, start_run
@@ -160,6 +161,7 @@ def _look_back(destinations: Destinations, step: int | None) -> None:
         run = destinations.recorded.run()
         families: Mapping[str, Any] = dict.fromkeys(family for family in run.families if family != "alerts")
         before = [
-            run.sql(f'SELECT max(epoch) FROM "{family}" WHERE step < {destinations.first_step}').fetchall() for family in families
+            run.sql(f"SELECT max(epoch) FROM {quoted(family)} WHERE step < {literal(destinations.first_step)}").fetchall()
+            for family in families
         ]
         destinations.epoch = max((rows[0][0] for rows in before if rows[0][0] is not None), default=0)

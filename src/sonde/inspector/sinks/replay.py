@@ -13,7 +13,7 @@ from sonde.engine import Tick
 from sonde.errors import ArgumentError
 from sonde.inspector.schedule import EverySeconds, Steps, schedule_of
 from sonde.inspector.sinks.base import Rows, RunSink, Scalar, Sink, memory
-from sonde.run.folder.duckdb_sql import quoted
+from sonde.run.folder.duckdb_sql import literal, quoted
 from sonde.run.run import Run
 from sonde.run.schema import KEYS, Layout
 
@@ -119,12 +119,12 @@ def _moments(run: Run, rank: int) -> Iterator[_Moment]:
     """Yield the moments in order; read many steps at a time."""
     families = run.families
     layouts = {family: _layout(run, family, rank) for family in run.numbers}
-    union = " UNION ".join(f"SELECT step FROM {quoted(family)} WHERE rank = {int(rank)}" for family in families)
+    union = " UNION ".join(f"SELECT step FROM {quoted(family)} WHERE rank = {literal(rank)}" for family in families)
     steps = [step for (step,) in run.sql(f"SELECT DISTINCT step FROM ({union}) ORDER BY step").fetchall()] if families else []
     for start in range(0, len(steps), _AT_ONCE):
         chosen = steps[start : start + _AT_ONCE]
         moments = {step: _Moment(step) for step in chosen}
-        where = f"rank = {int(rank)} AND step BETWEEN {chosen[0]} AND {chosen[-1]}"
+        where = f"rank = {literal(rank)} AND step BETWEEN {literal(chosen[0])} AND {literal(chosen[-1])}"
         for family, layout in layouts.items():
             query = f'SELECT * FROM {quoted(family)} WHERE {where} ORDER BY step, epoch, micro_step, "order", site, call'
             for rows in _rows(family, layout, run.sql(query).to_arrow_table()):
@@ -144,7 +144,7 @@ def _moments(run: Run, rank: int) -> Iterator[_Moment]:
 def _layout(run: Run, family: str, rank: int) -> tuple[Layout, dict[tuple[str, int], int]]:
     """Return all places of a family, and the row of each."""
     rows = run.sql(
-        f'SELECT site, call, min("order") AS place FROM {quoted(family)} WHERE rank = {int(rank)} '
+        f'SELECT site, call, min("order") AS place FROM {quoted(family)} WHERE rank = {literal(rank)} '
         "GROUP BY site, call ORDER BY place, site, call"
     ).fetchall()
     layout = Layout([site for site, *_ in rows], [call for _, call, _ in rows], [place for *_, place in rows])

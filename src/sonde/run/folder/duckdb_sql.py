@@ -1,4 +1,8 @@
-"""Query parts with DuckDB: open a connection, write the rows of files as SQL, find damaged files."""
+"""Query parts with DuckDB: open a connection, write names, values and files as SQL, find damaged files.
+
+Every SQL text in sonde is made of constant text, the caller's own conditions, and the results of :func:`quoted`, :func:`literal`
+and :func:`rows_of`. A test reads the source to hold this.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sonde.errors import ArgumentError
+
 if TYPE_CHECKING:
     import duckdb
 
-__all__ = ["connect", "damage", "quoted", "rows_of"]
+__all__ = ["check_query", "condition", "connect", "connect_locked", "damage", "literal", "quoted", "rows_of"]
+
+_EXPLAIN = re.compile(r"\s*explain\s+(analyze\s+)?", re.IGNORECASE)
+_PIVOT = re.compile(r"\s*\(?\s*(pivot|from|select|with)\b", re.IGNORECASE)
 
 
 def connect(settings: Mapping[str, str | int] | None = None) -> duckdb.DuckDBPyConnection:
@@ -18,6 +27,67 @@ def connect(settings: Mapping[str, str | int] | None = None) -> duckdb.DuckDBPyC
     import duckdb
 
     return duckdb.connect(":memory:", config={"python_enable_replacements": False, **(settings or {})})
+
+
+def connect_locked(folder: Path | None) -> duckdb.DuckDBPyConnection:
+    """Return a database in memory that reads files in *folder* alone (None: no file), and whose settings cannot be changed."""
+    connection = connect({"autoinstall_known_extensions": False, "autoload_known_extensions": False})
+    if folder is not None:
+        names = ", ".join(literal(name) for name in (str(folder.resolve()), _literally(folder.resolve())))  # files and patterns
+        connection.execute(f"SET allowed_directories = [{names}]")
+    connection.execute("SET enable_external_access = false")
+    connection.execute("SET lock_configuration = true")
+    return connection
+
+
+def check_query(query: str) -> None:
+    """Raise unless *query* is one statement that only reads.
+
+    A locked connection refuses other files and other settings; this refuses ``COPY ... TO`` a file of the run, and changes of the
+    views.
+
+    Raises:
+        ArgumentError: *query* is another statement, several statements, or none.
+        duckdb.ParserException: *query* is no SQL.
+    """
+    import duckdb
+
+    statements = duckdb.extract_statements(query)
+    kinds = [statement.type.name for statement in statements]
+    if kinds == ["EXPLAIN"] and (prefix := _EXPLAIN.match(query)) is not None:
+        check_query(query[prefix.end() :])
+    elif kinds != ["SELECT"] and not (kinds == ["MULTI"] and _PIVOT.match(query)):  # a PIVOT is several statements inside DuckDB
+        found = " and ".join(kinds) or "no statement"
+        raise ArgumentError(
+            f"the query is {found}: {query!r:.200}. A run is only read: give one SELECT, FROM, WITH, PIVOT, DESCRIBE or EXPLAIN. "
+            "run.connection() returns a DuckDB connection of your own, which does everything else"
+        )
+
+
+def condition(where: str | None) -> str:
+    """Return *where*, an SQL condition of the caller's, as SQL to append to a WHERE; nothing for None or "".
+
+    Raises:
+        ArgumentError: *where* is more than a condition.
+        duckdb.ParserException: *where* is no SQL.
+    """
+    if not where:
+        return ""
+    check_query(f"SELECT 1 WHERE ({where}\n)")
+    return f" AND ({where}\n)"
+
+
+def literal(value: str | int) -> str:
+    """Return *value* as an SQL literal, whatever characters a text has.
+
+    Raises:
+        ArgumentError: *value* is a text with a NUL, which no SQL can hold.
+    """
+    if not isinstance(value, str):
+        return str(int(value))
+    if "\0" in value:
+        raise ArgumentError(f"{value!r} holds a NUL, which no name in a run does")
+    return "'" + value.replace("'", "''") + "'"
 
 
 def quoted(name: str) -> str:
@@ -34,10 +104,10 @@ def rows_of(files: Sequence[tuple[Path, int | None]]) -> str:
 
 
 def _read(paths: Sequence[Path], limit: int | None) -> str:
-    files = ", ".join("'" + _literally(path).replace("'", "''") + "'" for path in paths)
+    files = ", ".join(literal(_literally(path)) for path in paths)
     # without hive_partitioning=false a folder named lr=0.1 would add a column "lr"
     rows = f"SELECT * FROM read_parquet([{files}], union_by_name=true, hive_partitioning=false)"
-    return rows if limit is None else f"{rows} WHERE step < {limit}"
+    return rows if limit is None else f"{rows} WHERE step < {literal(limit)}"
 
 
 def _literally(path: Path) -> str:

@@ -32,6 +32,10 @@ class Source(Protocol):
     def name(self) -> str:
         """The name of the run in messages."""
 
+    @property
+    def damaged(self) -> Mapping[Path, str]:
+        """The files that were left out so far, each with its fault."""
+
     def describe(self) -> Description:
         """Return the description of the run, as of now."""
 
@@ -47,7 +51,7 @@ class DiskSource:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._damaged: set[Path] = set()
+        self.damaged: dict[Path, str] = {}
 
     @property
     def name(self) -> str:
@@ -88,7 +92,7 @@ class DiskSource:
             self.describe()  # which says so
         # parts first, attempts second: an attempt is in run.json before its first part, so that each part's attempt is known
         found = {
-            folder.name: live_parts(part for part in parts_in(folder) if folder / part.name not in self._damaged)
+            folder.name: live_parts(part for part in parts_in(folder) if folder / part.name not in self.damaged)
             for folder in sorted(self.path.iterdir())
             if folder.is_dir() and may_be_family(folder.name)
         }
@@ -110,7 +114,7 @@ class DiskSource:
         """Warn of damaged parts and leave them out from now on; return whether there are new ones."""
         found = {path: why for parts in files.values() for path, _ in parts if path.exists() and (why := damage(path))}
         for path, why in found.items():
-            self._damaged.add(path)
+            self.damaged[path] = why
             warn_user(
                 f"the part {path} is damaged and is left out; the rest is read ({why}). Its rows are missing from what you see"
             )

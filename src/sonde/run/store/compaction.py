@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sonde.run.folder.duckdb_sql import connect, damage, quoted, rows_of
+from sonde.run.folder.duckdb_sql import connect, damage, literal, quoted, rows_of
 from sonde.run.folder.files import appearing
 from sonde.run.folder.parts import Part, live_parts, parts_in
 from sonde.run.schema import STORED_ORDER
@@ -112,8 +112,8 @@ def _merge(folder: Path, parts: Sequence[Part], how: _How) -> None:
                 rows = rows_of([(folder / part.name, how.cutoffs.get(part.attempt)) for part in parts])
                 columns = {name for name, *_ in connection.execute(f"DESCRIBE {rows}").fetchall()}
                 order = ", ".join(quoted(name) for name in STORED_ORDER if name in columns)
-                target = str(temporary).replace("'", "''")
-                connection.execute(f"COPY (FROM ({rows}) ORDER BY {order}) TO '{target}' (FORMAT parquet, COMPRESSION snappy)")
+                merged = f"(FROM ({rows}) ORDER BY {order})"
+                connection.execute(f"COPY {merged} TO {literal(str(temporary))} (FORMAT parquet, COMPRESSION snappy)")
         finally:
             shutil.rmtree(spill, ignore_errors=True)
     _remove(folder, parts)

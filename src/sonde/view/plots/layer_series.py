@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from sonde.errors import ArgumentError, UnknownSiteError
 from sonde.number import Number, described, number_of
-from sonde.run.folder.duckdb_sql import quoted
+from sonde.run.folder.duckdb_sql import condition, literal, quoted
 from sonde.run.heatmap import Heatmap, Reduce
 from sonde.run.run import Run
 from sonde.site import Site
@@ -155,9 +155,9 @@ def powers(
     heat = run.heatmap("count", port, family=family)
     names = [Site.parse(site).name for site in heat.sites]
     kept = chosen(names, include, exclude)
-    listed = ", ".join("'" + heat.sites[place].replace("'", "''") + "'" for place in kept)
-    rows = f"FROM {quoted(family)} WHERE site IN ({listed})" + (f" AND ({where})" if where else "")
-    broken = " + ".join(f"coalesce({name}, 0)" for name in _DEFECTS if name in known.numbers[family]) or "0"
+    listed = ", ".join(literal(heat.sites[place]) for place in kept)
+    rows = f"FROM {quoted(family)} WHERE site IN ({listed}){condition(where)}"
+    broken = " + ".join(f"coalesce({quoted(name)}, 0)" for name in _DEFECTS if name in known.numbers[family]) or "0"
     sums = run.sql(
         f"SELECT step, sum(zeros)::DOUBLE AS zeros, sum({broken})::DOUBLE AS broken {rows} GROUP BY step ORDER BY step"
     ).fetchnumpy()
@@ -197,7 +197,7 @@ class Known:
     def of(run: Run) -> Known:
         """Read what *run* has at this moment."""
         numbers = run.numbers
-        parts = [f"SELECT DISTINCT '{family}' AS family, port FROM {quoted(family)}" for family in numbers]
+        parts = [f"SELECT DISTINCT {literal(family)} AS family, port FROM {quoted(family)}" for family in numbers]
         ports: dict[str, set[str]] = {family: set() for family in numbers}
         for family, port in run.sql(" UNION ALL ".join(parts)).fetchall() if parts else ():
             ports[family].add(port)
@@ -240,9 +240,10 @@ class Known:
 def _broken(run: Run, heat: Heatmap, where: str | None, known: Known) -> npt.NDArray[np.bool_]:
     """Return where elements were NaN or infinite: by the family's own counts of them, otherwise where the number is."""
     counts = [name for name in _DEFECTS if name in known.numbers[heat.family]]
-    condition = " + ".join(f"coalesce({name}, 0)" for name in counts) + " > 0" if counts else f"NOT isfinite({quoted(heat.number)})"
-    wanted = f"({where}) AND" if where else ""
-    rows = run.sql(f"SELECT DISTINCT site, step FROM {quoted(heat.family)} WHERE {wanted} ({condition})").fetchall()
+    lost = (
+        " + ".join(f"coalesce({quoted(name)}, 0)" for name in counts) + " > 0" if counts else f"NOT isfinite({quoted(heat.number)})"
+    )
+    rows = run.sql(f"SELECT DISTINCT site, step FROM {quoted(heat.family)} WHERE ({lost}){condition(where)}").fetchall()
     row_of = {site: row for row, site in enumerate(heat.sites)}
     column_of: Mapping[int, int] = {step: column for column, step in enumerate(heat.steps.tolist())}
     found = np.isinf(heat.values)

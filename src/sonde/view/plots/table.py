@@ -10,7 +10,7 @@ from statistics import median
 from sonde import rules
 from sonde.errors import ArgumentError
 from sonde.rules import Finding
-from sonde.run.folder.duckdb_sql import quoted
+from sonde.run.folder.duckdb_sql import literal, quoted
 from sonde.run.run import Run
 from sonde.site import Site
 from sonde.suggest import nearest_steps
@@ -93,7 +93,7 @@ def _moment(run: Run, known: Known, recent: int, step: int | None) -> _Moment | 
     steps = [each for of, each in logged if of == epoch][:recent]
     last, first = steps[0], steps[-1]
     words = f"step {last:,}" if first == last else f"medians over steps {first:,} to {last:,}"
-    where = f"epoch = {epoch} AND step BETWEEN {first} AND {last}"
+    where = f"epoch = {literal(epoch)} AND step BETWEEN {literal(first)} AND {literal(last)}"
     return _Moment(f"epoch {epoch} · {words}", dict.fromkeys(families, where))
 
 
@@ -102,8 +102,8 @@ def _one_step(run: Run, families: Iterable[str], logged: list[int], step: int) -
         raise ArgumentError(f"step={step} was not logged; the nearest are {nearest_steps(step, logged)}")
     where, remarks = {}, []
     for family in families:  # a lens may look at one in so many logged steps only
-        found = run.sql(f"SELECT max(step) FROM {quoted(family)} WHERE step <= {step:d}").fetchall()[0][0]
-        where[family] = "false" if found is None else f"step = {found:d}"
+        found = run.sql(f"SELECT max(step) FROM {quoted(family)} WHERE step <= {literal(step)}").fetchall()[0][0]
+        where[family] = "false" if found is None else f"step = {literal(found)}"
         if found is not None and found != step:
             remarks.append(f"{family}: of step {found:,}, the last with any")
     return _Moment(f"step {step:,}", where, tuple(remarks))
@@ -192,14 +192,14 @@ class _Reader:
         except ArgumentError:  # two families of the user's own have it
             return None
         names = self._known.numbers[family]
-        nan = " + ".join(each for each in ("nan", "nonfinite") if each in names) or "0"
+        nan = " + ".join(quoted(each) for each in ("nan", "nonfinite") if each in names) or "0"
         inf, count = ("inf" if "inf" in names else "0"), ("count" if "count" in names else "NULL")
         value = "zeros / finite" if number == "zeros" and "finite" in names else quoted(number)
         some = "finite > 0" if "finite" in names else "true"
         return (
             f"SELECT site, step, avg({value}) FILTER ({some} AND isfinite({value})) AS value, "
             f'sum({nan}) AS nan, sum({inf}) AS inf, sum({count}) AS count, min("order") AS place FROM {quoted(family)} '
-            f"WHERE port = '{port}' AND {self._where.get(family, 'false')} GROUP BY site, step"
+            f"WHERE port = {literal(port)} AND {self._where.get(family, 'false')} GROUP BY site, step"
         )
 
     def _of_outputs(self, number: str, port: str) -> dict[str, _Sum]:
@@ -259,7 +259,7 @@ def _scalars(run: Run, step: int | None) -> list[str]:
     """The last value of each scalar up to *step*, in a line."""
     if "scalars" not in run.families:
         return []
-    until = "" if step is None else f" AND step <= {step:d}"
+    until = "" if step is None else f" AND step <= {literal(step)}"
     rows = run.sql(f"SELECT name, arg_max(value, step) FROM scalars WHERE rank = 0{until} GROUP BY name").fetchall()
     rows.sort(key=lambda row: ("loss" not in row[0], row[0].endswith("_norm"), row[0]))
     return [" · ".join(f"{name} {value:.4g}" for name, value in rows)] if rows else []
