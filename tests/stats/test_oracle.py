@@ -57,7 +57,7 @@ def moments(kept: list[Tensor]) -> Numbers:
         "mean": finite.mean().item() if some else NAN,
         "std": finite.std(correction=0).item() if some else NAN,
         "rms": finite.square().mean().sqrt().item() if some else NAN,
-        "norm": torch.linalg.vector_norm(finite).item(),
+        "norm": torch.linalg.vector_norm(finite).item() if some or not len(every) else NAN,
         "min": finite.min().item() if some else NAN,
         "max": finite.max().item() if some else NAN,
         "absmax": finite.abs().max().item() if some else NAN,
@@ -185,9 +185,9 @@ def spectrum(kept: list[Tensor], *, centered: bool = False) -> Numbers:
     return {
         "vectors": float(len(matrix)),
         "left_out": float(len(vectors) - len(matrix)),
-        "norm": torch.linalg.matrix_norm(matrix).item() if len(matrix) else 0.0,
+        "norm": torch.linalg.matrix_norm(matrix).item() if len(matrix) else NAN if len(vectors) else 0.0,
         "captured": 1.0 if len(shares) else NAN,
-        "top": singular.max().item() if len(singular) else 0.0,
+        "top": singular.max().item() if len(singular) else NAN if len(vectors) else 0.0,
         "effective_rank": math.exp(-(shares * shares.log()).sum()) if len(shares) else NAN,
     }
 
@@ -285,8 +285,8 @@ def updates(kept: list[Tensor], precision: torch.dtype | None = None) -> Numbers
     for after, before in formed:
         one, other, left_out = both_parts(after, before)
         elements, nonfinite = elements + len(one), nonfinite + left_out
-        norms.append(math.hypot(*(one - other).tolist()))
-        weights.append(math.hypot(*other.tolist()))
+        norms.append(NAN if left_out and not len(one) else math.hypot(*(one - other).tolist()))
+        weights.append(NAN if left_out and not len(one) else math.hypot(*other.tolist()))
         ratios.append(share(norms[-1], weights[-1]))
         unchanged += int((one == other).sum())
         if after.dtype in MANTISSA and before.dtype in MANTISSA:

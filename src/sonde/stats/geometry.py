@@ -25,7 +25,8 @@ class Norm(Statistic):
 
     ``norm`` is ``sqrt(sum |x|^2)`` and ``rms`` is ``norm / sqrt(finite)``, both in the unit of x; the norm of several tensors
     is the norm of their concatenation, not a mean of norms. NaN and infinities are counted (``nan``, ``inf``) and left out;
-    ``count`` is the number of all elements, ``finite`` the number of finite elements; without any, the norm is 0 and the rms NaN.
+    ``count`` is the number of all elements, ``finite`` the number of finite elements. Elements without a finite one among them have
+    neither norm nor rms (NaN); no element at all has the norm 0.
 
     Squares are computed in float64: float16 values of 300 do not overflow and float32 values of 1e-30 do not vanish. The sum of
     squares has the error that ``Moments`` states.
@@ -52,7 +53,7 @@ class Norm(Statistic):
             "finite": finite,
             "nan": columns["nan"],
             "inf": columns["inf"],
-            "norm": np.sqrt(columns["squares"]),
+            "norm": np.where((finite > 0) | (columns["count"] == 0), np.sqrt(columns["squares"]), np.nan),
             "rms": np.sqrt(columns["squares"] / np.where(finite > 0, finite, np.nan)),
         }
 

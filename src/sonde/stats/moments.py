@@ -21,8 +21,8 @@ class Moments(Statistic):
     """Count, mean, std, rms, norm, min, max, absmax, zeros, nan, inf of all elements added.
 
     NaN and infinities are counted (``nan``, ``inf``) and left out of all other numbers; ``count`` is the number of all
-    elements, ``finite`` the number of finite elements. Without a finite element the other numbers are NaN
-    (``norm`` and ``zeros`` are 0).
+    elements, ``finite`` the number of finite elements. Elements without a finite one among them have NaN for all other numbers but
+    ``zeros``; no element at all has the ``norm`` 0.
 
     * ``mean`` and ``std`` (population, ddof 0: ``sqrt(E[x^2] - E[x]^2)``) from float64 sums, so that
       ``|mean| / std`` up to 1e6 leaves ``std`` a relative error of about 1e-4.
@@ -69,7 +69,7 @@ class Moments(Statistic):
             "mean": mean,
             "std": spread,
             "rms": np.sqrt(square),
-            "norm": np.sqrt(columns["squares"]),
+            "norm": np.where((finite > 0) | (columns["count"] == 0), np.sqrt(columns["squares"]), np.nan),
             "min": low,
             "max": high,
             "absmax": np.maximum(np.abs(low), np.abs(high)),

@@ -60,7 +60,7 @@ class Spectrum(Statistic):
     * ``captured``: share of the squares of X in the estimate. At 1 both errors are rounding errors of float64: with at most
       *sketch* features, or a rank of at most *sketch*. Singular values below 1e-8 of the top are lost in rounding.
     * ``vectors``, the number of vectors; ``left_out``, vectors with a NaN or an infinity, which no other number counts;
-      ``norm``, the Frobenius norm of X, in the unit of x.
+      ``norm``, the Frobenius norm of X, in the unit of x. Where every vector was left out, ``norm`` and ``top`` are NaN.
 
     Without vectors, or with zeros only, the ranks and ``captured`` are NaN. All measured numbers are NaN where squares overflow
     float64, beyond 1e154. Complex elements are read as their modulus.
@@ -131,12 +131,13 @@ class Spectrum(Statistic):
         spectra = self._spectra(columns)
         some = spectra.total > 0
         total = np.where(some, spectra.total, np.nan)
-        top = spectra.singular.max(axis=1)
+        is_lost = (columns["vectors"] == 0) & (columns["left_out"] > 0)
+        top = np.where(is_lost, np.nan, spectra.singular.max(axis=1))
         rank, rank_error = self._effective_rank(spectra, columns["vectors"])
         return {
             "vectors": columns["vectors"],
             "left_out": columns["left_out"],
-            "norm": np.sqrt(spectra.total),
+            "norm": np.where(is_lost, np.nan, np.sqrt(spectra.total)),
             "captured": np.minimum(np.square(spectra.singular).sum(axis=1) / total, 1.0),
             "top": top,
             "top_error": np.sqrt(top * top + spectra.missing) - top,

@@ -26,7 +26,8 @@ class Updates(PairStatistic):
     call. All numbers are over the elements that are finite in both, computed in float64:
 
     * ``update_norm``, ``|after - before|``, and ``weight_norm``, ``|before|``, in the unit of the parameter; ``ratio``, the
-      first over the second, no unit. Each is the mean over pairs; the ratio over pairs with a weight other than zero.
+      first over the second, no unit. Each is the mean over pairs; a pair without a finite element has neither, and one
+      of a weight of zero no ratio.
       (A healthy ratio is usually near 1e-3.)
     * ``unchanged``: share of elements with ``after == before``. Elements whose wanted update was zero are included.
     * ``vanished``: share of elements whose update the parameter's precision loses: ``after != before``, but both are equal when
@@ -51,6 +52,7 @@ class Updates(PairStatistic):
         "nonfinite",
         "update_norms",
         "weight_norms",
+        "with_norm",
         "ratios",
         "with_ratio",
         "unchanged",
@@ -91,6 +93,7 @@ class Updates(PairStatistic):
                 finite.numel() - elements,
                 update,
                 weight,
+                (elements > 0).double() if finite.numel() else torch.ones_like(elements),
                 torch.where(ratio.isfinite(), ratio, 0.0),
                 ratio.isfinite().to(torch.float64),
                 same.sum(dtype=torch.float64),
@@ -108,14 +111,14 @@ class Updates(PairStatistic):
         return precision if _coarseness(types[0]) < _coarseness(precision) else None
 
     def finish(self, columns: Mapping[str, Column]) -> dict[str, Column]:
-        pairs = _or_nan(columns["pairs"])
+        with_norm = _or_nan(columns["with_norm"])
         return {
             "pairs": columns["pairs"],
             "skipped": columns["skipped"],
             "elements": columns["elements"],
             "nonfinite": columns["nonfinite"],
-            "update_norm": columns["update_norms"] / pairs,
-            "weight_norm": columns["weight_norms"] / pairs,
+            "update_norm": columns["update_norms"] / with_norm,
+            "weight_norm": columns["weight_norms"] / with_norm,
             "ratio": columns["ratios"] / _or_nan(columns["with_ratio"]),
             "unchanged": columns["unchanged"] / _or_nan(columns["elements"]),
             "vanished": columns["vanished"] / _or_nan(columns["judged"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from pathlib import Path
 from typing import Any
 
@@ -73,3 +74,38 @@ def test_a_sink_alone_needs_no_run() -> None:
     sink = memory()
     train([sink])
     assert len(sink.run().scalar("grad_norm")[0]) == 10
+
+
+def test_tensorboard_gets_nan_where_no_element_is_finite_and_counts_what_a_number_leaves_out(tmp_path: Path) -> None:
+    """Never a norm of 0; the count begins with the first element that is not finite, and goes on when all are finite again."""
+    layer = nn.Linear(2, 2, bias=False)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    with watch(layer, optimizer, every=1, to=["memory", TensorBoard(tmp_path / "tb")], quiet=True) as inspector:
+        for bad in (0, 4, 2, 0):
+            nn.init.ones_(layer.weight)
+            optimizer.zero_grad()
+            factor = torch.ones(2, 2)
+            factor.view(-1)[:bad] = torch.nan
+            hook = layer.weight.register_hook(factor.mul)
+            layer(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+            hook.remove()
+    found = scalars(tmp_path / "tb")
+    norms = [value for _, value in found["grad_norm/weight"]]
+    assert norms == pytest.approx([2.0, float("nan"), 2**0.5, 2.0], nan_ok=True)
+    assert found["grad_nonfinite/weight"] == [(1, 4.0), (2, 2.0), (3, 0.0)]
+    _, values = inspector.run.series("weight:grad", "norm")
+    assert values.tolist() == pytest.approx(norms, nan_ok=True)
+
+
+def test_the_update_ratio_of_a_weight_without_a_finite_element_is_nan(tmp_path: Path) -> None:
+    layer = nn.Linear(2, 2, bias=False)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    with watch(layer, optimizer, every=1, to=[TensorBoard(tmp_path / "tb")], quiet=True):
+        for factor in (1.0, float("nan"), 1.0):
+            optimizer.zero_grad()
+            (layer(torch.ones(1, 2)) * factor).sum().backward()
+            optimizer.step()
+    first, *others = scalars(tmp_path / "tb")["update_ratio/weight"]
+    assert first[1] > 0
+    assert [step for step, value in others if math.isnan(value)] == [1, 2]

@@ -30,8 +30,9 @@ class TensorBoard(Sink):
     Tags of layers put the number first, so that one section holds all layers: ``grad_norm/layers.3.weight``,
     ``output_rms/layers.3``, ``update_ratio/layers.3.weight`` (update / weight). Those of a lens of another kind begin with its
     family: ``activation.output_call_death/layers.3.act``. Losses, metrics and the norms over all parameters have no layer:
-    ``loss``, ``grad_norm``, ``param_norm``, ``update_norm``. ``grad_nonfinite/...`` counts NaN and infinite elements, where there
-    are any. The counts of an exponent histogram become a histogram over powers of two. The x-axis is the optimizer's step.
+    ``loss``, ``grad_norm``, ``param_norm``, ``update_norm``. ``grad_nonfinite/...`` counts NaN and infinite elements, from the
+    first step with any; the other numbers leave these elements out, and are NaN where no element was finite. The counts of an
+    exponent histogram become a histogram over powers of two. The x-axis is the optimizer's step.
 
     A folder that holds events already is continued: its events from the first new step on are superseded.
 
@@ -97,10 +98,11 @@ class TensorBoard(Sink):
             for number, column in columns.items():
                 if self._wants(number, port, rows.family):
                     yield f"{family}{port}_{number}/{name}", float(column[row])
-            if defects[row] > 0:
-                yield f"{family}{port}_nonfinite/{name}", float(defects[row])
+            nonfinite = f"{family}{port}_nonfinite/{name}"
+            if defects[row] > 0 or nonfinite in self._owners:
+                yield nonfinite, float(defects[row])
             weight = norms.get(str(place.port_of("param")), 0.0) if port == "update" else 0.0
-            if weight > 0:
+            if weight != 0:  # NaN if no element is finite, and then the ratio too
                 yield f"update_ratio/{name}", norms[site] / weight
 
     def _wants(self, number: str, port: str, family: str) -> bool:
