@@ -14,6 +14,7 @@ from sonde import lens
 from sonde.cli import show
 from sonde.errors import ArgumentError, StoreError, UnknownSiteError
 from sonde.inspector import watch
+from sonde.run import Layout, start_run
 from sonde.run.run import open_run
 from sonde.view import plots
 
@@ -86,3 +87,37 @@ def test_runs_without_moments_and_without_anything(tmp_path: Path, capsys: pytes
     assert "nothing recorded yet" in printed(capsys, str(tmp_path / "empty"))
     with pytest.raises(StoreError, match="there is no run"):
         printed(capsys, str(tmp_path / "nowhere"))
+
+
+def test_a_family_has_counts_in_full_keys_that_vary_and_no_empty_columns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with start_run(tmp_path / "run") as writer:
+        layout = Layout(["a:output", "a:output", "b:output"], call=[0, 1, 0], order=[0, 0, 1])
+        numbers = {"count": 12345, "finite": [12345, 12345, 0], "norm": [1.5, 2.5, 0.0], "nan": [0, 0, 12345], "inf": 0}
+        writer.append("moments", layout, numbers, step=0)
+        writer.append("moments", layout, numbers | {"finite": 12345, "nan": 0}, step=1)
+    out = printed(capsys, str(tmp_path / "run"), "--family", "moments", "--step", "0")
+    rows = [line.split() for line in out[out.index("moments at step 0") :].splitlines()]
+    assert rows[1] == ["site", "call", "count", "finite", "norm", "nan", "inf"]
+    assert rows[3:] == [
+        ["a:output", "0", "12,345", "12,345", "1.5", "0", "0"],
+        ["a:output", "1", "12,345", "12,345", "2.5", "0", "0"],
+        ["b:output", "0", "12,345", "0", "NaN", "12,345", "0"],
+    ]
+    out = printed(capsys, str(tmp_path / "run"), "--family", "moments", "--step", "1")
+    assert out.splitlines()[-1] == "every element is finite"
+    assert "inf" not in out[out.index("moments at step 1") :].splitlines()[1]
+
+
+def test_in_eighty_columns_the_main_number_stays_and_what_went_is_named(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for family, number in (("moments", "rms"), ("activation", "call_death")):
+        out = printed(capsys, str(folder), "--family", family)
+        lines = out[out.index(f"{family} at step") :].splitlines()
+        assert number in lines[1].split()
+        assert all(len(line) <= 80 for line in lines)
+        assert family == "activation" or any(line.startswith("left out to fit 80 columns: zeros") for line in lines)
+        assert "…" not in "".join(lines)

@@ -13,7 +13,7 @@ import rich.console
 
 from sonde.rules import dead, gradient_zero, nonfinite
 from sonde.view.layer_table import LayerRow, Quantity, layer_table, notes_of
-from sonde.view.table import Cell, Grid
+from sonde.view.table import Cell, Grid, standard_output
 
 GRID = Grid(
     "title",
@@ -31,6 +31,28 @@ def test_columns_that_do_not_fit_are_left_out_in_their_order_and_named() -> None
     assert narrow.splitlines()[-1] == "left out to fit 50 columns: type"
     assert "Linear" not in narrow
     assert all(len(line) <= 50 for line in narrow.splitlines())
+
+
+def test_a_narrow_column_comes_back_where_a_wide_one_left_room() -> None:
+    columns = ["layer", "few", "wide", ""]
+    rows = [[Cell("conv1"), Cell("1"), Cell("word " * 9), Cell("")]]
+    lines = Grid("title", columns, rows, optional=("few", "wide")).to_text(40).splitlines()
+    assert lines[1].split() == ["layer", "few"]
+    assert lines[-1] == "left out to fit 40 columns: wide"
+
+
+def test_a_pipe_gets_whole_lines_and_a_terminal_lines_that_fit(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Lines for ``less -S`` and ``grep``, without spaces at their ends; ``COLUMNS`` is obeyed where it is set."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    standard_output().print(GRID)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[3] == f"  a     LinearLinearLinear   1      {'words ' * 9}".rstrip()
+    assert lines == repr(GRID).splitlines()
+    monkeypatch.setenv("COLUMNS", "50")
+    standard_output().print(GRID)
+    assert "left out to fit 50 columns: type" in capsys.readouterr().out
 
 
 def test_words_keep_their_room_beside_long_names() -> None:
@@ -60,6 +82,12 @@ def test_in_a_notebook_the_text_is_text(monkeypatch: pytest.MonkeyPatch) -> None
     assert "words" in str(GRID)
 
 
+def test_headings_in_html_stand_on_the_side_of_their_cells() -> None:
+    page = Grid("t", ["a", "b"], [[Cell("x"), Cell("1", align="right")]])._repr_html_()
+    assert '<th>a</th><th class="right">b</th>' in page
+    assert '<td>x</td><td class="right">1</td>' in page
+
+
 def test_html_keeps_indentation_and_escapes() -> None:
     page = Grid("<t>", ["a"], [[Cell("    <b>")]], ["x & y"])._repr_html_()
     assert "<td>&nbsp;&nbsp;&nbsp;&nbsp;&lt;b&gt;</td>" in page
@@ -79,8 +107,14 @@ def cells(*rows: LayerRow) -> dict[str, list[str]]:
     ("heading", "quantity", "text"),
     [
         ("rms", Quantity(0.12345), "0.123"),
-        ("rms", Quantity(0.12345, nonfinite=0.5), "0.123 (50 % NaN)"),
-        ("rms", Quantity(math.nan, nonfinite=1.0), "NaN"),
+        ("rms", Quantity(0.12345, nan=0.5), "0.123 (50 % NaN)"),
+        ("rms", Quantity(0.12345, inf=0.25), "0.123 (25 % inf)"),
+        ("rms", Quantity(0.12345, nan=0.5, inf=0.25), "0.123 (50 % NaN, 25 % inf)"),
+        ("rms", Quantity.of(0.0, 4, 0, 4), "NaN"),
+        ("rms", Quantity.of(0.0, 0, 4, 4), "inf"),
+        ("rms", Quantity.of(0.0, 1, 3, 4), "NaN, inf"),
+        ("rms", Quantity.of(2.0, 1, 0, 4), "2 (25 % NaN)"),
+        ("rms", Quantity.of(2.0, 1, 0, math.nan), "NaN"),
         ("rms", Quantity(math.inf), "inf"),
         ("mean ± std", Quantity(-0.5, 1.25), "-0.500 ± 1.25"),
         ("mean ± std", Quantity(1e6, None), " 1.0e+06"),
@@ -90,7 +124,7 @@ def cells(*rows: LayerRow) -> dict[str, list[str]]:
         ("zeros", Quantity(0.5), "50 %"),
         ("dead", Quantity(0.0), "0 %"),
         ("gradient", Quantity(0.0), "0.0e+00"),
-        ("update / weight", Quantity(1e-3, nonfinite=1e-9), "1.0e-03 (<1 % NaN)"),
+        ("update / weight", Quantity(1e-3, nan=1e-9), "1.0e-03 (<1 % NaN)"),
     ],
 )
 def test_how_numbers_are_written(heading: str, quantity: Quantity, text: str) -> None:

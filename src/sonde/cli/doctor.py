@@ -9,7 +9,7 @@ import time
 from importlib import metadata
 from typing import TYPE_CHECKING
 
-from sonde.view.table import Cell, Grid, Tone
+from sonde.view.table import Cell, Grid, Tone, standard_output
 
 if TYPE_CHECKING:
     import torch
@@ -26,9 +26,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the report."""
-    from rich.console import Console
-
-    console = Console()
+    console = standard_output()
     rows = [*_versions(), *_private_names(everything=options.private), *_kernels(), *_accelerator()]
     if not options.no_compile:
         with console.status("trying torch.compile"):

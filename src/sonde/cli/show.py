@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from sonde.number import Number, described, number_of
+from sonde.view.plots.number_names import main_number
+from sonde.view.table import Cell, Grid, standard_output
 
 if TYPE_CHECKING:
     from sonde.run.run import Run
-    from sonde.view.table import Grid
 
 _OF_LAYERS = {"rms", "norm", "call_death"}
 """The numbers that the table of layers has columns for; a run without any is shown by its first family."""
@@ -22,15 +27,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the run's contents, its table and its alerts."""
-    from rich.console import Console
-
     from sonde.escape import printable
     from sonde.run.run import open_run
     from sonde.view.plots.table import table
 
-    console = Console()
+    console = standard_output()
     opened = open_run(options.run)
-    console.print(repr(opened), markup=False, highlight=False)
+    head, *families = repr(opened).splitlines()
+    console.print(printable(head), markup=False, highlight=False)
+    for line in families:  # findings stand in full below, and all numbers under --family
+        console.print(printable(line), markup=False, highlight=False, no_wrap=True, overflow="ellipsis")
     numbers = opened.numbers
     if not numbers:
         return 0
@@ -44,7 +50,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _of_sites(opened: Run, family: str, step: int | None) -> Grid:
-    """All numbers of one family at *step*, or at the last logged one, a row for each site; lists of numbers are left out.
+    """All numbers of one family at *step*, or at the last logged one, a row for each site.
+
+    Lists of numbers are left out, and so are numbers without any value.
 
     Raises:
         UnknownSiteError: the run has no such family.
@@ -53,7 +61,6 @@ def _of_sites(opened: Run, family: str, step: int | None) -> Grid:
     from sonde.errors import ArgumentError
     from sonde.run.folder.duckdb_sql import literal, quoted
     from sonde.suggest import nearest_steps
-    from sonde.view.table import Cell, Grid
 
     logged = sorted(set(opened.table(family).column("step").to_pylist()))
     shown = logged[-1] if step is None else step
@@ -62,14 +69,38 @@ def _of_sites(opened: Run, family: str, step: int | None) -> Grid:
     sql = f'SELECT * FROM {quoted(family)} WHERE step = {literal(shown)} ORDER BY micro_step, rank, "order", site'
     rows = opened.sql(sql).to_arrow_table().to_pylist()
     lists = {name for row in rows for name, value in row.items() if isinstance(value, list)}  # as an exponent histogram's counts
-    names = [name for name in opened.numbers.get(family, ()) if name not in lists]
+    known = described(opened.info, family)
+    names = [name for name in opened.numbers.get(family, ()) if name not in lists and any(row[name] is not None for row in rows)]
+    defects = [name for name in names if name in ("nan", "inf", "nonfinite")]
+    whole = bool(defects) and not any(row[name] for row in rows for name in defects)
+    names = [name for name in names if not (whole and name in defects)]
+    keys = [key for key in ("epoch", "micro_step", "rank", "call") if len({row[key] for row in rows}) > 1]
+    numbers = {name: known.get(name) or number_of(name) for name in names}
     cells = [
-        [Cell(row["site"]), *(Cell("" if row[name] is None else f"{row[name]:.3g}", align="right") for name in names)]
+        [
+            Cell(row["site"], "bad" if any(row[name] for name in defects) else "strong"),
+            *(Cell(str(row[key]), "quiet", "right") for key in keys),
+            *(_cell(row, number, name in defects) for name, number in numbers.items()),
+        ]
         for row in rows
     ]
+    main = main_number(tuple(names), {}, known)
+    spare = [name for name in names[::-1] if name not in defects and name != main]
     return Grid(
         f"{family} at step {shown:,}",
-        ["site", *names],
+        ["site", *keys, *names],
         cells,
-        optional=tuple(reversed([each for each in names[1:] if each not in ("nan", "inf")])),
+        ["every element is finite"] if whole else [],
+        optional=tuple(sorted(spare, key=lambda name: not numbers[name].is_minor)),  # counts first
     )
+
+
+def _cell(row: Mapping[str, Any], number: Number, is_defect: bool) -> Cell:
+    """A number as text: a count in full, another with three digits; NaN stands out, and so does a count of defects above 0."""
+    value = row[number.name]
+    if value is None:
+        return Cell("", align="right")
+    if math.isnan(value) or (row.get("finite") == 0 and row.get("count") and number.kind != "count"):
+        return Cell("NaN", "bad", "right")
+    text = f"{value:,.0f}" if number.kind == "count" and float(value).is_integer() else f"{value:.3g}"
+    return Cell(text, "bad" if is_defect and value else "plain", "right")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from statistics import median
@@ -230,16 +229,13 @@ def numbers_of(layer: Layer) -> dict[str, Quantity]:
     found: dict[str, Quantity] = {}
     seen, gradient = layer.output, layer.gradient
     if seen is not None and seen.count:
-        lost = (seen.nan + seen.inf) / seen.count
-        some = seen.finite > 0
-        found["mean ± std"] = Quantity(seen.mean if some else math.nan, seen.std if some and seen.count > 1 else None, lost)
-        if some:
+        found["mean ± std"] = Quantity.of(seen.mean, seen.nan, seen.inf, seen.count, seen.std if seen.count > 1 else None)
+        if seen.finite > 0:
             found["zeros"] = Quantity(seen.zeros / seen.count)
     elif layer.value is not None:
         found["mean ± std"] = Quantity(layer.value)
     if gradient is not None and gradient.count:
-        norm = gradient.norm if gradient.finite else math.nan
-        found["gradient"] = Quantity(norm, nonfinite=(gradient.nan + gradient.inf) / gradient.count)
+        found["gradient"] = Quantity.of(gradient.norm, gradient.nan, gradient.inf, gradient.count)
     elif layer.gradient_value is not None:
         found["gradient"] = Quantity(layer.gradient_value)
     return found

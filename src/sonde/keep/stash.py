@@ -14,11 +14,15 @@ from torch import Tensor, nn
 from sonde.engine import Event, Phase, Site, Tick, structure
 from sonde.engine.torch_api.tensors import version_of
 from sonde.errors import ArgumentError, StaleTensorError
+from sonde.run.graph.data import shape_text
 
 __all__ = ["Stash", "StashFn", "StashValueFn", "default_stash", "default_stash_value", "get_stash_fn", "rmap_tensor"]
 
 
-@dataclass
+_MOST_LEAVES, _MOST_ELEMENTS, _LONGEST = 4, 3, 60  # of a stash on one line
+
+
+@dataclass(repr=False)
 class Stash:
     """The kept value of one event.
 
@@ -47,10 +51,21 @@ class Stash:
     call: int = 0
     phase: Phase = "forward"
     tick: Tick = Tick()
-    passthrough: bool = field(default=False, repr=False)
-    alias: str = field(default="", repr=False)
-    paths: tuple[str, ...] = field(default=(), repr=False)
-    kept: tuple[Any, ...] = field(default=(), repr=False, compare=False)
+    passthrough: bool = False
+    alias: str = ""
+    paths: tuple[str, ...] = ()
+    kept: tuple[Any, ...] = field(default=(), compare=False)
+
+    def __repr__(self) -> str:
+        """The place and the time on one line, with the shape, the type and the first elements of each kept tensor."""
+        place = str(self.site) if self.site is not None else f"{self.name or '(root)'}:{'grad_output' if self.grad else 'output'}"
+        tick = self.tick
+        when = [f"call {self.call}"] * (self.call > 0) + [self.phase] * (self.phase == "recompute")
+        when += [f"epoch {tick.epoch}, step {tick.step}, forward {tick.forward}"]
+        leaves = list(self.leaves.items()) or [("", self.value)]
+        held = [f"{leaf} {short_repr(kept)}".lstrip() for leaf, kept in leaves[:_MOST_LEAVES]]
+        held += [f"... ({len(leaves)} in all)"] * (len(leaves) > _MOST_LEAVES)
+        return f"Stash({place}, {self.type.__name__}, {', '.join(when)}: {'; '.join(held)})"
 
     @property
     def first_value(self) -> Any:
@@ -67,6 +82,24 @@ class Stash:
     def leaves(self) -> dict[str, Any]:
         """The kept tensors, or results of *stash_value*, by leaf path (``""`` where the value was a tensor itself)."""
         return dict(zip(self.paths, self.kept, strict=True)) if self.paths else dict(structure.walk(self.value))
+
+
+def short_repr(value: Any) -> str:
+    """*value* in at most a line; of a tensor the shape, the type, a device other than the CPU, and the first elements."""
+    if not isinstance(value, Tensor):
+        text = f"{value:.4g}" if isinstance(value, float) else repr(value)
+        return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+    shape = f"{value.size(0)} nested" if value.is_nested else shape_text(value.shape)
+    device = "" if value.device.type == "cpu" else f" on {value.device}"
+    head = f"{shape} {str(value.dtype).removeprefix('torch.')}{device}"
+    if value.is_meta or value.is_nested or value.layout is not torch.strided:
+        return head
+    try:
+        first = value.detach().flatten()[:_MOST_ELEMENTS].tolist()
+    except Exception:  # a tensor of a class of its own need not give its elements
+        return head
+    numbers = ", ".join(str(each) if isinstance(each, int) else f"{each:.4g}" for each in first)
+    return f"{head} [{numbers}{', ...' if value.numel() > len(first) else ''}]"
 
 
 StashFn: TypeAlias = Callable[[Event], Any]

@@ -138,8 +138,10 @@ def _with_numbers(row: SummaryRow, seen: Seen) -> SummaryRow:
         zeros=zeros.value if zeros is not None else None,
         gradient=gradient.value if gradient is not None else None,
         notes=(*notes_of(layer.findings, [*layer.notes, *varies]), *row.notes),
-        nonfinite=output.nonfinite if output is not None else 0.0,
-        gradient_nonfinite=gradient.nonfinite if gradient is not None else 0.0,
+        nan=output.nan if output is not None else 0.0,
+        inf=output.inf if output is not None else 0.0,
+        gradient_nan=gradient.nan if gradient is not None else 0.0,
+        gradient_inf=gradient.inf if gradient is not None else 0.0,
     )
 
 

@@ -40,11 +40,11 @@ class SummaryRow:
         trainable: elements of both that require a gradient.
         mean, std: of the finite elements of the first floating-point tensor of its outputs, all calls together (``std`` over
             the population, ddof 0); None without such a tensor, NaN without any finite element.
-        nonfinite: share of NaN and infinite elements in that tensor, from 0 to 1.
+        nan, inf: shares of NaN and of infinite elements in that tensor, from 0 to 1.
         zeros: share of exact zeros among them, from 0 to 1.
         gradient: Euclidean norm of the finite elements of that output's gradient; None if none was formed, NaN without any
             finite element.
-        gradient_nonfinite: share of NaN and infinite elements in that gradient.
+        gradient_nan, gradient_inf: the same shares in that gradient.
         notes: remarks, each with its tone.
         failed: the model's exception was raised in this module.
     """
@@ -65,8 +65,10 @@ class SummaryRow:
     gradient: float | None = None
     notes: tuple[Note, ...] = ()
     failed: bool = False
-    nonfinite: float = 0.0
-    gradient_nonfinite: float = 0.0
+    nan: float = 0.0
+    inf: float = 0.0
+    gradient_nan: float = 0.0
+    gradient_inf: float = 0.0
 
     @property
     def words(self) -> str:
@@ -159,11 +161,11 @@ def _layer_row(row: SummaryRow, several: bool) -> LayerRow:
     texts |= {"calls": str(row.calls)} if several and row.calls else {}
     numbers: dict[str, Quantity] = {}
     if row.mean is not None:
-        numbers["mean ± std"] = Quantity(row.mean, row.std, row.nonfinite)
+        numbers["mean ± std"] = Quantity(row.mean, row.std, row.nan, row.inf)
     if row.zeros is not None:
         numbers["zeros"] = Quantity(row.zeros)
     if row.gradient is not None:
-        numbers["gradient"] = Quantity(row.gradient, nonfinite=row.gradient_nonfinite)
+        numbers["gradient"] = Quantity(row.gradient, None, row.gradient_nan, row.gradient_inf)
     repeats = row.same_as is not None or any(text.startswith("same tensor as") for text, _ in row.notes)
     tone: Tone = "bad" if row.failed else "strong" if row.calls else "quiet"
     return LayerRow(row.name, row.type, texts, numbers, row.notes, row.depth, tone, repeats)

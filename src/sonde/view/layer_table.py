@@ -42,12 +42,22 @@ class Quantity:
     Attributes:
         value: over the finite elements; NaN if there is none.
         spread: the standard deviation that is written behind it; None for none.
-        nonfinite: share of the elements that are NaN or infinite, from 0 to 1, and not in *value*.
+        nan, inf: shares of the elements that are NaN and infinite, from 0 to 1; *value* leaves them out.
     """
 
     value: float
     spread: float | None = None
-    nonfinite: float = 0.0
+    nan: float = 0.0
+    inf: float = 0.0
+
+    @classmethod
+    def of(cls, value: float, nan: float, inf: float, count: float, spread: float | None = None) -> Quantity:
+        """Return the number of *count* elements with *nan* NaN and *inf* infinities; without a count, or a finite element, NaN."""
+        if not nan and not inf:
+            return cls(value, spread)
+        if not nan + inf < count:
+            return cls(math.nan, None if spread is None else math.nan, nan / (nan + inf), inf / (nan + inf))
+        return cls(value, spread, nan / count, inf / count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,13 +208,14 @@ def _cells(row: LayerRow) -> dict[str, Cell]:
 
 
 def _number_cell(heading: str, quantity: Quantity, tone: Tone) -> Cell:
-    """The cell of a number: beside it the share of elements that are not in it; without a finite element, ``NaN``."""
+    """The cell of a number: beside it the shares of elements that are not in it; without a finite element, only their kinds."""
     write = COLUMNS[heading]
     assert write is not None
+    lost = {word: share for word, share in (("NaN", quantity.nan), ("inf", quantity.inf)) if share}
     if not math.isfinite(quantity.value):
-        cell = write(Quantity(0.0))
-        return Cell("NaN" if quantity.nonfinite or math.isnan(quantity.value) else "inf", "bad", cell.align)
+        return Cell(", ".join(lost) or ("NaN" if math.isnan(quantity.value) else "inf"), "bad", write(Quantity(0.0)).align)
     cell = write(quantity)
-    if quantity.nonfinite:
-        return Cell(f"{cell.text} ({percent(quantity.nonfinite)} NaN)".strip(), "bad", cell.align, cell.bar)
+    if lost:
+        shares = ", ".join(f"{percent(share)} {word}" for word, share in lost.items())
+        return Cell(f"{cell.text} ({shares})".strip(), "bad", cell.align, cell.bar)
     return Cell(cell.text, tone, cell.align, cell.bar)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import shutil
 import sys
 from abc import ABC, abstractmethod
@@ -13,9 +14,10 @@ from sonde.escape import escape_html, printable
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.segment import Segment
     from rich.table import Table
 
-__all__ = ["Cell", "Grid", "ShownAsTable", "Tone"]
+__all__ = ["Cell", "Grid", "ShownAsTable", "Tone", "standard_output"]
 
 Tone = Literal["plain", "quiet", "good", "warn", "bad", "strong"]
 
@@ -26,7 +28,8 @@ table.sonde{font:13px/1.45 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;
 table.sonde caption{caption-side:top;text-align:left;font-weight:600;padding:2px 10px 6px 0;color:inherit}
 table.sonde tr th{text-align:left;font-weight:600;border-bottom:1px solid rgba(128,128,128,.6);padding:2px 14px 2px 0}
 table.sonde tr td{text-align:left;padding:1px 14px 1px 0;border:0;white-space:pre;background:none}
-table.sonde tr:hover td{background:rgba(128,128,128,.14)}table.sonde tr td.right{text-align:right}
+table.sonde tbody tr td:last-child{white-space:pre-wrap;min-width:20em}
+table.sonde tr:hover td{background:rgba(128,128,128,.14)}table.sonde tr .right{text-align:right}
 table.sonde .quiet{opacity:.6}table.sonde .good{color:#1a7f37}table.sonde .warn{color:#9a6700}
 table.sonde .bad{color:#cf222e;font-weight:600}table.sonde .strong{font-weight:600}
 table.sonde i.bar{display:inline-block;height:.62em;background:currentColor;opacity:.4;border-radius:1px}
@@ -89,7 +92,7 @@ class Grid:
             legacy_windows=False,
         )
         console.print(self)
-        return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+        return out.getvalue().rstrip("\n")
 
     def __repr__(self) -> str:
         return self.to_text()
@@ -98,12 +101,15 @@ class Grid:
         return self.to_html()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.segment import Segment
         from rich.text import Text
 
         yield Text(printable(self.title), style="bold")
         fitted = self._fitted(options.max_width)
         if self.rows:
-            yield fitted._rich_table()
+            for segments in console.render_lines(fitted._rich_table(), options, pad=False):
+                yield from _without_trailing_spaces(segments)
+                yield Segment.line()
         else:
             yield Text(f"  {printable(self.empty)}", style="dim")
         for line in fitted.footer:
@@ -114,14 +120,16 @@ class Grid:
 
         If that does not suffice, texts of the first column lose their beginnings.
         """
-        grid, left_out = self, []
+        left_out: list[str] = []
         for heading in self.optional:
-            if grid._natural_width() <= width:
+            if self._without(left_out)._natural_width() <= width:
                 break
             left_out.append(heading)
-            place = grid.columns.index(heading)
-            rows = [row[:place] + row[place + 1 :] for row in grid.rows]
-            grid = replace(grid, columns=grid.columns[:place] + grid.columns[place + 1 :], rows=rows)
+        for heading in left_out[::-1]:  # a narrow column may fit in the room that a wide one left
+            others = [each for each in left_out if each != heading]
+            if self._without(others)._natural_width() <= width:
+                left_out = others
+        grid = self._without(left_out)
         remark = [f"left out to fit {width} columns: {', '.join(left_out)}"] if left_out else []
         excess = grid._natural_width() - width
         if grid.rows and excess > 0:
@@ -130,12 +138,20 @@ class Grid:
             grid = replace(grid, rows=rows)
         return replace(grid, footer=[*self.footer, *remark])
 
+    def _without(self, headings: list[str]) -> Grid:
+        kept = [place for place, heading in enumerate(self.columns) if heading not in headings]
+        rows = [[row[place] for place in kept] for row in self.rows]
+        return replace(self, columns=[self.columns[place] for place in kept], rows=rows)
+
     def _natural_width(self) -> int:
         widths = [
             max(map(len, column)) for column in zip(self.columns, *([_with_bar(c) for c in row] for row in self.rows), strict=True)
         ]
         widths[-1] = min(widths[-1], _LAST)
         return sum(widths) + _GAP * (len(widths) - 1)
+
+    def _is_right(self, position: int) -> bool:
+        return any(row[position].align == "right" for row in self.rows)
 
     def _rich_table(self) -> Table:
         from rich.box import Box
@@ -145,7 +161,7 @@ class Grid:
         rule = Box("    \n    \n ── \n    \n    \n    \n    \n    \n")
         table = Table(box=rule, show_edge=False, pad_edge=False, header_style="bold", border_style="dim")
         for position, heading in enumerate(self.columns):
-            right = any(row[position].align == "right" for row in self.rows)
+            right = self._is_right(position)
             last = position == len(self.columns) - 1
             table.add_column(heading, justify="right" if right else "left", no_wrap=not last)
         for row in self.rows:
@@ -154,7 +170,8 @@ class Grid:
 
     def to_html(self) -> str:
         """An HTML table that carries its own style and follows the reader's colour scheme."""
-        head = "".join(f"<th>{escape_html(name)}</th>" for name in self.columns)
+        classes = [' class="right"' if self._is_right(place) else "" for place in range(len(self.columns))]
+        head = "".join(f"<th{mark}>{escape_html(name)}</th>" for mark, name in zip(classes, self.columns, strict=True))
         body = "".join("<tr>" + "".join(map(_html_cell, row)) + "</tr>" for row in self.rows)
         if not self.rows:
             body = f'<tr><td class="quiet" colspan="{len(self.columns)}">{escape_html(self.empty)}</td></tr>'
@@ -182,8 +199,28 @@ class ShownAsTable(ABC):
         return self._grid().to_html()
 
 
+def standard_output() -> Console:
+    """Return the console for standard output. A pipe or a file gets lines as long as they need to be, unless ``COLUMNS`` is set."""
+    from rich.console import Console
+
+    return Console(width=None if _is_terminal() or "COLUMNS" in os.environ else _UNLIMITED)
+
+
+def _is_terminal() -> bool:
+    return sys.stdout is not None and sys.stdout.isatty()
+
+
 def _terminal_width() -> int:
-    return shutil.get_terminal_size().columns if sys.stdout is not None and sys.stdout.isatty() else _UNLIMITED
+    return shutil.get_terminal_size().columns if _is_terminal() else _UNLIMITED
+
+
+def _without_trailing_spaces(line: list[Segment]) -> list[Segment]:
+    kept = list(line)
+    while kept and not kept[-1].text.strip():
+        kept.pop()
+    if kept:
+        kept[-1] = kept[-1]._replace(text=kept[-1].text.rstrip())
+    return kept
 
 
 def _end_of(text: str, length: int) -> str:

@@ -236,7 +236,7 @@ def test_numbers_can_be_chosen(tmp_path: Path, events: Any) -> None:
 
 def test_nan_elements_are_counted_where_there_are_any(tmp_path: Path, events: Any) -> None:
     play(recorded(broken=7), TensorBoard(tmp_path / "tb"))
-    assert points(events, "grad_nonfinite/fc.weight") == [(7, 1.0)]
+    assert points(events, "grad_nonfinite/fc.weight") == [(7, 1.0), *((step, 0.0) for step in range(8, 12))]
     assert "output_nonfinite/fc" not in events().Tags()["scalars"]
 
 

@@ -534,7 +534,7 @@ def test_the_table_shows_the_share_of_elements_that_are_no_numbers() -> None:
     model[0](torch.tensor([1.0, torch.nan, 3.0, torch.inf]))
     model[1](torch.tensor([torch.nan]))
     first, second = (" ".join(line.split()) for line in repr(recorder).splitlines()[3:])
-    assert "2.00 ± 1.00 (50 % NaN)" in first
+    assert "2.00 ± 1.00 (25 % NaN, 25 % inf)" in first
     assert "NaN" in second
     assert recorder.rows()[1]["mean"] is None
 

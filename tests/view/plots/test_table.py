@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from sonde.errors import ArgumentError
@@ -46,7 +47,7 @@ def test_the_table_has_a_row_for_each_layer_with_norms_over_all_its_parameters()
     assert cells(grid) == [
         ["fc", "1", "", "5", "5.0e+00", "1.0e-01", ""],  # norms 3 and 4, 0.3 and 0.4 together
         ["act", "0.5", "95 %", "", "", "", "95 % dead"],
-        ["head", "NaN", "", "1", "1.0e+00", "5.0e-01", "not finite: 1 NaN; each step moves it by 50 % of its size"],
+        ["head", "NaN", "", "1", "1.0e+00", "5.0e-01", "output not finite: 1 NaN; each step moves it by 50 % of its size"],
     ]
     assert [row[1].tone for row in grid.rows] == ["plain", "plain", "bad"]
     assert [row[-1].tone for row in grid.rows] == ["quiet", "bad", "bad"]
@@ -85,9 +86,33 @@ def test_numbers_over_finite_elements_are_shown_with_the_share_of_the_others() -
     writer.append("moments", Layout(["a.weight:param", "b.weight:param"]), numbers, step=0)
     grid = plots.table(writer.run())
     assert cells(grid) == [
-        ["a", "2 (50 % NaN)", "4 (50 % NaN)", "not finite: 4 NaN; weights not finite: 4 NaN"],
-        ["b", "NaN", "NaN", "not finite: 8 NaN; weights not finite: 8 NaN"],
+        ["a", "2 (50 % NaN)", "4 (50 % NaN)", "output, weights not finite: 8 NaN"],
+        ["b", "NaN", "NaN", "output, weights not finite: 16 NaN"],
     ]
+
+
+def test_nan_and_infinities_of_every_tensor_of_a_layer_are_named() -> None:
+    """Also of its gradients, which is where they often arise."""
+    writer = memory_run()
+    numbers = {"rms": [2.0, np.nan], "norm": [4.0, np.nan], "count": 8, "finite": [6, 0], "nan": [1, 0], "inf": [1, 8]}
+    writer.append("moments", Layout(["a:output", "a:grad_output"]), numbers, step=0)
+    assert cells(plots.table(writer.run())) == [["a", "2 (13 % NaN, 13 % inf)", "inf", "output, gradient not finite: 1 NaN, 9 inf"]]
+
+
+def test_the_layer_that_a_finding_names_is_marked_from_its_step_on() -> None:
+    writer = memory_run()
+    layout = Layout(["a:output", "b:output", "b.weight:param"], order=[0, 1, 1])
+    for step in range(3):
+        writer.append("moments", layout, {"rms": 1.0, "norm": 1.0, "count": 4, "nan": 0, "inf": 0}, step=step)
+    writer.alert("b:output arose here", severity="bad", rule="nonfinite", site="b:output", step=1)
+    writer.alert("b: grew", severity="warn", rule="spike", site="b.weight:param", step=2)
+    writer.alert("nothing of the network", step=0)
+    run = writer.run()
+    for step, words, tone in ((0, "", "strong"), (1, "output arose here", "bad"), (2, "output arose here; grew", "bad")):
+        first, second = plots.table(run, step=step).rows
+        assert (first[0].tone, first[-1].text) == ("strong", "")
+        assert (second[0].tone, second[-1].text) == (tone, words)
+    assert plots.table(run).rows[1][-1].text == "output arose here; grew"
 
 
 def test_containers_stand_before_their_parts_and_parts_in_the_order_of_execution() -> None:

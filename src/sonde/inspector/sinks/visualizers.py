@@ -12,6 +12,7 @@ from sonde.view.plots import save
 from sonde.view.plots.canvas import Theme, need_matplotlib
 from sonde.view.plots.layer_names import Include
 from sonde.view.plots.table import table
+from sonde.view.table import standard_output
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -51,9 +52,7 @@ class Print(EpochVisualizer):
         self._console = console
 
     def _show(self, run: Run) -> None:
-        from rich.console import Console
-
-        console = self._console if self._console is not None else Console()
+        console = self._console if self._console is not None else standard_output()
         console.print(table(run, include=self._include, exclude=self._exclude))
 
 

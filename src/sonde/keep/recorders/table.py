@@ -99,5 +99,4 @@ def _spread(value: Any) -> Quantity | None:
     for tensor in tensors:
         seen.update(tensor)
     found = seen.compute()
-    mean = found.mean if found.finite else math.nan
-    return Quantity(mean, found.std if found.count > 1 else None, (found.nan + found.inf) / found.count)
+    return Quantity.of(found.mean, found.nan, found.inf, found.count, found.std if found.count > 1 else None)

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from statistics import median
 
 from sonde import rules
-from sonde.errors import ArgumentError
+from sonde.errors import ArgumentError, SiteError
 from sonde.rules import Finding
 from sonde.run.folder.duckdb_sql import literal, quoted
 from sonde.run.run import Run
 from sonde.site import Site
 from sonde.suggest import nearest_steps
-from sonde.view.layer_table import LayerRow, Quantity, layer_table, notes_of
+from sonde.view.layer_table import TONES, LayerRow, Note, Quantity, layer_table, notes_of, worst
 from sonde.view.plots.layer_names import Include, chosen
 from sonde.view.plots.layer_series import ASIDE, Known
 from sonde.view.table import Grid
@@ -31,9 +31,9 @@ def table(run: Run, *, include: Include = None, exclude: Include = None, recent:
     ``rms`` is the root mean square of the layer's outputs, ``gradient`` the Euclidean norm of the gradient at its output,
     ``weight`` and ``weight grad`` are norms over all its parameters, ``dead`` is the share of units that were zero in a call,
     ``update / weight`` the norm of a step's update over that of the parameters. Each is the median over the last *recent*
-    logged steps of the last epoch, or of one *step* alone; behind it stands the share of NaN or infinite elements, which
-    the number leaves out. The last column holds the messages of the rules in
-    ``sonde.rules``. A number that was not recorded has no column.
+    logged steps of the last epoch, or of one *step* alone; behind it stand the shares of NaN and of infinite elements, which
+    the number leaves out. The last column holds the messages of the run's findings up to that step, which colour the layer's
+    name too, and those of the rules in ``sonde.rules``. A number that was not recorded has no column.
 
     Raises:
         SelectionError: no layer is selected.
@@ -47,6 +47,7 @@ def table(run: Run, *, include: Include = None, exclude: Include = None, recent:
     if moment is None:
         return layer_table(name, (), _scalars(run, step), empty="nothing was recorded yet")
     layers = _Reader(run, known, moment).layers()
+    found = _alerts(run, layers, moment.last)
     names = list(layers)
     names = [names[place] for place in chosen(names, include, exclude)] if names else []
     kinds = _kinds(run)
@@ -55,11 +56,34 @@ def table(run: Run, *, include: Include = None, exclude: Include = None, recent:
         *([_NORMS] if any("weight" in each.numbers for each in layers.values()) else []),
         *_scalars(run, step),
     ]
-    rows = [
-        LayerRow(each, kinds.get(layers[each].path, ""), {}, layers[each].numbers, notes_of(layers[each].findings))
-        for each in names
-    ]
+    rows = []
+    for each in names:
+        layer = layers[each]
+        notes = notes_of(layer.findings)
+        told = [note for note in found.get(each, ()) if note[0] not in {text for text, _ in notes}]
+        rows.append(
+            LayerRow(each, kinds.get(layer.path, ""), {}, layer.numbers, (*told, *notes), tone=worst(found.get(each, ()), "strong"))
+        )
     return layer_table(f"{name} · {moment.words}", rows, footer, empty="nothing was recorded yet")
+
+
+def _alerts(run: Run, layers: Mapping[str, _Layer], last: int) -> dict[str, list[Note]]:
+    """The findings up to step *last* as notes, by the name of the layer that each names; each once, without the layer's name."""
+    named: dict[str, list[Note]] = {}
+    for alert in run.alerts:
+        try:
+            site = Site.parse(alert["site"])
+        except SiteError:  # of no place in the network, or a text of the user's own
+            continue
+        name = next((each for each in (site.name, site.owner.name) if each in layers), None)
+        if name is None or alert["step"] > last:
+            continue
+        text = alert["message"].removeprefix(alert["site"]).removeprefix(name)
+        text = (f"{site.port}{text}" if alert["message"].startswith(alert["site"]) else text).lstrip(": ")
+        note: Note = (text, TONES.get(alert["severity"], "warn"))
+        if note not in named.setdefault(name, []):
+            named[name].append(note)
+    return named
 
 
 def _kinds(run: Run) -> dict[str, str]:
@@ -71,10 +95,11 @@ def _kinds(run: Run) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class _Moment:
-    """The steps that are read: in words, as a condition in SQL for each family, and with remarks for the footer."""
+    """The steps that are read: in words, as a condition in SQL for each family, the last of them, and remarks for the footer."""
 
     words: str
     where: Mapping[str, str]
+    last: int
     remarks: tuple[str, ...] = ()
 
 
@@ -94,7 +119,7 @@ def _moment(run: Run, known: Known, recent: int, step: int | None) -> _Moment | 
     last, first = steps[0], steps[-1]
     words = f"step {last:,}" if first == last else f"medians over steps {first:,} to {last:,}"
     where = f"epoch = {literal(epoch)} AND step BETWEEN {literal(first)} AND {literal(last)}"
-    return _Moment(f"epoch {epoch} · {words}", dict.fromkeys(families, where))
+    return _Moment(f"epoch {epoch} · {words}", dict.fromkeys(families, where), last)
 
 
 def _one_step(run: Run, families: Iterable[str], logged: list[int], step: int) -> _Moment:
@@ -106,18 +131,22 @@ def _one_step(run: Run, families: Iterable[str], logged: list[int], step: int) -
         where[family] = "false" if found is None else f"step = {literal(found)}"
         if found is not None and found != step:
             remarks.append(f"{family}: of step {found:,}, the last with any")
-    return _Moment(f"step {step:,}", where, tuple(remarks))
+    return _Moment(f"step {step:,}", where, step, tuple(remarks))
 
 
 @dataclass
 class _Layer:
-    """One row while it is read: the layer's model and path, its place in the order, its numbers and findings."""
+    """One row while it is read: the layer's model and path, its place in the order, its numbers and findings.
+
+    ``lost`` has, by the kind of tensor, how many elements were NaN, infinite, and there in all.
+    """
 
     model: str
     path: str
     place: int
     numbers: dict[str, Quantity]
     findings: list[Finding]
+    lost: dict[str, tuple[float, float, float]]
 
 
 @dataclass(frozen=True)
@@ -131,10 +160,7 @@ class _Sum:
 
     @property
     def quantity(self) -> Quantity:
-        lost = self.nan + self.inf
-        if lost and not self.count > 0:  # the family does not count elements
-            return Quantity(math.nan, nonfinite=1.0)
-        return Quantity(self.value, nonfinite=lost / self.count if lost else 0.0)
+        return Quantity.of(self.value, self.nan, self.inf, self.count)
 
     @property
     def size(self) -> float:
@@ -150,11 +176,13 @@ class _Reader:
 
     def layers(self) -> dict[str, _Layer]:
         """Every layer by its name, containers before their parts, else in the order of execution."""
-        for heading, number, port in (("rms", "rms", "output"), ("zeros", "zeros", "output"), ("gradient", "norm", "grad_output")):
-            self._put(heading, self._of_outputs(number, port), "" if heading == "rms" else None)
+        self._put("rms", self._of_outputs("rms", "output"), "output")
+        self._put("zeros", self._of_outputs("zeros", "output"), None)
+        self._put("gradient", self._of_outputs("norm", "grad_output"), "gradient")
         for name, seen in self._of_outputs("call_death", "output").items():
             self._layers[name].numbers["dead"] = seen.quantity
-            self._note(name, rules.dead(seen.value))
+            finding = rules.dead(seen.value)
+            self._layers[name].findings += [finding] if finding is not None else []
         weights, gradients, updates = (self._of_parameters(port) for port in ("param", "grad", "update"))
         self._put("weight", weights, "weights")
         self._put("weight grad", gradients, "weight gradient")
@@ -167,21 +195,21 @@ class _Reader:
         for name, seen in updates.items():
             weight = weights.get(name)
             if weight is not None and (weight.value > 0 or seen.nan or seen.inf):
-                lost = _Sum(seen.value / weight.value if weight.value else math.nan, seen.nan, seen.inf, seen.count)
-                self._layers[name].numbers["update / weight"] = lost.quantity
+                ratio = _Sum(seen.value / weight.value if weight.value else math.nan, seen.nan, seen.inf, seen.count)
+                self._layers[name].numbers["update / weight"] = ratio.quantity
                 if name in gradients:  # a frozen layer is not meant to move
                     self._layers[name].findings += rules.of_update(seen.size, weight.size)
+        for layer in self._layers.values():
+            sums = [sum(each) for each in zip(*layer.lost.values(), strict=True)] if layer.lost else [0.0] * 3
+            finding = rules.nonfinite(*sums, what=", ".join(layer.lost))
+            layer.findings[:0] = [finding] if finding is not None else []
         return {name: self._layers[name] for name in _in_tree_order(self._layers)}
 
     def _put(self, heading: str, found: Mapping[str, _Sum], what: str | None) -> None:
         for name, seen in found.items():
             self._layers[name].numbers[heading] = seen.quantity
-            if what is not None:
-                self._note(name, rules.nonfinite(seen.nan, seen.inf, seen.count, what=what))
-
-    def _note(self, name: str, found: Finding | None) -> None:
-        if found is not None:
-            self._layers[name].findings.append(found)
+            if what is not None and (seen.nan or seen.inf):
+                self._layers[name].lost[what] = seen.nan, seen.inf, seen.count
 
     def _cells(self, number: str, port: str) -> str | None:
         """SQL for the mean of *number* and the elements left out, for each site and step; None if no family has it at *port*."""
@@ -235,7 +263,7 @@ class _Reader:
         return {name: _Sum(median(each) if each else math.nan, *lost[name]) for name, each in roots.items()}
 
     def _meet(self, name: str, owner: Site, place: int) -> None:
-        known = self._layers.setdefault(name, _Layer(owner.model, owner.layer, place, {}, []))
+        known = self._layers.setdefault(name, _Layer(owner.model, owner.layer, place, {}, [], {}))
         known.place = min(known.place, place)
 
 
