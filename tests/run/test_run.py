@@ -578,7 +578,7 @@ def test_names_of_runs_are_words_and_drawing_one_leaves_random_state_alone(tmp_p
     before = random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[index, union-attr]
     with start_run() as writer:
         adjective, animal = writer.path.name.split("-")
-    assert (adjective in ADJECTIVES, animal in ANIMALS, writer.path.parent) == (True, True, Path("runs"))
+    assert (adjective in ADJECTIVES, animal in ANIMALS, writer.path.parent) == (True, True, tmp_path / "runs")
     assert (random.getstate(), np.random.get_state()[1].tolist()) == before  # type: ignore[index, union-attr]
 
 

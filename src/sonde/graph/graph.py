@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from sonde.errors import MissingExtraError
+from sonde.paths import absolute_path
 from sonde.run.graph import check as checks
 from sonde.run.graph import passes
 from sonde.run.graph.data import Node, PlainGraph, count_text
@@ -93,7 +94,7 @@ class Graph(PlainGraph):
             ArgumentError: the ending is unknown, or *values* is given for another format than a page.
             MissingExtraError: the program or package for this format is not installed; the message names it.
         """
-        return save.save(self, Path(path), depth, values=values)
+        return save.save(self, absolute_path(path), depth, values=values)
 
     def to_networkx(self) -> networkx.MultiDiGraph[int]:
         """Return a networkx ``MultiDiGraph``; fields of nodes and edges, shape and dtype are attributes.

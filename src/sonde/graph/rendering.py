@@ -19,6 +19,7 @@ from sonde.engine.selection import check_model
 from sonde.errors import ArgumentError, MissingExtraError
 from sonde.escape import printable
 from sonde.graph.recorder import BaseNode, LayerNode, OpNode, ParamNode, Recorder, TensorNode
+from sonde.paths import absolute_path
 from sonde.view.graph.save import render
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ def render_network(
     dot = make_dot(record(net, name, input_shapes, input_data), render_depth, styler_cls, **styler_args)
     dot.attr(label=_label(f"{name} at depth = {render_depth}"))
     written = render(dot.source, fmt)
-    folder = Path(directory)
+    folder = absolute_path(directory)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{filename or f'{name}-{render_depth}'}.{fmt}"
     path.write_bytes(written)

@@ -18,6 +18,7 @@ from sonde.engine.torch_api.modules import parameters_of
 from sonde.inspector.lenses.lens import Lens, LossMetrics
 from sonde.inspector.measurement.measurement import Measurement
 from sonde.inspector.pipeline.findings import Finding
+from sonde.paths import short_path
 from sonde.site import Site
 
 __all__ = ["closing_lines", "coverage_data", "coverage_of", "described"]
@@ -114,7 +115,7 @@ def closing_lines(
     """
     logged, every = steps
     missing = [f" · {number:,} {what} lost" for number, what in zip(lost, ("of these", "rows"), strict=True) if number]
-    where = _shown(path) if path is not None else "not on disk"
+    where = short_path(path) if path is not None else "not on disk"
     return [
         f"run {where} · {logged:,} of {every:,} steps logged{''.join(missing)}",
         _found(findings, errors),
@@ -143,11 +144,3 @@ def _found(findings: Sequence[Finding], errors: Sequence[ProbeError]) -> str:
 
 def _many(number: int, what: str) -> str:
     return f"{number} {what}{'s' if number > 1 else ''}"
-
-
-def _shown(path: Path) -> str:
-    """Return the path, relative to the current folder where it lies below this folder."""
-    try:
-        return str(path.resolve().relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)

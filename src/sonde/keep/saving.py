@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -145,4 +144,4 @@ def open_recorded(path: str | os.PathLike[str]) -> Recorded:
     try:
         return Recorded(store)
     except (LookupError, TypeError, ValueError, AttributeError, SondeError) as error:
-        raise StoreError(f"{Path(path)} is not whole: its index lacks something or has it in another form ({error!r})") from None
+        raise StoreError(f"{store.path} is not whole: its index lacks something or has it in another form ({error!r})") from None

@@ -193,7 +193,7 @@ class Tracker(KeepingProbe):
         """
         aliases = {stash.alias: stash.name for stash in self._held if getattr(stash, "alias", "")}
         about = {"kind": type(self).__name__, "aliases": aliases}
-        return write_tensors(Path(path), entries_of_stashes(self.stashes), about, overwrite=overwrite)
+        return write_tensors(path, entries_of_stashes(self.stashes), about, overwrite=overwrite)
 
     def _grid(self) -> Grid:
         fresh = [stash for stash in self._held if self._stash.stale_site(stash) is None]

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from sonde.errors import ArgumentError, MissingExtraError, StoreError, UnknownSiteError
 from sonde.escape import escape_html
+from sonde.paths import absolute_path, short_path
 from sonde.run.folder.duckdb_sql import check_query, condition, connect, connect_locked, literal, quoted
 from sonde.run.folder.run_json import Description
 from sonde.run.folder.source import Answer, Ask, DiskSource, Source
@@ -337,7 +338,7 @@ class Run:
         widths = [max((len(row[place]) for row in described), default=0) for place in range(3)]
         rows = ["  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]) for row in described]
         state, path = _state(self.description), self.path
-        head = ["Run in memory", state] if path is None else [f"Run {path.name}", state, str(path)]
+        head = ["Run in memory", state] if path is None else [f"Run {path.name}", state, short_path(path)]
         return [" · ".join(head), *(rows or ["nothing recorded yet"])]
 
 
@@ -349,12 +350,13 @@ def open_run(path: str | os.PathLike[str]) -> Run:
     """Open a run for reading. It may be written at the same time.
 
     Args:
-        path: the run's folder.
+        path: the run's folder; ``~`` is the home folder.
 
     Raises:
+        ArgumentError: *path* cannot be a path.
         StoreError: there is no run there, or one in another version of the format.
     """
-    folder = Path(path)
+    folder = absolute_path(path)
     if folder.exists() and not folder.is_dir():
         raise StoreError(f"{folder} is a file; a run is a folder with a run.json in it")
     return Run(DiskSource(folder))

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from sonde.errors import SiteError, StoreError, UnknownSiteError
+from sonde.paths import absolute_path, is_inside
 from sonde.run.json_tree import decode
 from sonde.site import Site
 from sonde.suggest import nearest
@@ -144,7 +145,7 @@ class TensorWriter:
 
 
 def write_tensors(
-    path: Path,
+    path: str | os.PathLike[str],
     entries: Iterable[Entry],
     about: dict[str, Any] | None = None,
     *,
@@ -164,6 +165,7 @@ def write_tensors(
     Raises:
         StoreError: *path* is a file, holds a store and *overwrite* is false, holds anything else, or cannot be written.
     """
+    path = absolute_path(path)
     former = _shards_to_replace(path, overwrite, parents=parents, exist_ok=exist_ok)
     with _folder(path, mode):
         writer = TensorWriter(path, about, shard_bytes=shard_bytes, at_once=True)
@@ -315,7 +317,7 @@ class TensorStore(Mapping[str, Any]):
             from safetensors import safe_open
 
             file = self.path / name
-            if file.resolve().parent != self.path.resolve():
+            if not is_inside(self.path, file):
                 raise StoreError(f"{file} is a link out of this folder, and is not followed")
             if file.stat().st_size != self._bytes[name]:
                 raise StoreError(f"{file} is not whole: it has {file.stat().st_size:,} bytes of {self._bytes[name]:,}")
@@ -385,7 +387,7 @@ def open_tensors(path: str | os.PathLike[str]) -> TensorStore:
     Raises:
         StoreError: the folder is no store of tensors, is not whole, or was written in another version of the format.
     """
-    folder = Path(path)
+    folder = absolute_path(path)
     index = _read_index(folder)
     if not index["complete"] and not index["records"]:
         raise StoreError(f"{folder} is empty: the program that wrote it did not finish")

@@ -118,7 +118,7 @@ def _add_named(destinations: Destinations, name: str) -> None:
     from sonde.inspector.sinks.tensorboard import TensorBoard
     from sonde.inspector.sinks.visualizers import Pictures, Print
 
-    folder = destinations.path if destinations.path is not None else Path()
+    folder = destinations.path if destinations.path is not None else Path.cwd()
     if name == "print":
         destinations.visualizers.append(Print())
     elif name == "matplotlib":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator, Mapping
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -13,6 +12,7 @@ import numpy.typing as npt
 from sonde.errors import ArgumentError, MissingExtraError
 from sonde.inspector.sinks.base import Rows, Scalar, Sink
 from sonde.number import Number, described, number_of
+from sonde.paths import absolute_path
 from sonde.site import PARAMETER_PORTS, Site
 
 __all__ = ["TensorBoard"]
@@ -50,7 +50,7 @@ class TensorBoard(Sink):
         MissingExtraError.import_or_raise("tensorboard", "writing for TensorBoard", "tensorboard")
         if isinstance(numbers, str) and numbers != "all":
             raise ArgumentError(f"numbers={numbers!r}: give names, as ('rms', 'mean'), or 'all'")
-        self.folder = Path(folder)
+        self.folder = absolute_path(folder)
         self._numbers = numbers
         self._writer: Any = None
         self._owners: dict[str, str] = {}

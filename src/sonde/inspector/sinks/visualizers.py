@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sonde.paths import absolute_path
 from sonde.run.run import Run
 from sonde.view.plots import save
 from sonde.view.plots.canvas import Theme, need_matplotlib
@@ -73,7 +73,7 @@ class Pictures(EpochVisualizer):
     def __init__(self, folder: str | os.PathLike[str], *, form: str = "png", theme: Theme = "light") -> None:
         super().__init__()
         need_matplotlib()
-        self.folder = Path(folder)
+        self.folder = absolute_path(folder)
         self._form = form
         self._theme: Theme = theme
 

@@ -304,7 +304,7 @@ class Recorder(SlotReader, KeepingProbe):
         made = dict(zip(("mode", "parents", "exist_ok"), args, strict=False)) | kwargs
         slots = self._keeper.slots
         about = self._described() | {"slots": slots_as_data(slots), "aliases": self._aliases}
-        return write_tensors(Path(path), entries_of_slots(slots), about, overwrite=overwrite, **made)
+        return write_tensors(path, entries_of_slots(slots), about, overwrite=overwrite, **made)
 
     def _described(self) -> dict[str, Any]:
         reduction = self._keeper.reduction

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from sonde.errors import StoreError
+from sonde.paths import short_path
 from sonde.run.folder.duckdb_sql import damage, quoted, rows_of
 from sonde.run.folder.parts import live_parts, parts_in
 from sonde.run.folder.run_json import Description
@@ -55,7 +56,7 @@ class DiskSource:
 
     @property
     def name(self) -> str:
-        return str(self.path)
+        return short_path(self.path)
 
     def describe(self) -> Description:
         return Description.read(self.path)

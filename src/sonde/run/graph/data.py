@@ -14,10 +14,10 @@ import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal, NoReturn, Self, get_args
 
 from sonde.errors import GraphError, StoreError
+from sonde.paths import absolute_path
 
 __all__ = ["KINDS", "SOURCES", "Edge", "Kind", "Node", "PlainGraph", "Value", "count_text", "shape_text"]
 
@@ -270,7 +270,7 @@ class PlainGraph:
             StoreError: there is no such file, or see :meth:`from_data`.
         """
         try:
-            text = Path(path).read_text(encoding="utf-8")
+            text = absolute_path(path).read_text(encoding="utf-8")
         except OSError as error:
             raise StoreError(f"{os.fspath(path)!r} cannot be read: {error.strerror}") from error
         except ValueError as error:  # no UTF-8, or a path with a NUL

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sonde.errors import ArgumentError, StoreError
+from sonde.paths import absolute_path
 from sonde.run.folder.files import remove_leftovers
 from sonde.run.folder.parts import parts_in
 from sonde.run.folder.run_json import FILE, Description, is_run
@@ -35,7 +36,8 @@ def start_run(
     """Begin to write a run in a folder, as its only process or as rank 0.
 
     Args:
-        path: the folder; missing ones above it are made. None makes one in *root* with a readable name, as runs/quiet-otter.
+        path: the folder, which a later ``os.chdir`` does not move; missing ones above it are made. None makes one in *root* with
+            a readable name, as runs/quiet-otter.
         exists: what to do where the folder holds files already. ``"error"`` raises; ``"resume"`` continues the run in it
             (and starts one where there is none); ``"unique"`` writes beside it, to path-2, path-3, ...; ``"replace"``
             deletes the run in it and leaves what else is there.
@@ -53,7 +55,7 @@ def start_run(
     if step is not None and exists != "resume":
         raise ArgumentError("step= says where an earlier run is continued: give exists='resume' as well")
     try:
-        folder = _folder(path, Path(root), exists)
+        folder = _folder(None if path is None else absolute_path(path), absolute_path(root), exists)
         lock = Lock(folder, 0)
         try:
             return _begin(folder, lock, exists, step, about or {}, flushing or Flushing())
@@ -73,7 +75,7 @@ def join_run(path: str | os.PathLike[str], *, rank: int, attempt: int, flushing:
         ArgumentError: *rank* is not above 0.
         StoreError: there is no such run or attempt, or another process is writing as this rank.
     """
-    folder = Path(path)
+    folder = absolute_path(path)
     if whole_number("rank", rank) == 0:
         raise ArgumentError("rank 0 starts a run with start_run(); join_run() is for the others")
     description = Description.read(folder)
@@ -88,10 +90,9 @@ def join_run(path: str | os.PathLike[str], *, rank: int, attempt: int, flushing:
         raise
 
 
-def _folder(path: str | os.PathLike[str] | None, root: Path, exists: Existing) -> Path:
-    if path is None:
+def _folder(folder: Path | None, root: Path, exists: Existing) -> Path:
+    if folder is None:
         return new_folder(root)
-    folder = Path(path)
     if folder.exists() and not folder.is_dir():
         raise StoreError(f"{folder} is a file, not a folder that a run could be written to: give another path")
     if exists == "unique":

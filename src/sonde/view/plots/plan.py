@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sonde.errors import ArgumentError
+from sonde.paths import absolute_path
 from sonde.run.run import Run
 from sonde.view.plots.activation import activation
 from sonde.view.plots.canvas import Theme
@@ -63,7 +64,7 @@ def save(run: Run, folder: str | PathLike[str], *, form: str = "png", theme: The
     """
     if form not in _FORMS:
         raise ArgumentError(f"form={form!r}: pictures are written as {', '.join(_FORMS)}")
-    into = Path(folder)
+    into = absolute_path(folder)
     into.mkdir(parents=True, exist_ok=True)
     files = []
     for name, draw in plan(run).items():
