@@ -36,6 +36,7 @@ PUBLIC = {
     "open_run",
     "open_tensors",
     "play",
+    "quiet",
     "preprocessor",
     "recorders",
     "rmap_tensor",

@@ -14,6 +14,7 @@ from .engine import Site as Site
 from .engine import Tick as Tick
 from .engine import Whereabouts as Whereabouts
 from .engine import observe as observe
+from .engine import quiet as quiet
 from .engine import sites as sites
 from .engine import where as where
 from .inspector import Inspector as Inspector

@@ -7,6 +7,7 @@ from sonde.engine.event import Event, Subscriber, Tick
 from sonde.engine.failures import ProbeError
 from sonde.engine.probes.coverage import Coverage, Covered
 from sonde.engine.probes.probe import Probe, observe, sites
+from sonde.engine.unseen import quiet
 from sonde.site import PORTS, Phase, Port, Site
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "Tick",
     "Whereabouts",
     "observe",
+    "quiet",
     "sites",
     "where",
 ]

@@ -13,6 +13,7 @@ from sonde.engine.selection import Named, Where, members, select, unwrap
 from sonde.engine.torch_api import hooks
 from sonde.engine.torch_api.modules import children_of
 from sonde.engine.torch_api.tensors import without_overrides
+from sonde.engine.unseen import blocks, is_quiet, next_number
 from sonde.errors import ModelError
 from sonde.graph.forward import Forward, in_backward
 from sonde.run.graph import passes
@@ -51,11 +52,13 @@ class Recording:
         self._chosen = _chosen(list(self.members.values()), operations)
         self._forward: Forward | None = None
         self._handles: list[hooks.Handle] = []
+        self._number = next_number()
 
     def attach(self) -> None:
         """Put two hooks on every module that can be called. Idempotent."""
         if self._handles:
             return
+        self._number = next_number()
         for module in self.members:
             if isinstance(module, torch.jit.ScriptModule) or type(module).forward is nn.Module.forward:
                 continue
@@ -73,7 +76,7 @@ class Recording:
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Begin a call of *module*; a call of the model itself begins a forward."""
         if self._forward is None:
-            if module is not self.root or in_backward():
+            if module is not self.root or in_backward() or (blocks and is_quiet(self._number, module)):
                 return
             self.graph = None
             self._forward = Forward(self.root, self.members, self._is_open)

@@ -22,6 +22,7 @@ from sonde.engine.failures import ProbeError
 from sonde.engine.torch_api import autograd_state, compiled, hooks
 from sonde.engine.torch_api.autograd_state import ACCUMULATES, modules_running, nodes_running, sequence_of_node
 from sonde.engine.torch_api.modules import is_called_compiled
+from sonde.engine.unseen import blocks, is_quiet, next_number
 from sonde.site import Phase
 from sonde.warn import warn_user
 
@@ -80,6 +81,7 @@ class ModuleTracker:
             {"enter": enter, "leave": leave, "enter_backward": enter_backward, "leave_backward": leave_backward}, strict=strict
         )
         self._entered = 0
+        self._number = next_number()
         self._handles: list[hooks.Handle] = []
         self._border = weak(self._cross)
         self._warned_of: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -92,6 +94,7 @@ class ModuleTracker:
         self._entered += 1
         if self._entered == 1:
             self._handles = [hooks.on_any_forward_pre(_Enters(self)), hooks.on_any_forward(_Leaves(self))]
+            self._number = next_number()
             active.append(self)
         return self
 
@@ -163,6 +166,8 @@ class ModuleTracker:
 
     def enter(self, module: nn.Module, args: Any) -> None:
         """Begin a call of *module* in this thread."""
+        if blocks and is_quiet(self._number, module, *modules_running()):
+            return
         state = self._local.state or self._state()
         task, top = _graph_task(), state.top
         place: ModuleNode | None = None
@@ -190,6 +195,8 @@ class ModuleTracker:
 
     def leave(self, module: nn.Module, output: Any) -> None:
         """End a call of *module* in this thread, which has returned or raised."""
+        if blocks and is_quiet(self._number, module, *modules_running()):
+            return
         state = self._local.state or self._state()
         call = state.top
         if call is None or call.place.key != id(module):
@@ -281,6 +288,8 @@ class ModuleTracker:
         if not self._entered or not self._callbacks.are_any:
             return
         state, call = self._state(), self._of_node(_current_node())
+        if blocks and is_quiet(self._number, *(held.place.module() for held in (call.chain() if call is not None else ()))):
+            return
         task = _graph_task()
         if state.task != task and not (state.in_backward and nodes_running()):
             self._callbacks.move(state, [])  # a pass that raised did not end

@@ -11,6 +11,7 @@ from torch.nn.parameter import is_lazy
 from sonde.engine.clock.counters import Counters
 from sonde.engine.torch_api import compiled, hooks
 from sonde.engine.torch_api.autograd_state import graph_task, has_substituted_parameters, nodes_running
+from sonde.engine.unseen import blocks
 
 __all__ = ["BackwardCounter"]
 
@@ -118,5 +119,5 @@ class _Accumulates(hooks.Hook):
 
     def __call__(self, parameter: Tensor) -> None:
         counter = self.counter
-        if counter._task != graph_task() and not _is_traced():
+        if counter._task != graph_task() and not _is_traced() and not (blocks and counter._counters.is_quiet(parameter)):
             counter.begin()

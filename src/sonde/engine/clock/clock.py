@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import nn
 from torch.optim.optimizer import Optimizer
@@ -24,6 +24,7 @@ from sonde.engine.clock.model_changes import fingerprint, is_time_to_look
 from sonde.engine.clock.step_counter import StepCounter, StepObserver
 from sonde.engine.compiled_regions import regions
 from sonde.engine.event import Tick
+from sonde.engine.unseen import blocks, innermost
 
 __all__ = ["Clock", "StepObserver", "clock_of"]
 
@@ -215,16 +216,30 @@ class Clock(Counters):
                 held.remove(callback)
 
 
-_clocks: weakref.WeakKeyDictionary[nn.Module, weakref.ref[Clock]] = weakref.WeakKeyDictionary()
+_Clocks: TypeAlias = weakref.WeakKeyDictionary[nn.Module, weakref.ref[Clock]]
+_clocks: _Clocks = weakref.WeakKeyDictionary()
 _making = threading.Lock()
 
 
 def clock_of(root: nn.Module) -> Clock:
-    """Return the clock of *root*: the one that runs for the probes attached to it now, or a new one, which counts from 0."""
+    """Return the clock of *root*: the one that runs for the probes attached to it now, or a new one, which counts from 0.
+
+    Inside a quiet block a clock that does not count there is left alone.
+    """
     with _making:
-        known = _clocks.get(root)
-        clock = known() if known is not None else None
-        if clock is None or not clock.is_running:
+        clock = _running(_clocks, root)
+        if clock is not None and not (blocks and clock.is_quiet()):
+            return clock
+        block = innermost() if clock is not None else None
+        clocks: _Clocks = _clocks if block is None else block.clocks
+        clock = _running(clocks, root)
+        if clock is None:
             clock = Clock(root)
-            _clocks[root] = weakref.ref(clock)
+            clocks[root] = weakref.ref(clock)
         return clock
+
+
+def _running(clocks: _Clocks, root: nn.Module) -> Clock | None:
+    known = clocks.get(root)
+    clock = known() if known is not None else None
+    return clock if clock is not None and clock.is_running else None

@@ -10,6 +10,8 @@ from torch import nn
 
 from sonde.engine.clock.forward import Forward
 from sonde.engine.event import Tick
+from sonde.engine.torch_api.autograd_state import modules_running
+from sonde.engine.unseen import blocks, is_quiet, next_number
 
 __all__ = ["Counters"]
 
@@ -30,6 +32,7 @@ class Counters:
         is_observed: a probe observes; else only forwards and steps are counted.
         moved: a forward or a backward pass has been since the last step.
         local: the forward of each thread.
+        number: of this observer, see ``unseen.py``.
     """
 
     def __init__(self, root: nn.Module) -> None:
@@ -42,6 +45,18 @@ class Counters:
         self.is_observed = False
         self.moved = True
         self.local = _Current()
+        self.number = next_number()
+
+    def is_quiet(self, *things: object) -> bool:
+        """Return whether what happens now in this thread, at the root or at *things*, is not counted.
+
+        Asked only while ``unseen.blocks`` has any.
+        """
+        return is_quiet(self.number, self.root(), *things)
+
+    def runs_unseen(self) -> bool:
+        """Return whether the compiled code that runs now, a part of the root, is not to be seen."""
+        return bool(blocks) and self.is_quiet(*modules_running())
 
     def current(self) -> Forward:
         """Return the forward of this thread that runs or ran last; module calls before any call of the root share one."""

@@ -12,6 +12,7 @@ from sonde.engine.clock.backward_counter import BackwardCounter
 from sonde.engine.clock.counters import Counters
 from sonde.engine.torch_api import compiled, hooks
 from sonde.engine.torch_api.autograd_state import graph_task, modules_running
+from sonde.engine.unseen import blocks
 
 __all__ = ["ForwardCounter"]
 
@@ -131,7 +132,7 @@ class _Begin(hooks.Hook):
 
     def _eager(self) -> None:
         counter = self.counter
-        if graph_task() != -1:
+        if graph_task() != -1 or (blocks and counter.counters.is_quiet()):
             return  # checkpointing recomputes a call that was counted
         if counter.counters.is_observed:
             counter.begin()
@@ -140,7 +141,7 @@ class _Begin(hooks.Hook):
 
     def replay(self, leaves: list[Tensor], form: int, port: str) -> tuple[int, int]:
         """Count a call of the root that compiled code has begun."""
-        if graph_task() == -1:
+        if graph_task() == -1 and not (blocks and self.counter.counters.is_quiet()):
             self.counter.counters.local.depth = 0
             self.counter.begin()
         return 0, 0
@@ -166,11 +167,11 @@ class _End(hooks.Hook):
             self._eager(output)
 
     def _eager(self, output: Any) -> None:
-        if graph_task() == -1:
+        if graph_task() == -1 and not (blocks and self.counter.counters.is_quiet()):
             self.counter.end(returned=output is not None or sys.exc_info()[0] is None)
 
     def replay(self, leaves: list[Tensor], form: int, port: str) -> tuple[int, int]:
         """End a call of the root in compiled code."""
-        if graph_task() == -1:
+        if graph_task() == -1 and not (blocks and self.counter.counters.is_quiet()):
             self.counter.end()
         return 0, 0

@@ -22,6 +22,7 @@ from sonde.engine.clock.counters import Counters
 from sonde.engine.clock.parameter_copies import Copies, copies
 from sonde.engine.event import Tick
 from sonde.engine.torch_api.autograd_state import optimizers_running
+from sonde.engine.unseen import are_quiet, blocks
 
 __all__ = ["StepCounter", "StepObserver", "Undo"]
 
@@ -134,6 +135,8 @@ class StepCounter:
 
     def precede(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Call the observers before *optimizer* steps, if it steps the root and no other optimizer has called it."""
+        if blocks and self._is_quiet(optimizer):
+            return
         held = optimizers.held_by(optimizer)
         if not self._is_stepped_by(held):
             return
@@ -155,6 +158,8 @@ class StepCounter:
 
     def follow(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Count the step that *optimizer* has taken, and call the observers."""
+        if blocks and self._is_quiet(optimizer):
+            return
         counters, last = self._counters, self._last
         if (
             counters.step + 1 < self._idle_until
@@ -216,6 +221,10 @@ class StepCounter:
             root = self._counters.root()
             known = self._steps_root[held] = root is not None and any(id(parameter) in held for parameter in root.parameters())
         return known
+
+    def _is_quiet(self, optimizer: Optimizer) -> bool:
+        """Return whether a step of *optimizer* now is not to be seen."""
+        return self._counters.is_quiet() or are_quiet(self._counters.number, optimizers.held_by(optimizer))
 
     def _is_nested(self, running: list[Optimizer]) -> bool:
         """Return whether the innermost of the *running* steps runs inside another step of the root."""

@@ -15,6 +15,7 @@ from sonde.engine.clock.clock import Clock
 from sonde.engine.clock.forward import Forward
 from sonde.engine.selection import Named
 from sonde.engine.torch_api import compiled, hooks
+from sonde.engine.unseen import blocks
 
 __all__ = ["Aliases", "ParentMark"]
 
@@ -52,7 +53,7 @@ class _Enter(hooks.Hook):
         self.parent = parent
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any = None) -> None:
-        if not compiled.is_traced():
+        if not (compiled.is_traced() or (blocks and self.clock.is_quiet())):
             self.clock.current().running.append((self.parent, {}))
 
 
@@ -64,7 +65,7 @@ class _Leave(hooks.Hook):
         self.parent = parent
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any = None) -> None:
-        if compiled.is_traced():
+        if compiled.is_traced() or (blocks and self.clock.is_quiet()):
             return
         running = self.clock.current().running
         while running:  # parents that an interrupt kept from leaving go with this one

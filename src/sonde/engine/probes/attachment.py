@@ -19,6 +19,7 @@ from sonde.engine.probes.targets import Target, Wanted, choose
 from sonde.engine.selection import Named, Where
 from sonde.engine.torch_api import compiled
 from sonde.engine.torch_api.autograd_state import has_substituted_parameters
+from sonde.engine.unseen import next_number
 from sonde.site import Port, Site
 from sonde.stats import Statistic, Table
 from sonde.warn import warn_user
@@ -163,6 +164,7 @@ class Attachment:
         self.attached = True
         self._dead_hooks.is_due = True
         self.delivery.stopped_by = None
+        self.delivery.number = next_number()
         compiled.notice_hooks()
         try:
             for root in self.roots:

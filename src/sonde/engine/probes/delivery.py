@@ -13,6 +13,7 @@ from sonde.engine.event import Event, Subscriber, weakly
 from sonde.engine.failures import ProbeError, name_of
 from sonde.engine.probes.gradients import Pending
 from sonde.engine.torch_api import hooks
+from sonde.engine.unseen import next_number
 from sonde.site import Site
 from sonde.stats import Statistic
 from sonde.warn import warn_user
@@ -57,6 +58,7 @@ class Delivery:
         observer: the name of the subscriber or statistic.
         switch: whether the probe observes.
         thread: the only thread that is observed; None for all.
+        number: of this observer, since it was attached, see ``unseen.py``.
         strict: errors are raised again.
         on_failure: called without arguments when an observer has failed; stops the probe.
         errors: records of these failures.
@@ -70,6 +72,7 @@ class Delivery:
         self.observer = name_of(do if isinstance(do, Statistic) else self.subscriber)
         self.switch = Switch(training)
         self.thread: int | None = None
+        self.number = next_number()
         self.strict = strict
         self.on_failure = on_failure
         self.errors: list[ProbeError] = []

@@ -27,6 +27,7 @@ from sonde.engine.selection import Named
 from sonde.engine.torch_api import compiled, hooks
 from sonde.engine.torch_api.autograd_state import current_node, graph_task, sequence_of_node, transforms
 from sonde.engine.torch_api.input_alias import alias, aliased_in_trace, of_inputs
+from sonde.engine.unseen import blocks
 from sonde.site import Phase, Port, Site
 
 __all__ = ["EventHook", "InputEventHook", "ModuleEventHook", "OutputEventHook", "ParameterEventHook"]
@@ -37,6 +38,7 @@ _is_exported = compiled.is_exported
 _thread: Callable[[], int] = threading.get_ident
 _compiler = hooks.compiler_at_work
 _transforms: Callable[[], Any] = transforms
+_QUIET = (-1, -1)  # the forward and the call that compiled code runs unseen
 
 
 class EventHook(SiteHook):
@@ -118,7 +120,7 @@ class ModuleEventHook(EventHook):
             hooks.listen(forward.watched, tensor, listener)
 
     def _single(self, port: Port, forward: Forward, call: int, passthrough: bool, alias: str, gradient: Tensor) -> None:
-        if not self.switch.on:
+        if not self.switch.on or (blocks and self.is_quiet()):
             return
         delivery = self.delivery
         if delivery.pending.passes:
@@ -151,7 +153,7 @@ class ModuleEventHook(EventHook):
 
     def receive(self, collector: GradientCollector) -> None:
         """Deliver the gradients of one call's structured value: all that will come have come."""
-        if not self.switch.on:
+        if not self.switch.on or (blocks and self.is_quiet()):
             return
         port, paths, fill, passthrough, alias = collector.context
         leaves = tuple((path, tensor) for path, tensor in zip(paths, collector.gradients, strict=True) if tensor is not None)
@@ -196,8 +198,10 @@ class ModuleEventHook(EventHook):
         """Deliver *leaves* as the module's value at *port*, where compiled code has reached the module.
 
         Returns:
-            The indices of the forward and of the call.
+            The indices of the forward and of the call; -1 where nothing may be delivered, of gradients either.
         """
+        if blocks and self.is_quiet():
+            return _QUIET
         forward = self.clock.current()
         task = _graph_task()
         entrance = self.entrance
@@ -224,7 +228,7 @@ class ModuleEventHook(EventHook):
 
     def replay_gradient(self, forward_index: int, call: int, gradient: Tensor, leaf: int, form: int, port: Port) -> None:
         """Deliver the gradient, computed by compiled code, of tensor number *leaf* of the value of call number *call*."""
-        if not self.switch.on:
+        if not self.switch.on or forward_index == _QUIET[0] or (blocks and self.is_quiet()):
             return
         forward = self.clock.current()
         if forward.index != forward_index:
@@ -286,6 +290,8 @@ class OutputEventHook(ModuleEventHook):
         # the hot path: written out, since each call of a function costs as much as a tenth of the hook
         try:
             self.was_eager = True
+            if blocks and self.is_quiet():
+                return
             delivery = self.delivery
             task = _graph_task()
             thread = delivery.thread
@@ -430,7 +436,7 @@ class ParameterEventHook(EventHook):
 
     def __call__(self, parameter: nn.Parameter) -> None:
         gradient = parameter.grad
-        if not self.switch.on or gradient is None or _is_traced():
+        if not self.switch.on or gradient is None or _is_traced() or (blocks and self.is_quiet()):
             return
         self.was_eager = True
         self._deliver(

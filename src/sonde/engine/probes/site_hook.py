@@ -16,6 +16,7 @@ from sonde.engine.probes.delivery import Delivery
 from sonde.engine.selection import Named
 from sonde.engine.torch_api import compiled, hooks
 from sonde.engine.torch_api.autograd_state import graph_task, is_transformed, transforms
+from sonde.engine.unseen import blocks, is_quiet
 from sonde.site import Port, Site
 
 __all__ = ["SiteHook"]
@@ -101,9 +102,15 @@ class SiteHook(hooks.Hook, ABC):
         """Report *error*, raised at one of the sites."""
         self.delivery.failed(next(iter(self.sites.values())), error)
 
+    def is_quiet(self) -> bool:
+        """Return whether what happens now in this thread is not to be seen. Asked only while ``unseen.blocks`` has any."""
+        return is_quiet(self.delivery.number, self.module, self.target, self.clock.root())
+
     def _admitted(self) -> Forward | None:
         """Return the forward that an eager module call belongs to; None if nothing of the call may be delivered."""
         self.was_eager = True
+        if blocks and self.is_quiet():
+            return None
         thread = self.delivery.thread
         if (thread is not None and thread != _thread() and graph_task() == -1) or transforms() is not None or _is_exported():
             self._refuse()

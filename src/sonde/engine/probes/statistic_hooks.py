@@ -18,6 +18,7 @@ from sonde.engine.probes.site_hook import SiteHook
 from sonde.engine.torch_api import compiled, hooks
 from sonde.engine.torch_api.autograd_state import graph_task
 from sonde.engine.torch_api.input_alias import alias, aliased_in_trace
+from sonde.engine.unseen import blocks
 from sonde.site import Port
 from sonde.stats import Table
 
@@ -26,16 +27,6 @@ __all__ = ["InputStatisticHook", "OutputStatisticHook", "ParameterStatisticHook"
 _graph_task: Callable[[], int] = graph_task
 _with_gradients: Callable[[], bool] = torch.is_grad_enabled
 _is_traced = compiled.is_traced
-
-_anchors: dict[torch.device, Tensor] = {}
-
-
-def _anchor(device: torch.device) -> Tensor:
-    """Return one tensor per device, shared by all hooks, so that a compiled region computes once whether it recomputes."""
-    if device not in _anchors:
-        with torch.inference_mode(False):
-            _anchors[device] = torch.zeros((), device=device)
-    return _anchors[device]
 
 
 class StatisticHook(SiteHook):
@@ -46,7 +37,7 @@ class StatisticHook(SiteHook):
         table: holds the rows.
         kernel: adds to rows on the CPU; None without one.
         addresses: of the rows that the kernel can add to; else 0.
-        anchor: see ``_anchor``.
+        anchor: see ``compiled.anchor_for``.
         token: names this hook in compiled code.
     """
 
@@ -58,7 +49,7 @@ class StatisticHook(SiteHook):
         self.rows = rows
         self.kernel = table.statistic.kernel
         self.addresses = {port: self._address(row) for port, row in rows.items()}
-        self.anchor = _anchor(next(iter(rows.values())).device)
+        self.anchor = compiled.anchor_for(self.clock, next(iter(rows.values())).device)
         self.token = compiled.token_for(self)
 
     def take_over(self, old: SiteHook) -> None:
@@ -105,20 +96,23 @@ class StatisticHook(SiteHook):
     def _add_traced(self, port: Port, tensor: Tensor) -> None:
         row = self.rows[port].data
         merged = self.table.merged(row, self.table.measured(tensor.detach()))
-        row.copy_(torch.where(compiled.recomputing(self.anchor), row, merged))
+        row.copy_(torch.where(compiled.unwanted(self.anchor), row, merged))
 
     def _add_traced_gradient(self, port: Port, gradient: Tensor) -> None:
         compiled.add_to_row(self.token, self.table.measured(gradient.detach()), port)
 
     def add_to_row(self, port: Port, measured: Tensor) -> None:
         """Add a row that compiled code has measured of a gradient."""
+        if blocks and self.is_quiet():
+            return
         try:
             self.table.merge(self.rows[port], measured)
         except Exception as error:
             self.delivery.failed(self.sites[port], error)
 
     def _add_gradient(self, port: Port, gradient: Tensor | None) -> None:
-        if gradient is not None and self.switch.on:  # the engine gives None for an output of its node that nothing used
+        # the engine gives None for an output of its node that nothing used
+        if gradient is not None and self.switch.on and not (blocks and self.is_quiet()):
             self._add(port, gradient)
 
     def _trace(self, value: Any, port: Port, gradient_port: Port | None) -> None:
@@ -207,6 +201,8 @@ class InputStatisticHook(StatisticHook):
                 (args, kwargs), seen = aliased_in_trace((args, kwargs))
             self._trace(seen, "input", "grad_input")
         else:
+            if blocks and self.is_quiet():
+                return None
             compiler = hooks.compiler_at_work()
             if aliases:
                 args, kwargs = hooks.undisturbed(compiler, structure.remap, (args, kwargs), alias)
@@ -222,7 +218,7 @@ class ParameterStatisticHook(StatisticHook):
     register = staticmethod(hooks.on_accumulated)
 
     def __call__(self, parameter: nn.Parameter) -> None:
-        if self.switch.on and parameter.grad is not None and not _is_traced():
+        if self.switch.on and parameter.grad is not None and not _is_traced() and not (blocks and self.is_quiet()):
             self.was_eager = True
             self._add("grad", parameter.grad)
 

@@ -12,6 +12,7 @@ gradients, so that all calls in it are made at the sequence number after that of
 from __future__ import annotations
 
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterator
 from operator import methodcaller
@@ -38,6 +39,8 @@ __all__ = [
     "nodes_running",
     "optimizers_running",
     "sequence_of_node",
+    "set_thread_value",
+    "thread_value",
     "transforms",
 ]
 
@@ -66,6 +69,29 @@ _saved_tensor_hooks: Callable[[bool], Any] = getattr(torch._C._autograd, "_top_s
 def is_transformed() -> bool:
     """Return whether a ``torch.func`` transform runs: its tensors are wrappers that must not outlive the transform."""
     return transforms() is not None
+
+
+# Values of a thread, which the threads that run a backward pass for it share (a device has one of its own)
+
+_is_kept: Callable[[str], bool] | None = getattr(torch._C, "_is_key_in_tls", None)
+_kept: Callable[[str], Any] | None = getattr(torch._C, "_get_obj_in_tls", None)
+_keep: Callable[[str, Any], None] | None = getattr(torch._C, "_stash_obj_in_tls", None)
+_plain = threading.local()
+
+
+def thread_value(key: str) -> Any:
+    """Return the value of this thread that is called *key*; None without one."""
+    if _is_kept is None or _kept is None or _keep is None:
+        return getattr(_plain, key, None)
+    return _kept(key) if _is_kept(key) else None
+
+
+def set_thread_value(key: str, value: Any) -> None:
+    """Set the value of this thread that is called *key*."""
+    if _is_kept is None or _kept is None or _keep is None:
+        setattr(_plain, key, value)
+    else:
+        _keep(key, value)
 
 
 # Activation checkpoints

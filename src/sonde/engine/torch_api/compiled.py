@@ -9,8 +9,8 @@ operator reads from the token which hook called it, and runs ordinary Python the
   backward pass.
 * ``sonde::deliver_gradient`` delivers a gradient there.
 * ``sonde::add_to_row`` adds the measured numbers of a gradient to the hook's row.
-* ``sonde::recomputing`` computes whether activation checkpointing runs this code a second time. The operator is pure, so all
-  statistics of a region share one call.
+* ``sonde::unwanted`` computes whether nothing may be added to rows now: activation checkpointing runs this code a second time, or
+  the forward is not to be seen. The operator is pure, so all statistics of a region share one call.
 
 No compiler may drop, duplicate or reorder the first three. The first runs in the forward and declares a write into the token: an
 *effect* there is refused by inductor in a graph with an activation checkpoint. The other two run in the backward, have an effect,
@@ -39,6 +39,7 @@ from sonde.engine.torch_api.autograd_state import graph_task
 __all__ = [
     "Replayed",
     "add_to_row",
+    "anchor_for",
     "compile_error",
     "has_compiled",
     "is_exported",
@@ -46,12 +47,12 @@ __all__ = [
     "notice_hooks",
     "paths_of",
     "rebuild",
-    "recomputing",
     "token_for",
     "trace_gradient",
     "trace_hooks",
     "trace_mark",
     "trace_value",
+    "unwanted",
 ]
 
 is_traced: Callable[[], bool] = torch.compiler.is_dynamo_compiling
@@ -80,6 +81,26 @@ def token_for(owner: Any) -> Tensor:
     _owners[number] = owner
     with torch.inference_mode(False):
         return torch.tensor([number])
+
+
+class _Unseen(Protocol):
+    """Knows whether what runs now is not to be seen."""
+
+    def runs_unseen(self) -> bool: ...
+
+
+_anchors: weakref.WeakKeyDictionary[_Unseen, dict[torch.device, Tensor]] = weakref.WeakKeyDictionary()
+_anchored: weakref.WeakValueDictionary[int, _Unseen] = weakref.WeakValueDictionary()  # by address: to read one is to wait for it
+
+
+def anchor_for(owner: _Unseen, device: torch.device) -> Tensor:
+    """Return the tensor that stands for *owner* in compiled code; one, so that a region asks once. *owner* is held weakly."""
+    known = _anchors.setdefault(owner, {})
+    if device not in known:
+        with torch.inference_mode(False):
+            known[device] = torch.zeros((), device=device)
+        _anchored[known[device].data_ptr()] = owner
+    return known[device]
 
 
 # -------------------------------------------------------------------------------------------------------------- forms
@@ -175,7 +196,7 @@ _unsafe = (torch.Tag.cudagraph_unsafe,)  # a replayed CUDA graph would not run P
 _library.define("deliver(Tensor(a!) token, Tensor[] leaves, int form, str port) -> Tensor", tags=_unsafe)
 _library.define("deliver_gradient(Tensor identity, Tensor gradient, int leaf, int form, str port) -> ()", tags=_unsafe)
 _library.define("add_to_row(Tensor token, Tensor measured, str port) -> ()", tags=_unsafe)
-_library.define("recomputing(Tensor anchor) -> Tensor")
+_library.define("unwanted(Tensor anchor) -> Tensor")
 
 
 def _deliver(token: Tensor, leaves: list[Tensor], form: int, port: str) -> Tensor:
@@ -199,8 +220,10 @@ def _add_to_row(token: Tensor, measured: Tensor, port: str) -> None:
         owner.add_to_row(port, measured.detach())
 
 
-def _recomputing(anchor: Tensor) -> Tensor:
-    return torch.full((), graph_task() != -1, dtype=torch.bool, device=anchor.device)
+def _unwanted(anchor: Tensor) -> Tensor:
+    owner = _anchored.get(anchor.data_ptr())
+    unseen = graph_task() != -1 or (owner is not None and owner.runs_unseen())
+    return torch.full((), unseen, dtype=torch.bool, device=anchor.device)
 
 
 _library.impl("deliver", _deliver, "CompositeExplicitAutograd")
@@ -211,15 +234,15 @@ _library.impl("add_to_row", _add_to_row, "CompositeExplicitAutograd")
 _library.impl("add_to_row", lambda token, measured, port: None, "Meta")
 for _name in ("deliver_gradient", "add_to_row"):
     _library._register_effectful_op(f"sonde::{_name}", EffectType.ORDERED)
-_library.impl("recomputing", _recomputing, "CompositeExplicitAutograd")
-_library.impl("recomputing", lambda anchor: anchor.new_empty((), dtype=torch.bool), "Meta")
+_library.impl("unwanted", _unwanted, "CompositeExplicitAutograd")
+_library.impl("unwanted", lambda anchor: anchor.new_empty((), dtype=torch.bool), "Meta")
 
 _op_deliver = torch.ops.sonde.deliver.default
 _op_gradient = torch.ops.sonde.deliver_gradient.default
 add_to_row = torch.ops.sonde.add_to_row.default
 """Operator: add the measured numbers of a gradient to the row that the token's owner has at a port."""
-recomputing = torch.ops.sonde.recomputing.default
-"""Operator: return whether this code runs again inside a backward pass, as a bool tensor on the anchor's device."""
+unwanted = torch.ops.sonde.unwanted.default
+"""Operator: return whether this code runs again inside a backward pass, or unseen, as a bool tensor on the anchor's device."""
 
 # ------------------------------------------------------------------------------------------------- called while traced
 

@@ -89,6 +89,11 @@ _TABLE = {
         "Module._forward_pre_hooks_with_kwargs": "modules cannot be observed",
         "Tensor._backward_hooks": "gradients cannot be observed",
     },
+    "to let a quiet block hold for the backward passes that other threads run for its thread": {
+        "torch._C._is_key_in_tls": "on a device, the backward of a forward outside of the block is observed inside it",
+        "torch._C._get_obj_in_tls": "the same",
+        "torch._C._stash_obj_in_tls": "the same",
+    },
     "to check that no hook is left": {
         "Module._backward_hooks": "such a hook is not found",
         "Module._backward_pre_hooks": "such a hook is not found",
