@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 from tests.inspector.training import small, train
@@ -28,6 +29,8 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "a time of nothing": ({"every": "0s"}, ArgumentError, "is above 0"),
     "no time": ({"every": "10 parsecs"}, ArgumentError, 'such as "10s"'),
     "no step": ({"every": []}, ArgumentError, "holds no step"),
+    "no step in an array": ({"every": np.array([])}, ArgumentError, "holds no step"),
+    "fractions in an array": ({"every": np.array([0.5])}, ArgumentError, "0.5 is none"),
     "a negative step": ({"every": [3, -3]}, ArgumentError, "-3 is none"),
     "an unknown layer": ({"include": "fc"}, SelectionError, r"nothing is selected by include='fc'. There are 8: \(root\), 0"),
     "a misspelt layer": ({"include": ["0.weigth"]}, SelectionError, "no module called '0.weigth'. Nearest: 0.weight"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import count
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.inspector.training import small, train
@@ -35,6 +36,13 @@ def logged(every: Any, steps: int) -> list[int]:
         (Warmup(3, then=4), [0, 1, 2, 4, 8]),
         (Warmup(2, then=Warmup(4, then=10)), [0, 1, 2, 3, 10]),
         (Warmup(1, then=[5]), [0, 5]),
+        (np.int64(5), [0, 5, 10]),
+        (np.array(5), [0, 5, 10]),
+        (np.array([10, 2]), [2, 10]),
+        (torch.tensor([2, 10]), [2, 10]),
+        ([np.int32(2), 10], [2, 10]),
+        (iter(np.array([4, 9])), [4, 9]),
+        (Warmup(np.uint8(3), then=np.int64(4)), [0, 1, 2, 4, 8]),
     ],
 )
 def test_what_every_means(every: Any, expected: list[int]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 import sys
 import time
@@ -44,7 +45,7 @@ class Every(Schedule):
     n: int
 
     def __post_init__(self) -> None:
-        if isinstance(self.n, bool) or self.n < 1:
+        if self.n < 1:
             raise ArgumentError(f"every={self.n!r}: every n-th step is logged, so n is 1 or more")
 
     def wants(self, tick: Tick, waited: float) -> bool:
@@ -98,10 +99,11 @@ class Ascending(Schedule):
             step = next(self._rest, None)
             if step is None:
                 break
-            if _whole(step) <= self._last:
+            number = _whole(step)
+            if number <= self._last:
                 raise ArgumentError(f"every=: the iterator gave step {step} after {self._last}; it must ascend")
-            self._last = step
-            self._seen.add(step)
+            self._last = number
+            self._seen.add(number)
         return tick.step in self._seen
 
 
@@ -127,8 +129,10 @@ class Warmup(Schedule):
     then: Steps = 10
 
     def __post_init__(self) -> None:
-        if isinstance(self.dense_until, bool) or self.dense_until < 0:
+        number = whole_number(self.dense_until)
+        if number is None or number < 0:
             raise ArgumentError(f"dense_until={self.dense_until!r}: it is the number of the first step that is not logged densely")
+        object.__setattr__(self, "dense_until", number)
         object.__setattr__(self, "then", schedule_of(self.then))
 
     def wants(self, tick: Tick, waited: float) -> bool:
@@ -150,13 +154,16 @@ def schedule_of(every: Steps) -> Schedule:
     """
     if isinstance(every, Schedule):
         return every
-    if isinstance(every, int):
-        return Every(every)
+    number = whole_number(every)
+    if number is not None:
+        return Every(number)
     if isinstance(every, str):
         found = _TIME.fullmatch(every)
         if found is None:
             raise ArgumentError(f'every={every!r}: a text is a time between logged steps, such as "10s", "500ms" or "5min"')
         return EverySeconds(float(found[1]) * _SECONDS[found[2]])
+    if isinstance(every, Iterable) and not isinstance(every, Iterator) and hasattr(every, "tolist"):
+        every = every.tolist()  # an array or a tensor
     if isinstance(every, Collection) and not len(every):
         raise ArgumentError(f"every={every!r} holds no step, so that nothing would be logged")
     if isinstance(every, range):
@@ -170,10 +177,19 @@ def schedule_of(every: Steps) -> Schedule:
     raise ArgumentError(f'every={every!r}: give a number of steps, a time ("10s"), steps (a range or numbers), or a callable')
 
 
+def whole_number(value: Any) -> int | None:
+    """Return *value* as an int, if it is a whole number of any library (as ``numpy.int64(7)``); else None."""
+    try:
+        return None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return None
+
+
 def _whole(step: Any) -> int:
-    if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+    number = whole_number(step)
+    if number is None or number < 0:
         raise ArgumentError(f"every=: steps are whole numbers from 0, and {step!r} is none")
-    return step
+    return number
 
 
 class Pace:

@@ -227,20 +227,19 @@ def test_workers_of_a_data_loader_do_not_disturb() -> None:
     assert seen == [0, 1]
 
 
-def test_a_notebook_cell_that_is_run_again_replaces_its_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+# what Jupyter and IPython in a terminal call the code of a cell in its first and in its second run
+@pytest.mark.parametrize("names", [("<cell>", "<cell>"), ("<ipython-input-1-0a1b2c>", "<ipython-input-2-0a1b2c>")])
+def test_a_notebook_cell_that_is_run_again_replaces_its_probes(names: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A second run of the same line detaches what the first made, though the notebook holds it; the same run does not."""
     shell = types.SimpleNamespace(user_ns={"sonde": sonde, "model": net()}, execution_count=1)
     monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
-    cell = compile("made = [sonde.track(model) for _ in range(2)]", "<cell>", "exec")
-    exec(cell, shell.user_ns)
-    first = shell.user_ns["made"]
-    assert [tracker.attached for tracker in first] == [True, True]
-    shell.execution_count = 2
-    exec(cell, shell.user_ns)
-    second = shell.user_ns["made"]
-    assert [tracker.attached for tracker in second] == [True, True]
-    assert not first[-1].attached
-    for tracker in (*first, *second):
+    for run, name in enumerate(names):
+        shell.execution_count = run + 1
+        former = shell.user_ns.get("made", [])
+        exec(compile("made = [sonde.track(model) for _ in range(2)]", name, "exec"), shell.user_ns)
+        assert [tracker.attached for tracker in shell.user_ns["made"]] == [True, True]
+        assert not any(tracker.attached for tracker in former)
+    for tracker in shell.user_ns["made"]:
         tracker.detach()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 import weakref
@@ -253,23 +254,25 @@ def _schedule(schedule: Schedule | int | None) -> Schedule | None:
     return schedule
 
 
-# A notebook cell that is run again replaces the probe that the cell made before, which the notebook's history may still hold.
-# By file, line and class: the probe made there last, and in which run of the cell
-_made: dict[tuple[str, int, type], tuple[weakref.ref[Any], int]] = {}
+# A notebook cell that is run again replaces the probes that the cell made before, which the notebook's history may still hold.
+# By file, line and class: the probes made there last, and in which run of the cell
+_made: dict[tuple[str, int, type], tuple[list[weakref.ref[Any]], int]] = {}
 
 
 def replace_former(probe: Any) -> None:
-    """Detach the probe that an earlier run of the same line of the same notebook cell made. Outside notebooks do nothing."""
+    """Detach the probes that an earlier run of the same line of the same notebook cell made. Outside notebooks do nothing."""
     place = _cell()
     if place is None:
         return
     key, run = (*place[:2], type(probe)), place[2]
-    former = _made.get(key)
-    if former is not None and former[1] != run:
-        earlier = former[0]()
-        if earlier is not None:
-            earlier.detach()
-    _made[key] = weakref.ref(probe), run
+    former, former_run = _made.get(key, ([], run))
+    if former_run != run:
+        for reference in former:
+            earlier = reference()
+            if earlier is not None:
+                earlier.detach()
+        former = []
+    _made[key] = [*former, weakref.ref(probe)], run
 
 
 def _cell() -> tuple[str, int, int] | None:
@@ -281,6 +284,8 @@ def _cell() -> tuple[str, int, int] | None:
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         if frame.f_globals is shell.user_ns:
-            return frame.f_code.co_filename, frame.f_lineno, int(shell.execution_count)
+            # in a terminal the name of the file has the number of the run, and then a hash of the cell's text
+            file = re.sub(r"(?<=^<ipython-input-)\d+-", "", frame.f_code.co_filename)
+            return file, frame.f_lineno, int(shell.execution_count)
         frame = frame.f_back
     return None
