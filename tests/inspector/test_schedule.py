@@ -12,6 +12,7 @@ from tests.inspector.training import small, train
 from torch import nn
 
 from sonde.engine import Tick
+from sonde.engine.clock.turns import Turns
 from sonde.errors import ArgumentError
 from sonde.inspector import Warmup, watch
 from sonde.inspector.schedule import EverySeconds, Pace, schedule_of
@@ -170,7 +171,7 @@ def test_a_time_is_counted_from_the_last_logged_step(monkeypatch: pytest.MonkeyP
     pace = Pace(schedule_of("10s"))
     found = []
     for step in range(6):
-        pace.begin(Tick(step=step))
+        pace.begin(Tick(step=step), Turns())
         found.append(pace.on)
     assert found == [True, False, False, True, False, True]
 

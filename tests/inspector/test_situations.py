@@ -17,7 +17,6 @@ from torch.optim import SGD, AdamW
 
 from sonde import lens
 from sonde.errors import ObservationWarning
-from sonde.stats import Moments
 
 Either = Keeper | Watcher
 
@@ -275,16 +274,22 @@ def with_closure(either: Either) -> None:
 
 
 def by_itself(either: Either) -> None:
-    """Parameters are updated by hand, and the loop says when a step was taken."""
+    """Parameters are updated by hand after two backward passes, gradients are cleared, and then the loop says that it stepped."""
     model = Branched()
-    either.watch(model, gradients="micro_step", lenses=[lens.Lens("moments", Moments(), ("output", "grad_output", "grad"))])
-    for _ in range(3):
-        backward(model, either)
+    either.watch(model, gradients="both")
+    all_of_them = SGD(model.parameters())
+    for number in range(4):
+        for _ in range(2):
+            backward(model, either)
+        either.before(all_of_them)
         with torch.no_grad():
             for parameter in model.parameters():
                 assert parameter.grad is not None
                 parameter.sub_(parameter.grad, alpha=0.1)
-                parameter.grad = None
+        either.after(all_of_them)
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            parameter.grad = None if number % 2 else parameter.grad.zero_()
         either.step_by_hand()
         either.end()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import re
 import sys
 import time
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from sonde.engine import Tick
+from sonde.engine.clock.turns import Turns, TurnsSeen, whole_number
 from sonde.errors import ArgumentError
 
 __all__ = ["Ascending", "Every", "EverySeconds", "Listed", "Pace", "Schedule", "Steps", "Warmup", "When", "schedule_of"]
@@ -19,6 +19,11 @@ __all__ = ["Ascending", "Every", "EverySeconds", "Listed", "Pace", "Schedule", "
 
 class Schedule(ABC):
     """Decides for each step, at its beginning, whether the step is logged."""
+
+    @property
+    def is_by_turn(self) -> bool:
+        """Whether, where optimizers alternate, the schedule holds for the steps of each (``is_due``), and not for all together."""
+        return False
 
     @abstractmethod
     def wants(self, tick: Tick, waited: float) -> bool:
@@ -33,6 +38,16 @@ class Schedule(ABC):
         """Return the first step from *step* on that may be logged; *step* itself where this is not known in advance."""
         return step
 
+    def is_due(self, number: int, seen: int, waited: float) -> bool:
+        """Return whether the step *number* of one optimizer is logged, where several alternate.
+
+        Args:
+            number: among the steps of the optimizer, from 0.
+            seen: the number of its last step that was logged; -1 if none was. A step that was missed is made up for by the next.
+            waited: seconds since its last logged step began.
+        """
+        return self.next(seen + 1) <= number
+
 
 Steps: TypeAlias = int | str | range | Iterable[int] | Callable[[Tick], bool] | Schedule
 """What ``every=`` takes: n, ``"10s"``, a range, step numbers, a callable ``Tick -> bool``, or a schedule."""
@@ -43,6 +58,10 @@ class Every(Schedule):
     """Every *n*-th step: those whose number n divides."""
 
     n: int
+
+    @property
+    def is_by_turn(self) -> bool:
+        return True
 
     def __post_init__(self) -> None:
         if self.n < 1:
@@ -61,11 +80,18 @@ class EverySeconds(Schedule):
 
     seconds: float
 
+    @property
+    def is_by_turn(self) -> bool:
+        return True
+
     def __post_init__(self) -> None:
         if not 0 < self.seconds < float("inf"):
             raise ArgumentError(f"every={self.seconds!r} seconds: the time between logged steps is above 0")
 
     def wants(self, tick: Tick, waited: float) -> bool:
+        return waited >= self.seconds
+
+    def is_due(self, number: int, seen: int, waited: float) -> bool:
         return waited >= self.seconds
 
 
@@ -141,6 +167,13 @@ class Warmup(Schedule):
     def next(self, step: int) -> int:
         return step if step < self.dense_until else schedule_of(self.then).next(step)
 
+    @property
+    def is_by_turn(self) -> bool:
+        return schedule_of(self.then).is_by_turn
+
+    def is_due(self, number: int, seen: int, waited: float) -> bool:
+        return number < self.dense_until or schedule_of(self.then).is_due(number, max(seen, self.dense_until - 1), waited)
+
 
 _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _TIME = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|min|m|h)\s*")
@@ -177,14 +210,6 @@ def schedule_of(every: Steps) -> Schedule:
     raise ArgumentError(f'every={every!r}: give a number of steps, a time ("10s"), steps (a range or numbers), or a callable')
 
 
-def whole_number(value: Any) -> int | None:
-    """Return *value* as an int, if it is a whole number of any library (as ``numpy.int64(7)``); else None."""
-    try:
-        return None if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        return None
-
-
 def _whole(step: Any) -> int:
     number = whole_number(step)
     if number is None or number < 0:
@@ -195,10 +220,12 @@ def _whole(step: Any) -> int:
 class Pace:
     """Follows a schedule for one model, whose clock counts the steps.
 
-    Statistics of pairs of steps observe a logged step and the one before it.
+    Statistics of pairs of steps observe a logged step and the one before it. Where optimizers alternate, the one before is that of
+    the same optimizer, and the steps between are observed too.
 
     Attributes:
         schedule: decides, once for each step.
+        turn: the optimizer that is expected to make the step that runs, where several alternate; else None.
         on: whether the step that runs now is logged.
         in_pair: whether statistics of pairs observe this step: it is logged, or the next one may be.
         was_on, was_in_pair: the same of the step before.
@@ -207,21 +234,53 @@ class Pace:
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
+        self.turn: int | None = None
         self.on = self.was_on = False
         self.in_pair = self.was_in_pair = self.ends_pair = False
-        self._begun = float("-inf")
+        self._begun: dict[int, float] = {}  # when the last logged step of each turn began; -1: of any
+        self._seen = TurnsSeen()
 
-    def begin(self, tick: Tick) -> None:
+    def follow(self, schedule: Schedule, turns: Turns, step: int) -> None:
+        """Decide by *schedule* from *step* on."""
+        self.schedule = schedule
+        self._seen.forget_missed(turns, step)
+
+    def begin(self, tick: Tick, turns: Turns) -> None:
         """Begin the step at *tick*.
 
         Raises:
             Exception: whatever the schedule raises; the step is not logged then.
         """
         self.was_on, self.was_in_pair, self.ends_pair = self.on, self.in_pair, self.on and self.was_in_pair
+        if self.was_on and turns.last != -1:
+            self._seen.note(turns, tick.step)
+            self._begun[turns.last] = self._begun[-1]
         self.on = self.in_pair = False
         now = time.monotonic()
-        on = self.schedule.wants(tick, now - self._begun)
+        if turns.are_several and self.schedule.is_by_turn:
+            self.turn = turns.expected(tick.step)
+            on, in_pair = self._by_turn(tick.step, turns, now)
+        else:
+            self.turn = None
+            on = self.schedule.wants(tick, now - self._begun.get(-1, float("-inf")))
+            in_pair = self.schedule.next(tick.step + 1) == tick.step + 1
         if on:
-            self._begun = now
-        self.in_pair = on or self.schedule.next(tick.step + 1) == tick.step + 1
+            self._begun[-1] = now
+        self.in_pair = on or in_pair
         self.on = on
+
+    def _by_turn(self, step: int, turns: Turns, now: float) -> tuple[bool, bool]:
+        """Return whether *step* is logged, and whether any turn's next step but one may be."""
+
+        def is_due(turn: int, number: int, seen: int) -> bool:
+            return self.schedule.is_due(number, seen, now - self._begun.get(turn, float("-inf")))
+
+        following = any(is_due(turn, turns.number(turn, step) + 1, self._seen.seen(turn)) for turn in turns.recent())
+        return self._seen.choose(turns, step, is_due), following
+
+    def rests_until(self, step: int, turns: Turns) -> int:
+        """Return the first step from *step* on that may be logged."""
+        if not (turns.are_several and self.schedule.is_by_turn):
+            return self.schedule.next(step)
+        missing = (self.schedule.next(self._seen.seen(turn) + 1) - turns.number(turn, step) for turn in turns.recent())
+        return step + max(min(missing), 0)

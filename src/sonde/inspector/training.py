@@ -97,7 +97,7 @@ class WatchedTraining:
         Raises:
             ArgumentError: no forward or backward pass of any model was seen since the last one.
         """
-        moved = [watched for watched in self.watched if watched.clock.moved]
+        moved = [watched for watched in self.watched if watched.clock.has_begun]
         if not moved or not any(watched.clock.forwards for watched in moved):
             raise ArgumentError(
                 "step() says that the pass just made was a step, and no forward of the model was seen since the last step: call it "

@@ -119,7 +119,7 @@ class WatchedModel:
     def moment(self, *, in_step: bool) -> tuple[int, int]:
         """Epoch and step of something that happens now: in the step that runs, if *in_step* and one does; else in the last."""
         clock = self.clock
-        if in_step and clock.moved:
+        if in_step and clock.has_begun:
             return clock.epoch, clock.step
         return clock.epoch, max(clock.step - 1, 0)
 
@@ -127,13 +127,13 @@ class WatchedModel:
 
     def schedule_by(self, schedule: Schedule) -> None:
         """Log by another schedule from the next decision on."""
-        self.pace.schedule = schedule
+        self.pace.follow(schedule, self.clock.turns, self.clock.step)
         self.clock.call_after_steps(self._step_ends, first=True)
 
     def _begin(self, tick: Tick) -> None:
         """Decide whether the step that begins at *tick* is logged."""
         try:
-            self.pace.begin(tick)
+            self.pace.begin(tick, self.clock.turns)
         except Exception as error:
             self._failed(error)
 
@@ -144,7 +144,7 @@ class WatchedModel:
         self._begin(self.clock.now())
         self.rows.begin_step(self.pace)
 
-    def _optimizer_stepped(self, optimizer: Optimizer, taken: bool) -> None:
+    def _optimizer_stepped(self, optimizer: Optimizer | None, taken: bool) -> None:
         """*optimizer* has stepped, unless the step was not *taken*, and the engine is done with the step."""
         if self._ended:
             self.complete(optimizer)
@@ -174,7 +174,7 @@ class WatchedModel:
 
     def _idle(self) -> None:
         """Do nothing until the step before the next that may be logged: that one is timed, or is the first of a pair."""
-        until, following = self.pace.schedule.next(self.clock.step + 1) - 1, self.clock.step + 1
+        until, following = self.pace.rests_until(self.clock.step + 1, self.clock.turns) - 1, self.clock.step + 1
         if until > following:
             self.clock.call_after_steps(self._step_ends, first=True, until=until)
             self.meter.forget_step()

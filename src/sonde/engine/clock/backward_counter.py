@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -23,12 +23,14 @@ class BackwardCounter:
 
     Attributes:
         count: backward passes that wrote a ``.grad``, since the clock began.
-        after: called after each such pass.
+        first_after: called after each such pass.
+        after: called after each such pass, while a probe observes.
         is_lazy: some parameters have no shape as yet, and so take no hook.
     """
 
     def __init__(self, counters: Counters) -> None:
         self.count = 0
+        self.first_after: Callable[[], None] = lambda: None
         self.after: list[Callable[[], None]] = []
         self.is_lazy = False
         self._counters = counters
@@ -51,8 +53,26 @@ class BackwardCounter:
 
     def take_out(self) -> None:
         """Take every hook out. Idempotent."""
-        for _, handle in tuple(self._hooked.values()):
-            handle.remove()
+        self.watch(())
+
+    def watch(self, parameters: Collection[int]) -> None:
+        """Let hooks be in on *parameters* alone, which are given by their ids."""
+        for key, (_, handle) in tuple(self._hooked.items()):
+            if key in parameters:
+                handle.put_back(self._hook)
+            else:
+                handle.remove()
+
+    def sees(self, parameters: Collection[int]) -> bool:
+        """Return whether gradients of *parameters*, given by their ids, were seen; if not, see them from now on."""
+        missing = [key for key in parameters if key not in self._hooked]
+        root = self._counters.root()
+        if self.count == 0:
+            return False
+        if not missing or root is None or not any(p.requires_grad for p in root.parameters() if id(p) in missing):
+            return True
+        self.follow(root)
+        return False
 
     def forget(self) -> None:
         """Forget all parameters; only after ``take_out``."""
@@ -78,7 +98,7 @@ class BackwardCounter:
     # Passes
 
     def begin(self) -> None:
-        """A gradient was accumulated into a parameter: count the running backward pass when it ends."""
+        """A gradient was accumulated into a parameter: count the running backward pass when it ends. Idempotent."""
         task = graph_task()
         if task in (self._task, -1):
             return
@@ -101,11 +121,12 @@ class BackwardCounter:
     def _end(self) -> None:
         self._unfinished = False
         counters = self._counters
-        counters.moved = True
+        counters.has_begun = True
         counters.micro_step += 1
         counters.stamp += 1
         self.count += 1
-        for callback in tuple(self.after):
+        self.first_after()
+        for callback in tuple(self.after) if counters.is_observed else ():
             callback()
 
 

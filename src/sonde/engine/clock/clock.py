@@ -22,6 +22,7 @@ from sonde.engine.clock.counters import Counters
 from sonde.engine.clock.forward_counter import ForwardCounter
 from sonde.engine.clock.model_changes import fingerprint, is_time_to_look
 from sonde.engine.clock.step_counter import StepCounter, StepObserver
+from sonde.engine.clock.turns import Turns
 from sonde.engine.compiled_regions import regions
 from sonde.engine.event import Tick
 from sonde.engine.unseen import blocks, innermost
@@ -66,6 +67,7 @@ class Clock(Counters):
             if self._users > 1 or root is None:
                 return
             self.forward_counter.start(root)
+            self.backward_counter.follow(root)
             self.step_counter.start()
 
     def wake(self, probe: Hashable) -> None:
@@ -102,7 +104,7 @@ class Clock(Counters):
     def _sleep(self) -> None:
         self._follows = False
         self.forward_counter.rest()
-        self.backward_counter.take_out()
+        self.backward_counter.watch(self.step_counter.watched_at_rest())
 
     def stop(self) -> None:
         """Count one probe less; for the last one take the hooks out."""
@@ -111,6 +113,7 @@ class Clock(Counters):
             if self._users > 0:
                 return
             self._sleep()
+            self.backward_counter.take_out()
             self._fingerprint = self._compiled = None
             self.forward_counter.stop()
             self.backward_counter.forget()
@@ -119,10 +122,9 @@ class Clock(Counters):
 
     def _forward_at_rest(self) -> None:
         """Count a forward that no probe observes."""
-        if self.step_counter.is_announced and not self.moved:
-            self.step_counter.stop_announcing()
+        self.backward_counter.settle()
         self.forwards += 1
-        self.moved = True
+        self.has_begun = True
 
     def refresh(self) -> None:
         """Listen to parameters that have come, or need a gradient by now."""
@@ -142,6 +144,11 @@ class Clock(Counters):
     def ended(self) -> Tick:
         """The tick of the step that ended last."""
         return self.step_counter.ended
+
+    @property
+    def turns(self) -> Turns:
+        """Which optimizer made which step, and is expected to make the next."""
+        return self.step_counter.turns
 
     @property
     def again(self) -> bool:
@@ -172,6 +179,7 @@ class Clock(Counters):
     def continue_at(self, step: int) -> None:
         """Count on from *step*, as a training does that was interrupted before it."""
         self.step = step
+        self.turns.begin_at(step)
         self.micro_step = 0
         self.stamp += 1
 
@@ -198,8 +206,11 @@ class Clock(Counters):
         """Call *callback* when a step has ended and the step *until*, or a later one, begins; *first*: before all others."""
         self.step_counter.call_after(callback, first=first, until=until)
 
-    def call_after_optimizer(self, callback: Callable[[Optimizer, bool], None]) -> None:
-        """Call *callback* when an optimizer of the root has stepped: with the optimizer, and whether the step was taken."""
+    def call_after_optimizer(self, callback: Callable[[Optimizer | None, bool], None]) -> None:
+        """Call *callback* when an optimizer of the root has stepped: with the optimizer, and whether the step was taken.
+
+        At the end of a backward pass in which optimizers have stepped *callback* is called once, with None.
+        """
         self.step_counter.after_optimizer.append(callback)
 
     def call_no_more(self, callback: Callable[..., None]) -> None:

@@ -30,7 +30,7 @@ class Counters:
         forwards: calls of the root begun.
         stamp: changes with epoch, step and micro-step, so that a forward can keep the tick it has made.
         is_observed: a probe observes; else only forwards and steps are counted.
-        moved: a forward or a backward pass has been since the last step.
+        has_begun: a forward of the root, or a backward pass, was seen since the last step.
         local: the forward of each thread.
         number: of this observer, see ``unseen.py``.
     """
@@ -43,7 +43,7 @@ class Counters:
         self.forwards = 0
         self.stamp = 0
         self.is_observed = False
-        self.moved = True
+        self.has_begun = True
         self.local = _Current()
         self.number = next_number()
 

@@ -89,7 +89,7 @@ class ForwardCounter:
         if local.depth > 1:
             return
         self._backwards.settle()
-        counters.moved = True
+        counters.has_begun = True
         for callback in tuple(self.before):
             callback()
         counters.forwards += 1

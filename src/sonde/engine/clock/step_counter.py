@@ -1,16 +1,25 @@
 """Count the optimizer steps of one root, and call observers around each.
 
-A step is the step of whichever optimizer owns parameters of the root: nobody has to hand one over. Of optimizers that call each
-other (``ZeroRedundancyOptimizer``, a Lookahead) the outermost one counts. A second optimizer that steps on the same gradients
-belongs to the step of the first. A call that raised is no step; nor is one that found infinities under a ``GradScaler``.
+A step is a change of parameters of the root that optimizers make on one set of gradients. Nobody has to hand an optimizer over:
+all optimizers are followed, and those that hold parameters of the root count.
+
+* Of optimizers that call each other (``ZeroRedundancyOptimizer``, a Lookahead) the outermost one counts.
+* An optimizer belongs to the step that has ended if it changes parameters which that step has not changed, and no gradient has been
+  accumulated since. Forwards between the two, as for an evaluation, do not matter.
+* Optimizers that are called inside a backward pass, by hooks on parameters, belong to one step, which ends with the pass.
+* A call that raised is no step; nor is one that found infinities under a ``GradScaler``.
+* A loop without optimizers says when a step has ended. That step begins with the end of its first backward pass.
+
+Whether anybody observes does not matter either: where several optimizers may take part, the hooks that see gradients come
+(``backward_counter.py``) stay in between observed steps.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from torch import nn
@@ -20,8 +29,9 @@ from sonde.engine.clock import optimizers
 from sonde.engine.clock.backward_counter import BackwardCounter
 from sonde.engine.clock.counters import Counters
 from sonde.engine.clock.parameter_copies import Copies, copies
+from sonde.engine.clock.turns import Turns
 from sonde.engine.event import Tick
-from sonde.engine.torch_api.autograd_state import optimizers_running
+from sonde.engine.torch_api.autograd_state import graph_task, optimizers_running
 from sonde.engine.unseen import are_quiet, blocks
 
 __all__ = ["StepCounter", "StepObserver", "Undo"]
@@ -37,6 +47,10 @@ class StepObserver(Protocol):
     def is_on(self) -> bool:
         """Whether the step that begins now is observed."""
 
+    @property
+    def can_undo(self) -> bool:
+        """Whether ``before`` may be called for a step that is perhaps none."""
+
     def before(self, held: frozenset[int], wanted: dict[tuple[int, int], nn.Parameter], *, closure: bool) -> Undo | None:
         """A step begins. Add to *wanted* the parameters to copy; with *closure* gradients are computed in the step.
 
@@ -50,27 +64,54 @@ class StepObserver(Protocol):
 
 @dataclass(slots=True)
 class _Attempt:
-    """A call of an optimizer's step that has begun and not ended."""
+    """A step that has begun and not ended.
+
+    Attributes:
+        observers: of the step that begins.
+        former: of the step that has ended, to which this one belongs if nothing is accumulated before it ends.
+        undo: remove everything recorded at its beginning.
+    """
 
     observers: list[StepObserver]
-    undo: list[Undo]
-    closure: bool
-    before: Copies
+    former: list[StepObserver] = field(default_factory=list)
+    undo: list[Undo] = field(default_factory=list)
+    closure: bool = False
+    before: Copies = field(default_factory=dict)
+
+    def begin(self, held: frozenset[int], observers: Collection[StepObserver], *, closure: bool) -> None:
+        """Call *observers* before the step, and make the copies that they want."""
+        self.closure = closure
+        wanted: dict[tuple[int, int], nn.Parameter] = {}
+        undo = [observer.before(held, wanted, closure=closure) for observer in observers]
+        self.undo = [each for each in undo if each is not None]
+        self.before |= copies({key: parameter for key, parameter in wanted.items() if key not in self.before})
+
+    def take_back(self) -> None:
+        """Remove everything recorded at the beginning. Idempotent."""
+        undo, self.undo = self.undo, []
+        for each in undo:
+            each()
 
 
 class StepCounter:
     """The steps of one root.
 
+    The class is large because a step has four forms (of one optimizer, of several, inside a backward pass, said by the loop): each
+    begins and ends here.
+
     Attributes:
         observers: called around each step, while they are on.
-        after_optimizer: called when an optimizer of the root has stepped, with that optimizer and whether the step was taken.
-        again: the optimizer that steps does so on the gradients of a step that was counted: it is part of that step.
+        after_optimizer: called when an optimizer of the root has stepped, with that optimizer and whether the step was taken; with
+            None at the end of a step without one.
+        turns: which optimizer made which step.
+        again: the optimizer that steps is part of a step that was counted already.
         is_announced: steps are seen before they are taken.
     """
 
     def __init__(self, counters: Counters, backwards: BackwardCounter) -> None:
         self.observers: list[StepObserver] = []
-        self.after_optimizer: list[Callable[[Optimizer, bool], None]] = []
+        self.after_optimizer: list[Callable[[Optimizer | None, bool], None]] = []
+        self.turns = Turns()
         self.again = False
         self.is_announced = False
         self._counters = counters
@@ -78,16 +119,27 @@ class StepCounter:
         self._ended: tuple[int, int, int, int] = (0, 0, 0, 0)
         self._observing: list[StepObserver] = []  # observers of the step that runs, or ran last
         self._attempts: dict[tuple[int, int], _Attempt] = {}  # by thread and optimizer
-        self._steps_root: dict[frozenset[int], bool] = {}  # by the parameters of an optimizer
+        self._own: dict[frozenset[int], frozenset[int]] = {}  # by the parameters of an optimizer, those that are of the root
         self._last: weakref.ref[Optimizer] | None = None
+        self._last_own: frozenset[int] = frozenset()
         self._may_nest = False  # the step of the last optimizer may be seen several times
+        self._changed: frozenset[int] = frozenset()  # parameters that the step that ended last has changed
+        self._passes = 0  # backward passes that were counted when it ended
         self._after: dict[Callable[[], None], int] = {}  # each with the step before which it is not to be called
         self._idle_until = 0  # before this step none of them is called
+        # a step inside a backward pass: the pass and parts of it, and the parameters changed so far
+        self._in_pass: set[int] = set()
+        self._changed_in_pass: frozenset[int] = frozenset()
+        # a loop without optimizers
+        self._says_steps = False
+        self._said: _Attempt | None = None
+        backwards.first_after = self._backward_ended
 
     # Hooks
 
     def start(self) -> None:
         """Count steps from now on."""
+        self.turns.begin_at(self._counters.step)
         optimizers.follow(self)
 
     def announce(self) -> None:
@@ -100,18 +152,27 @@ class StepCounter:
         self.is_announced = False
         self._observing = []
         self._attempts.clear()
+        self._said = None
         optimizers.stop_announcing(self)
 
     def stop(self) -> None:
         """Count no more steps."""
-        self.is_announced = False
-        self._observing = []
-        self._attempts.clear()
+        self.stop_announcing()
         optimizers.leave(self)
 
     def forget_optimizers(self) -> None:
         """The root's parameters may have changed: find out again which optimizers step them."""
-        self._steps_root.clear()
+        self._own.clear()
+
+    def watched_at_rest(self) -> frozenset[int]:
+        """Return the ids of the parameters whose gradients must be seen even while nobody observes.
+
+        These are all if several optimizers make steps, or none has made one yet; else those that the one optimizer does not hold.
+        """
+        everything = self._of_root()
+        if self._says_steps or (self._last is not None and not self.turns.are_several):
+            return everything - self._changed
+        return everything
 
     # Callbacks
 
@@ -126,7 +187,7 @@ class StepCounter:
         self._after.pop(callback, None)
         self._idle_until = min(self._after.values(), default=0)
 
-    # Steps
+    # Steps of optimizers
 
     @property
     def ended(self) -> Tick:
@@ -138,69 +199,181 @@ class StepCounter:
         if blocks and self._is_quiet(optimizer):
             return
         held = optimizers.held_by(optimizer)
-        if not self._is_stepped_by(held):
+        own = self._own_of(held)
+        if not own:
             return
         thread = threading.get_ident()
         running = optimizers_running()
         self._undo_raised(thread, running)
         if self._is_nested(running):
             return
-        self.again = self._steps_again(optimizer)
-        if not self.again:
+        self._take_back_said()
+        closure = optimizers.has_closure(args, kwargs)
+        task = graph_task()
+        self.again = task == -1 and self._joins(own)
+        former = self._observing
+        if task not in self._in_pass and (closure or not self.again):  # a closure may make a step of its own
             self._observing = [observer for observer in self.observers if observer.is_on]
-        if self._observing:
-            closure = optimizers.has_closure(args, kwargs)
-            wanted: dict[tuple[int, int], nn.Parameter] = {}
-            undo = [observer.before(held, wanted, closure=closure) for observer in self._observing]
-            self._attempts[thread, id(optimizer)] = _Attempt(
-                self._observing, [each for each in undo if each is not None], closure, copies(wanted)
-            )
+        if self._observing or (closure and former):
+            attempt = _Attempt(self._observing, former)
+            attempt.begin(held, dict.fromkeys([*self._observing, *(former if closure else ())]), closure=closure)
+            self._attempts[thread, id(optimizer)] = attempt
 
     def follow(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Count the step that *optimizer* has taken, and call the observers."""
         if blocks and self._is_quiet(optimizer):
             return
-        counters, last = self._counters, self._last
-        if (
-            counters.step + 1 < self._idle_until
-            and counters.moved
-            and not counters.is_observed
-            and not self._may_nest
-            and last is not None
-            and last() is optimizer
-        ):
-            if not optimizers.is_skipped(optimizer):
-                self._count()
-            return
+        counters, last, task = self._counters, self._last, graph_task()
+        if not (counters.is_observed or self.is_announced):
+            if task != -1 and task in self._in_pass:
+                return
+            if (
+                task == -1
+                and counters.step + 1 < self._idle_until
+                and not self._may_nest
+                and last is not None
+                and last() is optimizer
+            ):
+                if not optimizers.is_skipped(optimizer):
+                    self._changed = self._last_own
+                    self._count()
+                return
         held = optimizers.held_by(optimizer)
-        if not self._is_stepped_by(held):
-            return
-        if self._is_nested(optimizers_running()):
+        own = self._own_of(held)
+        if not own or self._is_nested(optimizers_running()):
             return
         attempt = self._attempts.pop((threading.get_ident(), id(optimizer)), None)
-        self.again = self._steps_again(optimizer)
         taken = not optimizers.is_skipped(optimizer)
+        if task != -1:
+            if attempt is not None:
+                self._finish(attempt, attempt.observers, held, taken=taken)
+            if taken:  # the step ends with the pass
+                self._in_pass.add(task)
+                self._changed_in_pass |= own
+                self._backwards.begin()
+            return
+        self.again = self._joins(own)
         if attempt is not None:
-            for observer in attempt.observers if taken else ():
-                observer.after(held, attempt.before, closure=attempt.closure)
-            for undo in () if taken else attempt.undo:
-                undo()
-        if taken and not self.again:
+            self._finish(attempt, attempt.former if self.again else attempt.observers, held, taken=taken)
+        if taken and self.again:
+            self._changed |= own
+        elif taken:
             self._last = weakref.ref(optimizer)
+            self._last_own = own
             self._may_nest = optimizers.may_nest(optimizer)
-            self.end_step()
+            self._end(optimizer, held, own)
         for callback in tuple(self.after_optimizer):
             callback(optimizer, taken)
 
+    def _finish(self, attempt: _Attempt, observers: list[StepObserver], held: frozenset[int], *, taken: bool) -> None:
+        if taken:
+            for observer in observers:
+                observer.after(held, attempt.before, closure=attempt.closure)
+        else:
+            attempt.take_back()
+
+    def _joins(self, own: frozenset[int]) -> bool:
+        """Return whether an optimizer of the root's parameters *own* that steps now is part of the step that ended last."""
+        if self.turns.last == -1 or own <= self._changed:
+            return False
+        backwards = self._backwards
+        backwards.settle()
+        if backwards.sees(own - self._changed):
+            return backwards.count == self._passes
+        return not self._counters.has_begun  # gradients are not accumulated, or were not seen: forwards have to tell
+
+    def _undo_raised(self, thread: int, running: list[Optimizer]) -> None:
+        """Undo the attempts of this thread that have raised, as those have which do not run any more."""
+        if not running:
+            return  # this torch does not tell which run
+        alive = {id(optimizer) for optimizer in running[1:]}  # the first one is about to step
+        for key in [key for key in self._attempts if key[0] == thread and key[1] not in alive]:
+            self._attempts.pop(key).take_back()
+
+    def _is_nested(self, running: list[Optimizer]) -> bool:
+        """Return whether the innermost of the *running* steps runs inside another step of the root."""
+        return any(self._own_of(optimizers.held_by(other)) for other in running[1:])
+
+    def _own_of(self, held: frozenset[int]) -> frozenset[int]:
+        """Return which of the parameters *held*, given by their ids, are of the root."""
+        own = self._own.get(held)
+        if own is None:
+            own = self._own[held] = held & self._of_root()
+        return own
+
+    def _of_root(self) -> frozenset[int]:
+        root = self._counters.root()
+        return frozenset() if root is None else frozenset(map(id, root.parameters()))
+
+    # Steps that the loop says
+
     def end_step(self) -> None:
-        """Count a step, and call the step callbacks."""
+        """Count a step of an optimizer that is not torch's."""
         self._backwards.settle()
-        self._count()
+        own = self._of_root()
+        attempt, self._said = self._said, None
+        self._says_steps, self.again = True, False
+        if attempt is None:
+            attempt = _Attempt([observer for observer in self.observers if observer.is_on])
+        for observer in attempt.observers:
+            observer.after(own, attempt.before, closure=not observer.can_undo)
+        self._end(None, own, own)
+
+    def _backward_ended(self) -> None:
+        """A backward pass was counted: end the step whose optimizers stepped in it, or begin a step that the loop may say."""
+        if self._in_pass:
+            changed, self._changed_in_pass = self._changed_in_pass, frozenset()
+            self._in_pass.clear()
+            self._last = None
+            self._end(None, frozenset(), changed)
+            for callback in tuple(self.after_optimizer):
+                callback(None, True)
+        elif self._counters.is_observed and not self._attempts and (self._says_steps or self.turns.last == -1):
+            self._begin_said()
+
+    def _begin_said(self) -> None:
+        """Begin the step that the loop may say, with the gradients so far: again after each backward pass."""
+        if self._said is None:
+            observers = [observer for observer in self.observers if observer.is_on and (self._says_steps or observer.can_undo)]
+            if not observers:
+                return
+            self._said = _Attempt(observers)
+        self.again = False
+        own = self._of_root()
+        attempt = self._said
+        attempt.take_back()
+        attempt.begin(
+            own, [each for each in attempt.observers if not each.can_undo], closure=True
+        )  # their gradients come at the end
+        attempt.begin(own, [each for each in attempt.observers if each.can_undo], closure=False)
+
+    def _take_back_said(self) -> None:
+        attempt, self._said = self._said, None
+        if attempt is not None:
+            attempt.take_back()
+
+    # The end of a step
+
+    def _end(self, optimizer: Optimizer | None, held: frozenset[int], changed: frozenset[int]) -> None:
+        """Count a step of *optimizer*, which has *changed* these parameters of the root, and call the step callbacks."""
         counters = self._counters
+        self._backwards.settle()
+        several = self.turns.are_several
+        first = self.turns.last == -1
+        self.turns.note(optimizer, held, counters.step)
+        self._changed = changed
+        was_observed = bool(self._observing)
+        self._count()
         counters.local.depth = 0  # no forward runs now, even if an interrupt kept one from ending
-        for callback, first in tuple(self._after.items()):
-            if first <= counters.step:
+        for callback, step in tuple(self._after.items()):
+            if step <= counters.step:
                 callback()
+        if counters.is_observed:
+            return
+        if self.is_announced and not was_observed:
+            self.stop_announcing()
+        if first or several is not self.turns.are_several:
+            self._backwards.watch(self.watched_at_rest())
 
     def _count(self) -> None:
         """Advance the counters without calling callbacks."""
@@ -209,37 +382,12 @@ class StepCounter:
         last = max(counters.forwards - 1, 0) if forward is None else forward.index
         self._ended = (counters.epoch, counters.step, counters.micro_step, last)
         self._backwards.end_step()
-        counters.moved = False
+        self._passes = self._backwards.count
+        counters.has_begun = False
         counters.step += 1
         counters.micro_step = 0
         counters.stamp += 1
 
-    def _is_stepped_by(self, held: frozenset[int]) -> bool:
-        """Return whether an optimizer of the parameters *held* steps parameters of the root."""
-        known = self._steps_root.get(held)
-        if known is None:
-            root = self._counters.root()
-            known = self._steps_root[held] = root is not None and any(id(parameter) in held for parameter in root.parameters())
-        return known
-
     def _is_quiet(self, optimizer: Optimizer) -> bool:
         """Return whether a step of *optimizer* now is not to be seen."""
         return self._counters.is_quiet() or are_quiet(self._counters.number, optimizers.held_by(optimizer))
-
-    def _is_nested(self, running: list[Optimizer]) -> bool:
-        """Return whether the innermost of the *running* steps runs inside another step of the root."""
-        return any(self._is_stepped_by(optimizers.held_by(other)) for other in running[1:])
-
-    def _steps_again(self, optimizer: Optimizer) -> bool:
-        """Return whether a step of *optimizer* now is part of the step that another one has ended."""
-        last = self._last() if self._last is not None else None
-        return last is not None and last is not optimizer and not self._counters.moved
-
-    def _undo_raised(self, thread: int, running: list[Optimizer]) -> None:
-        """Undo the attempts of this thread that have raised, as those have which do not run any more."""
-        if not running:
-            return  # this torch does not tell which run
-        alive = {id(optimizer) for optimizer in running[1:]}  # the first one is about to step
-        for key in [key for key in self._attempts if key[0] == thread and key[1] not in alive]:
-            for undo in self._attempts.pop(key).undo:
-                undo()

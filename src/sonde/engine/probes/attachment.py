@@ -11,6 +11,7 @@ from torch import nn
 from sonde.engine import selection
 from sonde.engine.clock.clock import Clock, clock_of
 from sonde.engine.clock.model_changes import fingerprint, is_time_to_look
+from sonde.engine.clock.turns import EveryNth
 from sonde.engine.event import Subscriber, Tick
 from sonde.engine.probes.dead_hooks import DeadHookCheck, Root
 from sonde.engine.probes.delivery import Delivery
@@ -26,8 +27,8 @@ from sonde.warn import warn_user
 
 __all__ = ["Attachment", "Schedule"]
 
-Schedule = Callable[[Tick], bool]
-"""Returns whether the step that begins at a tick is observed."""
+Schedule = Callable[[Tick], bool] | EveryNth
+"""Returns whether the step that begins at a tick is observed; or every n-th, of each optimizer where several alternate."""
 
 # Looking for changes costs a walk over the model: at the forwards 2, 4, 8, ... and then at every 64th
 _RESCAN_EVERY = 64
@@ -265,8 +266,12 @@ class Attachment:
     def _follow_schedule(self) -> None:
         if self._schedule is None or not self.roots:
             return
+        clock = self.roots[0].clock
+        if isinstance(self._schedule, EveryNth):
+            self.go_on(self._schedule.wants(clock.turns, clock.step))
+            return
         try:
-            wanted = bool(self._schedule(self.roots[0].clock.now()))
+            wanted = bool(self._schedule(clock.now()))
         except Exception as error:
             self.delivery.failed(None, error, self._schedule)
             return

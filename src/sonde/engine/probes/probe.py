@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 from torch import nn
 
+from sonde.engine.clock.turns import EveryNth, whole_number
 from sonde.engine.event import Subscriber
 from sonde.engine.failures import ProbeError
 from sonde.engine.probes import dataframes
@@ -190,8 +191,8 @@ def observe(
             after the step (a statistic takes the difference). By default those in the attribute ``ports`` of *do*, else
             ``output``.
             ``grad_input`` adds a node to the user's graph and may change the last bits of gradient sums.
-        schedule: which steps are observed: every *n*-th, or a callable ``Tick -> bool`` that is called as each step begins.
-            Between observed steps the hooks are taken out.
+        schedule: which steps are observed: every *n*-th (where optimizers alternate, every n-th of each), or a callable
+            ``Tick -> bool`` that is called as each step begins. Between observed steps the hooks are taken out.
         grad_at_step: observe ``grad`` as the optimizer sees it before each step (accumulated, reduced over ranks, unscaled,
             clipped), and not after each backward pass.
         passes: which forwards are observed: in a training pass the root is in training mode and gradients are enabled.
@@ -244,11 +245,11 @@ def _ports(ports: Iterable[Port] | Port) -> tuple[Port, ...]:
 
 
 def _schedule(schedule: Schedule | int | None) -> Schedule | None:
-    if isinstance(schedule, int) and not isinstance(schedule, bool):
-        every = schedule
+    every = whole_number(schedule)
+    if every is not None:
         if every < 1:
             raise ArgumentError(f"schedule={every}: every n-th step needs n >= 1")
-        return lambda tick: tick.step % every == 0
+        return EveryNth(every)
     if schedule is not None and not callable(schedule):
         raise ArgumentError(f"schedule={schedule!r}: give a number of steps, or a callable Tick -> bool")
     return schedule

@@ -39,6 +39,11 @@ class AroundSteps:
         """Whether the probe observes."""
         return self._switch.on
 
+    @property
+    def can_undo(self) -> bool:
+        """Whether what ``before`` observes can be taken back: additions to rows can, events cannot."""
+        return all(isinstance(hook, StepStatisticHook) for hook in self._hooks)
+
     def add(self, hook: StepHook) -> None:
         """Call *hook* around steps. All hooks of one probe are of one class."""
         if not self._hooks:

@@ -1,0 +1,304 @@
+"""Steps are counted as a hand-written twin counts them, whatever the loop is, and whether or not a step is observed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam
+
+import sonde
+from sonde.engine import Event
+
+X = torch.ones(2, 3)
+Step = str
+"""The first letters of the parts whose parameters one step changes, as ``"a"`` or ``"ab"``."""
+
+
+class Parts(nn.Module):
+    """Two networks in one root, which the loop may also call without the root."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(3, 3)
+        self.b = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor, names: str = "ab") -> Tensor:
+        return torch.stack([self.get_submodule(name)(x) for name in names]).sum(0)
+
+
+def optimizers(model: Parts, kind: Any = SGD) -> dict[str, torch.optim.Optimizer]:
+    return {name: kind(model.get_submodule(name).parameters(), lr=0.01) for name in "ab"}
+
+
+def call(model: Parts, name: str, root: bool) -> Tensor:
+    found = model(X, name) if root else model.get_submodule(name)(X)
+    return found.square().mean()
+
+
+# Loops: each yields what every step of its twin changes
+
+
+def alternating(model: Parts, root: bool, pattern: str = "ab") -> Iterator[Step]:
+    held = optimizers(model)
+    for _ in range(8):
+        for name in pattern:
+            held[name].zero_grad()
+            call(model, name, root).backward()
+            held[name].step()
+            yield name
+
+
+def several_critic_steps(model: Parts, root: bool) -> Iterator[Step]:
+    return alternating(model, root, "aaab")
+
+
+def three_in_turn(model: Parts, root: bool) -> Iterator[Step]:
+    return alternating(model, root, "abaab")
+
+
+def on_one_backward(model: Parts, root: bool) -> Iterator[Step]:
+    held = optimizers(model, Adam)
+    for _ in range(12):
+        (call(model, "a", root) + call(model, "b", root)).backward()
+        for optimizer in held.values():
+            optimizer.step()
+            optimizer.zero_grad()
+        yield "ab"
+
+
+def with_something_between(model: Parts, root: bool) -> Iterator[Step]:
+    """A forward, a gradient that is not accumulated, and clipping between two steps on the same gradients."""
+    held = optimizers(model)
+    for _ in range(12):
+        model.zero_grad()
+        (call(model, "a", root) + call(model, "b", root)).backward()
+        held["a"].step()
+        torch.autograd.grad(call(model, "b", root), model.b.weight)
+        nn.utils.clip_grad_norm_(model.b.parameters(), 1e-3)
+        held["b"].step()
+        yield "ab"
+
+
+def adversarial(model: Parts, root: bool) -> Iterator[Step]:
+    """Of two optimizers in one root, each on its own loss; the gradients of the other's parameters are left over."""
+    held = optimizers(model, Adam)
+    for _ in range(8):
+        for name in "ba":
+            held[name].zero_grad()
+            (call(model, "a", root) * call(model, "b", root)).backward()
+            held[name].step()
+            yield name
+
+
+def accumulated(model: Parts, root: bool) -> Iterator[Step]:
+    held = optimizers(model)
+    for _ in range(8):
+        for name in "ab":
+            for _ in range(3):
+                call(model, name, root).backward()
+            held[name].step()
+            held[name].zero_grad()
+            yield name
+
+
+def with_closures(model: Parts, root: bool) -> Iterator[Step]:
+    """LBFGS and SGD, both with closures that make several passes, or one."""
+    held = {"a": torch.optim.LBFGS(model.a.parameters(), max_iter=3), "b": SGD(model.b.parameters(), lr=0.1)}
+    for _ in range(6):
+        for name, optimizer in held.items():
+
+            def closure(name: str = name, optimizer: torch.optim.Optimizer = optimizer) -> Tensor:
+                optimizer.zero_grad()
+                loss = call(model, name, root)
+                loss.backward()
+                return loss
+
+            optimizer.step(closure)
+            yield name
+
+
+def with_idle_closures(model: Parts, root: bool) -> Iterator[Step]:
+    """As Lightning gives every optimizer a closure, in manual optimization one that does nothing."""
+    held = optimizers(model)
+    for _ in range(10):
+        model.zero_grad()
+        (call(model, "a", root) + call(model, "b", root)).backward()
+        for optimizer in held.values():
+            optimizer.step(closure=lambda: None)  # type: ignore[arg-type]  # as Lightning does
+        yield "ab"
+
+
+def anew(model: Parts, root: bool) -> Iterator[Step]:
+    """A new optimizer at each step."""
+    for _ in range(12):
+        model.zero_grad()
+        (call(model, "a", root) + call(model, "b", root)).backward()
+        SGD(model.parameters(), lr=0.1).step()
+        yield "ab"
+
+
+def second_phase(model: Parts, root: bool) -> Iterator[Step]:
+    """One optimizer takes over from another, of all parameters, and then one of a part."""
+    for optimizer, changed in (
+        (SGD(model.parameters(), lr=0.1), "ab"),
+        (Adam(model.parameters()), "ab"),
+        (optimizers(model)["b"], "b"),
+    ):
+        for _ in range(4):
+            model.zero_grad()
+            (call(model, "a", root) + call(model, "b", root)).backward()
+            optimizer.step()
+            yield changed
+
+
+def overlapping(model: Parts, root: bool) -> Iterator[Step]:
+    """Actor and critic have a layer in common, which both of their optimizers hold; one backward pass for both."""
+    held = [SGD(model.parameters(), lr=0.1), SGD(model.a.parameters(), lr=0.1)][::-1]
+    for _ in range(10):
+        model.zero_grad()
+        (call(model, "a", root) + call(model, "b", root)).backward()
+        for optimizer in held:
+            optimizer.step()
+        yield "ab"
+
+
+def frozen_in_turn(model: Parts, root: bool) -> Iterator[Step]:
+    """As Lightning toggles optimizers: the parameters of the other one need no gradient meanwhile."""
+    held = optimizers(model)
+    for _ in range(8):
+        for name in "ab":
+            for part in "ab":
+                model.get_submodule(part).requires_grad_(part == name)
+            call(model, name, root).backward()
+            held[name].step()
+            held[name].zero_grad()
+            yield name
+    model.requires_grad_(True)
+
+
+def scaled(model: Parts, root: bool) -> Iterator[Step]:
+    """One ``GradScaler`` for two optimizers on one backward pass: it unscales the second one's gradients after the first's step."""
+    held = optimizers(model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    for number in range(12):
+        model.zero_grad()
+        loss = (call(model, "a", root) + call(model, "b", root)) * (float("inf") if number == 5 else 1.0)
+        scaler.scale(loss).backward()
+        for optimizer in held.values():
+            scaler.step(optimizer)
+        scaler.update()
+        if number != 5:
+            yield "ab"
+
+
+def sharpness_aware(model: Parts, root: bool) -> Iterator[Step]:
+    """SAM: two passes to a step, the second at disturbed parameters."""
+    optimizer = SGD(model.parameters(), lr=0.1)
+    for _ in range(8):
+        disturbed: list[tuple[Tensor, Tensor]] = []
+        for half in range(2):
+            model.zero_grad()
+            (call(model, "a", root) + call(model, "b", root)).backward()
+            if half == 0:
+                for parameter in model.parameters():
+                    assert parameter.grad is not None
+                    disturbed.append((parameter.data, 0.05 * parameter.grad))
+                    parameter.data.add_(disturbed[-1][1])
+        for value, disturbance in disturbed:
+            value.sub_(disturbance)
+        optimizer.step()
+        yield "ab"
+
+
+def by_hand_gradients(model: Parts, root: bool) -> Iterator[Step]:
+    """Gradients are computed by ``autograd.grad`` and written: no backward pass accumulates anything."""
+    optimizer = SGD(model.parameters(), lr=0.1)
+    for _ in range(8):
+        loss = call(model, "a", root) + call(model, "b", root)
+        for parameter, gradient in zip(model.parameters(), torch.autograd.grad(loss, list(model.parameters())), strict=True):
+            parameter.grad = gradient
+        optimizer.step()
+        yield "ab"
+
+
+LOOPS: list[Callable[[Parts, bool], Iterator[Step]]] = [
+    alternating,
+    several_critic_steps,
+    three_in_turn,
+    on_one_backward,
+    with_something_between,
+    adversarial,
+    accumulated,
+    with_closures,
+    with_idle_closures,
+    anew,
+    second_phase,
+    overlapping,
+    frozen_in_turn,
+    scaled,
+    sharpness_aware,
+    by_hand_gradients,
+]
+
+
+def steps_of(events: Iterable[Event]) -> dict[int, Step]:
+    """By step, the parts whose parameters were seen to be updated."""
+    found: dict[int, set[str]] = {}
+    for event in events:
+        found.setdefault(event.tick.step, set()).add(event.name[0])
+    return {step: "".join(sorted(parts)) for step, parts in found.items()}
+
+
+@pytest.mark.parametrize("root", [True, False], ids=["root called", "parts called"])
+@pytest.mark.parametrize("every", [1, 2, 3, 10, "never", "late"])
+@pytest.mark.parametrize("loop", LOOPS)
+def test_steps_are_those_of_a_twin(loop: Callable[[Parts, bool], Iterator[Step]], every: Any, root: bool) -> None:
+    """Their number does not depend on which are observed; an observed one has the updates of all its optimizers, in that step."""
+    model = Parts()
+    events: list[Event] = []
+
+    def keep(event: Event) -> None:
+        event.value = None
+        events.append(event)
+
+    schedule = {"never": lambda tick: False, "late": lambda tick: tick.step in (5, 6, 7)}.get(every, every)
+    with sonde.observe(model, keep, ports="update", schedule=schedule, strict=True) as probe:
+        expected = list(loop(model, root))
+        assert probe._attachment.clocks[0].step == len(expected)
+    found = steps_of(events)
+    assert found == {step: expected[step] for step in found}
+    if every == 1:
+        assert len(found) == len(expected)
+    if every == "late":
+        assert list(found) == [5, 6, 7]
+
+
+@pytest.mark.parametrize("every", [2, 3, 5])
+@pytest.mark.parametrize("pattern", ["ab", "aaab", "abaab", "aabb"])
+def test_each_of_several_optimizers_has_its_own_interval(pattern: str, every: int) -> None:
+    """Once the order has been seen, every n-th step of each is observed, and no other."""
+    model = Parts()
+    events: list[tuple[int, str]] = []
+    rounds = 12 * every
+
+    def keep(event: Event) -> None:
+        events.append((event.tick.step, event.name[0]))
+
+    held = optimizers(model)
+    with sonde.observe(model, keep, ["a.bias", "b.bias"], ports="update", schedule=every, strict=True):
+        for _ in range(rounds):
+            for name in pattern:
+                held[name].zero_grad()
+                call(model, name, True).backward()
+                held[name].step()
+    learned = 3 * len(pattern)  # by then each turn has been seen to come and go
+    for name in "ab":
+        own = [step for step, letter in enumerate(pattern * rounds) if letter == name]
+        numbers = [own.index(step) for step, letter in events if letter == name]
+        late = [number for number in numbers if own[number] >= learned]
+        assert late == list(range(late[0], len(own), every))[: len(late)]
+        assert len(own) - late[-1] <= every
