@@ -24,7 +24,7 @@ from urllib.parse import unquote
 
 from sonde.errors import SiteError
 
-__all__ = ["GRADIENT_PORTS", "MODULE_PORTS", "PARAMETER_PORTS", "PORTS", "Phase", "Port", "PortInfo", "Site"]
+__all__ = ["GRADIENT_PORTS", "MODULE_PORTS", "OTHER_CALLS", "PARAMETER_PORTS", "PORTS", "Phase", "Port", "PortInfo", "Site"]
 
 Port = Literal["input", "output", "grad_output", "grad_input", "grad", "param", "update"]
 """The names of the ports, for type checkers; a test holds them equal to the keys of ``PORTS``."""
@@ -69,6 +69,9 @@ PARAMETER_PORTS: tuple[Port, ...] = tuple(port for port, info in PORTS.items() i
 """The ports whose sites name a parameter."""
 GRADIENT_PORTS: tuple[Port, ...] = tuple(port for port, info in PORTS.items() if info.phase == "backward")
 """The ports whose tensors are gradients, which a ``GradScaler`` scales."""
+
+OTHER_CALLS = -1
+"""In place of a call's number: all calls that have no row of their own; of a parameter, which is not called, all there is."""
 
 _ROOT = "(root)"
 _RESERVED = re.compile(r"[%/:\[\]\s]")

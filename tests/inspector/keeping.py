@@ -11,8 +11,10 @@ from torch import Tensor, nn
 
 from sonde.inspector import Inspector, watch
 
-Key = tuple[str, str, int, int]
-"""Family, site, step, micro-step."""
+Key = tuple[str, str, int, int, int]
+"""Family, site, step, micro-step, call."""
+Place = tuple[str, int]
+"""Site and call."""
 
 
 def moments(tensors: list[Tensor]) -> dict[str, float]:
@@ -41,8 +43,9 @@ class Keeper:
 
     def __init__(self) -> None:
         self.kept: dict[Key, list[Tensor]] = {}
-        self._now: dict[str, dict[str, list[Tensor]]] = {}
-        self._evaluation: dict[str, dict[str, list[Tensor]]] = {}
+        self._now: dict[str, dict[Place, list[Tensor]]] = {}
+        self._evaluation: dict[str, dict[Place, list[Tensor]]] = {}
+        self._calls: dict[str, dict[str, int]] = {}
         self._micro: dict[str, list[dict[str, Tensor]]] = {}
         self.steps: dict[str, int] = {}
         self._models: dict[str, nn.Module] = {}
@@ -56,6 +59,8 @@ class Keeper:
         for name, model in self._models.items():
             self._now[name], self._evaluation[name], self._micro[name] = {}, {}, []
             self.steps.setdefault(name, first_step)
+            calls = self._calls[name] = {}
+            self._handles.append(model.register_forward_pre_hook(lambda *_, calls=calls: calls.clear()))
             for path, module in model.named_modules():
                 if type(module) not in (nn.Sequential, nn.ModuleList):
                     self.hook(name, path, module)
@@ -67,14 +72,21 @@ class Keeper:
 
         def keep(module: nn.Module, args: Any, output: Tensor) -> None:
             if not (model.training and torch.is_grad_enabled()):
-                self._evaluation[name].setdefault(f"{site}:output", []).append(output.detach().clone())
+                place = f"{site}:output", self._call(name, site)
+                self._evaluation[name].setdefault(place, []).append(output.detach().clone())
                 return
-            self._now[name].setdefault(f"{site}:output", []).append(output.detach().clone())
+            now, scale, call = self._now[name], self.scale, self._call(name, site)
+            now.setdefault((f"{site}:output", call), []).append(output.detach().clone())
             if output.requires_grad:
-                now, scale = self._now[name], self.scale
-                output.register_hook(lambda grad: now.setdefault(f"{site}:grad_output", []).append(grad.double() / scale))
+                output.register_hook(lambda grad: now.setdefault((f"{site}:grad_output", call), []).append(grad.double() / scale))
 
         self._handles.append(module.register_forward_hook(keep))
+
+    def _call(self, name: str, site: str) -> int:
+        """Number a call that ends within the forward of the root."""
+        calls = self._calls[name]
+        call = calls[site] = calls.get(site, -1) + 1
+        return call
 
     def backward_ended(self) -> None:
         for name, model in self._models.items() if self._keeps_micro else ():
@@ -101,18 +113,20 @@ class Keeper:
                     continue
                 site = f"{prefix}{path}"
                 if parameter.grad is not None:
-                    now.setdefault(f"{site}:grad", []).append(parameter.grad.clone())
-                now.setdefault(f"{site}:param", []).append(parameter.detach().clone())
-                now.setdefault(f"{site}:update", []).append(parameter.detach().double() - self._before.pop(id(parameter)).double())
+                    now.setdefault((f"{site}:grad", -1), []).append(parameter.grad.clone())
+                now.setdefault((f"{site}:param", -1), []).append(parameter.detach().clone())
+                now.setdefault((f"{site}:update", -1), []).append(
+                    parameter.detach().double() - self._before.pop(id(parameter)).double()
+                )
 
     def end(self, *names: str) -> None:
         for name in names or ("",):
             step = self.steps[name]
-            for site, tensors in self._now[name].items():
-                self.kept["moments", site, step, 0] = list(tensors)
+            for (site, call), tensors in self._now[name].items():
+                self.kept["moments", site, step, 0, call] = list(tensors)
             for micro, found in enumerate(self._micro[name]):
                 for site, tensor in found.items():
-                    self.kept["moments_micro", site, step, micro] = [tensor]
+                    self.kept["moments_micro", site, step, micro, -1] = [tensor]
             self._now[name], self._micro[name] = {}, []
             self.steps[name] += 1
 
@@ -122,8 +136,8 @@ class Keeper:
 
     def evaluated(self) -> None:
         for name in self._models:
-            for site, tensors in self._evaluation[name].items():
-                self.kept["moments_eval", site, max(self.steps[name] - 1, 0), 0] = list(tensors)
+            for (site, call), tensors in self._evaluation[name].items():
+                self.kept["moments_eval", site, max(self.steps[name] - 1, 0), 0, call] = list(tensors)
             self._evaluation[name] = {}
 
     def tick_epoch(self) -> None:
@@ -146,7 +160,7 @@ class Keeper:
         """The norms over all parameters, by name and step."""
         words = {"grad": "grad_norm", "param": "param_norm", "update": "update_norm"}
         squares: dict[tuple[str, int], float] = {}
-        for (family, site, step, _), tensors in self.kept.items():
+        for (family, site, step, _, _), tensors in self.kept.items():
             path, _, port = site.rpartition(":")
             if port in words and family == "moments":
                 name = f"{path.partition('/')[0]}/{words[port]}" if "/" in path else words[port]
@@ -180,7 +194,7 @@ class Watcher:
         for family in run.families:
             if family.startswith("moments"):
                 for row in run.table(family).to_pylist():
-                    key = family, row["site"], row["step"], row["micro_step"]
+                    key = family, row["site"], row["step"], row["micro_step"], row["call"]
                     assert key not in found, f"{key} was written twice"
                     found[key] = {name: row[name] for name in run.numbers[family]}
         return found

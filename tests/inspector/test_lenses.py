@@ -49,8 +49,9 @@ def test_a_new_lens_is_ten_lines() -> None:
         outputs = model[0](x).detach().double()
         optimizer.step()
     found = inspector.run.series("0:output", "kurtosis")[1]
-    centred = torch.cat([outputs, outputs]) - outputs.mean()  # it was called twice
-    assert found.tolist() == pytest.approx([(centred.pow(4).mean() / centred.pow(2).mean() ** 2).item()])
+    centred = outputs - outputs.mean()
+    expected = (centred.pow(4).mean() / centred.pow(2).mean() ** 2).item()
+    assert found.tolist() == pytest.approx([expected, expected])  # it was called twice
     assert {row["site"] for row in inspector.run.table("kurtosis").to_pylist()} == {
         "0:output",
         "2:output",

@@ -47,8 +47,9 @@ class Event:
         args: the module's positional arguments (empty for gradients and inside compiled code).
         kwargs: its keyword arguments; at ``grad_input`` the gradients of the keyword arguments.
         site: the place in the network.
-        call: index of the module's call within one forward of the root, from 0. Calls are numbered as they end; where the
-            probe observes inputs too, as they begin, which differs for a module that calls itself.
+        call: index of the module's call within one forward of the root, from 0; calls after a forward, or without any, count on
+            until a step. Calls are numbered as they end; where the probe observes inputs too, as they begin, which differs for a
+            module that calls itself.
         phase: ``forward``, ``recompute`` (checkpointing running the forward again), ``backward`` or ``step``.
         tick: the moment.
         alias: the name under which a module with several names was called; ``""`` if it has one, or the name is not known.

@@ -100,8 +100,7 @@ def quiet(*models: nn.Module) -> Iterator[None]:
     that is called in the block is observed, except for the part that is one of *models*.
 
     The block holds for the thread that entered, and for observers that were attached before: one that is attached inside
-    observes. Blocks may be nested. In compiled code a quiet pass runs the same compiled code; there the gradients of a statistic
-    are left out if their backward pass is inside the block, wherever the forward was.
+    observes. Blocks may be nested. In compiled code a quiet pass runs the same compiled code.
 
     Args:
         *models: the models, or parts of models; all without any.

@@ -18,6 +18,7 @@ from torch.optim.optimizer import Optimizer
 from sonde.engine import Coverage, Event, Probe, ProbeError, Site, observe
 from sonde.engine.clock.optimizers import held_by
 from sonde.engine.probes.probe import replace_former
+from sonde.engine.probes.statistic_hooks import Calls, rows_for_calls
 from sonde.engine.selection import Where, check_model
 from sonde.errors import ArgumentError
 from sonde.escape import escape_html
@@ -74,6 +75,8 @@ class Inspector:
             ``"micro_step"``, those accumulated after each backward pass, in families with the suffix ``_micro``; ``"both"``.
         evaluation: record evaluation passes (the root in evaluation mode, or without gradients) too, in families with the
             suffix ``_eval``, at the step before them. Keeps the hooks in between logged steps.
+        calls: which calls of a module within one forward have rows of their own: ``"each"``, the first 8; a number, the first so
+            many; ``"joined"``, none. All others share a row, whose ``call`` is -1.
         budget: the share of step time that observing may take, as ``"1%"`` or 0.01: *every*, an int, is then adapted.
         update_memory: the memory for copies of parameters, as ``"1GB"``, bytes, or None for any amount. Updates are measured on
             copies that are made before each logged step and dropped after it. Where the copies would take more, they hold every
@@ -106,6 +109,7 @@ class Inspector:
         exclude: Where = None,
         gradients: Gradients = "step",
         evaluation: bool = False,
+        calls: Calls = "each",
         budget: str | float | None = None,
         update_memory: str | float | None = "1GB",
         exists: Existing = "error",
@@ -135,7 +139,14 @@ class Inspector:
                 raise ArgumentError(f"budget= adapts the number of steps between logged ones, and every={every!r} is none")
             self._schedule = Every(max(self._schedule.n, 2))  # a step that is not logged is what logged ones are compared with
         self._settings = Settings(
-            (), Choice(include, exclude, depth), gradients, evaluation, scaler, strict, bytes_of(update_memory)
+            (),
+            Choice(include, exclude, depth),
+            gradients,
+            evaluation,
+            scaler,
+            strict,
+            bytes_of(update_memory),
+            rows_for_calls(calls),
         )
         self._optimizers = _optimizers(optimizer)
         self._open = partial(open_destinations, to, "resume" if resume else exists, step, visualizer)

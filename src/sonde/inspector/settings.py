@@ -31,6 +31,7 @@ class Settings:
         scaler: a ``GradScaler`` or None.
         strict: raise what a statistic raises.
         update_memory: bytes that copies of parameters may take, for the time of a logged step.
+        calls_apart: how many calls of a module in one forward have rows of their own.
         by_default: whether these are the default lenses. One of them may find nothing to observe.
     """
 
@@ -41,6 +42,7 @@ class Settings:
     scaler: Any = None
     strict: bool = False
     update_memory: float = inf
+    calls_apart: int = 0
     by_default: bool = False
 
 

@@ -9,6 +9,7 @@ from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from sonde.engine import structure
+from sonde.engine.probes.statistic_hooks import Calls
 from sonde.engine.selection import Where
 from sonde.errors import ArgumentError
 from sonde.inspector.inspector import Inspector
@@ -36,6 +37,7 @@ def watch(
     depth: int = -1,
     gradients: Gradients = "step",
     evaluation: bool = False,
+    calls: Calls = "each",
     budget: str | float | None = None,
     update_memory: str | float | None = "1GB",
     exists: Existing = "error",
@@ -78,6 +80,8 @@ def watch(
             ``"micro_step"``, those accumulated after each backward pass, in families with the suffix ``_micro``; ``"both"``.
         evaluation: record evaluation passes (the root in evaluation mode, or without gradients) too, in families with the
             suffix ``_eval``, at the step before them. Keeps the hooks in between logged steps.
+        calls: which calls of a module within one forward have rows of their own: ``"each"``, the first 8; a number, the first so
+            many; ``"joined"``, none. All others share a row, whose ``call`` is -1.
         budget: the share of step time that observing may take, as ``"1%"`` or 0.01: *every*, an int, is then adapted.
         update_memory: the memory for copies of parameters, as ``"1GB"``, bytes, or None for any amount. Updates are measured on
             copies that are made before each logged step and dropped after it. Where the copies would take more, they hold every
@@ -116,6 +120,7 @@ def watch(
         exclude=exclude,
         gradients=gradients,
         evaluation=evaluation,
+        calls=calls,
         budget=budget,
         update_memory=update_memory,
         exists=exists,

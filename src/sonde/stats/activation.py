@@ -89,6 +89,7 @@ class Activation(Statistic):
     eps: float = 1e-8
     channel_axis: int = 1
 
+    is_of_every_leaf: ClassVar[bool] = False
     fields: ClassVar[tuple[Field, ...]] = (
         Field("nan"),
         Field("inf"),
@@ -176,6 +177,8 @@ class ChannelActivation(Statistic):
     channels: int
     eps: float = 1e-8
     channel_axis: int = 1
+
+    is_of_every_leaf: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         _checked(self.eps)

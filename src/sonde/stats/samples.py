@@ -32,6 +32,7 @@ class SampleNorm(Statistic):
 
     sample_axis: int = 0
 
+    is_of_every_leaf: ClassVar[bool] = False
     fields: ClassVar[tuple[Field, ...]] = (Field("nonfinite"), Field("samples"), Field("norms"), Field("rms"))
     numbers: ClassVar[tuple[Number, ...]] = (
         replace(STANDARD["norm"], title="Euclidean norm per sample", growth=None),

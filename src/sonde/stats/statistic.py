@@ -49,6 +49,10 @@ class RowStatistic(ABC):
     recorded: ClassVar[tuple[str, ...]] = ()
     """Fields that a run records unchanged, beside the numbers."""
 
+    is_of_every_leaf: ClassVar[bool] = True
+    """Whether every tensor of a structured value is measured. Else the first alone is: for a statistic that is told which axis
+    holds the units or the samples, since that axis is known of a layer's first tensor."""
+
     @property
     def numbers(self) -> tuple[Number, ...]:
         """The numbers that :meth:`finish` gives, described; a picture shows the first that is not minor.

@@ -35,7 +35,7 @@ class Table:
     Attributes:
         statistic: measures tensors and finishes rows.
         blocks: all rows, of shape ``(rows, 1 + width)`` per block; some may not be in use.
-        changes: number of times that rows were allocated or moved.
+        changes: number of times that rows were allocated or moved, or got another place.
 
     Args:
         rows: how many rows the first block of a device has; None for a number that suits models.
@@ -182,15 +182,18 @@ class Table:
         for block, empty in zip(self.blocks, self._empty, strict=True):
             block.copy_(empty)
 
-    def read(self) -> tuple[list[int], dict[str, Column]]:
-        """Return the additions to each row, and the numbers of the statistic, in order of allocation. One copy per device."""
-        return self._read(self._rows) if self._rows else ([], {})
+    def read(self, rows: Sequence[Tensor] | None = None) -> tuple[list[int], dict[str, Column]]:
+        """Return the additions to each of *rows*, and the numbers of the statistic. One copy per device.
 
-    def numbers(self, rows: Sequence[Tensor]) -> dict[str, Column]:
-        """Return the numbers of the statistic for some *rows*. One copy per device."""
-        return self._read(rows)[1]
-
-    def _read(self, rows: Sequence[Tensor]) -> tuple[list[int], dict[str, Column]]:
+        Without *rows* every row is read, in order of allocation. Of no rows there are no numbers.
+        """
+        rows = self._rows if rows is None else rows
+        if not rows:
+            return [], {}
         joined: npt.NDArray[np.float64] = np.concatenate(pack(self.blocks).unpack())
         found = joined[self.positions(rows)]
         return found[:, 0].astype(int).tolist(), self.statistic.finish(self.statistic.columns(torch.from_numpy(found[:, 1:])))
+
+    def numbers(self, rows: Sequence[Tensor]) -> dict[str, Column]:
+        """Return the numbers of the statistic for some *rows*. One copy per device."""
+        return self.read(rows)[1]

@@ -12,6 +12,7 @@ from torch import nn
 
 from sonde.engine.clock.parameter_copies import LEAST, copies, error_of, one_in_each, sample, size_of
 from sonde.engine.probes.attachment import Attachment
+from sonde.site import OTHER_CALLS
 from sonde.stats import Moments
 
 
@@ -100,11 +101,11 @@ def test_an_update_beyond_the_limit_is_measured_on_a_sample() -> None:
     for name, parameter in model.named_parameters():
         tap = taps[name]
         difference = (parameter.detach().double() - before[name]).flatten()[:: tap.one_in]
-        row = tap.rows["update"]
+        row = tap.rows["update", "", OTHER_CALLS]
         assert row[1] == len(difference)
         assert row[5] == pytest.approx(difference.sum().item(), rel=1e-9, abs=1e-12)
         assert row[6] == pytest.approx(difference.square().sum().item(), rel=1e-9)
-        assert tap.rows["param"][1] == parameter.numel()
+        assert tap.rows["param", "", OTHER_CALLS][1] == parameter.numel()
     said = {str(site): note for site, note in attachment.delivery.notes.items()}
     assert list(said) == ["0.weight:update"]
     assert f"of every {one_in}-th element" in said["0.weight:update"]

@@ -13,8 +13,10 @@ from tests.inspector.training import small, train
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from sonde.engine.probes.statistic_hooks import Place, StatisticHook
 from sonde.inspector import Lens, watch
 from sonde.inspector.measurement.measurement import Measurement
+from sonde.site import OTHER_CALLS
 from sonde.stats import Moments, Table
 from sonde.stats.host_copy import HostCopy, pack
 
@@ -66,12 +68,17 @@ def test_a_row_that_has_moved_is_read_where_it_is() -> None:
     measuring.prepare(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), None, "", strict=True, update_memory=math.inf)
     before = measuring.row_index({}).index.tolist()
     first, second = measuring.attachment.hooks.held[1:]
-    first.rows["output"] = measuring.table.move(first.rows["output"], torch.device("cpu"))
+    place: Place = ("output", "", OTHER_CALLS)
+    for hook in (first, second):
+        assert isinstance(hook, StatisticHook)
+        hook._add(place, torch.ones(()))
+    measuring.table.reset()
+    first.rows[place] = measuring.table.move(first.rows[place], torch.device("cpu"))
     after = measuring.row_index({}).index.tolist()
     assert before == [0, 1, 2]
     assert after == [0, 3, 2]
-    measuring.table.add(first.rows["output"], torch.ones(7))
-    measuring.table.add(second.rows["output"], torch.ones(5))
+    measuring.table.add(first.rows[place], torch.ones(7))
+    measuring.table.add(second.rows[place], torch.ones(5))
     _, counts, numbers = measuring.row_index({}).finish([[block.numpy() for block in measuring.table.blocks]])
     assert counts.tolist() == [1, 1]
     assert numbers["count"].tolist() == [7, 5]

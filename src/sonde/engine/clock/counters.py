@@ -10,8 +10,7 @@ from torch import nn
 
 from sonde.engine.clock.forward import Forward
 from sonde.engine.event import Tick
-from sonde.engine.torch_api.autograd_state import modules_running
-from sonde.engine.unseen import blocks, is_quiet, next_number
+from sonde.engine.unseen import is_quiet, next_number
 
 __all__ = ["Counters"]
 
@@ -54,16 +53,18 @@ class Counters:
         """
         return is_quiet(self.number, self.root(), *things)
 
-    def runs_unseen(self) -> bool:
-        """Return whether the compiled code that runs now, a part of the root, is not to be seen."""
-        return bool(blocks) and self.is_quiet(*modules_running())
-
     def current(self) -> Forward:
         """Return the forward of this thread that runs or ran last; module calls before any call of the root share one."""
         forward = self.local.forward
         if forward is None:
             forward = self.local.forward = self.new_forward()
         return forward
+
+    def restart_calls(self) -> None:
+        """Number module calls from 0 again: those outside of any call of the root, which begin no forward."""
+        forward = self.local.forward
+        if forward is not None and not self.local.depth:
+            forward.calls.clear()
 
     def new_forward(self) -> Forward:
         """Return a forward for the call of the root that was begun last."""

@@ -384,6 +384,7 @@ class StepCounter:
         self._backwards.end_step()
         self._passes = self._backwards.count
         counters.has_begun = False
+        counters.restart_calls()
         counters.step += 1
         counters.micro_step = 0
         counters.stamp += 1

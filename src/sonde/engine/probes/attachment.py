@@ -53,6 +53,7 @@ class Attachment:
         training: True: observe training passes alone; False: evaluation passes alone; None: both.
         update_memory: bytes that copies of parameters may take, which ``update`` needs.
         table: the rows of the statistic; new ones by default.
+        calls_apart: how many calls of a module in one forward have rows of their own; all others share one.
     """
 
     def __init__(
@@ -65,11 +66,12 @@ class Attachment:
         training: bool | None = None,
         update_memory: float = inf,
         table: Table | None = None,
+        calls_apart: int = 0,
     ) -> None:
         if table is None and isinstance(do, Statistic):
             table = Table(do)
         self.delivery = Delivery(do, strict=strict, training=training, on_failure=self.detach)
-        self.hooks = HookSet(self.delivery, table, grad_at_step=grad_at_step, update_memory=update_memory)
+        self.hooks = HookSet(self.delivery, table, grad_at_step=grad_at_step, update_memory=update_memory, calls_apart=calls_apart)
         self.roots: list[Root] = []
         self.attached = False
         self._schedule = schedule

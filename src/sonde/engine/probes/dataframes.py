@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from sonde.engine.event import Tick
 from sonde.engine.probes.attachment import Attachment
+from sonde.engine.probes.site_hook import SiteHook
+from sonde.engine.probes.statistic_hooks import StatisticHook
 from sonde.errors import MissingExtraError
 from sonde.site import PORTS, Site
+from sonde.stats import Table
 
 if TYPE_CHECKING:
     import pandas
@@ -37,25 +40,36 @@ def key_columns(site: Site | None, call: int | None, phase: str | None, tick: Ti
 
 
 def rows_of(attachment: Attachment) -> list[dict[str, Any]]:
-    """Return one row per site of a probe."""
-    numbers = iter(_numbers(attachment))
+    """Return one row per site of a probe; of a statistic one per leaf and call of each site."""
+    table = attachment.hooks.table
+    if table is not None:
+        return _rows_of_statistic(attachment, table)
     rows = []
     for hook in attachment.hooks:
         tick = hook.clock.now()
         for port, count in hook.counts().items():
-            site = hook.sites[port]
-            row = {"name": hook.name, "type": type(hook.module).__name__, "port": port, "calls": count}
-            rows.append(row | next(numbers, {}) | key_columns(site, None, PORTS[port].phase, tick))
+            rows.append(_row(hook, hook.sites[port], count, {}, None, tick))
     return rows
 
 
-def _numbers(attachment: Attachment) -> list[dict[str, float]]:
-    table = attachment.hooks.table
-    if table is None:
-        return []
-    _, columns = table.read()
-    names = list(columns)
-    return [dict(zip(names, map(float, row), strict=True)) for row in zip(*columns.values(), strict=True)]
+def _rows_of_statistic(attachment: Attachment, table: Table) -> list[dict[str, Any]]:
+    places = [(hook, *each) for hook in attachment.hooks.held if isinstance(hook, StatisticHook) for each in hook.places()]
+    counts, columns = table.read([row for _, _, row in places])
+    numbers = [dict(zip(columns, map(_plain, values), strict=True)) for values in zip(*columns.values(), strict=True)]
+    ticks = {hook.clock: hook.clock.now() for hook, _, _ in places}
+    return [
+        _row(hook, hook.sites[port].at(leaf), count, found, call, ticks[hook.clock])
+        for (hook, (port, leaf, call), _), count, found in zip(places, counts, numbers, strict=True)
+    ]
+
+
+def _row(hook: SiteHook, site: Site, count: int, numbers: dict[str, Any], call: int | None, tick: Tick) -> dict[str, Any]:
+    row = {"name": hook.name, "type": type(hook.module).__name__, "port": site.port, "calls": count}
+    return row | numbers | key_columns(site, call, PORTS[site.port].phase, tick)
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def frame(rows: list[dict[str, Any]]) -> pandas.DataFrame:

@@ -41,8 +41,11 @@ class HookSet:
         unhooked: sites that could be selected, but take no hook, each with the reason.
     """
 
-    def __init__(self, delivery: Delivery, table: Table | None, *, grad_at_step: bool, update_memory: float = inf) -> None:
+    def __init__(
+        self, delivery: Delivery, table: Table | None, *, grad_at_step: bool, update_memory: float = inf, calls_apart: int = 0
+    ) -> None:
         self.table = table
+        self._calls_apart = calls_apart  # calls in a forward that have rows of their own
         self.unhooked: dict[Site, str] = {}
         self._delivery = delivery
         self._grad_at_step = grad_at_step
@@ -153,7 +156,7 @@ class HookSet:
             return  # the same module under the same name: observed once
         if isinstance(hook, StatisticHook) and self.table is not None:
             rows = self.table.allocate(len(hook.sites), _device_of((hook.module, *(root.model for root in roots))))
-            hook.hold(self.table, dict(zip(hook.sites, rows, strict=True)))
+            hook.hold(self.table, dict(zip(hook.sites, rows, strict=True)), self._calls_apart)
         self.held.append(hook)
         if self._delivery.switch.on:
             self._put_in(hook)

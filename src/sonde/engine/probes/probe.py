@@ -18,6 +18,7 @@ from sonde.engine.failures import ProbeError
 from sonde.engine.probes import dataframes
 from sonde.engine.probes.attachment import Attachment, Schedule
 from sonde.engine.probes.coverage import Coverage
+from sonde.engine.probes.statistic_hooks import Calls, rows_for_calls
 from sonde.engine.probes.targets import choose
 from sonde.engine.selection import Where
 from sonde.errors import ArgumentError
@@ -175,6 +176,7 @@ def observe(
     schedule: Schedule | int | None = None,
     grad_at_step: bool = False,
     passes: Literal["all", "training", "evaluation"] = "all",
+    calls: Calls = "each",
     strict: bool = False,
     name: str = "",
 ) -> Probe:
@@ -197,6 +199,8 @@ def observe(
             clipped), and not after each backward pass.
         passes: which forwards are observed: in a training pass the root is in training mode and gradients are enabled.
             Inside compiled code enabled gradients alone decide.
+        calls: which calls of a module within one forward have rows of their own in a statistic: ``"each"``, the first 8; a
+            number, the first so many; ``"joined"``, none. All others share a row, whose ``call`` is -1.
         strict: raise what a subscriber raises (and a :class:`DeadHookError`) instead of detaching with a warning.
         name: the model's name in its sites, for observing several models.
 
@@ -213,7 +217,14 @@ def observe(
         raise ArgumentError(f"do={do!r} can observe nothing: give a callable that takes an Event, or a statistic such as Moments()")
     if passes not in _TRAINING:
         raise ArgumentError(f"passes={passes!r}: give one of {', '.join(map(repr, _TRAINING))}")
-    attachment = Attachment(do, schedule=_schedule(schedule), strict=strict, grad_at_step=grad_at_step, training=_TRAINING[passes])
+    attachment = Attachment(
+        do,
+        schedule=_schedule(schedule),
+        strict=strict,
+        grad_at_step=grad_at_step,
+        training=_TRAINING[passes],
+        calls_apart=rows_for_calls(calls),
+    )
     attachment.observe(model, include, exclude, _ports(declared if ports is None else ports), name)
     attachment.attach()
     expect: Callable[[Iterable[Site]], object] | None = getattr(do, "expect", None)

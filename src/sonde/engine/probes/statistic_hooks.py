@@ -1,14 +1,17 @@
-"""Hooks that add what passes to rows of a statistic.
+"""Hooks that add what passes to rows of a statistic: a row for each port, leaf and call of a module.
 
-In compiled code the addition is traced and fused with the user's own operations, so such a hook does nothing but pure tensor
-arithmetic on a row that the hook owns. Of a structured value the first floating-point tensor is added.
+A row is taken where its first tensor comes, since what a module returns, and how often it is called, shows at run time. In
+compiled code the measuring is traced and fused with the user's own operations; the row that was measured is handed to Python at run
+time, which knows the call.
 """
 
 from __future__ import annotations
 
+import re
+import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,52 +22,156 @@ from sonde.engine.torch_api import compiled, hooks
 from sonde.engine.torch_api.autograd_state import graph_task
 from sonde.engine.torch_api.input_alias import alias, aliased_in_trace
 from sonde.engine.unseen import blocks
-from sonde.site import Port
+from sonde.errors import ArgumentError
+from sonde.site import OTHER_CALLS, Port
 from sonde.stats import Table
 
-__all__ = ["InputStatisticHook", "OutputStatisticHook", "ParameterStatisticHook", "StatisticHook"]
+__all__ = [
+    "Calls",
+    "InputStatisticHook",
+    "OutputStatisticHook",
+    "ParameterStatisticHook",
+    "Place",
+    "StatisticHook",
+    "row_of_call",
+    "rows_for_calls",
+]
 
 _graph_task: Callable[[], int] = graph_task
 _with_gradients: Callable[[], bool] = torch.is_grad_enabled
 _is_traced = compiled.is_traced
+_thread: Callable[[], int] = threading.get_ident
+
+Calls = Literal["each", "joined"] | int
+"""Which calls of a module in one forward have rows of their own: the first 8, none, or the first so many."""
+
+Place = tuple[Port, str, int]
+"""Of a row: its port, leaf and call."""
+
+_EACH = 8
+_MOST_LEAVES = 16
+_ONLY_FIRST = (
+    "of several tensors the first floating-point one is added: the statistic reads axes, which are known of the first alone"
+)
+_QUIET = (-1, -1)  # the forward and the call that compiled code runs unseen
+_taking = threading.Lock()  # a row for a place; several threads may call one module
+
+
+def rows_for_calls(calls: Calls) -> int:
+    """Return how many calls of a module in one forward have rows of their own.
+
+    Raises:
+        ArgumentError: *calls* is no such number, ``"each"`` or ``"joined"``.
+    """
+    if calls == "each":
+        return _EACH
+    if calls == "joined":
+        return 0
+    given: object = calls
+    if isinstance(given, bool) or not isinstance(given, int) or given < 0:
+        raise ArgumentError(
+            f"calls={calls!r}: give 'each' (the first {_EACH} calls of a module in a forward apart, all others together), "
+            "'joined' (all together), or the number of calls that are kept apart"
+        )
+    return given
+
+
+def row_of_call(call: int, apart: int) -> int:
+    """Return the number under which rows have *call*, if the first *apart* calls have rows of their own."""
+    return call if call < apart else OTHER_CALLS
 
 
 class StatisticHook(SiteHook):
     """A hook that adds tensors to rows of a statistic; abstract.
 
     Attributes:
-        rows: by port.
+        rows: by place.
+        unused: by port, a row without a place as yet.
+        apart: how many calls in a forward have rows of their own.
         table: holds the rows.
         kernel: adds to rows on the CPU; None without one.
-        addresses: of the rows that the kernel can add to; else 0.
-        anchor: see ``compiled.anchor_for``.
+        addresses: by place, of the row, if the kernel can add to it; else 0.
         token: names this hook in compiled code.
     """
 
-    __slots__ = ("addresses", "anchor", "kernel", "rows", "table", "token")
+    __slots__ = ("addresses", "apart", "kernel", "rows", "table", "token", "unused")
 
-    def hold(self, table: Table, rows: dict[Port, Tensor]) -> None:
-        """Add to *rows* of *table* from now on."""
+    def hold(self, table: Table, unused: dict[Port, Tensor], apart: int) -> None:
+        """Add to rows of *table* from now on, to those *unused* first."""
         self.table = table
-        self.rows = rows
+        self.unused = unused
+        self.apart = apart if self.is_on_module else 0
+        self.rows: dict[Place, Tensor] = {}
         self.kernel = table.statistic.kernel
-        self.addresses = {port: self._address(row) for port, row in rows.items()}
-        self.anchor = compiled.anchor_for(self.clock, next(iter(rows.values())).device)
+        self.addresses: dict[Place, int] = {}
         self.token = compiled.token_for(self)
+        if not self.is_on_module:
+            for port, row in list(unused.items()):
+                self._take((port, "", OTHER_CALLS), row.device)
 
     def take_over(self, old: SiteHook) -> None:
         if isinstance(old, StatisticHook):
-            self.hold(old.table, old.rows)
+            self.hold(old.table, {}, old.apart)
+            self.rows, self.addresses, self.unused = old.rows, old.addresses, old.unused
 
     def counts(self) -> dict[Port, int]:
-        return {port: int(row[0]) for port, row in self.rows.items()}
+        of_leaf: dict[tuple[Port, str], int] = {(port, ""): 0 for port in self.sites}
+        for (port, leaf, _), row in list(self.rows.items()):
+            of_leaf[port, leaf] = of_leaf.get((port, leaf), 0) + int(row[0])
+        return {port: max(count for (each, _), count in of_leaf.items() if each == port) for port in self.sites}
+
+    # Rows
+
+    def places(self) -> list[tuple[Place, Tensor]]:
+        """Return every row with its place: by port, leaf and call; also rows to which nothing was added."""
+        call = 0 if self.apart else OTHER_CALLS
+        found = [*list(self.rows.items()), *(((port, "", call), row) for port, row in list(self.unused.items()))]
+        ports = list(self.sites)
+
+        def order(each: tuple[Place, Tensor]) -> tuple[Any, ...]:
+            (port, leaf, call), _ = each
+            steps = [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", leaf)]  # [2] before [10]
+            return ports.index(port), steps, call == OTHER_CALLS, call
+
+        return sorted(found, key=order)
+
+    def _row(self, place: Place, device: torch.device) -> Tensor | None:
+        """Return the row of *place*, moved to *device*; None if there are too many leaves."""
+        row = self.rows.get(place)
+        if row is None:
+            with _taking:
+                row = self.rows.get(place)
+                if row is None:
+                    row = self._take(place, device)
+        if row is not None and row.device != device:  # the model was moved
+            row = self.rows[place] = self.table.move(row, device)
+            self.addresses[place] = self._address(row)
+        return row
+
+    def _take(self, place: Place, device: torch.device) -> Tensor | None:
+        """Let *place* have a row."""
+        port, leaf, _ = place
+        leaves = {known for each, known, _ in self.rows if each == port}
+        if leaf not in leaves and len(leaves) >= _MOST_LEAVES:
+            self.note(f"its tensors have changed, and {_MOST_LEAVES} leaves have a row: others are not added")
+            return None
+        row = self.unused.pop(port, None)
+        if row is None:
+            (row,) = self.table.allocate(1, device)
+        else:
+            self.table.changes += 1
+        self.rows[place] = row
+        self.addresses[place] = self._address(row)
+        return row
 
     def _address(self, row: Tensor) -> int:
         """Return where *row* lies, if the kernel for the CPU can add to it there; else 0."""
         return row.data_ptr() if self.kernel is not None and self.kernel.fits(row, led=1) else 0
 
-    def _add(self, port: Port, tensor: Tensor) -> None:
-        address = self.addresses[port]
+    # Adding
+
+    def _add(self, place: Place, tensor: Tensor) -> None:
+        address = self.addresses.get(place, 0)
         if address and self.kernel is not None and self.kernel.add_at(address, tensor, 1):
             return
         if tensor.is_meta or tensor.is_nested:
@@ -72,91 +179,127 @@ class StatisticHook(SiteHook):
             self.note(f"a {kind} tensor, which the statistic cannot be taken of")
             return
         try:
-            row = self.rows[port]
-            if row.device != tensor.device:  # the model was moved
-                row = self.rows[port] = self.table.move(row, tensor.device)
-                self.addresses[port] = self._address(row)
-            self.table.add(row, tensor.detach())
+            row = self._row(place, tensor.device)
+            if row is not None:
+                self.table.add(row, tensor.detach())
         except Exception as error:
-            self.delivery.failed(self.sites[port], error)
+            self.delivery.failed(self.sites[place[0]].at(place[1]), error)
+
+    def _merge(self, place: Place, measured: Tensor) -> None:
+        """Add a row that compiled code has measured."""
+        try:
+            row = self._row(place, measured.device)
+            if row is not None:
+                self.table.merge(row, measured)
+        except Exception as error:
+            self.delivery.failed(self.sites[place[0]].at(place[1]), error)
 
     @staticmethod
     def add_each(
         hooked: Sequence[StatisticHook], port: Port, tensors: Sequence[Tensor], minus: Sequence[Tensor] | None = None
     ) -> None:
-        """Add to each hook's row one of *tensors*, or its difference to one of *minus*; by one kernel call where possible."""
+        """Add to each parameter's row one of *tensors*, or its difference to one of *minus*; by one kernel call where possible."""
         kernel = hooked[0].kernel
+        place: Place = (port, "", OTHER_CALLS)
         left: Sequence[int] = range(len(hooked))
         if kernel is not None:
-            left = kernel.add_each([hook.addresses[port] for hook in hooked], tensors, minus, 1)
-        for place in left:
-            tensor = tensors[place].detach()
-            hooked[place]._add(port, tensor if minus is None else _difference(tensor, minus[place]))
+            left = kernel.add_each([hook.addresses[place] for hook in hooked], tensors, minus, 1)
+        for index in left:
+            tensor = tensors[index].detach()
+            hooked[index]._add(place, tensor if minus is None else _difference(tensor, minus[index]))
 
-    def _add_traced(self, port: Port, tensor: Tensor) -> None:
-        row = self.rows[port].data
-        merged = self.table.merged(row, self.table.measured(tensor.detach()))
-        row.copy_(torch.where(compiled.unwanted(self.anchor), row, merged))
-
-    def _add_traced_gradient(self, port: Port, gradient: Tensor) -> None:
-        compiled.add_to_row(self.token, self.table.measured(gradient.detach()), port)
-
-    def add_to_row(self, port: Port, measured: Tensor) -> None:
-        """Add a row that compiled code has measured of a gradient."""
-        if blocks and self.is_quiet():
-            return
-        try:
-            self.table.merge(self.rows[port], measured)
-        except Exception as error:
-            self.delivery.failed(self.sites[port], error)
-
-    def _add_gradient(self, port: Port, gradient: Tensor | None) -> None:
+    def _add_gradient(self, place: Place, gradient: Tensor | None) -> None:
         # the engine gives None for an output of its node that nothing used
         if gradient is not None and self.switch.on and not (blocks and self.is_quiet()):
-            self._add(port, gradient)
-
-    def _trace(self, value: Any, port: Port, gradient_port: Port | None) -> None:
-        """Have *value*, and its gradient, added by the code that is being compiled."""
-        if compiled.is_exported() or self.switch.refuses_traced():
-            return
-        compiled.trace_hooks()
-        leaf = structure.first_floating(value)
-        if leaf is None:
-            return
-        if port in self.rows:
-            self._add_traced(port, leaf)
-        if gradient_port is not None and gradient_port in self.rows and leaf.requires_grad:
-            leaf.register_hook(lambda gradient: self._add_traced_gradient(gradient_port, gradient))
-
-    def _leaf(self, value: Any) -> Tensor | None:
-        """Return the tensor of *value* to measure; note the other tensors in the coverage."""
-        leaf = structure.first_floating(value)
-        if leaf is None:
-            self.note("no floating-point tensor in its value")
-        elif leaf is not value and (count := len(structure.walk(value))) > 1:
-            self.note(f"of {count} tensors only the first floating-point one is added")
-        return leaf
+            self._add(place, gradient)
 
     def _pass(self, value: Any, port: Port, gradient_port: Port | None) -> None:
-        """Add *value*, and its gradient when that comes."""
+        """Add the tensors of *value*, and their gradients when these come."""
         try:
             forward = self._admitted()
             if forward is None:
                 return
-            leaf = value if type(value) is Tensor and value.is_floating_point() else self._leaf(value)
-            if leaf is None:
-                return
-            rows = self.rows
-            if port in rows and _graph_task() == -1:
-                self._add(port, leaf)
-            if gradient_port is not None and gradient_port in rows and leaf.requires_grad and _with_gradients():
-                listener = partial(self._add_gradient, gradient_port)
-                if leaf.is_leaf:
-                    self.delivery.listen_to_leaf(self, forward.index, leaf, listener)
-                else:
-                    hooks.on_result(leaf, listener)  # for sums the order in which modules get a gradient does not matter
+            task = _graph_task()
+            call = OTHER_CALLS
+            if self.apart:
+                call = forward.call_of(self, task)
+                if call >= self.apart:
+                    call = OTHER_CALLS
+            sites = self.sites
+            adds = port in sites and task == -1
+            listens = gradient_port is not None and gradient_port in sites and _with_gradients()
+            one = type(value) is Tensor and value.is_floating_point()
+            for leaf, tensor in (("", value),) if one else self._leaves(value):
+                if adds:
+                    self._add((port, leaf, call), tensor)
+                if listens and tensor.requires_grad:
+                    place: Place = (gradient_port, leaf, call)  # type: ignore[assignment]  # no None, if it is listened to
+                    listener = partial(self._add_gradient, place)
+                    if tensor.is_leaf:
+                        self.delivery.listen_to_leaf(self, forward.index, tensor, listener)
+                    else:
+                        hooks.on_result(tensor, listener)  # for sums the order in which modules get a gradient does not matter
         except Exception as error:
             self.failed(error)
+
+    def _leaves(self, value: Any) -> list[tuple[str, Tensor]]:
+        """Return the tensors of *value* that are added, each with its leaf; note in the coverage if there are none."""
+        found = [(self.leaf_of(path), tensor) for path, tensor in structure.walk(value) if structure.is_floating(tensor)]
+        self._note_extent(len(found))
+        return found[: self._most]
+
+    @property
+    def _most(self) -> int:
+        """How many tensors of one value are added."""
+        return _MOST_LEAVES if self.table.statistic.is_of_every_leaf else 1
+
+    def _note_extent(self, tensors: int) -> None:
+        """Note in the coverage if not all of so many *tensors* are added, or if there are none."""
+        if not tensors:
+            self.note("no floating-point tensor in its value")
+        elif tensors > self._most:
+            self.note(f"of {tensors} floating-point tensors the first {self._most} are added" if self._most > 1 else _ONLY_FIRST)
+
+    @staticmethod
+    def leaf_of(path: str) -> str:
+        """Return the leaf of the tensor at *path* in the value."""
+        return path
+
+    # Compiled code
+
+    def _trace(self, value: Any, port: Port, gradient_port: Port | None) -> None:
+        """Have *value*, and its gradients, measured by the code that is being compiled, and added at run time."""
+        if self.switch.refuses_traced():
+            return
+        gradients = gradient_port if gradient_port in self.sites else None
+        compiled.trace_value(
+            self.token, value, port if port in self.sites else "", gradients or "", self.table.measured, self._most
+        )
+
+    def replay(self, leaves: list[Tensor], form: int, port: Port | str) -> tuple[int, int]:
+        """Add the rows of a value, where compiled code has reached the module.
+
+        Returns:
+            The indices of the forward and of the call; -1 where nothing may be added, of gradients either.
+        """
+        if blocks and self.is_quiet():
+            return _QUIET
+        forward = self.clock.current()
+        task = _graph_task()
+        call = forward.call_of(self, task) if self.apart else OTHER_CALLS
+        thread = self.delivery.thread
+        if port and task == -1 and self.switch.on and (thread is None or thread == _thread()):
+            paths = compiled.paths_of(form)
+            if len(paths) != 1:
+                self._note_extent(len(paths))
+            for path, measured in zip(paths, leaves, strict=False):
+                self._merge((port, self.leaf_of(path), row_of_call(call, self.apart)), measured)  # type: ignore[arg-type]  # a port, since not ""
+        return forward.index, call
+
+    def replay_gradient(self, forward: int, call: int, measured: Tensor, leaf: int, form: int, port: Port) -> None:
+        """Add the row of a gradient that compiled code has measured, of tensor number *leaf* of the value of call number *call*."""
+        if self.switch.on and forward != _QUIET[0] and not (blocks and self.is_quiet()):
+            self._merge((port, self.leaf_of(compiled.paths_of(form)[leaf]), row_of_call(call, self.apart)), measured)
 
 
 class OutputStatisticHook(StatisticHook):
@@ -194,7 +337,7 @@ class InputStatisticHook(StatisticHook):
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] = hooks.NOT_GIVEN) -> Any:
         if not self.switch.on or kwargs is hooks.NOT_GIVEN:
             return None
-        aliases = "grad_input" in self.rows and torch.is_grad_enabled()
+        aliases = "grad_input" in self.sites and torch.is_grad_enabled()
         if _is_traced():
             seen: Any = (args, kwargs)
             if aliases:
@@ -209,6 +352,11 @@ class InputStatisticHook(StatisticHook):
             hooks.undisturbed(compiler, self._pass, (args, kwargs), "input", "grad_input")
         return (args, kwargs) if aliases else None
 
+    @staticmethod
+    def leaf_of(path: str) -> str:
+        """Return the leaf of the tensor at *path* in ``(args, kwargs)``: ``""`` for the first positional argument."""
+        return "" if path == "[0][0]" else path[3:]
+
 
 class ParameterStatisticHook(StatisticHook):
     """Adds the gradient that a backward pass has accumulated into a parameter."""
@@ -220,7 +368,7 @@ class ParameterStatisticHook(StatisticHook):
     def __call__(self, parameter: nn.Parameter) -> None:
         if self.switch.on and parameter.grad is not None and not _is_traced() and not (blocks and self.is_quiet()):
             self.was_eager = True
-            self._add("grad", parameter.grad)
+            self._add(("grad", "", OTHER_CALLS), parameter.grad)
 
 
 def _difference(after: Tensor, before: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from sonde.engine.probes.event_hooks import EventHook
 from sonde.engine.probes.site_hook import SiteHook
 from sonde.engine.probes.statistic_hooks import StatisticHook
 from sonde.engine.selection import Named
-from sonde.site import PORTS, Port, Site
+from sonde.site import OTHER_CALLS, PORTS, Port, Site
 
 __all__ = ["AroundSteps", "StepEventHook", "StepHook", "StepStatisticHook", "sample_updates", "size_factor"]
 
@@ -169,7 +169,7 @@ class StepStatisticHook(StepHook, StatisticHook):
         table = hooked[0].table
         copied = table.copied()
         StatisticHook.add_each(hooked, "grad", gradients)
-        return lambda: table.restore([hook.rows["grad"] for hook in hooked], copied)
+        return lambda: table.restore([hook.rows["grad", "", OTHER_CALLS] for hook in hooked], copied)
 
     @staticmethod
     def give_parameters(hooked: Sequence[StepStatisticHook], before: Sequence[Tensor | None]) -> None:

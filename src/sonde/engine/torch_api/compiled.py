@@ -1,23 +1,20 @@
-"""Run ordinary Python from compiled code: four operators, and the setting by which compiled code notices hooks.
+"""Run ordinary Python from compiled code: two operators, and the setting by which compiled code notices hooks.
 
 A hook that ``torch.compile`` traces may not count, look anything up, or append to a list: the hook would be recompiled for
 each module, or be silently wrong. But a hook may call an operator on a tensor that the hook owns, the *token*. At run time the
 operator reads from the token which hook called it, and runs ordinary Python there.
 
-* ``sonde::deliver`` builds an event and delivers it at its place in the execution; no buffer of a size known beforehand is needed.
-  The result, three integers that name the token, the forward and the call, is carried by the traced gradient hooks into the
-  backward pass.
-* ``sonde::deliver_gradient`` delivers a gradient there.
-* ``sonde::add_to_row`` adds the measured numbers of a gradient to the hook's row.
-* ``sonde::unwanted`` computes whether nothing may be added to rows now: activation checkpointing runs this code a second time, or
-  the forward is not to be seen. The operator is pure, so all statistics of a region share one call.
+* ``sonde::deliver`` hands tensors to the hook at their place in the execution: of an event the tensors themselves, of a statistic
+  the rows that the compiled code has measured. No buffer of a size known beforehand is needed. The result, three integers that
+  name the token, the forward and the call, is carried by the traced gradient hooks into the backward pass.
+* ``sonde::deliver_gradient`` hands over a gradient there, or its measured row.
 
-No compiler may drop, duplicate or reorder the first three. The first runs in the forward and declares a write into the token: an
-*effect* there is refused by inductor in a graph with an activation checkpoint. The other two run in the backward, have an effect,
-and declare no write into an argument: a tensor that a backward graph writes into is saved by the forward pass, and autograd then
-refuses the backward of a model that was called twice before it ("modified by an inplace operation"). For the same reason the
-backward does not read the token, and a token or row that a forward graph writes into is handed over as ``.data``; no two rows
-share a version counter (:class:`sonde.stats.Table`).
+No compiler may drop, duplicate or reorder these. The first runs in the forward and declares a write into the token: an *effect*
+there is refused by inductor in a graph with an activation checkpoint. The second runs in the backward, has an effect, and declares
+no write into an argument: a tensor that a backward graph writes into is saved by the forward pass, and autograd then refuses the
+backward of a model that was called twice before it ("modified by an inplace operation"). For the same reason the backward does not
+read the token, and a token that a forward graph writes into is handed over as ``.data``. The rows of a statistic are no arguments
+of compiled code.
 """
 
 from __future__ import annotations
@@ -34,12 +31,8 @@ import torch
 from torch import Tensor
 from torch._library.effects import EffectType
 
-from sonde.engine.torch_api.autograd_state import graph_task
-
 __all__ = [
     "Replayed",
-    "add_to_row",
-    "anchor_for",
     "compile_error",
     "has_compiled",
     "is_exported",
@@ -49,10 +42,8 @@ __all__ = [
     "rebuild",
     "token_for",
     "trace_gradient",
-    "trace_hooks",
     "trace_mark",
     "trace_value",
-    "unwanted",
 ]
 
 is_traced: Callable[[], bool] = torch.compiler.is_dynamo_compiling
@@ -71,6 +62,10 @@ class Replayed(Protocol):
         """Run the Python of a module hook; return the indices of the forward and of the call."""
 
 
+Measure = Callable[[Tensor], Tensor]
+"""Returns the row of a statistic for a tensor."""
+
+
 _owners: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _numbers = count(1)
 
@@ -81,26 +76,6 @@ def token_for(owner: Any) -> Tensor:
     _owners[number] = owner
     with torch.inference_mode(False):
         return torch.tensor([number])
-
-
-class _Unseen(Protocol):
-    """Knows whether what runs now is not to be seen."""
-
-    def runs_unseen(self) -> bool: ...
-
-
-_anchors: weakref.WeakKeyDictionary[_Unseen, dict[torch.device, Tensor]] = weakref.WeakKeyDictionary()
-_anchored: weakref.WeakValueDictionary[int, _Unseen] = weakref.WeakValueDictionary()  # by address: to read one is to wait for it
-
-
-def anchor_for(owner: _Unseen, device: torch.device) -> Tensor:
-    """Return the tensor that stands for *owner* in compiled code; one, so that a region asks once. *owner* is held weakly."""
-    known = _anchors.setdefault(owner, {})
-    if device not in known:
-        with torch.inference_mode(False):
-            known[device] = torch.zeros((), device=device)
-        _anchored[known[device].data_ptr()] = owner
-    return known[device]
 
 
 # -------------------------------------------------------------------------------------------------------------- forms
@@ -121,21 +96,26 @@ def _intern(form: Any) -> int:
 _intern._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as torch.compiler.assume_constant_result does, unimported
 
 
-def _form(value: Any, leaves: list[Tensor]) -> Any:
-    """Return the form of *value*; append its tensors to *leaves*. Traced, so only plain containers are known."""
+def _form(value: Any, leaves: list[Tensor], floating: bool) -> Any:
+    """Return the form of *value*; append its tensors, or those that are *floating*, to *leaves*.
+
+    Traced, so only plain containers are known.
+    """
     if isinstance(value, Tensor):
+        if floating and not (value.is_floating_point() or value.is_complex()):
+            return ("other",)
         leaves.append(value)
         return ("tensor",)
     if value is None or isinstance(value, str):
         return ("value", value)
     if isinstance(value, tuple | list):
-        return ("sequence", type(value), tuple([_form(item, leaves) for item in value]))
+        return ("sequence", type(value), tuple([_form(item, leaves, floating) for item in value]))
     if isinstance(value, dict):
         keys = tuple(value.keys())
-        return ("mapping", type(value), keys, tuple([_form(value[key], leaves) for key in keys]))
+        return ("mapping", type(value), keys, tuple([_form(value[key], leaves, floating) for key in keys]))
     if hasattr(type(value), "__dataclass_fields__"):
         names = tuple(type(value).__dataclass_fields__.keys())
-        return ("fields", type(value), names, tuple([_form(getattr(value, name), leaves) for name in names]))
+        return ("fields", type(value), names, tuple([_form(getattr(value, name), leaves, floating) for name in names]))
     return ("other",)
 
 
@@ -195,8 +175,6 @@ _library = torch.library.Library("sonde", "DEF")
 _unsafe = (torch.Tag.cudagraph_unsafe,)  # a replayed CUDA graph would not run Python
 _library.define("deliver(Tensor(a!) token, Tensor[] leaves, int form, str port) -> Tensor", tags=_unsafe)
 _library.define("deliver_gradient(Tensor identity, Tensor gradient, int leaf, int form, str port) -> ()", tags=_unsafe)
-_library.define("add_to_row(Tensor token, Tensor measured, str port) -> ()", tags=_unsafe)
-_library.define("unwanted(Tensor anchor) -> Tensor")
 
 
 def _deliver(token: Tensor, leaves: list[Tensor], form: int, port: str) -> Tensor:
@@ -214,42 +192,16 @@ def _deliver_gradient(identity: Tensor, gradient: Tensor, leaf: int, form: int, 
         owner.replay_gradient(forward, call, gradient.detach(), leaf, form, port)
 
 
-def _add_to_row(token: Tensor, measured: Tensor, port: str) -> None:
-    owner = _owners.get(int(token))
-    if owner is not None:
-        owner.add_to_row(port, measured.detach())
-
-
-def _unwanted(anchor: Tensor) -> Tensor:
-    owner = _anchored.get(anchor.data_ptr())
-    unseen = graph_task() != -1 or (owner is not None and owner.runs_unseen())
-    return torch.full((), unseen, dtype=torch.bool, device=anchor.device)
-
-
 _library.impl("deliver", _deliver, "CompositeExplicitAutograd")
 _library.impl("deliver", lambda token, leaves, form, port: token.new_empty((3,)), "Meta")
 _library.impl("deliver_gradient", _deliver_gradient, "CompositeExplicitAutograd")
 _library.impl("deliver_gradient", lambda identity, gradient, leaf, form, port: None, "Meta")
-_library.impl("add_to_row", _add_to_row, "CompositeExplicitAutograd")
-_library.impl("add_to_row", lambda token, measured, port: None, "Meta")
-for _name in ("deliver_gradient", "add_to_row"):
-    _library._register_effectful_op(f"sonde::{_name}", EffectType.ORDERED)
-_library.impl("unwanted", _unwanted, "CompositeExplicitAutograd")
-_library.impl("unwanted", lambda anchor: anchor.new_empty((), dtype=torch.bool), "Meta")
+_library._register_effectful_op("sonde::deliver_gradient", EffectType.ORDERED)
 
 _op_deliver = torch.ops.sonde.deliver.default
 _op_gradient = torch.ops.sonde.deliver_gradient.default
-add_to_row = torch.ops.sonde.add_to_row.default
-"""Operator: add the measured numbers of a gradient to the row that the token's owner has at a port."""
-unwanted = torch.ops.sonde.unwanted.default
-"""Operator: return whether this code runs again inside a backward pass, or unseen, as a bool tensor on the anchor's device."""
 
 # ------------------------------------------------------------------------------------------------- called while traced
-
-
-def trace_hooks() -> None:
-    """Make the region that is being traced notice hooks that are put in or taken out later."""
-    _intern(("other",))
 
 
 def trace_mark(token: Tensor) -> None:
@@ -259,24 +211,32 @@ def trace_mark(token: Tensor) -> None:
     _op_deliver(token.data, [], _intern(("other",)), "")
 
 
-def trace_value(token: Tensor, value: Any, port: str, gradient_port: str) -> None:
-    """Deliver *value* at *port*, and its gradients at *gradient_port*, where these are not ``""``."""
+def trace_value(
+    token: Tensor, value: Any, port: str, gradient_port: str, measure: Measure | None = None, most: int | None = None
+) -> None:
+    """Deliver *value* at *port*, and its gradients at *gradient_port*, where these are not ``""``.
+
+    With *measure* its rows of the floating-point tensors, the first *most* of them, are delivered in place of the tensors.
+    """
     if is_exported():
         return
     leaves: list[Tensor] = []
-    form = _intern(_form(value, leaves))
-    identity = _op_deliver(token.data, [leaf.detach() for leaf in leaves] if port else [], form, port)
+    form = _intern(_form(value, leaves, measure is not None))
+    leaves = leaves[:most]
+    sent = [leaf.detach() for leaf in leaves] if port else []
+    identity = _op_deliver(token.data, sent if measure is None else [measure(leaf) for leaf in sent], form, port)
     if gradient_port:
         for index, leaf in enumerate(leaves):
             if leaf.requires_grad:
-                trace_gradient(identity, leaf, index, form, gradient_port)
+                trace_gradient(identity, leaf, index, form, gradient_port, measure)
 
 
-def trace_gradient(identity: Tensor, tensor: Tensor, leaf: int, form: int, port: str) -> None:
-    """Deliver the gradient of *tensor* when the backward pass computes it."""
+def trace_gradient(identity: Tensor, tensor: Tensor, leaf: int, form: int, port: str, measure: Measure | None) -> None:
+    """Deliver the gradient of *tensor*, or its row, when the backward pass computes the gradient."""
 
     def hook(gradient: Tensor) -> None:
-        _op_gradient(identity, gradient.detach(), leaf, form, port)
+        gradient = gradient.detach()
+        _op_gradient(identity, gradient if measure is None else measure(gradient), leaf, form, port)
 
     tensor.register_hook(hook)
 

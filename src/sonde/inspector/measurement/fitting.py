@@ -28,7 +28,7 @@ def fit(model: nn.Module, name: str, lens: Lens, settings: Settings) -> Iterator
     found = False
     for kind, ports in _kinds(lens, settings).items():
         for statistic, where in lens.parts(model):
-            measuring = Measurement(lens, statistic, kind, ports)
+            measuring = Measurement(lens, statistic, kind, ports, calls_apart=settings.calls_apart)
             try:
                 measuring.prepare(model, _both(admits, where), name, strict=settings.strict, update_memory=settings.update_memory)
             except SelectionError:

@@ -13,13 +13,13 @@ from sonde.engine import Event, structure
 from sonde.engine.probes.attachment import Attachment
 from sonde.engine.probes.coverage import Coverage
 from sonde.engine.probes.site_hook import SiteHook
-from sonde.engine.probes.statistic_hooks import StatisticHook
+from sonde.engine.probes.statistic_hooks import StatisticHook, row_of_call
 from sonde.engine.probes.step_hooks import size_factor
 from sonde.engine.selection import Where
 from sonde.inspector.lenses.lens import Lens
 from sonde.inspector.measurement.row_index import RowIndex
 from sonde.run.schema import Layout
-from sonde.site import Port, Site
+from sonde.site import OTHER_CALLS, PARAMETER_PORTS, PORTS, Port, Site
 from sonde.stats import PairStatistic, RowStatistic, Table
 from sonde.stats.history import History
 
@@ -30,48 +30,55 @@ Kind = Literal["step", "micro_step", "evaluation"]
 
 _SUFFIX: dict[Kind, str] = {"step": "", "micro_step": "_micro", "evaluation": "_eval"}
 _PASSES: dict[Kind, bool | None] = {"step": True, "micro_step": None, "evaluation": False}
-_ALL_CALLS = -1  # a row is of all calls of a module in the step together
 
 
 class _Pairs:
-    """A subscriber that adds pairs to the rows of a table, which it allocates site by site.
+    """A subscriber that adds pairs to the rows of a table: a row for each leaf and call of a site, as a statistic's hook has them.
 
-    At the port ``update`` the pair is the parameter after and before the step. At other ports it is a tensor and its predecessor at
-    the same site. Of a structured value the first floating-point tensor is measured.
+    At the port ``update`` the pair is the parameter after and before the step. At other ports it is a tensor and its predecessor in
+    the same place.
 
     Attributes:
-        rows: by site.
-        history: the tensor before, by site.
+        history: the tensor before, by place.
     """
 
-    def __init__(self, table: Table) -> None:
-        self.rows: dict[Site, Tensor] = {}
+    def __init__(self, table: Table, apart: int) -> None:
         self.history = History()
         self.__qualname__ = type(table.statistic).__qualname__  # the name in the warning if it fails
+        self._rows: dict[Site, dict[tuple[str, int], Tensor]] = {}
         self._table = table
+        self._apart = apart
 
     def __call__(self, event: Event) -> None:
         if event.phase == "recompute":
             return
-        if event.site.port == "update":
+        site = event.site
+        if site.port == "update":
             before, after = event.value
-            self._add(event.site, after, before)
+            self._add(site, ("", OTHER_CALLS), after, before)
             return
-        tensor = structure.first_floating(event.value)
-        if tensor is None:
-            return
-        previous = self.history.previous(event.site)
-        if previous is not None:
-            self._add(event.site, tensor, previous)
-        self.history.remember(event.site, tensor)
+        call = OTHER_CALLS if site.port in PARAMETER_PORTS else row_of_call(event.call, self._apart)
+        for path, tensor in event.leaves:
+            if not structure.is_floating(tensor):
+                continue
+            leaf = "" if path == "[0]" and PORTS[site.port].of == "input" else path  # as a statistic's hook names the leaf
+            previous = self.history.previous((site, leaf, call))
+            if previous is not None:
+                self._add(site, (leaf, call), tensor, previous)
+            self.history.remember((site, leaf, call), tensor)
 
-    def _add(self, site: Site, tensor: Tensor, previous: Tensor) -> None:
-        row = self.rows.get(site)
+    def _add(self, site: Site, place: tuple[str, int], tensor: Tensor, previous: Tensor) -> None:
+        rows = self._rows.setdefault(site, {})
+        row = rows.get(place)
         if row is None:
-            row = self.rows[site] = self._table.allocate(1, tensor.device)[0]
+            row = rows[place] = self._table.allocate(1, tensor.device)[0]
         elif row.device != tensor.device:
-            row = self.rows[site] = self._table.move(row, tensor.device)
+            row = rows[place] = self._table.move(row, tensor.device)
         self._table.add(row, tensor.detach(), previous.detach())
+
+    def places(self, site: Site) -> list[tuple[str, int, Tensor]]:
+        """Return the leaf, the call and the row of each row at *site*."""
+        return [(leaf, call, row) for (leaf, call), row in self._rows.get(site, {}).items()]
 
 
 class Measurement:
@@ -88,7 +95,16 @@ class Measurement:
         is_sequence: whether each tensor is compared with the tensor of the step before.
     """
 
-    def __init__(self, lens: Lens, statistic: RowStatistic, kind: Kind, ports: tuple[Port, ...], *, hidden: bool = False) -> None:
+    def __init__(
+        self,
+        lens: Lens,
+        statistic: RowStatistic,
+        kind: Kind,
+        ports: tuple[Port, ...],
+        *,
+        calls_apart: int = 0,
+        hidden: bool = False,
+    ) -> None:
         self.family = lens.name + _SUFFIX[kind]
         self.kind = kind
         self.statistic = statistic
@@ -99,7 +115,8 @@ class Measurement:
         self._logged = -1  # how many steps were logged before this one
         self._ports = ports
         self.table = Table(statistic)
-        self._pairs = _Pairs(self.table) if isinstance(statistic, PairStatistic) else None
+        self._apart = calls_apart
+        self._pairs = _Pairs(self.table, calls_apart) if isinstance(statistic, PairStatistic) else None
         self._index: RowIndex | None = None
         self._known: tuple[int, int] = (-1, -1)
 
@@ -123,6 +140,7 @@ class Measurement:
             training=_PASSES[self.kind],
             update_memory=update_memory if self.statistic.can_sample else inf,
             table=self.table if self._pairs is None else None,
+            calls_apart=self._apart,
         )
         self.attachment.observe(model, include, None, self._ports, name)
 
@@ -174,17 +192,19 @@ class Measurement:
 
     def _look(self, order: Mapping[str, int]) -> RowIndex:
         sites: list[Site] = []
+        calls: list[int] = []
         rows: list[Tensor] = []
         orders: list[int] = []
         matrices: list[bool] = []
         sizes: list[float] = []
-        for site, row, hook in self._rows():
+        for site, call, row, hook in self._rows():
             sites.append(site)
+            calls.append(call)
             rows.append(row)
             orders.append(order.get(hook.name, order.get(hook.name.rpartition(".")[0], len(order))))
             matrices.append(isinstance(hook.target, nn.Parameter) and hook.target.dim() >= 2)
             sizes.append(size_factor(hook, site.port))
-        layout = Layout(sites, _ALL_CALLS, orders)
+        layout = Layout(sites, calls, orders)
         return RowIndex(
             self.family,
             self.statistic,
@@ -195,13 +215,14 @@ class Measurement:
             np.array(sizes),
         )
 
-    def _rows(self) -> Iterator[tuple[Site, Tensor, SiteHook]]:
-        """Yield every site that has a row, with its row and hook."""
+    def _rows(self) -> Iterator[tuple[Site, int, Tensor, SiteHook]]:
+        """Yield the site, the call, the row and the hook of each row that has a place."""
         for hook in self.attachment.hooks:
             if isinstance(hook, StatisticHook):
-                yield from ((hook.sites[port], row, hook) for port, row in hook.rows.items())
+                yield from ((hook.sites[port].at(leaf), call, row, hook) for (port, leaf, call), row in hook.places())
             elif self._pairs is not None:
-                yield from ((site, self._pairs.rows[site], hook) for site in hook.sites.values() if site in self._pairs.rows)
+                for site in hook.sites.values():
+                    yield from ((site.at(leaf), call, row, hook) for leaf, call, row in self._pairs.places(site))
 
     def coverage(self) -> Coverage:
         """Return which sites were really observed, and why the others were not."""
