@@ -51,6 +51,32 @@ def said(found: Finding | None) -> tuple[str, str, str] | None:
         (rules.update_small(2e-6), ("update_small", "warn", "each step moves it by 2e-06 of its size")),
         (rules.update_small(0.0), ("update_small", "warn", "no step moves it")),
         (rules.update_small(math.nan), None),
+        (rules.output_growth(99.0, 1.0), None),
+        (rules.output_growth(899.0, 1.5), ("output_growth", "bad", "output grew 599-fold, to 899")),
+        (rules.output_growth(math.nan, 1.5), None),
+        (rules.output_growth(5.0, 0.0), None),
+        (rules.output_large(999.0, 0.02), None),
+        (
+            rules.output_large(4288.0, 3.0),
+            ("output_large", "warn", "output of size 4,288 from the beginning, 3 in the first layer"),
+        ),
+        (rules.weight_growth(9.0, 1.0), None),
+        (rules.weight_growth(1e9, 0.1), ("weight_growth", "warn", "weight grew 1e+10-fold, to 1e+09")),
+        (rules.step_large(0.1), None),
+        (rules.step_large(0.83), ("step_large", "warn", "one step moved half of the weights by 83 % of their size or more")),
+        (rules.spike(4.0, 2.0, 9.9), None),
+        (rules.spike(4.0, 2.0, 15.0), ("spike", "warn", "jumped to 4, 2 x its median")),
+        (rules.no_training_forward(1, 9), None),
+        (rules.no_training_forward(0, 0), None),
+        (rules.no_training_forward(0, 1), None),
+        (
+            rules.no_training_forward(1, 1),
+            ("no_training_forward", "bad", "0 of 1 logged steps had a training forward: is the model in eval()?"),
+        ),
+        (
+            rules.no_training_forward(312, 312),
+            ("no_training_forward", "bad", "0 of 312 logged steps had a training forward: is the model in eval()?"),
+        ),
     ],
 )
 def test_each_rule_at_its_limit(found: Finding | None, wanted: tuple[str, str, str] | None) -> None:
@@ -60,9 +86,10 @@ def test_each_rule_at_its_limit(found: Finding | None, wanted: tuple[str, str, s
 def test_every_rule_is_listed_with_its_condition_and_source() -> None:
     assert set(rules.RULES) == {
         "nonfinite", "dead", "all_zero", "constant", "saturated", "gradient_zero", "gradient_large", "gradient_small",
-        "update_large", "update_small",
+        "update_large", "update_small", "output_growth", "output_large", "weight_growth", "step_large", "spike",
+        "no_training_forward",
     }  # fmt: skip
-    assert all(each.condition and each.source and each.judge.__name__ == name for name, each in rules.RULES.items())
+    assert all(each.condition and each.source and each.advice and each.judge.__name__ == name for name, each in rules.RULES.items())
 
 
 def numbers(**given: float) -> Any:

@@ -49,7 +49,7 @@ def test_a_row_for_each_layer(folder: Path, capsys: pytest.CaptureFixture[str]) 
     rows = out[out.index("medians over steps 0 to 4") :].splitlines()
     assert [row.split()[:2] for row in rows[3:6]] == [["0", "Linear"], ["1", "ReLU"], ["2", "Linear"]]
     assert rows[4].rstrip().endswith("100 % dead")
-    assert "warning: 1: 100 % dead" in out
+    assert "bad: 1: 100 % dead" in out
 
 
 def test_the_table_is_that_of_the_library(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

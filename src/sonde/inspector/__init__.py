@@ -12,10 +12,10 @@ as one Parquet part.
 
 from sonde.inspector.inspector import Inspector
 from sonde.inspector.lenses.lens import Lens, LossMetrics
-from sonde.inspector.pipeline.findings import Finding
 from sonde.inspector.schedule import Schedule, Warmup
 from sonde.inspector.sinks.base import LoggedRows, RowBlock, Rows, RunSink, Scalar, Sink
 from sonde.inspector.watch import watch
+from sonde.rules import Finding
 
 PyTorchInspector = Inspector
 """The fifth seed's name of the inspector."""

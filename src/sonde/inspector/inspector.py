@@ -27,7 +27,6 @@ from sonde.inspector.lenses.builtin import AnyLens, default_lenses
 from sonde.inspector.lenses.from_preprocessor import lens_of
 from sonde.inspector.lenses.layer_selection import Choice
 from sonde.inspector.lenses.lens import Lens, LossMetrics
-from sonde.inspector.pipeline.findings import Finding
 from sonde.inspector.report import described
 from sonde.inspector.schedule import Every, Schedule, Steps, schedule_of
 from sonde.inspector.settings import GRADIENTS, Gradients, Settings, bytes_of
@@ -35,6 +34,7 @@ from sonde.inspector.sinks.base import RunSink
 from sonde.inspector.sinks.destinations import open_destinations
 from sonde.inspector.training import WatchedTraining
 from sonde.preprocessor.base import AbstractPreprocessor
+from sonde.rules import Finding
 from sonde.run.run import Run
 from sonde.run.store.open import Existing
 

@@ -17,8 +17,8 @@ from sonde.engine.probes.coverage import Coverage, Covered
 from sonde.engine.torch_api.modules import parameters_of
 from sonde.inspector.lenses.lens import Lens, LossMetrics
 from sonde.inspector.measurement.measurement import Measurement
-from sonde.inspector.pipeline.findings import Finding
 from sonde.paths import short_path
+from sonde.rules import Finding
 from sonde.site import Site
 
 __all__ = ["closing_lines", "coverage_data", "coverage_of", "described"]

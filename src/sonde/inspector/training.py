@@ -13,13 +13,13 @@ from sonde.errors import ArgumentError, SelectionError
 from sonde.inspector.measurement.measurement import Measurement
 from sonde.inspector.pipeline.batch import Batch, BatchBuilder
 from sonde.inspector.pipeline.batch_writer import BatchWriter
-from sonde.inspector.pipeline.findings import Finding
 from sonde.inspector.pipeline.scalars import ScalarBuffer
 from sonde.inspector.report import closing_lines, coverage_data, coverage_of
 from sonde.inspector.schedule import Every, Schedule
 from sonde.inspector.settings import Settings
 from sonde.inspector.sinks.destinations import Destinations, Visualizer
 from sonde.inspector.watched_model import WatchedModel
+from sonde.rules import Finding
 from sonde.run.run import Run
 from sonde.warn import warn_user
 
@@ -235,6 +235,7 @@ class WatchedTraining:
                     found.message,
                     step=found.step,
                     epoch=found.epoch,
+                    severity=found.severity,
                     rule=found.rule,
                     site=found.site,
                     value=found.value,

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from tests.inspector.pipeline import trainings
 from torch import nn
 from torch.optim import SGD, AdamW
 
@@ -30,8 +31,9 @@ def found(prepare: Callable[[nn.Sequential], object], *, lr: float = 1e-3, steps
             optimizer.zero_grad()
             (loss * float("nan") if step == spoil else loss).backward()
             optimizer.step()
-    alerts = [(alert["rule"], alert["site"], alert["message"]) for alert in inspector.run.alerts]
-    assert sorted(alerts) == sorted((each.rule, each.site, each.message) for each in inspector.findings)
+    alerts = [(alert["rule"], alert["site"], alert["message"], alert["severity"]) for alert in inspector.run.alerts]
+    assert sorted(alerts) == sorted((each.rule, each.site, each.message, each.severity) for each in inspector.findings)
+    assert all(each.first_step is not None and each.evidence and each.advice for each in inspector.findings)
     return inspector.findings
 
 
@@ -126,3 +128,71 @@ def test_a_gradient_whose_finite_elements_are_zero_is_not_zero() -> None:
     rules = [finding.rule for finding in inspector.findings]
     assert rules[0] == "nonfinite"
     assert "gradient_zero" not in rules
+
+
+# The whole history
+
+
+@pytest.mark.parametrize("kind", trainings.HEALTHY)
+def test_nothing_is_found_in_healthy_trainings(kind: str) -> None:
+    """Fourteen kinds: networks, optimizers, schedules, batches, precisions, beginnings."""
+    torch.manual_seed(0)
+    inspector = trainings.HEALTHY[kind]()
+    assert inspector.findings == ()
+    assert len(inspector.run.scalar("loss")[0]) >= 8
+
+
+@pytest.mark.parametrize("every", [1, 10])
+def test_a_learning_rate_that_is_too_high_is_found_from_the_first_step_on(every: int) -> None:
+    """A step moves weights by four fifths of their size, and the outputs of blocks grow over a hundredfold."""
+    torch.manual_seed(0)
+    inspector = trainings.gpt_too_fast(every)
+    found = {finding.rule: finding for finding in inspector.findings}
+    assert set(found) >= {"output_growth", "step_large"}
+    step, growth = found["step_large"], found["output_growth"]
+    assert step.first_step == step.step == 0
+    assert 0.7 < step.value < 1
+    assert growth.site.startswith("blocks.")
+    assert growth.severity == "bad"
+    steps, sizes = inspector.run.series(growth.site, "rms")
+    assert sizes[steps == growth.first_step] >= 100 > sizes[steps < growth.first_step].max()  # the largest output at first is 1
+    assert growth.evidence["size"] == sizes.max() == sizes[steps == growth.step][0]
+
+
+def test_a_burst_of_large_steps_is_found_long_after() -> None:
+    """The norm of the update jumps at step 100, the loss does not come back; the last steps are calm."""
+    torch.manual_seed(0)
+    found = {finding.rule: finding for finding in trainings.burst().findings}
+    assert found["spike"].first_step == found["step_large"].first_step == 100
+    assert found["spike"].message.startswith("update_norm jumped to ")
+
+
+def test_one_strange_batch_is_found_at_its_step() -> None:
+    """All outputs are a thousand times as large at step 40, and then as before."""
+    torch.manual_seed(0)
+    (found,) = trainings.strange_batch().findings
+    assert (found.rule, found.site, found.first_step, found.step) == ("output_growth", "0:output", 40, 40)
+
+
+def test_outputs_that_are_too_large_from_the_beginning() -> None:
+    """Each of ten layers makes its input two or three times as large."""
+    torch.manual_seed(0)
+    (found,) = trainings.unscaled().findings
+    assert (found.rule, found.first_step) == ("output_large", 0)
+    assert found.site in ("16:output", "18:output")
+
+
+def test_a_recurrent_network_that_explodes() -> None:
+    """Its layer is blamed, not the head that passes the size on."""
+    torch.manual_seed(0)
+    found = {finding.rule: finding for finding in trainings.exploding_rnn().findings}
+    assert found["nonfinite"].site == found["output_growth"].site == "layer:output"
+    assert found["output_growth"].first_step is not None
+    assert found["output_growth"].first_step <= 1
+
+
+def test_units_that_die_are_found_with_the_step_at_which_they_died() -> None:
+    torch.manual_seed(0)
+    found = {finding.rule: finding for finding in trainings.dying().findings}
+    assert (found["dead"].site, found["dead"].first_step) == ("3:output", 30)
+    assert found["gradient_zero"].first_step == 30

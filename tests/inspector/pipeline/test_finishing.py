@@ -11,9 +11,9 @@ from tests.inspector.pipeline.batches import NORMS, batch_of, moments_of, one_by
 
 from sonde.inspector.measurement.row_index import RowIndex
 from sonde.inspector.pipeline.batch import Batch
-from sonde.inspector.pipeline.findings import Findings
 from sonde.inspector.pipeline.finishing import Finishing
 from sonde.inspector.sinks.base import LoggedRows, Rows, Scalar
+from sonde.run.findings import Findings
 from sonde.stats import Activation
 
 
@@ -27,8 +27,9 @@ def cut(batches: list[Batch], size: int, findings: Findings | None = None) -> tu
         found.extend(plain(entry) for entry in logged)
         if findings is not None:
             for index, block in zip(indices, logged.blocks, strict=True):
-                findings.look(index, block)
-            findings.look_for_defects(logged)
+                findings.look(block, index.matrices)
+            for scalar in logged.scalars:
+                findings.look_at_scalar(scalar.name, scalar.value, scalar.epoch, scalar.step)
 
     for start in range(0, len(batches), size):
         take(*finishing.finish([(batch, batch.copy.unpack()) for batch in batches[start : start + size]]))
@@ -111,5 +112,4 @@ def test_medians_are_over_the_last_twenty_logged_steps(size: int) -> None:
         findings = Findings()
         cut(batches[:last], size, findings)
         assert [found.rule for found in findings.all()] == ["dead"] * expected
-        assert sum(map(len, findings._last_of(findings._recent[of]))) == 20
-        assert sum(map(len, findings._recent[of])) < 20 + max(size, 20)
+        assert all(len(watched._history.recent) == 20 for watched in findings._deaths.values())

@@ -13,9 +13,9 @@ import numpy.typing as npt
 from sonde.engine import ProbeError
 from sonde.inspector.measurement.row_index import RowIndex
 from sonde.inspector.pipeline.batch import Batch
-from sonde.inspector.pipeline.findings import Findings
 from sonde.inspector.pipeline.finishing import Arrays, Finishing
 from sonde.inspector.sinks.base import LoggedRows, RunSink, Sink
+from sonde.run.findings import Findings
 from sonde.run.store.writer_thread import QueueLimits, WriteQueue, WriterThread
 from sonde.warn import WarnOnce
 
@@ -133,8 +133,9 @@ class BatchWriter:
         for index, block in zip(indices, logged.blocks, strict=True):
             counts = self._counted.setdefault(index, np.zeros(len(index.layout)))
             counts += np.bincount(block.rows, block.counts, len(index.layout))
-            self.findings.look(index, block)
-        self.findings.look_for_defects(logged)
+            self.findings.look(block, index.matrices)
+        for scalar in logged.scalars:
+            self.findings.look_at_scalar(scalar.name, scalar.value, scalar.epoch, scalar.step)
         if logged.sequence:
             self._each(methodcaller("write_all", logged))
 

@@ -1,0 +1,204 @@
+"""Find the first NaN or infinity of a run, and what is known of where it began."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from sonde import rules
+from sonde.rules import Finding
+from sonde.run.place_history import defects_in
+from sonde.run.store.rows import RowBlock
+from sonde.site import PORTS, Site
+
+__all__ = ["FirstDefect"]
+
+_PHASES = {"forward": 0, "backward": 1, "step": 2}
+_NAMED = 2
+_LATEST = 4096  # steps that are remembered
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A row at one moment: its site, call, phase and place in the order of that phase, and how many elements are not finite."""
+
+    site: Site
+    call: int
+    phase: int
+    order: int
+    nan: float
+    inf: float
+    count: float
+
+    @property
+    def defects(self) -> float:
+        return self.nan + self.inf
+
+
+@dataclass(frozen=True)
+class _Found:
+    """The first step with a defect.
+
+    Attributes:
+        epoch, step: when.
+        scalar: the name and value of a scalar that is not finite, where no place is known.
+        model: of the places.
+        places: all rows of the step that the block had.
+    """
+
+    epoch: int
+    step: int
+    scalar: tuple[str, float] | None = None
+    model: str = ""
+    places: tuple[_Place, ...] = ()
+
+    @property
+    def first(self) -> _Place:
+        """The first place with a defect: forward, then backward from the last layer, then the parameters."""
+        return min((place for place in self.places if place.defects), key=lambda place: (place.phase, place.order))
+
+    @property
+    def rank(self) -> tuple[float, ...]:
+        """Less for what comes first: by step, then a place before a scalar, by phase and order."""
+        return (self.step, math.inf) if self.scalar is not None else (self.step, self.first.phase, self.first.order)
+
+
+class FirstDefect:
+    """The first step with a NaN or an infinity, and the first place in it."""
+
+    def __init__(self) -> None:
+        self._found: _Found | None = None
+        self._logged: dict[str, npt.NDArray[np.int64]] = {}  # by model: the last logged steps
+        self._starts: dict[tuple[str, int], tuple[_Place, ...]] = {}  # by model and step: parameters that were not finite
+
+    def look(self, block: RowBlock) -> None:
+        """Look at finished rows of one model."""
+        if not len(block):
+            return
+        model = next(iter(block.layout.model), "")
+        steps = block.moments[:, 1]
+        if self._found is None or steps[0] <= self._found.step:
+            lines = np.repeat(np.arange(len(block)), np.diff(block.edges))
+            broken = lines[defects_in(block) > 0]
+            if len(broken):
+                line = int(broken[0])
+                epoch, step = block.moments[line, :2].tolist()
+                self._keep(_Found(epoch, step, None, model, tuple(_places(block.between(line, line + 1)))))
+            logged = self._logged.get(model, steps[:0])
+            self._logged[model] = np.union1d(logged, steps)[-_LATEST:]
+
+    def look_at_start(self, block: RowBlock) -> None:
+        """Look at rows of the parameters as they were when a step began. They come before the rows of this step."""
+        if self._found is not None:
+            return
+        model = next(iter(block.layout.model), "")
+        for line in range(len(block)):
+            places = _places(block.between(line, line + 1))
+            self._starts[model, int(block.moments[line, 1])] = tuple(place for place in places if place.defects)
+        while len(self._starts) > _LATEST:
+            self._starts.pop(next(iter(self._starts)))
+
+    def look_at_scalar(self, name: str, value: float, epoch: int, step: int) -> None:
+        """Look at a pushed value or a norm."""
+        if not math.isfinite(value):
+            self._keep(_Found(epoch, step, (name, value)))
+
+    def _keep(self, found: _Found) -> None:
+        if self._found is None or found.rank < self._found.rank:
+            self._found = found
+
+    def finding(self) -> Finding | None:
+        """The finding, or None where all numbers are finite."""
+        found = self._found
+        if found is None:
+            return None
+        if found.scalar is not None:
+            name, value = found.scalar
+            judged = rules.nonfinite(math.isnan(value), math.isinf(value), 1)
+            message, site, call = f"{name} is {value} from step {found.step:,} on", "", -1
+        else:
+            place = found.first
+            judged = rules.nonfinite(place.nan, place.inf, place.count)
+            started = self._starts.get((found.model, found.step))
+            earlier = self._logged[found.model]
+            earlier = earlier[earlier < found.step]
+            message = _in_words(found, place, started, int(earlier[-1]) if len(earlier) else None)
+            if started:
+                place = min(started, key=lambda each: each.order)
+            site, call = str(place.site), place.call
+        assert judged is not None
+        value = judged.value if found.scalar is None else found.scalar[1]
+        return _placed(judged, message, site, call, found, value)
+
+
+def _placed(judged: Finding, message: str, site: str, call: int, found: _Found, value: float) -> Finding:
+    return replace(judged.at(site, found.epoch, found.step, message), value=value, call=call, first_step=found.step)
+
+
+def _in_words(found: _Found, place: _Place, started: tuple[_Place, ...] | None, before: int | None) -> str:
+    """Say where it began: before the step, or at *place* in it.
+
+    Args:
+        found: the first step with a defect.
+        place: the first place in it.
+        started: the parameters that were not finite when the step began; None if nobody looked.
+        before: the logged step before; None if there was none.
+    """
+    step = found.step
+    if started:
+        names = [each.site.name for each in sorted(started, key=lambda each: each.order)]
+        rest = f" and {len(names) - _NAMED:,} more parameters" if len(names) > _NAMED else ""
+        verb = "was" if len(names) == 1 else "were"
+        began = f"between steps {before:,} and {step:,}" if before is not None else "before the first logged step"
+        return (
+            f"{', '.join(names[:_NAMED])}{rest} {verb} not finite when step {step:,} began: it arose {began}, in steps not logged"
+        )
+    amount = f"{place.site} has {place.defects:,.0f} NaN or infinite elements at step {step:,}, the first logged step with any"
+    known = started is not None or (before == step - 1 and any(each.site.port == "param" for each in found.places))
+    sound = "the parameters were finite when it began" if known else ""
+    if place.phase == _PHASES["forward"]:
+        others = [each for each in found.places if each.phase == place.phase and each.order < place.order]
+        if others:
+            sound += (" and " if sound else "") + "the outputs of the layers before it are finite"
+        return amount + (f": {sound}, so it arose here" if others and sound else f": {sound}" if sound else "")
+    if place.phase == _PHASES["backward"]:
+        arose = _in_backward(found, place)
+        return (
+            f"{amount}: all outputs are finite, {arose}" if any(each.phase == 0 for each in found.places) else f"{amount}: {arose}"
+        )
+    gradient = [each for each in found.places if each.site == place.site.port_of("grad")]
+    if gradient and before is not None:
+        return f"{amount}: its gradient is finite, so the optimizer's step made it"
+    return amount
+
+
+def _in_backward(found: _Found, place: _Place) -> str:
+    """Say which gradient is the last finite one before *place*, in the order of the backward pass."""
+    if place.site.port in ("grad", "update"):
+        return "and it is the first in the backward pass"
+    others = [each for each in found.places if each.site.port == place.site.port and each.order < place.order and not each.defects]
+    if not others:
+        return "and it comes with the gradient of the loss"
+    nearest = max(others, key=lambda each: each.order)
+    return f"and the gradient at {nearest.site.name}, next in the backward pass before it, is finite: it arose between the two"
+
+
+def _places(block: RowBlock) -> Iterable[_Place]:
+    """Each row of a block of one moment."""
+    order = np.asarray(block.layout.order)[block.rows].tolist()
+    calls = np.asarray(block.layout.columns["call"])[block.rows].tolist()
+    nan, inf = (_counts(block, *names) for names in (("nan",), ("inf", "nonfinite")))
+    counts = block.numbers.get("count", np.full(block.lines, np.nan))
+    for place, row in enumerate(block.rows.tolist()):
+        site = Site.parse(block.layout.site[row])
+        phase = _PHASES[PORTS[site.port].phase]
+        at = -order[place] if phase == _PHASES["backward"] else order[place]
+        yield _Place(site, calls[place], phase, at, float(nan[place]), float(inf[place]), float(counts[place]))
+
+
+def _counts(block: RowBlock, *names: str) -> npt.NDArray[np.float64]:
+    return sum((block.numbers[name] for name in names if name in block.numbers), np.zeros(block.lines))
