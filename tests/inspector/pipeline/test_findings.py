@@ -186,7 +186,7 @@ def test_a_recurrent_network_that_explodes() -> None:
     """Its layer is blamed, not the head that passes the size on."""
     torch.manual_seed(0)
     found = {finding.rule: finding for finding in trainings.exploding_rnn().findings}
-    assert found["nonfinite"].site == found["output_growth"].site == "layer:output"
+    assert found["nonfinite"].site == found["output_growth"].site == "layer:output[0]"
     assert found["output_growth"].first_step is not None
     assert found["output_growth"].first_step <= 1
 
