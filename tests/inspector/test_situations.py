@@ -294,6 +294,26 @@ def by_itself(either: Either) -> None:
         either.end()
 
 
+def in_backward(either: Either) -> None:
+    """A hook on each parameter steps an optimizer of its own inside the backward pass."""
+    model = Branched()
+    held = {parameter: SGD([parameter], lr=0.1) for parameter in model.parameters()}
+
+    def hook(parameter: Tensor) -> None:
+        optimizer = held[parameter]  # type: ignore[index]  # it is one
+        either.before(optimizer)
+        optimizer.step()
+        either.after(optimizer)
+        optimizer.zero_grad()
+
+    for parameter in held:
+        parameter.register_post_accumulate_grad_hook(hook)
+    either.watch(model)
+    for _ in range(3):
+        backward(model, either)
+        either.end()
+
+
 def compiled(either: Either, backend: str = "aot_eager") -> None:
     """The model is compiled as a whole, in one graph."""
     torch._dynamo.reset()
@@ -323,6 +343,7 @@ SITUATIONS = [
     not_evaluated,
     with_closure,
     by_itself,
+    in_backward,
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam
+from torch.utils.checkpoint import checkpoint
 
 import sonde
 from sonde.engine import Event
@@ -225,6 +227,67 @@ def by_hand_gradients(model: Parts, root: bool) -> Iterator[Step]:
         yield "ab"
 
 
+def stepping_in_backward(parameters: Iterable[nn.Parameter]) -> None:
+    """Let a hook on each parameter call an optimizer of its own after accumulation: the recipe in torch's tutorials."""
+    held = {parameter: SGD([parameter], lr=0.1) for parameter in parameters}
+
+    def hook(parameter: Tensor) -> None:
+        optimizer = held[parameter]  # type: ignore[index]  # it is one
+        optimizer.step()
+        optimizer.zero_grad()
+
+    for parameter in held:
+        parameter.register_post_accumulate_grad_hook(hook)
+
+
+def in_backward(model: Parts, root: bool) -> Iterator[Step]:
+    stepping_in_backward(model.parameters())
+    for _ in range(12):
+        (call(model, "a", root) + call(model, "b", root)).backward()
+        yield "ab"
+
+
+def in_backward_by_torch(model: Parts, root: bool) -> Iterator[Step]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of what is imported with it
+        from torch.distributed.optim import _apply_optimizer_in_backward
+    _apply_optimizer_in_backward(SGD, model.parameters(), {"lr": 0.1})
+    for _ in range(12):
+        (call(model, "a", root) + call(model, "b", root)).backward()
+        yield "ab"
+
+
+def in_backward_and_after(model: Parts, root: bool) -> Iterator[Step]:
+    """One part steps inside the backward pass, the other after it."""
+    stepping_in_backward(model.a.parameters())
+    optimizer = SGD(model.b.parameters(), lr=0.1)
+    for _ in range(12):
+        (call(model, "a", root) + call(model, "b", root)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        yield "ab"
+
+
+def in_backward_in_turn(model: Parts, root: bool) -> Iterator[Step]:
+    """Each of two backward passes is a step."""
+    stepping_in_backward(model.parameters())
+    for _ in range(6):
+        for name in "ab":
+            call(model, name, root).backward()
+            yield name
+
+
+def in_backward_of_checkpoints(model: Parts, root: bool) -> Iterator[Step]:
+    """All parameters are in reentrant checkpoints, whose backward passes are parts of the pass that nothing else is known of."""
+    stepping_in_backward(model.parameters())
+    x = X.clone().requires_grad_()
+    for _ in range(12):
+        model(X)  # the former step ends with it
+        parts = [checkpoint(model.get_submodule(name), x, use_reentrant=True) for name in "ab"]
+        torch.stack(parts).sum().backward()
+        yield "ab"
+
+
 LOOPS: list[Callable[[Parts, bool], Iterator[Step]]] = [
     alternating,
     several_critic_steps,
@@ -242,6 +305,11 @@ LOOPS: list[Callable[[Parts, bool], Iterator[Step]]] = [
     scaled,
     sharpness_aware,
     by_hand_gradients,
+    in_backward,
+    in_backward_by_torch,
+    in_backward_and_after,
+    in_backward_in_turn,
+    in_backward_of_checkpoints,
 ]
 
 
@@ -268,7 +336,9 @@ def test_steps_are_those_of_a_twin(loop: Callable[[Parts, bool], Iterator[Step]]
     schedule = {"never": lambda tick: False, "late": lambda tick: tick.step in (5, 6, 7)}.get(every, every)
     with sonde.observe(model, keep, ports="update", schedule=schedule, strict=True) as probe:
         expected = list(loop(model, root))
-        assert probe._attachment.clocks[0].step == len(expected)
+        (clock,) = probe._attachment.clocks
+        clock.now()
+        assert clock.step == len(expected)
     found = steps_of(events)
     assert found == {step: expected[step] for step in found}
     if every == 1:

@@ -23,15 +23,15 @@ class BackwardCounter:
 
     Attributes:
         count: backward passes that wrote a ``.grad``, since the clock began.
-        first_after: called after each such pass.
         after: called after each such pass, while a probe observes.
+        last_after: called after all these, also while none does.
         is_lazy: some parameters have no shape as yet, and so take no hook.
     """
 
     def __init__(self, counters: Counters) -> None:
         self.count = 0
-        self.first_after: Callable[[], None] = lambda: None
         self.after: list[Callable[[], None]] = []
+        self.last_after: Callable[[], None] = lambda: None
         self.is_lazy = False
         self._counters = counters
         self._hook = _Accumulates(self)
@@ -114,6 +114,12 @@ class BackwardCounter:
         if self._unfinished and graph_task() == -1:
             self._end()
 
+    def end_open(self) -> None:
+        """Count a backward pass that was only seen from inside checkpoints: the one that runs now is another."""
+        if self._unfinished:
+            self._end()
+            self._task = -1
+
     def end_step(self) -> None:
         """Leave a pass that was not finished to the step that has ended."""
         self._unfinished = False
@@ -125,9 +131,9 @@ class BackwardCounter:
         counters.micro_step += 1
         counters.stamp += 1
         self.count += 1
-        self.first_after()
         for callback in tuple(self.after) if counters.is_observed else ():
             callback()
+        self.last_after()
 
 
 class _Accumulates(hooks.Hook):

@@ -122,7 +122,6 @@ class Clock(Counters):
 
     def _forward_at_rest(self) -> None:
         """Count a forward that no probe observes."""
-        self.backward_counter.settle()
         self.forwards += 1
         self.has_begun = True
 

@@ -77,6 +77,11 @@ class ForwardCounter:
 
     # Forwards
 
+    def settle(self) -> None:
+        """End what the last backward pass has left open, which may end a step, before a call of the root begins."""
+        if not self.counters.local.depth:
+            self._backwards.settle()
+
     def begin(self) -> None:
         """Count a call of the root that begins, unless it runs inside another one."""
         counters = self.counters
@@ -88,7 +93,6 @@ class ForwardCounter:
         local.depth += 1
         if local.depth > 1:
             return
-        self._backwards.settle()
         counters.has_begun = True
         for callback in tuple(self.before):
             callback()
@@ -134,6 +138,7 @@ class _Begin(hooks.Hook):
         counter = self.counter
         if graph_task() != -1 or (blocks and counter.counters.is_quiet()):
             return  # checkpointing recomputes a call that was counted
+        counter.settle()
         if counter.counters.is_observed:
             counter.begin()
         else:
@@ -143,6 +148,7 @@ class _Begin(hooks.Hook):
         """Count a call of the root that compiled code has begun."""
         if graph_task() == -1 and not (blocks and self.counter.counters.is_quiet()):
             self.counter.counters.local.depth = 0
+            self.counter.settle()
             self.counter.begin()
         return 0, 0
 

@@ -133,7 +133,7 @@ class StepCounter:
         # a loop without optimizers
         self._says_steps = False
         self._said: _Attempt | None = None
-        backwards.first_after = self._backward_ended
+        backwards.last_after = self._backward_ended
 
     # Hooks
 
@@ -210,6 +210,8 @@ class StepCounter:
         self._take_back_said()
         closure = optimizers.has_closure(args, kwargs)
         task = graph_task()
+        if task != -1 and own & self._changed_in_pass:
+            self._backwards.end_open()  # a pass steps each parameter once
         self.again = task == -1 and self._joins(own)
         former = self._observing
         if task not in self._in_pass and (closure or not self.again):  # a closure may make a step of its own
@@ -248,6 +250,8 @@ class StepCounter:
             if attempt is not None:
                 self._finish(attempt, attempt.observers, held, taken=taken)
             if taken:  # the step ends with the pass
+                if own & self._changed_in_pass:
+                    self._backwards.end_open()
                 self._in_pass.add(task)
                 self._changed_in_pass |= own
                 self._backwards.begin()

@@ -33,6 +33,7 @@ class AroundSteps:
         self._observers = clock.step_counter.observers
         self._switch = switch
         self._hooks: dict[StepHook, None] = {}  # a set that keeps its order
+        self._by_target: dict[int, list[StepHook]] = {}
 
     @property
     def is_on(self) -> bool:
@@ -48,11 +49,15 @@ class AroundSteps:
         """Call *hook* around steps. All hooks of one probe are of one class."""
         if not self._hooks:
             self._observers.append(self)
-        self._hooks[hook] = None
+        if hook not in self._hooks:
+            self._hooks[hook] = None
+            self._by_target.setdefault(id(hook.target), []).append(hook)
 
     def remove(self, hook: StepHook) -> None:
         """Call *hook* no more. Idempotent."""
-        self._hooks.pop(hook, None)
+        if hook in self._hooks:
+            del self._hooks[hook]
+            self._by_target[id(hook.target)].remove(hook)
         if not self._hooks and self in self._observers:
             self._observers.remove(self)
 
@@ -79,6 +84,8 @@ class AroundSteps:
         _class_of(hooked).give_parameters(hooked, former)
 
     def _of(self, held: frozenset[int]) -> list[StepHook]:
+        if len(held) == 1:  # of many optimizers that hold one parameter each
+            return [hook for key in held for hook in self._by_target.get(key, ())]
         return [hook for hook in self._hooks if id(hook.target) in held]
 
 

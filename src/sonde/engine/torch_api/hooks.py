@@ -135,11 +135,16 @@ class Handle:
     A handle does not hold its hook, which may hold the handle.
     """
 
-    __slots__ = ("_handle", "_marks", "_wrap")
+    __slots__ = ("_first", "_handle", "_marks", "_wrap")
 
-    def __init__(self, handle: RemovableHandle, wrap: Callable[[Any], Callable[..., Any]] | None = None) -> None:
+    def __init__(
+        self, handle: RemovableHandle, wrap: Callable[[Any], Callable[..., Any]] | None = None, *, first: bool = False
+    ) -> None:
         self._handle = handle
         self._wrap = wrap  # torch was given wrap(hook)
+        self._first = first  # the hook is called before the others
+        if first:
+            self._move_first()
         self._marks = [reference for reference in handle.extra_dict_ref if handle.id in (reference() or ())]
 
     @property
@@ -152,7 +157,7 @@ class Handle:
         self._handle.remove()
 
     def put_back(self, hook: Hook) -> bool:
-        """Put *hook*, whose handle this is, in again as the last; return False if its dictionary is gone."""
+        """Put *hook*, whose handle this is, in again as the last, or first; return False if its dictionary is gone."""
         held = self._handle.hooks_dict_ref()
         if held is None:
             return False
@@ -160,7 +165,14 @@ class Handle:
             if (marks := reference()) is not None:
                 marks[self._handle.id] = True
         held[self._handle.id] = hook if self._wrap is None else self._wrap(hook)
+        if self._first:
+            self._move_first()
         return True
+
+    def _move_first(self) -> None:
+        held = self._handle.hooks_dict_ref() or {}
+        for key in [key for key in held if key != self._handle.id]:
+            held[key] = held.pop(key)  # torch's C++ reads an OrderedDict as a dict, which move_to_end does not change
 
 
 _registering = threading.Lock()  # torch counts the keys of hooks in two steps, between which another thread may run
@@ -309,8 +321,11 @@ def listen(watched: dict[int, GradientHooks], tensor: Tensor, listener: Listener
 
 
 def on_accumulated(parameter: nn.Parameter, hook: Callable[[Tensor], Any]) -> Handle:
-    """After a backward pass has accumulated into ``parameter.grad`` call ``hook(parameter)``. *hook* is held weakly."""
-    return Handle(parameter.register_post_accumulate_grad_hook(_Weak(hook)), _Weak)
+    """After a backward pass has accumulated into ``parameter.grad`` call ``hook(parameter)``. *hook* is held weakly.
+
+    It is called before other such hooks: one of the user's may step an optimizer and drop the gradient.
+    """
+    return Handle(parameter.register_post_accumulate_grad_hook(_Weak(hook)), _Weak, first=True)
 
 
 def on_before_optimizer_step(hook: Callable[[Optimizer, tuple[Any, ...], dict[str, Any]], None]) -> Handle:
