@@ -8,6 +8,7 @@ from sonde.inspector.lenses.builtin import AnyLens as AnyLens
 from sonde.inspector.lenses.builtin import OutputActivation as OutputActivation
 from sonde.inspector.lenses.builtin import OutputGradientGeometry as OutputGradientGeometry
 from sonde.inspector.lenses.builtin import OutputNorm as OutputNorm
+from sonde.inspector.lenses.builtin import ParameterCond as ParameterCond
 from sonde.inspector.lenses.builtin import ParameterGradientActivation as ParameterGradientActivation
 from sonde.inspector.lenses.builtin import ParameterGradientGeometry as ParameterGradientGeometry
 from sonde.inspector.lenses.builtin import ParameterNorm as ParameterNorm

@@ -152,12 +152,11 @@ def test_what_is_no_number_is_not_pushed() -> None:
         inspector.push_metric("accuracy", 0.5)
 
 
-def test_a_second_model_needs_a_detach() -> None:
-    """An attached inspector does not change over silently."""
-    model, _ = small()
-    other, _ = small()
-    with watch(model, to="memory", quiet=True) as inspector, pytest.raises(ArgumentError, match=re.escape("detach() it")):
-        inspector.attach(other)
+def test_names_of_layers_have_one_delimiter() -> None:
+    """The message says what to write instead."""
+    with pytest.raises(ArgumentError, match=re.escape("name.replace('.', '/')")):
+        Inspector(module_name_prefix="/")
+    Inspector(module_name_prefix=".")
 
 
 # What goes wrong while the training runs does not reach it

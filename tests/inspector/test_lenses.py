@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+import copy
+import pickle
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -18,6 +20,7 @@ from torch.optim import SGD
 
 from sonde import lens
 from sonde.cli import show
+from sonde.errors import ArgumentError, SelectionError
 from sonde.inspector import Inspector, Warmup, watch
 from sonde.inspector.schedule import Steps
 from sonde.stats import Accumulator, ExponentHistogram, Field, Statistic
@@ -323,3 +326,113 @@ def test_what_a_step_did_in_proportion_to_the_weight() -> None:
     ratios = [length / one["before"].norm().item() for length, one in zip(lengths, kept, strict=True)]
     assert run.series("0.weight:update", "norm", family="parameter_update")[1].tolist() == pytest.approx(lengths)
     assert run.series("0.weight:update", "ratio")[1].tolist() == pytest.approx(ratios)
+
+
+def test_the_cosine_of_successive_updates() -> None:
+    """Also where few steps are logged: each with the update of the step right before."""
+    inspector, kept = record(lens.ParameterUpdateGeometry(compute_correlation=True), 4)
+    steps, values = inspector.run.series("0.weight:update", "cosine", family="parameter_update_cosine")
+    assert steps.tolist() == [1, 2, 3]
+    expected = [cosine(one["update"], other["update"]) for one, other in pairwise(kept)]
+    assert values.tolist() == pytest.approx(expected, rel=1e-5, abs=1e-5)  # the oracle's update is rounded to float32
+    torch.manual_seed(0)
+    model, optimizer = small()
+    kept_updates = []
+    lenses = lens.ParameterUpdateGeometry(compute_correlation=True)
+    with watch(model, every=3, to="memory", lenses=lenses, quiet=True, strict=True) as inspector:
+        for _ in range(7):
+            before = model.get_parameter("0.weight").detach().double()
+            train(model, optimizer, 1)
+            kept_updates.append(model.get_parameter("0.weight").detach().double() - before)
+    steps, values = inspector.run.series("0.weight:update", "cosine", family="parameter_update_cosine")
+    assert steps.tolist() == [3, 6]
+    assert values.tolist() == pytest.approx([cosine(kept_updates[step - 1], kept_updates[step]) for step in (3, 6)], rel=1e-12)
+
+
+def test_updates_of_the_parameters_of_one_optimizer() -> None:
+    """Those of another are not measured, and something that is no optimizer is refused at once."""
+    model, _ = small()
+    first, second = SGD(model[0].parameters(), lr=0.1), SGD(model[2].parameters(), lr=0.1)  # type: ignore[index]
+    with watch(model, every=1, to="memory", lenses=lens.ParameterUpdateGeometry(first), quiet=True, strict=True) as inspector:
+        model(torch.randn(5, 4)).sum().backward()
+        first.step()
+        second.step()
+    found = {row["site"] for row in inspector.run.table("parameter_update").to_pylist()}
+    assert found == {"0.weight:update", "0.bias:update"}
+    with pytest.raises(ArgumentError, match="optimizer=list: give"):
+        lens.ParameterUpdateGeometry([first])  # type: ignore[arg-type]
+
+
+def test_output_norms_without_those_of_activations() -> None:
+    """With ``activation=False``."""
+    inspector, _ = record(lens.OutputNorm(activation=False))
+    assert {site.path for site in inspector.sites} == {"0", "2"}
+
+
+def test_conditions_of_matrices() -> None:
+    """Of each weight after the step, as its singular values say; a bias has none."""
+    inspector, kept = record(lens.ParameterCond(parameters=("weight", "bias")))
+    values = [torch.linalg.svdvals(one["param"].double()) for one in kept]
+    found = inspector.run.series("0.weight:param", "condition")[1]
+    assert found.tolist() == pytest.approx([(one[0] / one[-1]).item() for one in values], rel=1e-9)
+    assert {site.path for site in inspector.sites} == {"0.weight", "2.weight"}
+
+
+def test_a_model_without_layers_for_an_optional_lens_is_no_error() -> None:
+    """The lens warns; one that was given layers is an error."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.GELU())
+    with pytest.warns(UserWarning, match="the lens 'activation' finds no layer in this model and records nothing"):
+        inspector = watch(model, to="memory", lenses=[lens.OutputActivation(), lens.OutputNorm()], quiet=True)
+    assert {site.path for site in inspector.sites} == {"0", "1"}
+    inspector.detach()
+    with pytest.raises(SelectionError, match="ReLU"):
+        watch(model, to="memory", lenses=[lens.OutputActivation(include=nn.ReLU), lens.OutputNorm()], quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("make", "argument"),
+    [
+        (lambda: lens.OutputNorm(line_aggregation="meen"), "line_aggregation='meen'.*Nearest: mean"),
+        (lambda: lens.OutputNorm(line_aggregation=()), "at least one line"),
+        (lambda: lens.OutputNorm(range_aggregation="mean"), "range_aggregation='mean'"),
+        (lambda: lens.OutputNorm(comparison_aggregation="st"), "comparison_aggregation='st'"),
+        (lambda: lens.OutputGradientGeometry(range_aggregation=("std", "Q2")), "range_aggregation="),
+        (lambda: lens.OutputActivation(death_aggregation="average"), "death_aggregation='average'"),
+        (lambda: lens.ParameterGradientActivation(activation_aggregation="average"), "activation_aggregation='average'"),
+        (lambda: lens.ParameterNorm(aggregation_method="q1"), "aggregation_method='q1'.*Nearest: Q1"),
+        (lambda: lens.LossMetrics(loss_line="nonsense"), "loss_line='nonsense'"),
+        (lambda: lens.LossMetrics(loss_range="mean"), "loss_range='mean'"),
+        (lambda: lens.LossMetrics(metrics_line=None), "metrics_line=None: at least one line"),  # type: ignore[arg-type]
+        (lambda: lens.LossMetrics(metrics_range="nonsense"), "metrics_range='nonsense'"),
+    ],
+)
+def test_aggregations_are_checked_when_a_lens_is_made(make: Callable[[], object], argument: str) -> None:
+    """The message names the argument and the nearest aggregation."""
+    with pytest.raises(ArgumentError, match=argument):
+        make()
+
+
+def test_the_loss_of_the_last_epoch() -> None:
+    """By default its first line; another aggregate if asked; an error that says what is missing."""
+    model, optimizer = small()
+    losses = lens.LossMetrics(loss_line=("median", "mean"))
+    with pytest.raises(ArgumentError, match="no inspector has this lens"):
+        losses.loss(train=True)
+    with watch(model, every=1, to="memory", lenses=losses, quiet=True) as inspector:
+        with pytest.raises(ArgumentError, match="none has ended"):
+            losses.loss(train=True)
+        for pushed in ([1.0, 2.0, 9.0], [5.0, 6.0, 10.0]):
+            for loss in pushed:
+                train(model, optimizer, 1)
+                inspector.push_loss(loss, train=True)
+            inspector.tick_epoch()
+        assert losses.loss(train=True) == 6.0
+        assert losses.loss(train=True, method="mean") == 7.0
+        assert losses.loss(train=True, method="min") == 5.0
+        with pytest.raises(ArgumentError, match="epoch 1 has no 'val_loss'"):
+            losses.loss(train=False)
+        with pytest.raises(ArgumentError, match="method='avg'"):
+            losses.loss(train=True, method="avg")
+    assert losses.loss(train=True) == 6.0
+    assert copy.deepcopy(losses) == losses
+    assert pickle.loads(pickle.dumps(losses)) == losses

@@ -17,8 +17,11 @@ from torch import nn
 from torch.optim import SGD
 
 from sonde import lens
+from sonde.errors import ArgumentError, ModelError
 from sonde.inspector import Inspector, PyTorchInspector, watch
+from sonde.inspector.sinks.visualizers import Pictures
 from sonde.run.run import Run, open_run
+from sonde.view.plots import plan
 
 
 def test_a_training_ends_at_the_same_bits() -> None:
@@ -237,3 +240,49 @@ def test_the_norms_are_over_all_parameters_whatever_is_selected() -> None:
     for other in norms[1:]:
         np.testing.assert_allclose(norms[0], other, rtol=1e-12)
     assert "norms" not in inspector.run.families
+
+
+def test_attached_to_a_second_model_it_ends_the_first_run(capsys: pytest.CaptureFixture[str]) -> None:
+    """With its closing lines; the second run begins at step 0 and knows nothing of the first."""
+    (first, optimizer), (second, other) = small(), small()
+    inspector = Inspector(module=first, to="memory")
+    train(first, optimizer, 3)
+    run = inspector.run
+    assert inspector.attach(second) is inspector
+    assert "3 of 3 steps logged" in capsys.readouterr().out
+    train(first, optimizer, 1)
+    train(second, other, 2)
+    assert run.scalar("grad_norm")[0].tolist() == [0, 1, 2]
+    assert inspector.run.scalar("grad_norm")[0].tolist() == [0, 1]
+    assert inspector.detach() is inspector.detach() is inspector
+    assert not inspector.attached
+
+
+def test_what_is_no_model_leaves_an_attached_inspector_as_it_is() -> None:
+    model, _ = small()
+    with watch(model, to="memory", quiet=True) as inspector:
+        with pytest.raises(ModelError):
+            inspector.attach("no model")  # type: ignore[arg-type]
+        assert inspector.attached
+
+
+def test_the_visualizer_that_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By name or as an object; of several all; and of matplotlib one figure with every picture."""
+    monkeypatch.chdir(tmp_path)
+    model, optimizer = small()
+    assert Inspector().visualizer is None
+    with watch(model, every=1, visualizer="matplotlib", quiet=True) as inspector:
+        assert isinstance(inspector.visualizer, Pictures)
+        with pytest.raises(ArgumentError, match="before the first tick_epoch"):
+            inspector.visualizer.show_fig()
+        train(model, optimizer, 2, inspector)
+        inspector.tick_epoch()
+        figure = inspector.visualizer.show_fig()
+    figure.savefig(tmp_path / "all.png")
+    assert len(figure.axes) == len(plan(inspector.run)) > 3
+
+    def mine(run: Run) -> None: ...
+
+    with watch(model, to="memory", visualizer=["tensorboard", mine, "print"], quiet=True) as inspector:
+        kinds = [type(each).__name__ for each in inspector.visualizer]
+    assert kinds == ["TensorBoard", "function", "Print"]

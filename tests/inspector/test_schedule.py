@@ -14,8 +14,8 @@ from torch import nn
 from sonde.engine import Tick
 from sonde.engine.clock.turns import Turns
 from sonde.errors import ArgumentError
-from sonde.inspector import Warmup, watch
-from sonde.inspector.schedule import EverySeconds, Pace, schedule_of
+from sonde.inspector import Inspector, Warmup, watch
+from sonde.inspector.schedule import EverySeconds, Pace, in_epochs, schedule_of
 
 
 def logged(every: Any, steps: int) -> list[int]:
@@ -203,3 +203,68 @@ def test_no_layer_has_a_hook_between_logged_steps() -> None:
         assert hooked[0] == 0
         assert hooked[1] > 3
         assert hooked[2] == 0
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"is_active_fn": 2},
+        {"is_active_fn": lambda number: number in (2, 4)},
+        {"every": lambda tick: tick.epoch % 2 == 1},
+    ],
+    ids=["number", "callable", "tick"],
+)
+def test_steps_can_be_logged_in_some_epochs_only(settings: dict[str, Any]) -> None:
+    """From the first step of an epoch to its last, whatever happened between the last step and the end of the epoch before."""
+    model, optimizer = small()
+    with Inspector(module=model, to="memory", quiet=True, **settings) as inspector:
+        for _ in range(4):
+            for _ in range(3):
+                train(model, optimizer, 1)
+            with torch.no_grad():
+                model.eval()(torch.randn(2, 4))
+            model.train()
+            inspector.tick_epoch()
+    found = inspector.run.sql("SELECT DISTINCT epoch, step FROM moments ORDER BY step").fetchall()
+    assert found == [(1, 3), (1, 4), (1, 5), (3, 9), (3, 10), (3, 11)]
+
+
+def test_a_second_decision_about_a_step_counts_from_the_same_logged_step_as_the_first() -> None:
+    """Else the first decision would be the logged step that the second waits for."""
+    pace = Pace(in_epochs(EverySeconds(1000.0), lambda number: number < 3))
+    pace.begin(Tick(epoch=0), Turns())
+    assert pace.on
+    pace.decide_again(Tick(epoch=1), Turns())
+    assert pace.on
+    pace.decide_again(Tick(epoch=2), Turns())
+    assert not pace.on
+
+
+def test_an_epoch_that_ends_within_a_logged_step_leaves_the_step_logged_whole() -> None:
+    """Its passes have been observed: they are no part of another step."""
+    model, optimizer = small()
+    with Inspector(module=model, to="memory", quiet=True, is_active_fn=lambda number: number in (1, 3)) as inspector:
+        model(torch.randn(5, 4)).sum().backward()
+        inspector.tick_epoch()
+        optimizer.step()
+        train(model, optimizer, 1)
+        inspector.tick_epoch()
+        train(model, optimizer, 1)
+    assert inspector.run.series("0:output", "count", family="moments")[1].tolist() == [40.0, 40.0]
+    assert inspector.run.series("0.weight:update", "count", family="moments")[0].tolist() == [0, 2]
+
+
+def test_epochs_go_with_an_interval_that_is_set_later_and_not_with_a_budget() -> None:
+    model, optimizer = small()
+    with Inspector(module=model, to="memory", quiet=True, is_active_fn=2) as inspector:
+        inspector.every = 2
+        assert inspector.every == 2
+        train(model, optimizer, 3)
+        inspector.tick_epoch()
+        train(model, optimizer, 3)
+    assert inspector.run.sql("SELECT DISTINCT step FROM moments").fetchall() == [(4,)]
+    with pytest.raises(ArgumentError, match="leave is_active_fn= out"):
+        Inspector(is_active_fn=2, budget="1%")
+    for wrong in (0, True, "2", 1.5):
+        with pytest.raises(ArgumentError, match="is_active_fn="):
+            Inspector(is_active_fn=wrong)  # type: ignore[arg-type]

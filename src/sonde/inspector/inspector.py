@@ -28,7 +28,7 @@ from sonde.inspector.lenses.from_preprocessor import lens_of
 from sonde.inspector.lenses.layer_selection import Choice
 from sonde.inspector.lenses.lens import Lens, LossMetrics
 from sonde.inspector.report import described
-from sonde.inspector.schedule import Every, Schedule, Steps, schedule_of
+from sonde.inspector.schedule import Every, InEpochs, Schedule, Steps, in_epochs, schedule_of
 from sonde.inspector.settings import GRADIENTS, Gradients, Settings, bytes_of
 from sonde.inspector.sinks.base import RunSink
 from sonde.inspector.sinks.destinations import open_destinations
@@ -90,6 +90,9 @@ class Inspector:
         strict: raise what a statistic raises, instead of going on without it with a warning.
         quiet: print nothing at the end.
         train_loss_str, non_train_loss_str: the names under which losses of training and of evaluation are recorded.
+        is_active_fn: in which epochs steps are logged: a callable that is given the number of the epoch, counted from 1; or n for
+            the epochs whose number n divides.
+        module_name_prefix: the delimiter in the names of layers: a dot, and no other.
 
     Raises:
         ArgumentError, ModelError, SelectionError, StoreError: at once, with what was asked, what was found and what to do.
@@ -118,6 +121,8 @@ class Inspector:
         visualizer: Any = None,
         train_loss_str: str = "loss",
         non_train_loss_str: str = "val_loss",
+        is_active_fn: int | Callable[[int], bool] = 1,
+        module_name_prefix: str = ".",
         strict: bool = False,
         quiet: bool = False,
     ) -> None:
@@ -138,6 +143,15 @@ class Inspector:
             if not isinstance(self._schedule, Every):
                 raise ArgumentError(f"budget= adapts the number of steps between logged ones, and every={every!r} is none")
             self._schedule = Every(max(self._schedule.n, 2))  # a step that is not logged is what logged ones are compared with
+        if module_name_prefix != ".":
+            raise ArgumentError(
+                f"module_name_prefix={module_name_prefix!r}: layers have one name everywhere, that of model.named_modules(), with "
+                f"dots: write name.replace('.', {module_name_prefix!r}) where you show names"
+            )
+        self._schedule = in_epochs(self._schedule, is_active_fn)
+        if self._budget is not None and not isinstance(self._schedule, Every):
+            raise ArgumentError("budget= adapts the number of steps between logged ones in all epochs: leave is_active_fn= out")
+        self._is_active_fn = is_active_fn
         self._settings = Settings(
             (),
             Choice(include, exclude, depth),
@@ -155,6 +169,7 @@ class Inspector:
         self._training: WatchedTraining | None = None
         self._losses: list[Probe] = []
         self._metrics: set[str] = set()
+        self._ended_epoch: int | None = None
         self._at_exit: Callable[[], None] = lambda: None
         replace_former(self)
         if module is not None:
@@ -163,15 +178,14 @@ class Inspector:
     # Life
 
     def attach(self, module: nn.Module | Mapping[str, nn.Module]) -> Self:
-        """Begin to record *module*, or several models by name.
+        """Begin to record *module*, or several models by name. An inspector that is attached is detached first, and ends its run.
 
         Raises:
-            ArgumentError: the inspector is attached already, or an argument does not fit the model.
-            ModelError, SelectionError, StoreError: see the class.
+            ArgumentError: an argument does not fit the model.
+            ModelError, SelectionError, StoreError: see the class; the folder of the run that ended is not written to again.
         """
-        if self.attached:
-            raise ArgumentError("this inspector is attached: detach() it before it looks at another model")
         models = _models(module)
+        self.detach()
         for optimizer in self._optimizers:
             _check_optimizer(optimizer, models)
         lenses = default_lenses(*models.values()) if self._lenses is None else self._lenses
@@ -195,11 +209,11 @@ class Inspector:
         self._listen_to_losses(every)
         return self
 
-    def detach(self) -> None:
+    def detach(self) -> Self:
         """Take every hook out, write what is left, close the run, and print three closing lines. Idempotent."""
         training = self._training
         if training is None or not training.attached:
-            return
+            return self
         for probe in self._losses:
             probe.detach()
         self._losses.clear()
@@ -208,6 +222,7 @@ class Inspector:
         self._show()
         if not self._quiet:
             sys.stdout.write("\n".join(training.closing_lines()) + "\n")
+        return self
 
     def __enter__(self) -> Self:
         if not self.attached:
@@ -223,6 +238,7 @@ class Inspector:
         for lens in lenses:
             if isinstance(lens, LossMetrics):
                 self._metrics |= set(lens.metrics)
+                lens.read_by(_LossReader(weakref.ref(self)))
                 if lens.loss_fn is not None:
                     listener = _LossListener(weakref.ref(self), lens)
                     self._losses.append(observe(lens.loss_fn, listener, include=lambda name, module: name == ""))
@@ -233,11 +249,12 @@ class Inspector:
     def every(self) -> Steps:
         """Which steps are logged. Can be set while the inspector records; holds from the next step on."""
         schedule = self._schedule if self._training is None else self._training.schedule
+        schedule = schedule.schedule if isinstance(schedule, InEpochs) else schedule
         return schedule.n if isinstance(schedule, Every) else schedule
 
     @every.setter
     def every(self, every: Steps) -> None:
-        self._schedule = schedule_of(every)
+        self._schedule = in_epochs(schedule_of(every), self._is_active_fn)
         if self._training is not None:
             self._training.schedule_by(self._schedule)
 
@@ -251,7 +268,7 @@ class Inspector:
 
     def tick_epoch(self, epoch: int | None = None) -> None:
         """End an epoch: write what belongs to it, and call the visualizers; *epoch* sets the number of the next."""
-        self._attached().end_epoch(epoch)
+        self._ended_epoch = self._attached().end_epoch(epoch)
         self._show()
 
     tick = tick_epoch
@@ -332,6 +349,12 @@ class Inspector:
         return None if self._training is None else self._training.destinations.path
 
     @property
+    def visualizer(self) -> Any:
+        """The visualizer or the sink that *visualizer* named, several as a tuple; None where there is none, or before a model."""
+        shown = () if self._training is None else tuple(self._training.destinations.shown)
+        return shown[0] if len(shown) == 1 else shown or None
+
+    @property
     def sites(self) -> tuple[Site, ...]:
         """The sites that are observed."""
         measurements = () if self._training is None else self._training.measurements()
@@ -394,6 +417,26 @@ def _detach_at_exit(held: weakref.ref[Inspector], process: int) -> None:
     inspector = held()
     if inspector is not None and os.getpid() == process:
         inspector.detach()
+
+
+class _LossReader:
+    """Reads the losses of the last epoch that has ended from the run of an inspector, without keeping the inspector alive."""
+
+    def __init__(self, inspector: weakref.ref[Inspector]) -> None:
+        self._inspector = inspector
+
+    def __call__(self, train: bool) -> list[float]:
+        inspector = self._inspector()
+        if inspector is None or inspector._ended_epoch is None:
+            raise ArgumentError("a loss is that of the last epoch, and none has ended: call tick_epoch() at the end of each")
+        epoch, name = inspector._ended_epoch, inspector._loss_names[0 if train else 1]
+        rows = inspector.run.sql(f"SELECT name, value FROM scalars WHERE epoch = {epoch:d} ORDER BY step").fetchall()
+        values = [value for found, value in rows if found == name]
+        if not values:
+            raise ArgumentError(
+                f"epoch {epoch} has no {name!r}: give the loss module in LossMetrics(loss_fn=...), or push_loss(..., train={train})"
+            )
+        return values
 
 
 class _LossListener:

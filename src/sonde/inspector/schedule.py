@@ -8,22 +8,45 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from sonde.engine import Tick
 from sonde.engine.clock.turns import Turns, TurnsSeen, whole_number
 from sonde.errors import ArgumentError
 
-__all__ = ["Ascending", "Every", "EverySeconds", "Listed", "Pace", "Schedule", "Steps", "Warmup", "When", "schedule_of"]
+__all__ = [
+    "Ascending",
+    "Every",
+    "EverySeconds",
+    "InEpochs",
+    "Listed",
+    "Pace",
+    "Schedule",
+    "Steps",
+    "Warmup",
+    "When",
+    "in_epochs",
+    "schedule_of",
+]
 
 
 class Schedule(ABC):
-    """Decides for each step, at its beginning, whether the step is logged."""
+    """Decides for each step, at its beginning, whether the step is logged.
+
+    Attributes:
+        by_epoch: whether the decision may depend on the epoch: it is then made again for a step before which an epoch has ended.
+    """
+
+    by_epoch: ClassVar[bool] = False
 
     @property
     def is_by_turn(self) -> bool:
         """Whether, where optimizers alternate, the schedule holds for the steps of each (``is_due``), and not for all together."""
         return False
+
+    def is_in_epoch(self, tick: Tick) -> bool:
+        """Return whether steps of the epoch of *tick* may be logged at all."""
+        return True
 
     @abstractmethod
     def wants(self, tick: Tick, waited: float) -> bool:
@@ -138,6 +161,7 @@ class When(Schedule):
     """The steps for which *asked*, a callable ``Tick -> bool``, returns True."""
 
     asked: Callable[[Tick], bool]
+    by_epoch: ClassVar[bool] = True
 
     def wants(self, tick: Tick, waited: float) -> bool:
         return bool(self.asked(tick))
@@ -173,6 +197,45 @@ class Warmup(Schedule):
 
     def is_due(self, number: int, seen: int, waited: float) -> bool:
         return number < self.dense_until or schedule_of(self.then).is_due(number, max(seen, self.dense_until - 1), waited)
+
+
+@dataclass(frozen=True)
+class InEpochs(Schedule):
+    """The steps of another *schedule*, in the epochs for which *is_active* returns True; it is given their number, from 1 on."""
+
+    schedule: Schedule
+    is_active: Callable[[int], bool]
+    by_epoch: ClassVar[bool] = True
+
+    @property
+    def is_by_turn(self) -> bool:
+        return self.schedule.is_by_turn
+
+    def is_in_epoch(self, tick: Tick) -> bool:
+        return bool(self.is_active(tick.epoch + 1))
+
+    def wants(self, tick: Tick, waited: float) -> bool:
+        return self.is_in_epoch(tick) and self.schedule.wants(tick, waited)
+
+    def is_due(self, number: int, seen: int, waited: float) -> bool:
+        return self.schedule.is_due(number, seen, waited)
+
+    def next(self, step: int) -> int:
+        return self.schedule.next(step)
+
+
+def in_epochs(schedule: Schedule, is_active_fn: int | Callable[[int], bool]) -> Schedule:
+    """Return *schedule* in the epochs that *is_active_fn* describes: a callable, or n for those whose number n divides.
+
+    Raises:
+        ArgumentError: *is_active_fn* is neither.
+    """
+    if callable(is_active_fn):
+        return InEpochs(schedule, is_active_fn)
+    given: Any = is_active_fn
+    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+        raise ArgumentError(f"is_active_fn={given!r}: give n for every n-th epoch, or a callable: number of an epoch -> bool")
+    return schedule if given == 1 else InEpochs(schedule, lambda number: number % given == 0)
 
 
 _SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
@@ -238,6 +301,7 @@ class Pace:
         self.on = self.was_on = False
         self.in_pair = self.was_in_pair = self.ends_pair = False
         self._begun: dict[int, float] = {}  # when the last logged step of each turn began; -1: of any
+        self._begun_before = float("-inf")  # when the last logged step before the one that runs began
         self._seen = TurnsSeen()
 
     def follow(self, schedule: Schedule, turns: Turns, step: int) -> None:
@@ -255,6 +319,19 @@ class Pace:
         if self.was_on and turns.last != -1:
             self._seen.note(turns, tick.step)
             self._begun[turns.last] = self._begun[-1]
+        self._begun_before = self._begun.get(-1, float("-inf"))
+        self._decide(tick, turns)
+
+    def decide_again(self, tick: Tick, turns: Turns) -> None:
+        """Decide again about the step that :meth:`begin` has begun: an epoch has ended, which *tick* knows.
+
+        Raises:
+            Exception: whatever the schedule raises; the step is not logged then.
+        """
+        self._begun[-1] = self._begun_before
+        self._decide(tick, turns)
+
+    def _decide(self, tick: Tick, turns: Turns) -> None:
         self.on = self.in_pair = False
         now = time.monotonic()
         if turns.are_several and self.schedule.is_by_turn:
@@ -264,6 +341,7 @@ class Pace:
             self.turn = None
             on = self.schedule.wants(tick, now - self._begun.get(-1, float("-inf")))
             in_pair = self.schedule.next(tick.step + 1) == tick.step + 1
+        on = on and self.schedule.is_in_epoch(tick)
         if on:
             self._begun[-1] = now
         self.in_pair = on or in_pair

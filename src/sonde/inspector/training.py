@@ -69,8 +69,12 @@ class WatchedTraining:
         try:
             refused = [watched.attach(self.destinations.first_step, self.destinations.epoch) for watched in self.watched]
             blind = [name for name in refused[0] if all(name in each for each in refused)]
-            if blind and (not settings.by_default or len(blind) == len(settings.lenses)):
-                raise SelectionError(f"the lens {blind[0]!r} finds nothing to look at: {refused[0][blind[0]]}")
+            optional = {lens.name for lens in settings.lenses if lens.optional} if any(w.observes for w in self.watched) else set()
+            strange = [name for name in blind if name not in optional]
+            if strange and (not settings.by_default or len(blind) == len(settings.lenses)):
+                raise SelectionError(f"the lens {strange[0]!r} finds nothing to look at: {refused[0][strange[0]]}")
+            for name in blind if not settings.by_default else ():
+                warn_user(f"the lens {name!r} finds no layer in this model and records nothing: {refused[0][name]}")
         except BaseException:
             self._take_off()
             self._writer.stop()
@@ -107,12 +111,13 @@ class WatchedTraining:
             watched.clock.end_step()
             watched.complete(None)
 
-    def end_epoch(self, epoch: int | None) -> None:
-        """End the epoch, and write what belongs to it; *epoch* sets the number of the next."""
+    def end_epoch(self, epoch: int | None) -> int:
+        """End the epoch, and write what belongs to it; *epoch* sets the number of the next. Return the number of the one ended."""
+        ended = self.watched[0].clock.epoch
         self._put_rest(everything=True)
         for watched in self.watched:
-            watched.clock.end_epoch(epoch)
-            watched.meter.forget_step()
+            watched.end_epoch(epoch)
+        return ended
 
     def schedule_by(self, schedule: Schedule) -> None:
         """Log by another schedule from the next decision on."""

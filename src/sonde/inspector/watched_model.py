@@ -10,6 +10,7 @@ from torch.optim.optimizer import Optimizer
 
 from sonde.engine import Tick
 from sonde.engine.clock.clock import Clock
+from sonde.engine.clock.turns import Turns
 from sonde.errors import ArgumentError, SelectionError
 from sonde.inspector.budget import Meter
 from sonde.inspector.measurement.fitting import fit, fit_norms
@@ -52,6 +53,7 @@ class WatchedModel:
         self._attached = False
         self._ended = False  # a step has, and its rows were not taken yet
         self._logged_step = -1  # the last step that was logged
+        self._begun_step = -1  # the last step of which a training pass was observed
 
     # Life
 
@@ -79,7 +81,7 @@ class WatchedModel:
                 clock.continue_at(first_step)
                 clock.end_epoch(epoch)
             self._first_step = clock.step
-            self._begin(clock.now())
+            self._decide(self.pace.begin)
         self.rows.add(measurement, self.pace)
         if not self._attached:
             self._attached = True
@@ -100,6 +102,11 @@ class WatchedModel:
             clock.call_no_more(self._forward_begins)
             clock.call_no_more(self._backward_ended)
         self.rows.detach()
+
+    @property
+    def observes(self) -> bool:
+        """Whether anything in the model is observed."""
+        return self._clock is not None
 
     @property
     def clock(self) -> Clock:
@@ -126,15 +133,27 @@ class WatchedModel:
 
     # Moments
 
+    def end_epoch(self, epoch: int | None) -> None:
+        """End the epoch; *epoch* sets the number of the next. A schedule of epochs decides again about a step that comes now.
+
+        A logged step whose training pass has been stays logged.
+        """
+        self.clock.end_epoch(epoch)
+        self.meter.forget_step()
+        if self.pace.schedule.by_epoch and self._begun_step != self.clock.step:
+            self.clock.call_after_steps(self._step_ends, first=True)
+            self._decide(self.pace.decide_again)
+            self.rows.begin_step(self.pace, again=True)
+
     def schedule_by(self, schedule: Schedule) -> None:
         """Log by another schedule from the next decision on."""
         self.pace.follow(schedule, self.clock.turns, self.clock.step)
         self.clock.call_after_steps(self._step_ends, first=True)
 
-    def _begin(self, tick: Tick) -> None:
-        """Decide whether the step that begins at *tick* is logged."""
+    def _decide(self, decide: Callable[[Tick, Turns], None]) -> None:
+        """Decide whether the step that begins now is logged."""
         try:
-            self.pace.begin(tick, self.clock.turns)
+            decide(self.clock.now(), self.clock.turns)
         except Exception as error:
             self._failed(error)
 
@@ -142,7 +161,7 @@ class WatchedModel:
         """Begin the next step. The rows of the one that has ended are taken in :meth:`complete`, after all other probes."""
         self.meter.enter()
         self._ended = True
-        self._begin(self.clock.now())
+        self._decide(self.pace.begin)
         self.rows.begin_step(self.pace)
 
     def _optimizer_stepped(self, optimizer: Optimizer | None, taken: bool) -> None:
@@ -188,6 +207,7 @@ class WatchedModel:
         if not (torch.is_grad_enabled() and self.model.training):
             self.rows.evaluated = True
             return
+        self._begun_step = self.clock.step
         if self.rows.was_skipped(self.clock.step):
             self.rows.discard()
         self.take_evaluation()

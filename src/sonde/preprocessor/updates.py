@@ -19,7 +19,7 @@ from sonde.stats.history import History
 from sonde.stats.samples import Single
 from sonde.stats.statistic import dense
 
-__all__ = ["ParameterDifferenceGeometry", "UpdateRatio", "UpdateRounding"]
+__all__ = ["ParameterDifferenceGeometry", "UpdateRatio", "UpdateRounding", "difference"]
 
 
 class _OfUpdates(Measured, AbstractTensorPreprocessor):
@@ -84,7 +84,7 @@ class ParameterDifferenceGeometry(_OfUpdates, SequenceGeometry):
         super().__init__(correlation, normalize, inplace, eps)
 
     def _compare(self, name: str, before: Tensor, after: Tensor) -> None:
-        self._add(name, _difference(after, before), None)
+        self._add(name, difference(after, before), None)
 
 
 class UpdateRatio(_OfUpdates):
@@ -172,7 +172,7 @@ def _is_update(before: Tensor, after: Tensor) -> bool:
     return True
 
 
-def _difference(after: Tensor, before: Tensor) -> Tensor:
+def difference(after: Tensor, before: Tensor) -> Tensor:
     """Return *after* - *before* in double precision; exact for elements of up to 32 bits and similar magnitude."""
     wide = torch.complex128 if after.is_complex() else torch.float64
     return dense(after.detach()).to(wide) - dense(before.detach()).to(after.device, wide)

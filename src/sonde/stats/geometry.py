@@ -74,6 +74,7 @@ class Cosine(PairStatistic):
     """
 
     sums: ClassVar[tuple[str, ...]] = ("elements", "nonfinite", "defined", "cosines")
+    compares_updates: ClassVar[bool] = True
 
     numbers: ClassVar[tuple[Number, ...]] = (
         STANDARD["cosine"],

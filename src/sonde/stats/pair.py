@@ -22,9 +22,14 @@ class PairStatistic(RowStatistic):
     :func:`~sonde.stats.reduce` refuse pair statistics, and a type checker does too.
 
     Two tensors of different shapes are no pair, even if they broadcast: they are counted as skipped, and nothing raises.
+
+    Attributes:
+        compares_updates: at the port ``update`` a pair is the update of a step and of the step before; otherwise the parameter
+            after and before one step.
     """
 
     sums: ClassVar[tuple[str, ...]]
+    compares_updates: ClassVar[bool] = False
 
     @abstractmethod
     def measure(self, tensor: Tensor, previous: Tensor) -> Tensor:

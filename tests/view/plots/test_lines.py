@@ -46,7 +46,21 @@ def test_a_step_that_met_nan_is_no_part_of_a_line() -> None:
     assert np.asarray(figure.axes[0].lines[1].get_xdata()).tolist() == [4]
 
 
-@pytest.mark.parametrize("wrong", [{"ranges": "std"}, {"ranges": ("iqr",)}, {"intervals": 0}, {"most": 1}])
+@pytest.mark.parametrize("wrong", [{"ranges": "std"}, {"ranges": ("iqr",)}, {"intervals": 0}, {"most": 1}, {"aggregates": ()}])
 def test_lines_checks_its_arguments(wrong: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError, match=next(iter(wrong))):
         plots.lines(written(), **wrong)
+
+
+def test_lines_of_several_aggregates_and_a_band_of_quartiles() -> None:
+    figure = plots.lines(written(), "rms", intervals=2, aggregates=("median", "max"), ranges=("Q1-Q3",), log=False)
+    values = np.array([rms(1, step) for step in STEPS]).reshape(2, 5)
+    lines = figure.axes[1].lines
+    assert np.allclose(lines[0].get_ydata(), np.median(values, axis=1))
+    assert np.allclose(lines[1].get_ydata(), values.max(axis=1))
+    assert {text.get_text() for text in figure.legends[0].get_texts()} == {"median", "max", "first to third quartile"}
+    band = next(each for each in figure.axes[1].collections if isinstance(each, FillBetweenPolyCollection))
+    extent = band.get_datalim(figure.axes[1].transData)
+    quartiles = np.quantile(values, [0.25, 0.75], axis=1)
+    assert np.allclose([extent.y0, extent.y1], [quartiles[0].min(), quartiles[1].max()])
+    assert "median and max over 5 logged steps" in texts_of(figure)

@@ -33,3 +33,27 @@ def test_an_unknown_scalar_names_the_nearest() -> None:
         plots.scalars(written(), ["los"])
     with pytest.raises(ArgumentError, match="no scalar"):
         plots.scalars(written(), [])
+
+
+def test_scalars_show_the_aggregates_that_are_asked_for() -> None:
+    """Of long series, over 40 intervals; losses and metrics each in their way; a norm as always."""
+    writer = memory_run()
+    values = np.sin(np.arange(80.0)) + 2
+    for step, value in enumerate(values.tolist()):
+        for name in ("loss", "accuracy", "grad_norm"):
+            writer.scalar(name, value, step=step)
+    pairs = values.reshape(40, 2)
+    figure = plots.scalars(writer.run(), loss=(("median", "max"), ("min-max",)), metrics=(("mean",), ()), log=False)
+    loss, metric, norm = figure.axes
+    assert np.allclose(loss.lines[1].get_ydata(), np.median(pairs, axis=1))
+    assert np.allclose(loss.lines[2].get_ydata(), pairs.max(axis=1))
+    assert [line.get_label() for line in loss.lines[1:]] == ["loss median", "loss max"]
+    assert len(loss.collections) == 1
+    assert np.allclose(metric.lines[1].get_ydata(), pairs.mean(axis=1))
+    assert not metric.collections
+    assert len(np.asarray(norm.lines[1].get_ydata())) == 80
+    together = plots.scalars(writer.run(), separate=False)
+    assert [axes.get_title(loc="left") for axes in together.axes] == ["loss and metrics", "grad_norm"]
+    for wrong in ({"loss": (("men",), ())}, {"metrics": (("mean",), ("Q1",))}):
+        with pytest.raises(ArgumentError, match="there are"):
+            plots.scalars(writer.run(), **wrong)  # type: ignore[arg-type]

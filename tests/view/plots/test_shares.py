@@ -48,3 +48,14 @@ def test_shares_of_thousands_of_steps_are_averaged_and_still_add_up() -> None:
 def test_shares_of_a_number_with_a_sign_are_refused() -> None:
     with pytest.raises(ArgumentError, match="negative"):
         plots.shares(written(), "mean")
+
+
+def test_shares_of_aggregates_of_intervals() -> None:
+    writer = memory_run()
+    for step in range(80):
+        writer.append("norms", Layout(["a:param", "b:param"]), {"norm": [1.0 + 2 * (step % 2), 1.0]}, step=step)
+    figure = plots.shares(writer.run(), "norm", "param", aggregate="max")
+    outline = figure.axes[0].collections[0].get_paths()[0].vertices
+    assert np.isclose(np.asarray(outline)[:, 1].max(), 3 / 4)  # the largest of a is 3, of b 1
+    with pytest.raises(ArgumentError, match="aggregate='men'"):
+        plots.shares(writer.run(), "norm", "param", aggregate="men")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torch.optim.optimizer import Optimizer
 
 from sonde.engine import selection
+from sonde.engine.clock.optimizers import held_by
 from sonde.engine.layer_axes import is_time_first, learn, unit_axis
 from sonde.engine.selection import Where
 from sonde.errors import ArgumentError
@@ -18,13 +21,15 @@ from sonde.preprocessor.base import AbstractPreprocessor
 from sonde.rules import UPDATE_USUAL
 from sonde.site import Port
 from sonde.stats import Activation, Cosine, ExponentHistogram, Moments, Norm, RowStatistic, Updates
-from sonde.stats.samples import SampleNorm
+from sonde.stats.samples import MatrixCondition, SampleNorm
+from sonde.view.aggregation import BANDS, POINTS, checked
 
 __all__ = [
     "AnyLens",
     "OutputActivation",
     "OutputGradientGeometry",
     "OutputNorm",
+    "ParameterCond",
     "ParameterGradientActivation",
     "ParameterGradientGeometry",
     "ParameterNorm",
@@ -38,7 +43,8 @@ __all__ = [
 AnyLens = Lens | LossMetrics | AbstractPreprocessor
 """The types that an inspector accepts as a lens; a preprocessor stands for the lens that measures the same."""
 
-Ranges = tuple[str, ...]
+Names = str | Iterable[str] | None
+"""One name or several, of aggregations or parameters."""
 
 _RARELY = 10  # activation by unit costs several times what moments do, and a dead unit stays dead
 
@@ -48,29 +54,41 @@ class OutputActivation(Lens):
 
     Numbers: see :class:`sonde.stats.Activation`; ``activation`` and, averaged over calls, ``call_activation`` and ``call_death``.
 
+    A model without such layers is no error: the lens warns and records nothing.
+
     Args:
         activation: measure layers whose outputs may be exactly zero: ReLU, ReLU6, Threshold, Hardswish, Hard- and Softshrink.
         dropout: measure dropout layers.
         include, exclude: measure these layers instead.
         record_eval: also record evaluation passes.
+        inplace, evaluation_from_grad: see :class:`OutputNorm`.
         channel_last: units are on the last axis of the output (True), on the second (False), or where each layer has them
             (None; see ``sonde.engine.layer_axes``).
         eps: the magnitude up to which an output counts as zero.
-        warning_plot: draw the worst layer in a picture of its own.
+        warning_plot: draw the worst layer, and the mean of the layers, above the heat-maps.
+        activation_aggregation, death_aggregation: what a column of a heat-map shows of an interval of logged steps: ``"mean"``,
+            ``"median"``, ``"min"``, ``"max"``, ``"std"``, ``"Q1"``, ``"Q3"``, ``"IQR"``; None for each logged step as it is.
         one_in: measure in one of so many logged steps.
+
+    Raises:
+        ArgumentError: there is no such aggregation, or the arguments leave no layer.
     """
 
     def __init__(
         self,
         *,
+        inplace: bool = True,
         activation: bool = True,
         dropout: bool = True,
         include: Where = None,
         exclude: Where = None,
         record_eval: bool = False,
+        evaluation_from_grad: bool = False,
         channel_last: bool | None = None,
         eps: float = 1e-8,
         warning_plot: bool = True,
+        activation_aggregation: str | None = None,
+        death_aggregation: str | None = None,
         one_in: int = 1,
     ) -> None:
         types = (*(RELU_LIKE if activation else ()), *(DROPOUT if dropout else ()))
@@ -84,8 +102,9 @@ class OutputActivation(Lens):
             types if include is None else include,
             exclude,
             record_eval,
-            {"picture": "heatmap", "number": "call_death", "range": [0, 1], "worst": warning_plot},
+            _shares(warning_plot, activation_aggregation, death_aggregation),
             one_in=one_in,
+            optional=include is None,
         )
         object.__setattr__(self, "_channel_last", channel_last)
 
@@ -114,27 +133,51 @@ class OutputNorm(Lens):
 
     Args:
         normalize_by_size: draw ``rms`` in place of ``norm``; both are recorded.
+        activation: also measure activation layers.
         include, exclude: the layers to measure.
         record_eval: also record evaluation passes.
-        log_scale, comparison_plot, range_aggregation: how the numbers are drawn.
+        log_scale: draw on a logarithmic axis.
+        line_aggregation: the lines that are drawn: one or several aggregates of each interval of logged steps, of ``"mean"``,
+            ``"median"``, ``"min"``, ``"max"``, ``"std"``, ``"Q1"``, ``"Q3"``, ``"IQR"``.
+        range_aggregation: the bands that are drawn: of ``"std"``, ``"min-max"``, ``"Q1-Q3"``; None for no band.
+        comparison_plot: also draw the share of each layer in the sum over the layers.
+        comparison_aggregation: the aggregate of each interval whose shares are drawn; None for the first of *line_aggregation*.
+        inplace: makes no difference: a run keeps the number of each logged step, and every aggregate is computed from these.
+        evaluation_from_grad: makes no difference: a pass belongs to evaluation if the model is in evaluation mode or gradients
+            are off.
+        channel_last: makes no difference: all dimensions of a sample are flattened.
+
+    Raises:
+        ArgumentError: there is no such aggregation.
     """
 
     def __init__(
         self,
         *,
+        inplace: bool = True,
         normalize_by_size: bool = False,
+        activation: bool = True,
         include: Where = None,
         exclude: Where = is_container,
         record_eval: bool = False,
+        evaluation_from_grad: bool = False,
+        channel_last: bool | None = None,
         log_scale: bool = False,
         comparison_plot: bool = True,
-        range_aggregation: Ranges = ("std", "min-max"),
+        comparison_aggregation: str | None = None,
+        line_aggregation: Names = "mean",
+        range_aggregation: Names = ("std", "min-max"),
     ) -> None:
-        show = _lines(normalize_by_size, log_scale, range_aggregation, comparison_plot)
+        show = _lines(normalize_by_size, log_scale, line_aggregation, range_aggregation)
+        show["compare"] = comparison_plot
+        if comparison_aggregation is not None:
+            show["compared"] = checked("comparison_aggregation", comparison_aggregation, POINTS)[0]
         super().__init__("output_norm", SampleNorm(), ("output",), include, exclude, record_eval, show)
+        object.__setattr__(self, "_activation", activation)
 
     def parts(self, model: nn.Module) -> Iterator[tuple[RowStatistic, Where]]:
-        yield SampleNorm(), lambda name, module: not is_time_first(module)
+        activation: bool = getattr(self, "_activation", True)
+        yield SampleNorm(), lambda name, module: not is_time_first(module) and (activation or not _is_activation(module))
         if any(map(is_time_first, model.modules())):
             yield SampleNorm(sample_axis=1), lambda name, module: is_time_first(module)
 
@@ -172,25 +215,27 @@ class OutputGradientGeometry(_Geometry):
     Args:
         compute_correlation: also record the cosine of each gradient to the gradient of the step before, in
             ``output_gradient_cosine``; the step before a logged step is then observed too.
-        normalize_by_size, log_scale, range_aggregation: how the numbers are drawn.
         include, exclude: the layers to measure.
         skip_activation: leave out activation layers.
+        inplace, normalize_by_size, log_scale, line_aggregation, range_aggregation: see :class:`OutputNorm`.
     """
 
     def __init__(
         self,
         *,
+        inplace: bool = True,
         compute_correlation: bool = True,
         normalize_by_size: bool = False,
         include: Where = None,
         exclude: Where = None,
         skip_activation: bool = True,
         log_scale: bool = False,
-        range_aggregation: Ranges = ("std", "min-max"),
+        line_aggregation: Names = "mean",
+        range_aggregation: Names = ("std", "min-max"),
     ) -> None:
         if exclude is None:
             exclude = _activations_and_containers if skip_activation else is_container
-        show = _lines(normalize_by_size, log_scale, range_aggregation)
+        show = _lines(normalize_by_size, log_scale, line_aggregation, range_aggregation)
         super().__init__("output_gradient", "grad_output", include, exclude, compute_correlation, show)
 
 
@@ -200,21 +245,23 @@ class ParameterGradientGeometry(_Geometry):
     Args:
         parameters: the last part of the names of the parameters, as ``("weight", "bias")``; None for all.
         compute_correlation: see :class:`OutputGradientGeometry`.
-        normalize_by_size, log_scale, range_aggregation: how the numbers are drawn.
         exclude: layers or parameters to leave out.
+        inplace, normalize_by_size, log_scale, line_aggregation, range_aggregation: see :class:`OutputNorm`.
     """
 
     def __init__(
         self,
         *,
-        parameters: tuple[str, ...] | None = None,
+        inplace: bool = True,
+        parameters: Names = None,
         compute_correlation: bool = True,
         normalize_by_size: bool = False,
         exclude: Where = None,
         log_scale: bool = False,
-        range_aggregation: Ranges = ("std", "min-max"),
+        line_aggregation: Names = "mean",
+        range_aggregation: Names = ("std", "min-max"),
     ) -> None:
-        show = _lines(normalize_by_size, log_scale, range_aggregation)
+        show = _lines(normalize_by_size, log_scale, line_aggregation, range_aggregation)
         super().__init__("parameter_gradient", "grad", called(parameters), exclude, compute_correlation, show)
 
 
@@ -225,19 +272,22 @@ class ParameterGradientActivation(Lens):
         parameters, exclude: see :class:`ParameterGradientGeometry`.
         channel_axis: the axis of a parameter that holds the units: 0 for most layers, 1 for transposed convolutions.
         eps: the magnitude up to which a gradient counts as zero.
-        warning_plot: draw the worst layer in a picture of its own.
+        inplace, warning_plot, activation_aggregation, death_aggregation: see :class:`OutputActivation`.
     """
 
     def __init__(
         self,
         *,
-        parameters: tuple[str, ...] | None = None,
+        inplace: bool = True,
+        parameters: Names = None,
         exclude: Where = None,
         channel_axis: int = 0,
         eps: float = 0.0,
         warning_plot: bool = True,
+        activation_aggregation: str | None = None,
+        death_aggregation: str | None = None,
     ) -> None:
-        show = {"picture": "heatmap", "number": "call_death", "range": [0, 1], "worst": warning_plot}
+        show = _shares(warning_plot, activation_aggregation, death_aggregation)
         statistic = Activation(eps, channel_axis=channel_axis)
         super().__init__("parameter_gradient_activation", statistic, ("grad",), called(parameters), exclude, False, show)
 
@@ -247,20 +297,43 @@ class ParameterNorm(Lens):
 
     Args:
         parameters, exclude: see :class:`ParameterGradientGeometry`.
-        normalize_by_size, log_scale, comparison_plot: how the numbers are drawn.
+        aggregation_method: the aggregate of each interval of logged steps that is drawn, by itself and as shares.
+        inplace, normalize_by_size, log_scale, comparison_plot: see :class:`OutputNorm`.
     """
 
     def __init__(
         self,
         *,
-        parameters: tuple[str, ...] | None = None,
+        inplace: bool = True,
+        parameters: Names = None,
         exclude: Where = None,
         normalize_by_size: bool = False,
         log_scale: bool = False,
         comparison_plot: bool = True,
+        aggregation_method: str = "mean",
     ) -> None:
-        show = _lines(normalize_by_size, log_scale, (), comparison_plot)
+        show = _lines(normalize_by_size, log_scale, checked("aggregation_method", aggregation_method, POINTS), ())
+        show["compare"] = comparison_plot
         super().__init__("parameter_norm", Norm(), ("param",), called(parameters), exclude, False, show)
+
+
+class ParameterCond(Lens):
+    """Lens: condition number and stable rank of parameters after each logged step: family ``conditioning``.
+
+    Numbers: ``condition`` and ``stable_rank`` of :class:`sonde.stats.MatrixCondition`. A singular value decomposition of each
+    parameter takes long: choose layers, and log few steps.
+
+    Args:
+        parameters, exclude: see :class:`ParameterGradientGeometry`.
+        inplace: see :class:`OutputNorm`.
+    """
+
+    def __init__(self, *, inplace: bool = True, parameters: Names = ("weight",), exclude: Where = None) -> None:
+        show = {"picture": "lines", "number": "condition", "log": True}
+        super().__init__("conditioning", MatrixCondition(), ("param",), called(parameters), exclude, False, show)
+
+    def parts(self, model: nn.Module) -> Iterator[tuple[RowStatistic, Where]]:
+        yield self.statistic, _is_matrix
 
 
 class ParameterUpdateGeometry(_Geometry):
@@ -270,29 +343,44 @@ class ParameterUpdateGeometry(_Geometry):
     :class:`sonde.stats.Updates`.
 
     Args:
-        parameters, exclude, normalize_by_size, log_scale, range_aggregation: see :class:`ParameterGradientGeometry`.
+        optimizer: measure the parameters that this optimizer holds when the model is attached; None for all.
+        compute_correlation: also record the cosine of each update to the update of the step before, in
+            ``parameter_update_cosine``. It keeps a copy of each update, and the step before a logged step is then observed too.
+        parameters, exclude: see :class:`ParameterGradientGeometry`.
+        inplace, normalize_by_size, log_scale, line_aggregation, range_aggregation: see :class:`OutputNorm`.
+
+    Raises:
+        ArgumentError: *optimizer* is no torch optimizer, or there is no such aggregation.
     """
 
     def __init__(
         self,
+        optimizer: Optimizer | None = None,
         *,
-        parameters: tuple[str, ...] | None = None,
+        inplace: bool = True,
+        parameters: Names = None,
+        compute_correlation: bool = False,
         normalize_by_size: bool = False,
         exclude: Where = None,
         log_scale: bool = False,
-        range_aggregation: Ranges = ("std", "min-max"),
+        line_aggregation: Names = "mean",
+        range_aggregation: Names = ("std", "min-max"),
     ) -> None:
-        show = _lines(normalize_by_size, log_scale, range_aggregation)
+        given: Any = optimizer
+        if given is not None and not isinstance(given, Optimizer):
+            raise ArgumentError(f"optimizer={type(given).__name__}: give a torch.optim optimizer, or None for all parameters")
+        show = _lines(normalize_by_size, log_scale, line_aggregation, range_aggregation)
+        include = called(parameters) if optimizer is None else _held(optimizer, called(parameters))
         ratio = Lens(
             "parameter_update_ratio",
             Updates(),
             ("update",),
-            called(parameters),
+            include,
             exclude,
             False,
             {"picture": "lines", "number": "ratio", "log": True, "line": UPDATE_USUAL},
         )
-        super().__init__("parameter_update", "update", called(parameters), exclude, False, show, (ratio,))
+        super().__init__("parameter_update", "update", include, exclude, compute_correlation, show, (ratio,))
 
 
 def moments() -> Lens:
@@ -323,20 +411,57 @@ def default_lenses(*models: nn.Module) -> tuple[AnyLens, ...]:
     return (moments(), *([OutputActivation(dropout=False, one_in=_RARELY)] if found else ()), LossMetrics())
 
 
-def called(parameters: tuple[str, ...] | None) -> Where:
+def called(parameters: Names) -> Where:
     """Return the selection of parameters whose names end in one of *parameters*; None selects all."""
     if parameters is None:
         return None
-    given: Any = parameters
-    wanted = {given} if isinstance(given, str) else set(given)
+    wanted = {parameters} if isinstance(parameters, str) else set(parameters)
     return lambda name, module: name.rpartition(".")[2] in wanted
 
 
+def _is_matrix(name: str, module: nn.Module) -> bool:
+    found: Any = getattr(module, name.rpartition(".")[2], None)
+    return isinstance(found, Tensor) and (bool(is_lazy(found)) or found.dim() > 1)
+
+
+def _held(optimizer: Optimizer, named: Where) -> Where:
+    """Return the selection of the parameters that *optimizer* holds, among those that *named* selects."""
+    assert named is None or callable(named)
+
+    def holds(name: str, module: nn.Module) -> bool:
+        parameter = getattr(module, name.rpartition(".")[2], None)
+        return (named is None or bool(named(name, module))) and id(parameter) in held_by(optimizer)
+
+    return holds
+
+
 def _activations_and_containers(name: str, module: nn.Module) -> bool:
-    return is_container(name, module) or (
-        type(module).__module__ == nn.ReLU.__module__ and not list(module.parameters(recurse=False))
-    )
+    return is_container(name, module) or _is_activation(module)
 
 
-def _lines(normalized: bool, log: bool, ranges: Ranges, compare: bool = False) -> dict[str, Any]:
-    return {"picture": "lines", "number": "rms" if normalized else "norm", "log": log, "ranges": list(ranges), "compare": compare}
+def _is_activation(module: nn.Module) -> bool:
+    return type(module).__module__ == nn.ReLU.__module__ and not list(module.parameters(recurse=False))
+
+
+def _shares(worst: bool, activation: str | None, death: str | None) -> dict[str, Any]:
+    """Return how shares of active elements and of dead units are drawn."""
+    aggregates = {"activation_aggregation": activation, "death_aggregation": death}
+    for name, given in aggregates.items():
+        checked(name, given, POINTS)
+    columns = {"columns": list(aggregates.values())} if activation or death else {}
+    return {"picture": "heatmap", "number": "call_death", "range": [0, 1], "worst": worst, **columns}
+
+
+def _lines(normalized: bool, log: bool, line: Names, ranges: Names) -> dict[str, Any]:
+    """Return how lengths are drawn."""
+    points, bands = checked("line_aggregation", line, POINTS), checked("range_aggregation", ranges, BANDS)
+    if not points:
+        raise ArgumentError(f"line_aggregation={line!r}: at least one line is drawn: of {', '.join(POINTS)}")
+    return {
+        "picture": "lines",
+        "number": "rms" if normalized else "norm",
+        "log": log,
+        "lines": list(points),
+        "ranges": list(bands),
+        "compare": False,
+    }

@@ -7,11 +7,11 @@ from sonde.inspector.lenses.builtin import (
     OutputActivation,
     OutputGradientGeometry,
     OutputNorm,
+    ParameterCond,
     ParameterGradientActivation,
     ParameterGradientGeometry,
     ParameterNorm,
     ParameterUpdateGeometry,
-    called,
 )
 from sonde.inspector.lenses.layer_selection import is_container
 from sonde.inspector.lenses.lens import Lens
@@ -48,7 +48,7 @@ def lens_of(given: base.AbstractPreprocessor) -> Lens:
     if isinstance(given, parameters.ParameterNorm):
         return ParameterNorm(parameters=tuple(given.attrs_), normalize_by_size=size)
     if isinstance(given, parameters.Conditioning):
-        return Lens("conditioning", specs[0].statistic, ("param",), called(tuple(given.attrs_)))
+        return ParameterCond(parameters=given.attrs_)
     if isinstance(given, updates.ParameterDifferenceGeometry | updates.UpdateRatio):
         return ParameterUpdateGeometry(normalize_by_size=size)
     raise ArgumentError(

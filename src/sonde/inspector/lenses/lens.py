@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from torch import nn
 
 from sonde.engine.selection import Where
@@ -13,6 +14,7 @@ from sonde.errors import ArgumentError
 from sonde.run.schema import check_family
 from sonde.site import PORTS, Port
 from sonde.stats import RowStatistic, Statistic
+from sonde.view.aggregation import BANDS, POINTS, checked, point_of, starts_of
 
 __all__ = ["Lens", "LossMetrics"]
 
@@ -31,6 +33,7 @@ class Lens:
             ``log``, ``ranges``, ``compare`` (shares of the layers), ``worst`` (the worst layer on its own).
         one_in: measure in one of so many logged steps, for statistics that cost much and change slowly.
         also: further lenses that belong to this lens.
+        optional: a model without a layer for this lens is no error: the lens warns, and records nothing.
 
     Raises:
         ArgumentError: an argument cannot be used.
@@ -45,6 +48,7 @@ class Lens:
     show: Mapping[str, Any] = field(default_factory=dict, hash=False)
     one_in: int = field(default=1, kw_only=True)
     also: tuple[Lens, ...] = field(default=(), kw_only=True)
+    optional: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         check_family(self.name)
@@ -88,6 +92,9 @@ class Lens:
         return {**about, **shown, **self.show}
 
 
+_AGGREGATIONS = {"loss_line": POINTS, "metrics_line": POINTS, "loss_range": tuple(BANDS), "metrics_range": tuple(BANDS)}
+
+
 @dataclass(frozen=True)
 class LossMetrics:
     """The loss and the metrics of a training, as scalars.
@@ -97,25 +104,29 @@ class LossMetrics:
 
     Attributes:
         loss_fn: a loss module, such as ``nn.CrossEntropyLoss()``: each returned value is a loss.
-        metrics: names that ``push_metric`` accepts; an empty tuple accepts every name.
+        metrics: names that ``push_metric`` accepts; an empty tuple or None accepts every name.
         evaluation_from_grad: with True, a loss belongs to evaluation if gradients are switched off; with False, if the loss
             module's ``training`` is false.
-        loss_line, loss_range, metrics_line, metrics_range: the aggregates of an epoch that are drawn, such as ``"mean"`` and
-            ``"std"``; None for no range.
-        separate_loss_and_metrics: draw them in two pictures.
+        loss_line, metrics_line: the lines that are drawn: one or several aggregates of each interval, of ``"mean"``, ``"median"``,
+            ``"min"``, ``"max"``, ``"std"``, ``"Q1"``, ``"Q3"``, ``"IQR"``.
+        loss_range, metrics_range: the bands that are drawn: of ``"std"``, ``"min-max"``, ``"Q1-Q3"``; None for no band.
+        separate_loss_and_metrics: draw each loss and metric on a panel of its own, otherwise all on one.
+        loss_fn_inplace: makes no difference: a run keeps the loss of each logged step, and aggregates are computed from these.
 
     Raises:
-        ArgumentError: *loss_fn* is no module.
+        ArgumentError: *loss_fn* is no module, or there is no such aggregation.
     """
 
     loss_fn: nn.Module | None = None
     metrics: tuple[str, ...] = ()
     evaluation_from_grad: bool = True
-    loss_line: str = "mean"
-    loss_range: str | None = "std"
-    metrics_line: str = "mean"
-    metrics_range: str | None = None
+    loss_line: str | Sequence[str] = "mean"
+    loss_range: str | Sequence[str] | None = "std"
+    metrics_line: str | Sequence[str] = "mean"
+    metrics_range: str | Sequence[str] | None = None
     separate_loss_and_metrics: bool = True
+    loss_fn_inplace: bool = True
+    _read: Callable[[bool], list[float]] | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.loss_fn is not None and not isinstance(self.loss_fn, nn.Module):
@@ -124,7 +135,37 @@ class LossMetrics:
                 "give what it returns to push_loss()"
             )
         given: Any = self.metrics
-        object.__setattr__(self, "metrics", (given,) if isinstance(given, str) else tuple(given))
+        object.__setattr__(self, "metrics", (given,) if isinstance(given, str) else tuple(given or ()))
+        for name, known in _AGGREGATIONS.items():
+            names = checked(name, getattr(self, name), known)
+            if not names and name.endswith("line"):
+                raise ArgumentError(f"{name}={getattr(self, name)!r}: at least one line is drawn: of {', '.join(known)}")
+            object.__setattr__(self, name, names)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_read"}  # a copy belongs to no inspector
+
+    def read_by(self, read: Callable[[bool], list[float]]) -> None:
+        """Let :meth:`loss` read by *read*: whether losses of training are wanted -> the losses of the last epoch."""
+        object.__setattr__(self, "_read", read)
+
+    def loss(self, *, train: bool, method: str | None = None) -> float:
+        """Return the loss of the last epoch that has ended, aggregated over its logged steps.
+
+        Args:
+            train: the loss of training, otherwise of evaluation.
+            method: ``"mean"``, ``"std"``, ``"min"``, ``"max"``, ``"median"``, ``"Q1"``, ``"Q3"``, ``"IQR"``; the default is the
+                first of *loss_line*.
+
+        Raises:
+            ArgumentError: no inspector has this lens, no epoch has ended, no such loss was recorded in it, or there is no such
+                method.
+        """
+        (method,) = checked("method", self.loss_line[0] if method is None else method, POINTS)
+        if self._read is None:
+            raise ArgumentError("no inspector has this lens: give it one in lenses=, and attach the inspector to a model")
+        values = np.array(self._read(train))
+        return float(point_of(values, starts_of(len(values), 1), method)[0])
 
     def described(self) -> dict[str, Any]:
         """Return plain data for run.json."""
@@ -132,7 +173,7 @@ class LossMetrics:
             "family": "scalars",
             "picture": "lines",
             "metrics": list(self.metrics),
-            "loss": {"line": self.loss_line, "range": self.loss_range},
-            "of_metrics": {"line": self.metrics_line, "range": self.metrics_range},
+            "loss": {"line": list(self.loss_line), "range": list(self.loss_range or ())},
+            "of_metrics": {"line": list(self.metrics_line), "range": list(self.metrics_range or ())},
             "separate": self.separate_loss_and_metrics,
         }

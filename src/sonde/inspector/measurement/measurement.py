@@ -18,6 +18,7 @@ from sonde.engine.probes.step_hooks import size_factor
 from sonde.engine.selection import Where
 from sonde.inspector.lenses.lens import Lens
 from sonde.inspector.measurement.row_index import RowIndex
+from sonde.preprocessor.updates import difference
 from sonde.run.schema import Layout
 from sonde.site import OTHER_CALLS, PARAMETER_PORTS, PORTS, Port, Site
 from sonde.stats import PairStatistic, RowStatistic, Table
@@ -35,8 +36,8 @@ _PASSES: dict[Kind, bool | None] = {"step": True, "micro_step": None, "evaluatio
 class _Pairs:
     """A subscriber that adds pairs to the rows of a table: a row for each leaf and call of a site, as a statistic's hook has them.
 
-    At the port ``update`` the pair is the parameter after and before the step. At other ports it is a tensor and its predecessor in
-    the same place.
+    At the port ``update`` the pair is the parameter after and before the step, unless the statistic compares updates. At other
+    ports it is a tensor and its predecessor in the same place.
 
     Attributes:
         history: the tensor before, by place.
@@ -48,6 +49,7 @@ class _Pairs:
         self._rows: dict[Site, dict[tuple[str, int], Tensor]] = {}
         self._table = table
         self._apart = apart
+        self._compares_updates = isinstance(table.statistic, PairStatistic) and table.statistic.compares_updates
 
     def __call__(self, event: Event) -> None:
         if event.phase == "recompute":
@@ -55,17 +57,24 @@ class _Pairs:
         site = event.site
         if site.port == "update":
             before, after = event.value
-            self._add(site, ("", OTHER_CALLS), after, before)
+            if self._compares_updates:
+                self._add_next(site, ("", OTHER_CALLS), difference(after, before))
+            else:
+                self._add(site, ("", OTHER_CALLS), after, before)
             return
         call = OTHER_CALLS if site.port in PARAMETER_PORTS else row_of_call(event.call, self._apart)
         for path, tensor in event.leaves:
             if not structure.is_floating(tensor):
                 continue
             leaf = "" if path == "[0]" and PORTS[site.port].of == "input" else path  # as a statistic's hook names the leaf
-            previous = self.history.previous((site, leaf, call))
-            if previous is not None:
-                self._add(site, (leaf, call), tensor, previous)
-            self.history.remember((site, leaf, call), tensor)
+            self._add_next(site, (leaf, call), tensor)
+
+    def _add_next(self, site: Site, place: tuple[str, int], tensor: Tensor) -> None:
+        """Add the pair of *tensor* and its predecessor in the same place."""
+        previous = self.history.previous((site, *place))
+        if previous is not None:
+            self._add(site, place, tensor, previous)
+        self.history.remember((site, *place), tensor)
 
     def _add(self, site: Site, place: tuple[str, int], tensor: Tensor, previous: Tensor) -> None:
         rows = self._rows.setdefault(site, {})
@@ -110,7 +119,9 @@ class Measurement:
         self.statistic = statistic
         self.hidden = hidden
         self.norms: frozenset[str] = frozenset()
-        self.is_sequence = isinstance(statistic, PairStatistic) and any(port != "update" for port in ports)
+        self.is_sequence = isinstance(statistic, PairStatistic) and (
+            statistic.compares_updates or any(port != "update" for port in ports)
+        )
         self._one_in = lens.one_in
         self._logged = -1  # how many steps were logged before this one
         self._ports = ports

@@ -55,9 +55,9 @@ class RowTaker:
         for measurement in self.measurements:
             measurement.attachment.detach()
 
-    def begin_step(self, pace: Pace) -> None:
-        """Switch the hooks for the step that begins."""
-        if pace.on or pace.was_on or (self.has_sequences and (pace.in_pair or pace.was_in_pair)):
+    def begin_step(self, pace: Pace, *, again: bool = False) -> None:
+        """Switch the hooks for the step that begins; *again*: they were switched for this step by another decision."""
+        if again or pace.on or pace.was_on or (self.has_sequences and (pace.in_pair or pace.was_in_pair)):
             for measurement in self.measurements:
                 measurement.begin_step(logged=pace.on, in_pair=pace.in_pair)
         if pace.on:

@@ -33,6 +33,7 @@ class Destinations:
         sinks: all of them.
         recorded: the sink that writes the run, or None.
         visualizers: called with this run.
+        shown: what ``visualizer=`` named, as objects, in that order.
         first_step: the step at which a resumed run continues; None for a new run.
         epoch: the last epoch of a resumed run.
     """
@@ -40,6 +41,7 @@ class Destinations:
     sinks: list[Sink] = field(default_factory=list)
     recorded: RunSink | None = None
     visualizers: list[Visualizer] = field(default_factory=list)
+    shown: list[Sink | Visualizer] = field(default_factory=list)
     first_step: int | None = None
     epoch: int = 0
 
@@ -70,10 +72,10 @@ def open_destinations(to: Any, exists: Existing, step: int | None, visualizer: A
         StoreError: the folder cannot be used.
     """
     destinations = Destinations()
-    shown = [] if visualizer is None else _listed(visualizer)
-    names = [_checked(name) for name in shown if isinstance(name, str)]
-    shown = [target for target in shown if not isinstance(target, str)]
-    given = [*(_listed(to) if to is not None or visualizer is None else ()), *shown]
+    wanted = [] if visualizer is None else _listed(visualizer)
+    names = [_checked(name) for name in wanted if isinstance(name, str)]
+    given = [*(_listed(to) if to is not None or visualizer is None else ())]
+    given += [target for target in wanted if not isinstance(target, str)]
     runs = [target for target in given if isinstance(target, RunSink) or _is_run(target)]
     if len(runs) > 1:
         raise ArgumentError("to= names two runs to write: one training writes one run; give sinks or visualizers beside it")
@@ -93,8 +95,8 @@ def open_destinations(to: Any, exists: Existing, step: int | None, visualizer: A
         if (destinations.visualizers or names) and destinations.recorded is None:
             destinations.recorded = RunSink(memory_run())
             destinations.sinks.append(destinations.recorded)
-        for name in names:
-            _add_named(destinations, name)
+        named = {name: _add_named(destinations, name) for name in names}
+        destinations.shown = [named[target] if isinstance(target, str) else target for target in wanted]
     except BaseException:
         destinations.close()
         raise
@@ -113,18 +115,22 @@ def _checked(name: str) -> str:
     return name
 
 
-def _add_named(destinations: Destinations, name: str) -> None:
-    """Add the visualizer of that name. Its files are in the run's folder, or in the current one if the run is in memory."""
+def _add_named(destinations: Destinations, name: str) -> Sink | Visualizer:
+    """Add the visualizer of that name, and return it.
+
+    Its files are in the run's folder, or in the current one if the run is in memory.
+    """
     from sonde.inspector.sinks.tensorboard import TensorBoard
     from sonde.inspector.sinks.visualizers import Pictures, Print
 
     folder = destinations.path if destinations.path is not None else Path.cwd()
-    if name == "print":
-        destinations.visualizers.append(Print())
-    elif name == "matplotlib":
-        destinations.visualizers.append(Pictures(folder / "pictures"))
-    else:
-        destinations.sinks.append(TensorBoard(folder / "tensorboard"))
+    if name == "tensorboard":
+        sink = TensorBoard(folder / "tensorboard")
+        destinations.sinks.append(sink)
+        return sink
+    visualizer = Print() if name == "print" else Pictures(folder / "pictures")
+    destinations.visualizers.append(visualizer)
+    return visualizer
 
 
 def _is_run(target: Any) -> bool:

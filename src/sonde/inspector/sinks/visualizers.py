@@ -6,16 +6,20 @@ import os
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
+from sonde.errors import ArgumentError
 from sonde.paths import absolute_path
 from sonde.run.run import Run
 from sonde.view.plots import save
 from sonde.view.plots.canvas import Theme, need_matplotlib
 from sonde.view.plots.layer_names import Include
+from sonde.view.plots.sheet import sheet
 from sonde.view.plots.table import table
 from sonde.view.table import standard_output
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from sonde.view.plots.picture import Picture
 
 __all__ = ["EpochVisualizer", "Pictures", "Print"]
 
@@ -76,6 +80,18 @@ class Pictures(EpochVisualizer):
         self.folder = absolute_path(folder)
         self._form = form
         self._theme: Theme = theme
+        self._run: Run | None = None
 
     def _show(self, run: Run) -> None:
+        self._run = run
         save(run, self.folder, form=self._form, theme=self._theme)
+
+    def show_fig(self) -> Picture:
+        """Return one figure with all pictures of the run: to ``savefig``, or as the last line of a notebook's cell.
+
+        Raises:
+            ArgumentError: no epoch has ended yet.
+        """
+        if self._run is None:
+            raise ArgumentError("there is nothing to show before the first tick_epoch() or the end of the training")
+        return sheet(self._run, theme=self._theme)

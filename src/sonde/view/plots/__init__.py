@@ -13,6 +13,7 @@ from sonde.view.plots.plan import plan as plan
 from sonde.view.plots.plan import save as save
 from sonde.view.plots.scalars import scalars as scalars
 from sonde.view.plots.shares import shares as shares
+from sonde.view.plots.sheet import sheet as sheet
 from sonde.view.plots.table import table as table
 from sonde.view.plots.update_ratio import update_ratio as update_ratio
 

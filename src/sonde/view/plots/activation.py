@@ -8,6 +8,7 @@ import numpy as np
 
 from sonde.errors import UnknownSiteError
 from sonde.run.run import Run
+from sonde.view.aggregation import POINTS, checked
 from sonde.view.plots.canvas import Look, Theme, canvas, legend, subtitle
 from sonde.view.plots.heatmap import cells
 from sonde.view.plots.layer_names import Include, label_layers, labels, prefix_fact
@@ -22,12 +23,16 @@ if TYPE_CHECKING:
 __all__ = ["activation"]
 
 _ROW = 0.2
+_INTERVALS = 40
 
 
 def activation(
     run: Run,
     port: str = "output",
     *,
+    worst: bool = True,
+    active: str | None = None,
+    dead: str | None = None,
     family: str | None = None,
     include: Include = None,
     exclude: Include = None,
@@ -41,6 +46,9 @@ def activation(
     Args:
         run: the run.
         port: ``output`` of activation layers, or ``grad``, the gradients of parameters.
+        worst: whether to draw the mean of the layers and the worst layer above the heat-maps.
+        active, dead: draw an aggregate of each of 40 intervals of logged steps: ``"mean"``, ``"median"``, ``"min"``, ``"max"``,
+            ``"std"``, ``"Q1"``, ``"Q3"`` or ``"IQR"``; None for each step.
         family, include, exclude, where, theme: see :func:`~sonde.view.plots.heatmap`.
 
     Raises:
@@ -52,30 +60,41 @@ def activation(
         matrix(run, number, port, family=family, include=include, exclude=exclude, where=where)
         for number in ("call_activation", "call_death")
     ]
+    steps = len(found[0].steps)
+    for place, (name, method) in enumerate({"active": active, "dead": dead}.items()):
+        if checked(name, method, POINTS):
+            found[place] = found[place].aggregated(_INTERVALS, str(method))
     names = found[0].names
     if found[1].names != names:
         raise UnknownSiteError(f"{found[0].family} and {found[1].family} have different layers: choose one with family=")
     height = min(max(_ROW * len(names), 0.9), 7.0)
+    above = 1.15 if worst else 0.0
     of = "outputs" if port == "output" else "gradients of parameters"
     facts = (
-        f"{len(names):,} {'layers' if port == 'output' else 'parameters'} × {len(found[0].steps):,} steps",
+        f"{len(names):,} {'layers' if port == 'output' else 'parameters'} × {steps:,} steps",
+        f"active: {active} of each interval" if active else "",
+        f"dead: {dead} of each interval" if dead else "",
         prefix_fact(names),
     )
-    with canvas(9.0, height + 2.7, theme, f"Active elements and dead units in {of}", subtitle(run, *facts)) as (figure, look):
-        panels = figure.subplots(2, 2, sharex=True, height_ratios=[1.15, height])
+    with canvas(9.0, height + 1.55 + above, theme, f"Active elements and dead units in {of}", subtitle(run, *facts)) as (
+        figure,
+        look,
+    ):
+        panels = figure.subplots(1 + worst, 2, sharex="col", squeeze=False, height_ratios=[above, height] if worst else [height])
         when = "for a whole batch" if port == "output" else "everywhere"
         titles = ("Active: share of elements that are not zero", f"Dead: share of units that are zero {when}")
         marks = []
         for column, (matrix_, title) in enumerate(zip(found, titles, strict=True)):
-            _worst(panels[0, column], matrix_, look, lowest=column == 0)
+            if worst:
+                _worst(panels[0, column], matrix_, look, lowest=column == 0)
             panels[0, column].set_title(title, loc="left", fontweight="bold")
-            mesh, _, marked = cells(panels[1, column], matrix_, scale_for(matrix_.values, "share"), look)
+            mesh, _, marked = cells(panels[-1, column], matrix_, scale_for(matrix_.values, "share"), look)
             marks += marked
-            panels[1, column].set_xlabel("step")
-        label_layers(panels[1, 0], names, height)
-        label_layers(panels[1, 1], names, height)
-        panels[1, 1].tick_params(labelleft=False)
-        bar = figure.colorbar(mesh, ax=panels[1, :], pad=0.01, fraction=0.03, aspect=22)
+            panels[-1, column].set_xlabel("step")
+        label_layers(panels[-1, 0], names, height)
+        label_layers(panels[-1, 1], names, height)
+        panels[-1, 1].tick_params(labelleft=False)
+        bar = figure.colorbar(mesh, ax=panels[-1, :], pad=0.01, fraction=0.03, aspect=22)
         bar.set_label("share")
         bar.outline.set_visible(False)
         legend(figure, marks)

@@ -14,6 +14,7 @@ from sonde.run.folder.duckdb_sql import condition, literal, quoted
 from sonde.run.heatmap import Heatmap, Reduce
 from sonde.run.run import Run
 from sonde.site import Site
+from sonde.view.aggregation import point_of, starts_of
 from sonde.view.plots.layer_names import Include, chosen
 from sonde.view.plots.number_names import recorded_by
 
@@ -78,6 +79,12 @@ class Matrix:
                 values[place, there] = self.values[row_of[name], here]
                 broken[place, there] = self.broken[row_of[name], here]
         return replace(self, values=values, broken=broken, sites=other.sites, steps=other.steps)
+
+    def aggregated(self, intervals: int, method: str) -> Matrix:
+        """Return one column for each interval of equally many steps, at the interval's first step; see ``point_of``."""
+        starts = starts_of(len(self.steps), intervals)
+        broken = np.logical_or.reduceat(self.broken, starts, axis=1)
+        return replace(self, values=point_of(self.finite, starts, method), broken=broken, steps=self.steps[starts])
 
     def innermost(self) -> Matrix:
         """Return the rows of layers that hold none of the others."""

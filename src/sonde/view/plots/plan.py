@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from sonde.errors import ArgumentError
 from sonde.paths import absolute_path
 from sonde.run.run import Run
+from sonde.view.aggregation import BANDS, POINTS
 from sonde.view.plots.activation import activation
 from sonde.view.plots.canvas import Theme
 from sonde.view.plots.exponents import exponents
@@ -43,7 +44,7 @@ def plan(run: Run) -> dict[str, Drawing]:
     wishes = {str(lens["family"]): lens for lens in lenses if "family" in lens}
     found: dict[str, Drawing] = {}
     if "scalars" in run.families:
-        found["scalars"] = partial(scalars, run)
+        found["scalars"] = _scalars(run, wishes.get("scalars", {}))
     known = Known.of(run)
     for family in known.numbers:
         if not family.endswith(ASIDE):
@@ -53,6 +54,25 @@ def plan(run: Run) -> dict[str, Drawing]:
     if (known.has("rms", "update") and known.has("rms", "param")) or known.has("ratio", "update"):
         found["update_ratio"] = partial(update_ratio, run)
     return found
+
+
+def known_names(given: Any, known: Iterable[str], count: int = 0) -> tuple[Any, ...]:
+    """Return the names in *given*, from a run's description, that are *known*; None for each other, and up to *count*."""
+    listed = list(given) if isinstance(given, list | tuple) else []
+    found = [name if isinstance(name, str) and name in known else None for name in listed]
+    return tuple(found[: count or None] + [None] * (count - len(found)))
+
+
+def _scalars(run: Run, wish: Mapping[str, Any]) -> Drawing:
+    """Return the drawing of scalars that a lens of losses asks for."""
+    styles: dict[str, Any] = {"separate": wish.get("separate", True) is not False}
+    for name, key in (("loss", "loss"), ("metrics", "of_metrics")):
+        drawn = wish.get(key)
+        if isinstance(drawn, Mapping):
+            points = tuple(each for each in known_names(drawn.get("line"), POINTS) if each)
+            bands = tuple(each for each in known_names(drawn.get("range"), BANDS) if each)
+            styles[name] = points or ("mean",), bands
+    return partial(scalars, run, **styles)
 
 
 def save(run: Run, folder: str | PathLike[str], *, form: str = "png", theme: Theme = "light") -> list[Path]:
@@ -79,17 +99,23 @@ def _of_family(run: Run, family: str, port: str, known: Known, wish: Mapping[str
     if "powers" in numbers:
         yield f"exponents-{port}", partial(exponents, run, port, family=family)
     if {"call_activation", "call_death"} <= set(numbers) and port in ("output", "grad"):
-        yield f"activation-{port}", partial(activation, run, port, family=family)
+        active, dead = known_names(wish.get("columns", ()), POINTS, 2)
+        worst = wish.get("worst", True) is not False
+        yield f"activation-{port}", partial(activation, run, port, family=family, worst=worst, active=active, dead=dead)
         return
     number = main_number(numbers, wish, known.described[family])
     if number is None or number == "ratio":
         return
     named = f"{family}-{port}"
     if wish.get("picture") == "lines" and number != "cosine":
-        ranges = tuple(wish.get("ranges", ("std", "min-max")))
-        yield named, partial(lines, run, number, port, family=family, ranges=ranges, log=wish.get("log") or None)
+        points = tuple(name for name in known_names(wish.get("lines"), POINTS) if name) or ("mean",)
+        ranges = tuple(name for name in known_names(wish.get("ranges", ("std", "min-max")), BANDS) if name)
+        drawing = partial(lines, run, number, port, family=family, aggregates=points, ranges=ranges, log=wish.get("log") or None)
+        yield named, drawing
         if wish.get("compare"):
-            yield f"{named}-shares", partial(shares, run, number, port, family=family)
+            (compared,) = known_names([wish.get("compared")], POINTS, 1)
+            chosen = compared or (points[0] if points != ("mean",) else None)
+            yield f"{named}-shares", partial(shares, run, number, port, family=family, aggregate=chosen)
     else:
         yield named, partial(heatmap, run, number, port, family=family)
     if port in ("grad", "grad_output") and number in ("rms", "norm"):

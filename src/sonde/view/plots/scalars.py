@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from itertools import cycle
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from sonde.errors import ArgumentError
 from sonde.run.run import Run
 from sonde.suggest import unknown_name
+from sonde.view.aggregation import BANDS, POINTS, band_of, checked, mean_of, point_of, starts_of
 from sonde.view.plots.canvas import BROKEN, ZERO, Look, Theme, canvas, legend, mark_steps, subtitle
 from sonde.view.plots.scales import is_wide, logarithmic
 
@@ -25,26 +28,44 @@ __all__ = ["scalars"]
 _SPLITS = re.compile(r"(?:^|[_/ ])(?:non_train|train|training|val|valid|validation|eval|evaluation|test)(?=$|[_/ ])[_/ ]?")
 _ASIDE = ("overhead",)
 _SMOOTH = 60  # points; more get a running mean over them
+_INTERVALS = 40
+_LOSS, _METRIC, _NORM = 0, 1, 2  # kinds of scalars, in the order of their panels
+
+
+Style: TypeAlias = tuple[Sequence[str], Sequence[str]]
+"""The aggregates of an interval that are drawn as lines, and as bands."""
 
 
 def scalars(
-    run: Run, names: Sequence[str] | None = None, *, log: bool | None = None, rank: int = 0, theme: Theme = "light"
+    run: Run,
+    names: Sequence[str] | None = None,
+    *,
+    loss: Style | None = None,
+    metrics: Style | None = None,
+    separate: bool = True,
+    log: bool | None = None,
+    rank: int = 0,
+    theme: Theme = "light",
 ) -> Picture:
     """Draw loss, metrics and global norms over the steps; names that differ only in ``train``, ``eval`` ... share a panel.
 
-    Long series are drawn faintly, under their running mean. A value that is NaN or infinite is a red tick on the axis; on a
+    A series of 60 values or more is drawn faintly, under its running mean, or under the aggregates of 40 intervals of equally many
+    values that are asked for. A value that is NaN or infinite is a red tick on the axis; on a
     logarithmic axis an exact zero is a circle.
 
     Args:
         run: the run.
         names: the scalars; the default is all but ``overhead``.
+        loss, metrics: the lines and bands of losses, and of other scalars but norms: of ``"mean"``, ``"median"``, ``"min"``,
+            ``"max"``, ``"std"``, ``"Q1"``, ``"Q3"``, ``"IQR"``; and of ``"std"``, ``"min-max"``, ``"Q1-Q3"``.
+        separate: draw losses and metrics on panels of their own, otherwise all on one.
         log: whether axes are logarithmic; None chooses by the values of each panel.
         rank: the process.
         theme: ``"light"`` or ``"dark"``.
 
     Raises:
         UnknownSiteError: there are no scalars, or none of a name; the message names the nearest.
-        ArgumentError: *names* is empty.
+        ArgumentError: *names* is empty, or there is no such aggregate.
         MissingExtraError: matplotlib is not installed.
     """
     there = [name for (name,) in run.sql("SELECT DISTINCT name FROM scalars").fetchall()] if "scalars" in run.families else []
@@ -55,9 +76,14 @@ def scalars(
         chosen = [name for name in chosen if name not in _ASIDE] or chosen
     if not chosen:
         raise ArgumentError("names=[] asks for no scalar; None draws all")
+    styles = {_LOSS: loss, _METRIC: metrics}
+    for argument, style in (("loss", loss), ("metrics", metrics)):
+        checked(f"{argument}[0]", style and style[0], POINTS)
+        checked(f"{argument}[1]", style and style[1], BANDS)
     panels: dict[str, list[str]] = {}
     for name in chosen:
-        panels.setdefault(_stem(name), []).append(name)
+        is_norm = _kind(_stem(name)) == _NORM
+        panels.setdefault(_stem(name) if separate or is_norm else "loss and metrics", []).append(name)
     columns = min(2, len(panels))
     rows = -(-len(panels) // columns)
     with canvas(
@@ -71,7 +97,7 @@ def scalars(
         for spare in grid.flat[len(panels) :]:
             spare.remove()
         for axes, (stem, members) in zip(grid.flat, panels.items(), strict=False):
-            marks += _panel(axes, run, members, rank, log, look)
+            marks += _panel(axes, run, members, rank, log, look, [styles.get(_kind(_stem(name))) for name in members])
             axes.set_title(stem, loc="left", fontweight="bold")
         for axes in grid.flat[max(len(panels) - columns, 0) : len(panels)]:
             axes.tick_params(labelbottom=True)
@@ -84,12 +110,18 @@ def _stem(name: str) -> str:
     return _SPLITS.sub(lambda found: "" if found.start() == 0 or found.end() == len(name) else "_", name) or name
 
 
+def _kind(stem: str) -> int:
+    return _LOSS if "loss" in stem else _NORM if stem.endswith("_norm") else _METRIC
+
+
 def _order(name: str) -> tuple[int, str, str]:
     stem = _stem(name)
-    return (0 if "loss" in stem else 2 if stem.endswith("_norm") else 1, stem, name)
+    return _kind(stem), stem, name
 
 
-def _panel(axes: Axes, run: Run, members: list[str], rank: int, log: bool | None, look: Look) -> list[Artist]:
+def _panel(
+    axes: Axes, run: Run, members: list[str], rank: int, log: bool | None, look: Look, styles: Sequence[Style | None]
+) -> list[Artist]:
     """Draw scalars on one panel; return the legend of the marks."""
     series = {name: run.scalar(name, rank=rank) for name in members}
     together = np.concatenate([values[np.isfinite(values)] for _, values in series.values()])
@@ -111,7 +143,10 @@ def _panel(axes: Axes, run: Run, members: list[str], rank: int, log: bool | None
             linewidth=0.9 if is_long else 1.4,
             label=None if is_long else name,
         )
-        if is_long:
+        style = styles[place]
+        if is_long and style is not None:
+            _draw_aggregates(axes, steps, kept, style, colour, name)
+        elif is_long:
             axes.plot(steps, _running_mean(kept, max(len(kept) // 30, 3)), color=colour, linewidth=1.6, label=name)
         marks += mark_steps(axes, steps[~finite], BROKEN, look)
         marks += mark_steps(axes, steps[values == 0], ZERO, look) if log else []
@@ -123,6 +158,19 @@ def _panel(axes: Axes, run: Run, members: list[str], rank: int, log: bool | None
     if len(axes.get_legend_handles_labels()[1]) > 1:
         axes.legend(loc="best", fontsize=7.5)
     return marks
+
+
+def _draw_aggregates(
+    axes: Axes, steps: npt.NDArray[np.int64], values: npt.NDArray[np.float64], style: Style, colour: str, name: str
+) -> None:
+    """Draw the lines and bands of intervals."""
+    starts = starts_of(len(values), _INTERVALS)
+    middles = mean_of(steps.astype(np.float64), starts)
+    for band in style[1]:
+        axes.fill_between(middles, *band_of(values, starts, band), color=colour, alpha=0.16, linewidth=0)
+    for dashes, each in zip(cycle(("-", "--", ":", "-.")), style[0], strict=False):
+        label = name if len(style[0]) == 1 and each == "mean" else f"{name} {each}"
+        axes.plot(middles, point_of(values, starts, each), dashes, color=colour, linewidth=1.6, label=label)
 
 
 def _is_logarithmic(name: str, values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> bool:

@@ -8,10 +8,10 @@ import numpy as np
 
 from sonde.errors import ArgumentError
 from sonde.run.run import Run
+from sonde.view.aggregation import POINTS, checked, mean_of, point_of, starts_of
 from sonde.view.plots.canvas import BROKEN, Theme, by_depth, canvas, legend, mark_steps, subtitle
 from sonde.view.plots.layer_names import Include, labels, name_at, prefix_fact, spread_apart
 from sonde.view.plots.layer_series import matrix
-from sonde.view.plots.lines import mean_of
 from sonde.view.plots.number_names import title_of
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ __all__ = ["shares"]
 _NAMED = 26  # layers
 _EDGED = 40  # layers; of more, the edges between them would hide them
 _COLUMNS = 400  # of more steps, several are averaged
+_INTERVALS = 40
 
 
 def shares(
@@ -29,6 +30,7 @@ def shares(
     number: str = "norm",
     port: str = "output",
     *,
+    aggregate: str | None = None,
     family: str | None = None,
     include: Include = None,
     exclude: Include = None,
@@ -43,6 +45,8 @@ def shares(
 
     Args:
         run: the run.
+        aggregate: compare aggregates over 40 intervals of logged steps: ``"mean"``, ``"median"``, ``"min"``,
+            ``"max"``, ``"std"``, ``"Q1"``, ``"Q3"`` or ``"IQR"``; None compares the values of each step.
         number, port, family, include, exclude, where, theme: see :func:`~sonde.view.plots.heatmap`.
 
     Raises:
@@ -59,16 +63,20 @@ def shares(
         raise ArgumentError(
             f"{number!r} at port {port!r} is negative somewhere, so that layers have no shares in its sum: draw lines()"
         )
+    checked("aggregate", aggregate, POINTS)
+    starts = starts_of(len(found.steps), _COLUMNS if aggregate is None else _INTERVALS)
+    size = int(starts[1]) if len(starts) > 1 else len(found.steps)
+    if aggregate is not None:
+        values = np.nan_to_num(point_of(found.finite, starts, aggregate), nan=0.0)
     total = values.sum(axis=0)
-    size = -(-len(found.steps) // _COLUMNS)
-    starts = np.arange(0, len(found.steps), size)
-    parts = mean_of(np.divide(values, total, out=np.full_like(values, np.nan), where=total > 0), starts)
+    parts = np.divide(values, total, out=np.full_like(values, np.nan), where=total > 0)
+    parts = mean_of(parts, starts) if aggregate is None else parts
     steps = mean_of(found.steps.astype(np.float64), starts)
     short, _ = labels(found.names, 28)
     facts = (
         f"{len(found.names):,} layers, first on top",
         f"without {held} that hold others" if held else "",
-        "share in the sum over all of them" + (f", mean over {size} logged steps" if size > 1 else ""),
+        "share in the sum over all of them" + (f", {aggregate or 'mean'} over {size} logged steps" if size > 1 else ""),
         prefix_fact(found.names),
     )
     height = min(max(0.16 * min(len(found.names), _NAMED), 2.6), 6.5) + 1.3

@@ -1,0 +1,112 @@
+"""Reduce the values of intervals to one number each, or to a band: mean, quantiles, extremes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from sonde.errors import ArgumentError
+from sonde.suggest import nearest
+
+__all__ = ["BANDS", "POINTS", "band_of", "checked", "mean_of", "point_of", "starts_of"]
+
+Values: TypeAlias = npt.NDArray[np.float64]
+Starts: TypeAlias = npt.NDArray[np.intp]
+
+
+def mean_of(values: Values, starts: Starts) -> Values:
+    """Return the means of the finite values in intervals of the last axis; NaN where there are none."""
+    there = np.isfinite(values)
+    counts = np.add.reduceat(there.astype(np.float64), starts, axis=-1)
+    sums = np.add.reduceat(np.where(there, values, 0.0), starts, axis=-1)
+    means: Values = np.divide(sums, counts, out=np.full(sums.shape, np.nan), where=counts > 0)
+    return means
+
+
+def _std_of(values: Values, starts: Starts) -> Values:
+    """Return the standard deviations (ddof 0) of the finite values in intervals of the last axis."""
+    lengths = np.diff([*starts, values.shape[-1]])
+    away = np.where(np.isfinite(values), values, np.nan) - np.repeat(mean_of(values, starts), lengths, axis=-1)
+    return np.sqrt(mean_of(away**2, starts))
+
+
+def _quantile_of(share: float) -> Callable[[Values, Starts], Values]:
+    def quantile_of(values: Values, starts: Starts) -> Values:
+        found = np.full((*values.shape[:-1], len(starts)), np.nan)
+        finite = np.where(np.isfinite(values), values, np.nan)
+        for place, (start, end) in enumerate(zip(starts, [*starts[1:], values.shape[-1]], strict=True)):
+            piece = finite[..., start:end]
+            some = np.isfinite(piece).any(axis=-1)
+            if some.any():
+                found[..., place][some] = np.nanquantile(piece[some], share, axis=-1)
+        return found
+
+    return quantile_of
+
+
+def _extreme_of(choose: np.ufunc) -> Callable[[Values, Starts], Values]:
+    return lambda values, starts: choose.reduceat(np.where(np.isfinite(values), values, np.nan), starts, axis=-1)
+
+
+_Q1, _Q3 = _quantile_of(0.25), _quantile_of(0.75)
+_POINTS: dict[str, Callable[[Values, Starts], Values]] = {
+    "mean": mean_of,
+    "median": _quantile_of(0.5),
+    "min": _extreme_of(np.fmin),
+    "max": _extreme_of(np.fmax),
+    "std": _std_of,
+    "Q1": _Q1,
+    "Q3": _Q3,
+    "IQR": lambda values, starts: _Q3(values, starts) - _Q1(values, starts),
+}
+POINTS = tuple(_POINTS)
+"""The names of aggregations to one number; quantiles are linearly interpolated."""
+
+BANDS = {"std": "± one standard deviation", "min-max": "least to greatest", "Q1-Q3": "first to third quartile"}
+"""The names of bands, each with words for a legend."""
+
+
+def point_of(values: Values, starts: Starts, method: str) -> Values:
+    """Return one number for each interval of the last axis, over its finite values; NaN where there are none.
+
+    Args:
+        values: of shape (..., steps).
+        starts: the position of the first value of each interval, ascending from 0.
+        method: one of ``POINTS``.
+    """
+    return _POINTS[method](values, starts)
+
+
+def band_of(values: Values, starts: Starts, method: str) -> tuple[Values, Values]:
+    """Return the lower and upper end of the band of each interval; *method* is one of ``BANDS``, the rest as :func:`point_of`.
+
+    One standard deviation below the mean of positive values stays positive, at the least of them, for a logarithmic axis.
+    """
+    if method == "std":
+        middle, wide = mean_of(values, starts), _std_of(values, starts)
+        least = point_of(values, starts, "min")
+        return np.where((least > 0) & (middle <= wide), least, middle - wide), middle + wide
+    low, high = method.split("-")
+    return point_of(values, starts, low), point_of(values, starts, high)
+
+
+def starts_of(count: int, intervals: int) -> Starts:
+    """Return the position of the first of *count* values in each of at most *intervals* intervals of equally many."""
+    return np.arange(0, count, max(-(-count // intervals), 1))
+
+
+def checked(argument: str, given: Any, known: Iterable[str]) -> tuple[str, ...]:
+    """Return *given*, a name, several, or None, as a tuple of names.
+
+    Raises:
+        ArgumentError: one of the names is not *known*; the message names the *argument*.
+    """
+    known = tuple(known)
+    names = () if given is None else (given,) if isinstance(given, str) else tuple(given)
+    for name in names:
+        if name not in known:
+            raise ArgumentError(f"{argument}={given!r}: there are {', '.join(known)}. {nearest(str(name), known, count=1)}")
+    return names
