@@ -27,13 +27,18 @@ def relative(operations: float, dtype: torch.dtype = torch.float64) -> float:
     return roundings / (1 - roundings)
 
 
-def of_std(largest: float, operations: float = SUM) -> float:
-    """Return the largest absolute error of a standard deviation that is computed in float64 from a sum and a sum of squares.
+def of_std(parts: float) -> float:
+    """Return the largest relative error of a ``std`` of ``Moments`` that a row has, as its docstring says.
 
-    Each of the two terms of the variance is at most ``largest**2`` and is off by *operations* roundings and a few more; where
-    they cancel, the root of the error is left.
+    A sum of squares about a pivot that is at least ``2^-12`` of the terms that it is derived from is off by ``2^12`` times the
+    roundings of these. The pivot is the mean of one of *parts* parts of equal size, and so at most ``sqrt(parts - 1)`` standard
+    deviations away from the mean of all (Samuelson 1968): at least one in *parts* of that sum is left as the variance.
+
+    Args:
+        parts: over how many tensors, or blocks of a large tensor, the elements are divided equally; in general, the number of
+            elements over that of the smallest part.
     """
-    return math.sqrt(2 * relative(operations + 4)) * largest
+    return parts * relative(2**12 * 2 * SUM)
 
 
 def of_decomposition(rows: int, features: int) -> float:

@@ -365,7 +365,7 @@ def compare(kept: Keeper, watched: Watcher, operations: int = 0) -> None:
         count, largest = int(numbers["count"]), numbers["absmax"] if math.isfinite(numbers["absmax"]) else 1.0
         rel = values + bounds.relative(count + 3)
         for name, number in numbers.items():
-            slack = bounds.of_std(count, largest) if name == "std" else 0.0
+            slack = bounds.of_std(count) * numbers["std"] if name == "std" and math.isfinite(number) else 0.0
             assert found[key][name] == pytest.approx(number, rel=rel, abs=rel * largest + slack, nan_ok=True), (key, name)
     norms = kept.norms()
     elements = sum(int(numbers["count"]) for numbers in expected.values())

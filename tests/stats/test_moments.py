@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 import pytest
 import torch
+from tests import bounds
+from torch import Tensor
 
-from sonde.stats import Accumulator, Moments
+from sonde.stats import Accumulator, Moments, reduce
 
 
 def test_moments_by_hand() -> None:
@@ -64,13 +67,92 @@ def test_a_large_mean_leaves_the_spread() -> None:
     assert numbers.std == pytest.approx(1.0, rel=1e-6)
 
 
-def test_the_promised_precision_of_the_spread() -> None:
-    """A mean of a million times the spread leaves it a relative error of 1e-4, as the docstring says."""
-    exact = torch.tensor([1e6 - 1, 1e6 + 1], dtype=torch.float64).repeat(50_000)
-    accumulator = Accumulator(Moments())
-    for piece in exact.chunk(7):
-        accumulator.update(piece)
-    assert accumulator.compute().std == pytest.approx(1.0, rel=2e-4)
+def exact_spread(tensors: list[Tensor]) -> float:
+    """The standard deviation of all elements in exact arithmetic."""
+    values = [Fraction(value) for tensor in tensors for value in tensor.double().flatten().tolist()]
+    mean = sum(values, Fraction()) / len(values)
+    unit = max(map(abs, values)) or Fraction(1)  # a float holds the variance in squares of this
+    return float(unit) * math.sqrt(sum((((value - mean) / unit) ** 2 for value in values), Fraction()) / len(values))
+
+
+def ways(tensors: list[Tensor]) -> dict[str, float]:
+    """The spread of *tensors* by every way in which rows come about and merge."""
+    statistic = Moments()
+    added, merged, backwards = (Accumulator(statistic) for _ in range(3))
+    for tensor in tensors:
+        added.update(tensor)
+        merged.merge(Accumulator(statistic).update(tensor))
+    for tensor in reversed(tensors):
+        backwards.merge(Accumulator(statistic).update(tensor))
+    rows = torch.stack([statistic.measure(tensor) for tensor in tensors])
+    by_reference = statistic.empty(1)[0]
+    for row in rows:
+        by_reference = statistic.merged(by_reference, row)
+    # as ranks merge: one reduction of minima, then one of sums
+    minima = rows[:, 8:10].amin(0)
+    by_ranks = torch.cat([statistic.aligned(rows, minima).sum(0), minima, rows[:, 10:].amax(0)])
+    finished = statistic.finish(statistic.columns(torch.stack([by_reference, by_ranks, reduce(statistic, rows)])))["std"].tolist()
+    found = {"added": added.compute().std, "merged": merged.compute().std, "merged backwards": backwards.compute().std}
+    return found | dict(zip(("by the reference", "as ranks merge", "reduced"), finished, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("mean", [0.0, 1.0, -30.0, 1e3, 1e6, -1e7, 1e8, 1e9, 1e12])
+def test_the_spread_is_right_whatever_the_mean(mean: float, dtype: torch.dtype) -> None:
+    """Up to a mean of 1e12 spreads, in every way in which rows merge; where float32 rounds all elements to one, it is 0."""
+    tensors = [(torch.randn(size, dtype=torch.float64) + mean).to(dtype) for size in (3000, 4000, 5000)]
+    expected = exact_spread(tensors)
+    for way, found in ways(tensors).items():
+        assert found == pytest.approx(expected, rel=bounds.of_std(12_000 / 3000), abs=0.0), way
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        pytest.param([torch.tensor([2**31 - 1, 2**31 - 2], dtype=torch.int32)], id="the largest integers"),
+        pytest.param([torch.tensor([1e9, 1e9 + 1], dtype=torch.float64), torch.zeros(2)], id="a mean far from the first"),
+        pytest.param([torch.zeros(100), torch.randn(100, dtype=torch.float64) + 1e9], id="zeros first"),
+        pytest.param([torch.randn(100, dtype=torch.float64) + 1e9, torch.zeros(100)], id="zeros last"),
+        pytest.param([torch.full((500,), 1e9 + at, dtype=torch.float64) for at in range(8)], id="equal elements that drift"),
+        pytest.param([torch.tensor([1e150, 3e150], dtype=torch.float64)], id="squares that nearly overflow"),
+        pytest.param([torch.tensor([1e-140, 3e-140], dtype=torch.float64)], id="squares that nearly underflow"),
+        pytest.param([torch.arange(9000.0).double() * 1e-9 + 1e3], id="a slope, over several blocks"),
+        pytest.param([torch.cat([torch.full((4096,), 1e6), torch.randn(100_000)])], id="a first block of its own"),
+    ],
+)
+def test_the_spread_of_difficult_tensors(tensors: list[Tensor]) -> None:
+    """Exact up to the stated bound, in every way in which rows merge."""
+    expected = exact_spread(tensors)
+    total = sum(tensor.numel() for tensor in tensors)
+    parts = total / min(4096, *(tensor.numel() for tensor in tensors))
+    for way, found in ways(tensors).items():
+        assert found == pytest.approx(expected, rel=bounds.of_std(parts), abs=0.0), way
+
+
+@pytest.mark.parametrize("value", [0.1, -3e-20, 1e9 + 0.3, 7.0])
+def test_equal_elements_have_no_spread(value: float) -> None:
+    """Exactly 0, whatever the rounding of their mean, with NaN among them or not."""
+    tensor = torch.full((5001,), value, dtype=torch.float64)
+    spoiled = tensor.clone()
+    spoiled[::3] = math.nan
+    assert set(ways([tensor, tensor[:7], spoiled]).values()) == {0.0}
+
+
+def test_a_spread_that_the_sums_do_not_hold_is_nan() -> None:
+    """Squares beyond float64, or so far below it that they lost their digits: no number rather than a wrong one."""
+    for values in ([1e300, -1e300], [1e-170, 3e-170]):
+        tensor = torch.tensor(values, dtype=torch.float64)
+        assert all(math.isnan(found) for found in ways([tensor]).values())
+
+
+def test_many_small_tensors_and_an_outlier_keep_the_spread() -> None:
+    """Fifty thousand single numbers around 1000, and one zero, which becomes the pivot."""
+    numbers = torch.randn(50_000, dtype=torch.float64) + 1000
+    accumulator = Accumulator(Moments()).update(torch.zeros(1))
+    for number in numbers.split(1):
+        accumulator.update(number)
+    expected = exact_spread([numbers, torch.zeros(1)])
+    assert accumulator.compute().std == pytest.approx(expected, rel=bounds.of_std(50_001), abs=0.0)
 
 
 def test_defects_are_counted_and_left_out() -> None:

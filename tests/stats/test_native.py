@@ -281,7 +281,7 @@ def test_the_compiled_module_refuses_what_it_cannot_use() -> None:
     """Null addresses, unknown kinds, wrong numbers of arguments: an exception, not a crash."""
     module = native.module()
     assert module is not None
-    row = torch.zeros(8, dtype=torch.float64)
+    row = torch.zeros(MOMENTS.width, dtype=torch.float64)
     at = row.data_ptr()
     unusable: list[tuple[object, ...]] = [
         (0, 0, 0, at, 0, 0, (8,), (1,), 1, ()),  # no row
@@ -315,7 +315,10 @@ def test_the_compiled_module_refuses_what_it_cannot_use() -> None:
     with pytest.raises(ValueError, match="no such instruction set"):
         module.use_level("mmx")
     with pytest.raises(ValueError, match="no address"):
-        module.merge(0, 0, 1, 0, 0)
+        module.merge(0, 0, 1, 0, 0, -1)
+    for sums, number in ((8, 4), (8, -2), (7, 0), (14, 0)):  # no such reduction; too few or too many sums for Moments
+        with pytest.raises(ValueError, match="no such row"):
+            module.merge(at, at, sums, 2, 1, number)
     assert not row.any()
 
 
@@ -427,3 +430,17 @@ def test_the_environment_chooses_the_kernel(choice: str, printed: str) -> None:
         text=True,
     )
     assert done.stdout == printed + "\n"
+
+
+def test_kernels_of_another_version_are_not_used() -> None:
+    """A compiled module from before an update would write rows of another layout: the reference is used, and the reason said."""
+    program = """
+import sys, types
+sys.modules["sonde.stats.kernels._native"] = types.SimpleNamespace(openmp=1, revision=1)
+import torch
+from sonde.stats import Accumulator, Moments
+from sonde.stats.kernels import native
+print(native.status().reason, Accumulator(Moments()).update(torch.ones(4)).compute().norm)
+"""
+    made = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert made.stdout.startswith("the compiled kernels were built for another version of sonde: install it again 2.0")

@@ -47,6 +47,13 @@ def share(part: float, whole: float) -> float:
     return part / whole if whole else NAN
 
 
+def spread(finite: Tensor) -> float:
+    """The standard deviation of the population, in two passes with exact sums: off by a few roundings, whatever the mean."""
+    values = finite.tolist()
+    mean = math.fsum(values) / len(values)
+    return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values))
+
+
 def moments(kept: list[Tensor]) -> Numbers:
     every = everything(kept)
     finite = every[every.isfinite()]
@@ -55,7 +62,7 @@ def moments(kept: list[Tensor]) -> Numbers:
         "count": float(len(every)),
         "finite": float(len(finite)),
         "mean": finite.mean().item() if some else NAN,
-        "std": finite.std(correction=0).item() if some else NAN,
+        "std": spread(finite) if some else NAN,
         "rms": finite.square().mean().sqrt().item() if some else NAN,
         "norm": torch.linalg.vector_norm(finite).item() if some or not len(every) else NAN,
         "min": finite.min().item() if some else NAN,
@@ -310,9 +317,12 @@ SUMS = bounds.relative(2 * bounds.SUM + 10)
 
 
 def of_moments(tensors: list[Tensor]) -> Numbers:
-    """A mean, whose terms may cancel, and a standard deviation, as shares of the largest magnitude."""
-    largest = moments(tensors)["absmax"]
-    return {} if math.isnan(largest) else {"mean": SUMS * largest, "std": bounds.of_std(largest, 2 * bounds.SUM)}
+    """A mean, whose terms may cancel, as a share of the largest magnitude; and a standard deviation, as a share of itself."""
+    numbers = moments(tensors)
+    smallest = min((int(plain(tensor).isfinite().sum()) for tensor in tensors if plain(tensor).isfinite().any()), default=0)
+    if not smallest:
+        return {}
+    return {"mean": SUMS * numbers["absmax"], "std": numbers["std"] * bounds.of_std(numbers["finite"] / smallest)}
 
 
 def of_spectrum(tensors: list[Tensor], *, centered: bool = False) -> Numbers:

@@ -170,16 +170,27 @@ class Statistic(RowStatistic):
     def row_of(self, tensor: Tensor, previous: Tensor | None = None) -> Tensor:
         return self.measure(dense(tensor))
 
+    def aligned(self, rows: Tensor, minima: Tensor) -> Tensor:
+        """Return the sums of *rows* as they are to be added to those of other rows: unchanged, unless overridden.
+
+        Override this where sums depend on a minimum, as sums of distances from a point do: the point is a field that merges by
+        "min", and this method moves it to the merged one. Sums of a row that has these minima already must stay as they are, bit
+        by bit. So rows of many ranks merge by one reduction of minima and one of sums.
+
+        Args:
+            rows: of shape ``(..., width)``.
+            minima: the merged minima, of shape ``(number of minima,)`` or ``(..., number of minima)``.
+
+        Returns:
+            Float64 of shape ``(..., number of sums)``.
+        """
+        return rows[..., : self._cuts()[0]]
+
     def merged(self, row: Tensor, other: Tensor) -> Tensor:
         sums, minima = self._cuts()
-        return torch.cat(
-            [
-                row[..., :sums] + other[..., :sums],
-                torch.minimum(row[..., sums:minima], other[..., sums:minima]),
-                torch.maximum(row[..., minima:], other[..., minima:]),
-            ],
-            dim=-1,
-        )
+        rows = torch.stack([row, other])
+        lows = rows[..., sums:minima].amin(0)
+        return torch.cat([self.aligned(rows, lows).sum(0), lows, rows[..., minima:].amax(0)], dim=-1)
 
     def _cuts(self) -> tuple[int, int]:
         sums = sum(item.size for item in self.fields if item.merge == "sum")
@@ -202,7 +213,8 @@ def reduce(statistic: Statistic, rows: Tensor) -> Tensor:
         raise ArgumentError(f"cannot reduce rows of shape {tuple(rows.shape)}: {statistic} has rows of {statistic.width} numbers")
     sums, minima = statistic._cuts()
     whole = torch.cat([statistic.empty(1, rows.device), rows])  # so that no rows make an empty row
-    return torch.cat([whole[:, :sums].sum(0), whole[:, sums:minima].amin(0), whole[:, minima:].amax(0)])
+    lows = whole[:, sums:minima].amin(0)
+    return torch.cat([statistic.aligned(whole, lows).sum(0), lows, whole[:, minima:].amax(0)])
 
 
 def dense(tensor: Tensor) -> Tensor:

@@ -47,7 +47,10 @@ class Table:
         self.changes = 0
         self._width = statistic.width
         self._first = rows
-        self._merges_by_kind = type(statistic).merged in (Statistic.merged, PairStatistic.merged)
+        self._aligner = statistic.kernel if _is_aligned(statistic) else None
+        self._merges_by_kind = type(statistic).merged in (Statistic.merged, PairStatistic.merged) and (
+            not _is_aligned(statistic) or (self._aligner is not None and self._aligner.aligns)
+        )
         self._empty: list[Tensor] = []  # of each block: its content while no tensor was added
         self._unused: dict[torch.device, list[tuple[int, int]]] = {}  # places, the next one last
         self._rows: list[Tensor] = []
@@ -159,7 +162,7 @@ class Table:
         """Add the row *other*, which counts its own additions, to *row* in place. Several threads may add at the same time."""
         if self._merges_by_kind:
             sums, minima = self.statistic._cuts()
-            if native.merge(row, other, 1 + sums, minima - sums, row.numel() - 1 - minima):
+            if native.merge(row, other, 1 + sums, minima - sums, row.numel() - 1 - minima, self._aligner):
                 return
         with self._lock, torch.no_grad():
             row.copy_(self.merged(row, other))
@@ -197,3 +200,7 @@ class Table:
     def numbers(self, rows: Sequence[Tensor]) -> dict[str, Column]:
         """Return the numbers of the statistic for some *rows*. One copy per device."""
         return self.read(rows)[1]
+
+def _is_aligned(statistic: RowStatistic) -> bool:
+    """Return whether the sums of *statistic* depend on its minima."""
+    return isinstance(statistic, Statistic) and type(statistic).aligned is not Statistic.aligned

@@ -48,7 +48,8 @@ def assert_laws(statistic: RowStatistic, *, sample: Sequence[int] = (), examples
     """Assert that *statistic* obeys the laws on which sonde relies wherever it adds up rows.
 
     Laws of a ``Statistic``: an empty row changes nothing; merging is commutative and associative; chunks, their order and
-    their strides make no difference (beyond the rounding of float64, and for fields per element); rows reduce as they merge.
+    their strides make no difference (beyond the rounding of float64, and for fields per element); rows reduce as they merge,
+    by one reduction of minima and one of sums, as ranks merge theirs.
     Laws of a ``PairStatistic``: merging and reducing raise; kept and given predecessors agree; tensors of different shapes
     are counted as skipped. Laws of both: the statistic is a value; its layout fits the measured row; a state round trip loses
     nothing; nothing but the row changes; ``reset`` clears everything; rows made under ``inference_mode`` accept tensors
@@ -202,9 +203,21 @@ def assert_identical(one: Accumulator[Any], other: Accumulator[Any]) -> None:
     assert torch.equal(row(one), row(other)), f"{row(one).tolist()} is not {row(other).tolist()}"
 
 
-def assert_close(one: Tensor, other: Tensor) -> None:
-    """Assert that two rows hold the same sums up to the rounding of float64, which depends on the order of the terms."""
-    torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-9)
+def assert_close(statistic: Statistic, one: Tensor, other: Tensor) -> None:
+    """Assert that two rows, once aligned, hold the same sums up to the rounding of float64, which depends on the order of terms."""
+    _assert_close(statistic, one, other, slice(None))
+
+
+def assert_close_per_element(statistic: Statistic, one: Tensor, other: Tensor) -> None:
+    """Assert the same of the fields that do not depend on how elements are divided into tensors."""
+    _assert_close(statistic, one, other, per_element(statistic))
+
+
+def _assert_close(statistic: Statistic, one: Tensor, other: Tensor, compared: slice | Tensor) -> None:
+    sums, minima = statistic._cuts()
+    lows = torch.minimum(one, other)[sums:minima]
+    aligned = (torch.cat([statistic.aligned(row, lows), row[sums:]])[compared] for row in (one, other))
+    torch.testing.assert_close(*aligned, rtol=1e-12, atol=1e-9)
 
 
 def per_element(statistic: Statistic) -> Tensor:
@@ -317,9 +330,9 @@ def _(statistic: Statistic, draw: Callable[[], Tensor]) -> None:
     x, y, z = draw(), draw(), draw()
     left = seen(statistic, x).merge(seen(statistic, y)).merge(seen(statistic, z))
     right = seen(statistic, x).merge(seen(statistic, y).merge(seen(statistic, z)))
-    assert_close(row(left), row(right))
+    assert_close(statistic, row(left), row(right))
     rows = torch.stack([row(seen(statistic, item)) for item in (x, y, z)])
-    assert_close(reduce(statistic, rows), row(left))
+    assert_close(statistic, reduce(statistic, rows), row(left))
 
 
 @law("updating is merging", MERGE_LAWS)
@@ -327,32 +340,43 @@ def _(statistic: Statistic, draw: Callable[[], Tensor]) -> None:
     one, other = draw(), draw()
     merged, second = seen(statistic, one), seen(statistic, other)
     kept = row(second)
-    assert_close(row(merged.merge(second)), row(seen(statistic, one, other)))
+    assert_close(statistic, row(merged.merge(second)), row(seen(statistic, one, other)))
     assert torch.equal(row(second), kept), "merging changed what was merged in"
-    assert_close(row(merged.merge(merged)), row(seen(statistic, one, other, one, other)))
+    assert_close(statistic, row(merged.merge(merged)), row(seen(statistic, one, other, one, other)))
 
 
 @law("chunks give what the whole gives", MERGE_LAWS)
 def _(statistic: Statistic, draw: Callable[[], Tensor]) -> None:
     whole = draw()
-    fixed = per_element(statistic)
     for cut in range(len(whole) + 1):
         pieces = whole[:cut], whole[cut:]
-        assert_close(row(seen(statistic, *pieces))[fixed], row(seen(statistic, whole))[fixed])
+        assert_close_per_element(statistic, row(seen(statistic, *pieces)), row(seen(statistic, whole)))
     merged = seen(statistic)
     for index in range(len(whole)):
         merged.merge(seen(statistic, whole[index : index + 1]))
-    assert_close(row(merged)[fixed], row(seen(statistic, whole))[fixed])
+    assert_close_per_element(statistic, row(merged), row(seen(statistic, whole)))
+
+
+@law("rows merge by one reduction of minima and one of sums", MERGE_LAWS)
+def _(statistic: Statistic, draw: Callable[[], Tensor]) -> None:
+    one, other = row(seen(statistic, draw())), row(seen(statistic, draw()))
+    sums, minima = statistic._cuts()
+    assert torch.equal(statistic.aligned(one, one[sums:minima]), one[:sums])
+    lows = torch.minimum(one, other)[sums:minima]
+    moved = torch.stack([one, other])
+    moved[:, :sums], moved[:, sums:minima] = statistic.aligned(moved, lows), lows
+    assert torch.equal(statistic.aligned(moved, lows), moved[:, :sums])
+    assert torch.equal(moved.sum(0)[:sums], statistic.merged(one, other)[:sums])
 
 
 @law("neither the order of samples nor their strides matter", MERGE_LAWS)
 def _(statistic: Statistic, draw: Callable[[], Tensor]) -> None:
     tensor = draw()
     expected = row(seen(statistic, tensor))
-    assert_close(row(seen(statistic, tensor.flip(0))), expected)
+    assert_close(statistic, row(seen(statistic, tensor.flip(0))), expected)
     strided = torch.zeros(len(tensor), 3, *tensor.shape[1:])
     strided[:, 1] = tensor
-    assert_close(row(seen(statistic, strided[:, 1])), expected)
+    assert_close(statistic, row(seen(statistic, strided[:, 1])), expected)
 
 
 # ------------------------------------------------------------------------------------------------------------ laws of pairs

@@ -21,10 +21,13 @@ from sonde.errors import ArgumentError
 from sonde.stats.kernels.torch_private import count_dispatch_modes
 
 __all__ = ["EXPONENTS", "KINDS", "MOMENTS", "NORM", "Kernel", "Status", "activation"]
-__all__ += ["is_plain", "merge", "module", "status", "threads", "use"]
+__all__ += ["REVISION", "is_plain", "merge", "module", "status", "threads", "use"]
 
 KINDS: dict[torch.dtype, int] = {torch.float64: 0, torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
 """The precisions that the kernels read, with their numbers in the compiled code."""
+
+REVISION = 2
+"""Number of the layout of rows and of the compiled functions. Code that was built for other rows would write beyond them."""
 
 SWITCH = "SONDE_KERNEL"
 """Environment variable: ``reference`` or the name of an instruction set, instead of the best that is present."""
@@ -75,12 +78,17 @@ _state = _State()
 def _load() -> None:
     name = "sonde.stats.kernels._native"
     try:
-        _state.module = _state.loaded = import_module(name)
+        loaded = import_module(name)
     except ModuleNotFoundError:
         _state.reason = "sonde was installed without compiled kernels: there was no C++ compiler, or SONDE_NO_NATIVE was set"
+        loaded = None
     except ImportError as error:  # as where libgomp is missing
         _state.reason = f"the compiled kernels cannot be loaded: {error}"
-    else:
+        loaded = None
+    if loaded is not None and getattr(loaded, "revision", None) != REVISION:
+        _state.reason = "the compiled kernels were built for another version of sonde: install it again"
+    elif loaded is not None:
+        _state.module = _state.loaded = loaded
         capsule = getattr(Tensor, "__dlpack_c_exchange_api__", None)
         _state.exchange = _state.module.connect(capsule, (Tensor, nn.Parameter), Tensor.is_neg, threads)
     choice = os.environ.get(SWITCH, "")
@@ -158,12 +166,14 @@ class Kernel:
         number: its number in the compiled code.
         width: width of the rows that it adds to.
         arguments: further arguments of the reduction.
+        aligns: whether the reduction's sums depend on a minimum, and :func:`merge` aligns them.
     """
 
     name: str
     number: int
     width: int
     arguments: tuple[float, ...] = ()
+    aligns: bool = False
 
     def add(self, row: Tensor, tensor: Tensor, led: int = 0) -> bool:
         """Add all elements of *tensor* to *row* in place, if both are plain memory.
@@ -257,7 +267,7 @@ def _are_alike(one: Tensor, other: Tensor) -> bool:
     return one.dtype is other.dtype and one.shape == other.shape and one.stride() == other.stride()
 
 
-MOMENTS = Kernel("moments", 0, 8)
+MOMENTS = Kernel("moments", 0, 11, aligns=True)
 """Adds to rows of :class:`~sonde.stats.Moments`."""
 
 EXPONENTS = Kernel("exponents", 1, 288)
@@ -276,12 +286,14 @@ def activation(eps: float, channel_axis: int) -> Kernel:
     return Kernel("activation", 3, 7, (float(eps), int(channel_axis)))
 
 
-def merge(row: Tensor, other: Tensor, sums: int, minima: int, maxima: int) -> bool:
+def merge(row: Tensor, other: Tensor, sums: int, minima: int, maxima: int, aligner: Kernel | None = None) -> bool:
     """Merge the row *other* into *row* in place, in one step: no addition of another thread comes between.
 
     Args:
         row, other: float64, shape ``(sums + minima + maxima,)``.
         sums, minima, maxima: the numbers of sums, minima and maxima in a row, in that order.
+        aligner: the kernel that adds to such rows, if their sums depend on their minima
+            (:meth:`sonde.stats.Statistic.aligned`).
 
     Returns:
         Whether *other* was merged. If not, *row* is unchanged.
@@ -291,7 +303,7 @@ def merge(row: Tensor, other: Tensor, sums: int, minima: int, maxima: int) -> bo
         return False
     if not (row.is_contiguous() and other.is_contiguous() and row.numel() == other.numel() == sums + minima + maxima):
         return False
-    native.merge(row.data_ptr(), other.data_ptr(), sums, minima, maxima)
+    native.merge(row.data_ptr(), other.data_ptr(), sums, minima, maxima, -1 if aligner is None else aligner.number)
     return True
 
 

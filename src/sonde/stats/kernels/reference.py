@@ -9,11 +9,14 @@ __all__ = ["moments"]
 
 
 def moments(values: Tensor) -> Tensor:
-    """Return the row of :class:`~sonde.stats.Moments`: count, nan, inf, zeros, sum, squares, min, max; float64, shape ``(8,)``.
+    """Return the row of :class:`~sonde.stats.Moments`: float64, shape ``(11,)``.
+
+    The fields are count, nan, inf, zeros, sum, squares, offsets, squared offsets, min, pivot, max. The pivot is the mean; offsets
+    are the distances from the pivot.
 
     Args:
-        values: float64 of any shape. NaN and infinities are counted and left out of the last four; without a finite element,
-            the sums are 0, min is inf and max is -inf.
+        values: float64 of any shape. NaN and infinities are counted and left out of all other fields; without a finite element,
+            the sums are 0, min and pivot are inf and max is -inf.
     """
     nan = values.isnan()
     inf = values.isinf()
@@ -25,15 +28,22 @@ def moments(values: Tensor) -> Tensor:
     else:
         low = torch.where(spoiled, float("inf"), values).amin()
         high = torch.where(spoiled, float("-inf"), values).amax()
+    nans, infs, total = nan.sum(dtype=torch.float64), inf.sum(dtype=torch.float64), finite.sum()
+    mean = (total / (values.numel() - nans - infs)).clamp(low, high)  # exact if all elements are equal
+    pivot = mean.nan_to_num(nan=float("inf"))  # without a finite element, or where the sum overflows in both directions
+    offsets = torch.where(spoiled, 0.0, values - pivot)
     return torch.stack(
         [
             torch.full_like(low, values.numel()),
-            nan.sum(dtype=torch.float64),
-            inf.sum(dtype=torch.float64),
+            nans,
+            infs,
             (values == 0).sum(dtype=torch.float64),
-            finite.sum(),
+            total,
             finite.square().sum(),
+            offsets.sum(),
+            offsets.square().sum(),
             low,
+            pivot,
             high,
         ]
     )

@@ -4,6 +4,7 @@
 #include "adding.hpp"
 
 #include <cstdlib>
+#include <cstring>
 
 #include "threads.hpp"
 
@@ -36,22 +37,40 @@ template <class Into> bool sum_up(const View &view, void (*pass)(Kind, const voi
     return true;
 }
 
+enum Field : int { kOffsets = 6, kSquaredOffsets, kMinimum, kPivot, kMaximum, kMoments };  // of a row of Moments, after six sums
+
+void lower_pivot(double *row, double pivot) {
+    const double finite = row[0] - row[1] - row[2], by = row[kPivot] - pivot;
+    if (!(by > 0)) return;
+    row[kPivot] = pivot;
+    if (!(finite > 0)) return;
+    const double moved = finite * by;
+    row[kSquaredOffsets] += by * (2 * row[kOffsets] + moved);
+    row[kOffsets] += moved;
+}
+
+void align_moments(double *row, const double *other) { lower_pivot(row, other[kPivot]); }
+
 bool add_moments(double *row, const View &view, PyObject *) {
-    Moments seen;
+    Moments seen(true);
     if (!sum_up(view, passes->moments, seen)) return false;
+    lower_pivot(row, seen.offsets.pivot);
+    seen.offsets.lower(row[kPivot]);
     row[0] += double(view.count);
     row[1] += double(seen.nan);
     row[2] += double(seen.inf);
     row[3] += double(seen.zeros);
     row[4] += seen.sum.total();
     row[5] += seen.squares.total();
-    row[6] = seen.low < row[6] ? seen.low : row[6];
-    row[7] = seen.high > row[7] ? seen.high : row[7];
+    row[kOffsets] += seen.offsets.sum.total();
+    row[kSquaredOffsets] += seen.offsets.squares.total();
+    row[kMinimum] = seen.low < row[kMinimum] ? seen.low : row[kMinimum];
+    row[kMaximum] = seen.high > row[kMaximum] ? seen.high : row[kMaximum];
     return true;
 }
 
 bool add_norm(double *row, const View &view, PyObject *) {
-    Moments seen;
+    Moments seen(false);
     if (!sum_up(view, passes->moments, seen)) return false;
     row[0] += double(view.count);
     row[1] += double(seen.nan);
@@ -148,10 +167,25 @@ bool add_activation(double *row, const View &view, PyObject *arguments) {
 }  // namespace
 
 const Reduction reductions[kReductions] = {
-    {"moments", add_moments},
-    {"exponents", add_exponents},
-    {"norm", add_norm},
-    {"activation", add_activation},
+    {"moments", add_moments, kMinimum, align_moments},
+    {"exponents", add_exponents, kPlaces, nullptr},
+    {"norm", add_norm, 4, nullptr},
+    {"activation", add_activation, 7, nullptr},
 };
+
+void merge_rows(double *row, const double *other, Py_ssize_t sums, Py_ssize_t minima, Py_ssize_t maxima, const Reduction *reduction) {
+    double aligned[kMostAligned + 1];
+    if (reduction && reduction->align) {
+        const Py_ssize_t led = sums - reduction->sums;
+        std::memcpy(aligned, other, size_t(sums + minima + maxima) * sizeof(double));
+        reduction->align(row + led, aligned + led);
+        reduction->align(aligned + led, row + led);
+        other = aligned;
+    }
+    Py_ssize_t i = 0;
+    for (; i < sums; i++) row[i] += other[i];
+    for (; i < sums + minima; i++) row[i] = other[i] < row[i] ? other[i] : row[i];
+    for (; i < sums + minima + maxima; i++) row[i] = other[i] > row[i] ? other[i] : row[i];
+}
 
 }  // namespace sonde

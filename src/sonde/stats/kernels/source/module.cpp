@@ -168,24 +168,28 @@ PyObject *add_memory(PyObject *, PyObject *const *args, Py_ssize_t n) {
     return answer(into.add(row, view, args[9]));
 }
 
-// merge(row, other, sums, minima, maxima): another row is added to *row*.
+// merge(row, other, sums, minima, maxima, reduction or -1): another row is added to *row*.
 PyObject *merge(PyObject *, PyObject *const *args, Py_ssize_t n) {
-    if (n != 5) {
-        PyErr_SetString(PyExc_TypeError, "expected row, other, sums, minima, maxima");
+    if (n != 6) {
+        PyErr_SetString(PyExc_TypeError, "expected row, other, sums, minima, maxima, reduction");
         return nullptr;
     }
     double *row = static_cast<double *>(PyLong_AsVoidPtr(args[0]));
     const double *other = static_cast<const double *>(PyLong_AsVoidPtr(args[1]));
     const Py_ssize_t sums = PyLong_AsSsize_t(args[2]), minima = PyLong_AsSsize_t(args[3]), maxima = PyLong_AsSsize_t(args[4]);
+    const long which = PyLong_AsLong(args[5]);
     if (PyErr_Occurred()) return nullptr;
     if (!row || !other) {
         PyErr_SetString(PyExc_ValueError, "a row has no address");
         return nullptr;
     }
-    Py_ssize_t i = 0;
-    for (; i < sums; i++) row[i] += other[i];
-    for (; i < sums + minima; i++) row[i] = other[i] < row[i] ? other[i] : row[i];
-    for (; i < sums + minima + maxima; i++) row[i] = other[i] > row[i] ? other[i] : row[i];
+    const Reduction *reduction = which >= 0 && which < kReductions ? &reductions[which] : nullptr;
+    const bool is_aligned = reduction && reduction->align;
+    if (which < -1 || which >= kReductions || (is_aligned && (sums < reduction->sums || sums + minima + maxima > kMostAligned))) {
+        PyErr_SetString(PyExc_ValueError, "there is no such reduction, or no such row of it");
+        return nullptr;
+    }
+    merge_rows(row, other, sums, minima, maxima, reduction);
     Py_RETURN_NONE;
 }
 
@@ -215,7 +219,7 @@ PyMethodDef functions[] = {
     {"add_each", cast(add_each), METH_FASTCALL, "add_each(reduction, led, rows, tensors, minus, arguments) -> positions of those not added"},
     {"add_memory", cast(add_memory), METH_FASTCALL,
      "add_memory(reduction, led, row, data, minus, kind, shape, strides, threads, arguments) -> whether it was done"},
-    {"merge", cast(merge), METH_FASTCALL, "merge(row, other, sums, minima, maxima)"},
+    {"merge", cast(merge), METH_FASTCALL, "merge(row, other, sums, minima, maxima, reduction)"},
     {"levels", cast(list_levels), METH_FASTCALL, "levels() -> (in use, all)"},
     {"use_level", cast(use_level), METH_FASTCALL, "use_level(name)"},
     {nullptr, nullptr, 0, nullptr},
@@ -234,7 +238,8 @@ PyMODINIT_FUNC PyInit__native() {
 #else
     constexpr long openmp = 0;
 #endif
-    if (made && PyModule_AddIntConstant(made, "openmp", openmp) < 0) {
+    if (made && (PyModule_AddIntConstant(made, "openmp", openmp) < 0 ||
+                 PyModule_AddIntConstant(made, "revision", sonde::kRevision) < 0)) {
         Py_DECREF(made);
         return nullptr;
     }

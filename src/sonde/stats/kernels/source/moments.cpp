@@ -92,10 +92,76 @@ Sums pass(const Source &source, typename T::Element *x, const typename T::Elemen
     return made;
 }
 
+// Up to this part of the sum of squares, a sum of squares of distances from the pivot is passed for, not derived: a derived one is
+// off by the rounding of the terms that cancel.
+constexpr double kCancelled = 0x1p-12;
+
+// Sums of the distances of finite elements from *pivot*.
+template <class T> Sums pass_offsets(const typename T::Element *x, size_t n, double pivot) {
+    constexpr int kUnroll = 4;
+    constexpr size_t kStep = kUnroll * kWidth;
+    const Doubles from = filled<Doubles>(pivot);
+    Doubles sum[kUnroll] = {}, squares[kUnroll] = {};
+    size_t k = 0;
+    while (k + kStep <= n) {
+        Doubles chain[kUnroll] = {}, chain_of_squares[kUnroll] = {};
+        const size_t whole = (n - k) / kStep * kStep, end = k + (whole < kChain * kStep ? whole : kChain * kStep);
+        for (; k < end; k += kStep) {
+            for (int u = 0; u < kUnroll; u++) {
+                const Doubles offset = T::widened(x + k + u * kWidth) - from;
+                chain[u] += offset;
+                chain_of_squares[u] += offset * offset;
+            }
+        }
+        for (int u = 0; u < kUnroll; u++) {
+            sum[u] += chain[u];
+            squares[u] += chain_of_squares[u];
+        }
+    }
+    Sums made = {total(sum, kUnroll), total(squares, kUnroll)};
+    for (; k < n; k++) {
+        const double offset = double(x[k]) - pivot;
+        made.sum += offset;
+        made.squares += offset * offset;
+    }
+    return made;
+}
+
+// The offsets of a block whose other moments are *seen*, from the pivot of all blocks before, or from the mean of this one.
+template <class T>
+void add_offsets(typename T::Element *x, size_t n, const Sums &sums, const Moments &seen, Offsets &into) {
+    using Element = typename T::Element;
+    const size_t spoiled = seen.nan + seen.inf;
+    if (spoiled == n) return;
+    const double count = double(n - spoiled);
+    if (!into.count) {
+        const double mean = sums.sum / count;
+        into.pivot = !(mean >= seen.low) ? seen.low : mean > seen.high ? seen.high : mean;  // exact if all elements are equal
+    }
+    const double pivot = into.pivot, of_pivot = count * pivot;
+    Sums made = {sums.sum - of_pivot, sums.squares - pivot * (2 * sums.sum - of_pivot)};
+    if (!(made.squares >= kCancelled * (sums.squares + pivot * of_pivot) && std::isfinite(made.squares))) {
+        if (spoiled) {
+            Element kept[kBlock];
+            size_t number = 0;
+            for (size_t i = 0; i < n; i++) {
+                kept[number] = x[i];
+                number += x[i] - x[i] == 0;
+            }
+            made = pass_offsets<T>(kept, number, pivot);
+        } else {
+            made = pass_offsets<T>(x, n, pivot);
+        }
+    }
+    into.count += n - spoiled;
+    into.sum.add(made.sum);
+    into.squares.add(made.squares);
+}
+
 // At most kBlock elements.
 template <class T, class Source> void add_block(const Source &source, typename T::Element *x, size_t n, Moments &into) {
     using Element = typename T::Element;
-    Moments seen;
+    Moments seen(false);
     Sums sums = pass<T>(source, x, x, n, seen);
     if (!std::isfinite(sums.squares)) {  // NaN, infinity, or a double beyond 1e154
         Element zeroed[kBlock], voided[kBlock];
@@ -107,14 +173,15 @@ template <class T, class Source> void add_block(const Source &source, typename T
             zeroed[i] = finite ? x[i] : Element(0);
             voided[i] = finite ? x[i] : std::numeric_limits<Element>::quiet_NaN();
         }
-        seen = Moments();
+        seen = Moments(false);
         seen.nan = nan;
         seen.inf = spoiled - nan;
         sums = pass<T>(AsTheyAre(), zeroed, voided, n, seen);
     }
     seen.sum.add(sums.sum);
     seen.squares.add(sums.squares);
-    into.merge(seen);
+    if (into.spread) add_offsets<T>(x, n, sums, seen, into.offsets);
+    into.add(seen);
 }
 
 void moments(Kind kind, const void *data, const void *minus, size_t n, Moments &into) {

@@ -30,12 +30,40 @@ struct Sum {
     double total() const { return std::isfinite(lost) ? value + lost : value; }  // not where it overflowed
 };
 
+// Sums of distances from a number near the elements, the pivot: a variance that is formed of them does not cancel.
+struct Offsets {
+    uint64_t count = 0;
+    double pivot = std::numeric_limits<double>::infinity();  // as long as there are no elements
+    Sum sum, squares;
+
+    void lower(double other) {
+        if (!(other < pivot)) return;
+        const double by = pivot - other, n = double(count);
+        pivot = other;
+        if (!count) return;
+        const double moved = n * by;
+        squares.add(by * (2 * sum.total() + moved));
+        sum.add(moved);
+    }
+    void merge(Offsets other) {
+        lower(other.pivot);
+        other.lower(pivot);
+        count += other.count;
+        sum.merge(other.sum);
+        squares.merge(other.squares);
+    }
+};
+
 struct Moments {
+    bool spread;  // whether offsets are wanted
     uint64_t nan = 0, inf = 0, zeros = 0;
     Sum sum, squares;
+    Offsets offsets;
     double low = std::numeric_limits<double>::infinity(), high = -std::numeric_limits<double>::infinity();
 
-    void merge(const Moments &other) {
+    explicit Moments(bool with_spread) : spread(with_spread) {}
+
+    void add(const Moments &other) {  // all but the offsets
         nan += other.nan;
         inf += other.inf;
         zeros += other.zeros;
@@ -44,7 +72,13 @@ struct Moments {
         low = other.low < low ? other.low : low;
         high = other.high > high ? other.high : high;
     }
+    void merge(const Moments &other) {
+        add(other);
+        offsets.merge(other.offsets);
+    }
 };
+
+inline Moments empty_like(const Moments &seen) { return Moments(seen.spread); }
 
 // The row of ExponentHistogram, whose docstring describes it.
 enum Place : int { kZero = 0, kNan = 1, kInf = 2, kNegative = 3, kOver = 4, kBelow = 8, kAbove = 287, kPlaces = 288 };
