@@ -201,6 +201,7 @@ class Table:
         """Return the numbers of the statistic for some *rows*. One copy per device."""
         return self.read(rows)[1]
 
+
 def _is_aligned(statistic: RowStatistic) -> bool:
     """Return whether the sums of *statistic* depend on its minima."""
     return isinstance(statistic, Statistic) and type(statistic).aligned is not Statistic.aligned
