@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import warnings
 from pathlib import Path
@@ -10,13 +11,13 @@ from sonde.errors import ObservationWarning
 
 __all__ = ["WarnOnce", "warn_user"]
 
-_SONDE = str(Path(__file__).parent)
+_PASSED = (str(Path(__file__).parent), contextlib.__file__)
 
 
 def warn_user(text: str) -> None:
     """Warn at the nearest line outside of sonde and torch, so that Python's once-per-place filter tells places apart."""
     torch = getattr(sys.modules.get("torch"), "__file__", None)
-    ours = (_SONDE,) if torch is None else (_SONDE, str(Path(torch).parent))
+    ours = (*_PASSED, *([] if torch is None else [str(Path(torch).parent)]))
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_code.co_filename.startswith(ours):
         frame, level = frame.f_back, level + 1

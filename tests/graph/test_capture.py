@@ -6,7 +6,7 @@ import copy
 import gc
 import weakref
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -300,15 +300,25 @@ def test_an_interrupt_leaves_no_hook() -> None:
     assert torch.overrides._get_current_function_mode() is None
 
 
+class Inside(nn.Module):
+    """Captures a part of itself in its forward."""
+
+    graphs: ClassVar[list[Graph]] = []  # of the class: a list of the model, or of a closure in it, would be copied
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.graphs.append(capture(self.lin, x))
+        out: Tensor = self.lin(x)
+        return out
+
+
 def test_a_model_inside_another_s_forward() -> None:
     """Capturing while a capture runs records both."""
-    inner: list[Graph] = []
-
-    def forward(net: Net, x: Tensor) -> Tensor:
-        inner.append(capture(net.lin, x))
-        return net.lin(x)
-
-    outer = capture(Net(forward, lin=nn.Linear(3, 3)), x)
+    Inside.graphs.clear()
+    outer = capture(Inside(), x)
     outer.check()
-    assert [node.name for node in inner[0].nodes if node.kind == "operation"] == ["linear"]
+    assert [node.name for node in Inside.graphs[0].nodes if node.kind == "operation"] == ["linear"]
     assert "lin:output" in {node.site for node in outer.modules()}

@@ -7,7 +7,7 @@ import io
 import random
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -344,31 +344,40 @@ def test_graph_before_the_batch_can_still_go_backward() -> None:
 
 
 def test_a_forward_that_writes_into_parameters_is_named() -> None:
-    """What cannot be undone without a copy of the model is said."""
+    """The remark says which; the model itself is as it was."""
 
     def clamp(self: Any, x: Tensor) -> Tensor:
         with torch.no_grad():
             self.lin.weight.clamp_(-0.1, 0.1)
         return self.lin(x)
 
-    found = summary(Calls(clamp, lin=nn.Linear(3, 3)), torch.randn(2, 3))
+    model = Calls(clamp, lin=nn.Linear(3, 3))
+    before = model.lin.weight.detach().clone()
+    found = summary(model, torch.randn(2, 3))
+    assert torch.equal(model.lin.weight, before)
     assert any("lin.weight" in remark for remark in found.remarks)
     assert "lin.weight" in repr(found)
 
 
-def test_activations_are_not_kept() -> None:
-    """Without gradients every output is freed as soon as the model lets go of it."""
-    alive: list[weakref.ref[Tensor]] = []
+class Chain(nn.Sequential):
+    """Checks at each layer that no output is alive but the last."""
 
-    def chain(self: Any, x: Tensor) -> Tensor:
-        for layer in self.children():
+    alive: ClassVar[list[weakref.ref[Tensor]]] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self:
             x = layer(x)
-            assert sum(held() is not None for held in alive) <= 1
-            alive.append(weakref.ref(x))
+            assert sum(held() is not None for held in self.alive) <= 1
+            self.alive.append(weakref.ref(x))
         return x
 
+
+def test_activations_are_not_kept() -> None:
+    """Without gradients every output is freed as soon as the model lets go of it."""
+    alive = Chain.alive
+    alive.clear()
     with torch.no_grad():
-        summary(Calls(chain, **{f"l{i}": nn.Linear(4, 4) for i in range(5)}), torch.randn(2, 4))
+        summary(Chain(*(nn.Linear(4, 4) for _ in range(5))), torch.randn(2, 4))
     assert len(alive) == 5
     assert all(held() is None for held in alive)
 

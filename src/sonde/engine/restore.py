@@ -1,11 +1,13 @@
-"""Run a model and leave it as it was: buffers, attributes, gradients, random state, and the tensors of the batch."""
+"""Run a model and leave it as it was: run a copy that cannot reach it, or where there can be none, put everything back."""
 
 from __future__ import annotations
 
 import contextlib
 import random
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -13,18 +15,82 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from sonde.engine import structure
 from sonde.engine.selection import members, parameters
+from sonde.engine.stand_in import StandIn
+from sonde.engine.torch_api import hooks
 from sonde.engine.torch_api.modules import buffers_of, holds_parameters_elsewhere
 from sonde.engine.torch_api.tensors import version_of
+from sonde.engine.unseen import quiet
+from sonde.warn import warn_user
 
-__all__ = ["gradients_put_aside", "plain_python", "preserved", "versions"]
+__all__ = ["Apart", "gradients_put_aside", "set_apart", "versions"]
+
+
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """A model and the arguments of its call, set apart to be run.
+
+    Attributes:
+        model, args, kwargs: copies; the model and the arguments themselves where these cannot be copied.
+        undoes_writes: a forward that writes into a parameter leaves the user's parameter as it is.
+    """
+
+    model: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    undoes_writes: bool
+    _stand_in: StandIn | None = None
+
+    def original(self, made: Any) -> Any:
+        """Return the user's module or parameter that *made* stands for; *made* itself if it stands for none."""
+        return made if self._stand_in is None else self._stand_in.original(made)
+
+
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 @contextlib.contextmanager
-def preserved(model: nn.Module, given: list[Tensor]) -> Iterator[None]:
-    """Restore *model*, the tensors *given* and the random state at the end, whatever runs inside."""
+def set_apart(model: nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] = _NOTHING) -> Iterator[Apart]:
+    """Yield copies of *model* and of the arguments of its call; whatever runs on them inside changes nothing outside.
+
+    Inside, the observers that were attached before see nothing in this thread, and compiled functions run as plain Python, so that
+    hooks and tracebacks are those of modules. At the end the random state is restored. A model that cannot be copied, as one
+    of FSDP, is yielded itself, with a warning beforehand; at the end it is put back as it was, as far as possible.
+    """
+    stand_in: StandIn | None = StandIn(model)
+    apart = Apart(model, args, dict(kwargs), False)
+    try:
+        assert stand_in is not None
+        copied = stand_in.copied(model), stand_in.copied(args), stand_in.copied(dict(kwargs))
+        apart = Apart(*copied, not stand_in.shares_parameters, stand_in)
+    except Exception as error:
+        stand_in = None
+        warn_user(
+            f"{type(model).__name__} cannot be copied ({type(error).__name__}: {error}), so that the model itself runs. Buffers, "
+            "attributes, hooks, gradients and random state are put back afterwards; anything else that its forward changes stays."
+        )
+    if stand_in is not None and stand_in.kept:
+        shown = ", ".join(f"{place} (a {kind})" for place, kind in list(stand_in.kept.items())[:4])
+        warn_user(
+            f"a copy of {type(model).__name__} runs, but {shown} cannot be copied: what the forward changes there stays changed"
+        )
+    given = [tensor for _, tensor in structure.walk((apart.args, apart.kwargs))]
+    used = (*apart.model.parameters(), *apart.model.buffers(), *given)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_random_state(used))
+        stack.enter_context(quiet())
+        stack.enter_context(_plain_python())
+        if stand_in is None:
+            stack.enter_context(_preserved(model, given))
+        yield apart
+
+
+@contextlib.contextmanager
+def _preserved(model: nn.Module, given: list[Tensor]) -> Iterator[None]:
+    """Take sonde's hooks off *model*; restore *model* and the tensors *given* at the end, whatever runs inside."""
     leaves = [*model.parameters(), *(tensor for tensor in given if tensor.is_leaf)]
-    with _random_state((*leaves, *model.buffers(), *given)), gradients_put_aside(leaves):
+    with hooks.taken_out(list(model.modules())), gradients_put_aside(leaves):
         contents = [_content(tensor) for tensor in (*model.buffers(), *_renormed(model), *given) if not is_lazy(tensor)]
         attributes = [(module, dict(vars(module)), dict(buffers_of(module))) for module in _own_modules(model)]
         try:
@@ -112,7 +178,7 @@ def _random_state(used: Iterable[Tensor]) -> Iterator[None]:
             device_module.set_rng_state(state, *place)
 
 
-def plain_python() -> contextlib.AbstractContextManager[Any]:
+def _plain_python() -> contextlib.AbstractContextManager[Any]:
     """Run compiled modules as they were written inside, so that hooks and tracebacks are those of the modules."""
     if "torch._dynamo" not in sys.modules:  # then nothing is compiled, and importing it takes seconds
         return contextlib.nullcontext()

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 from typing import Any, Literal
 
 from torch import nn
-from torch.nn.parameter import is_lazy
 
 from sonde.engine import structure
-from sonde.engine.restore import plain_python, preserved
+from sonde.engine.restore import set_apart
 from sonde.engine.selection import Where, check_model
 from sonde.engine.torch_api.tensors import fake_tensors
 from sonde.errors import ArgumentError
@@ -39,8 +37,8 @@ def capture(
     (2, 3)
 
     The graph shows the executed path: a branch that was not taken is not in it, and a module that is called twice is in it
-    twice. Parameters, gradients, buffers, flags, random state and the arguments are restored afterwards. The model runs in its
-    present mode, with or without gradients as set by the caller. A model with lazy modules is copied first.
+    twice. A copy of the model runs, on copies of the arguments, unseen by other observers: the model, the arguments and the random
+    state stay as they are. The model runs in its present mode, with or without gradients as set by the caller.
 
     Tensors are identified by ``id``. Where a function returns its argument itself (``Identity``, ``Dropout`` in evaluation,
     ``x.contiguous()``), later reads of the tensor in the same module call are drawn after that function.
@@ -63,10 +61,7 @@ def capture(
     check_model(model)
     if on_error not in ("raise", "partial"):
         raise ArgumentError(f'on_error={on_error!r}: give "raise" or "partial"')
-    if any(is_lazy(held) for held in (*model.parameters(), *model.buffers())):  # the first call would create its parameters
-        model = copy.deepcopy(model)
-    recording = Recording(model, operations)
-    error = _run(recording, model, args, kwargs, compute=compute)
+    recording, error = _run(model, args, kwargs, operations, compute=compute)
     if recording.graph is None:
         if error is not None:
             raise error  # raised before the forward began, as in a user's hook
@@ -87,22 +82,22 @@ def capture(
 
 
 def _run(
-    recording: Recording, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, compute: bool
-) -> Exception | None:
-    """Call the model under *recording*, restore the model, and return the exception that came out."""
-    given = [tensor for _, tensor in structure.walk((args, kwargs))]
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], operations: bool | Where, *, compute: bool
+) -> tuple[Recording, Exception | None]:
+    """Call a copy of the model; return its recording, and the exception that came out."""
     with contextlib.ExitStack() as stack:
-        stack.enter_context(preserved(model, given))
-        stack.enter_context(plain_python())
+        apart = stack.enter_context(set_apart(model, args, kwargs))
+        recording = Recording(apart.model, operations)
+        args, kwargs = apart.args, apart.kwargs
         if not compute:
-            args, kwargs = _without_memory(stack, model, args, kwargs)
+            args, kwargs = _without_memory(stack, apart.model, args, kwargs)
         stack.callback(recording.detach)
         recording.attach()
         try:
-            model(*args, **kwargs)
+            apart.model(*args, **kwargs)
         except Exception as error:
-            return error
-    return None
+            return recording, error
+    return recording, None
 
 
 def _without_memory(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from sonde.engine import structure
-from sonde.engine.restore import plain_python, preserved
+from sonde.engine.restore import set_apart
 from sonde.engine.selection import check_model
 from sonde.errors import ArgumentError, MissingExtraError
 from sonde.escape import printable
@@ -31,7 +31,7 @@ Shapes = tuple[int, ...] | Sequence[tuple[int, ...]]
 
 
 def record(net: nn.Module, name: str, input_shapes: Shapes | None, input_data: Any = None) -> Recorder:
-    """Run *net* once and return the recorder that has recorded it. The model is restored afterwards.
+    """Run *net* once and return the recorder that has recorded it. A copy of the model runs: the model stays as it is.
 
     Args:
         net: the model; its device and its mode are left alone.
@@ -46,16 +46,17 @@ def record(net: nn.Module, name: str, input_shapes: Shapes | None, input_data: A
     check_model(net)
     recorder = Recorder()
     with contextlib.ExitStack() as stack:
-        stack.enter_context(preserved(net, [tensor for _, tensor in structure.walk(input_data)]))
-        stack.enter_context(plain_python())
-        args, kwargs = _inputs(net, input_shapes, input_data)  # after: the random state is restored, too
-        recorder.register_hooks(net, name=name)
+        apart = stack.enter_context(set_apart(net, (input_data,)))
+        args, kwargs = _inputs(net, input_shapes, *apart.args)  # inside, since the random state is restored
+        recorder.register_hooks(apart.model, name=name)
         stack.callback(recorder.remove_hooks)
         inputs: list[Tensor] = list({id(tensor): tensor for _, tensor in structure.walk((args, kwargs))}.values())
         for tensor, text in zip(inputs, _numbered("Input", len(inputs)), strict=True):
             if not isinstance(tensor, nn.Parameter):
                 recorder.add_node(tensor, name=text)
-        net(*args, **kwargs)
+        apart.model(*args, **kwargs)
+        for node in recorder.nodes.values():
+            node.fn = apart.original(node.fn)
     _name_outputs(recorder)
     return recorder
 

@@ -33,6 +33,7 @@ class Outcome:
     error: Exception | None = None
     running: list[str] = field(default_factory=list)
     written: list[str] = field(default_factory=list)  # parameters that the forward wrote into
+    undone: bool = True  # into those of a copy
 
 
 @dataclass
@@ -226,7 +227,8 @@ def _remarks(outcome: Outcome, probe: Probe, reasons: dict[str, str]) -> list[st
     remarks += [f"observation stopped early: {error}" for error in probe.errors]
     if outcome.written:
         names = ", ".join(outcome.written[:4]) + (", ..." if len(outcome.written) > 4 else "")
-        remarks.append(f"the forward itself writes into parameters, which was not undone: {names}")
+        ending = "" if outcome.undone else ", which was not undone"
+        remarks.append(f"the forward itself writes into parameters{ending}: {names}")
     return remarks
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -13,11 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.nn.parameter import is_lazy
 
 from sonde.engine import Event, observe, structure
 from sonde.engine.layer_axes import axes_of, learn
-from sonde.engine.restore import gradients_put_aside, plain_python, preserved, versions
+from sonde.engine.restore import gradients_put_aside, set_apart, versions
 from sonde.engine.selection import check_model
 from sonde.engine.torch_api.tensors import version_of
 from sonde.errors import ArgumentError
@@ -44,9 +42,10 @@ def summary(
     >>> [(row.name, row.output_shapes[0], row.params) for row in found.rows]
     [('', (2, 3), 15), ('0', (2, 3), 15), ('1', (2, 3), 0)]
 
-    The model is as it was afterwards: parameters and their ``.grad``, buffers, attributes of modules, training flags, the
-    random state of torch (the CPU's and the accelerator's), NumPy and Python, and the tensors of the batch. It runs in the
-    mode it is in; compiled modules run as plain Python. A model with lazy modules is copied, and the copy runs.
+    A copy of the model runs, on a copy of the batch, unseen by other observers: nothing of the model, its hooks, the batch and the
+    random state of torch (the CPU's and the accelerator's), NumPy and Python changes. The model runs in the mode it is in;
+    compiled modules run as plain Python. The copy takes as much memory as the model (parameters that would take more than a
+    quarter of the memory are shared).
 
     Args:
         model: any module.
@@ -66,18 +65,17 @@ def summary(
     """
     check_model(model)
     _check_arguments(loss_fn, depth, on_error)
-    model = _made_or_copied(model)
-    given = [tensor for _, tensor in structure.walk((batch, kwargs))]
-    watcher = _Watcher(set(_memory_of((*given, *model.parameters(), *model.buffers()))))
-    learn(model)
-    with preserved(model, given), contextlib.ExitStack() as stack:
-        stack.enter_context(plain_python())
-        probe = stack.enter_context(observe(model, watcher, ports=("input", "output", "grad_output")))
-        before = versions(model)
-        outcome = _run(model, batch, kwargs, loss_fn)
-        outcome.running = [call.name for call in watcher.running]
-        outcome.written = [name for name, version in versions(model).items() if version != before.get(name, version)]
-        found = assemble(model, watcher.records, outcome, probe, watcher.output_bytes, depth)
+    with set_apart(model, batch, kwargs) as apart:
+        model, given = apart.model, [tensor for _, tensor in structure.walk((apart.args, apart.kwargs))]
+        watcher = _Watcher(set(_memory_of((*given, *model.parameters(), *model.buffers()))))
+        learn(model)
+        with observe(model, watcher, ports=("input", "output", "grad_output")) as probe:
+            before = versions(model)
+            outcome = _run(model, apart.args, apart.kwargs, loss_fn)
+            outcome.running = [call.name for call in watcher.running]
+            outcome.written = [name for name, version in versions(model).items() if version != before.get(name, version)]
+            outcome.undone = apart.undoes_writes
+            found = assemble(model, watcher.records, outcome, probe, watcher.output_bytes, depth)
     if outcome.error is not None and on_error == "raise":
         outcome.error.add_note(found.as_note())
         raise outcome.error
@@ -91,16 +89,6 @@ def _check_arguments(loss_fn: Any, depth: Any, on_error: Any) -> None:
         raise ArgumentError(f"depth={depth!r}: give the depth of the deepest rows to show, 0 for the model alone")
     if on_error not in ("raise", "partial"):
         raise ArgumentError(f'on_error={on_error!r}: give "raise" or "partial"')
-
-
-def _made_or_copied(model: nn.Module) -> nn.Module:
-    """*model*, or a copy of it if its first call makes its parameters."""
-    buffers: list[Any] = [buffer for buffer in model.buffers() if is_lazy(buffer)]
-    if not buffers and not any(map(is_lazy, model.parameters())):
-        return model
-    # torch copies parameters that are not made yet, but not such buffers
-    memo = {id(held): type(held)(held.requires_grad, held.data.device, held.data.dtype) for held in buffers}
-    return copy.deepcopy(model, memo)
 
 
 # Running

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sonde.engine import structure
+from sonde.engine import quiet, structure
 from sonde.errors import ArgumentError
 from sonde.testing.zoo import mean_square
 
@@ -104,10 +104,14 @@ def set_random_state(state: dict[str, Any]) -> None:
 
 @contextmanager
 def same_chance() -> Iterator[Callable[[], None]]:
-    """Yield a function that sets all random generators back to their present state; at the end, set them back too."""
+    """Yield a function that sets all random generators back to their present state; at the end, set them back too.
+
+    Observers that were attached before see nothing of what runs inside.
+    """
     state = random_state()
     try:
-        yield lambda: set_random_state(state)
+        with quiet():
+            yield lambda: set_random_state(state)
     finally:
         set_random_state(state)
 

@@ -15,7 +15,7 @@ import contextlib
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -47,7 +47,9 @@ __all__ = [
     "on_result",
     "on_tensor",
     "registered_later",
+    "taken_out",
     "undisturbed",
+    "without_ours",
 ]
 
 NOT_GIVEN: Any = NotImplemented
@@ -228,6 +230,33 @@ def hooks_on(holder: nn.Module | Tensor) -> dict[str, dict[Any, Any]]:
     """Return the hook dictionaries of a module or tensor, by their names; those of a tensor are empty without hooks."""
     names = _OF_MODULES if isinstance(holder, nn.Module) else _OF_TENSORS
     return {name: getattr(holder, name, None) or {} for name in names}
+
+
+def without_ours(module: nn.Module) -> dict[str, dict[Any, Any]]:
+    """Return copies of the hook dictionaries of *module*, by their names, without hooks of sonde and the marks of these."""
+    held = {name: dict(hooks) for name, hooks in hooks_on(module).items()}
+    ours = {key for hooks in held.values() for key, hook in hooks.items() if isinstance(hook, Hook | _Stray)}
+    return {name: {key: hook for key, hook in hooks.items() if key not in ours} for name, hooks in held.items()}
+
+
+@contextlib.contextmanager
+def taken_out(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Take all hooks of sonde out of *modules*; at the end put all hooks back that were there, and no others."""
+    held = [(vars(module).get(name, {}), wanted) for module in modules for name, wanted in without_ours(module).items()]
+    before = [(hooks, dict(hooks)) for hooks, _ in held]
+    try:
+        for hooks, wanted in held:
+            _refill(hooks, wanted)
+        yield
+    finally:
+        for hooks, kept in before:
+            _refill(hooks, kept)
+
+
+def _refill(held: dict[Any, Any], wanted: dict[Any, Any]) -> None:
+    if list(held.items()) != list(wanted.items()):
+        held.clear()
+        held.update(wanted)
 
 
 def registered_later(module: nn.Module, handle: Handle) -> list[Any]:

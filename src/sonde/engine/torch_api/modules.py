@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,9 +19,12 @@ __all__ = [
     "holds_parameters_elsewhere",
     "is_called_compiled",
     "is_compiled_wrapper",
+    "is_fully_sharded",
     "named_children",
     "parameters_of",
+    "state_of",
     "unwrap",
+    "wrapped_by_function",
 ]
 
 BatchNorm = _BatchNorm
@@ -99,3 +103,26 @@ def is_called_compiled(module: nn.Module) -> bool:
 def holds_parameters_elsewhere(module: nn.Module) -> bool:
     """Return whether *module* is a wrapper of FSDP, which keeps parameters in plain attributes of modules."""
     return _FSDP in module._modules
+
+
+def is_fully_sharded(module: nn.Module) -> bool:
+    """Return whether FSDP, of either kind, keeps the parameters of *module*: the module is a part of its process group."""
+    return holds_parameters_elsewhere(module) or all(hasattr(type(module), name) for name in ("unshard", "reshard"))
+
+
+def wrapped_by_function(module: nn.Module) -> nn.Module | None:
+    """Return the module that *module* calls in another way: compiled, or in parallel. None for anything else."""
+    if isinstance(module, _PARALLEL):
+        wrapped: nn.Module = module.module
+        return wrapped
+    return None if isinstance(module, torch.jit.ScriptModule) else module._modules.get(_COMPILED)
+
+
+def state_of(module: nn.Module) -> dict[str, Any]:
+    """Return the attributes of *module* that a copy of it has: those that its class pickles, without compiled code."""
+    if type(module).__getstate__ is not nn.Module.__getstate__:
+        with contextlib.suppress(Exception):  # a class that refuses, as that of a parametrized module
+            state = module.__getstate__()
+            if isinstance(state, dict):
+                return state
+    return {name: value for name, value in vars(module).items() if name != "_compiled_call_impl"}

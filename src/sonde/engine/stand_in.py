@@ -1,0 +1,300 @@
+"""Copy a model and the arguments of a call so that nothing in the copy can reach the originals.
+
+``copy.deepcopy`` does not do: it refuses tensors that are results of operations (a weight under ``weight_norm``, a kept hidden
+state), copies ``.grad``, rebuilds wrappers, takes sonde's hooks along, and leaves functions alone, so that a hook or a replaced
+``forward`` that closes over a module would run the original. Here modules, tensors, containers, methods and closures are copied by
+hand, and ``copy.deepcopy`` only makes the objects between them.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import io
+import logging
+import os
+import threading
+import weakref
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable
+from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import Graph
+from torch.nn.parameter import is_lazy
+
+from sonde.engine.torch_api import hooks
+from sonde.engine.torch_api.modules import is_fully_sharded, state_of, wrapped_by_function
+from sonde.errors import ModelError
+
+__all__ = ["StandIn"]
+
+_ATOMS = {bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device, range, slice, type(None), type(...)}
+_SHARED = (
+    type,
+    ModuleType,
+    BuiltinFunctionType,
+    Graph,
+    logging.Logger,
+    weakref.ref,
+    io.IOBase,
+    threading.local,
+    type(threading.Lock()),
+    type(threading.RLock()),
+)
+"""Kinds of objects that a forward does not change, or that stand for something outside of the model."""
+
+_MOST_OF_MEMORY = 0.25
+"""Parameters are copied if they take no more than this part of the memory: of the machine's, or of a device's free memory."""
+
+
+class StandIn:
+    """Copies of a model and of values that go with it.
+
+    Attributes:
+        kept: places of the model whose objects cannot be copied, each with the kind of the object: it is in the copy itself.
+        shares_parameters: parameters are too large to copy: those of the copy lie in the same memory.
+
+    Args:
+        model: its parameters decide whether they are copied.
+
+    Raises:
+        ModelError: from ``copied``: a part of the model cannot be copied at all.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.kept: dict[str, str] = {}
+        self.shares_parameters = not _fit(model.parameters())
+        self._memo: dict[int, Any] = {}  # by id of the original, as copy.deepcopy has it
+        self._originals: list[Any] = []  # keeps these ids from being used again
+        self._by_copy: dict[int, Any] | None = None
+        self._looked_at: set[int] = set()
+        self._place = ""
+
+    def copied(self, value: Any) -> Any:
+        """Return the copy of *value*; *value* itself if it cannot change."""
+        kind = type(value)
+        if kind in _ATOMS or isinstance(value, _SHARED):
+            return value
+        if id(value) in self._memo:
+            return self._memo[id(value)]
+        self._originals.append(value)
+        if isinstance(value, nn.Module):
+            return self._module(value)
+        if isinstance(value, Tensor):
+            return self._note(value, self._tensor(value))
+        made = _MAKERS.get(kind)
+        return self._object(value) if made is None else made(self, value)
+
+    def original(self, made: Any) -> Any:
+        """Return the module, parameter or other object that *made* is the copy of; *made* itself if it is none."""
+        if self._by_copy is None:
+            self._by_copy = {id(self._memo[id(value)]): value for value in self._originals if id(value) in self._memo}
+        return self._by_copy.get(id(made), made)
+
+    def _note(self, value: Any, made: Any) -> Any:
+        self._memo[id(value)] = made
+        return made
+
+    # Modules
+
+    def _module(self, module: nn.Module) -> Any:
+        inner = wrapped_by_function(module)
+        if inner is not None:  # nothing of torch.compile or of a parallel wrapper is wanted
+            return self._note(module, self.copied(inner))
+        if is_fully_sharded(module):
+            raise ModelError(f"a {type(module).__name__} is a part of its process group")
+        if isinstance(module, torch.jit.ScriptModule):
+            return self._object(module)
+        made = self._note(module, object.__new__(type(module)))
+        held, theirs = vars(made), hooks.without_ours(module)
+        for name in theirs.keys() & vars(module).keys():
+            value = vars(module)[name]
+            self._originals.append(value)
+            held[name] = self._note(value, type(value)())
+        outer, revive = self._place, type(module).__setstate__
+        for name, value in state_of(module).items():
+            self._place = f"{type(module).__name__}.{name}"
+            if name in theirs:
+                held[name].update((key, self.copied(hook)) for key, hook in theirs[name].items())
+            else:
+                held[name] = self.copied(value)
+        self._place = outer
+        if type(module).__getstate__ is not nn.Module.__getstate__ and revive is not nn.Module.__setstate__:
+            state = dict(held)
+            held.clear()
+            revive(made, state)
+        return made
+
+    # Tensors
+
+    def _tensor(self, tensor: Tensor) -> Tensor:
+        if is_lazy(tensor):
+            kind: Any = type(tensor)
+            lazy: Tensor = kind(tensor.requires_grad, tensor.data.device, tensor.data.dtype)
+            return lazy
+        made: Tensor
+        try:
+            if isinstance(tensor, nn.Parameter) and self.shares_parameters:
+                data = tensor.detach()
+            else:
+                data = _copied(tensor.detach(), self._memo)
+            if isinstance(tensor, nn.Parameter):
+                made = data if isinstance(data, nn.Parameter) else nn.Parameter(data, tensor.requires_grad)
+            else:
+                made = data
+            made.requires_grad_(tensor.requires_grad)
+            vars(made).update(vars(tensor))
+        except Exception as error:
+            made = self._keep(tensor, error)
+        return made
+
+    # Containers and functions
+
+    def _sequence(self, value: Any) -> Any:
+        made = self._note(value, type(value)())
+        made.extend(map(self.copied, value))
+        return made
+
+    def _deque(self, value: deque[Any]) -> Any:
+        made = self._note(value, deque[Any](maxlen=value.maxlen))
+        made.extend(map(self.copied, value))
+        return made
+
+    def _mapping(self, value: Any) -> Any:
+        made = self._note(value, defaultdict(value.default_factory) if isinstance(value, defaultdict) else type(value)())
+        for key, held in tuple(value.items()):
+            made[self.copied(key)] = self.copied(held)
+        return made
+
+    def _set(self, value: Any) -> Any:
+        return self._note(value, type(value)(map(self.copied, tuple(value))))
+
+    def _tuple(self, value: tuple[Any, ...]) -> Any:
+        made = tuple(map(self.copied, value))
+        same = all(new is old for new, old in zip(made, value, strict=True))
+        return self._memo.get(id(value)) or self._note(value, value if same else made)  # it may hold itself, in a list
+
+    def _method(self, value: MethodType) -> Any:
+        return self._note(value, MethodType(self.copied(value.__func__), self.copied(value.__self__)))
+
+    def _partial(self, value: functools.partial[Any]) -> Any:
+        given = [self.copied(part) for part in (value.func, value.args, value.keywords)]
+        made = functools.partial(given[0], *given[1], **given[2])
+        vars(made).update(vars(value))
+        return self._note(value, made)
+
+    def _function(self, value: FunctionType) -> Any:
+        """Return a function of the same code that closes over copies; *value* itself where these are the originals."""
+        if not value.__closure__:
+            return self._note(value, value)
+        cells = [CellType() for _ in value.__closure__]
+        made = FunctionType(value.__code__, value.__globals__, value.__name__, value.__defaults__, tuple(cells))
+        made.__kwdefaults__, made.__module__, made.__qualname__ = value.__kwdefaults__, value.__module__, value.__qualname__
+        made.__doc__, made.__annotations__ = value.__doc__, value.__annotations__
+        vars(made).update(vars(value))
+        self._note(value, made)
+        same = True
+        for old, new in zip(value.__closure__, cells, strict=True):
+            try:
+                held = old.cell_contents
+            except ValueError:
+                continue  # not assigned as yet
+            known = _MAKERS.get(type(held)) is not None or isinstance(held, nn.Module | Tensor) or self._leads_to_modules(held)
+            new.cell_contents = self.copied(held) if known else held
+            same &= new.cell_contents is held or new.cell_contents is made
+        return self._note(value, value) if same else made
+
+    # Everything else
+
+    def _object(self, value: Any) -> Any:
+        if not isinstance(value, nn.Module):
+            self._leads_to_modules(value)
+        before = dict(self._memo)
+        try:
+            made = value.clone_state() if isinstance(value, torch.Generator) else copy.deepcopy(value, self._memo)
+        except Exception as error:
+            made = self._keep(value, error)
+            self._memo.clear()  # of objects that were not finished
+            self._memo.update(before)
+        return self._note(value, made)
+
+    def _keep(self, value: Any, error: Exception) -> Any:
+        if isinstance(error, ModelError):
+            raise error
+        self.kept[self._place or type(value).__name__] = type(value).__name__
+        return value
+
+    def _leads_to_modules(self, value: Any) -> bool:
+        """Copy all modules and tensors that can be reached from *value*; return whether there is a module."""
+        pending, found = [value], False
+        while pending:
+            part = pending.pop()
+            if type(part) in _ATOMS or isinstance(part, _SHARED):
+                continue
+            if isinstance(part, nn.Module | Tensor | FunctionType):
+                found |= isinstance(part, nn.Module)
+                self.copied(part)
+            elif id(part) not in self._looked_at:
+                self._looked_at.add(id(part))
+                self._originals.append(part)
+                pending += _parts(part)
+            else:
+                found = True  # looked at before: whether it led to a module is not known any more
+        return found
+
+
+_MAKERS: dict[type, Callable[[StandIn, Any], Any]] = {
+    list: StandIn._sequence,
+    deque: StandIn._deque,
+    dict: StandIn._mapping,
+    OrderedDict: StandIn._mapping,
+    defaultdict: StandIn._mapping,
+    set: StandIn._set,
+    frozenset: StandIn._set,
+    tuple: StandIn._tuple,
+    MethodType: StandIn._method,
+    functools.partial: StandIn._partial,
+    FunctionType: StandIn._function,
+}
+
+
+def _copied(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
+    """Return a copy of *tensor*, with its memory, which other views of the same memory share."""
+    try:
+        return copy.deepcopy(tensor, memo)
+    except (NotImplementedError, RuntimeError):  # a nested tensor
+        return tensor.clone()
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    """Return the objects that *value* holds: items, attributes, the object of a method."""
+    if isinstance(value, dict):
+        return (*value.keys(), *value.values(), *getattr(value, "__dict__", {}).values())
+    if isinstance(value, list | tuple | set | frozenset | deque):
+        return (*value, *getattr(value, "__dict__", {}).values())
+    if isinstance(value, MethodType):
+        return (value.__func__, value.__self__)
+    if isinstance(value, functools.partial):
+        return (value.func, *value.args, *value.keywords.values())
+    return tuple(getattr(value, "__dict__", {}).values())
+
+
+def _fit(parameters: Iterable[nn.Parameter]) -> bool:
+    """Return whether copies of *parameters* take a small part of the memory where they lie."""
+    needed: dict[torch.device, int] = {}
+    for parameter in parameters:
+        if not is_lazy(parameter) and not parameter.is_meta:  # type: ignore[redundant-expr]  # is_lazy narrows too much
+            needed[parameter.device] = needed.get(parameter.device, 0) + parameter.numel() * parameter.element_size()
+    return all(size <= _MOST_OF_MEMORY * _memory_of(device) for device, size in needed.items())
+
+
+def _memory_of(device: torch.device) -> float:
+    if device.type == "cpu":
+        names = os.sysconf_names if hasattr(os, "sysconf") else {}
+        known = {"SC_PAGE_SIZE", "SC_PHYS_PAGES"} <= names.keys()
+        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")) if known else float("inf")
+    look: Callable[[torch.device], tuple[int, int]] | None = getattr(torch.get_device_module(device), "mem_get_info", None)
+    return float("inf") if look is None else float(look(device)[0])
