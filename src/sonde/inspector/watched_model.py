@@ -95,7 +95,7 @@ class WatchedModel:
         """Take everything off; rows of a step that has not ended are dropped."""
         clock = self._clock
         if clock is not None and self._attached:
-            clock.now()  # ends a step inside a backward pass whose end was not seen
+            clock.end_open()
             self._attached, self._last_step = False, clock.step
             clock.call_no_more(self._step_ends)
             clock.call_no_more(self._optimizer_stepped)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
 import torch
+from tests import bounds
 from torch import Tensor, nn
 from torch.optim import SGD, Adam
 from torch.utils.checkpoint import checkpoint
 
 import sonde
 from sonde.engine import Event
+from sonde.errors import ObservationWarning
+from sonde.inspector import watch
 
 X = torch.ones(2, 3)
 Step = str
@@ -240,6 +244,29 @@ def stepping_in_backward(parameters: Iterable[nn.Parameter]) -> None:
         parameter.register_post_accumulate_grad_hook(hook)
 
 
+def disturbed(model: Parts, root: bool) -> Iterator[Step]:
+    """SAM in place; weights are clamped after a step; an average takes their place for an evaluation."""
+    optimizer = SGD(model.parameters(), lr=0.1)
+    for number in range(8):
+        for half in (0.05, -0.05):
+            model.zero_grad()
+            (call(model, "a", root) + call(model, "b", root)).backward()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.add_(half)
+        optimizer.step()
+        with torch.no_grad():
+            model.a.weight.clamp_(-1, 1)
+            if number % 3 == 0:
+                kept = model.a.weight.clone()
+                model.eval()
+                model.a.weight.zero_()
+                model(X)
+                model.a.weight.copy_(kept)
+                model.train()
+        yield "ab"
+
+
 def in_backward(model: Parts, root: bool) -> Iterator[Step]:
     stepping_in_backward(model.parameters())
     for _ in range(12):
@@ -305,6 +332,7 @@ LOOPS: list[Callable[[Parts, bool], Iterator[Step]]] = [
     scaled,
     sharpness_aware,
     by_hand_gradients,
+    disturbed,
     in_backward,
     in_backward_by_torch,
     in_backward_and_after,
@@ -372,3 +400,71 @@ def test_each_of_several_optimizers_has_its_own_interval(pattern: str, every: in
         late = [number for number in numbers if own[number] >= learned]
         assert late == list(range(late[0], len(own), every))[: len(late)]
         assert len(own) - late[-1] <= every
+
+
+UNSEEN = "the parameters have changed 2 times and no optimizer was seen to step"
+
+
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_steps_that_nobody_says_are_recognised(every: int, accumulated: int) -> None:
+    """A loop changes its parameters itself. Of the third step on there is everything, and each update is that of its own step."""
+    model = nn.Linear(2, 1, bias=False)
+    with watch(model, every=every, to="memory", quiet=True, strict=True) as inspector:
+        for step in range(9):
+            with pytest.warns(ObservationWarning, match=UNSEEN) if step == 2 else contextlib.nullcontext():
+                for _ in range(accumulated):
+                    model(torch.ones(1, 2)).sum().backward()
+            with torch.no_grad():
+                assert model.weight.grad is not None
+                model.weight -= model.weight.grad * step
+            model.weight.grad = None
+            model.eval()
+            model(torch.ones(1, 2))
+            model.train()
+        (watched,) = inspector._training.watched  # type: ignore[union-attr]  # it is attached
+    assert watched.steps == 9
+    rows = inspector.run.table("moments").to_pylist()
+    found = {(row["step"], row["port"]): row["mean"] for row in rows}
+    steps = range(2, 9) if every == 1 else (3, 6)
+    assert sorted({step for step, _ in found}) == list(steps)
+    for step in steps:
+        assert found[step, "grad"] == accumulated
+        assert found[step, "update"] == pytest.approx(-step * accumulated, rel=1e-5)
+    assert sorted({row["step"] for row in rows if row["port"] == "output"}) == list(steps)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("whole", [False, True])
+def test_steps_of_a_compiled_optimizer_are_recognised(backend: str, whole: bool, fresh_compiler: None) -> None:
+    """Alone, or in a training step that is compiled as a whole: from the third step on its rows are those of the eager training."""
+    runs = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+        optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
+        step: Callable[[], Any] = optimizer.step
+
+        def train(step: Callable[[], Any] = step, model: nn.Module = model, optimizer: SGD = optimizer) -> None:
+            model(X).square().mean().backward()
+            step()
+            optimizer.zero_grad()
+
+        with contextlib.ExitStack() as stack:
+            if compiled:
+                stack.enter_context(pytest.warns(ObservationWarning, match=UNSEEN))
+                stack.enter_context(warnings.catch_warnings())
+                warnings.filterwarnings("ignore", category=DeprecationWarning)
+            inspector = stack.enter_context(watch(model, every=1, to="memory", quiet=True))
+            made = torch.compile(train if whole else step, backend=backend) if compiled else train
+            for _ in range(6):
+                if whole or not compiled:
+                    made()
+                else:
+                    train(made)
+        runs.append({(row["step"], row["site"]): row for row in inspector.run.table("moments").to_pylist() if row["step"] > 1})
+    eager, found = runs  # five steps, in each of them at most 40 operations on one element one after another
+    assert found.keys() == eager.keys()
+    for key, row in eager.items():
+        assert found[key]["norm"] == pytest.approx(row["norm"], rel=bounds.relative(200, torch.float32), abs=1e-6), key

@@ -49,6 +49,7 @@ class Clock(Counters):
         self.backward_counter = BackwardCounter(self)
         self.forward_counter = ForwardCounter(self, self.backward_counter, self._forward_at_rest)
         self.step_counter = StepCounter(self, self.backward_counter)
+        self.forward_counter.between = self.step_counter.forward_begins
         self.awake: set[Hashable] = set()
         self._users = 0
         self._lock = threading.RLock()  # probes come and go in several threads
@@ -158,6 +159,11 @@ class Clock(Counters):
         """Return the tick of this moment."""
         self.backward_counter.settle()
         return self.tick_of(self.current())
+
+    def end_open(self) -> None:
+        """End a step whose end can only be seen as the next forward begins, if there is one. Idempotent."""
+        self.backward_counter.settle()
+        self.step_counter.end_unsaid()
 
     def compiled_modules(self) -> frozenset[nn.Module]:
         """Return the root's modules that are in compiled code, as of the last look for changes."""

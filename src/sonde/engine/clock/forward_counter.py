@@ -30,6 +30,7 @@ class ForwardCounter:
         is_compiled: the root was seen to be called as compiled code.
         before: called as each forward begins.
         after_first: called when a root whose parameters had no shape has returned.
+        between: called before a forward begins, for the step that may have ended.
         at_rest: called, instead of all others, as a forward begins while no probe observes.
     """
 
@@ -39,6 +40,7 @@ class ForwardCounter:
         self.is_compiled = False
         self.before: list[Callable[[], None]] = []
         self.after_first: list[Callable[[], None]] = []
+        self.between: Callable[[], None] = lambda: None
         self.at_rest = at_rest
         self.counters = counters
         self._backwards = backwards
@@ -81,6 +83,7 @@ class ForwardCounter:
         """End what the last backward pass has left open, which may end a step, before a call of the root begins."""
         if not self.counters.local.depth:
             self._backwards.settle()
+            self.between()
 
     def begin(self) -> None:
         """Count a call of the root that begins, unless it runs inside another one."""

@@ -9,6 +9,7 @@ all optimizers are followed, and those that hold parameters of the root count.
 * Optimizers that are called inside a backward pass, by hooks on parameters, belong to one step, which ends with the pass.
 * A call that raised is no step; nor is one that found infinities under a ``GradScaler``.
 * A loop without optimizers says when a step has ended. That step begins with the end of its first backward pass.
+* A compiled optimizer says nothing. After two steps that nobody has said, steps are recognised as the next forward begins.
 
 Whether anybody observes does not matter either: where several optimizers may take part, the hooks that see gradients come
 (``backward_counter.py``) stay in between observed steps.
@@ -30,9 +31,11 @@ from sonde.engine.clock.backward_counter import BackwardCounter
 from sonde.engine.clock.counters import Counters
 from sonde.engine.clock.parameter_copies import Copies, copies
 from sonde.engine.clock.turns import Turns
+from sonde.engine.clock.witness import Witness
 from sonde.engine.event import Tick
 from sonde.engine.torch_api.autograd_state import graph_task, optimizers_running
 from sonde.engine.unseen import are_quiet, blocks
+from sonde.warn import warn_user
 
 __all__ = ["StepCounter", "StepObserver", "Undo"]
 
@@ -60,6 +63,9 @@ class StepObserver(Protocol):
 
     def after(self, held: frozenset[int], before: Copies, *, closure: bool) -> None:
         """The step was taken; *before* are the copies."""
+
+
+_UNSAID = 2  # times that parameters change unsaid until it is taken for steps: once they may be loaded, or disturbed on purpose
 
 
 @dataclass(slots=True)
@@ -133,6 +139,10 @@ class StepCounter:
         # a loop without optimizers
         self._says_steps = False
         self._said: _Attempt | None = None
+        # steps that nobody says
+        self._witness = Witness()
+        self._unsaid = 0
+        self._recognises = False
         backwards.last_after = self._backward_ended
 
     # Hooks
@@ -265,6 +275,7 @@ class StepCounter:
             self._last = weakref.ref(optimizer)
             self._last_own = own
             self._may_nest = optimizers.may_nest(optimizer)
+            self._recognises = self._says_steps = False
             self._end(optimizer, held, own)
         for callback in tuple(self.after_optimizer):
             callback(optimizer, taken)
@@ -330,9 +341,12 @@ class StepCounter:
             self._in_pass.clear()
             self._last = None
             self._end(None, frozenset(), changed)
-            for callback in tuple(self.after_optimizer):
-                callback(None, True)
-        elif self._counters.is_observed and not self._attempts and (self._says_steps or self.turns.last == -1):
+            self._tell_of_step(taken=True)
+            return
+        if self.turns.last == -1 or self._recognises:
+            root = self._counters.root()
+            self._witness.choose(() if root is None else root.parameters())
+        if self._counters.is_observed and not self._attempts and (self._says_steps or self.turns.last == -1):
             self._begin_said()
 
     def _begin_said(self) -> None:
@@ -356,6 +370,53 @@ class StepCounter:
         if attempt is not None:
             attempt.take_back()
 
+    # Steps that nobody says
+
+    def forward_begins(self) -> None:
+        """A forward of the root is about to begin: end the step before it, if one was taken and nobody says steps.
+
+        In evaluation mode parameters may be exchanged for others, as for their averages.
+        """
+        if not self._recognises and self.turns.last != -1:
+            return
+        root = self._counters.root()
+        if self._recognises:
+            if root is not None and root.training:
+                self.end_unsaid()
+        elif root is None or not root.training or not self._witness.look() or optimizers_running():
+            return  # also inside a step with a closure
+        elif self._backwards.count and (self.observers or self._after):
+            self._unsaid += 1
+            if self._unsaid == _UNSAID:
+                self._recognise()
+
+    def end_unsaid(self) -> None:
+        """End the step that was taken since the last look, if steps are recognised and one was. Idempotent."""
+        if self._recognises and self._witness.look():
+            self.end_step()
+            self._tell_of_step(taken=True)
+
+    def _recognise(self) -> None:
+        """Count the steps that nobody has said, without the rows that they have in common, and recognise those that come."""
+        self._recognises = self._says_steps = True
+        self._said = None
+        self._tell_of_step(taken=False)
+        own = self._of_root()
+        for _ in range(self._unsaid - 1):
+            self._count()
+        self._end(None, own, own)
+        self._tell_of_step(taken=True)
+        warn_user(
+            f"the parameters have changed {self._unsaid} times and no optimizer was seen to step: its step is compiled by "
+            "torch.compile, or it is none of torch.optim. These first steps are counted and have no rows. From now on a step is "
+            "recognised as the next forward in training mode begins, and its gradients are those that the last backward pass has "
+            "left. To say each step yourself, call step() of the inspector or probe after it."
+        )
+
+    def _tell_of_step(self, *, taken: bool) -> None:
+        for callback in tuple(self.after_optimizer):
+            callback(None, taken)
+
     # The end of a step
 
     def _end(self, optimizer: Optimizer | None, held: frozenset[int], changed: frozenset[int]) -> None:
@@ -366,6 +427,7 @@ class StepCounter:
         first = self.turns.last == -1
         self.turns.note(optimizer, held, counters.step)
         self._changed = changed
+        self._witness.look()
         was_observed = bool(self._observing)
         self._count()
         counters.local.depth = 0  # no forward runs now, even if an interrupt kept one from ending

@@ -1,0 +1,35 @@
+"""Recognise steps that nobody says, as those of a compiled optimizer, by a parameter that has changed between two forwards."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+
+from torch import nn
+
+from sonde.engine.torch_api.tensors import version_of
+
+__all__ = ["Witness"]
+
+
+class Witness:
+    """A parameter that steps change, held weakly, and how often it was written into when it was looked at last."""
+
+    def __init__(self) -> None:
+        self._parameter: weakref.ref[nn.Parameter] | None = None
+        self._version = 0
+
+    def choose(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Take the first of *parameters* that has a gradient, unless there is a witness."""
+        if self._parameter is None or self._parameter() is None:
+            found = next((parameter for parameter in parameters if parameter.grad is not None), None)
+            self._parameter = None if found is None else weakref.ref(found)
+            self.look()
+
+    def look(self) -> bool:
+        """Return whether the parameter was written into since the last look."""
+        parameter = self._parameter() if self._parameter is not None else None
+        if parameter is None:
+            return False
+        former, self._version = self._version, version_of(parameter)
+        return former != self._version
