@@ -248,7 +248,7 @@ def test_the_run_format_names_its_columns_and_limits() -> None:
         assert words in page
     name = re.search(r"part-r0\S+parquet", page)
     assert name is not None
-    assert Part.parse(name[0]) == Part(0, 1, 42, 1, 1)
+    assert Part.parse(name[0]) == Part(0, 1, 42, 1, 1, "1a2b3c4d")
     usual = Flushing()
     assert (usual.seconds, usual.limit, usual.patience) == (10, 128 << 20, 10)
     assert "Flushing(seconds=10)" in page

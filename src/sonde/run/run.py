@@ -298,13 +298,10 @@ class Run:
 
     def _unknown(self, kind: str, asked: str, family: str, families: tuple[str, ...]) -> UnknownSiteError:
         """Return the error for *asked*, a *kind* that *family* would hold: the family is damaged, or is not there, or not yet."""
-        damaged = [(path, why) for path, why in self._source.damaged.items() if path.parent.name == family]
-        if damaged:
-            path, why = damaged[0]
-            parts = "its only part" if len(damaged) == 1 else f"all {len(damaged)} parts"
-            return UnknownSiteError(
-                f"{family} cannot be read from {self._source.name}: {parts} of this family are damaged; {path.name}: {why}"
-            )
+        lost = self._source.lost.get(family, ())
+        if lost:
+            more = f", and {len(lost) - 1} more" if len(lost) > 1 else ""
+            return UnknownSiteError(f"{family} cannot be read from {self._source.name}: no part of it is left; {lost[0]}{more}")
         if not families:
             return UnknownSiteError(
                 f"{asked!r} is no {kind} of {self._source.name}: nothing is recorded there yet. The first rows can be read some "

@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 FORMAT = "sonde-run"
-VERSION = 2
+VERSION = 3
 
 
 @dataclass(frozen=True, slots=True)

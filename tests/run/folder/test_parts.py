@@ -13,7 +13,7 @@ whole = st.integers(0, 12)
 @st.composite
 def parts(draw: st.DrawFn) -> Part:
     first = draw(whole)
-    return Part(draw(whole), first, first + draw(whole), draw(whole), draw(whole))
+    return Part(draw(whole), first, first + draw(whole), draw(whole), draw(whole), f"{draw(st.integers(0, 2**32 - 1)):08x}")
 
 
 @given(parts())

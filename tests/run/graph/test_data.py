@@ -67,7 +67,7 @@ def test_a_missing_file_and_an_unknown_kind(graph: Graph, tmp_path: Path) -> Non
     with pytest.raises(StoreError, match="cannot be read: No such file"):
         Graph.load(tmp_path / "none.json")
     with pytest.raises(StoreError, match=r"nodes\[\d+\]\.kind is 'thing', not one of input"):
-        Graph.from_json(graph.to_json().replace('"operation"', '"thing"'))
+        Graph.from_json(json.dumps(graph.to_data()).replace('"operation"', '"thing"'))
 
 
 def damaged(text: str, random: random.Random) -> str:
@@ -81,9 +81,9 @@ def damaged(text: str, random: random.Random) -> str:
 
 
 def test_a_damaged_file_is_read_or_refused_in_plain_words(graph: Graph) -> None:
-    """Of 2,000 damaged documents none raises a foreign exception; those that are read can be used by every method."""
+    """Of 2,000 damaged documents without a checksum none raises a foreign exception; those read can be used by every method."""
     chance = random.Random(1)
-    text, read = graph.to_json(), 0
+    text, read = json.dumps(graph.to_data()), 0
     for _ in range(2_000):
         try:
             found = Graph.from_json(damaged(text, chance))
@@ -102,6 +102,21 @@ def test_a_damaged_file_is_read_or_refused_in_plain_words(graph: Graph) -> None:
             with contextlib.suppress(SondeError):
                 use(found)
     assert 0 < read < 1_000
+
+
+def test_a_damaged_file_is_never_another_graph(graph: Graph) -> None:
+    """The checksum finds what types and references let through, as one digit of a shape."""
+    chance = random.Random(2)
+    text = graph.to_json()
+    for _ in range(500):
+        other = damaged(text, chance)
+        try:
+            found = Graph.from_json(other)
+        except StoreError:
+            continue
+        assert found == graph
+    with pytest.raises(StoreError, match="its checksum does not fit"):
+        Graph.from_json(text.replace('"float32"', '"float64"', 1))
 
 
 @pytest.mark.parametrize(

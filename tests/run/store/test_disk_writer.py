@@ -214,7 +214,7 @@ def test_a_really_full_disk(tiny_disk: Path) -> None:
             writer.scalar("loss", 0.5, step=step)
             if step % 300 == 0:
                 writer.flush()
-        writer.document("coverage", ["x" * 2_000_000])
+        writer.document("coverage", {"x": "x" * 2_000_000})
         writer.close()
     assert len(said) == 1
     kept = steps_of(tiny_disk / "run")

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
-__all__ = ["appearing", "is_leftover", "remove_leftovers", "write_json"]
+__all__ = ["appearing", "is_leftover", "remove_leftovers"]
 
 _TEMPORARY = ".tmp"
 
 
 @contextmanager
-def appearing(path: Path, *, sync: bool) -> Iterator[Path]:
+def appearing(path: Path, *, sync: bool, name: Callable[[Path], str] | None = None) -> Iterator[Path]:
     """Give a temporary path beside *path* to write to; at the end of the block the file takes its place.
 
     A process killed at any moment leaves the old file, or none, and at most a temporary one whose name starts with a dot and
@@ -24,14 +23,15 @@ def appearing(path: Path, *, sync: bool) -> Iterator[Path]:
 
     Args:
         path: the final name.
+        name: gives another final name, from the whole temporary file.
         sync: put the bytes on the disk before the name and the name before going on, so that power failure is covered as well.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}{_TEMPORARY}")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}{_TEMPORARY}")
     try:
         yield temporary
         if sync:
             _sync(temporary, os.O_RDWR)
-        temporary.replace(path)
+        temporary.replace(path if name is None else path.with_name(name(temporary)))
     except BaseException:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -46,17 +46,6 @@ def _sync(path: Path, flags: int) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def write_json(path: Path, data: Any, *, sync: bool) -> None:
-    """Write *data* as a JSON file, whole or not at all.
-
-    Raises:
-        TypeError, ValueError: *data* is not plain data, or holds a NaN or infinity.
-    """
-    text = json.dumps(data, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
-    with appearing(path, sync=sync) as temporary:
-        temporary.write_text(text, encoding="utf-8")
 
 
 def is_leftover(path: Path) -> bool:

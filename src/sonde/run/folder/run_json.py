@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from sonde.errors import ArgumentError, StoreError
-from sonde.run.folder.files import write_json
+from sonde.run.folder.json_file import parse_json, read_bytes, write_json
 from sonde.run.folder.parts import cutoffs
 from sonde.run.schema import FORMAT, VERSION
 
 __all__ = ["FILE", "Attempt", "Description", "is_run"]
 
 FILE = "run.json"
-_OWN = ("format", "version", "attempts")
+_OWN = ("format", "version", "attempts", "checksum")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +63,12 @@ class Description:
     Attributes:
         attempts: in order.
         about: plain data that the caller gave: the modules of the model, the environment, how lenses are shown.
+        intact: whether the file is as it was written; if not, it was changed or damaged and still can be read.
     """
 
     attempts: tuple[Attempt, ...] = ()
     about: Mapping[str, Any] = field(default_factory=dict)
+    intact: bool = True
 
     @property
     def cutoffs(self) -> Mapping[int, int | None]:
@@ -115,10 +117,10 @@ class Description:
         if not folder.exists():
             raise StoreError(f"there is no run at {folder}: the folder does not exist")
         try:
-            written = json.loads((folder / FILE).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+            written, fits = parse_json(read_bytes(folder / FILE), FILE, (FILE,))
+        except (FileNotFoundError, StoreError) as error:
             raise StoreError(f"{folder} is not a run: its {FILE} cannot be read ({error})") from None
-        if not isinstance(written, dict) or written.get("format") != FORMAT:
+        if written.get("format") != FORMAT:
             raise StoreError(f"{folder} is not a run: its {FILE} is of another kind")
         version = written.get("version")
         if not isinstance(version, int) or isinstance(version, bool):
@@ -137,7 +139,7 @@ class Description:
             attempts = tuple(Attempt.read(attempt) for attempt in written["attempts"])
         except (KeyError, TypeError, ValueError) as error:
             raise StoreError(f"{folder} is not whole: its {FILE} has no usable list of attempts ({error})") from None
-        return cls(attempts, {name: value for name, value in written.items() if name not in _OWN})
+        return cls(attempts, {name: value for name, value in written.items() if name not in _OWN}, fits is True)
 
 
 def is_run(folder: Path) -> bool:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from sonde.errors import StoreError
-from sonde.paths import short_path
+from sonde.paths import is_inside, short_path
 from sonde.run.folder.duckdb_sql import damage, quoted, rows_of
-from sonde.run.folder.parts import live_parts, parts_in
-from sonde.run.folder.run_json import Description
+from sonde.run.folder.json_file import read_json
+from sonde.run.folder.parts import Part, gaps, live_parts, parts_in
+from sonde.run.folder.run_json import FILE, Description
+from sonde.run.folder.verify import fault
+from sonde.run.folder.written import PATTERN, Written
 from sonde.run.schema import may_be_family
 from sonde.warn import warn_user
 
@@ -34,8 +36,8 @@ class Source(Protocol):
         """The name of the run in messages."""
 
     @property
-    def damaged(self) -> Mapping[Path, str]:
-        """The files that were left out so far, each with its fault."""
+    def lost(self) -> Mapping[str, Sequence[str]]:
+        """By family, in words, the parts that were found damaged or missing so far."""
 
     def describe(self) -> Description:
         """Return the description of the run, as of now."""
@@ -52,23 +54,41 @@ class DiskSource:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.damaged: dict[Path, str] = {}
+        self.lost: dict[str, list[str]] = {}
+        self._damaged: set[Path] = set()
+        self._checked: dict[Path, tuple[int, int]] = {}  # size and time of change of each part when it was checked
+        self._classes: dict[str, dict[str, str]] = {}  # by family and column: number, list or text
+        self._warned: set[str] = set()
 
     @property
     def name(self) -> str:
         return short_path(self.path)
 
     def describe(self) -> Description:
-        return Description.read(self.path)
+        description = Description.read(self.path)
+        if not description.intact:
+            self._warn(
+                f"{self.path / FILE} was changed or damaged after it was written: its checksum does not fit. The run is read "
+                "as this file now describes it; attempts, names and settings in it may be wrong"
+            )
+        return description
 
     def document(self, name: str, rank: int) -> Any:
         file = self.path / (f"{name}.json" if rank == 0 else f"{name}-r{rank:04d}.json")
+        if not is_inside(self.path, file):
+            raise StoreError(f"{file} is a link out of this folder, and is not followed")
         try:
-            return json.loads(file.read_text(encoding="utf-8"))
+            return read_json(file)
         except FileNotFoundError:
+            if name in self._written(rank).documents:
+                raise StoreError(f"{file} is missing: it was written, and was removed since") from None
             return None
-        except (OSError, ValueError) as error:
-            raise StoreError(f"{file} cannot be read: {error}") from None
+
+    def _warn(self, text: str) -> None:
+        """Warn of *text*, once."""
+        if text not in self._warned:
+            self._warned.add(text)
+            warn_user(text)
 
     def ask(self, connection: duckdb.DuckDBPyConnection, question: Ask[Answer]) -> Answer:
         import duckdb
@@ -91,12 +111,17 @@ class DiskSource:
         """Return by family the live parts, each with the step from which its rows are superseded."""
         if not self.path.is_dir():
             self.describe()  # which says so
-        # parts first, attempts second: an attempt is in run.json before its first part, so that each part's attempt is known
-        found = {
-            folder.name: live_parts(part for part in parts_in(folder) if folder / part.name not in self.damaged)
-            for folder in sorted(self.path.iterdir())
-            if folder.is_dir() and may_be_family(folder.name)
-        }
+        # first what was written, then the parts: merged parts hold the same flushes; at last the attempts, since an attempt is in
+        # run.json before its first part
+        ranks = [int(file.stem.removeprefix("written-r")) for file in self.path.glob(PATTERN)]
+        written = {rank: self._written(rank).families for rank in ranks}
+        families = {folder.name for folder in self.path.iterdir() if folder.is_dir() and may_be_family(folder.name)}
+        families |= {family for held in written.values() for family in held}
+        found = {}
+        for family in sorted(families):
+            there = self._whole_parts(family)
+            self._find_missing(family, {rank: held[family] for rank, held in written.items() if family in held})
+            found[family] = there
         limits = self.describe().cutoffs
         return {
             family: [(self.path / family / part.name, limits.get(part.attempt)) for part in parts]
@@ -104,19 +129,80 @@ class DiskSource:
             if parts
         }
 
+    def _written(self, rank: int) -> Written:
+        try:
+            return Written.read(self.path, rank)
+        except StoreError as error:
+            self._warn(f"{error}. It is not known whether parts of rank {rank} are missing")
+            return Written()
+
+    def _whole_parts(self, family: str) -> list[Part]:
+        """Return the live parts of *family*. Damaged ones are left out, so that the parts that were merged into them live again."""
+        folder = self.path / family
+        while True:
+            parts = live_parts(part for part in parts_in(folder) if folder / part.name not in self._damaged)
+            if not any(self._is_damaged(folder, part) for part in parts):
+                return parts
+
+    def _is_damaged(self, folder: Path, part: Part) -> bool:
+        """Whether *part* has a fault. Each file is checked once, and again when it has changed."""
+        path = folder / part.name
+        try:
+            status = path.stat()
+            seen = (status.st_size, status.st_mtime_ns)
+            if self._checked.get(path) == seen:
+                return False
+            why = fault(folder, part, self._classes.setdefault(folder.name, {}))
+        except FileNotFoundError:  # merged meanwhile
+            return False
+        except OSError as error:
+            why = str(error)
+        else:
+            self._checked[path] = seen
+        if why:
+            self._leave_out(path, why)
+        return bool(why)
+
+    def _leave_out(self, path: Path, why: str) -> None:
+        self._damaged.add(path)
+        self.lost.setdefault(path.parent.name, []).append(f"{path.name} is damaged: {why}")
+        self._warn(f"the part {path} is damaged and is left out; the rest is read ({why}). Its rows are missing from what you see")
+
+    def _find_missing(self, family: str, written: Mapping[int, int]) -> None:
+        """Warn of flushes of *family* that no part holds."""
+        for _ in range(3):  # parts may be merged between two entries of a listing
+            missing = gaps(parts_in(self.path / family), written)
+            if not missing:
+                return
+        for rank, ranges in missing.items():
+            flushes = " and ".join(f"{first} to {last}" if first < last else str(first) for first, last in ranges)
+            text = f"the file with flush {flushes} of rank {rank} is missing"
+            if text not in self.lost.get(family, ()):
+                self.lost.setdefault(family, []).append(text)
+                self._warn(
+                    f"{text} from {self.path / family}: it was removed after it was written. Its rows are missing from what you see"
+                )
+
     def _view(self, connection: duckdb.DuckDBPyConnection, files: Mapping[str, list[tuple[Path, int | None]]]) -> tuple[str, ...]:
         for (stale,) in connection.execute("SELECT view_name FROM duckdb_views() WHERE NOT internal").fetchall():
             connection.execute(f"DROP VIEW {quoted(stale)}")
+        import duckdb
+
+        made = []
         for family, parts in files.items():
-            connection.execute(f"CREATE VIEW {quoted(family)} AS {rows_of(parts)}")
-        return tuple(files)
+            try:
+                connection.execute(f"CREATE VIEW {quoted(family)} AS {rows_of(parts)}")
+                made.append(family)
+            except duckdb.Error as error:
+                if not all(path.exists() for path, _ in parts) or self._find_damaged({family: parts}):
+                    raise  # and try again
+                self.lost.setdefault(family, []).append(f"DuckDB cannot read it: {error}")
+                self._warn(f"the family {family} of {self.path} is left out; the others are read. DuckDB cannot read it: {error}")
+        return tuple(made)
 
     def _find_damaged(self, files: Mapping[str, list[tuple[Path, int | None]]]) -> bool:
-        """Warn of damaged parts and leave them out from now on; return whether there are new ones."""
+        """Leave out the parts whose values cannot be read, whatever their checksums say; return whether there are any."""
         found = {path: why for parts in files.values() for path, _ in parts if path.exists() and (why := damage(path))}
         for path, why in found.items():
-            self.damaged[path] = why
-            warn_user(
-                f"the part {path} is damaged and is left out; the rest is read ({why}). Its rows are missing from what you see"
-            )
+            self._leave_out(path, why)
         return bool(found)

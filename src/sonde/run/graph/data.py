@@ -8,7 +8,6 @@ the nodes that ran in it; it has edges of its own only if nothing in it was reco
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -18,6 +17,7 @@ from typing import Any, Literal, NoReturn, Self, get_args
 
 from sonde.errors import GraphError, StoreError
 from sonde.paths import absolute_path
+from sonde.run.folder.json_file import json_text, parse_json, read_bytes
 
 __all__ = ["KINDS", "SOURCES", "Edge", "Kind", "Node", "PlainGraph", "Value", "count_text", "shape_text"]
 
@@ -29,6 +29,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 SOURCES: tuple[Kind, ...] = ("input", "parameter", "buffer", "constant")
 
 _FORMAT, _VERSION = "sonde.graph", 1
+_MEMBERS = ("format", "version", "model", "error", "values", "nodes", "edges")
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,8 +220,8 @@ class PlainGraph:
         }
 
     def to_json(self) -> str:
-        """Return the graph as JSON text, in ASCII. No pickle."""
-        return json.dumps(self.to_data(), separators=(",", ":"))
+        """Return the graph as JSON text, in ASCII, with a checksum. No pickle."""
+        return json_text(self.to_data(), indent=None)
 
     @classmethod
     def from_data(cls, held: Any) -> Self:
@@ -231,6 +232,8 @@ class PlainGraph:
         """
         if not isinstance(held, Mapping) or "format" not in held or "version" not in held:
             raise StoreError("this is no graph that sonde has written: it has no format and version")
+        if unknown := [name for name in held if name not in (*_MEMBERS, "checksum")]:
+            raise StoreError(f"this is no graph that sonde has written: it has a member {unknown[0]!r:.60}, which no graph has")
         if held["format"] != _FORMAT or held["version"] != _VERSION:
             raise StoreError(
                 f"this is {held['format']!r:.40} of version {held['version']!r:.40}; "
@@ -256,11 +259,7 @@ class PlainGraph:
         Raises:
             StoreError: see :meth:`from_data`.
         """
-        try:
-            held = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise StoreError(f"this is no graph that sonde has written: {error}") from error
-        return cls.from_data(held)
+        return cls._parsed(text.encode("utf-8", "replace"), "this text", ("",))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
@@ -269,13 +268,18 @@ class PlainGraph:
         Raises:
             StoreError: there is no such file, or see :meth:`from_data`.
         """
+        file = absolute_path(path)
         try:
-            text = absolute_path(path).read_text(encoding="utf-8")
-        except OSError as error:
-            raise StoreError(f"{os.fspath(path)!r} cannot be read: {error.strerror}") from error
-        except ValueError as error:  # no UTF-8, or a path with a NUL
-            raise StoreError(f"{os.fspath(path)!r} is no graph that sonde has written: {error}") from error
-        return cls.from_json(text)
+            return cls._parsed(read_bytes(file), str(file), ("", file.name))
+        except FileNotFoundError as error:
+            raise StoreError(f"{str(file)!r} cannot be read: {error.strerror}") from error
+
+    @classmethod
+    def _parsed(cls, written: bytes, shown: str, names: tuple[str, ...]) -> Self:
+        data, fits = parse_json(written, shown, names)
+        if fits is False:
+            raise StoreError(f"{shown} is damaged or was changed after it was written: its checksum does not fit")
+        return cls.from_data(data)
 
 
 _PLAIN = Node(0, "module", "")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from sonde.run.folder.checksum import file_checksum
 from sonde.run.folder.duckdb_sql import connect, damage, literal, quoted, rows_of
 from sonde.run.folder.files import appearing
 from sonde.run.folder.parts import Part, live_parts, parts_in
+from sonde.run.folder.verify import fault
 from sonde.run.schema import STORED_ORDER
 
 __all__ = ["compact", "sweep"]
@@ -46,17 +48,9 @@ def compact(
 
 
 def _merge_whole(folder: Path, parts: Sequence[Part], how: _How) -> None:
-    """Merge *parts*, or each sequence of them between damaged ones."""
-    import duckdb
-
-    try:
-        _merge_if_worth_it(folder, parts, how)
-    except duckdb.Error:
-        whole = list(_without_damaged(folder, parts))
-        if whole == [parts]:
-            raise
-        for run in whole:
-            _merge_if_worth_it(folder, run, how)
+    """Merge each sequence of *parts* between damaged ones: what is merged gets a new checksum."""
+    for whole in _without_damaged(folder, parts):
+        _merge_if_worth_it(folder, whole, how)
 
 
 def _neighbours(parts: Sequence[Part], fan_in: int) -> Iterator[Sequence[Part]]:
@@ -84,8 +78,9 @@ def _merge_if_worth_it(folder: Path, parts: Sequence[Part], how: _How) -> None:
 def _without_damaged(folder: Path, parts: Sequence[Part]) -> Iterator[Sequence[Part]]:
     """Yield *parts*, split at damaged ones, so that each merged part stays one range of flushes."""
     whole: list[Part] = []
+    classes: dict[str, str] = {}
     for part in parts:
-        if damage(folder / part.name):
+        if fault(folder, part, classes) or damage(folder / part.name):
             if whole:
                 yield whole
             whole = []
@@ -104,7 +99,11 @@ def _merge(folder: Path, parts: Sequence[Part], how: _How) -> None:
         generation=1 + max(part.generation for part in parts),
         attempt=how.attempt,
     )
-    with appearing(folder / made.name, sync=how.sync) as temporary:
+
+    def name(written: Path) -> str:
+        return replace(made, checksum=file_checksum(written)).name
+
+    with appearing(folder / made.name, sync=how.sync, name=name) as temporary:
         spill = temporary.with_suffix(f".spill{temporary.suffix}")
         settings: dict[str, str | int] = {"threads": how.threads, "memory_limit": _MEMORY, "temp_directory": str(spill)}
         try:
@@ -128,7 +127,7 @@ def sweep(folder: Path, rank: int) -> None:
     counted = live_parts(everything)
     for holder in counted:
         held = [part for part in everything if holder.holds(part)]
-        if held and not damage(folder / holder.name):
+        if held and not fault(folder, holder, {}) and not damage(folder / holder.name):
             _remove(folder, held)
 
 

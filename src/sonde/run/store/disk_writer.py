@@ -7,15 +7,19 @@ import json
 import os
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sonde.errors import ArgumentError
-from sonde.run.folder.files import appearing, remove_leftovers, write_json
-from sonde.run.folder.parts import Part, parts_in, prefix_of
+from sonde.errors import ArgumentError, StoreError
+from sonde.run.folder.checksum import file_checksum
+from sonde.run.folder.files import appearing, remove_leftovers
+from sonde.run.folder.json_file import write_json
+from sonde.run.folder.parts import Part, live_parts, parts_in, prefix_of
 from sonde.run.folder.run_json import Description
+from sonde.run.folder.verify import class_of, kinds_of
+from sonde.run.folder.written import Written
 from sonde.run.schema import KEYS
 from sonde.run.store.compaction import compact, sweep
 from sonde.run.store.lock import Lock
@@ -66,13 +70,25 @@ def publish(folder: Path, part: Part, table: Any, *, sync: bool) -> Path:
     """Write *table* as *part* of the family in *folder*; a reader sees the whole part or none. Return the path."""
     import pyarrow.parquet
 
-    path = folder / part.name
     folder.mkdir(exist_ok=True)
     texts = [name for name in (*KEYS, "name") if name in table.column_names]
-    with appearing(path, sync=sync) as temporary:
+    names: list[str] = []
+
+    def name(written: Path) -> str:
+        names.append(replace(part, checksum=file_checksum(written)).name)
+        return names[0]
+
+    with appearing(folder / part.name, sync=sync, name=name) as temporary:
         # numbers hardly repeat, and pyarrow would look; its schema would make sites categories here and texts after compaction
         pyarrow.parquet.write_table(table, temporary, use_dictionary=texts, store_schema=False)
-    return path
+    return folder / names[0]
+
+
+def _written(path: Path, rank: int) -> Written:
+    try:
+        return Written.read(path, rank)
+    except StoreError:  # damaged: it is written anew
+        return Written()
 
 
 class DiskWriter(RunWriter):
@@ -106,12 +122,14 @@ class DiskWriter(RunWriter):
             "counted"
         )
         self._merging = True
-        self._numbers: dict[str, int] = {}  # the last flush of each family
+        self._written = self._noted = _written(path, rank)
+        self._numbers: dict[str, int] = dict(self._written.families)  # the last flush of each family
         self._unwritten: list[tuple[str, Any]] = []  # tables that could not be written; of the thread alone
         for folder in self._families():
             remove_leftovers(folder, prefix_of(rank))
             sweep(folder, rank)
-            self._numbers[folder.name] = max((part.last for part in parts_in(folder) if part.rank == rank), default=0)
+            last = max((part.last for part in parts_in(folder) if part.rank == rank), default=0)
+            self._numbers[folder.name] = max(last, self._numbers.get(folder.name, 0))
             self._remember_kinds(folder)
         self.thread = WriterThread()
         self._queue: WriteQueue[RowBlock | Lines] = WriteQueue(
@@ -124,15 +142,10 @@ class DiskWriter(RunWriter):
 
     def _remember_kinds(self, folder: Path) -> None:
         """Remember the kinds of columns that earlier attempts wrote: a column of two kinds would make the family unreadable."""
-        import pyarrow
-        import pyarrow.parquet
-
-        for part in parts_in(folder):
-            with suppress(OSError, pyarrow.ArrowException):  # a damaged part; the reader names it
-                for column in pyarrow.parquet.read_schema(folder / part.name):
-                    text = pyarrow.types.is_string(column.type) or pyarrow.types.is_large_string(column.type)
-                    kind = "text" if text else "list" if pyarrow.types.is_nested(column.type) else "number"
-                    self._kinds[folder.name, column.name.lower()] = kind
+        for part in live_parts(parts_in(folder)):
+            with suppress(Exception):  # a damaged part, with an error of thrift's or arrow's; the reader names it
+                for name, kind in kinds_of(folder / part.name).items():
+                    self._kinds.setdefault((folder.name, name.lower()), class_of(kind))
 
     def describe(self, **about: Any) -> None:
         self._must_be_open()
@@ -148,6 +161,7 @@ class DiskWriter(RunWriter):
         file = f"{name}.json" if self.rank == 0 else f"{name}-r{self.rank:04d}.json"
         try:
             write_json(self.path / file, data, sync=self._flushing.sync)
+            self._written = replace(self._written, documents=self._written.documents | {name})
         except OSError as error:
             self._failed(f"{file}: {error}")
 
@@ -188,6 +202,7 @@ class DiskWriter(RunWriter):
                 self._problems.note(f"{type(error).__name__}: {error}")
                 self.lost += table.num_rows
             del waiting[0]
+        self._note_written(sync=False)
         return sum(table.nbytes for _, table in self._unwritten)
 
     def _publish(self, family: str, table: Any) -> None:
@@ -197,6 +212,14 @@ class DiskWriter(RunWriter):
         self._numbers[family] = number
         if self._merging and number % self._flushing.fan_in == 0:
             self._merging = self._compact(self.path / family, fan_in=self._flushing.fan_in, threads=1)
+
+    def _note_written(self, *, sync: bool) -> None:
+        """Write down the last flush of each family. If it fails, the file counts fewer parts than there are."""
+        self._written = replace(self._written, families={family: last for family, last in self._numbers.items() if last})
+        if sync or self._written != self._noted:
+            with suppress(OSError):
+                self._written.write(self.path, self.rank, sync=sync)
+                self._noted = self._written
 
     def _compact(self, folder: Path, *, fan_in: int, threads: int) -> bool:
         """Merge parts; return whether it worked. If not (a full disk), the parts stay, which costs readers only time."""
@@ -222,6 +245,7 @@ class DiskWriter(RunWriter):
             with suppress(OSError):  # of a full disk, or of a folder that was removed: the run stays marked as not closed
                 for folder in self._families():
                     self._compact(folder, fan_in=1, threads=min(4, os.cpu_count() or 1))
+                self._note_written(sync=self._flushing.sync)
                 if self.rank == 0:
                     self._description.ended(self.attempt, self.lost).write(self.path, sync=self._flushing.sync)
             self._lock.release()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from sonde.run.folder.run_json import Description
@@ -28,7 +27,7 @@ class MemorySource:
 
     def __init__(self) -> None:
         self.description = Description().begun(0)
-        self.damaged: Mapping[Path, str] = {}
+        self.lost: Mapping[str, Sequence[str]] = {}
         self.documents: dict[str, Any] = {}
         self._items: list[RowBlock | Lines] = []  # not in the tables yet
         self._tables: dict[str, pyarrow.Table] = {}

@@ -13,6 +13,7 @@ from sonde.paths import absolute_path
 from sonde.run.folder.files import remove_leftovers
 from sonde.run.folder.parts import parts_in
 from sonde.run.folder.run_json import FILE, Description, is_run
+from sonde.run.folder.written import PATTERN
 from sonde.run.schema import DOCUMENTS, whole_number
 from sonde.run.store.disk_writer import DiskWriter, Flushing
 from sonde.run.store.lock import Lock
@@ -145,6 +146,8 @@ def _clear(folder: Path) -> None:
     for name in DOCUMENTS:
         for document in (folder / f"{name}.json", *folder.glob(f"{name}-r[0-9]*.json")):
             document.unlink(missing_ok=True)
+    for written in folder.glob(PATTERN):
+        written.unlink(missing_ok=True)
     (folder / FILE).unlink(missing_ok=True)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from types import TracebackType
@@ -12,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sonde.errors import ArgumentError, StoreError
+from sonde.run.folder.json_file import json_text, parse_json
 from sonde.run.schema import DOCUMENTS, Layout, check_family, check_number, whole_number
 from sonde.run.store.rows import Column, Lines, RowBlock, column_of, kind_of
 from sonde.run.store.writer_thread import WriterThread
@@ -197,9 +197,9 @@ class RunWriter(ABC):
         if name not in DOCUMENTS:
             raise ArgumentError(f"{name!r} is no document of a run; they are {' and '.join(DOCUMENTS)}")
         try:
-            plain = json.loads(json.dumps(data, allow_nan=False))
-        except (TypeError, ValueError) as error:
-            raise ArgumentError(f"{name}.json holds plain data (numbers, text, lists, dicts; no NaN): {error}") from None
+            plain, _ = parse_json(json_text(data).encode(), f"{name}.json")
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ArgumentError(f"{name}.json holds a dict of plain data (numbers, text, lists, dicts; no NaN): {error}") from None
         self._write_document(name, plain)
 
     @abstractmethod

@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 from sonde.errors import ArgumentError, MissingExtraError
+from sonde.run.folder.files import appearing
 from sonde.run.graph.data import PlainGraph
 from sonde.run.graph.passes import collapse
 from sonde.view.graph import page
@@ -44,7 +45,8 @@ def save(
     else:
         written = render(to_dot(collapse(graph, depth)), form)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(written)
+    with appearing(path, sync=False) as temporary:
+        temporary.write_bytes(written)
     return path
 
 

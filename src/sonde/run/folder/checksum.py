@@ -1,0 +1,37 @@
+"""The checksum of everything that sonde writes: CRC-32, as zlib, PNG and Parquet have it, in eight hexadecimal digits.
+
+It finds damage; it does not stop somebody who wants to forge a file. Of the checksums in Python's library it is the fastest (3 to 6
+gigabytes a second where zlib uses the processor's instructions; BLAKE2b and SHA-256 reach 1 to 2), and it runs without the
+interpreter's lock, so that threads can form it while a file is written.
+"""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+from typing import Any
+
+__all__ = ["checksum", "file_checksum"]
+
+_CHUNK = 1 << 20  # bytes
+
+
+def checksum(data: Any, before: str = "") -> str:
+    """Return the checksum of *data*, an object with a contiguous buffer; with *before*, of the data of that checksum and *data*."""
+    return f"{zlib.crc32(data, int(before, 16) if before else 0):08x}"
+
+
+def file_checksum(path: Path, *, first: int | None = None) -> str:
+    """Return the checksum of a file, or of its *first* bytes. The file is read in pieces and not mapped: it may be cut meanwhile.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    made = checksum(b"")
+    left = path.stat().st_size if first is None else first
+    buffer = memoryview(bytearray(min(max(left, 1), _CHUNK)))
+    with path.open("rb", buffering=0) as file:
+        while left > 0 and (read := file.readinto(buffer[: min(left, len(buffer))])):
+            made = checksum(buffer[:read], made)
+            left -= read
+    return made

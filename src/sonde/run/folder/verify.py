@@ -1,0 +1,86 @@
+"""Find the fault of a part before any of its rows is read: a link, a wrong checksum, columns that no part has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from sonde.errors import ArgumentError
+from sonde.paths import is_inside
+from sonde.run.folder.checksum import file_checksum
+from sonde.run.folder.parts import Part
+from sonde.run.schema import ALERTS, KEY_COLUMNS, SCALARS, check_number
+
+__all__ = ["class_of", "fault", "kinds_of"]
+
+
+def kinds_of(path: Path) -> dict[str, str]:
+    """Return by column of a Parquet file its kind: ``text``, ``list`` (of numbers), or the Arrow type of a number.
+
+    Raises:
+        OSError, pyarrow.ArrowException: the file cannot be read.
+    """
+    import pyarrow
+    import pyarrow.parquet
+
+    def kind(given: pyarrow.DataType) -> str:
+        if pyarrow.types.is_string(given) or pyarrow.types.is_large_string(given):
+            return "text"
+        if pyarrow.types.is_list(given) and kind(given.value_type) not in ("text", "list"):
+            return "list"
+        if pyarrow.types.is_integer(given) or pyarrow.types.is_floating(given) or pyarrow.types.is_boolean(given):
+            return str(given)
+        raise TypeError(f"a column holds {given}")
+
+    return {column.name: kind(column.type) for column in pyarrow.parquet.read_schema(path)}
+
+
+def class_of(kind: str) -> str:
+    """Return ``text``, ``list`` or ``number``: kinds of different classes cannot stand in one column."""
+    return kind if kind in ("text", "list") else "number"
+
+
+def fault(folder: Path, part: Part, classes: dict[str, str]) -> str:
+    """Return the fault of *part* of the family in *folder*, in words; ``""`` if every byte is as it was written.
+
+    Args:
+        classes: by column, in small letters, its class in the parts before. Those of a part without fault are added.
+
+    Raises:
+        FileNotFoundError: the part is not there any more.
+    """
+    path = folder / part.name
+    if not is_inside(folder.parent, path):
+        return "it is a link out of the run"
+    try:
+        found = file_checksum(path)
+        if found != part.checksum:
+            return f"the checksum of its bytes is {found}, and was {part.checksum}"
+        kinds = kinds_of(path)
+        wrong = _wrong_column(folder.name, kinds)
+        for name, kind in kinds.items():
+            if not wrong and classes.get(name.lower(), class_of(kind)) != class_of(kind):
+                wrong = f"its column {name!r} holds {class_of(kind)}s, and {classes[name.lower()]}s in the parts before"
+        if not wrong:
+            classes |= {name.lower(): class_of(kind) for name, kind in kinds.items()}
+        return wrong
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # thrift and arrow have their own
+        return f"{type(error).__name__}: {error}"
+
+
+def _wrong_column(family: str, kinds: Mapping[str, str]) -> str:
+    """Return what is wrong with the columns of a part; ``""`` if the family can have them."""
+    keys = {"scalars": SCALARS, "alerts": ALERTS}.get(family, {key.name: key.kind for key in KEY_COLUMNS})
+    for name, kind in keys.items():
+        wanted = "text" if kind == "string" else "double" if kind == "float64" else kind
+        if kinds.get(name) != wanted:
+            return f"its column {name!r} holds {kinds.get(name, 'nothing')}, and in every part {wanted}"
+    for name in kinds:
+        if name not in keys:
+            try:
+                check_number(name)
+            except ArgumentError as error:
+                return str(error)
+    return ""
