@@ -33,6 +33,11 @@ def is_constant_name(node: ast.expr) -> bool:
     return isinstance(node, ast.Name) and node.id.isupper()
 
 
+def is_whole(part: ast.FormattedValue) -> bool:
+    """Whether *part* has the format ``d``, which no text can have."""
+    return part.format_spec is not None and ast.unparse(part.format_spec) == "f'd'"
+
+
 class Safe:
     """Whether an expression in one function can only give SQL that was written by sonde."""
 
@@ -56,7 +61,7 @@ class Safe:
             case ast.Constant():
                 return True
             case ast.JoinedStr(values=parts):
-                return all(self(part.value) if isinstance(part, ast.FormattedValue) else True for part in parts)
+                return all(is_whole(part) or self(part.value) for part in parts if isinstance(part, ast.FormattedValue))
             case ast.IfExp(body=one, orelse=other) | ast.BinOp(left=one, op=ast.Add(), right=other):
                 return self(one) and self(other)
             case ast.BoolOp(values=values):
