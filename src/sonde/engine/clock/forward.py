@@ -12,6 +12,9 @@ from sonde.engine.torch_api import autograd_state, hooks
 
 __all__ = ["Forward"]
 
+_is_grad_enabled = torch.is_grad_enabled
+_saved_tensor_hooks = autograd_state.saved_tensor_hooks
+
 
 class Forward:
     """One call of the root: its tick, the calls of each module within it, and the tensors whose gradients are listened to.
@@ -71,6 +74,8 @@ class Forward:
 
     def note_checkpoint(self, hook: hooks.Hook, call: int) -> None:
         """If *call* is made inside an activation checkpoint, remember in which."""
+        if _is_grad_enabled() and _saved_tensor_hooks(True) is None:
+            return  # as in most calls: no checkpoint is made, of either kind
         checkpoint = autograd_state.checkpoint_made()
         if checkpoint is not None:
             self._calls_in_checkpoints.setdefault(hook, []).append((call, checkpoint))

@@ -85,6 +85,8 @@ class StatisticHook(SiteHook):
     """A hook that adds tensors to rows of a statistic; abstract.
 
     Attributes:
+        value_port, gradient_port: of the value that passes, and of its gradient; None for a parameter.
+        adds, listens: the same, as far as they are observed.
         rows: by place.
         unused: by port, a row without a place as yet.
         apart: how many calls in a forward have rows of their own.
@@ -94,11 +96,16 @@ class StatisticHook(SiteHook):
         token: names this hook in compiled code.
     """
 
-    __slots__ = ("addresses", "apart", "kernel", "rows", "table", "token", "unused")
+    __slots__ = ("addresses", "adds", "apart", "kernel", "listens", "rows", "table", "token", "unused")
+
+    value_port: ClassVar[Port | None] = None
+    gradient_port: ClassVar[Port | None] = None
 
     def hold(self, table: Table, unused: dict[Port, Tensor], apart: int) -> None:
         """Add to rows of *table* from now on, to those *unused* first."""
         self.table = table
+        self.adds = self.value_port if self.value_port in self.sites else None
+        self.listens = self.gradient_port if self.gradient_port in self.sites else None
         self.unused = unused
         self.apart = apart if self.is_on_module else 0
         self.rows: dict[Place, Tensor] = {}
@@ -213,8 +220,8 @@ class StatisticHook(SiteHook):
         if gradient is not None and self.switch.on and not (blocks and self.is_quiet()):
             self._add(place, gradient)
 
-    def _pass(self, value: Any, port: Port, gradient_port: Port | None) -> None:
-        """Add the tensors of *value*, and their gradients when these come."""
+    def _pass(self, value: Any) -> None:
+        """Add the tensors of *value*, which passes in eager code, and their gradients when these come."""
         try:
             forward = self._admitted()
             if forward is None:
@@ -225,22 +232,23 @@ class StatisticHook(SiteHook):
                 call = forward.call_of(self, task)
                 if call >= self.apart:
                     call = OTHER_CALLS
-            sites = self.sites
-            adds = port in sites and task == -1
-            listens = gradient_port is not None and gradient_port in sites and _with_gradients()
-            one = type(value) is Tensor and value.is_floating_point()
-            for leaf, tensor in (("", value),) if one else self._leaves(value):
-                if adds:
-                    self._add((port, leaf, call), tensor)
-                if listens and tensor.requires_grad:
-                    place: Place = (gradient_port, leaf, call)  # type: ignore[assignment]  # no None, if it is listened to
-                    listener = partial(self._add_gradient, place)
-                    if tensor.is_leaf:
-                        self.delivery.listen_to_leaf(self, forward.index, tensor, listener)
-                    else:
-                        hooks.on_result(tensor, listener)  # for sums the order in which modules get a gradient does not matter
+            if type(value) is Tensor and value.is_floating_point():
+                self._pass_one(value, "", call, forward.index, task)
+                return
+            for leaf, tensor in self._leaves(value):
+                self._pass_one(tensor, leaf, call, forward.index, task)
         except Exception as error:
             self.failed(error)
+
+    def _pass_one(self, tensor: Tensor, leaf: str, call: int, forward: int, task: int) -> None:
+        if self.adds is not None and task == -1:
+            self._add((self.adds, leaf, call), tensor)
+        if self.listens is not None and tensor.requires_grad and _with_gradients():
+            listener = partial(self._add_gradient, (self.listens, leaf, call))
+            if tensor.is_leaf:
+                self.delivery.listen_to_leaf(self, forward, tensor, listener)
+            else:
+                hooks.on_result(tensor, listener)  # for sums the order in which modules get a gradient does not matter
 
     def _leaves(self, value: Any) -> list[tuple[str, Tensor]]:
         """Return the tensors of *value* that are added, each with its leaf; note in the coverage if there are none."""
@@ -267,14 +275,10 @@ class StatisticHook(SiteHook):
 
     # Compiled code
 
-    def _trace(self, value: Any, port: Port, gradient_port: Port | None) -> None:
+    def _trace(self, value: Any) -> None:
         """Have *value*, and its gradients, measured by the code that is being compiled, and added at run time."""
-        if self.switch.refuses_traced():
-            return
-        gradients = gradient_port if gradient_port in self.sites else None
-        compiled.trace_value(
-            self.token, value, port if port in self.sites else "", gradients or "", self.table.measured, self._most
-        )
+        if not self.switch.refuses_traced():
+            compiled.trace_value(self.token, value, self.adds or "", self.listens or "", self.table.measured, self._most)
 
     def replay(self, leaves: list[Tensor], form: int, port: Port | str) -> tuple[int, int]:
         """Add the rows of a value, where compiled code has reached the module.
@@ -310,7 +314,7 @@ class OutputStatisticHook(StatisticHook):
 
     __slots__ = ()
 
-    value_port: ClassVar[Port] = "output"
+    value_port: ClassVar[Port | None] = "output"
     gradient_port: ClassVar[Port | None] = "grad_output"
     register = staticmethod(hooks.on_forward)
 
@@ -318,11 +322,11 @@ class OutputStatisticHook(StatisticHook):
         if not self.switch.on or output is hooks.NOT_GIVEN:
             return
         if _is_traced():
-            self._trace(output, self.value_port, self.gradient_port)
+            self._trace(output)
         elif (compiler := hooks.compiler_at_work()) is not None:
-            hooks.undisturbed(compiler, self._pass, output, self.value_port, self.gradient_port)
+            hooks.undisturbed(compiler, self._pass, output)
         else:
-            self._pass(output, self.value_port, self.gradient_port)
+            self._pass(output)
 
 
 class InputStatisticHook(StatisticHook):
@@ -330,26 +334,26 @@ class InputStatisticHook(StatisticHook):
 
     __slots__ = ()
 
-    value_port: ClassVar[Port] = "input"
+    value_port: ClassVar[Port | None] = "input"
     gradient_port: ClassVar[Port | None] = "grad_input"
     register = staticmethod(hooks.on_forward_pre)
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] = hooks.NOT_GIVEN) -> Any:
         if not self.switch.on or kwargs is hooks.NOT_GIVEN:
             return None
-        aliases = "grad_input" in self.sites and torch.is_grad_enabled()
+        aliases = self.listens is not None and torch.is_grad_enabled()
         if _is_traced():
             seen: Any = (args, kwargs)
             if aliases:
                 (args, kwargs), seen = aliased_in_trace((args, kwargs))
-            self._trace(seen, "input", "grad_input")
+            self._trace(seen)
         else:
             if blocks and self.is_quiet():
                 return None
             compiler = hooks.compiler_at_work()
             if aliases:
                 args, kwargs = hooks.undisturbed(compiler, structure.remap, (args, kwargs), alias)
-            hooks.undisturbed(compiler, self._pass, (args, kwargs), "input", "grad_input")
+            hooks.undisturbed(compiler, self._pass, (args, kwargs))
         return (args, kwargs) if aliases else None
 
     @staticmethod

@@ -38,6 +38,7 @@ __all__ = [
     "next_sequence",
     "nodes_running",
     "optimizers_running",
+    "saved_tensor_hooks",
     "sequence_of_node",
     "set_thread_value",
     "thread_value",
@@ -63,7 +64,8 @@ transforms: Callable[[], Any] = getattr(torch._C._functorch, "peek_interpreter_s
 """Return the innermost ``torch.func`` transform that runs; None outside of transforms."""
 
 _is_grad_enabled = torch.is_grad_enabled
-_saved_tensor_hooks: Callable[[bool], Any] = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: None)
+saved_tensor_hooks: Callable[[bool], Any] = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: None)
+"""Return the innermost hooks on saved tensors of this thread; None without any. Given True, those that are switched off count."""
 
 
 def is_transformed() -> bool:
@@ -124,7 +126,7 @@ def is_repeating() -> bool:
 
 def _frame_of_checkpoint() -> tuple[Hashable | None, bool]:
     """Return the frame of the running non-reentrant checkpoint (or None), and whether the checkpoint is being made."""
-    hooks = _saved_tensor_hooks(True)
+    hooks = saved_tensor_hooks(True)
     if hooks is None:
         return None, False
     pack = getattr(hooks[0], "_torchdynamo_orig_callable", hooks[0])
