@@ -81,7 +81,7 @@ class _Rows:
         """Finish the rows of *entries*, and append their numbers to the aggregates from position *first* on."""
         if not entries:
             return
-        finished = self._table.numbers([row for _, row in entries])
+        finished = self._table.read([row for _, row in entries])[1]
         spoiled = np.zeros(len(entries), dtype=bool)
         for defect in ("nan", "inf", "nonfinite"):
             if defect in finished:

@@ -53,6 +53,11 @@ class RowStatistic(ABC):
     """Whether every tensor of a structured value is measured. Else the first alone is: for a statistic that is told which axis
     holds the units or the samples, since that axis is known of a layer's first tensor."""
 
+    def __repr__(self) -> str:
+        """Return the class with its attributes, which is also how a saved row tells its statistic."""
+        given = ", ".join(f"{name}={value!r}" for name, value in vars(self).items() if not name.startswith("_"))
+        return f"{type(self).__name__}({given})"
+
     @property
     def numbers(self) -> tuple[Number, ...]:
         """The numbers that :meth:`finish` gives, described; a picture shows the first that is not minor.

@@ -128,12 +128,28 @@ class Table:
         """Return *measure* as a row, led by a count of one addition.
 
         Raises:
-            ArgumentError: *measure* is not one number for each of the fields.
+            ArgumentError: *measure* is not one number for each of the fields. Code that is traced does not raise, since that would
+                keep the user's code from being compiled: see :meth:`check`.
         """
-        if measure.dim() != 1 or measure.shape[0] != self._width:
-            gave = f"{measure.shape[0]} numbers" if measure.dim() == 1 else f"a tensor of shape {tuple(measure.shape)}"
-            raise ArgumentError(f"{self.statistic!r}: measure gave {gave}, fields say {self._width}")
+        if not torch.compiler.is_compiling():
+            self._check(measure)
+        elif measure.dim() != 1:
+            return measure
         return torch.cat([torch.ones_like(measure[:1]), measure])
+
+    def check(self, measured: Tensor) -> None:
+        """Raise if *measured*, which traced code has measured, is no row of this table.
+
+        Raises:
+            ArgumentError: it is not one number for each of the fields.
+        """
+        self._check(measured[1:] if measured.dim() == 1 else measured)
+
+    def _check(self, measure: Tensor) -> None:
+        if measure.dim() != 1 or measure.shape[0] != self._width:
+            numbers = f"{measure.numel()} number{'s' * (measure.numel() != 1)}"
+            gave = numbers if measure.dim() == 1 else f"a tensor of shape {tuple(measure.shape)}"
+            raise ArgumentError(f"{self.statistic!r}: measure gave {gave}, fields say {self._width}")
 
     def merged(self, row: Tensor, other: Tensor) -> Tensor:
         """Return a new row, the merge of *row* and *other*."""
@@ -196,10 +212,6 @@ class Table:
         joined: npt.NDArray[np.float64] = np.concatenate(pack(self.blocks).unpack())
         found = joined[self.positions(rows)]
         return found[:, 0].astype(int).tolist(), self.statistic.finish(self.statistic.columns(torch.from_numpy(found[:, 1:])))
-
-    def numbers(self, rows: Sequence[Tensor]) -> dict[str, Column]:
-        """Return the numbers of the statistic for some *rows*. One copy per device."""
-        return self.read(rows)[1]
 
 
 def _is_aligned(statistic: RowStatistic) -> bool:

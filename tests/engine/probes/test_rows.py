@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import sonde
-from sonde.errors import ArgumentError
+from sonde.errors import ArgumentError, ObservationWarning
 from sonde.site import Site
-from sonde.stats import Activation, Moments
+from sonde.stats import Activation, ChannelActivation, Column, Field, Moments, Statistic
 
 BACKENDS = [None, "eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.slow)]
 
@@ -328,3 +330,83 @@ def test_a_site_at_which_nothing_came_has_an_empty_row() -> None:
         ("0:output", 0): 1,
         ("0:grad_output", 0): 0,
     }
+
+
+# Printing
+
+
+class Total(Statistic):
+    """A statistic of a user's own: the sum, and a number that is missing where it is negative."""
+
+    fields = (Field("sum"),)
+
+    def __init__(self, factor: float = 1.0, declared: int = 1) -> None:
+        self.factor = factor
+        self.fields = tuple(Field(f"sum{place or ''}") for place in range(declared))  # type: ignore[misc, assignment]
+
+    def measure(self, tensor: Tensor) -> Tensor:
+        return tensor.double().sum().reshape(1) * self.factor
+
+    def finish(self, columns: Mapping[str, Column]) -> dict[str, Column]:
+        return {"total": columns["sum"], "root": np.where(columns["sum"] < 0, np.nan, np.abs(columns["sum"]) ** 0.5)}
+
+
+def cells(probe: sonde.Probe) -> list[list[str]]:
+    return [re.split(r"\s{2,}", line.strip()) for line in str(probe).splitlines() if "─" not in line]
+
+
+def test_a_probe_shows_the_numbers_of_its_statistic() -> None:
+    """Also of a user's own, which is named by its class and arguments; NaN, which means no number, is blank."""
+    model = nn.Sequential(nn.Identity())
+    with sonde.observe(model, Total(2.0), include=["0"], ports=("output", "grad_output"), strict=True) as probe:
+        model(torch.full((2,), 4.0))
+    title, *table = cells(probe)
+    assert title[0].startswith("Probe(Total(factor=2.0, fields=")
+    assert table == [["layer", "port", "events", "total", "root"], ["0", "output", "1", "16", "4"], ["0", "grad_output", "0"]]
+    probe.reset()
+    model(torch.full((2,), -4.0))
+    assert cells(probe)[2] == ["0", "output", "0"]
+
+
+def test_a_probe_shows_leaves_and_calls() -> None:
+    """Calls only where there are several; -1 is the others."""
+    model = Reused(4)
+    with sonde.observe(model, Total(), calls=2, strict=True) as probe:
+        model(torch.ones(1))
+    assert cells(probe)[1:] == [
+        ["layer", "call", "port", "events", "total", "root"],
+        ["(root)", "0", "output", "1", "10", "3.162"],
+        ["layer", "0", "output", "1", "1", "1"],
+        ["layer", "1", "output", "1", "2", "1.414"],
+        ["layer", "others", "output", "2", "7", "2.646"],
+    ]
+    returns = Returns("tuple")
+    with sonde.observe(returns, Total(), strict=True) as probe:
+        returns(torch.ones(1))
+    assert [line[0] for line in cells(probe)[2:]] == ["(root)[0]", "(root)[2][0]"]
+
+
+def test_numbers_per_channel_are_left_out_of_the_table() -> None:
+    """A list in each row is in ``rows()``; the table has the numbers that are one."""
+    model = nn.Sequential(nn.ReLU())
+    with sonde.observe(model, ChannelActivation(3), include=["0"], strict=True) as probe:
+        model(torch.tensor([[1.0, -1.0, 0.0]]))
+    assert cells(probe)[1:] == [
+        ["layer", "port", "events", "channels", "positions", "nan", "inf", "activation", "least", "most", "dead", "death"],
+        ["0", "output", "1", "3", "1", "0", "0", "0.3333", "0", "1", "2", "0.6667"],
+    ]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_measure_of_another_width_than_the_fields_is_said(backend: str | None) -> None:
+    """In compiled code too, which runs as it would without; the user's numbers are as ever."""
+    model = nn.Sequential(nn.Linear(2, 2))
+    x = torch.ones(1, 2)
+    expected = model(x)
+    with pytest.warns(ObservationWarning, match=r"Total\(.*measure gave 1 numbers?, fields say 3"):
+        probe = sonde.observe(model, Total(declared=3))
+        run = model if backend is None else torch.compile(model, backend=backend, fullgraph=True)
+        torch.testing.assert_close(run(x), expected)
+    (error,) = probe.errors
+    assert isinstance(error.error, ArgumentError)
+    probe.detach()

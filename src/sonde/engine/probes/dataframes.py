@@ -16,7 +16,7 @@ from sonde.stats import Table
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["JOINING", "frame", "key_columns", "rows_of"]
+__all__ = ["JOINING", "frame", "key_columns", "numbers_of", "rows_of"]
 
 JOINING = ("model", "site", "call", "phase", "epoch", "step", "micro_step", "forward", "rank")
 """Columns that every frame has."""
@@ -61,6 +61,12 @@ def _rows_of_statistic(attachment: Attachment, table: Table) -> list[dict[str, A
         _row(hook, hook.sites[port].at(leaf), count, found, call, ticks[hook.clock])
         for (hook, (port, leaf, call), _), count, found in zip(places, counts, numbers, strict=True)
     ]
+
+
+def numbers_of(rows: list[dict[str, Any]]) -> list[str]:
+    """Return the names of the numbers in *rows*, without those that are lists."""
+    known = {"name", "type", "port", "calls", *JOINING}
+    return [name for name, value in rows[0].items() if name not in known and not isinstance(value, list)] if rows else []
 
 
 def _row(hook: SiteHook, site: Site, count: int, numbers: dict[str, Any], call: int | None, tick: Tick) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from sonde.engine.probes.statistic_hooks import Calls, rows_for_calls
 from sonde.engine.probes.targets import choose
 from sonde.engine.selection import Where
 from sonde.errors import ArgumentError
-from sonde.site import PARAMETER_PORTS, PORTS, Port, Site
+from sonde.site import OTHER_CALLS, PARAMETER_PORTS, PORTS, Port, Site
 from sonde.stats import Statistic
 from sonde.view.table import Cell, Grid, ShownAsTable
 
@@ -128,7 +128,10 @@ class Probe(ShownAsTable):
             self._attachment.hooks.table.reset()
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return one dictionary per site: name, type, port, number of events, the statistic's numbers, and joining columns."""
+        """Return one dictionary per site: name, type, port, number of events, the statistic's numbers, and joining columns.
+
+        Of a statistic there is one for each leaf of a site and each ``call`` that has a row of its own.
+        """
         return dataframes.rows_of(self._attachment)
 
     def to_frame(self) -> pandas.DataFrame:
@@ -140,17 +143,18 @@ class Probe(ShownAsTable):
         return dataframes.frame(self.rows())
 
     def _grid(self) -> Grid:
-        numbers = [
-            name
-            for name in ("count", "mean", "std", "rms", "absmax", "zeros", "nan", "inf")
-            if self._attachment.hooks.table is not None
-        ]
-        lines = [
-            [Cell(str(row["name"] or "(root)")), Cell(row["port"]), Cell(str(row["calls"]), align="right")]
-            + [Cell("" if row.get(name) is None else f"{row[name]:.4g}", align="right") for name in numbers]
-            for row in self.rows()
-        ]
-        return Grid(title=self._title(), columns=["layer", "port", "events", *numbers], rows=lines, empty="no site is observed")
+        rows = self.rows()
+        numbers = dataframes.numbers_of(rows)
+        tells_calls = any(row["call"] not in (None, OTHER_CALLS, 0) for row in rows)
+        columns = ["layer", *(["call"] if tells_calls else []), "port", "events", *numbers]
+        lines = []
+        for row in rows:
+            call = [Cell("others" if row["call"] == OTHER_CALLS else str(row["call"]))] if tells_calls else []
+            texts = [_number(row.get(name)) if row["calls"] else "" for name in numbers]
+            shown = [Cell(text, align="right") for text in (str(row["calls"]), *texts)]
+            lines.append([Cell(Site.parse(row["site"]).name), *call, Cell(row["port"]), *shown])
+        optional = tuple(name for name in reversed(numbers[1:]) if name not in ("nan", "inf"))
+        return Grid(title=self._title(), columns=columns, rows=lines, empty="no site is observed", optional=optional)
 
     def _title(self) -> str:
         table = self._attachment.hooks.table
@@ -244,6 +248,10 @@ def sites(
         for port in _IN_ORDER
         if port in wanted and (port in PARAMETER_PORTS) == (target.parameter is not None)
     )
+
+
+def _number(value: Any) -> str:
+    return "" if value is None or value != value else f"{value:.4g}"  # noqa: PLR0124  # NaN means no number
 
 
 _TRAINING: dict[str, bool | None] = {"all": None, "training": True, "evaluation": False}

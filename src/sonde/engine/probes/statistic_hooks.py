@@ -195,6 +195,7 @@ class StatisticHook(SiteHook):
     def _merge(self, place: Place, measured: Tensor) -> None:
         """Add a row that compiled code has measured."""
         try:
+            self.table.check(measured)
             row = self._row(place, measured.device)
             if row is not None:
                 self.table.merge(row, measured)
