@@ -72,6 +72,7 @@ class WatchedModel:
             self._put_on(hidden, first_step, epoch)
         if self.pace.on and self._clock is not None:
             self.rows.watch_order()
+            self.rows.look_at_start(self._clock.step)
         return refused
 
     def _put_on(self, measurement: Measurement, first_step: int | None, epoch: int) -> None:
@@ -183,6 +184,8 @@ class WatchedModel:
             self.logged += 1
             self._logged_step = self.clock.step - 1
             self._take(optimizer)
+        if self.pace.on and not self.pace.was_on:  # otherwise the rows of the step before tell how the step begins
+            self.rows.look_at_start(self.clock.step)
         if self.rows.has_sequences:
             self.rows.end_pair(self.pace)
         self.meter.leave(logged=self.pace.was_on)

@@ -73,7 +73,7 @@ class FirstDefect:
     def __init__(self) -> None:
         self._found: _Found | None = None
         self._logged: dict[str, npt.NDArray[np.int64]] = {}  # by model: the last logged steps
-        self._starts: dict[tuple[str, int], tuple[_Place, ...]] = {}  # by model and step: parameters that were not finite
+        self._aside: dict[tuple[str, str, int], tuple[_Place, ...]] = {}  # by role, model and step: places that were not finite
 
     def look(self, block: RowBlock) -> None:
         """Look at finished rows of one model."""
@@ -91,16 +91,14 @@ class FirstDefect:
             logged = self._logged.get(model, steps[:0])
             self._logged[model] = np.union1d(logged, steps)[-_LATEST:]
 
-    def look_at_start(self, block: RowBlock) -> None:
-        """Look at rows of the parameters as they were when a step began. They come before the rows of this step."""
+    def look_aside(self, role: str, block: RowBlock) -> None:
+        """Look at rows that are not written, of one moment: parameters when the step began, or gradients before clipping."""
         if self._found is not None:
             return
-        model = next(iter(block.layout.model), "")
-        for line in range(len(block)):
-            places = _places(block.between(line, line + 1))
-            self._starts[model, int(block.moments[line, 1])] = tuple(place for place in places if place.defects)
-        while len(self._starts) > _LATEST:
-            self._starts.pop(next(iter(self._starts)))
+        key = role, next(iter(block.layout.model), ""), int(block.moments[0, 1])
+        self._aside[key] = tuple(place for place in _places(block) if place.defects) + self._aside.get(key, ())
+        while len(self._aside) > _LATEST:
+            self._aside.pop(next(iter(self._aside)))
 
     def look_at_scalar(self, name: str, value: float, epoch: int, step: int) -> None:
         """Look at a pushed value or a norm."""
@@ -122,11 +120,15 @@ class FirstDefect:
             message, site, call = f"{name} is {value} from step {found.step:,} on", "", -1
         else:
             place = found.first
+            raw = self._aside.get(("raw", found.model, found.step))
+            if place.site.port == "grad" and raw:  # clipping spreads a NaN over all gradients
+                place = min(raw, key=lambda each: each.order)
+            is_later = place.site.port == "grad" and raw == ()
             judged = rules.nonfinite(place.nan, place.inf, place.count)
-            started = self._starts.get((found.model, found.step))
+            started = self._aside.get(("start", found.model, found.step))
             earlier = self._logged[found.model]
             earlier = earlier[earlier < found.step]
-            message = _in_words(found, place, started, int(earlier[-1]) if len(earlier) else None)
+            message = _in_words(found, place, started, int(earlier[-1]) if len(earlier) else None, is_later=is_later)
             if started:
                 place = min(started, key=lambda each: each.order)
             site, call = str(place.site), place.call
@@ -139,7 +141,7 @@ def _placed(judged: Finding, message: str, site: str, call: int, found: _Found, 
     return replace(judged.at(site, found.epoch, found.step, message), value=value, call=call, first_step=found.step)
 
 
-def _in_words(found: _Found, place: _Place, started: tuple[_Place, ...] | None, before: int | None) -> str:
+def _in_words(found: _Found, place: _Place, started: tuple[_Place, ...] | None, before: int | None, *, is_later: bool) -> str:
     """Say where it began: before the step, or at *place* in it.
 
     Args:
@@ -147,6 +149,7 @@ def _in_words(found: _Found, place: _Place, started: tuple[_Place, ...] | None, 
         place: the first place in it.
         started: the parameters that were not finite when the step began; None if nobody looked.
         before: the logged step before; None if there was none.
+        is_later: all gradients were finite when the backward pass ended.
     """
     step = found.step
     if started:
@@ -166,7 +169,8 @@ def _in_words(found: _Found, place: _Place, started: tuple[_Place, ...] | None, 
             sound += (" and " if sound else "") + "the outputs of the layers before it are finite"
         return amount + (f": {sound}, so it arose here" if others and sound else f": {sound}" if sound else "")
     if place.phase == _PHASES["backward"]:
-        arose = _in_backward(found, place)
+        later = "and so were the gradients when the backward pass ended: clipping, or another change after it, made it"
+        arose = later if is_later else _in_backward(found, place)
         return (
             f"{amount}: all outputs are finite, {arose}" if any(each.phase == 0 for each in found.places) else f"{amount}: {arose}"
         )

@@ -47,9 +47,12 @@ class Findings:
         if "call_death" in block.numbers:
             self._deaths.setdefault(key, _Deaths()).add(block, matrices)
 
-    def look_at_start(self, block: RowBlock) -> None:
-        """Look at rows of the parameters as they were when a step began. They come before the rows of this step."""
-        self._defect.look_at_start(block)
+    def look_aside(self, role: str, block: RowBlock) -> None:
+        """Look at rows that are not written: parameters as they were when a step began, or gradients before clipping.
+
+        They come before the other rows of this step.
+        """
+        self._defect.look_aside(role, block)
 
     def look_at_scalar(self, name: str, value: float, epoch: int, step: int) -> None:
         """Look at a pushed value or a norm."""

@@ -196,3 +196,135 @@ def test_units_that_die_are_found_with_the_step_at_which_they_died() -> None:
     found = {finding.rule: finding for finding in trainings.dying().findings}
     assert (found["dead"].site, found["dead"].first_step) == ("3:output", 30)
     assert found["gradient_zero"].first_step == 30
+
+
+# Where a NaN began
+
+
+def spoiled(spoil: Callable[[nn.Sequential, int], object], *, every: int, clip: bool = False, after: bool = False) -> Finding:
+    """The first finding of a training in which *spoil* is called before each forward, or after each backward pass."""
+    torch.manual_seed(0)
+    model = deep()
+    optimizer = SGD(model.parameters(), lr=0.01)
+    with watch(model, every=every, to="memory", quiet=True, lenses=lens.moments()) as inspector:
+        for step in range(45):
+            if not after:
+                spoil(model, step)
+            optimizer.zero_grad()
+            model(torch.randn(32, 16)).square().mean().backward()
+            if after:
+                spoil(model, step)
+            if clip:
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+    found: Finding = inspector.findings[0]
+    assert found.rule == "nonfinite"
+    return found
+
+
+def nan_in_weight(model: nn.Sequential, step: int, at: int = 37) -> None:
+    if step == at:
+        with torch.no_grad():
+            model[4].weight[0, 0] = float("nan")  # type: ignore[operator, index]  # a Linear
+
+
+def test_a_fault_between_logged_steps_is_said_to_have_been_there() -> None:
+    """At step 37 of 10, 20, 30, 40: at step 40 everything is NaN, and no layer is to blame."""
+    found = spoiled(nan_in_weight, every=10)
+    assert (found.site, found.first_step) == ("0.weight:param", 40)
+    assert (
+        "0.weight, 0.bias and 8 more parameters were not finite when step 40 began: it arose between steps 30 and 40"
+        in found.message
+    )
+
+
+def test_weights_that_are_nan_from_the_beginning() -> None:
+    found = spoiled(lambda model, step: nan_in_weight(model, step, 0), every=10)
+    assert (found.site, found.step) == ("4:output", 0)  # it became NaN after the look at the first parameters
+    model = nn.Linear(2, 1)
+    nn.init.constant_(model.weight, float("nan"))
+    with watch(model, every=1, to="memory", quiet=True) as inspector:
+        model(torch.ones(1, 2)).sum().backward()
+        SGD(model.parameters(), 0.1).step()
+    assert inspector.findings[0].message.startswith(
+        "weight was not finite when step 0 began: it arose before the first logged step"
+    )
+
+
+def test_a_fault_in_a_logged_step_is_said_to_have_arisen_there() -> None:
+    """The layer's output is the first, what came before it was finite."""
+    found = spoiled(lambda model, step: nan_in_weight(model, step, 40), every=10)
+    assert (found.site, found.step) == ("4:output", 40)
+    assert "the outputs of the layers before it are finite" in found.message
+
+
+def test_a_gradient_is_blamed_that_was_not_finite_before_clipping() -> None:
+    """Clipping by the norm divides all gradients by NaN."""
+
+    def spoil(model: nn.Sequential, step: int) -> None:
+        if step == 0:
+            weight = model[4].weight
+            weight.register_hook(lambda gradient: gradient * float("nan"))  # type: ignore[operator, union-attr]
+
+    found = spoiled(spoil, every=1, clip=True)
+    assert (found.site, found.step) == ("4.weight:grad", 0)
+
+
+def test_a_gradient_that_is_spoiled_after_the_backward_pass() -> None:
+    def spoil(model: nn.Sequential, step: int) -> None:
+        if step == 3:
+            assert isinstance(model[2].weight.grad, torch.Tensor)
+            model[2].weight.grad[0, 0] = float("inf")
+
+    found = spoiled(spoil, every=1, after=True)
+    assert (found.site, found.step) == ("2.weight:grad", 3)
+    assert "so were the gradients when the backward pass ended" in found.message
+
+
+def test_a_fault_in_the_backward_pass_of_a_branch() -> None:
+    """A skip connection: the branch makes a NaN of its gradient, the layers before the sum get that through the branch alone."""
+
+    class Branch(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.into, self.out = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = x + self.out((self.into(x) * 0).sqrt())
+            return y
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), Branch(), Branch(), nn.Linear(4, 1))
+    with watch(model, every=1, to="memory", quiet=True, include=nn.Linear) as inspector:
+        model(torch.randn(16, 4)).sum().backward()
+        SGD(model.parameters(), 0.1).step()
+    found = inspector.findings[0]
+    assert found.site == "2.into:grad_output"  # the last branch runs first in the backward pass
+    assert "the gradient at 2.out, next in the backward pass before it, is finite" in found.message
+
+
+class Log(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.log()
+
+
+def test_a_compiled_model_is_blamed_at_the_layer_and_not_at_its_root() -> None:
+    """In compiled code the order of execution is that of the modules, children first."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(Log(), nn.Linear(4, 4)), nn.Linear(4, 1))
+
+    class Root(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = model
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y: torch.Tensor = self.body(x) + 1
+            return y
+
+    whole = torch.compile(Root(), backend="eager")
+    with watch(whole, every=1, to="memory", quiet=True) as inspector:  # type: ignore[arg-type]  # a function to the type checker
+        whole(torch.randn(8, 4)).sum().backward()
+        SGD(model.parameters(), 0.1).step()
+    assert inspector.findings[0].site == "body.1.0:output"
+    assert "it arose here" in inspector.findings[0].message

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from types import FrameType
 from typing import Any
 
 import torch
@@ -11,6 +13,7 @@ from torch.optim.optimizer import Optimizer
 from sonde.engine.torch_api.tensors import loss_scale_of, takes_loss_scale, version_of
 from sonde.errors import ArgumentError
 from sonde.stats.statistic import dense
+from sonde.warn import warn_user
 
 __all__ = ["Scaling", "scale_at_step", "unscaled"]
 
@@ -37,6 +40,19 @@ class Scaling:
         """The factor of the loss now; None without one."""
         return loss_scale_of(self._scaler)
 
+    def notice(self) -> None:
+        """Use the scaler whose ``step()`` runs now, if none was given, and warn once. Call inside an optimizer's step."""
+        if self._scaler is not None:
+            return
+        scaler = _scaler_at_work()
+        if scaler is not None and scaler.is_enabled():
+            self._scaler = scaler
+            self._seen = self._version()
+            warn_user(
+                "the loss is scaled by a GradScaler that was not given: sonde divides gradients by its scale from this step on. "
+                "Give it, watch(..., scaler=scaler): attempts that it skipped before this step were taken for parts of it"
+            )
+
     def _version(self) -> int:
         scale = self.scale
         return 0 if scale is None else version_of(scale)
@@ -47,6 +63,19 @@ class Scaling:
         found = version != self._seen and step == self._step
         self._seen, self._step = version, step
         return found
+
+
+def _scaler_at_work() -> Any:
+    """Return the ``GradScaler`` whose ``step()`` is among the callers of this function, or None."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is _STEP:
+            return frame.f_locals.get("self")
+        frame = frame.f_back
+    return None
+
+
+_STEP = torch.amp.GradScaler.step.__code__
 
 
 def scale_at_step(optimizer: Optimizer | None) -> Tensor | None:

@@ -14,7 +14,7 @@ class Ordering:
     """The place of each module in the order in which they return, children before parents.
 
     A probe observes the order in the first logged step. For a compiled model, whose code another hook would change, the order is
-    that of ``named_modules()``.
+    that of ``named_modules()``, but with children before parents, too.
     """
 
     def __init__(self, model: nn.Module, name: str) -> None:
@@ -38,11 +38,21 @@ class Ordering:
 
     def places(self) -> dict[str, int]:
         """Return the place of each module by name; modules that were not seen to run come last."""
-        names = [item.name for item in selection.members(self._model)]
         places = dict(self._seen)
-        for name in names:
+        for name in _children_first([item.name for item in selection.members(self._model)]):
             places.setdefault(name, len(places))
         return places
 
     def _note(self, event: Event) -> None:
         self._seen.setdefault(event.name, len(self._seen))
+
+
+def _children_first(names: list[str]) -> list[str]:
+    """Return *names*, in which parents come before their children, with children before their parents."""
+    found: list[str] = []
+    above: list[str] = []
+    for name in names:
+        while above and above[-1] and not name.startswith(f"{above[-1]}."):
+            found.append(above.pop())
+        above.append(name)
+    return found + above[::-1]

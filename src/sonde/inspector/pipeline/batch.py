@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -11,9 +12,11 @@ import torch
 from torch import Tensor
 
 from sonde.inspector.measurement.measurement import Measurement
+from sonde.inspector.measurement.parameter_rows import ParameterRows
 from sonde.inspector.measurement.row_index import RowIndex
 from sonde.inspector.pipeline.scalars import Pushed
 from sonde.inspector.sinks.base import Scalar
+from sonde.stats import Table
 from sonde.stats.host_copy import HostCopy, pack
 
 __all__ = ["Batch", "BatchBuilder", "DeviceScalar", "RawRows"]
@@ -30,6 +33,7 @@ class RawRows:
         scales: by port, where in the copy the scale is that the port's gradients are multiplied by.
         norms: the ports whose norms over all parameters come from these rows.
         hidden: whether the rows are for these norms alone.
+        role: the rows of hooks; or of all parameters as they were when the step began, or of their gradients before clipping.
     """
 
     index: RowIndex
@@ -40,6 +44,7 @@ class RawRows:
     scales: Mapping[str, int] = field(default_factory=dict)
     norms: frozenset[str] = frozenset()
     hidden: bool = False
+    role: Literal["hooks", "start", "raw"] = "hooks"
 
 
 @dataclass(frozen=True)
@@ -117,13 +122,26 @@ class BatchBuilder:
         if not measurement.table.blocks:  # a first tensor has no pair yet
             return
         index = measurement.row_index(places)
-        start = len(self._tensors)
-        self._tensors += measurement.table.blocks
-        blocks = slice(start, len(self._tensors))
-        placed: dict[str, int] = {port: self._place_of(scale) for port, scale in (scales or {}).items() if port in index.ports}
+        blocks, placed = self._placed(measurement.table, index, scales)
         norms, hidden = measurement.norms, measurement.hidden
         self._rows.append(RawRows(index, blocks, self.epoch, self.step, micro_step, placed, norms, hidden=hidden))
         self._sources.append(measurement)
+
+    def parameter_rows(
+        self, rows: ParameterRows, index: RowIndex, *, role: Literal["start", "raw"], scales: Mapping[str, Tensor] | None = None
+    ) -> None:
+        """Add the *rows* that *index* names, if they are of this step. They are not emptied."""
+        if rows.step == self.step and len(index.layout):
+            blocks, placed = self._placed(rows.table, index, scales)
+            norms = frozenset([rows.port]) if role == "raw" else frozenset[str]()
+            self._rows.append(RawRows(index, blocks, self.epoch, self.step, 0, placed, norms, hidden=True, role=role))
+
+    def _placed(self, table: Table, index: RowIndex, scales: Mapping[str, Tensor] | None) -> tuple[slice, dict[str, int]]:
+        """Add the blocks of *table* and the scales of the ports; return their places in the copy."""
+        start = len(self._tensors)
+        self._tensors += table.blocks
+        blocks = slice(start, len(self._tensors))
+        return blocks, {port: self._place_of(scale) for port, scale in (scales or {}).items() if port in index.ports}
 
     def _place_of(self, scale: Tensor) -> int:
         if id(scale) not in self._scales:

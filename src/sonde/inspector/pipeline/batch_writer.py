@@ -48,7 +48,7 @@ class BatchWriter:
         self.has_written = False
         self._sinks = list(sinks)
         self._problems = WarnOnce("{}. The training goes on")
-        self._finishing = Finishing(self._failed, self._problems.note)
+        self._finishing = Finishing(self._failed, self._problems.note, self.findings.look_aside)
         self._counted: dict[RowIndex, npt.NDArray[np.float64]] = {}
         self._at_once = 1  # batches to a piece; the first piece shows how long they take
         threads = [sink.writer.thread for sink in sinks if isinstance(sink, RunSink)]

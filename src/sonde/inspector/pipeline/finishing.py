@@ -22,8 +22,9 @@ _UNSCALED = (
 Arrays = Sequence[npt.NDArray[np.float64]]
 """The arrays of a batch's copy."""
 
-_NORMS: Mapping[str, str] = {"grad": "grad_norm", "param": "param_norm", "update": "update_norm"}
-"""Of each port of parameters, the name of the norm over all of them."""
+_RAW = "raw"
+_NORMS: Mapping[str, str] = {"grad": "grad_norm", _RAW: "grad_norm_raw", "param": "param_norm", "update": "update_norm"}
+"""Of each port of parameters, and of gradients before clipping, the name of the norm over all of them."""
 
 _Moment = tuple[RowBlock, int, dict[str, float]]
 """The rows of one measurement at one moment: a block, the moment's position in it, and by port the sum of squares for the norms."""
@@ -38,11 +39,18 @@ class Finishing:
     Args:
         failed: called with the row index of a statistic that has raised, and its error.
         note: called with a problem in words that loses no rows.
+        aside: called with rows that are not written, and their role: ``start`` or ``raw``.
     """
 
-    def __init__(self, failed: Callable[[RowIndex, Exception], None], note: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        failed: Callable[[RowIndex, Exception], None],
+        note: Callable[[str], None],
+        aside: Callable[[str, RowBlock], None] = lambda role, block: None,
+    ) -> None:
         self._failed = failed
         self._note = note
+        self._aside = aside
         self._norms = _Norms()
 
     def finish(self, batches: Sequence[tuple[Batch, Arrays]]) -> tuple[LoggedRows, list[RowIndex]]:
@@ -61,8 +69,10 @@ class Finishing:
                 if moment is None:
                     continue
                 block, position, squares = moment
+                if raw.role != "hooks":
+                    self._aside(raw.role, block.between(position, position + 1))
                 if raw.norms:
-                    self._norms.add(model, raw.epoch, raw.step, squares)
+                    self._norms.add(model, raw.epoch, raw.step, {_RAW: squares["grad"]} if raw.role == "raw" else squares)
                 if not raw.hidden:
                     logged.add_moment(block, position)
                     if position == 0:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from operator import attrgetter
 
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from sonde.engine import Tick
 from sonde.engine.clock.loss_scale import Scaling, scale_at_step
+from sonde.engine.clock.optimizers import held_by
+from sonde.engine.probes.site_hook import SiteHook
 from sonde.inspector.measurement.execution_order import Ordering
 from sonde.inspector.measurement.measurement import Measurement
+from sonde.inspector.measurement.parameter_rows import ParameterRows
 from sonde.inspector.pipeline.batch import Batch, BatchBuilder
 from sonde.inspector.schedule import Pace
 from sonde.inspector.settings import Settings
-from sonde.site import GRADIENT_PORTS, MODULE_PORTS
+from sonde.site import GRADIENT_PORTS, MODULE_PORTS, Port
 
 __all__ = ["RowTaker", "Send"]
 
@@ -40,6 +44,8 @@ class RowTaker:
         self._scaling = Scaling(settings.scaler)
         self._ordering = Ordering(model, name)
         self._places: dict[str, int] = {}
+        self._starts = ParameterRows("parameters before a step", "param", lambda parameter: parameter)
+        self._raw = ParameterRows("gradients before clipping", "grad", attrgetter("grad"))
         self._waiting: list[Batch] = []  # of backward passes, until it is known that they belong to a step
         self.has_sequences = False
 
@@ -63,6 +69,15 @@ class RowTaker:
         if pace.on:
             self.watch_order()
 
+    def look_at_start(self, step: int) -> None:
+        """Look whether the parameters are finite as *step* begins, which is logged."""
+        self._starts.look(self._hooks_at("param"), step)
+
+    def _hooks_at(self, port: Port) -> list[SiteHook]:
+        """The hooks of all parameters: those that the norms over all come from."""
+        source = next((each for each in self.measurements if port in each.norms), None)
+        return [] if source is None else [hook for hook in source.attachment.hooks if port in hook.sites]
+
     def watch_order(self) -> None:
         """See in which order modules run, unless this is known."""
         self._ordering.watch()
@@ -73,12 +88,17 @@ class RowTaker:
             self._places = {}
             for measurement in self.measurements:
                 measurement.forget_order()
+        self._scaling.notice()
         scales: dict[str, Tensor] = {}
         if (scale := self._scaling.scale) is not None:
             scales |= {port: scale for port in GRADIENT_PORTS if port in MODULE_PORTS}
         if (scale := scale_at_step(optimizer)) is not None:
             scales["grad"] = scale
         builder = BatchBuilder(ended.epoch, ended.step, ends_interval=True)
+        held = None if optimizer is None else held_by(optimizer)
+        builder.parameter_rows(self._starts, self._starts.row_index(self._order(), None), role="start")
+        raw_scales = None if self._scaling.scale is None else {"grad": self._scaling.scale}
+        builder.parameter_rows(self._raw, self._raw.row_index(self._order(), held), role="raw", scales=raw_scales)
         for measurement in self.measurements:
             wanted = pairs or not measurement.is_sequence
             if measurement.kind == "step" and wanted and measurement.attachment.attached:
@@ -87,7 +107,11 @@ class RowTaker:
         self._send(builder, waited)
 
     def take_backward(self, epoch: int, step: int) -> None:
-        """Take the rows that belong to the backward pass that has ended alone. They wait for the end of the step."""
+        """Take the rows that belong to the backward pass that has ended alone. They wait for the end of the step.
+
+        The gradients now, as long as no other pass adds to them, are those before clipping.
+        """
+        self._raw.look(self._hooks_at("grad"), step)
         scale = self._scaling.scale
         scales: Mapping[str, Tensor] = {} if scale is None else {"grad": scale}
         builder = BatchBuilder(epoch, step)

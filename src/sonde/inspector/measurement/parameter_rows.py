@@ -1,0 +1,103 @@
+"""Norms of all parameters of a model, or of their gradients, at a moment that no hook sees: before a step, before clipping."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from sonde.engine.probes.site_hook import SiteHook
+from sonde.inspector.measurement.row_index import RowIndex
+from sonde.run.schema import Layout
+from sonde.site import OTHER_CALLS, Port
+from sonde.stats import Norm, Table
+from sonde.warn import warn_user
+
+__all__ = ["ParameterRows"]
+
+
+class ParameterRows:
+    """A row of :class:`sonde.stats.Norm` for each parameter, which :meth:`look` fills.
+
+    Attributes:
+        port: of the sites: ``param`` or ``grad``.
+        table: holds the rows.
+        step: the step in which the rows were filled; -1 before.
+
+    Args:
+        name: what is measured, in words; no rows are written under it.
+        tensor_of: returns what is measured of a parameter, or None.
+    """
+
+    def __init__(self, name: str, port: Port, tensor_of: Callable[[Any], Tensor | None]) -> None:
+        self.port: Port = port
+        self.table = Table(Norm())
+        self.step = -1
+        self._name = name
+        self._tensor_of = tensor_of
+        self._rows: dict[int, Tensor] = {}  # by the hook's id
+        self._addresses: list[int] = []  # of the rows of _hooks
+        self._has_failed = False
+        self._hooks: list[SiteHook] = []
+        self._index: tuple[tuple[int, frozenset[int] | None], RowIndex] | None = None
+
+    def look(self, hooks: Sequence[SiteHook], step: int) -> None:
+        """Measure the parameters of *hooks* as they are now, in *step*, in place of what was measured before. No host sync."""
+        if self._has_failed:
+            return
+        try:
+            self._look(hooks, [self._tensor_of(hook.target) for hook in hooks])
+            self.step = step
+        except Exception as error:
+            self._has_failed, self.step = True, -1
+            warn_user(f"sonde stopped measuring {self._name}: {type(error).__name__}: {error}. The training goes on without it")
+
+    def _look(self, hooks: Sequence[SiteHook], found: Sequence[Tensor | None]) -> None:
+        tensors = [tensor for tensor in found if tensor is not None]
+        if len(tensors) < len(hooks):
+            hooks = [hook for hook, tensor in zip(hooks, found, strict=True) if tensor is not None]
+        if hooks != self._hooks:
+            self._hooks, self._index = list(hooks), None
+            self._addresses = [self._address(hook, tensor) for hook, tensor in zip(hooks, tensors, strict=True)]
+        if self.table.blocks:
+            self.table.reset()
+        kernel = self.table.statistic.kernel
+        left: Sequence[int] = range(len(hooks))
+        if kernel is not None:
+            left = kernel.add_each(self._addresses, tensors, None, 1)
+        for place in left:
+            hook, tensor = hooks[place], tensors[place].detach()
+            if self._rows[id(hook)].device != tensor.device:
+                self._rows[id(hook)] = self.table.move(self._rows[id(hook)], tensor.device)
+                self._addresses[place] = self._address(hook, tensor)
+            self.table.add(self._rows[id(hook)], tensor)
+
+    def _address(self, hook: SiteHook, tensor: Tensor) -> int:
+        """Where the row of a parameter lies, if the kernel for the CPU can add to it there; else 0."""
+        row = self._rows.get(id(hook))
+        if row is None:
+            row = self._rows[id(hook)] = self.table.allocate(1, tensor.device)[0]
+        kernel = self.table.statistic.kernel
+        return row.data_ptr() if kernel is not None and tensor.is_cpu and kernel.fits(row, led=1) else 0
+
+    def row_index(self, order: Mapping[str, int], held: frozenset[int] | None) -> RowIndex:
+        """Return the row of each parameter whose id is in *held* (None: of all); *order* gives the place of each module."""
+        key = self.table.changes, held
+        if self._index is None or self._index[0] != key:
+            hooks = [hook for hook in self._hooks if held is None or id(hook.target) in held]
+            orders = [order.get(hook.name, order.get(hook.name.rpartition(".")[0], len(order))) for hook in hooks]
+            self._index = (
+                key,
+                RowIndex(
+                    self._name,
+                    self.table.statistic,
+                    Layout([hook.sites[self.port] for hook in hooks], OTHER_CALLS, orders),
+                    self.table.positions([self._rows[id(hook)] for hook in hooks]),
+                    (self.port,) * len(hooks),
+                    np.zeros(len(hooks), bool),
+                    np.ones(len(hooks)),
+                ),
+            )
+        return self._index[1]
