@@ -30,8 +30,16 @@ PAIRS: list[tuple[Callable[[], Any], Callable[[], Any]]] = [
     (preprocessor.GradientGeometry, lens.ParameterGradientGeometry),
     (preprocessor.GradientActivation, lambda: lens.ParameterGradientActivation(eps=1e-8)),
     (preprocessor.ParameterNorm, lambda: lens.ParameterNorm(parameters=("weight", "bias"))),
-    (preprocessor.ParameterDifferenceGeometry, lens.ParameterUpdateGeometry),
+    (lambda: preprocessor.ParameterDifferenceGeometry(correlation=False), lens.ParameterUpdateGeometry),
+    (preprocessor.ParameterDifferenceGeometry, lambda: lens.ParameterUpdateGeometry(compute_correlation=True)),
+    (preprocessor.UpdateRatio, lens.ParameterUpdateGeometry),
+    (preprocessor.Conditioning, lens.ParameterCond),
 ]
+
+
+class Mine(preprocessor.OutputNorm):
+    def process_fw(self, name: str, module: Any, layer_input: Any, layer_output: Any) -> None:
+        super().process_fw(name, module, layer_input, 2 * layer_output)
 
 
 @pytest.mark.parametrize(("one", "other"), PAIRS)
@@ -77,8 +85,15 @@ def test_a_lens_is_observed_by_its_statistic_at_its_ports_and_layers() -> None:
 def test_what_cannot_stand_for_the_other_says_what_to_give() -> None:
     """A preprocessor of one's own or of losses; a lens that compares tensors."""
     model = nn.Linear(2, 2)
-    with pytest.raises(ArgumentError, match=r"LossModule is a preprocessor that no statistic stands for.*LossMetrics"):
-        sonde.watch(model, lenses=preprocessor.LossModule(), to="memory", quiet=True)
+    for given, reason in (
+        (preprocessor.LossModule(), r"which module returns the loss: give lens.LossMetrics\(loss_fn="),
+        (preprocessor.ExplicitCall(), r"push_loss\(\) and push_metric\(\) of the inspector"),
+        (preprocessor.UpdateRounding(), r"one tensor at a time: feed it beside .*observe\(model, UpdateRounding"),
+        (Mine(), "is a OutputNorm of your own, and a lens would record the numbers of OutputNorm"),
+        (preprocessor.OutputNorm(batched=False), "leave batched= out"),
+    ):
+        with pytest.raises(ArgumentError, match=reason):
+            sonde.watch(model, lenses=given, to="memory", quiet=True)
     cosine = lens.Lens("turns", sonde.stats.Cosine(), ("grad",))
     with pytest.raises(ArgumentError, match="'turns' is not one statistic of single tensors"):
         sonde.observe(model, cosine)

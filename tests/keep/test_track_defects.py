@@ -459,3 +459,33 @@ def test_t30_a_script_module_is_passed_over_and_reported() -> None:
     assert [stash.name for stash in tracker] == ["1", "", "", "1"]
     warned = any(issubclass(warning.category, ObservationWarning) for warning in caught)
     assert warned or any(line.site.path == "0" and line.reason for line in tracker.coverage())
+
+
+@pytest.mark.parametrize(
+    "keep",
+    [
+        lambda tensor: tensor.detach().numpy(),
+        lambda tensor: tensor.detach()[:1],
+        lambda tensor: {"rows": tensor.detach().T},
+        lambda tensor: [tensor.detach().numpy()[0]],
+    ],
+    ids=["numpy", "part", "in a dict", "numpy in a list"],
+)
+def test_a_view_in_whatever_form_is_not_read_after_a_write(keep: Any) -> None:
+    """The memory is what the model has written into, not the object that was kept."""
+
+    class Shifted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.linear(x).add_(10)
+
+    model = Shifted()
+    with sonde.track(model, grad=False, include="linear", stash_value=keep) as tracker:
+        model.linear(torch.randn(2, 3))
+        assert len(list(tracker)) == 1  # nothing has been written
+        model(torch.randn(2, 3))
+    with pytest.raises(StaleTensorError, match="kept at linear:output"):
+        tracker[1]

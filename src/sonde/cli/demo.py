@@ -181,8 +181,8 @@ def _print_zeros(trained: list[Trained], console: Console) -> None:
 
 
 def _spark(shares: list[float], width: int = 40) -> str:
-    step = max(1, len(shares) // width)
-    return "".join(_SPARK[min(int(share * len(_SPARK)), len(_SPARK) - 1)] for share in shares[::step])
+    shown = [shares[place * len(shares) // width] for place in range(width)] if len(shares) > width else shares
+    return "".join(_SPARK[min(int(share * len(_SPARK)), len(_SPARK) - 1)] for share in shown)
 
 
 def _print_finding(wrong: Trained, console: Console) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -251,14 +252,17 @@ class Guarded:
 
     def __init__(self, stash: StashFn) -> None:
         self._stash = stash
-        self._aliases: dict[int, list[tuple[Site, str, Tensor, int]]] = {}  # site, leaf, tensor, version, by the id of the stash
+        self._aliases: dict[int, list[tuple[Site, str, Tensor, int]]] = {}  # site, leaf, seen tensor, version, by id of the stash
 
     def __call__(self, event: Event) -> Any:
         stash = self._stash(event)
-        memory = {tensor.untyped_storage().data_ptr() for _, tensor in event.leaves if _has_storage(tensor)}
+        seen = [(tensor, *_memory_of(tensor)) for _, tensor in event.leaves if _has_storage(tensor)]
         for path, held in leaves_of(stash).items():
-            if isinstance(held, Tensor) and _has_storage(held) and held.untyped_storage().data_ptr() in memory:
-                self._aliases.setdefault(id(stash), []).append((event.site, path, held, version_of(held)))
+            for address in _addresses(held):
+                for tensor, start, end in seen:
+                    if start <= address < end:
+                        note = event.site, path, tensor.detach(), version_of(tensor)  # of a NumPy array this is the only version
+                        self._aliases.setdefault(id(stash), []).append(note)
         return stash
 
     def stale_site(self, stash: Any) -> str | None:
@@ -282,6 +286,22 @@ class Guarded:
     def clear(self) -> None:
         """Forget all notes."""
         self._aliases.clear()
+
+
+def _memory_of(tensor: Tensor) -> tuple[int, int]:
+    """Where the storage of *tensor* begins and ends."""
+    storage = tensor.untyped_storage()
+    return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+
+
+def _addresses(kept: Any) -> Iterator[int]:
+    """Yield where the tensors in *kept* lie, and NumPy arrays that are *kept* itself or one of its items."""
+    for _, tensor in structure.walk(kept):
+        if _has_storage(tensor):
+            yield tensor.data_ptr()
+    for each in kept.values() if isinstance(kept, Mapping) else kept if isinstance(kept, tuple | list) else (kept,):
+        if isinstance(each, np.ndarray):
+            yield each.__array_interface__["data"][0]
 
 
 def _has_storage(tensor: Tensor) -> bool:

@@ -548,3 +548,29 @@ def test_the_frame_says_when_a_slot_last_recorded() -> None:
         model(torch.ones(1)).sum().backward()
         optimizer.step()
     assert recorder.to_frame()["step"].item() == 2
+
+
+def test_condition_and_reduction_can_be_replaced_and_are_checked() -> None:
+    """The reduction while nothing is kept: else the value in a slot would be neither a list nor a sum."""
+    model, x = nn.Linear(3, 2), torch.randn(4, 3)
+    recorder = ForwardOutput().modules(model)
+    recorder.reduction = lambda one, other: one + other
+    model(x)
+    model(x)
+    assert torch.equal(recorder[0], model.forward(x) + model.forward(x))
+    with pytest.raises(ArgumentError, match=r"reset\(\) it before"):
+        recorder.reduction = None
+    recorder.reset()
+    recorder.reduction = None
+    recorder.condition = lambda: False
+    model(x)
+    assert recorder.reduction is None
+    assert recorder.samples(0) == 0
+    recorder.condition = None
+    model(x)
+    assert torch.equal(recorder[0][0], model.forward(x))
+    for word in ("condition", "reduction"):
+        with pytest.raises(ArgumentError, match=f"{word}=5 cannot be called"):
+            setattr(ForwardOutput(), word, 5)
+    with pytest.raises(AttributeError):
+        recorder.data_method = "sample"  # type: ignore[misc]

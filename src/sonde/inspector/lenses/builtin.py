@@ -18,7 +18,6 @@ from sonde.errors import ArgumentError
 from sonde.inspector.lenses.layer_selection import DROPOUT, RELU_LIKE, is_container
 from sonde.inspector.lenses.lens import Lens, LossMetrics
 from sonde.preprocessor.base import AbstractPreprocessor
-from sonde.rules import UPDATE_USUAL
 from sonde.site import Port
 from sonde.stats import Activation, Cosine, ExponentHistogram, Moments, Norm, RowStatistic, Updates
 from sonde.stats.samples import MatrixCondition, SampleNorm
@@ -203,7 +202,7 @@ class _Geometry(Lens):
                 include,
                 exclude,
                 False,
-                {"picture": "lines", "number": "cosine", "range": [-1, 1]},
+                {"picture": "lines", "number": "cosine"},
             )
             also = (*also, cosine)
         super().__init__(name, Norm(), (port,), include, exclude, False, show, also=also)
@@ -378,7 +377,7 @@ class ParameterUpdateGeometry(_Geometry):
             include,
             exclude,
             False,
-            {"picture": "lines", "number": "ratio", "log": True, "line": UPDATE_USUAL},
+            {"picture": "lines", "number": "ratio", "log": True},
         )
         super().__init__("parameter_update", "update", include, exclude, compute_correlation, show, (ratio,))
 
@@ -449,7 +448,7 @@ def _shares(worst: bool, activation: str | None, death: str | None) -> dict[str,
     for name, given in aggregates.items():
         checked(name, given, POINTS)
     columns = {"columns": list(aggregates.values())} if activation or death else {}
-    return {"picture": "heatmap", "number": "call_death", "range": [0, 1], "worst": worst, **columns}
+    return {"picture": "heatmap", "number": "call_death", "worst": worst, **columns}
 
 
 def _lines(normalized: bool, log: bool, line: Names, ranges: Names) -> dict[str, Any]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from sonde.errors import ArgumentError
 from sonde.inspector.lenses.builtin import (
     OutputActivation,
@@ -15,8 +18,9 @@ from sonde.inspector.lenses.builtin import (
 )
 from sonde.inspector.lenses.layer_selection import is_container
 from sonde.inspector.lenses.lens import Lens
-from sonde.preprocessor import base, gradients, outputs, parameters, updates
+from sonde.preprocessor import base, gradients, losses, outputs, parameters, updates
 from sonde.preprocessor.measured import Measured
+from sonde.stats.samples import SampleNorm
 
 __all__ = ["lens_of"]
 
@@ -28,30 +32,57 @@ def lens_of(given: base.AbstractPreprocessor) -> Lens:
     interval stands in the run step by step.
 
     Raises:
-        ArgumentError: no statistic says what *given* measures: it is a user's own, or needs more than one tensor.
+        ArgumentError: *given* is no lens; the message says why and what to do instead.
     """
-    specs = given._interval.specs if isinstance(given, Measured) else ()
-    size = any("rms" in spec.numbers for spec in specs)
-    correlation = len(specs) > 1
-    if isinstance(given, outputs.InputNorm):
-        return Lens("input_norm", specs[0].statistic, ("input",), None, is_container, given._record_eval)
-    if isinstance(given, outputs.OutputNorm):
-        return OutputNorm(normalize_by_size=size, record_eval=given._record_eval)
-    if isinstance(given, outputs.OutputActivation):
-        return OutputActivation(eps=given._eps, channel_last=given._channel_last, record_eval=given._record_eval)
-    if isinstance(given, gradients.OutputGradientGeometry):
-        return OutputGradientGeometry(compute_correlation=correlation, normalize_by_size=size, skip_activation=False)
-    if isinstance(given, gradients.GradientGeometry):
-        return ParameterGradientGeometry(compute_correlation=correlation, normalize_by_size=size)
-    if isinstance(given, gradients.GradientActivation):
-        return ParameterGradientActivation(eps=given._eps)
-    if isinstance(given, parameters.ParameterNorm):
-        return ParameterNorm(parameters=tuple(given.attrs_), normalize_by_size=size)
-    if isinstance(given, parameters.Conditioning):
-        return ParameterCond(parameters=given.attrs_)
-    if isinstance(given, updates.ParameterDifferenceGeometry | updates.UpdateRatio):
-        return ParameterUpdateGeometry(normalize_by_size=size)
-    raise ArgumentError(
-        f"{type(given).__name__} is a preprocessor that no statistic stands for, so that an inspector cannot record it: feed it "
-        f"with probe = sonde.observe(model, {type(given).__name__}(...)) and read its value; lens.LossMetrics() records losses"
-    )
+    make = _MADE.get(type(given))
+    if make is None:
+        raise ArgumentError(_reason(given))
+    if getattr(given, "_batched", None) is not None:
+        raise ArgumentError(
+            f"{type(given).__name__}(batched={given._batched}): a lens finds the axis of the samples from the layer: "  # type: ignore[attr-defined]
+            "leave batched= out, or feed the preprocessor with sonde.observe(model, ...)"
+        )
+    assert isinstance(given, Measured)
+    specs = given._interval.specs
+    return make(given, any("rms" in spec.numbers for spec in specs), len(specs) > 1)
+
+
+_MADE: dict[type, Callable[[Any, bool, bool], Lens]] = {  # from a preprocessor, whether it normalizes, whether it correlates
+    outputs.InputNorm: lambda given, rms, _: Lens(
+        "input_norm", SampleNorm(), ("input",), None, is_container, given._record_eval, {"number": "rms" if rms else "norm"}
+    ),
+    outputs.OutputNorm: lambda given, rms, _: OutputNorm(normalize_by_size=rms, record_eval=given._record_eval),
+    outputs.OutputActivation: lambda given, *_: OutputActivation(
+        eps=given._eps, channel_last=given._channel_last, record_eval=given._record_eval
+    ),
+    gradients.OutputGradientGeometry: lambda given, rms, correlation: OutputGradientGeometry(
+        compute_correlation=correlation, normalize_by_size=rms, skip_activation=False
+    ),
+    gradients.GradientGeometry: lambda given, rms, correlation: ParameterGradientGeometry(
+        compute_correlation=correlation, normalize_by_size=rms
+    ),
+    gradients.GradientActivation: lambda given, *_: ParameterGradientActivation(eps=given._eps),
+    parameters.ParameterNorm: lambda given, rms, _: ParameterNorm(parameters=given.attrs_, normalize_by_size=rms),
+    parameters.Conditioning: lambda given, *_: ParameterCond(parameters=given.attrs_),
+    updates.ParameterDifferenceGeometry: lambda given, rms, correlation: ParameterUpdateGeometry(
+        compute_correlation=correlation, normalize_by_size=rms
+    ),
+    updates.UpdateRatio: lambda *_: ParameterUpdateGeometry(),
+}
+
+
+def _reason(given: base.AbstractPreprocessor) -> str:
+    """Return why *given* is no lens, and what to do."""
+    name = type(given).__name__
+    if isinstance(given, losses.LossModule):
+        return f"{name} does not say which module returns the loss: give lens.LossMetrics(loss_fn=...) the loss module"
+    if isinstance(given, losses.ExplicitCall):
+        return f"{name} is fed by the training loop: push_loss() and push_metric() of the inspector record without a lens"
+    former = next((kind.__name__ for kind in type(given).__mro__[1:] if kind in _MADE), None)
+    if former is not None:
+        what = f"{name} is a {former} of your own, and a lens would record the numbers of {former}"
+    elif isinstance(given, updates.UpdateRounding):
+        what = f"{name} compares a gradient with the update that follows, and a lens measures one tensor at a time"
+    else:
+        what = f"{name} is a preprocessor that no statistic stands for, so that an inspector cannot record it"
+    return f"{what}: feed it beside the inspector, with probe = sonde.observe(model, {name}(...)), and read its value"

@@ -81,21 +81,17 @@ class Recorder(SlotReader, KeepingProbe):
         data_method: DataMethod = "batch",
         strict: bool = False,
     ) -> None:
-        for word, function in (("condition", condition), ("reduction", reduction)):
-            if isinstance(function, type):
-                raise ArgumentError(f"{word}={function.__name__} is a class: make one first, {function.__name__}(...)")
-            if function is not None and not callable(function):
-                raise ArgumentError(f"{word}={function!r} cannot be called")
+        _check_callable("condition", condition)
+        _check_callable("reduction", reduction)
         if data_method not in ("batch", "sample"):
             raise ArgumentError(
                 f"data_method={data_method!r}: give 'batch' to keep tensors whole, or 'sample' for the first sample"
             )
-        self.reduction = reduction
-        self.data_method = data_method
+        self._reduction = reduction
+        self._data_method: DataMethod = data_method
         self._models: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
         self._aliases: dict[str, str] = {}
-        reducing = reduction if reduction is None or isinstance(reduction, Reduction) else FunctionReduction(reduction)
-        keeper = Keeper(type(self).__name__, _take_nothing, reducing, condition=condition)
+        keeper = Keeper(type(self).__name__, _take_nothing, _reducing(reduction), condition=condition)
         source = self._source(keeper)
         keeper.take = source if data_method == "batch" else _first_samples(source)
         super().__init__(keeper, strict=strict)
@@ -111,7 +107,27 @@ class Recorder(SlotReader, KeepingProbe):
 
     @condition.setter
     def condition(self, condition: Condition | None) -> None:
+        _check_callable("condition", condition)
         self._keeper.condition = condition
+
+    @property
+    def reduction(self) -> Reducer | None:
+        """The reduction, which may be replaced while no slot keeps anything: a value has been reduced in one way."""
+        return self._reduction
+
+    @reduction.setter
+    def reduction(self, reduction: Reducer | None) -> None:
+        _check_callable("reduction", reduction)
+        if not all(slot.is_empty for slot in self._keeper.slots):
+            raise ArgumentError(f"{type(self).__name__} has reduced values already: reset() it before it has another reduction")
+        self._reduction = reduction
+        self._keeper.reduction = _reducing(reduction)
+        self._keeper.clear()  # an empty slot has another form with a reduction
+
+    @property
+    def data_method(self) -> DataMethod:
+        """``"batch"`` or ``"sample"``, as the recorder was made."""
+        return self._data_method
 
     # Registering
 
@@ -385,6 +401,17 @@ def _remade(
         recorder._keeper.add(site, slot["type"], [site.port_of(port) for port in kind.ports])
     recorder.load_state_dict(state_dict)
     return recorder
+
+
+def _check_callable(word: str, function: Any) -> None:
+    if isinstance(function, type):
+        raise ArgumentError(f"{word}={function.__name__} is a class: make one first, {function.__name__}(...)")
+    if function is not None and not callable(function):
+        raise ArgumentError(f"{word}={function!r} cannot be called")
+
+
+def _reducing(reduction: Reducer | None) -> Reduction | None:
+    return reduction if reduction is None or isinstance(reduction, Reduction) else FunctionReduction(reduction)
 
 
 def _take_nothing(event: Event) -> Any:
