@@ -289,8 +289,8 @@ def test_lenses_that_belong_to_another_are_described_too() -> None:
         shown = {each["family"]: each for each in inspector.run.info["lenses"]}
     families = ["parameter_gradient", "parameter_gradient_cosine", "parameter_update", "parameter_update_ratio", "scalars"]
     assert list(shown) == families
-    assert shown["parameter_gradient_cosine"]["range"] == [-1, 1]
-    assert shown["parameter_update_ratio"]["line"] == 1e-3
+    assert shown["parameter_gradient_cosine"]["number"] == "cosine"
+    assert shown["parameter_update_ratio"]["log"] is True
 
 
 def test_powers_of_two_from_a_training_to_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
