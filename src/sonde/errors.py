@@ -53,7 +53,7 @@ class ArgumentError(SondeError, ValueError):
 
 
 class LossShapeError(ArgumentError, AttributeError):
-    """A loss that is not one number (an ``AttributeError`` too, as the fifth seed documents it)."""
+    """A loss that is not one number (an ``AttributeError`` too, as monitorch documents it)."""
 
 
 class ModelError(SondeError, TypeError):

@@ -1,4 +1,4 @@
-"""The execution graph of a model: record it, read it, draw it at any depth; and the names of the fourth seed on it."""
+"""The execution graph of a model: record it, read it, draw it at any depth; and the names of torchrecorder on it."""
 
 from sonde.graph.capture import capture
 from sonde.graph.graph import Graph

@@ -1,4 +1,4 @@
-"""``graph.Recorder`` of the fourth seed (torchrecorder): nodes and edges, read off the graph of a forward."""
+"""``graph.Recorder`` of torchrecorder: nodes and edges, read off the graph of a forward."""
 
 from __future__ import annotations
 
@@ -72,9 +72,9 @@ class LayerNode(BaseNode):
 
 
 class Recorder:
-    """The recorder of the fourth seed: register hooks, run the model yourself, remove the hooks, read nodes and edges.
+    """The recorder of torchrecorder: register hooks, run the model yourself, remove the hooks, read nodes and edges.
 
-    (``sonde.recorders.Recorder``, of the second seed, keeps tensors.)
+    (``sonde.recorders.Recorder``, of torchfunc, keeps tensors.)
 
     >>> import sonde.graph, torch
     >>> net, recorder = torch.nn.Linear(4, 3), sonde.graph.Recorder()

@@ -1,4 +1,4 @@
-"""``record``, ``make_dot``, ``render_network`` and renderers of the fourth seed: from a model to a picture in one call."""
+"""``record``, ``make_dot``, ``render_network`` and renderers of torchrecorder: from a model to a picture in one call."""
 
 from __future__ import annotations
 

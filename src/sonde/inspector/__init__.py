@@ -18,7 +18,7 @@ from sonde.inspector.watch import watch
 from sonde.rules import Finding
 
 PyTorchInspector = Inspector
-"""The fifth seed's name of the inspector."""
+"""monitorch's name of the inspector."""
 
 __all__ = [
     "Finding",

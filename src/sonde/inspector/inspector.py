@@ -55,7 +55,7 @@ class Inspector:
     :meth:`detach`, or the end of the process. It sees every thread. :func:`sonde.watch` makes one and attaches it.
 
     The class is large because its methods are what a training loop calls and what people read afterwards: five groups (life, time,
-    pushing, reading, and the aliases of the fifth seed) of methods of a few lines.
+    pushing, reading, and the aliases of monitorch) of methods of a few lines.
 
     Args:
         lenses: what is looked at; by default :func:`~sonde.inspector.lenses.builtin.default_lenses`.

@@ -1,4 +1,4 @@
-"""The stash, which ``track`` keeps of an event, and the functions that make one (the first seed)."""
+"""The stash, which ``track`` keeps of an event, and the functions that make one (tensor_tracker)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``track``: keep copies of the outputs of modules and of their gradients (the first seed)."""
+"""``track``: keep copies of the outputs of modules and of their gradients (tensor_tracker)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Tracker(KeepingProbe):
 
     ``tracker[i]`` is a stash, ``tracker[i:j]`` a list of them, ``tracker["layers.3.mlp"]`` all stashes of one module and
     ``tracker["layers.3.mlp:grad_output"]`` all of one site. In a console or notebook it shows a table of the layers.
-    The class is large because it has the names of the first seed's tracker, those of a probe and those of a list.
+    The class is large because it has the names of tensor_tracker's tracker, those of a probe and those of a list.
 
     Args:
         stash: makes the object to keep of each event; the default keeps copies in main memory.

@@ -1,4 +1,4 @@
-"""Preprocessors: a statistic of one tensor of a layer, for many layers by name, aggregated over an interval (seed 5)."""
+"""Preprocessors: a statistic of one tensor of a layer, for many layers by name, aggregated over an interval (as in monitorch)."""
 
 # A name that is imported as itself is public.
 

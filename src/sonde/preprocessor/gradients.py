@@ -40,7 +40,7 @@ class SequenceGeometry(Measured):
     (:class:`sonde.stats.Norm`); ``correlation`` is the cosine of the angle to the tensor before
     (:class:`sonde.stats.Cosine`). Both are computed in float64. *Numbers to aggregates*: unweighted over calls.
 
-    Two differences from the fifth seed, whose numbers are wrong there: a first tensor has no correlation, where the
+    Two differences from monitorch, whose numbers are wrong there: a first tensor has no correlation, where the
     seed counts a correlation of 0; and *eps* is not added to the product of the norms, where two equal gradients of norm 1e-5 get
     a correlation of 0.0099. A tensor that is zero, or of another shape than the tensor before, has no correlation either. ``reset``
     keeps the tensor before, so that a new interval does not begin with a gap.
@@ -53,7 +53,7 @@ class SequenceGeometry(Measured):
             :class:`Geometry` for each name, otherwise the aggregate of the norm.
         normalize: divide norms by the root of the number of elements.
         inplace: aggregate in a :class:`~sonde.stats.RunningMeanVar`, otherwise keep all numbers in a list.
-        eps: an argument of the seed; not used.
+        eps: an argument of monitorch, checked and not used.
         scaler: the ``GradScaler`` of the training: norms are then those of the unscaled gradients.
 
     Raises:
@@ -101,7 +101,7 @@ class SequenceGeometry(Measured):
 class OutputGradientGeometry(SequenceGeometry, AbstractBackwardPreprocessor):
     """Preprocessor: the length of the gradient of a layer's output, and its correlation with the gradient of the pass before.
 
-    Numbers, arguments and differences from the seed: see :class:`SequenceGeometry`.
+    Numbers, arguments and differences from monitorch: see :class:`SequenceGeometry`.
 
     Of a structured output the first gradient that arrived is measured; a pass without any gives no number. A batch of
     another size than the one before has no correlation. Through ``observe``, if a layer is called several times in one
@@ -127,7 +127,7 @@ class OutputGradientGeometry(SequenceGeometry, AbstractBackwardPreprocessor):
 class GradientGeometry(SequenceGeometry, AbstractTensorPreprocessor):
     """Preprocessor: the length of the gradient of a parameter, and its correlation with the gradient before.
 
-    Numbers, arguments and differences from the seed: see :class:`SequenceGeometry`.
+    Numbers, arguments and differences from monitorch: see :class:`SequenceGeometry`.
 
     Each call of ``process_tensor`` counts as one gradient. Through ``observe``, each optimizer step counts as one: where several
     backward passes accumulate into one gradient, the whole sum is measured and compared with the whole of the

@@ -74,7 +74,7 @@ class ParameterDifferenceGeometry(_OfUpdates, SequenceGeometry):
     """Preprocessor: the length of the updates of a parameter, and the correlation of each update with the update before.
 
     An update is the parameter after a step minus the parameter before, computed in float64. Numbers, arguments and differences from
-    the seed: see :class:`SequenceGeometry`.
+    monitorch: see :class:`SequenceGeometry`.
 
     Each call of ``process_tensor`` is compared with the call before; the first call gives no number, as the value before is not
     known. Through ``observe`` every optimizer step counts, the first too, and the engine keeps the copy of the parameter.

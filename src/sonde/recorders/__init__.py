@@ -1,4 +1,4 @@
-"""Recorders: keep inputs, outputs or their gradients at chosen modules, all of them or reduced (the second seed)."""
+"""Recorders: keep inputs, outputs or their gradients at chosen modules, all of them or reduced (torchfunc)."""
 
 from sonde.keep.recorders.kinds import BackwardInput, BackwardOutput, ForwardInput, ForwardOutput, ForwardPre
 from sonde.keep.recorders.recorder import Handle, Recorder

@@ -1,1 +1,1 @@
-"""The five recorders of the second seed; ``sonde.recorders`` is their public name."""
+"""The five recorders of torchfunc; ``sonde.recorders`` is their public name."""

@@ -1,4 +1,4 @@
-"""The five recorders of the second seed: inputs, outputs and their gradients."""
+"""The five recorders of torchfunc: inputs, outputs and their gradients."""
 
 from __future__ import annotations
 

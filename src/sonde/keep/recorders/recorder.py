@@ -1,4 +1,4 @@
-"""The base of the five recorders (the second seed): registration, slots, reading and saving."""
+"""The base of the five recorders (torchfunc): registration, slots, reading and saving."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ class Handle:
 
 
 class Recorder(SlotReader, KeepingProbe):
-    """A recorder of the second seed: a list with one slot for each module; the values that pass there are kept in the slot.
+    """A recorder of torchfunc: a list with one slot for each module; the values that pass there are kept in the slot.
 
     A slot belongs to its module: neither the order of execution, nor a call that was not recorded, nor a slot that was
     removed changes that. ``recorder[i]``, ``recorder["layers.3"]`` and ``recorder[site]`` are the kept values: a list of all
     values, or with a reduction one value, None before the first. Kept tensors are detached copies on their device.
-    (``sonde.graph.Recorder``, of the fourth seed, records the execution graph.) The class is large because it has
-    the names of the second seed's recorder, those of a probe and those of a list.
+    (``sonde.graph.Recorder``, of torchrecorder, records the execution graph.) The class is large because it has
+    the names of torchfunc's recorder, those of a probe and those of a list.
 
     Args:
         condition: called without arguments at each call of a module; the call is recorded if the result is true.
@@ -309,7 +309,7 @@ class Recorder(SlotReader, KeepingProbe):
         nothing.
 
         Args:
-            mkdir: has no effect: missing folders are made in any case. The second seed has this argument.
+            mkdir: has no effect: missing folders are made in any case. torchfunc has this argument.
             *args, **kwargs: of ``Path.mkdir``. Missing parents are made and an existing folder is no error, unless
                 ``parents=False`` or ``exist_ok=False`` is given.
             overwrite: replace a store of tensors that is there.
