@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from math import gcd
+import math
+import weakref
 
 import pytest
 import torch
@@ -10,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from sonde.engine.clock.parameter_copies import LEAST, copies, error_of, one_in_each, sample, size_of
+from sonde import lens, watch
+from sonde.engine.clock.parameter_copies import LEAST, copies, length_error, one_in_each, positions, sample, size_of
 from sonde.engine.probes.attachment import Attachment
 from sonde.site import OTHER_CALLS
 from sonde.stats import Moments
@@ -20,23 +22,35 @@ def weight(*shape: int, dtype: torch.dtype = torch.float32) -> nn.Parameter:
     return nn.Parameter(torch.randn(*shape).to(dtype))
 
 
-@given(st.integers(1, 10_000), st.integers(1, 300))
-def test_a_sample_is_every_nth_element(elements: int, one_in: int) -> None:
-    """From the first on, in the order of memory."""
+@given(st.integers(1, 10_000), st.integers(2, 300))
+def test_a_sample_has_one_element_of_each_block(elements: int, one_in: int) -> None:
+    """Blocks adjoin in the order of memory; the choice is the same each time."""
     tensor = torch.arange(elements)
     found = sample(tensor, one_in)
-    assert torch.equal(found, tensor[::one_in])
-    assert len(found) == size_of(elements, one_in)
+    assert (found // one_in).tolist() == list(range(size_of(elements, one_in)))
+    assert torch.equal(sample(tensor.clone(), one_in), found)
 
 
 def test_a_sample_follows_the_order_of_memory() -> None:
     """Of a tensor in channels-last order, a transposed one, and one that begins in the middle of its memory."""
     image = torch.arange(2 * 3 * 4 * 5.0).reshape(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
-    assert torch.equal(sample(image, 7), image.permute(0, 2, 3, 1).flatten()[::7])
+    assert torch.equal(sample(image, 7), sample(image.permute(0, 2, 3, 1).flatten(), 7))
     matrix = torch.arange(35.0).reshape(5, 7)
-    assert torch.equal(sample(matrix.t(), 3), matrix.flatten()[::3])
-    assert torch.equal(sample(matrix[2:], 3), matrix[2:].flatten()[::3])
+    assert torch.equal(sample(matrix.t(), 3), sample(matrix.flatten(), 3))
+    assert torch.equal(sample(matrix[2:], 3), sample(matrix[2:].flatten(), 3))
     assert sample(matrix, 1) is matrix
+
+
+def test_positions_are_kept_while_they_are_held() -> None:
+    """Tensors of one size share them; they go with the last holder, and drawing them leaves the user's random state alone."""
+    state = torch.get_rng_state()
+    one, other = torch.zeros(1000), torch.zeros(10, 100)
+    held = positions(one, 7)
+    assert positions(other, 7) is held
+    assert torch.equal(torch.get_rng_state(), state)
+    gone = weakref.ref(held)
+    del held
+    assert gone() is None
 
 
 @given(
@@ -54,12 +68,65 @@ def test_copies_stay_within_the_limit(sizes: list[int], limit: int) -> None:
     assert (sum(sizes) * 4 <= limit) == (every == [1] * len(sizes)) or max(sizes) <= 2 * LEAST
 
 
-def test_a_sample_has_elements_of_all_columns() -> None:
-    """Its step has no divisor in common with the length of a row."""
-    (one_in,) = one_in_each([weight(4096, 1024)], 4096 * 1024)  # a quarter
-    assert one_in > 4
-    assert gcd(one_in, 1024) == 1
-    assert len(set((torch.arange(0, 4096 * 1024, one_in) % 1024).tolist())) == 1024
+def sampled_length(tensor: torch.Tensor, one_in: int) -> float:
+    """The length that a sample gives for the whole."""
+    seen = sample(tensor, one_in).double()
+    return seen.norm().item() * math.sqrt(tensor.numel() / len(seen))
+
+
+@pytest.mark.parametrize("one_in", [2, 3, 4, 7, 8, 13, 16])
+@pytest.mark.parametrize("period", [2, 3, 4, 8, 13, 16, 256, 512])
+def test_no_pattern_in_a_parameter_hides_from_a_sample(period: int, one_in: int) -> None:
+    """One column in each period alone moves, whichever it is: its length is right within 6 of its standard errors."""
+    for column in {0, 1, period // 2, period - 1}:
+        update = torch.zeros(1 << 20)
+        update[column::period] = 1.0
+        bound = 6 * length_error(one_in) / update.norm().item()
+        assert sampled_length(update, one_in) == pytest.approx(update.norm().item(), rel=bound)
+
+
+@pytest.mark.parametrize(
+    "update",
+    [
+        pytest.param(torch.randn(300_000), id="normal"),
+        pytest.param(torch.randn(300_000).pow(5), id="heavy tails"),
+        pytest.param(torch.cat([torch.randn(32, 768).flatten(), torch.zeros(300_000)]), id="32 rows of an embedding"),
+        pytest.param(torch.ones(300_000), id="equal"),
+        pytest.param((torch.rand(300_000) < 0.001).float(), id="few"),
+        pytest.param(torch.eye(1, 300_000).flatten(), id="one alone"),
+    ],
+)
+def test_the_bound_on_lengths_holds_for_any_tensor(update: torch.Tensor) -> None:
+    """The root mean square error over many random choices, of which torch's generator makes other ones for other sizes."""
+    length, largest, one_in = update.norm().item(), update.abs().max().item(), 13
+    errors = []
+    for more in range(0, 13 * 100, 13):  # zeros behind, whole blocks of them: other choices, the same length
+        found = sample(torch.cat([update, update.new_zeros(more)]), one_in).double().norm().item() * math.sqrt(one_in)
+        errors.append((found / length - 1) ** 2)
+    bound = length_error(one_in) * largest / length
+    # the mean of 100 squares, each at most (sqrt(13) - 1)^2 < 7 and of that mean: within 5 standard errors of it
+    assert math.fsum(errors) / len(errors) <= bound**2 + 5 * math.sqrt(7 * bound**2 / len(errors))
+
+
+def test_dead_inputs_of_every_other_column_do_not_hide_the_update() -> None:
+    """A layer whose even inputs are zero moves its odd columns alone: the norm of its update is right, by the stated bound."""
+    torch.manual_seed(0)
+    model = nn.Linear(512, 256, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = model.weight.detach().double()
+    lenses = [lens.Lens("moved", Moments(), ("update",))]
+    with watch(model, optimizer, every=1, to="memory", quiet=True, update_memory=500_000, lenses=lenses) as inspector:
+        x = torch.randn(64, 512)
+        x[:, ::2] = 0
+        model(x).square().sum().backward()
+        optimizer.step()
+    (row,) = inspector.run.table("moved").to_pylist()
+    whole = (model.weight.detach().double() - before).flatten()
+    (one_in,) = one_in_each([model.weight], 500_000)
+    assert one_in == 2
+    bound = length_error(one_in) * whole.abs().max().item() / whole.norm().item()
+    assert row["norm"] == pytest.approx(whole.norm().item(), rel=6 * bound)
+    assert row["count"] == len(whole)
 
 
 def test_what_does_not_lie_densely_is_taken_whole() -> None:
@@ -73,12 +140,13 @@ def test_copies_are_copies() -> None:
     """Of the whole and of samples; they do not follow what is written afterwards, and hold no graph."""
     one, other = weight(3, 4), weight(100)
     before = other.detach().clone()
+    seen = sample(before, 7)
     made = copies({(id(one), 1): one, (id(other), 7): other, (id(other), 1): other})
     with torch.no_grad():
         one.zero_()
         other.zero_()
     assert made[id(one), 1].abs().sum() > 0
-    assert torch.equal(made[id(other), 7], before[::7])
+    assert torch.equal(made[id(other), 7], seen)
     assert torch.equal(made[id(other), 1], before)
     assert not any(copy.requires_grad for copy in made.values())
     assert copies({}) == {}
@@ -97,10 +165,10 @@ def test_an_update_beyond_the_limit_is_measured_on_a_sample() -> None:
     optimizer.step()
     taps = {hook.name: hook for hook in attachment.hooks}
     one_in = taps["0.weight"].one_in
-    assert one_in == 3  # 1 MB of weights, of which 66 kB are beside the others
+    assert one_in == 4  # 1 MB of weights and as many positions, for which there are 390 kB beside the others
     for name, parameter in model.named_parameters():
         tap = taps[name]
-        difference = (parameter.detach().double() - before[name]).flatten()[:: tap.one_in]
+        difference = sample((parameter.detach().double() - before[name]).flatten(), tap.one_in)
         row = tap.rows["update", "", OTHER_CALLS]
         assert row[1] == len(difference)
         assert row[5] == pytest.approx(difference.sum().item(), rel=1e-9, abs=1e-12)
@@ -108,8 +176,8 @@ def test_an_update_beyond_the_limit_is_measured_on_a_sample() -> None:
         assert tap.rows["param", "", OTHER_CALLS][1] == parameter.numel()
     said = {str(site): note for site, note in attachment.delivery.notes.items()}
     assert list(said) == ["0.weight:update"]
-    assert f"of every {one_in}-th element" in said["0.weight:update"]
-    assert f"{error_of(size_of(512 * 512, one_in)):.1%}" in said["0.weight:update"]
+    assert f"of one in {one_in} elements" in said["0.weight:update"]
+    assert f"{length_error(one_in):.3g} * absmax / norm" in said["0.weight:update"]
     attachment.detach()
 
 

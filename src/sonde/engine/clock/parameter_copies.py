@@ -1,15 +1,23 @@
 """Copy parameters for the time of a step: whole, or samples where whole copies would take too much memory.
 
-A sample is every n-th element in the order of memory, the same ones at each step. Numbers measured on the sample stand for the
-whole: shares and means as they are, counts n times, lengths sqrt(n) times as large. Of m elements that vary as normal ones do,
-the standard error of a length is 1 / sqrt(2 m) of it: 0.3 % for the 65,536 elements that every sample has at least.
+A sample has one element of each block of k elements that adjoin in memory, chosen at random within its block; the same elements
+at each step. No pattern in the dimensions of a parameter is in step with a random choice, as it may be with a stride: every
+element has the same probability. Numbers measured on the sample stand for the whole: shares and means as they are, counts k times,
+lengths sqrt(k) times as large. Their errors have bounds that hold for all tensors, over the random choices:
+
+* A sum of squares has a variance of at most ``(k - 1) sum x^4`` (of one element from each block: k times the sum of the fourth
+  powers, less the squared sums of blocks, each at least the sum of its fourth powers). With ``x^4 <= max x^2 * x^2``, and
+  ``|sqrt(a) - sqrt(b)| <= |a - b| / sqrt(b)``, the relative root mean square error of a length is at most
+  ``sqrt(k - 1) * absmax / norm``. For elements of similar size it is ``sqrt((k - 1) / n)``, for few large ones much more.
+* A share of m sampled elements has a standard error of at most ``1 / (2 sqrt(m))``, 0.2 % for the 65,536 elements that every sample
+  has at least.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import count
-from math import gcd, sqrt
+from math import sqrt
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +25,7 @@ from torch.nn.parameter import is_lazy
 
 from sonde.engine.torch_api.tensors import clone_each
 
-__all__ = ["LEAST", "Copies", "copies", "error_of", "one_in_each", "sample", "size_of"]
+__all__ = ["LEAST", "Copies", "copies", "length_error", "one_in_each", "positions", "sample", "size_of"]
 
 Copies = dict[tuple[int, int], Tensor]
 """Parameters as they were, by id, and of how many elements one was copied."""
@@ -26,15 +34,40 @@ LEAST = 1 << 16
 """A sample has at least so many elements, if the parameter has."""
 
 
+_positions: WeakValueDictionary[tuple[int, int, torch.device], Tensor] = WeakValueDictionary()
+
+
+def positions(tensor: Tensor, one_in: int) -> Tensor:
+    """Return the positions of the sample of *tensor* in the order of memory, ascending; integers, on its device.
+
+    One tensor of positions serves all tensors of one size, as long as somebody holds it.
+    """
+    elements = tensor.numel()
+    key = elements, one_in, tensor.device
+    found = _positions.get(key)
+    if found is None:
+        with torch.inference_mode(False):
+            first = torch.arange(0, elements, one_in)
+            chosen = torch.randint(one_in, first.shape, generator=torch.Generator().manual_seed(elements))
+            chosen[-1:] %= elements - first[-1:]  # the last block may be shorter
+            found = (first + chosen).to(_index_type(elements)).to(tensor.device)
+        _positions[key] = found
+    return found
+
+
+def _index_type(elements: int) -> torch.dtype:
+    return torch.int32 if elements < 2**31 else torch.int64
+
+
 def sample(tensor: Tensor, one_in: int) -> Tensor:
-    """Return a view of every *one_in*-th element of *tensor*, which lies densely in memory, in the order in which it lies there.
+    """Return one of each *one_in* elements of *tensor*, which lies densely in memory, in the order in which it lies there.
 
     Returns:
-        *tensor* itself for 1, else a view of one dimension.
+        *tensor* itself for 1, else a copy of one dimension.
     """
     if one_in == 1:
         return tensor
-    return tensor.as_strided((size_of(tensor.numel(), one_in),), (one_in,))
+    return tensor.as_strided((tensor.numel(),), (1,)).index_select(0, positions(tensor, one_in))
 
 
 def copies(wanted: dict[tuple[int, int], nn.Parameter]) -> Copies:
@@ -45,22 +78,25 @@ def copies(wanted: dict[tuple[int, int], nn.Parameter]) -> Copies:
         if all(one_in == 1 and type(parameter) is nn.Parameter for (_, one_in), parameter in wanted.items()):
             made = clone_each(list(wanted.values()))
         else:  # among them samples, or some that are distributed, say
-            made = [sample(parameter.detach(), one_in).clone() for (_, one_in), parameter in wanted.items()]
+            made = [
+                parameter.detach().clone() if one_in == 1 else sample(parameter.detach(), one_in)
+                for (_, one_in), parameter in wanted.items()
+            ]
     return dict(zip(wanted, made, strict=True))
 
 
 def size_of(elements: int, one_in: int) -> int:
-    """Return how many of *elements* are in a sample of every *one_in*-th."""
+    """Return how many of *elements* are in a sample of one in each *one_in*."""
     return -(-elements // one_in)
 
 
-def error_of(elements: int) -> float:
-    """Return the relative standard error of a length that was measured on a sample of *elements* elements."""
-    return 1 / sqrt(2 * elements)
+def length_error(one_in: int) -> float:
+    """Return the bound on the relative root mean square error of a length measured on a sample, as a multiple of absmax / norm."""
+    return sqrt(one_in - 1)
 
 
 def one_in_each(parameters: Sequence[nn.Parameter], limit: float) -> list[int]:
-    """Return the sampling stride of each parameter, so that all copies together fit in *limit* bytes.
+    """Return the size of a sample's blocks for each parameter, so that all copies and positions together fit in *limit* bytes.
 
     Parameters that are not dense, and those with no more than ``LEAST`` elements, are taken whole, even beyond the limit.
     """
@@ -70,22 +106,29 @@ def one_in_each(parameters: Sequence[nn.Parameter], limit: float) -> list[int]:
     large = [parameter for parameter in parameters if _is_dense(parameter) and parameter.numel() > LEAST]
     left = limit - held + sum(map(_bytes, large))
 
+    lengths = {parameter.numel() for parameter in large}  # each has positions of its own
+
     def taken(one_in: int) -> int:
-        return sum(max(size_of(parameter.numel(), one_in), LEAST) * parameter.element_size() for parameter in large)
+        if one_in == 1:
+            return sum(map(_bytes, large))
+        held = sum(_sampled(parameter.numel(), one_in) * parameter.element_size() for parameter in large)
+        return held + sum(_sampled(elements, one_in) * _index_type(elements).itemsize for elements in lengths)
 
     low, high = 1, max((-(-parameter.numel() // LEAST) for parameter in large), default=1)
     while low < high:
         middle = (low + high) // 2
         low, high = (low, middle) if taken(middle) <= left else (middle + 1, high)
     chosen = {id(parameter) for parameter in large}
-    return [_fitted(parameter, low) if id(parameter) in chosen else 1 for parameter in parameters]
+    return [_fitted(parameter.numel(), low) if id(parameter) in chosen else 1 for parameter in parameters]
 
 
-def _fitted(parameter: nn.Parameter, one_in: int) -> int:
-    """Return a stride that leaves ``LEAST`` elements, and has no divisor in common with a row, so that all columns are sampled."""
-    most = max(parameter.numel() // LEAST, 1)
-    wanted = next(each for each in count(one_in) if gcd(each, parameter.shape[-1]) == 1)
-    return min(wanted, most)
+def _sampled(elements: int, one_in: int) -> int:
+    return size_of(elements, _fitted(elements, one_in))
+
+
+def _fitted(elements: int, one_in: int) -> int:
+    """Return *one_in*, or less where fewer than ``LEAST`` elements would be left."""
+    return min(one_in, max(elements // LEAST, 1))
 
 
 def _bytes(parameter: nn.Parameter) -> int:

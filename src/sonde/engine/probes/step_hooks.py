@@ -8,12 +8,13 @@ step with a closure after it, the last that the closure computed. ``param`` and 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import sqrt
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
 from sonde.engine.clock.clock import Clock
-from sonde.engine.clock.parameter_copies import Copies, error_of, one_in_each, sample, size_of
+from sonde.engine.clock.parameter_copies import Copies, length_error, one_in_each, positions, sample, size_of
 from sonde.engine.clock.step_counter import Undo
 from sonde.engine.event import Event
 from sonde.engine.probes.delivery import Delivery, Switch
@@ -107,12 +108,14 @@ class StepHook(SiteHook):
     Attributes:
         around: calls this hook.
         one_in: at ``update`` one in so many elements of the parameter is observed.
+        positions: the positions of these elements, held so that they are not computed again; None if all are observed.
     """
 
     __slots__ = ()  # the other base of each subclass has slots, and Python joins only one base that has any
 
     around: AroundSteps
     one_in: int
+    positions: Tensor | None
 
     def __init__(
         self,
@@ -126,6 +129,7 @@ class StepHook(SiteHook):
         super().__init__(delivery, clock, item, sites, parameter)
         self.around = around  # type: ignore[misc]  # the slot is the subclass's
         self.one_in = 1  # type: ignore[misc]
+        self.positions = None  # type: ignore[misc]
 
     def attach(self) -> None:
         self.is_in = self.was_eager = True
@@ -139,7 +143,7 @@ class StepHook(SiteHook):
 class StepEventHook(StepHook, EventHook):
     """Delivers events around the steps of one parameter."""
 
-    __slots__ = ("around", "one_in")
+    __slots__ = ("around", "one_in", "positions")
 
     @staticmethod
     def give_gradients(hooked: Sequence[StepEventHook], gradients: Sequence[Tensor]) -> None:
@@ -168,7 +172,7 @@ class StepStatisticHook(StepHook, StatisticHook):
     Of ``update`` the difference ``after - before`` is added, formed in float64.
     """
 
-    __slots__ = ("around", "one_in")
+    __slots__ = ("around", "one_in", "positions")
 
     @staticmethod
     def give_gradients(hooked: Sequence[StepStatisticHook], gradients: Sequence[Tensor]) -> Undo:
@@ -191,8 +195,8 @@ class StepStatisticHook(StepHook, StatisticHook):
 
 
 def _sampled(hook: StepStatisticHook) -> Tensor:
-    """Return the parameter, or its sample as a tensor of its own, so that it lies in memory as its copy does."""
-    return hook.target if hook.one_in == 1 else sample(hook.target.detach(), hook.one_in).clone()
+    """Return the parameter, or its sample, which lies in memory as its copy does."""
+    return hook.target if hook.one_in == 1 else sample(hook.target.detach(), hook.one_in)
 
 
 _AnyHook = TypeVar("_AnyHook", bound=SiteHook)
@@ -204,11 +208,14 @@ def sample_updates(hooked: Sequence[_AnyHook], limit: float) -> dict[Site, str]:
     notes: dict[Site, str] = {}
     for hook, one_in in zip(moving, one_in_each([hook.target for hook in moving], limit), strict=True):
         hook.one_in = one_in
+        hook.positions = None
         if one_in > 1:
+            hook.positions = positions(hook.target, one_in)
+            seen = size_of(hook.target.numel(), one_in)
             notes[hook.sites["update"]] = (
-                f"of every {one_in}-th element: copies of all parameters would take more than the {limit:,.0f} bytes of "
-                "update_memory=. Its counts and lengths are estimates, with a standard error of "
-                f"{error_of(size_of(hook.target.numel(), one_in)):.1%} if the elements vary as normal ones"
+                f"of one in {one_in} elements, chosen at random: copies of all parameters would take more than the "
+                f"{limit:,.0f} bytes of update_memory=. Its counts and lengths are estimates. For any elements, the root mean square "
+                f"error of a length is at most {length_error(one_in):.3g} * absmax / norm of it, of a share {0.5 / sqrt(seen):.2%}"
             )
     return notes
 
