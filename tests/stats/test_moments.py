@@ -192,3 +192,10 @@ def test_the_largest_doubles_are_said_without_a_warning() -> None:
     assert (numbers.count, numbers.finite, numbers.inf) == (3, 3, 0)
     assert numbers.mean == pytest.approx(1e200 / 3)
     assert (numbers.min, numbers.max) == (-1e200, 1e200)
+
+
+def test_an_empty_view_that_is_negated_when_read_adds_nothing() -> None:
+    """The imaginary part of a conjugate without elements, which torch keeps under a key of its own."""
+    view = torch.zeros(2, 0, dtype=torch.complex128).conj().imag
+    assert view.is_neg()
+    assert Accumulator(Moments()).update(view).compute().count == 0

@@ -23,8 +23,8 @@ def moments(values: Tensor) -> Tensor:
     spoiled = nan | inf
     finite = torch.where(spoiled, 0.0, values)
     if values.numel() == 0:
-        low = values.new_tensor(float("inf"))
-        high = values.new_tensor(float("-inf"))
+        low = torch.full((), float("inf"), dtype=torch.float64, device=values.device)
+        high = -low
     else:
         low = torch.where(spoiled, float("inf"), values).amin()
         high = torch.where(spoiled, float("-inf"), values).amax()
