@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_rgb, to_rgba
 from matplotlib.figure import Figure
-from tests.view.plots.drawn import pixels, rms, written
+from tests.view.plots.drawn import pixels, rms, share_of, written
 
 from sonde.errors import ArgumentError, MissingExtraError, SelectionError, UnknownSiteError
 from sonde.run.run import Run
@@ -27,15 +27,43 @@ def test_every_picture_names_its_marks_in_a_legend() -> None:
         nan=lambda layer, step: float((layer, step) == (2, 18)),
     )
     for picture, names in (
-        (plots.heatmap(run), {"NaN or infinite elements", "exactly 0"}),
-        (plots.lines(run, intervals=100), {"NaN or infinite elements", "exactly 0"}),
-        (plots.gradient_flow(run), {"NaN or infinite elements", "exactly 0", "weight", "bias"}),
-        (plots.shares(run, "rms"), {"NaN or infinite elements"}),
-        (plots.update_ratio(run), {"NaN or infinite elements", "last step before them"}),
+        (plots.heatmap(run), {"NaN elements", "exactly 0"}),
+        (plots.lines(run, intervals=100), {"NaN elements", "exactly 0"}),
+        (plots.gradient_flow(run), {"NaN elements", "exactly 0", "weight", "bias"}),
+        (plots.shares(run, "rms"), {"NaN elements"}),
+        (plots.update_ratio(run), {"NaN elements", "last step before them"}),
     ):
         (legend,) = picture.legends
         assert {text.get_text() for text in legend.get_texts()} == names
     assert plots.heatmap(written()).legends == []
+
+
+def test_nan_and_infinities_have_marks_of_their_own_in_every_picture() -> None:
+    run = written(
+        nan=lambda layer, step: float((layer, step) == (2, 18)),
+        inf=lambda layer, step: float((layer, step) == (1, 18)),
+    )
+    for picture in (
+        plots.heatmap(run),
+        plots.lines(run, intervals=100),
+        plots.gradient_flow(run),
+        plots.shares(run, "rms"),
+        plots.update_ratio(run, include="weight"),
+    ):
+        (legend,) = picture.legends
+        named = {text.get_text() for text in legend.get_texts()}
+        assert named >= {"NaN elements", "infinite elements"}
+        assert "NaN or infinite elements" not in named
+    heat = plots.heatmap(run)
+    assert share_of(heat, look_of("light").defect) > 0.001
+    assert share_of(heat, look_of("light").infinite) > 0.001
+
+
+def test_a_statistic_that_counts_both_as_one_says_so() -> None:
+    writer = memory_run()
+    writer.append("own", Layout(["a:output", "b:output"]), {"size": [1.0, 2.0], "nonfinite": [3.0, 0.0]}, step=0)
+    (legend,) = plots.heatmap(writer.run(), "size").legends
+    assert [text.get_text() for text in legend.get_texts()] == ["NaN or infinite elements"]
 
 
 @pytest.mark.parametrize(
@@ -116,4 +144,4 @@ def test_text_and_the_first_colours_are_readable_on_the_paper(theme: Any) -> Non
     look = look_of(theme)
     assert contrast(look.ink) > 7
     assert contrast(look.quiet) > 4.5
-    assert all(contrast(colour) > 3 for colour in (*look.lines[:3], look.defect))
+    assert all(contrast(colour) > 3 for colour in (*look.lines[:3], look.defect, look.infinite))

@@ -17,8 +17,8 @@ def test_scalars_mark_zero_on_a_logarithmic_axis_and_infinity() -> None:
         writer.scalar("loss", value, step=step)
     figure = plots.scalars(writer.run(), log=True)
     marks = {line.get_marker(): np.asarray(line.get_xdata()).tolist() for line in figure.axes[0].lines[1:]}
-    assert marks == {"|": [3, 4], "o": [2]}
-    assert {text.get_text() for text in figure.legends[0].get_texts()} == {"NaN or infinite elements", "exactly 0"}
+    assert marks == {"^": [3], "|": [4], "o": [2]}
+    assert {text.get_text() for text in figure.legends[0].get_texts()} == {"NaN elements", "infinite elements", "exactly 0"}
 
 
 def test_scalars_share_a_panel_where_only_train_and_eval_differ() -> None:

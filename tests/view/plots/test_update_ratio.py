@@ -43,4 +43,4 @@ def test_update_ratio_shows_all_steps_and_marks_where_nan_begins() -> None:
     assert by_marker["x"] == [[6.0, 0.001]]
     assert [x for x, _ in by_marker["|"]] == list(range(7, 55))
     assert [x for x, _ in by_marker["o"]] == list(range(55))
-    assert {"NaN or infinite elements", "exactly 0"} <= set(texts_of(figure).splitlines())
+    assert {"NaN elements", "exactly 0"} <= set(texts_of(figure).splitlines())

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BROKEN",
+    "DEFECTS",
     "DIVERGING",
+    "INFINITE",
+    "NAN",
     "SEQUENTIAL",
     "ZERO",
     "Look",
@@ -30,6 +33,7 @@ __all__ = [
     "canvas",
     "legend",
     "look_of",
+    "mark_defects",
     "mark_steps",
     "need_matplotlib",
     "subtitle",
@@ -40,8 +44,12 @@ Theme = Literal["light", "dark"]
 SEQUENTIAL, DIVERGING = "viridis", "PRGn_r"
 """Both change evenly in lightness (the second from its middle), so that a grey print shows them; neither has the red of NaN."""
 
-BROKEN, ZERO = "NaN or infinite elements", "exactly 0"
-"""The names of the two marks in every legend."""
+NAN, INFINITE, BROKEN = "NaN elements", "infinite elements", "NaN or infinite elements"
+"""The names of the marks of elements that a number leaves out; the third where the run counts both kinds as one."""
+ZERO = "exactly 0"
+"""The name of the mark of zero."""
+DEFECTS = (INFINITE, BROKEN, NAN)
+"""The names by the codes 1, 2 and 3 in ``Matrix.defects``; a tensor with several has the highest."""
 
 _HEADER = 0.62  # inches above the axes, for two lines
 _DPI = 150
@@ -54,7 +62,8 @@ class Look:
     Attributes:
         paper, ink, quiet, faint: background, text, secondary text, grid lines.
         void: cells that were not recorded.
-        defect: NaN and infinity.
+        defect: NaN.
+        infinite: infinity.
         first: where on the sequential scale the first of many lines is.
         lines: colours that readers with any colour vision can distinguish (M. Okabe and K. Ito, "Color universal design").
     """
@@ -65,13 +74,18 @@ class Look:
     faint: str
     void: str
     defect: str
+    infinite: str
     first: float
     lines: tuple[str, ...]
 
-    @property
-    def defect_mark(self) -> dict[str, Any]:
-        """The look of a patch for NaN or infinity."""
-        return {"facecolor": self.defect, "edgecolor": self.paper, "hatch": "xxxxx", "linewidth": 0}
+    def colour_of(self, defect: str) -> str:
+        """The colour of a mark in ``DEFECTS``."""
+        return self.infinite if defect == INFINITE else self.defect
+
+    def defect_mark(self, defect: str) -> dict[str, Any]:
+        """The look of a patch for a mark in ``DEFECTS``."""
+        hatch = {NAN: "xxxxx", INFINITE: "+++++", BROKEN: "/////"}[defect]
+        return {"facecolor": self.colour_of(defect), "edgecolor": self.paper, "hatch": hatch, "linewidth": 0}
 
     @property
     def zero_mark(self) -> dict[str, Any]:
@@ -92,6 +106,7 @@ _LOOKS: dict[Theme, Look] = {
         faint="#d8dde3",
         void="#eceff2",
         defect="#e0301e",
+        infinite="#d06f00",
         first=0.1,
         lines=("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"),
     ),
@@ -102,6 +117,7 @@ _LOOKS: dict[Theme, Look] = {
         faint="#363c44",
         void="#262b31",
         defect="#ff5a47",
+        infinite="#ffa62b",
         first=0.25,
         lines=("#56b4e9", "#e69f00", "#2dbd94", "#dd94bd", "#f0e442", "#e8731c"),
     ),
@@ -172,15 +188,25 @@ def legend(figure: Picture, handles: Sequence[Artist]) -> None:
 
 
 def mark_steps(axes: Axes, steps: npt.NDArray[np.int64], what: str, look: Look) -> list[Artist]:
-    """Mark *steps* on the lower edge of *axes*: a red tick for ``BROKEN``, a circle for ``ZERO``. Return the legend's handle."""
+    """Mark *steps* on the lower edge of *axes*: a circle for ``ZERO``, else a mark in ``DEFECTS``. Return the legend's handle."""
     from matplotlib.lines import Line2D
 
     if not len(steps):
         return []
-    marker = {"marker": "|", "color": look.defect} if what == BROKEN else {"marker": "o", "color": look.quiet, "markersize": 3.5}
+    marker = {"marker": "o", "color": look.quiet, "markersize": 3.5}
+    if what != ZERO:
+        marker = {"marker": "^" if what == INFINITE else "|", "color": look.colour_of(what), "markersize": 5.0}
     style: dict[str, Any] = {"linestyle": "", "markerfacecolor": "none", **marker}
     axes.plot(steps, np.zeros(len(steps)), transform=axes.get_xaxis_transform(), clip_on=False, zorder=5, **style)
     return [Line2D([], [], label=what, **style)]
+
+
+def mark_defects(axes: Axes, steps: npt.NDArray[np.int64], defects: npt.NDArray[np.int8], look: Look) -> list[Artist]:
+    """Mark the *steps* with NaN or infinite elements, in any row of *defects*, on the lower edge of *axes*."""
+    rows = np.atleast_2d(defects)
+    return [
+        handle for code, name in enumerate(DEFECTS, 1) for handle in mark_steps(axes, steps[(rows == code).any(axis=0)], name, look)
+    ]
 
 
 def subtitle(run: Run, *facts: str) -> str:

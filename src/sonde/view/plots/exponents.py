@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from sonde.errors import ArgumentError
 from sonde.run.run import Run
-from sonde.view.plots.canvas import BROKEN, SEQUENTIAL, Look, Theme, canvas, legend, mark_steps, subtitle
+from sonde.view.plots.canvas import SEQUENTIAL, Look, Theme, canvas, legend, mark_defects, subtitle
 from sonde.view.plots.heatmap import edges_of
 from sonde.view.plots.layer_names import Include
 from sonde.view.plots.layer_series import Powers, powers
@@ -75,7 +75,7 @@ def exponents(
 
     Beside it stand the ranges of bfloat16, float16 and the two float8 formats: full where precision is full, light where it
     is not (subnormal). Below stand the share of elements that are zero, the share that each format would round to zero, and red
-    ticks at steps with NaN or infinite elements.
+    ticks at steps with NaN elements, triangles at steps with infinite ones.
 
     Args:
         run: a run with ``powers``, the counts of :class:`sonde.stats.ExponentHistogram`.
@@ -115,7 +115,7 @@ def exponents(
         main.set_ylabel("magnitude, unit of the tensor")
         _rulers(main, rulers, look, low - 1, high)
         _lost(below, found, shares, np.divide(found.zeros, total, out=np.zeros_like(total), where=total > 0), look)
-        legend(figure, mark_steps(below, steps[found.broken > 0], BROKEN, look))
+        legend(figure, mark_defects(below, steps, found.defects, look))
         bar = figure.colorbar(mesh, ax=grid[0, :], pad=0.015, fraction=0.035, aspect=22)
         bar.set_label("share of elements")
         bar.outline.set_visible(False)

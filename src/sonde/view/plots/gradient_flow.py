@@ -13,7 +13,7 @@ from sonde.errors import ArgumentError
 from sonde.run.run import Run
 from sonde.site import PARAMETER_PORTS, Site
 from sonde.suggest import nearest_steps
-from sonde.view.plots.canvas import BROKEN, ZERO, Look, Theme, canvas, legend, subtitle
+from sonde.view.plots.canvas import DEFECTS, INFINITE, ZERO, Look, Theme, canvas, legend, subtitle
 from sonde.view.plots.layer_names import Include, label_layers, prefix_fact
 from sonde.view.plots.layer_series import Matrix, matrix
 from sonde.view.plots.number_names import of_port, unit_of
@@ -101,10 +101,12 @@ def gradient_flow(
         marks: list[Artist] = []
         if found.zero[:, column].any():
             marks.append(Line2D([], [], marker="$0$", markeredgewidth=0.2, linestyle="", color=look.ink, label=ZERO))
-        if found.broken[:, column].any():
-            marks.append(
-                Line2D([], [], marker="$NaN$", markersize=13, markeredgewidth=0.2, linestyle="", color=look.defect, label=BROKEN)
-            )
+        for code, name in enumerate(DEFECTS, 1):
+            if (found.defects[:, column] == code).any():
+                text, colour = f"${_short(name)}$", look.colour_of(name)
+                marks.append(
+                    Line2D([], [], marker=text, markersize=13, markeredgewidth=0.2, linestyle="", color=colour, label=name)
+                )
         legend(figure, [*(handles if len(handles) > 1 else []), *marks])
     return figure
 
@@ -163,9 +165,14 @@ def _series(axes: Axes, found: Matrix, column: int, heights: npt.NDArray[np.floa
     axes.plot(kept[:, column], heights, style.marker, color=colour, markersize=4.5, markeredgecolor=look.paper, markeredgewidth=0.5)
     for row, height in enumerate(heights):
         if found.broken[row, column]:
-            _aside(axes, height, "NaN", look.defect)
+            name = DEFECTS[found.defects[row, column] - 1]
+            _aside(axes, height, _short(name), look.colour_of(name))
         elif found.zero[row, column]:
             _aside(axes, height, "0", colour)
+
+
+def _short(defect: str) -> str:
+    return "inf" if defect == INFINITE else "NaN"
 
 
 def _aside(axes: Axes, height: float, text: str, colour: str) -> None:

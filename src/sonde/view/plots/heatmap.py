@@ -11,7 +11,7 @@ import numpy.typing as npt
 from sonde.run.heatmap import Reduce
 from sonde.run.run import Run
 from sonde.site import PARAMETER_PORTS
-from sonde.view.plots.canvas import BROKEN, ZERO, Look, Theme, canvas, legend, subtitle
+from sonde.view.plots.canvas import DEFECTS, ZERO, Look, Theme, canvas, legend, subtitle
 from sonde.view.plots.layer_names import Include, label_layers, prefix_fact
 from sonde.view.plots.layer_series import Matrix, matrix
 from sonde.view.plots.number_names import axis_of, title_of
@@ -47,9 +47,9 @@ def heatmap(
 ) -> Picture:
     """Draw one number of all layers over all steps: the first layer at the top, a column for each step.
 
-    Sizes are coloured logarithmically, numbers with a sign symmetrically about zero, shares from 0 to 1. Cells with NaN or
-    infinite elements are red and hatched, also if the number itself, which leaves them out, is finite. Cells beyond
-    an end of the scale have the colour of that end, and dots; the legend names every mark.
+    Sizes are coloured logarithmically, numbers with a sign symmetrically about zero, shares from 0 to 1. Cells with NaN
+    elements are red and crossed, cells with infinite elements orange and gridded, also if the number itself, which leaves them
+    out, is finite. Cells beyond an end of the scale have the colour of that end, and dots; the legend names every mark.
 
     Args:
         run: the run.
@@ -96,7 +96,8 @@ def cells(axes: Axes, found: Matrix, scale: Scale, look: Look) -> tuple[QuadMesh
     """Draw the cells of *found* on *axes*. Return the mesh, how many steps a column joins, and the legend of the marks."""
     from matplotlib.patches import Patch
 
-    values, broken, edges, joined = _joined(found)
+    values, defects, edges, joined = _joined(found)
+    broken = defects > 0
     axes.set_facecolor(look.void)
     rows = np.arange(len(values) + 1)
     there = np.isfinite(values) & ~broken
@@ -118,7 +119,7 @@ def cells(axes: Axes, found: Matrix, scale: Scale, look: Look) -> tuple[QuadMesh
             0.0,
         ),
         (ZERO, there & ~on_scale, look.zero_mark, 0.0),
-        (BROKEN, broken, look.defect_mark, _SLIVER),
+        *((name, defects == code, look.defect_mark(name), _SLIVER) for code, name in enumerate(DEFECTS, 1)),
     ):
         if marked.any():
             _bars(axes, edges, marked, mark, least)
@@ -140,16 +141,16 @@ def _most(values: npt.NDArray[np.float64], where: npt.NDArray[np.bool_]) -> floa
     return float(values.max(initial=-np.inf, where=where))
 
 
-def _joined(found: Matrix) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_], npt.NDArray[np.float64], int]:
-    """Return values and marks of columns that fit on a screen, their edges in steps, and how many steps a column joins."""
+def _joined(found: Matrix) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int8], npt.NDArray[np.float64], int]:
+    """Return values and codes of columns that fit on a screen, their edges in steps, and how many steps a column joins."""
     size = -(-len(found.steps) // _COLUMNS)
     starts = np.arange(0, len(found.steps), size)
-    values, broken = found.values, found.broken
+    values, defects = found.values, found.defects
     if size > 1:  # the largest magnitude, with its sign: a rare value must be seen
         high, low = np.fmax.reduceat(values, starts, axis=1), np.fmin.reduceat(values, starts, axis=1)
         values = np.where(-low > high, low, high)
-        broken = np.logical_or.reduceat(broken, starts, axis=1)
-    return values, broken, edges_of(found.steps[starts]), size
+        defects = np.maximum.reduceat(defects, starts, axis=1)
+    return values, defects, edges_of(found.steps[starts]), size
 
 
 def edges_of(steps: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:

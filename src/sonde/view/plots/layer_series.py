@@ -20,7 +20,7 @@ from sonde.view.plots.number_names import recorded_by
 
 __all__ = ["ASIDE", "Known", "Matrix", "Powers", "epochs_of", "matrix", "powers"]
 
-_DEFECTS = ("nan", "inf", "nonfinite")  # numbers that count the elements which other numbers leave out
+_DEFECTS = {"nan": 3, "nonfinite": 2, "inf": 1}  # counts of the elements which other numbers leave out, with their codes
 ASIDE = ("_eval", "_micro")
 """The endings of families of evaluation passes, and of single backward passes."""
 
@@ -31,7 +31,8 @@ class Matrix:
 
     Attributes:
         values: float64 of shape (layers, steps); NaN where there is none.
-        broken: of the same shape; True where elements were NaN or infinite.
+        defects: of the same shape; codes of elements that were infinite (1), NaN (3), or one of both (2), as in
+            ``canvas.DEFECTS``; 0 where all were finite.
         sites: of the layers or parameters, in the order of execution.
         steps: ascending.
         number, port, family: what the values are.
@@ -39,7 +40,7 @@ class Matrix:
     """
 
     values: npt.NDArray[np.float64]
-    broken: npt.NDArray[np.bool_]
+    defects: npt.NDArray[np.int8]
     sites: tuple[Site, ...]
     steps: npt.NDArray[np.int64]
     number: str
@@ -51,6 +52,12 @@ class Matrix:
     def names(self) -> tuple[str, ...]:
         """The names of the layers or parameters, without the port."""
         return tuple(site.name for site in self.sites)
+
+    @property
+    def broken(self) -> npt.NDArray[np.bool_]:
+        """A mask: True where elements were NaN or infinite."""
+        found: npt.NDArray[np.bool_] = self.defects > 0
+        return found
 
     @property
     def finite(self) -> npt.NDArray[np.float64]:
@@ -66,19 +73,19 @@ class Matrix:
     def rows(self, places: list[int]) -> Matrix:
         """Return the same of some layers."""
         sites = tuple(self.sites[place] for place in places)
-        return replace(self, values=self.values[places], broken=self.broken[places], sites=sites)
+        return replace(self, values=self.values[places], defects=self.defects[places], sites=sites)
 
     def like(self, other: Matrix) -> Matrix:
         """Return this number for the layers and steps of *other*; values are NaN where this one has none."""
         values = np.full(other.values.shape, np.nan)
-        broken = np.zeros(other.values.shape, bool)
+        defects = np.zeros(other.values.shape, np.int8)
         row_of = {name: row for row, name in enumerate(self.names)}
         _, here, there = np.intersect1d(self.steps, other.steps, return_indices=True)
         for place, name in enumerate(other.names):
             if name in row_of:
                 values[place, there] = self.values[row_of[name], here]
-                broken[place, there] = self.broken[row_of[name], here]
-        return replace(self, values=values, broken=broken, sites=other.sites, steps=other.steps)
+                defects[place, there] = self.defects[row_of[name], here]
+        return replace(self, values=values, defects=defects, sites=other.sites, steps=other.steps)
 
     def aggregated(self, intervals: int, method: str) -> Matrix:
         """Return one column for each interval of equally many steps, at the interval's first step; see ``point_of``."""
@@ -123,7 +130,7 @@ def matrix(
         raise UnknownSiteError(f"{number!r} at port {port!r} has no value in {family}" + (f" where {where}" if where else ""))
     sites = tuple(Site.parse(site) for site in heat.sites)
     found = Matrix(
-        heat.values, _broken(run, heat, where, known), sites, heat.steps, number, port, family, known.describe(number, family)
+        heat.values, _defects(run, heat, where, known), sites, heat.steps, number, port, family, known.describe(number, family)
     )
     return found.rows(chosen(found.names, include, exclude))
 
@@ -135,14 +142,14 @@ class Powers:
     Attributes:
         counts: float64 of shape (steps, powers), from the power ``ExponentHistogram`` begins with.
         zeros: elements that are exactly zero, of shape (steps,).
-        broken: elements that are NaN or infinite, of shape (steps,).
+        defects: codes of elements that are NaN or infinite, as in :class:`Matrix`, of shape (steps,).
         steps: ascending.
         names: of the layers.
     """
 
     counts: npt.NDArray[np.float64]
     zeros: npt.NDArray[np.float64]
-    broken: npt.NDArray[np.float64]
+    defects: npt.NDArray[np.int8]
     steps: npt.NDArray[np.int64]
     names: tuple[str, ...]
 
@@ -164,9 +171,12 @@ def powers(
     kept = chosen(names, include, exclude)
     listed = ", ".join(literal(heat.sites[place]) for place in kept)
     rows = f"FROM {quoted(family)} WHERE site IN ({listed}){condition(where)}"
-    broken = " + ".join(f"coalesce({quoted(name)}, 0)" for name in _DEFECTS if name in known.numbers[family]) or "0"
+    counted = " ".join(
+        f"WHEN {quoted(name)} > 0 THEN {literal(kind)}" for name, kind in _DEFECTS.items() if name in known.numbers[family]
+    )
+    code = f"(CASE {counted or 'WHEN false THEN 0'} ELSE 0 END)"
     sums = run.sql(
-        f"SELECT step, sum(zeros)::DOUBLE AS zeros, sum({broken})::DOUBLE AS broken {rows} GROUP BY step ORDER BY step"
+        f"SELECT step, sum(zeros)::DOUBLE AS zeros, max({code})::TINYINT AS defects {rows} GROUP BY step ORDER BY step"
     ).fetchnumpy()
     steps = np.asarray(sums["step"], np.int64)
     width = int(run.sql(f"SELECT coalesce(max(len(powers)), 0) {rows}").fetchall()[0][0])
@@ -176,8 +186,8 @@ def powers(
     ).fetchnumpy()
     counts = np.zeros((len(steps), width))
     counts[np.searchsorted(steps, found["step"]), np.asarray(found["place"], np.intp) - 1] = found["amount"]
-    zeros, lost = (np.asarray(sums[name], np.float64) for name in ("zeros", "broken"))
-    return Powers(counts, zeros, lost, steps, tuple(names[place] for place in kept))
+    zeros, defects = np.asarray(sums["zeros"], np.float64), np.asarray(sums["defects"], np.int8)
+    return Powers(counts, zeros, defects, steps, tuple(names[place] for place in kept))
 
 
 def epochs_of(run: Run, found: Matrix) -> npt.NDArray[np.int64]:
@@ -244,17 +254,18 @@ class Known:
         )
 
 
-def _broken(run: Run, heat: Heatmap, where: str | None, known: Known) -> npt.NDArray[np.bool_]:
-    """Return where elements were NaN or infinite: by the family's own counts of them, otherwise where the number is."""
-    counts = [name for name in _DEFECTS if name in known.numbers[heat.family]]
-    lost = (
-        " + ".join(f"coalesce({quoted(name)}, 0)" for name in counts) + " > 0" if counts else f"NOT isfinite({quoted(heat.number)})"
-    )
-    rows = run.sql(f"SELECT DISTINCT site, step FROM {quoted(heat.family)} WHERE ({lost}){condition(where)}").fetchall()
+def _defects(run: Run, heat: Heatmap, where: str | None, known: Known) -> npt.NDArray[np.int8]:
+    """Return the codes of the cells: by the family's own counts of defects, otherwise by whether the number is NaN or infinite."""
+    names, number = known.numbers[heat.family], quoted(heat.number)
+    counted = " ".join(f"WHEN {quoted(name)} > 0 THEN {literal(kind)}" for name, kind in _DEFECTS.items() if name in names)
+    code = f"(CASE {counted or f'WHEN isnan({number}) THEN 3 WHEN isinf({number}) THEN 1'} ELSE 0 END)"
+    rows = run.sql(
+        f"SELECT site, step, max({code}) FROM {quoted(heat.family)} WHERE {code} > 0{condition(where)} GROUP BY site, step"
+    ).fetchall()
     row_of = {site: row for row, site in enumerate(heat.sites)}
     column_of: Mapping[int, int] = {step: column for column, step in enumerate(heat.steps.tolist())}
-    found = np.isinf(heat.values)
-    for site, step in rows:
+    found = np.isinf(heat.values).astype(np.int8)
+    for site, step, kind in rows:
         if site in row_of and step in column_of:
-            found[row_of[site], column_of[step]] = True
+            found[row_of[site], column_of[step]] = kind
     return found

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from sonde.errors import ArgumentError
 from sonde.run.run import Run
 from sonde.view.aggregation import BANDS, POINTS, band_of, checked, mean_of, point_of, starts_of
-from sonde.view.plots.canvas import BROKEN, ZERO, Look, Theme, canvas, legend, mark_steps, subtitle
+from sonde.view.plots.canvas import ZERO, Look, Theme, canvas, legend, mark_defects, mark_steps, subtitle
 from sonde.view.plots.layer_names import Include, labels, prefix_fact, spaced
 from sonde.view.plots.layer_series import Matrix, epochs_of, matrix
 from sonde.view.plots.number_names import axis_of, title_of
@@ -54,8 +54,8 @@ def lines(
     """Draw one number of each layer as a line over the steps: a panel for each layer, all on one scale.
 
     A line is the mean, or another aggregate, over the logged steps of an interval, and the bands show how far the number varied
-    within it. Steps with NaN or infinite elements are left out, and marked by red ticks on the axis; on a logarithmic axis exact
-    zeros are left out, and marked by circles.
+    within it. Steps with NaN or infinite elements are left out, and marked on the axis: by red ticks and by triangles. On a
+    logarithmic axis exact zeros are left out, and marked by circles.
 
     Args:
         run: the run.
@@ -105,7 +105,7 @@ def lines(
         marks: list[Artist] = []
         for row, panel in enumerate(panels.flat[: len(drawn.names)]):
             _panel(panel, shown, row, starts, aggregates, ranges, look)
-            marks += mark_steps(panel, drawn.steps[drawn.broken[row]], BROKEN, look)
+            marks += mark_defects(panel, drawn.steps, drawn.defects[row], look)
             marks += mark_steps(panel, drawn.steps[drawn.zero[row]], ZERO, look) if log else []
             panel.set_title(short[row], loc="left", fontsize=8, pad=3)
         if log:

@@ -14,7 +14,7 @@ from sonde.errors import ArgumentError
 from sonde.run.run import Run
 from sonde.suggest import unknown_name
 from sonde.view.aggregation import BANDS, POINTS, band_of, checked, mean_of, point_of, starts_of
-from sonde.view.plots.canvas import BROKEN, ZERO, Look, Theme, canvas, legend, mark_steps, subtitle
+from sonde.view.plots.canvas import ZERO, Look, Theme, canvas, legend, mark_defects, mark_steps, subtitle
 from sonde.view.plots.scales import is_wide, logarithmic
 
 if TYPE_CHECKING:
@@ -50,8 +50,8 @@ def scalars(
     """Draw loss, metrics and global norms over the steps; names that differ only in ``train``, ``eval`` ... share a panel.
 
     A series of 60 values or more is drawn faintly, under its running mean, or under the aggregates of 40 intervals of equally many
-    values that are asked for. A value that is NaN or infinite is a red tick on the axis; on a
-    logarithmic axis an exact zero is a circle.
+    values that are asked for. A value that is NaN is a red tick on the axis, an infinite one a triangle; on a logarithmic axis an
+    exact zero is a circle.
 
     Args:
         run: the run.
@@ -148,7 +148,7 @@ def _panel(
             _draw_aggregates(axes, steps, kept, style, colour, name)
         elif is_long:
             axes.plot(steps, _running_mean(kept, max(len(kept) // 30, 3)), color=colour, linewidth=1.6, label=name)
-        marks += mark_steps(axes, steps[~finite], BROKEN, look)
+        marks += mark_defects(axes, steps, np.where(np.isnan(values), 3, np.where(np.isinf(values), 1, 0)).astype(np.int8), look)
         marks += mark_steps(axes, steps[values == 0], ZERO, look) if log else []
     if log:
         axes.set_yscale("log")

@@ -9,7 +9,7 @@ import numpy as np
 from sonde.errors import ArgumentError
 from sonde.run.run import Run
 from sonde.view.aggregation import POINTS, checked, mean_of, point_of, starts_of
-from sonde.view.plots.canvas import BROKEN, Theme, by_depth, canvas, legend, mark_steps, subtitle
+from sonde.view.plots.canvas import Theme, by_depth, canvas, legend, mark_defects, subtitle
 from sonde.view.plots.layer_names import Include, labels, name_at, prefix_fact, spread_apart
 from sonde.view.plots.layer_series import matrix
 from sonde.view.plots.number_names import title_of
@@ -41,7 +41,7 @@ def shares(
 
     The share of layer i is ``v_i / sum(v)`` at each step, for a number that is not negative. A layer that holds others of the
     chosen layers is left out, since its tensors are counted with theirs: choose ``include=r"blocks\.\d+$"`` to compare blocks. A
-    value of NaN or infinite elements counts as 0; its step is a red tick on the axis.
+    value of NaN or infinite elements counts as 0; its step is marked on the axis.
 
     Args:
         run: the run.
@@ -101,5 +101,5 @@ def shares(
         places = spread_apart([float(middles[row]) for row in largest], 0.16 / (height - 1.3))
         for place, row in zip(places, largest, strict=True):
             name_at(axes, f"{short[row]}  {last[row]:.0%}", 1 - place, (float(steps[column]), float(middles[row])), colours[row])
-        legend(figure, mark_steps(axes, found.steps[found.broken.any(axis=0)], BROKEN, look))
+        legend(figure, mark_defects(axes, found.steps, found.defects, look))
     return figure

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from sonde.rules import UPDATE_USUAL as USUAL
 from sonde.run.run import Run
-from sonde.view.plots.canvas import BROKEN, ZERO, Look, Theme, by_depth, canvas, legend, mark_steps, subtitle
+from sonde.view.plots.canvas import ZERO, Look, Theme, by_depth, canvas, legend, mark_defects, mark_steps, subtitle
 from sonde.view.plots.layer_names import Include, chosen, labels, name_at, prefix_fact, spread_apart
 from sonde.view.plots.layer_series import Known, Matrix, matrix
 from sonde.view.plots.scales import logarithmic
@@ -41,8 +41,8 @@ def update_ratio(
 
     The ratio is that of the root mean squares of the ports ``update`` and ``param`` in ``moments``, or ``ratio`` of
     ``lens.ParameterUpdateGeometry()``. A parameter that is all zeros has no ratio. The axis holds all logged steps. Steps at which
-    a parameter or its update has NaN or infinite elements are red ticks on the axis, with a cross at the last point before;
-    steps at which an update is exactly zero are circles on the axis.
+    a parameter or its update has NaN elements are red ticks on the axis, and triangles where it has infinite ones, with a cross at
+    the last point before; steps at which an update is exactly zero are circles on the axis.
 
     Args:
         run: the run.
@@ -89,7 +89,7 @@ def update_ratio(
         axes.set_ylabel("update / weight, no unit")
         axes.set_xlim(*_ends(found))
         axes.grid(axis="y")
-        marks = mark_steps(axes, found.steps[found.broken.any(axis=0)], BROKEN, look) + _crosses(axes, kept, found, look)
+        marks = mark_defects(axes, found.steps, found.defects, look) + _crosses(axes, kept, found, look)
         legend(figure, [*marks, *mark_steps(axes, found.steps[found.zero.any(axis=0)], ZERO, look)])
         _name_lines(axes, replace(found, values=kept), colours)
     return figure
@@ -106,7 +106,7 @@ def ratio_of(run: Run, *, where: str | None = None) -> Matrix:
         update, weight = (matrix(run, "rms", port, where=where, known=known) for port in ("update", "param"))
         weight = weight.like(update)
         values = np.divide(update.values, weight.values, out=np.full(weight.values.shape, np.nan), where=weight.values > 0)
-        return replace(update, values=values, broken=update.broken | weight.broken, number="ratio")
+        return replace(update, values=values, defects=np.maximum(update.defects, weight.defects), number="ratio")
     return matrix(run, "ratio", "update", where=where, known=known)
 
 
