@@ -108,17 +108,19 @@ def test_values_join_by_site(graph: Graph) -> None:
         "name": "rms",
         "steps": [0, 10, 20],
         "of": {f"module {block}": [1.0, 10.0 ** (block + 1), 1000.0] for block in range(3)},
+        "scale": {"log": True, "low": 1.0, "high": 1000.0, "least": None, "most": None},
     }
-    assert gradient == {"name": "gradient norm (grad_output)", "steps": [10], "of": {"module 0": [0.5]}}
-    assert weight == {"name": "gradient norm (grad)", "steps": [10, 20], "of": {"tensor 1.mlp.0.weight": ["NaN", 0.1]}}
+    assert gradient.items() >= {"name": "gradient norm (grad_output)", "steps": [10], "of": {"module 0": [0.5]}}.items()
+    assert (
+        weight.items() >= {"name": "gradient norm (grad)", "steps": [10, 20], "of": {"tensor 1.mlp.0.weight": ["NaN", 0.1]}}.items()
+    )
 
 
 def test_what_a_run_s_series_gives_can_be_handed_on(graph: Graph) -> None:
     """Two arrays, steps and values, in place of pairs."""
     series = np.array([0, 5]), np.array([1.5, np.nan], np.float32)
-    assert data_of(graph.to_html(values={"rms": {"0:output": series}}))["series"] == [
-        {"name": "rms", "steps": [0, 5], "of": {"module 0": [1.5, "NaN"]}}
-    ]
+    (held,) = data_of(graph.to_html(values={"rms": {"0:output": series}}))["series"]
+    assert (held["name"], held["steps"], held["of"]) == ("rms", [0, 5], {"module 0": [1.5, "NaN"]})
 
 
 def test_paths_leaves_and_models_are_understood(graph: Graph) -> None:
@@ -127,6 +129,25 @@ def test_paths_leaves_and_models_are_understood(graph: Graph) -> None:
     module, tensor = data_of(graph.to_html(values=values))["series"]
     assert module["of"] == {"module 0.mlp": [1.0], "module ": [2.0]}
     assert tensor["of"] == {"tensor 1.mlp.0.bias": [3.0]}
+
+
+def test_the_scale_leaves_out_far_outliers_and_follows_the_kind_of_number(graph: Graph) -> None:
+    """As that of a heat-map: a run that diverges at its end keeps its colours; shares are from 0 to 1, cosines from -1 to 1."""
+    sizes = {f"{block}:output": [(step, 1.0 + block if step < 99 else 1e30) for step in range(100)] for block in range(3)}
+    values = {
+        "rms": sizes,
+        "call_death": {"0:output": [(0, 0.25)]},
+        "cosine": {"0:output": [(0, 0.5)]},
+        "g": {"0:output": [(0, math.nan)]},
+    }
+    rms, death, cosine, none = (entry["scale"] for entry in data_of(graph.to_html(values=values))["series"])
+    assert rms["log"]
+    assert rms["low"] == 1.0
+    assert rms["high"] < 1e6
+    assert (rms["least"], rms["most"]) == (None, 1e30)
+    assert (death["low"], death["high"]) == (0.0, 1.0)
+    assert (cosine["low"], cosine["high"]) == (-1.0, 1.0)
+    assert none is None
 
 
 @pytest.mark.parametrize(
@@ -374,8 +395,8 @@ def test_a_number_that_is_none_stands_out(opened: Any, graph: Graph) -> None:
     values = {"g": {"0:output": [(0, math.nan)], "1:output": [(0, math.inf)], "2:output": [(0, 1.0)]}}
     page = opened(graph, 1, values=values)
     colours = [fill(page, graph[str(block)][0].id) for block in range(3)]
-    assert colours[0] == colours[1] == "rgb(224, 17, 157)"
-    assert colours[2] != colours[0]
+    assert colours[:2] == ["rgb(224, 17, 157)", "rgb(20, 103, 214)"]
+    assert colours[2] not in colours[:2]
     page.locator(f"#n{graph['0'][0].id}").hover()
     assert "NaN" in page.locator("#tip").inner_text()
 
@@ -384,12 +405,22 @@ def test_marks_are_named_in_the_legend(opened: Any, graph: Graph) -> None:
     """NaN, exact zero on a logarithmic scale, and modules without a value; only those that are on the picture."""
     values = {"g": {"0:output": [(0, math.nan), (1, 1.0)], "1:output": [(0, 0.0), (1, 9.0)], "2:output": [(0, 900.0), (1, 1.0)]}}
     page = opened(graph, 1, values=values)
-    assert page.locator("#marks").inner_text().split("\n") == ["NaN or infinite", "exactly 0", "not recorded"]
+    assert page.locator("#marks").inner_text().split("\n") == ["NaN", "exactly 0", "not recorded"]
     assert page.locator("g.node.zero").count() == 1
     page.locator("#step").fill("1")
     assert page.locator("#marks").inner_text() == "not recorded"
     page.locator("#number").select_option("")
     assert page.locator("#marks").inner_text() == ""
+
+
+def test_nodes_beyond_the_scale_are_marked_and_the_legend_says_how_far(opened: Any, graph: Graph) -> None:
+    values = {"rms": {f"{block}:output": [(step, 1.0 if step < 99 else 1e30) for step in range(100)] for block in range(3)}}
+    page = opened(graph, 1, values=values)
+    assert page.locator("#marks").inner_text() == "not recorded"
+    assert page.locator("g.node.clipped").count() == 0
+    page.locator("#step").fill("99")
+    assert page.locator("#marks").inner_text().split("\n") == ["above the scale, up to 1.00e+30", "not recorded"]
+    assert page.locator("g.node.clipped").count() == 3
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -27,7 +27,7 @@ const numbers = [
     title, text, steps: null, of: (node) => (node.kind === "operation" || node.kind === "module" || field === "parameters" ? node[field] ?? 0 : null),
   })),
   ...(recorded.series ?? []).map((series) => ({
-    title: series.name, text: plain, steps: series.steps,
+    title: series.name, text: plain, steps: series.steps, scale: series.scale,
     all: (node) => series.of[keyOf(node)] ?? null,
     of: (node, step) => series.of[keyOf(node)]?.[step] ?? null,
   })),
@@ -59,36 +59,50 @@ function shade(share) {
   return [`rgb(${rgb.join(" ")})`, light ? "#17181d" : "#ffffff"];
 }
 
-// The scale of a number over all its nodes and steps, so that colours of different steps can be compared.
+// The scale of a number over all its nodes and steps, so that colours of different steps can be compared. That of a run's number
+// comes with the data: some values may lie beyond its ends.
 function scaleOf(number) {
-  const values = [];
-  for (const node of recorded.nodes) {
-    const held = number.steps ? number.all(node) ?? [] : [number.of(node)];
-    for (const value of held) if (typeof value === "number") values.push(value);
-  }
-  const positive = values.filter((value) => value > 0);
+  if (number.steps) return number.scale && withShare(number.scale);
+  const values = recorded.nodes.map((node) => number.of(node)).filter((value) => typeof value === "number");
   if (!values.length) return null;
-  const [low, high] = [values, positive].map((list) => list.reduce(([least, most], value) => [Math.min(least, value), Math.max(most, value)], [Infinity, -Infinity]));
-  if (values.every((value) => value >= 0) && positive.length && high[1] / high[0] > 50) {
-    const [least, most] = [Math.log(high[0]), Math.log(high[1])];
-    return { log: true, low: high[0], high: high[1], share: (value) => (value > 0 ? (Math.log(value) - least) / (most - least || 1) : 0) };
-  }
-  return { log: false, low: low[0], high: low[1], share: (value) => (value - low[0]) / (low[1] - low[0] || 1) };
+  const ends = (list) => list.reduce(([least, most], value) => [Math.min(least, value), Math.max(most, value)], [Infinity, -Infinity]);
+  const [low, high] = ends(values);
+  const [positive] = ends(values.filter((value) => value > 0));
+  return low >= 0 && high / positive > 50 ? withShare({ log: true, low: positive, high }) : withShare({ log: false, low, high });
+}
+
+function withShare({ log, low, high, least = null, most = null }) {
+  const at = (value) => (log ? Math.log(Math.max(value, Number.MIN_VALUE)) : value);
+  return { log, low, high, least, most, share: (value) => (at(value) - at(low)) / (at(high) - at(low) || 1) };
 }
 
 // Values that have no place on the scale have a mark, which the legend names.
-const MARKS = { broken: "NaN or infinite", zero: "exactly 0", missing: "not recorded" };
+const MARKS = {
+  below: () => `below the scale, down to ${plain(scale.least)}`,
+  above: () => `above the scale, up to ${plain(scale.most)}`,
+  nan: () => "NaN",
+  infinite: () => "infinite",
+  zero: () => "exactly 0",
+  missing: () => "not recorded",
+};
+
+// The colours of what is no number, and of the text on them: neither is on the ramp.
+const DEFECTS = { nan: ["#e0119d", "#ffffff"], infinite: ["#1467d6", "#ffffff"] };
 
 function markOf(value) {
   if (value === null) return "missing";
-  if (typeof value !== "number") return "broken";
-  return scale?.log && value === 0 ? "zero" : null;
+  if (typeof value !== "number") return value === "NaN" ? "nan" : "infinite";
+  if (scale?.log && value === 0) return "zero";
+  if (scale?.least != null && value < scale.low) return "below";
+  return scale?.most != null && value > scale.high ? "above" : null;
 }
 
 function nameMarks(marks) {
   document.getElementById("marks").replaceChildren(...Object.keys(MARKS).filter((mark) => marks.has(mark)).map((mark) => {
     const item = make("span");
-    item.append(make("i", mark), MARKS[mark]);
+    const swatch = make("i", mark);
+    if (mark === "below" || mark === "above") swatch.style.background = shade(mark === "below" ? 0 : 1)[0];
+    item.append(swatch, MARKS[mark]());
     return item;
   }));
 }
@@ -121,15 +135,17 @@ function tint() {
     const value = number?.of(node, state.step) ?? null;
     const mark = number ? markOf(value) : null;
     if (mark && !isFrame && (mark !== "missing" || node.kind === "module")) marks.add(mark);
-    const shown = value !== null && (scale !== null || mark === "broken");
+    const defect = DEFECTS[mark];
+    const shown = value !== null && (scale !== null || defect !== undefined);
     element.classList.toggle("tinted", shown && !isFrame);
     element.classList.toggle("zero", mark === "zero" && !isFrame);
+    element.classList.toggle("clipped", (mark === "below" || mark === "above") && !isFrame);
     if (!shown) {
       shape.style.fill = "";
       shape.style.fillOpacity = "";
       continue;
     }
-    const [fill, ink] = mark === "broken" ? ["#e0119d", "#ffffff"] : mark === "zero" ? ["var(--paper)", "var(--ink)"] : shade(scale.share(value));
+    const [fill, ink] = defect ?? (mark === "zero" ? ["var(--paper)", "var(--ink)"] : shade(scale.share(value)));
     shape.style.fill = fill;
     shape.style.fillOpacity = isFrame ? "0.13" : "";
     element.style.setProperty("--on", ink);

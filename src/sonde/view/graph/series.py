@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from sonde.errors import ArgumentError, SiteError
+from sonde.number import Kind, number_of
 from sonde.run.graph.data import PlainGraph
 from sonde.site import PARAMETER_PORTS, Site
 from sonde.suggest import unknown_name
+from sonde.view.scales import scale_for
 
 __all__ = ["Series", "join"]
 
@@ -20,8 +25,9 @@ Series = Mapping[str, Mapping[str, Sequence[tuple[float, float]] | tuple[Any, An
 def join(graph: PlainGraph, values: Series) -> list[dict[str, Any]]:
     """Return *values* as the page reads them, one entry for each number and port.
 
-    An entry is ``{"name": ..., "steps": [...], "of": {"module layers.0": [value or None, ...]}}``, aligned with the steps. A number
-    that was taken at several ports gives one entry for each, ``rms (grad_output)``. Of several leaves of a site the first counts.
+    An entry is ``{"name": ..., "steps": [...], "of": {"module layers.0": [value or None, ...]}, "scale": ...}``, aligned with the
+    steps. A number that was taken at several ports gives one entry for each, ``rms (grad_output)``. Of several leaves of a site the
+    first counts. The scale, for the colours of all nodes and steps, is that of a heat-map: it leaves out far outliers.
 
     Raises:
         ArgumentError: *values* does not have that form.
@@ -44,10 +50,23 @@ def join(graph: PlainGraph, values: Series) -> list[dict[str, Any]]:
         for port, of in ports.items():
             steps = sorted({step for series in of.values() for step in series})
             title = f"{name} ({port})" if len(ports) > 1 else str(name)
-            found.append(
-                {"name": title, "steps": steps, "of": {key: [series.get(step) for step in steps] for key, series in of.items()}}
-            )
+            aligned = {key: [series.get(step) for step in steps] for key, series in of.items()}
+            kind = number_of(str(name).partition(" ")[0]).kind
+            found.append({"name": title, "steps": steps, "of": aligned, "scale": _scale(aligned.values(), kind)})
     return found
+
+
+def _scale(aligned: Iterable[Sequence[float | None]], kind: Kind) -> dict[str, Any] | None:
+    """Return the scale as the page reads it, with the extremes where values lie beyond its ends; None without a finite value."""
+    values = np.array([math.nan if value is None else value for series in aligned for value in series])
+    there = values[np.isfinite(values)]
+    if not len(there):
+        return None
+    scale = scale_for(there, kind)
+    on_scale = there[there > 0] if scale.log else there
+    least = float(on_scale.min()) if scale.extend in ("min", "both") else None
+    most = float(on_scale.max()) if scale.extend in ("max", "both") else None
+    return {"log": scale.log, "low": scale.low, "high": scale.high, "least": least, "most": most}
 
 
 def _items(held: Any, what: str) -> Iterable[tuple[Any, Any]]:

@@ -7,6 +7,8 @@ from types import ModuleType as _Module
 from sonde.view.plots.activation import activation as activation
 from sonde.view.plots.exponents import exponents as exponents
 from sonde.view.plots.gradient_flow import gradient_flow as gradient_flow
+from sonde.view.plots.graph_page import GraphPage as GraphPage
+from sonde.view.plots.graph_page import graph_page as graph_page
 from sonde.view.plots.heatmap import heatmap as heatmap
 from sonde.view.plots.lines import lines as lines
 from sonde.view.plots.plan import plan as plan

@@ -13,7 +13,7 @@ from sonde.view.plots.canvas import Look, Theme, canvas, legend, subtitle
 from sonde.view.plots.heatmap import cells
 from sonde.view.plots.layer_names import Include, label_layers, labels, prefix_fact
 from sonde.view.plots.layer_series import Matrix, matrix
-from sonde.view.plots.scales import scale_for
+from sonde.view.scales import scale_for
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from sonde.errors import ArgumentError, MissingExtraError
 from sonde.run.run import Run
+from sonde.view.scales import SEQUENTIAL
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -22,10 +23,8 @@ if TYPE_CHECKING:
 __all__ = [
     "BROKEN",
     "DEFECTS",
-    "DIVERGING",
     "INFINITE",
     "NAN",
-    "SEQUENTIAL",
     "ZERO",
     "Look",
     "Theme",
@@ -40,9 +39,6 @@ __all__ = [
 ]
 
 Theme = Literal["light", "dark"]
-
-SEQUENTIAL, DIVERGING = "viridis", "PRGn_r"
-"""Both change evenly in lightness (the second from its middle), so that a grey print shows them; neither has the red of NaN."""
 
 NAN, INFINITE, BROKEN = "NaN elements", "infinite elements", "NaN or infinite elements"
 """The names of the marks of elements that a number leaves out; the third where the run counts both kinds as one."""

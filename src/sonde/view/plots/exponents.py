@@ -11,11 +11,12 @@ import numpy.typing as npt
 
 from sonde.errors import ArgumentError
 from sonde.run.run import Run
-from sonde.view.plots.canvas import SEQUENTIAL, Look, Theme, canvas, legend, mark_defects, subtitle
+from sonde.view.plots.canvas import Look, Theme, canvas, legend, mark_defects, subtitle
 from sonde.view.plots.heatmap import edges_of
 from sonde.view.plots.layer_names import Include
 from sonde.view.plots.layer_series import Powers, powers
 from sonde.view.plots.number_names import of_port
+from sonde.view.scales import SEQUENTIAL
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

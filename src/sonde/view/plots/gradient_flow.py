@@ -17,7 +17,7 @@ from sonde.view.plots.canvas import DEFECTS, INFINITE, ZERO, Look, Theme, canvas
 from sonde.view.plots.layer_names import Include, label_layers, prefix_fact
 from sonde.view.plots.layer_series import Matrix, matrix
 from sonde.view.plots.number_names import of_port, unit_of
-from sonde.view.plots.scales import logarithmic
+from sonde.view.scales import logarithmic
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

@@ -15,7 +15,7 @@ from sonde.view.plots.canvas import DEFECTS, ZERO, Look, Theme, canvas, legend, 
 from sonde.view.plots.layer_names import Include, label_layers, prefix_fact
 from sonde.view.plots.layer_series import Matrix, matrix
 from sonde.view.plots.number_names import axis_of, title_of
-from sonde.view.plots.scales import Scale, ScaleName, logarithmic, scale_for
+from sonde.view.scales import Scale, ScaleName, logarithmic, scale_for
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

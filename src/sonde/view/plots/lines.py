@@ -17,7 +17,7 @@ from sonde.view.plots.canvas import ZERO, Look, Theme, canvas, legend, mark_defe
 from sonde.view.plots.layer_names import Include, labels, prefix_fact, spaced
 from sonde.view.plots.layer_series import Matrix, epochs_of, matrix
 from sonde.view.plots.number_names import axis_of, title_of
-from sonde.view.plots.scales import is_wide, logarithmic
+from sonde.view.scales import is_wide, logarithmic
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

@@ -15,7 +15,7 @@ from sonde.run.run import Run
 from sonde.suggest import unknown_name
 from sonde.view.aggregation import BANDS, POINTS, band_of, checked, mean_of, point_of, starts_of
 from sonde.view.plots.canvas import ZERO, Look, Theme, canvas, legend, mark_defects, mark_steps, subtitle
-from sonde.view.plots.scales import is_wide, logarithmic
+from sonde.view.scales import is_wide, logarithmic
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

@@ -14,7 +14,7 @@ from sonde.run.run import Run
 from sonde.view.plots.canvas import ZERO, Look, Theme, by_depth, canvas, legend, mark_defects, mark_steps, subtitle
 from sonde.view.plots.layer_names import Include, chosen, labels, name_at, prefix_fact, spread_apart
 from sonde.view.plots.layer_series import Known, Matrix, matrix
-from sonde.view.plots.scales import logarithmic
+from sonde.view.scales import logarithmic
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

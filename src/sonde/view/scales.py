@@ -10,13 +10,15 @@ import numpy.typing as npt
 
 from sonde.errors import ArgumentError
 from sonde.number import Kind
-from sonde.view.plots.canvas import DIVERGING, SEQUENTIAL
 
 if TYPE_CHECKING:
     from matplotlib.axis import Axis
     from matplotlib.colors import Normalize
 
-__all__ = ["Scale", "ScaleName", "is_wide", "logarithmic", "scale_for"]
+__all__ = ["DIVERGING", "SEQUENTIAL", "Scale", "ScaleName", "is_wide", "logarithmic", "scale_for"]
+
+SEQUENTIAL, DIVERGING = "viridis", "PRGn_r"
+"""Both change evenly in lightness (the second from its middle), so that a grey print shows them; neither has the red of NaN."""
 
 ScaleName = Literal["auto", "log", "linear", "signed"]
 

@@ -1,0 +1,126 @@
+"""Put the numbers of a run on the page of its execution graph."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from sonde.errors import ArgumentError
+from sonde.paths import absolute_path
+from sonde.run.graph.data import PlainGraph
+from sonde.run.run import Run
+from sonde.site import PORTS, Site
+from sonde.view.graph.page import to_html
+from sonde.view.page import in_frame
+from sonde.view.plots.layer_names import spaced
+from sonde.view.plots.layer_series import ASIDE, Known, Matrix, matrix
+from sonde.view.plots.number_names import main_number
+
+__all__ = ["GraphPage", "graph_page"]
+
+_MOST_STEPS = 400  # of more, so many are on the page, evenly through the run
+
+Points = list[tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class GraphPage:
+    """The page of a graph with the numbers of a run. A notebook shows the page in a frame.
+
+    Attributes:
+        title: of the page.
+        html: the page, one file that loads nothing.
+        numbers: the numbers that a reader of the page can choose.
+    """
+
+    title: str
+    html: str = field(repr=False)
+    numbers: tuple[str, ...]
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the page to *path*, whose folder is made if it does not exist, and return the path.
+
+        Raises:
+            ArgumentError: *path* does not end in ``.html``.
+        """
+        file = absolute_path(path)
+        if file.suffix.lower() not in (".html", ".htm"):
+            raise ArgumentError(f"{file.name!r}: a page is written as .html")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(self.html, encoding="utf-8")
+        return file
+
+    def _repr_html_(self) -> str:
+        return in_frame(self.html, self.title, 560)
+
+
+def graph_page(run: Run, *numbers: str, port: str | None = None, where: str | None = None, depth: int | None = None) -> GraphPage:
+    """Return the page of the run's execution graph, coloured by its numbers, with a slider over the steps.
+
+    ``graph_page(run).save("graph.html")``, or ``graph_page(run, "rms", "norm")``. A number that was recorded at several ports
+    gives one choice for each. Modules without the number, as containers, are marked "not recorded"; tensors with NaN or infinite
+    elements "NaN" and "infinite", also if the number, which leaves them out, is finite. Of more than 400 logged steps, 400 are
+    on the page.
+
+    Args:
+        run: a run with a graph, of ``watch(..., batch=...)``.
+        numbers: as ``rms``; by default the main number of each family.
+        port: only the tensors at this port; by default at all ports.
+        where: an SQL condition on the rows, as ``"rank = 0"``.
+        depth: how many levels of modules are open at first; by default as many as can be read.
+
+    Raises:
+        ArgumentError: the run has no graph, or *depth* is no number from 0.
+        UnknownSiteError: a number was not recorded; the message names the lens that records it.
+        MissingExtraError: the package with the layout engine is not installed.
+    """
+    plain = run.graph
+    if plain is None:
+        raise ArgumentError("the run has no graph: give one batch of inputs to watch(..., batch=...), which captures it")
+    graph = PlainGraph.from_data(plain)
+    known = Known.of(run)
+    asked = numbers or tuple(_main_numbers(known))
+    values = {number: _series(run, number, port, where, known, graph) for number in asked}
+    name = run.path.name if run.path is not None else "in memory"
+    title = f"{graph.model}, run {name}"
+    return GraphPage(title, to_html(graph, depth, values={n: of for n, of in values.items() if of}, title=title), asked)
+
+
+def _main_numbers(known: Known) -> Iterator[str]:
+    """Yield the main number of each family once, and the share of dead units."""
+    families = {family: names for family, names in known.numbers.items() if not family.endswith(ASIDE)}
+    mains = [main_number(names, {}, known.described[family]) for family, names in families.items()]
+    dead = ["call_death"] if any("call_death" in names for names in families.values()) else []
+    yield from sorted(dict.fromkeys([*(name for name in mains if name is not None), *dead]), key=lambda name: name != "rms")
+
+
+def _series(run: Run, number: str, port: str | None, where: str | None, known: Known, graph: PlainGraph) -> Mapping[str, Points]:
+    """Return the steps and values of *number* by site, of the model that the graph is of."""
+    there = {each for family, names in known.numbers.items() if number in names for each in known.ports[family]}
+    ports = [port] if port is not None else sorted(there, key=_place) or ["output"]  # without any, the reading raises
+    found = [matrix(run, number, each, where=where, known=known) for each in ports]
+    paths = {node.path for node in graph.nodes}
+    models = Counter(site.model for each in found for site in each.sites if site.path in paths)
+    model = max(models, key=models.__getitem__, default="")
+    return {str(site): points for each in found for site, points in _points(each) if site.model == model}
+
+
+def _place(port: str) -> int:
+    """Return where *port* stands in the list: outputs first, then what comes back to them, then parameters."""
+    first = ("output", "grad_output", "input", *PORTS)
+    return first.index(port) if port in first else len(first)
+
+
+def _points(found: Matrix) -> Iterator[tuple[Site, Points]]:
+    """Yield each site with its values; NaN and infinity stand for the elements that the value leaves out."""
+    columns = spaced(len(found.steps), _MOST_STEPS)
+    steps = found.steps[columns].tolist()
+    marked = np.where(found.defects == 1, np.inf, np.where(found.defects > 1, np.nan, found.values))[:, columns]
+    there = (found.defects > 0)[:, columns] | np.isfinite(marked)
+    for site, values, kept in zip(found.sites, marked.tolist(), there.tolist(), strict=True):
+        yield site, [(step, value) for step, value, is_there in zip(steps, values, kept, strict=True) if is_there]
