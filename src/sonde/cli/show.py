@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from sonde.number import Number, described, number_of
+from sonde.view.plots.layer_series import FIRST_ROWS
 from sonde.view.plots.number_names import main_number
 from sonde.view.table import Cell, Grid, standard_output
 
@@ -39,6 +40,8 @@ def run(options: argparse.Namespace) -> int:
         console.print(printable(line), markup=False, highlight=False, no_wrap=True, overflow="ellipsis")
     numbers = opened.numbers
     if not numbers:
+        if opened.description.attempts[-1].ended is None:
+            console.print(FIRST_ROWS, highlight=False)
         return 0
     has_layers = any(_OF_LAYERS & set(names) for names in numbers.values())
     family = options.family or (None if has_layers else next(iter(numbers)))

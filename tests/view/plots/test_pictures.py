@@ -9,10 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from matplotlib.colors import to_rgb, to_rgba
 from matplotlib.figure import Figure
 from tests.view.plots.drawn import pixels, rms, share_of, written
+from torch import nn
 
+import sonde
 from sonde.errors import ArgumentError, MissingExtraError, SelectionError, UnknownSiteError
 from sonde.run.run import Run
 from sonde.run.schema import Layout
@@ -73,7 +76,7 @@ def test_a_statistic_that_counts_both_as_one_says_so() -> None:
         (plots.lines, r"lens\.moments\(\)"),
         (plots.shares, r"lens\.moments\(\)"),
         (plots.gradient_flow, r"lens\.moments\(\)"),
-        (plots.activation, r"lens\.OutputActivation\(\)"),
+        (plots.activation, r"lens\.OutputActivation\(include=nn\.GELU\), with the classes of your activations"),
         (plots.update_ratio, r"lens\.ParameterUpdateGeometry\(\)"),
         (plots.exponents, r"ExponentHistogram\(\)"),
         (plots.scalars, r"push_loss\(\)"),
@@ -82,6 +85,42 @@ def test_a_statistic_that_counts_both_as_one_says_so() -> None:
 def test_what_was_not_recorded_is_an_error_that_says_what_records_it(draw: Callable[[Run], Figure], said: str) -> None:
     with pytest.raises(UnknownSiteError, match=said):
         draw(memory_run().run())
+
+
+def test_the_cure_for_a_network_of_smooth_activations_names_their_classes() -> None:
+    """The lens without arguments, which is among the defaults, would find nothing again."""
+    modules = [{"name": "0", "type": "Linear"}, {"name": "1", "type": "GELU"}, {"name": "2", "type": "Tanh"}]
+    writer = memory_run({"model": modules})
+    writer.append("moments", Layout(["1:output"]), {"rms": [1.0]}, step=0)
+    with pytest.raises(UnknownSiteError, match=r"lens\.OutputActivation\(include=\(nn\.GELU, nn\.Tanh\)\); without include="):
+        plots.activation(writer.run())
+
+
+def test_the_cure_works() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2))
+    with sonde.watch(model, every=1, to="memory", quiet=True, lenses=[sonde.lens.OutputActivation(include=nn.GELU)]) as inspector:
+        model(torch.randn(16, 4)).sum().backward()
+        inspector.step()
+    assert plots.activation(inspector.run).axes
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("rms", "ouput"), "'ouput' is no port of a site. Nearest: output"),
+        (("rsm", "output"), "Nearest: rms. What records it"),
+        (("rms", "output", "momnets"), "'momnets' is no family of the run. Nearest: moments"),
+    ],
+)
+def test_a_typo_in_a_port_a_number_or_a_family_names_the_nearest(arguments: tuple[str, ...], said: str) -> None:
+    number, port, *family = arguments
+    with pytest.raises(UnknownSiteError, match=said):
+        plots.heatmap(written(), number, port, family=family[0] if family else None)
+
+
+def test_before_the_first_rows_the_error_says_when_they_come() -> None:
+    with pytest.raises(UnknownSiteError, match="nothing yet; the first rows come within ten seconds"):
+        plots.heatmap(memory_run().run())
 
 
 def test_a_number_of_several_families_asks_which() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 
 import numpy as np
 import numpy.typing as npt
@@ -13,16 +14,21 @@ from sonde.number import Number, described, number_of
 from sonde.run.folder.duckdb_sql import condition, literal, quoted
 from sonde.run.heatmap import Heatmap, Reduce
 from sonde.run.run import Run
-from sonde.site import Site
+from sonde.site import PORTS, Site
+from sonde.suggest import unknown_name
 from sonde.view.aggregation import point_of, starts_of
 from sonde.view.plots.layer_names import Include, chosen
 from sonde.view.plots.number_names import recorded_by
 
-__all__ = ["ASIDE", "Known", "Matrix", "Powers", "epochs_of", "matrix", "powers"]
+__all__ = ["ASIDE", "FIRST_ROWS", "Known", "Matrix", "Powers", "epochs_of", "kinds_of", "matrix", "powers"]
 
 _DEFECTS = {"nan": 3, "nonfinite": 2, "inf": 1}  # counts of the elements which other numbers leave out, with their codes
 ASIDE = ("_eval", "_micro")
 """The endings of families of evaluation passes, and of single backward passes."""
+
+
+FIRST_ROWS = "the first rows come within ten seconds of the first logged step"
+"""When a run of which nothing was recorded yet has something to show."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,6 +196,13 @@ def powers(
     return Powers(counts, zeros, defects, steps, tuple(names[place] for place in kept))
 
 
+def kinds_of(run: Run) -> dict[str, str]:
+    """Return the class of each module by its name, if the run lists the modules; a user may have written something else there."""
+    listed = run.info.get("model", ())
+    lines = [line for line in listed if isinstance(line, Mapping)] if isinstance(listed, list | tuple) else []
+    return {str(line.get("name") or "(root)"): str(line.get("type", "")) for line in lines}
+
+
 def epochs_of(run: Run, found: Matrix) -> npt.NDArray[np.int64]:
     """Read the epoch of each step of *found*."""
     epochs = dict(run.sql(f"SELECT step, min(epoch) FROM {quoted(found.family)} GROUP BY step").fetchall())
@@ -204,11 +217,13 @@ class Known:
         numbers: the numbers of each family.
         ports: the ports that each family has rows of.
         described: by family and name, the numbers that its lens describes.
+        kinds: the classes of the model's modules, if the run lists them.
     """
 
     numbers: Mapping[str, tuple[str, ...]]
     ports: Mapping[str, tuple[str, ...]]
     described: Mapping[str, Mapping[str, Number]]
+    kinds: frozenset[str] = frozenset()
 
     @staticmethod
     def of(run: Run) -> Known:
@@ -219,7 +234,8 @@ class Known:
         for family, port in run.sql(" UNION ALL ".join(parts)).fetchall() if parts else ():
             ports[family].add(port)
         known = {family: described(run.info, family) for family in numbers}
-        return Known(numbers, {family: tuple(sorted(each)) for family, each in ports.items()}, known)
+        kinds = frozenset(kinds_of(run).values())
+        return Known(numbers, {family: tuple(sorted(each)) for family, each in ports.items()}, known, kinds)
 
     def describe(self, number: str, family: str) -> Number:
         """Return the description of *number*: by the lens of *family*, else the standard one."""
@@ -246,11 +262,19 @@ class Known:
             return having[0]
         if having:
             raise ArgumentError(f"{' and '.join(having)} each have {number!r} at port {port!r}: say which with family=")
+        recorded = {each for ports in self.ports.values() for each in ports}
+        if port not in PORTS and port not in recorded:
+            raise unknown_name("port", port, [*sorted(recorded), *PORTS], "a site")
+        if family is not None and family not in self.numbers:
+            raise unknown_name("family", family, self.numbers, "the run")
         where = f"the family {family!r} of the run" if family is not None else "the run"
         there = sorted(f"{each} ({', '.join(ports)})" for each, ports in self.ports.items())
+        names = {name for names in self.numbers.values() for name in names}
+        near = get_close_matches(number, names - {number}, n=1, cutoff=0.6)
         raise UnknownSiteError(
-            f"{where} has no {number!r} at port {port!r}. What records it: {recorded_by(number, port)}. "
-            f"Recorded: {', '.join(there) or 'nothing yet'}"
+            f"{where} has no {number!r} at port {port!r}. {f'Nearest: {near[0]}. ' if near and number not in names else ''}"
+            f"What records it: {recorded_by(number, port, self.kinds)}. "
+            f"Recorded: {', '.join(there) or f'nothing yet; {FIRST_ROWS}'}"
         )
 
 

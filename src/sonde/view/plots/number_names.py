@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from sonde.number import STANDARD, Number
@@ -12,6 +12,10 @@ from sonde.site import PARAMETER_PORTS, PORTS, PortInfo
 __all__ = ["axis_of", "main_number", "of_port", "recorded_by", "title_of", "unit_of"]
 
 _EXPONENT = re.compile(r"p\d\d|(underflow|overflow)_\w+|powers|lowest|highest|dynamic_range")
+_SMOOTH = frozenset(
+    ("CELU", "ELU", "GELU", "GLU", "Hardsigmoid", "Hardtanh", "LeakyReLU", "LogSigmoid", "Mish", "PReLU", "RReLU", "SELU", "SiLU")
+) | {"Sigmoid", "Softplus", "Softsign", "Tanh", "Tanhshrink"}
+"""Activations of torch.nn that ``OutputActivation()`` does not measure by itself."""
 _PORTS: Mapping[str, PortInfo] = {port: info for port, info in PORTS.items()}  # noqa: C416
 
 
@@ -48,11 +52,19 @@ def title_of(number: Number, port: str) -> str:
     return f"{number.whole} {'in' if number.kind in ('share', 'count') else 'of'} {of_port(port)}"
 
 
-def recorded_by(number: str, port: str) -> str:
-    """Return the lens that records *number* of the tensors at *port*, as a user writes it."""
+def recorded_by(number: str, port: str, kinds: Collection[str] = ()) -> str:
+    """Return the lens that records *number* of the tensors at *port*, as a user writes it; *kinds* are the model's classes."""
     on_parameters = port in PARAMETER_PORTS
     if "activation" in number or "death" in number:
-        return "lens.ParameterGradientActivation()" if on_parameters else "lens.OutputActivation()"
+        if on_parameters:
+            return "lens.ParameterGradientActivation()"
+        smooth = [f"nn.{kind}" for kind in sorted(set(kinds)) if kind in _SMOOTH]
+        layers = smooth[0] if len(smooth) == 1 else f"({', '.join(smooth)})" if smooth else "nn.GELU"
+        named = "" if smooth else ", with the classes of your activations"
+        return (
+            f"lens.OutputActivation(include={layers}){named}; without include= it measures only dropout and layers whose outputs "
+            "may be exactly zero, as nn.ReLU"
+        )
     if number in ("ratio", "unchanged", "vanished"):
         return "lens.ParameterUpdateGeometry()"
     if number == "cosine":

@@ -16,7 +16,7 @@ from sonde.site import Site
 from sonde.suggest import nearest_steps
 from sonde.view.layer_table import TONES, LayerRow, Note, Quantity, layer_table, notes_of, worst
 from sonde.view.plots.layer_names import Include, chosen
-from sonde.view.plots.layer_series import ASIDE, Known
+from sonde.view.plots.layer_series import ASIDE, FIRST_ROWS, Known, kinds_of
 from sonde.view.table import Grid
 
 __all__ = ["table"]
@@ -45,12 +45,12 @@ def table(run: Run, *, include: Include = None, exclude: Include = None, recent:
     known = Known.of(run)
     moment = _moment(run, known, recent, step)
     if moment is None:
-        return layer_table(name, (), _scalars(run, step), empty="nothing was recorded yet")
+        return layer_table(name, (), _scalars(run, step), empty=f"nothing was recorded yet; {FIRST_ROWS}")
     layers = _Reader(run, known, moment).layers()
     found = _alerts(run, layers, moment.last)
     names = list(layers)
     names = [names[place] for place in chosen(names, include, exclude)] if names else []
-    kinds = _kinds(run)
+    kinds = kinds_of(run)
     footer = [
         *moment.remarks,
         *([_NORMS] if any("weight" in each.numbers for each in layers.values()) else []),
@@ -84,13 +84,6 @@ def _alerts(run: Run, layers: Mapping[str, _Layer], last: int) -> dict[str, list
         if note not in named.setdefault(name, []):
             named[name].append(note)
     return named
-
-
-def _kinds(run: Run) -> dict[str, str]:
-    """The class of each module by its name, if the run lists the modules; a user may have written something else under that key."""
-    listed = run.info.get("model", ())
-    lines = [line for line in listed if isinstance(line, Mapping)] if isinstance(listed, list | tuple) else []
-    return {str(line.get("name") or "(root)"): str(line.get("type", "")) for line in lines}
 
 
 @dataclass(frozen=True)
