@@ -215,7 +215,7 @@ def _number_cell(heading: str, quantity: Quantity, tone: Tone) -> Cell:
     if not math.isfinite(quantity.value):
         return Cell(", ".join(lost) or ("NaN" if math.isnan(quantity.value) else "inf"), "bad", write(Quantity(0.0)).align)
     cell = write(quantity)
-    if lost:
+    if lost and cell.text:
         shares = ", ".join(f"{percent(share)} {word}" for word, share in lost.items())
         return Cell(f"{cell.text} ({shares})".strip(), "bad", cell.align, cell.bar)
     return Cell(cell.text, tone, cell.align, cell.bar)

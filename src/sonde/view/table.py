@@ -25,17 +25,21 @@ _RICH: dict[Tone, str] = {"plain": "", "quiet": "dim", "good": "green", "warn": 
 
 _STYLE = """
 table.sonde{font:13px/1.45 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;border-collapse:collapse;color:inherit}
-table.sonde caption{caption-side:top;text-align:left;font-weight:600;padding:2px 10px 6px 0;color:inherit}
-table.sonde tr th{text-align:left;font-weight:600;border-bottom:1px solid rgba(128,128,128,.6);padding:2px 14px 2px 0}
-table.sonde tr td{text-align:left;padding:1px 14px 1px 0;border:0;white-space:pre;background:none}
-table.sonde tbody tr td:last-child{white-space:pre-wrap;min-width:20em}
-table.sonde tr:hover td{background:rgba(128,128,128,.14)}table.sonde tr .right{text-align:right}
+table.sonde caption{caption-side:top;text-align:left!important;font-weight:600;padding:2px 10px 6px 0;color:inherit}
+table.sonde :is(th,td){text-align:left!important;vertical-align:top!important;padding:1px 14px 1px 0!important;border:0}
+table.sonde :is(th,td).right{text-align:right!important}
+table.sonde th{font-weight:600;border-bottom:1px solid rgba(128,128,128,.6)!important;white-space:nowrap!important}
+table.sonde tbody td{white-space:pre!important}
+table.sonde tbody td:last-child{white-space:pre-wrap!important;min-width:22em}
+table.sonde tbody tr:hover td{background:rgba(128,128,128,.14)}
 table.sonde .quiet{opacity:.6}table.sonde .good{color:#1a7f37}table.sonde .warn{color:#9a6700}
 table.sonde .bad{color:#cf222e;font-weight:600}table.sonde .strong{font-weight:600}
 table.sonde i.bar{display:inline-block;height:.62em;background:currentColor;opacity:.4;border-radius:1px}
-table.sonde tfoot tr td{opacity:.75;white-space:normal;padding-top:5px}
+table.sonde tfoot td{opacity:.75;white-space:normal!important;padding-top:5px!important}
 @media(prefers-color-scheme:dark){table.sonde .good{color:#3fb950}table.sonde .warn{color:#d29922}table.sonde .bad{color:#ff7b72}}
-"""  # two elements more in each selector than a notebook's own style for tables, which aligns all cells to the right
+[data-jp-theme-light=false] table.sonde .good{color:#3fb950}[data-jp-theme-light=false] table.sonde .warn{color:#d29922}
+[data-jp-theme-light=false] table.sonde .bad{color:#ff7b72}
+"""  # !important: the styles of notebooks align all cells to the right and break their lines, with selectors of any weight
 
 _BLOCKS = " ▏▎▍▌▋▊▉█"
 _BAR_CELLS = 6
@@ -244,9 +248,7 @@ def _html_cell(cell: Cell) -> str:
     bar = ""
     if cell.bar is not None:
         width = max(0.0, min(1.0, cell.bar)) * _BAR_CELLS
-        bar = (
-            f'&nbsp;<span style="display:inline-block;width:{_BAR_CELLS}em"><i class="bar" style="width:{width:.2f}em"></i></span>'
-        )
+        bar = f'&nbsp;<span class="bar" style="width:{_BAR_CELLS}em"><i class="bar" style="width:{width:.2f}em"></i></span>'
     marked = f' class="{classes}"' if classes else ""
     indented = len(cell.text) - len(cell.text.lstrip(" "))
     return f"<td{marked}>{'&nbsp;' * indented}{escape_html(cell.text[indented:])}{bar}</td>"

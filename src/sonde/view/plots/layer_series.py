@@ -96,8 +96,8 @@ class Matrix:
     def aggregated(self, intervals: int, method: str) -> Matrix:
         """Return one column for each interval of equally many steps, at the interval's first step; see ``point_of``."""
         starts = starts_of(len(self.steps), intervals)
-        broken = np.logical_or.reduceat(self.broken, starts, axis=1)
-        return replace(self, values=point_of(self.finite, starts, method), broken=broken, steps=self.steps[starts])
+        defects = np.maximum.reduceat(self.defects, starts, axis=1)
+        return replace(self, values=point_of(self.finite, starts, method), defects=defects, steps=self.steps[starts])
 
     def innermost(self) -> Matrix:
         """Return the rows of layers that hold none of the others."""
