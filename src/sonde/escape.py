@@ -8,14 +8,23 @@ import math
 import re
 from typing import Any
 
-__all__ = ["embed_json", "escape_html", "printable"]
+__all__ = ["embed_json", "escape_html", "printable", "printable_line"]
 
-_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
+_BREAKS = re.compile(r"[\t\n\u2028\u2029]")
 
 
 def printable(text: object) -> str:
-    """Return *text* with ``�`` for control characters (but tab and newline) and lone surrogates; it can be written as UTF-8."""
+    """Return *text* with ``�`` for control characters (but tab and newline) and lone surrogates; it can be written as UTF-8.
+
+    The characters that turn the direction of the text after them count as control characters.
+    """
     return _UNPRINTABLE.sub("\ufffd", str(text))
+
+
+def printable_line(text: object) -> str:
+    """Return :func:`printable` *text* on one line, with ``�`` for tabs and newlines too: for a name, in a cell or a label."""
+    return _BREAKS.sub("\ufffd", printable(text))
 
 
 def escape_html(text: object) -> str:

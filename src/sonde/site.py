@@ -15,7 +15,7 @@ The text parses back to an equal site. In a path or a model name the characters 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
@@ -123,10 +123,12 @@ class Site:
         return _parsed(text)
 
     @staticmethod
-    def asked(key: str | Site) -> tuple[Site, bool]:
-        """The site that *key* names, and whether *key* names the whole module: a text without a port."""
+    def asked(key: str | Site, names: Iterable[str] = ()) -> tuple[Site, bool]:
+        """The site that *key* names, and whether *key* names the whole module: a text without a port, or one of *names*."""
         if isinstance(key, Site):
             return key, False
+        if "/" in key and key in names:  # and not a module of the model before the slash
+            return Site(key), True
         try:
             return _parsed(key), ":" not in key
         except SiteError:

@@ -131,7 +131,7 @@ class SlotReader(ABC):
         """
         slots = self.subrecorders
         if isinstance(key, str | Site):
-            site, whole_module = Site.asked(key)
+            site, whole_module = Site.asked(key, (slot.name for slot in slots))
             return _at(slots, replace(site, path=self._canonical(site.path)), whole_module, str(key)), site.leaf
         try:
             position = operator.index(key)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from sonde.engine import Event, Phase, Site, Tick, structure
 from sonde.engine.torch_api.tensors import version_of
 from sonde.errors import ArgumentError, StaleTensorError
+from sonde.escape import printable_line
 from sonde.run.graph.data import shape_text
 
 __all__ = ["Stash", "StashFn", "StashValueFn", "default_stash", "default_stash_value", "get_stash_fn", "rmap_tensor"]
@@ -66,7 +67,7 @@ class Stash:
         leaves = list(self.leaves.items()) or [("", self.value)]
         held = [f"{leaf} {short_repr(kept)}".lstrip() for leaf, kept in leaves[:_MOST_LEAVES]]
         held += [f"... ({len(leaves)} in all)"] * (len(leaves) > _MOST_LEAVES)
-        return f"Stash({place}, {self.type.__name__}, {', '.join(when)}: {'; '.join(held)})"
+        return printable_line(f"Stash({place}, {self.type.__name__}, {', '.join(when)}: {'; '.join(held)})")
 
     @property
     def first_value(self) -> Any:

@@ -133,7 +133,7 @@ class Tracker(KeepingProbe):
         if isinstance(key, slice):
             chosen = self._held[key]
         elif isinstance(key, str | Site):
-            asked, whole_module = Site.asked(key)
+            asked, whole_module = Site.asked(key, (str(getattr(stash, "name", "")) for stash in self._held))
             asked = replace(asked, path=self._attachment.hooks.canonical(asked.path))
             chosen = [stash for stash in self._held if _is_at(stash, asked, whole_module)]
             if not chosen:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sonde.errors import ArgumentError, MissingExtraError, StoreError, UnknownSiteError
-from sonde.escape import escape_html
+from sonde.escape import escape_html, printable
 from sonde.paths import absolute_path, short_path
 from sonde.run.folder.duckdb_sql import check_query, condition, connect, connect_locked, literal, quoted
 from sonde.run.folder.run_json import Description
@@ -323,7 +323,7 @@ class Run:
         raise unknown_name("number", number, (name for names in columns.values() for name in names), where)
 
     def __repr__(self) -> str:
-        return "\n".join(self._lines())
+        return printable("\n".join(self._lines()))
 
     def _repr_html_(self) -> str:
         head, *rest = map(escape_html, self._lines())

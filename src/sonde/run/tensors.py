@@ -344,14 +344,14 @@ class TensorStore(Mapping[str, Any]):
         Raises:
             UnknownSiteError: the store has no tensor there; the message names the nearest.
         """
-        asked, whole_module = Site.asked(site)
-        aliases = self.about.get("aliases")
-        if isinstance(aliases, dict):
-            asked = replace(asked, path=aliases.get(asked.path, asked.path))
         held: dict[str, Site] = {}
         for text in self.sites:
             with suppress(SiteError):
                 held[text] = Site.parse(text)
+        asked, whole_module = Site.asked(site, (each.path for each in held.values()))
+        aliases = self.about.get("aliases")
+        if isinstance(aliases, dict):
+            asked = replace(asked, path=aliases.get(asked.path, asked.path))
         wanted = {text for text, each in held.items() if asked.covers(each, whole_module=whole_module)}
         if not wanted:
             names = [each.at("").name if whole_module else text for text, each in held.items()]

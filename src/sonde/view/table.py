@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
-from sonde.escape import escape_html, printable
+from sonde.escape import escape_html, printable, printable_line
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -167,9 +167,9 @@ class Grid:
         for position, heading in enumerate(self.columns):
             right = self._is_right(position)
             last = position == len(self.columns) - 1
-            table.add_column(heading, justify="right" if right else "left", no_wrap=not last)
+            table.add_column(printable_line(heading), justify="right" if right else "left", no_wrap=not last)
         for row in self.rows:
-            table.add_row(*(Text(printable(_with_bar(cell)), style=_RICH[cell.tone]) for cell in row))
+            table.add_row(*(Text(printable_line(_with_bar(cell)), style=_RICH[cell.tone]) for cell in row))
         return table
 
     def to_html(self) -> str:
@@ -251,4 +251,4 @@ def _html_cell(cell: Cell) -> str:
         bar = f'&nbsp;<span class="bar" style="width:{_BAR_CELLS}em"><i class="bar" style="width:{width:.2f}em"></i></span>'
     marked = f' class="{classes}"' if classes else ""
     indented = len(cell.text) - len(cell.text.lstrip(" "))
-    return f"<td{marked}>{'&nbsp;' * indented}{escape_html(cell.text[indented:])}{bar}</td>"
+    return f"<td{marked}>{'&nbsp;' * indented}{escape_html(printable_line(cell.text[indented:]))}{bar}</td>"

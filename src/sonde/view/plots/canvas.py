@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from sonde.errors import ArgumentError, MissingExtraError
 from sonde.run.run import Run
+from sonde.view.plots.layer_names import plain
 from sonde.view.scales import SEQUENTIAL
 
 if TYPE_CHECKING:
@@ -162,7 +163,7 @@ def canvas(
         figure = Picture(figsize=(width, height), dpi=_DPI, layout=layout)
         figure.settings = settings
         left = 0.12 / width
-        figure.text(left, 1 - 0.11 / height, title, fontsize=12.5, fontweight="bold", va="top", color=look.ink)
+        figure.text(left, 1 - 0.11 / height, plain(title), fontsize=12.5, fontweight="bold", va="top", color=look.ink)
         figure.text(left, 1 - 0.37 / height, subtitle, fontsize=8.5, va="top", color=look.quiet)
         yield figure, look
 
@@ -207,7 +208,7 @@ def mark_defects(axes: Axes, steps: npt.NDArray[np.int64], defects: npt.NDArray[
 
 def subtitle(run: Run, *facts: str) -> str:
     """Return the headline's second line: the run's name and *facts*; empty ones are left out."""
-    name = run.path.name if run.path is not None else "in memory"
+    name = plain(run.path.name) if run.path is not None else "in memory"
     return "  ·  ".join([f"run {name}", *(fact for fact in facts if fact)])
 
 

@@ -13,7 +13,7 @@ from sonde.errors import ArgumentError
 from sonde.run.run import Run
 from sonde.view.plots.canvas import Look, Theme, canvas, legend, mark_defects, subtitle
 from sonde.view.plots.heatmap import edges_of
-from sonde.view.plots.layer_names import Include
+from sonde.view.plots.layer_names import Include, plain
 from sonde.view.plots.layer_series import Powers, powers
 from sonde.view.plots.number_names import of_port
 from sonde.view.scales import SEQUENTIAL
@@ -96,7 +96,7 @@ def exponents(
     shares = np.divide(found.counts, total[:, None], out=np.zeros_like(found.counts), where=total[:, None] > 0)
     filled = np.flatnonzero((shares > _FEWEST).any(axis=0)) + LOWEST
     low, high = min(int(filled[0]) - 2, _SHOWN[0]), max(int(filled[-1]) + 2, _SHOWN[1])
-    facts = (layers[0] if len(layers) == 1 else f"{len(layers):,} layers together", f"{len(steps):,} steps")
+    facts = (plain(layers[0]) if len(layers) == 1 else f"{len(layers):,} layers together", f"{len(steps):,} steps")
     with canvas(9.0, 6.2, theme, f"Powers of two of {of_port(port)}", subtitle(run, *facts)) as (figure, look):
         from matplotlib.colors import LogNorm
 

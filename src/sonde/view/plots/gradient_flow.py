@@ -14,7 +14,7 @@ from sonde.run.run import Run
 from sonde.site import PARAMETER_PORTS, Site
 from sonde.suggest import nearest_steps
 from sonde.view.plots.canvas import DEFECTS, INFINITE, ZERO, Look, Theme, canvas, legend, subtitle
-from sonde.view.plots.layer_names import Include, label_layers, prefix_fact
+from sonde.view.plots.layer_names import Include, label_layers, plain, prefix_fact
 from sonde.view.plots.layer_series import Matrix, matrix
 from sonde.view.plots.number_names import of_port, unit_of
 from sonde.view.scales import logarithmic
@@ -91,7 +91,7 @@ def gradient_flow(
             heights = np.array([place[rows[position].layer] + rows[position].offset for position in chosen])
             style = _Style(look.lines[number_of_kind % len(look.lines)], _MARKERS[number_of_kind % len(_MARKERS)], look)
             _series(axes, found.rows(chosen), column, heights, style, min(4.0 * height / (_ROW * len(layers)), 4.0))
-            handles += axes.plot([], [], style.marker, color=style.colour, markersize=4.5, label=kind)
+            handles += axes.plot([], [], style.marker, color=style.colour, markersize=4.5, label=plain(kind))
         logarithmic(axes.xaxis, *axes.get_xlim())
         axes.set_xlabel(f"{found.described.short} of {of_port(port)}, {unit_of(found.described, port)}")
         axes.grid(axis="x")

@@ -7,12 +7,13 @@ from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sonde.errors import SelectionError
+from sonde.escape import printable_line
 from sonde.suggest import nearest
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["Include", "chosen", "label_layers", "labels", "name_at", "prefix_fact", "spaced", "spread_apart"]
+__all__ = ["Include", "chosen", "label_layers", "labels", "name_at", "plain", "prefix_fact", "spaced", "spread_apart"]
 
 Include: TypeAlias = "str | re.Pattern[str] | Collection[str] | None"
 """A choice of layers: a regular expression that is searched in their names, or exact names."""
@@ -48,7 +49,7 @@ def _matches(name: str, where: str | re.Pattern[str] | Collection[str]) -> bool:
 def labels(names: Sequence[str], longest: int = _LONGEST) -> tuple[list[str], str]:
     """Return short texts for *names*, different where the names are, and the prefix that was taken off all of them."""
     prefix = _shared(names)
-    rest = [name[len(prefix) :] for name in names]
+    rest = [plain(name[len(prefix) :]) for name in names]
     while True:
         short = [_shortened(name, longest) for name in rest]
         if len(set(short)) == len(set(rest)):
@@ -59,7 +60,12 @@ def labels(names: Sequence[str], longest: int = _LONGEST) -> tuple[list[str], st
 def prefix_fact(names: Sequence[str]) -> str:
     """Return which prefix :func:`labels` takes off, in words for a subtitle; empty for none."""
     prefix = _shared(names)
-    return f"names within {prefix.rstrip('.')}" if prefix else ""
+    return f"names within {plain(prefix.rstrip('.'))}" if prefix else ""
+
+
+def plain(text: str) -> str:
+    """Return *text* so that a picture shows it as it is: no control character, and no formula between dollar signs."""
+    return printable_line(text).replace("$", r"\$")
 
 
 def _shared(names: Sequence[str]) -> str:

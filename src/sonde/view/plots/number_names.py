@@ -8,6 +8,7 @@ from typing import Any
 
 from sonde.number import STANDARD, Number
 from sonde.site import PARAMETER_PORTS, PORTS, PortInfo
+from sonde.view.plots.layer_names import plain
 
 __all__ = ["axis_of", "main_number", "of_port", "recorded_by", "title_of", "unit_of"]
 
@@ -44,7 +45,7 @@ def unit_of(number: Number, port: str) -> str:
 def axis_of(number: Number, port: str) -> str:
     """Return the text of an axis: the label of *number*, and its unit."""
     unit = unit_of(number, port)
-    return f"{number.short}, {unit}" if unit and unit != "no unit" else number.short
+    return plain(f"{number.short}, {unit}" if unit and unit != "no unit" else number.short)
 
 
 def title_of(number: Number, port: str) -> str:

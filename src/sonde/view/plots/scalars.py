@@ -15,6 +15,7 @@ from sonde.run.run import Run
 from sonde.suggest import unknown_name
 from sonde.view.aggregation import BANDS, POINTS, band_of, checked, mean_of, point_of, starts_of
 from sonde.view.plots.canvas import ZERO, Look, Theme, canvas, legend, mark_defects, mark_steps, subtitle
+from sonde.view.plots.layer_names import plain
 from sonde.view.scales import is_wide, logarithmic
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def scalars(
             spare.remove()
         for axes, (stem, members) in zip(grid.flat, panels.items(), strict=False):
             marks += _panel(axes, run, members, rank, log, look, [styles.get(_kind(_stem(name))) for name in members])
-            axes.set_title(stem, loc="left", fontweight="bold")
+            axes.set_title(plain(stem), loc="left", fontweight="bold")
         for axes in grid.flat[max(len(panels) - columns, 0) : len(panels)]:
             axes.tick_params(labelbottom=True)
             axes.set_xlabel("step")
@@ -141,13 +142,13 @@ def _panel(
             markersize=4,
             alpha=0.3 if is_long else 1.0,
             linewidth=0.9 if is_long else 1.4,
-            label=None if is_long else name,
+            label=None if is_long else plain(name),
         )
         style = styles[place]
         if is_long and style is not None:
             _draw_aggregates(axes, steps, kept, style, colour, name)
         elif is_long:
-            axes.plot(steps, _running_mean(kept, max(len(kept) // 30, 3)), color=colour, linewidth=1.6, label=name)
+            axes.plot(steps, _running_mean(kept, max(len(kept) // 30, 3)), color=colour, linewidth=1.6, label=plain(name))
         marks += mark_defects(axes, steps, np.where(np.isnan(values), 3, np.where(np.isinf(values), 1, 0)).astype(np.int8), look)
         marks += mark_steps(axes, steps[values == 0], ZERO, look) if log else []
     if log:
@@ -169,7 +170,7 @@ def _draw_aggregates(
     for band in style[1]:
         axes.fill_between(middles, *band_of(values, starts, band), color=colour, alpha=0.16, linewidth=0)
     for dashes, each in zip(cycle(("-", "--", ":", "-.")), style[0], strict=False):
-        label = name if len(style[0]) == 1 and each == "mean" else f"{name} {each}"
+        label = plain(name if len(style[0]) == 1 and each == "mean" else f"{name} {each}")
         axes.plot(middles, point_of(values, starts, each), dashes, color=colour, linewidth=1.6, label=label)
 
 
