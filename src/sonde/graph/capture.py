@@ -63,8 +63,9 @@ def capture(
         raise ArgumentError(f'on_error={on_error!r}: give "raise" or "partial"')
     recording, error = _run(model, args, kwargs, operations, compute=compute)
     if recording.graph is None:
+        error = error or recording.error
         if error is not None:
-            raise error  # raised before the forward began, as in a user's hook
+            raise error  # raised before the forward began, as in a user's hook; or by the recording
         raise ArgumentError(f"{type(model).__name__} was called, but its forward did not run: there is no graph")
     graph = Graph.of(recording.graph)
     if error is not None and on_error == "raise":

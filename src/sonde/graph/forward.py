@@ -65,11 +65,13 @@ class Forward:
             self.builder.give(node, tensor)
             found[id(tensor)] = node.id
         self._mode.__enter__()
+        self._mode.is_entered = True
         return found
 
     def end(self, output: Any, error: BaseException | None) -> None:
         """Stop to record functions. Add the outputs, or flag the calls that *error* came out of."""
         self._mode.__exit__(None, None, None)
+        self._mode.is_entered = False
         if error is None:
             for leaf, tensor in structure.walk(output):
                 node = self.builder.add("output", leaf or "output", None)
@@ -81,6 +83,11 @@ class Forward:
         self._raised.clear()
         self._entered.clear()
         del self._mode  # it holds this object
+
+    def give_up(self) -> None:
+        """Stop to record functions, and nothing else."""
+        if self._mode.is_entered:
+            self._mode.__exit__(None, None, None)
 
     def concerns_this_call(self) -> bool:
         """Whether a module call that happens now is part of this forward: same thread, no backward pass, no transform."""
@@ -119,6 +126,8 @@ class Forward:
 
     def leave(self, module: nn.Module, output: Any, error: BaseException | None) -> None:
         """End the innermost call of *module*, which has returned *output* or raised *error*."""
+        if self._mode.failure is not None:
+            raise self._mode.failure
         began = time.perf_counter()
         builder = self.builder
         node = self._innermost(module)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -79,11 +80,15 @@ class OperationMode(TorchFunctionMode):
 
     Attributes:
         silent: how many module calls that are recorded as a whole run now; above 0, no node is added.
+        is_entered: the forward has entered the mode, and not left it.
+        failure: raised while a node was made, which must not reach the forward; no more nodes are added.
     """
 
     def __init__(self, builder: Builder, on_raise: Callable[[BaseException, Draft], None]) -> None:
         super().__init__()
         self.silent = 0
+        self.failure: Exception | None = None
+        self.is_entered = False
         self._builder = builder
         self._on_raise = on_raise
 
@@ -104,8 +109,11 @@ class OperationMode(TorchFunctionMode):
                 self._on_raise(error, self._node(name_of(function), args, kwargs, given))
             raise
         ended = time.perf_counter()
-        with without_overrides():
-            self._record(name_of(function), args, kwargs, given, versions, result, ended - started)
+        try:
+            with without_overrides():
+                self._record(name_of(function), args, kwargs, given, versions, result, ended - started)
+        except Exception as error:
+            self.failure, self.silent = error, sys.maxsize  # raised again when the module call ends, where it is contained
         self._builder.overhead += time.perf_counter() - began - (ended - started)
         return result
 

@@ -18,6 +18,7 @@ from sonde.errors import ModelError
 from sonde.graph.forward import Forward, in_backward
 from sonde.run.graph import passes
 from sonde.run.graph.data import PlainGraph
+from sonde.warn import warn_user
 
 __all__ = ["Recording"]
 
@@ -35,6 +36,7 @@ class Recording:
         returned: what the last forward returned, in words.
         inputs: of the last forward, the node of each tensor that the model was called with, by ``id(tensor)``.
         on_end: called when a forward has ended.
+        error: raised by the recording itself, which has stopped then.
     """
 
     def __init__(self, model: nn.Module, operations: bool | Where = True) -> None:
@@ -48,6 +50,7 @@ class Recording:
         self.returned = ""
         self.inputs: dict[int, int] = {}
         self.on_end: Callable[[], None] | None = None
+        self.error: Exception | None = None
         self._all_operations = operations is True
         self._chosen = _chosen(list(self.members.values()), operations)
         self._forward: Forward | None = None
@@ -94,6 +97,15 @@ class Recording:
         if not forward.builder.running:
             self._end(forward, output, error)
 
+    def failed(self, error: Exception) -> None:
+        """Stop to record: the recording itself has raised *error*, which must not reach the forward."""
+        forward, self._forward = self._forward, None
+        if forward is not None:
+            forward.give_up()
+        self.detach()
+        self.error = error
+        warn_user(f"sonde stopped recording the graph: {type(error).__name__}: {error}. The forward goes on.")
+
     def _is_open(self, module: nn.Module) -> bool:
         """Whether operations in *module* are recorded: it was chosen, or holds other modules."""
         return self._all_operations or module in self._chosen or bool(children_of(module))
@@ -120,8 +132,11 @@ class _Enter(hooks.Hook):
         self.recording = recording
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        with without_overrides():
-            self.recording.enter(module, args, kwargs)
+        try:
+            with without_overrides():
+                self.recording.enter(module, args, kwargs)
+        except Exception as error:
+            self.recording.failed(error)
 
 
 class _Leave(hooks.Hook):
@@ -131,8 +146,11 @@ class _Leave(hooks.Hook):
         self.recording = recording
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        with without_overrides():
-            self.recording.leave(module, output)
+        try:
+            with without_overrides():
+                self.recording.leave(module, output)
+        except Exception as error:
+            self.recording.failed(error)
 
 
 def _chosen(found: list[Named], operations: bool | Where) -> set[nn.Module]:

@@ -26,13 +26,14 @@ class Callbacks:
     """The callbacks by the moment of their call; none after one of them has failed.
 
     Attributes:
+        strict: raise what a callback raises.
         errors: what a callback raised.
         are_any: there are callbacks.
     """
 
     def __init__(self, callbacks: dict[Moment, Callback | None], *, strict: bool) -> None:
         self._callbacks = {moment: callback for moment, callback in callbacks.items() if callback is not None}
-        self._strict = strict
+        self.strict = strict
         self.errors: list[ProbeError] = []
         self.are_any = bool(self._callbacks)
 
@@ -55,15 +56,19 @@ class Callbacks:
         try:
             callback(shown)
         except Exception as error:
-            if self._strict:
+            if self.strict:
                 raise
-            self.errors.append(ProbeError.of(name_of(callback), None, error))
-            self._callbacks.clear()
-            self.are_any = False
+            self.stop(error, callback)
             warn_user(
                 f"{moment}={name_of(callback)} raised {type(error).__name__} at {shown.name}: {error}. "
                 "Tracking goes on; no callback is called any more. See errors; strict=True raises."
             )
+
+    def stop(self, error: Exception, observer: object) -> None:
+        """Call no callback any more, since *observer* has raised *error*."""
+        self.errors.append(ProbeError.of(name_of(observer), None, error))
+        self._callbacks.clear()
+        self.are_any = False
 
     def _watch(self, value: Any, border: Callable[[Any], None]) -> None:
         """Call *border* when a backward pass comes to the tensors of *value*, which stand at the border of a module."""

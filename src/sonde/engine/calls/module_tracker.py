@@ -52,7 +52,7 @@ class ModuleTracker:
     numbers: no hook is put on any tensor (only where several threads run models, one on the node of each root's output,
     as each thread numbers for itself). Nodes that a backward pass itself made (``create_graph=True``) belong to no module,
     or to the one in whose forward that pass was run. Inside a compiled region no Python runs: its operations belong to the
-    region as a whole.
+    region as a whole. The class is large because hooks call it at each moment, and people read it.
 
     Args:
         models: models to name beforehand.
@@ -83,7 +83,7 @@ class ModuleTracker:
         self._entered = 0
         self._number = next_number()
         self._handles: list[hooks.Handle] = []
-        self._border = weak(self._cross)
+        self._border = weak(self._reach_border)
         self._warned_of: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._local = _Local()
         self._states: list[ThreadState] = []
@@ -210,6 +210,15 @@ class ModuleTracker:
             if state.end(call, _sequence_now()):
                 call.root_call.tie(output, watched=len(self._states) > 1)
 
+    def _failed(self, error: Exception) -> None:
+        """Stop: the tracker itself has raised *error*, which must not reach the forward. If strict, raise it again."""
+        if self._callbacks.strict:
+            raise error
+        for handle in self._handles:
+            handle.remove()
+        self._callbacks.stop(error, self)
+        warn_user(f"sonde stopped tracking modules: {type(error).__name__}: {error}. The program goes on; the error is in .errors.")
+
     def _placed(self, state: ThreadState, module: nn.Module, task: int) -> tuple[ModuleNode | None, Call | None]:
         """Return the node of *module* and the call in which it is called; None, None if it is called in no other call."""
         top = state.top
@@ -283,6 +292,12 @@ class ModuleTracker:
         found = [root_call for root_call in (state.root_call_of(number) for state in states) if root_call is not None]
         return min(found, key=lambda root_call: root_call.nearness(_graph_task()), default=None)
 
+    def _reach_border(self) -> None:
+        try:
+            self._cross()
+        except Exception as error:
+            self._failed(error)
+
     def _cross(self) -> None:
         """Call the callbacks for a backward pass that is at the border of a module call."""
         if not self._entered or not self._callbacks.are_any:
@@ -327,35 +342,41 @@ class _Local(threading.local):
 class _Enters(hooks.Hook):
     """Called before any forward."""
 
-    __slots__ = ("enter",)
+    __slots__ = ("enter", "failed")
 
     def __init__(self, tracker: ModuleTracker) -> None:
-        self.enter = tracker.enter
+        self.enter, self.failed = tracker.enter, tracker._failed
 
     def __call__(self, module: nn.Module, args: Any) -> None:
         if _is_traced():
             return
-        if (compiler := _compiler_at_work()) is None:
-            self.enter(module, args)
-        else:
-            hooks.undisturbed(compiler, self.enter, module, args)
+        try:
+            if (compiler := _compiler_at_work()) is None:
+                self.enter(module, args)
+            else:
+                hooks.undisturbed(compiler, self.enter, module, args)
+        except Exception as error:
+            self.failed(error)
 
 
 class _Leaves(hooks.Hook):
     """Called after any forward."""
 
-    __slots__ = ("leave",)
+    __slots__ = ("failed", "leave")
 
     def __init__(self, tracker: ModuleTracker) -> None:
-        self.leave = tracker.leave
+        self.leave, self.failed = tracker.leave, tracker._failed
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         if _is_traced():
             return
-        if (compiler := _compiler_at_work()) is None:
-            self.leave(module, output)
-        else:
-            hooks.undisturbed(compiler, self.leave, module, output)
+        try:
+            if (compiler := _compiler_at_work()) is None:
+                self.leave(module, output)
+            else:
+                hooks.undisturbed(compiler, self.leave, module, output)
+        except Exception as error:
+            self.failed(error)
 
 
 active: list[ModuleTracker] = []

@@ -107,7 +107,14 @@ class BackwardCounter:
             self._unfinished = True  # a part of another pass, whose end cannot be seen from here
         elif task != self._outer:
             self._outer = task
-            hooks.after_backward(self._end)
+            hooks.after_backward(self._end_pass)
+
+    def _end_pass(self) -> None:
+        """Count the backward pass that has ended; what raises here does not leave the user's backward pass."""
+        try:
+            self._end()
+        except Exception as error:
+            self._counters.failed(error)
 
     def settle(self) -> None:
         """Count a backward pass that was only seen from inside checkpoints, if no backward pass runs now."""
@@ -147,4 +154,7 @@ class _Accumulates(hooks.Hook):
     def __call__(self, parameter: Tensor) -> None:
         counter = self.counter
         if counter._task != graph_task() and not _is_traced() and not (blocks and counter._counters.is_quiet(parameter)):
-            counter.begin()
+            try:
+                counter.begin()
+            except Exception as error:
+                counter._counters.failed(error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -32,6 +33,7 @@ class Counters:
         has_begun: a forward of the root, or a backward pass, was seen since the last step.
         local: the forward of each thread.
         number: of this observer, see ``unseen.py``.
+        on_error: called with an error of the clock itself, which stops an observer; each with whether the observer is strict.
     """
 
     def __init__(self, root: nn.Module) -> None:
@@ -45,6 +47,17 @@ class Counters:
         self.has_begun = True
         self.local = _Current()
         self.number = next_number()
+        self.on_error: dict[Callable[[Exception], None], bool] = {}
+
+    def failed(self, error: Exception) -> None:
+        """Stop every observer of the root: what counts for all of them has raised *error*. If one is strict, raise it again.
+
+        A hook of the clock ends here, and never in the user's forward, backward pass or step.
+        """
+        if any(self.on_error.values()):
+            raise error
+        for stop in tuple(self.on_error):
+            stop(error)
 
     def is_quiet(self, *things: object) -> bool:
         """Return whether what happens now in this thread, at the root or at *things*, is not counted.

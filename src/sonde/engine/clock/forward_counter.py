@@ -142,10 +142,17 @@ class _Begin(hooks.Hook):
         if graph_task() != -1 or (blocks and counter.counters.is_quiet()):
             return  # checkpointing recomputes a call that was counted
         counter.settle()
-        if counter.counters.is_observed:
-            counter.begin()
-        else:
-            counter.at_rest()
+        try:
+            if counter.counters.is_observed:
+                counter.begin()
+            else:
+                counter.at_rest()
+        except Exception as error:
+            counter.counters.failed(error)
+
+    def failed(self, error: Exception) -> None:
+        """Stop every observer of the root."""
+        self.counter.counters.failed(error)
 
     def replay(self, leaves: list[Tensor], form: int, port: str) -> tuple[int, int]:
         """Count a call of the root that compiled code has begun."""
@@ -177,7 +184,15 @@ class _End(hooks.Hook):
 
     def _eager(self, output: Any) -> None:
         if graph_task() == -1 and not (blocks and self.counter.counters.is_quiet()):
-            self.counter.end(returned=output is not None or sys.exc_info()[0] is None)
+            returned = output is not None or sys.exc_info()[0] is None
+            try:
+                self.counter.end(returned=returned)
+            except Exception as error:
+                self.counter.counters.failed(error)
+
+    def failed(self, error: Exception) -> None:
+        """Stop every observer of the root."""
+        self.counter.counters.failed(error)
 
     def replay(self, leaves: list[Tensor], form: int, port: str) -> tuple[int, int]:
         """End a call of the root in compiled code."""

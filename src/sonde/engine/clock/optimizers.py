@@ -23,6 +23,9 @@ class Follower(Protocol):
     def follow(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """*optimizer* has stepped."""
 
+    def failed(self, error: Exception) -> None:
+        """One of these calls has raised *error*, which must not reach the user's step, unless an observer is strict."""
+
 
 _followers: dict[int, weakref.ref[Follower]] = {}
 _announced: set[int] = set()  # followers that are called before a step as well
@@ -79,7 +82,10 @@ def _steps(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     for reference in tuple(_followers.values()):
         follower = reference()
         if follower is not None:
-            follower.precede(optimizer, args, kwargs)
+            try:
+                follower.precede(optimizer, args, kwargs)
+            except Exception as error:
+                follower.failed(error)
 
 
 def _stepped(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -88,7 +94,10 @@ def _stepped(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     for reference in tuple(_followers.values()):
         follower = reference()
         if follower is not None:
-            follower.follow(optimizer, args, kwargs)
+            try:
+                follower.follow(optimizer, args, kwargs)
+            except Exception as error:
+                follower.failed(error)
 
 
 def has_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -455,6 +455,10 @@ class StepCounter:
         counters.micro_step = 0
         counters.stamp += 1
 
+    def failed(self, error: Exception) -> None:
+        """Stop every observer of the root."""
+        self._counters.failed(error)
+
     def _is_quiet(self, optimizer: Optimizer) -> bool:
         """Return whether a step of *optimizer* now is not to be seen."""
         return self._counters.is_quiet() or are_quiet(self._counters.number, optimizers.held_by(optimizer))

@@ -53,8 +53,12 @@ class _Enter(hooks.Hook):
         self.parent = parent
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any = None) -> None:
-        if not (compiled.is_traced() or (blocks and self.clock.is_quiet())):
+        if compiled.is_traced() or (blocks and self.clock.is_quiet()):
+            return
+        try:
             self.clock.current().running.append((self.parent, {}))
+        except Exception as error:
+            self.clock.failed(error)
 
 
 class _Leave(hooks.Hook):
@@ -67,10 +71,13 @@ class _Leave(hooks.Hook):
     def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any = None) -> None:
         if compiled.is_traced() or (blocks and self.clock.is_quiet()):
             return
-        running = self.clock.current().running
-        while running:  # parents that an interrupt kept from leaving go with this one
-            if running.pop()[0] is self.parent:
-                break
+        try:
+            running = self.clock.current().running
+            while running:  # parents that an interrupt kept from leaving go with this one
+                if running.pop()[0] is self.parent:
+                    break
+        except Exception as error:
+            self.clock.failed(error)
 
 
 class Aliases:

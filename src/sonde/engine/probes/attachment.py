@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from math import inf
 
 import torch
@@ -74,6 +75,7 @@ class Attachment:
         self.hooks = HookSet(self.delivery, table, grad_at_step=grad_at_step, update_memory=update_memory, calls_apart=calls_apart)
         self.roots: list[Root] = []
         self.attached = False
+        self._clock_failed = partial(self.delivery.failed, None, observer=Clock)
         self._schedule = schedule
         self._wanted: list[tuple[Wanted, set[tuple[str, int]]]] = []
         self._dead_hooks = DeadHookCheck(self.roots, self.delivery)
@@ -194,6 +196,7 @@ class Attachment:
         self.hooks.take_out()
         for root in self.roots:
             clock = root.clock
+            clock.on_error.pop(self._clock_failed, None)
             clock.call_no_more(self._before_forward)
             clock.call_no_more(self._follow_schedule)
             clock.call_no_more(self.hooks.put_in_waiting)
@@ -218,6 +221,7 @@ class Attachment:
         root.clock.start()
         root.remember_gradients()
         root.fingerprint = fingerprint(root.model)
+        root.clock.on_error[self._clock_failed] = self.delivery.strict
         root.clock.call_before_forward(self._before_forward)
         if self._schedule is not None:
             root.clock.call_after_steps(self._follow_schedule)

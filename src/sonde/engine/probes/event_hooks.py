@@ -123,13 +123,13 @@ class ModuleEventHook(EventHook):
         if not self.switch.on or (blocks and self.is_quiet()):
             return
         delivery = self.delivery
-        if delivery.pending.passes:
-            delivery.pending.advance()
-        tick = forward.tick if forward.stamp == self.clock.stamp else self.clock.tick_of(forward)
         site = self.sites[port]
-        self.fired[port] += 1
-        leaves = (("", gradient),)
         try:
+            if delivery.pending.passes:
+                delivery.pending.advance()
+            tick = forward.tick if forward.stamp == self.clock.stamp else self.clock.tick_of(forward)
+            self.fired[port] += 1
+            leaves = (("", gradient),)
             delivery.subscriber(
                 Event(
                     self.name,
@@ -439,9 +439,12 @@ class ParameterEventHook(EventHook):
         if not self.switch.on or gradient is None or _is_traced() or (blocks and self.is_quiet()):
             return
         self.was_eager = True
-        self._deliver(
-            Event(self.name, nn.Parameter, True, gradient, (), {}, self.sites["grad"], 0, "backward", self.clock.now(), False)
-        )
+        try:
+            self._deliver(
+                Event(self.name, nn.Parameter, True, gradient, (), {}, self.sites["grad"], 0, "backward", self.clock.now(), False)
+            )
+        except Exception as error:
+            self.failed(error)
 
 
 def _passes_through(output: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -32,6 +32,7 @@ class Receiver(Protocol):
     """Takes the gradients of one module call."""
 
     def receive(self, collector: GradientCollector) -> None: ...
+    def failed(self, error: Exception) -> None: ...
 
 
 class GradientCollector:
@@ -60,6 +61,12 @@ class GradientCollector:
 
     def arrive(self, index: int, gradient: Tensor) -> None:
         """Take the gradient of the tensor at *index*."""
+        try:
+            self._arrive(index, gradient)
+        except Exception as error:
+            self._receiver.failed(error)
+
+    def _arrive(self, index: int, gradient: Tensor) -> None:
         task = graph_task()
         if task != self._task:  # a first arrival, also when the same graph runs backward a second time
             self._task = task
@@ -87,7 +94,10 @@ class GradientCollector:
     def deliver(self) -> None:
         """Hand the gradients that have come to the receiver."""
         self._task = -1
-        self._receiver.receive(self)
+        try:
+            self._receiver.receive(self)
+        except Exception as error:
+            self._receiver.failed(error)
         self.gradients = [None] * len(self._sequence)
 
 

@@ -178,14 +178,14 @@ class StatisticHook(SiteHook):
     # Adding
 
     def _add(self, place: Place, tensor: Tensor) -> None:
-        address = self.addresses.get(place, 0)
-        if address and self.kernel is not None and self.kernel.add_at(address, tensor, 1):
-            return
-        if tensor.is_meta or tensor.is_nested:
-            kind = "nested" if tensor.is_nested else "meta"
-            self.note(f"a {kind} tensor, which the statistic cannot be taken of")
-            return
         try:
+            address = self.addresses.get(place, 0)
+            if address and self.kernel is not None and self.kernel.add_at(address, tensor, 1):
+                return
+            if tensor.is_meta or tensor.is_nested:
+                kind = "nested" if tensor.is_nested else "meta"
+                self.note(f"a {kind} tensor, which the statistic cannot be taken of")
+                return
             row = self._row(place, tensor.device)
             if row is not None:
                 self.table.add(row, tensor.detach())
@@ -353,7 +353,11 @@ class InputStatisticHook(StatisticHook):
                 return None
             compiler = hooks.compiler_at_work()
             if aliases:
-                args, kwargs = hooks.undisturbed(compiler, structure.remap, (args, kwargs), alias)
+                try:
+                    args, kwargs = hooks.undisturbed(compiler, structure.remap, (args, kwargs), alias)
+                except Exception as error:
+                    self.failed(error)
+                    return None
             hooks.undisturbed(compiler, self._pass, (args, kwargs))
         return (args, kwargs) if aliases else None
 

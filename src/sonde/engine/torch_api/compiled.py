@@ -181,15 +181,22 @@ def _deliver(token: Tensor, leaves: list[Tensor], form: int, port: str) -> Tenso
     owner = _owners.get(int(token))
     if owner is None:
         return torch.tensor((0, 0, 0))
-    # new objects: the compiler writes into memory again under the same object and version, so a change could not be found
-    return torch.tensor((int(token), *owner.replay([leaf.detach() for leaf in leaves], form, port)))
+    try:
+        # new objects: the compiler writes into memory again under the same object and version, so a change could not be found
+        return torch.tensor((int(token), *owner.replay([leaf.detach() for leaf in leaves], form, port)))
+    except Exception as error:
+        owner.failed(error)
+        return torch.tensor((0, 0, 0))
 
 
 def _deliver_gradient(identity: Tensor, gradient: Tensor, leaf: int, form: int, port: str) -> None:
     token, forward, call = identity.tolist()
     owner = _owners.get(token)
     if owner is not None:
-        owner.replay_gradient(forward, call, gradient.detach(), leaf, form, port)
+        try:
+            owner.replay_gradient(forward, call, gradient.detach(), leaf, form, port)
+        except Exception as error:
+            owner.failed(error)
 
 
 _library.impl("deliver", _deliver, "CompositeExplicitAutograd")
