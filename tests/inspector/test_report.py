@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
+import torch
+from tests.inspector.training import small, train
+from torch import Tensor
 
+from sonde import lens
 from sonde.engine import ProbeError
+from sonde.errors import ObservationWarning
+from sonde.inspector import Inspector, Rows, Sink, watch
 from sonde.inspector.report import closing_lines
+from sonde.stats import Field, Statistic
+from sonde.stats.statistic import Column
 
 ERRORS = [ProbeError.of("Kept", None, OSError("no room")), ProbeError.of("moments", None, ValueError("odd"))]
 
@@ -35,3 +46,87 @@ def test_three_lines(
     assert len(lines) == 3
     for line, part in zip(lines, expected, strict=True):
         assert part in line
+
+
+def test_what_ended_early_is_named() -> None:
+    lines = closing_lines(None, (5, 10), (0, 0), [], ERRORS[1:], None, ended=["moments"])
+    assert lines[1] == "no findings · after an error nothing more of moments · 1 error, in .errors: moments: ValueError"
+    lines = closing_lines(None, (5, 10), (0, 0), [], ERRORS[1:], None, ended=["moments"], is_empty=True)
+    assert lines[1].startswith("nothing to judge: no lens has recorded anything · after an error nothing more of moments")
+
+
+# In a training
+
+
+@dataclass(frozen=True)
+class Odd(Statistic):
+    """Raises in one of its parts."""
+
+    part: str = "measure"
+    fields: ClassVar[tuple[Field, ...]] = (Field("ones"),)
+
+    def measure(self, tensor: Tensor) -> Tensor:
+        if self.part == "measure":
+            raise ValueError("odd")
+        return torch.ones(1, dtype=torch.float64)
+
+    def finish(self, columns: Mapping[str, Column]) -> dict[str, Column]:
+        raise ValueError("odd")
+
+
+class Full(Sink):
+    def write(self, rows: Rows) -> None:
+        raise OSError("no room")
+
+
+def last_lines(capsys: pytest.CaptureFixture[str], **settings: Any) -> tuple[str, Inspector]:
+    model, optimizer = small()
+    with pytest.warns(ObservationWarning), watch(model, optimizer, every=2, **settings) as inspector:
+        train(model, optimizer, 6)
+    return capsys.readouterr().out.splitlines()[1], inspector
+
+
+@pytest.mark.parametrize("part", ["measure", "finish"])
+def test_if_the_only_lens_fails_nothing_was_judged(part: str, capsys: pytest.CaptureFixture[str]) -> None:
+    line, inspector = last_lines(capsys, lenses=lens.Lens("odd", Odd(part), ("output",)), to="memory")
+    assert line.startswith("nothing to judge: no lens has recorded anything · after an error nothing more of odd · 1 error")
+    assert len(inspector.errors) == 1
+    assert all("ValueError: odd" in covered.reason for covered in inspector.coverage())
+
+
+def test_a_sink_that_raised_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    line, inspector = last_lines(capsys, to=Full())
+    assert line == "no findings · after an error nothing more of Full · 1 error, in .errors: Full: OSError"
+    assert isinstance(inspector.errors[0].error, OSError)
+
+
+def test_a_forgotten_train_is_said_at_the_second_step_and_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    """Rows of outputs stop when the evaluation mode is left on; the finding says since when."""
+    model, optimizer = small()
+    with watch(model, optimizer, every=2, to="memory") as inspector:
+        train(model, optimizer, 4)
+        model.eval()
+        train(model, optimizer, 2)
+        with pytest.warns(
+            ObservationWarning, match=r"the steps 4 and 6 had no forward pass in training mode: is the model in eval"
+        ):
+            train(model, optimizer, 4)
+    (found,) = inspector.findings
+    assert (found.rule, found.severity, found.first_step) == ("no_training_forward", "bad", 4)
+    assert found.message == "2 of 5 logged steps had a training forward: is the model in eval()? The first without: step 4."
+    assert found.message in capsys.readouterr().out
+    assert inspector.run.alerts[0]["message"] == found.message
+
+
+def test_evaluation_between_steps_is_no_finding() -> None:
+    """With gradients or without, and whole evaluation epochs."""
+    model, optimizer = small()
+    with watch(model, optimizer, every=1, to="memory", quiet=True, evaluation=True) as inspector:
+        for _ in range(4):
+            train(model, optimizer, 2)
+            model.eval()
+            model(torch.randn(3, 4)).sum().backward()
+            with torch.no_grad():
+                model(torch.randn(3, 4))
+            model.train()
+    assert inspector.findings == ()

@@ -63,12 +63,15 @@ def _environment() -> dict[str, str]:
 # The coverage
 
 
-def coverage_of(measurements: Iterable[Measurement], seen: Mapping[tuple[str, str], int], *, attached: bool) -> Coverage:
+def coverage_of(
+    measurements: Iterable[Measurement], seen: Mapping[tuple[str, str], int], lost: Mapping[str, str], *, attached: bool
+) -> Coverage:
     """Return the coverage of all measurements as one, with a line for each site, whatever its number of families.
 
     Args:
         measurements: what was attached.
         seen: by family and site, how often something was added in the logged steps.
+        lost: by family, why its rows could not be finished.
         attached: whether the hooks are in.
     """
     lines: dict[Site, Covered] = {}
@@ -79,6 +82,7 @@ def coverage_of(measurements: Iterable[Measurement], seen: Mapping[tuple[str, st
         for line in measurement.coverage():
             count = seen.get((measurement.family, str(line.site)), 0) + line.count
             reason = notes.get(line.site, "") if count and not line.count else line.reason
+            reason = reason if count else lost.get(measurement.family, reason)
             known = lines.get(line.site)
             if known is None or known.count < count:
                 lines[line.site] = Covered(line.site, count, reason)
@@ -102,6 +106,9 @@ def closing_lines(
     findings: Sequence[Finding],
     errors: Sequence[ProbeError],
     overhead: float | None,
+    *,
+    ended: Sequence[str] = (),
+    is_empty: bool = False,
 ) -> list[str]:
     """Return the three lines that an inspector prints when it is detached: the run, the findings, the overhead.
 
@@ -112,13 +119,15 @@ def closing_lines(
         findings: what the rules found.
         errors: the errors of observers and sinks.
         overhead: the share of training time that observing took; None if it is not known.
+        ended: the families and sinks that got no more rows after an error.
+        is_empty: no row of any family was recorded.
     """
     logged, every = steps
     missing = [f" · {number:,} {what} lost" for number, what in zip(lost, ("of these", "rows"), strict=True) if number]
     where = short_path(path) if path is not None else "not on disk"
     return [
         f"run {where} · {logged:,} of {every:,} steps logged{''.join(missing)}",
-        _found(findings, errors),
+        _found(findings, errors, ended, is_empty=is_empty and logged > 0),
         _cost(overhead, *steps),
     ]
 
@@ -131,12 +140,13 @@ def _cost(overhead: float | None, logged: int, every: int) -> str:
     return "overhead not measured: too few steps"
 
 
-def _found(findings: Sequence[Finding], errors: Sequence[ProbeError]) -> str:
-    failed = ""
+def _found(findings: Sequence[Finding], errors: Sequence[ProbeError], ended: Sequence[str], *, is_empty: bool) -> str:
+    failed = f" · after an error nothing more of {', '.join(ended)}" if ended else ""
     if errors:
-        failed = f" · {_many(len(errors), 'error')}, in .errors: {errors[0].observer}: {type(errors[0].error).__name__}"
+        failed += f" · {_many(len(errors), 'error')}, in .errors: {errors[0].observer}: {type(errors[0].error).__name__}"
     if not findings:
-        return f"no findings{failed}"
+        nothing = "nothing to judge: no lens has recorded anything"
+        return f"{nothing if is_empty else 'no findings'}{failed}"
     shown = " · ".join(finding.message for finding in findings[:_SHOWN])
     rest = f" · {len(findings) - _SHOWN} more" if len(findings) > _SHOWN else ""
     return f"{_many(len(findings), 'finding')}: {shown}{rest}{failed}"

@@ -186,18 +186,24 @@ class WatchedTraining:
 
     def coverage(self) -> Coverage:
         """Return which sites delivered, and why the others did not."""
-        return coverage_of(self.measurements(), self._writer.seen(), attached=self.attached)
+        return coverage_of(self.measurements(), self._writer.seen(), self._writer.ended, attached=self.attached)
 
     @property
     def findings(self) -> list[Finding]:
         """The findings of the rules in the rows so far."""
         self._writer.flush()
-        return self._writer.findings.all()
+        return self._findings()
+
+    def _findings(self) -> list[Finding]:
+        """Return the findings in the rows that were written so far, after those about the loop itself."""
+        of_loop = (watched.rows.modes.finding(watched.logged) for watched in self.watched)
+        return [found for found in of_loop if found is not None] + self._writer.findings.all()
 
     @property
     def errors(self) -> tuple[ProbeError, ...]:
         """The errors of statistics, schedules, visualizers and sinks."""
-        hooks = (error for each in self.measurements() for error in each.attachment.delivery.errors)
+        every = (each for watched in self.watched for each in watched.rows.measurements)  # also those that feed the norms
+        hooks = (error for each in every for error in each.attachment.delivery.errors)
         return (*self._errors, *hooks, *self._writer.errors)
 
     def overhead(self) -> float | None:
@@ -223,7 +229,11 @@ class WatchedTraining:
         steps = sum(watched.logged for watched in self.watched), sum(watched.steps for watched in self.watched)
         rows = self.destinations.recorded.writer.lost if self.destinations.recorded is not None else 0
         lost = self._writer.lost, rows
-        return closing_lines(self.destinations.path, steps, lost, self.findings, self.errors, self.overhead())
+        stopped = [each.family for each in self.measurements() if each.attachment.delivery.stopped_by is not None]
+        ended = tuple(dict.fromkeys([*stopped, *self._writer.ended]))
+        empty = not self._writer.has_written
+        path, found, share = self.destinations.path, self.findings, self.overhead()
+        return closing_lines(path, steps, lost, found, self.errors, share, ended=ended, is_empty=empty)
 
     def _write_coverage(self) -> None:
         """Write the coverage into the run."""
@@ -235,7 +245,7 @@ class WatchedTraining:
         """Write coverage and findings into the run: in the writer thread, when all rows are with the sinks."""
         self._write_coverage()
         if self.destinations.recorded is not None:
-            for found in self._writer.findings.all():
+            for found in self._findings():
                 self.destinations.recorded.writer.alert(
                     found.message,
                     step=found.step,

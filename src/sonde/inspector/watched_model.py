@@ -163,6 +163,7 @@ class WatchedModel:
         self.meter.enter()
         self._ended = True
         self._decide(self.pace.begin)
+        self.rows.modes.end_step(self.clock.epoch, self.clock.step - 1, logged=self.pace.was_on, training=self.model.training)
         self.rows.begin_step(self.pace)
 
     def _optimizer_stepped(self, optimizer: Optimizer | None, taken: bool) -> None:
@@ -207,6 +208,8 @@ class WatchedModel:
             self.rows.take_backward(self.clock.epoch, self.clock.step)
 
     def _forward_begins(self) -> None:
+        if torch.is_grad_enabled():
+            self.rows.modes.add(training=self.model.training)
         if not (torch.is_grad_enabled() and self.model.training):
             self.rows.evaluated = True
             return

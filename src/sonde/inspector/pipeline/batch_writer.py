@@ -39,6 +39,7 @@ class BatchWriter:
         errors: the errors of statistics at their finish, and of sinks.
         lost: batches for which there was no room.
         has_written: whether the sinks have rows.
+        ended: by family or sink, the error after which it got no more rows.
     """
 
     def __init__(self, sinks: Sequence[Sink], limits: QueueLimits = LIMITS) -> None:
@@ -46,6 +47,7 @@ class BatchWriter:
         self.errors: list[ProbeError] = []
         self.lost = 0
         self.has_written = False
+        self.ended: dict[str, str] = {}
         self._sinks = list(sinks)
         self._problems = WarnOnce("{}. The training goes on")
         self._finishing = Finishing(self._failed, self._problems.note, self.findings.look_aside)
@@ -119,8 +121,8 @@ class BatchWriter:
             try:
                 piece.append((batch, batch.copy.unpack()))
             except Exception as error:
-                self._not_written(error)
-        self._try(lambda: self._write(piece))
+                self._not_written(error, 1)
+        self._try(lambda: self._write(piece), len(piece))
         self._at_once = max(1, int(_SPELL * taken / max(time.monotonic() - start, 1e-9)))
         return 0
 
@@ -148,18 +150,22 @@ class BatchWriter:
                 self._sinks.remove(sink)
                 name = type(sink).__name__
                 self.errors.append(ProbeError.of(name, None, error))
+                self.ended.setdefault(name, f"{type(error).__name__}: {error}")
                 self._problems.note(f"{name} raised {type(error).__name__}: {error}; nothing more is written to it")
 
-    def _try(self, step: Callable[[], None]) -> None:
+    def _try(self, step: Callable[[], None], batches: int = 0) -> None:
         try:
             step()
         except Exception as error:
-            self._not_written(error)
+            self._not_written(error, batches)
 
-    def _not_written(self, error: Exception) -> None:
+    def _not_written(self, error: Exception, batches: int) -> None:
+        self.lost += batches
+        self.errors.append(ProbeError.of("the writer of rows", None, error))
         self._problems.note(f"a logged step could not be written: {type(error).__name__}: {error}")
 
     def _failed(self, index: RowIndex, error: Exception) -> None:
         if not any(known.observer == index.family for known in self.errors):  # one of each family, not one of each step
             self.errors.append(ProbeError.of(index.family, None, error))
+            self.ended[index.family] = f"its rows could not be finished: {type(error).__name__}: {error}"
         self._problems.note(f"{index.statistic!r} of {index.family} raised {type(error).__name__}: {error}")

@@ -12,6 +12,7 @@ from sonde.engine import Tick
 from sonde.engine.clock.loss_scale import Scaling, scale_at_step
 from sonde.engine.clock.optimizers import held_by
 from sonde.engine.probes.site_hook import SiteHook
+from sonde.inspector.forward_modes import ForwardModes
 from sonde.inspector.measurement.execution_order import Ordering
 from sonde.inspector.measurement.measurement import Measurement
 from sonde.inspector.measurement.parameter_rows import ParameterRows
@@ -32,6 +33,7 @@ class RowTaker:
     Attributes:
         measurements: all that are attached.
         evaluated: whether evaluation passes were seen since their rows were last taken.
+        modes: in which logged steps no forward was in training mode.
 
     Args:
         send: called with the data of each moment.
@@ -40,6 +42,7 @@ class RowTaker:
     def __init__(self, model: nn.Module, name: str, settings: Settings, send: Send) -> None:
         self.measurements: list[Measurement] = []
         self.evaluated = False
+        self.modes = ForwardModes(name)
         self._send = send
         self._scaling = Scaling(settings.scaler)
         self._ordering = Ordering(model, name)
