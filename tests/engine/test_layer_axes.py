@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sonde.engine.layer_axes import as_matrix, axes_of, learn, neurons_first, samples_first, unit_axis, units_first
+from sonde.engine.layer_axes import as_matrix, axes_of, is_time_first, learn, neurons_first, samples_first, unit_axis, units_first
 
 TRANSPOSED = [
     pytest.param(nn.ConvTranspose1d(4, 6, 3), (2, 4, 5), id="1d"),
@@ -252,3 +252,13 @@ def test_layers_tell_where_their_channels_are() -> None:
     assert shape_of(torch.ones(5, 2, 3), nn.LSTM(3, 3)) == [2, 3, 5]
     assert shape_of(tokens, nn.LSTM(3, 3, batch_first=True)) == [2, 3, 5]
     assert shape_of(tokens, nn.MultiheadAttention(3, 1, batch_first=True), channel_last=False) == [2, 5, 3]
+
+
+def test_a_sequential_has_its_samples_where_its_last_layer_has_them() -> None:
+    """It returns the output of that layer."""
+    layer = nn.TransformerEncoderLayer(4, 2, 8)
+    first = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+    assert is_time_first(nn.Sequential(nn.Linear(4, 4), layer))
+    assert is_time_first(nn.Sequential(nn.Sequential(layer)))
+    assert not is_time_first(nn.Sequential(layer, first))
+    assert not is_time_first(nn.Sequential())

@@ -171,6 +171,8 @@ def is_time_first(module: nn.Module | None) -> bool:
     """Whether the outputs of *module*, where they have three dimensions, are ``(time, batch, feature)``."""
     if module is None:
         return False
+    if isinstance(module, nn.Sequential) and len(module):
+        return is_time_first(module[-1])  # whose output it returns
     if not isinstance(module, _SEQUENCES):
         return getattr(module, "batch_first", True) is False
     attention = next((part for part in module.modules() if hasattr(part, "batch_first")), None)

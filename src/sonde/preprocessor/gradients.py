@@ -40,9 +40,9 @@ class SequenceGeometry(Measured):
     (:class:`sonde.stats.Norm`); ``correlation`` is the cosine of the angle to the tensor before
     (:class:`sonde.stats.Cosine`). Both are computed in float64. *Numbers to aggregates*: unweighted over calls.
 
-    Two differences from monitorch, whose numbers are wrong there: a first tensor has no correlation, where the
-    seed counts a correlation of 0; and *eps* is not added to the product of the norms, where two equal gradients of norm 1e-5 get
-    a correlation of 0.0099. A tensor that is zero, or of another shape than the tensor before, has no correlation either. ``reset``
+    Two differences from monitorch, whose numbers are wrong there: a first tensor has no correlation, where monitorch counts a
+    correlation of 0; and *eps* is not added to the product of the norms, where two equal gradients of norm 1e-5 get a
+    correlation of 0.0099. A tensor that is zero, or of another shape than the tensor before, has no correlation either. ``reset``
     keeps the tensor before, so that a new interval does not begin with a gap.
 
     An empty tensor gives no number; a tensor with a NaN or an infinity is counted as ``nonfinite`` in the aggregates. Sparse

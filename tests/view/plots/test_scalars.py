@@ -57,3 +57,14 @@ def test_scalars_show_the_aggregates_that_are_asked_for() -> None:
     for wrong in ({"loss": (("men",), ())}, {"metrics": (("mean",), ("Q1",))}):
         with pytest.raises(ArgumentError, match="there are"):
             plots.scalars(writer.run(), **wrong)  # type: ignore[arg-type]
+
+
+def test_every_norm_over_all_parameters_is_drawn_as_one() -> None:
+    """Also that of gradients before they are clipped: neither among metrics nor in their way."""
+    writer = memory_run()
+    for step in range(80):
+        for name in ("grad_norm", "grad_norm_raw", "G/grad_norm"):
+            writer.scalar(name, 1.0 + step, step=step)
+    figure = plots.scalars(writer.run(), metrics=(("max",), ("min-max",)), separate=False)
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["G/grad_norm", "grad_norm", "grad_norm_raw"]
+    assert not any(axes.collections for axes in figure.axes)

@@ -111,8 +111,12 @@ def _stem(name: str) -> str:
     return _SPLITS.sub(lambda found: "" if found.start() == 0 or found.end() == len(name) else "_", name) or name
 
 
+def _is_norm(name: str) -> bool:
+    return name.endswith(("_norm", "_norm_raw"))
+
+
 def _kind(stem: str) -> int:
-    return _LOSS if "loss" in stem else _NORM if stem.endswith("_norm") else _METRIC
+    return _LOSS if "loss" in stem else _NORM if _is_norm(stem) else _METRIC
 
 
 def _order(name: str) -> tuple[int, str, str]:
@@ -176,7 +180,7 @@ def _draw_aggregates(
 
 def _is_logarithmic(name: str, values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> bool:
     """Whether a scalar needs a logarithmic axis: losses and norms over a wide range; an accuracy never."""
-    return is_wide(values) and ("loss" in name or name.endswith("_norm") or values.max() > 1000 * values.min())
+    return is_wide(values) and ("loss" in name or _is_norm(name) or values.max() > 1000 * values.min())
 
 
 def _running_mean(values: np.ndarray[tuple[int], np.dtype[np.float64]], width: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
