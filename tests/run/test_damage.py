@@ -16,6 +16,7 @@ from sonde.run.run import Run, open_run
 from sonde.run.schema import Layout
 from sonde.run.store.open import join_run, start_run
 from sonde.run.store.writer import RunWriter
+from sonde.run.tensors import TensorStore, open_tensors, write_tensors
 
 LAYOUT = Layout(["fc:output", "head:output"])
 
@@ -146,3 +147,69 @@ def test_damage_is_never_silent(whole: Path) -> None:
 @pytest.mark.slow
 def test_two_thousand_damaged_runs(whole: Path) -> None:
     check(whole, 1_000)
+
+
+def store_answers(path: Path) -> dict[str, Any]:
+    """Every tensor and value of a store, or the error; no foreign error."""
+    asked: dict[str, Callable[[TensorStore], Any]] = {
+        "about": lambda store: store.about,
+        "records": lambda store: store.records,
+        "sites": lambda store: store.sites,
+        "at": lambda store: [tensor.tolist() for tensor in store.at("fc")],
+        **{key: lambda store, key=key: (store[key].dtype, store[key].tolist()) for key in KEYS},
+        **{f"value {number}": lambda store, number=number: repr(store.value(number)) for number in range(len(KEYS))},
+    }
+    found: dict[str, Any] = {}
+    try:
+        store = open_tensors(path)
+    except SondeError as error:
+        return {"open": error}
+    for name, question in asked.items():
+        try:
+            found[name] = question(store)
+        except SondeError as error:
+            found[name] = error
+    return found
+
+
+KEYS = [f"{number:06d}/{site}" for number, site in enumerate(("fc:output", "fc:grad_output", "head:output", "head:output[1]"))]
+
+
+def check_store(folder: Path, variants: int) -> None:
+    import torch
+
+    chance = random.Random(variants)
+    dtypes = (torch.float32, torch.bfloat16, torch.int64, torch.complex128)
+    tensors = [torch.arange(60, dtype=torch.float32).reshape(3, 20).to(dtype) for dtype in dtypes]
+    entries = [
+        ({"site": key.split("/")[1], "value": {"tensor": key}}, {key: held}) for key, held in zip(KEYS, tensors, strict=True)
+    ]
+    whole = write_tensors(folder / "whole", entries, {"kind": "test"}, shard_bytes=400)
+    right = store_answers(whole)
+    assert not [answer for answer in right.values() if isinstance(answer, SondeError)]
+    noticed = partly = 0
+    for number in range(variants):
+        path = folder / f"harmed{number}"
+        shutil.copytree(whole, path)
+        files = sorted(path.iterdir())
+        chance.shuffle(files)
+        harm = chance.choice(HARMS)
+        harm(files, chance)
+        found = store_answers(path)
+        refused = [answer for answer in found.values() if isinstance(answer, SondeError)]
+        wrong = [name for name, answer in found.items() if answer != right.get(name) and not isinstance(answer, SondeError)]
+        assert not wrong, f"{harm.__name__} of {files[0]} (variant {number}) changed {wrong}"
+        noticed += bool(refused)
+        partly += 0 < len(refused) < len(found)
+        shutil.rmtree(path)
+    assert noticed > 0.8 * variants
+    assert partly > 0.1 * variants  # what is not damaged is read
+
+
+def test_a_damaged_tensor_is_never_read(tmp_path: Path) -> None:
+    check_store(tmp_path, 60)
+
+
+@pytest.mark.slow
+def test_a_thousand_damaged_stores_of_tensors(tmp_path: Path) -> None:
+    check_store(tmp_path, 1_000)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 import sonde
 from sonde.errors import StoreError, UnknownSiteError
+from sonde.run.folder.json_file import write_json
 from sonde.run.tensors import VERSION, TensorWriter, write_tensors
 
 DTYPES = [
@@ -264,7 +265,9 @@ def test_shards_are_bounded(tmp_path: Path) -> None:
     index = json.loads((tmp_path / "t" / "index.json").read_text())
     names = [f"tensors-0000{n}.safetensors" for n in (1, 2, 3)]
     assert list(index["weight_map"].values()) == [names[0]] * 3 + names[1:]
-    assert index["shards"] == {name: (tmp_path / "t" / name).stat().st_size for name in names}
+    assert {name: held["bytes"] for name, held in index["shards"].items()} == {
+        name: (tmp_path / "t" / name).stat().st_size for name in names
+    }
     assert sorted(path.name for path in (tmp_path / "t").glob("*.safetensors")) == names
     store = sonde.open_tensors(tmp_path / "t")
     assert [found.tolist() for found in store.values()] == [held.tolist() for held in tensors.values()]
@@ -412,6 +415,11 @@ def test_what_cannot_be_opened(tmp_path: Path, index: str | None, said: str) -> 
     assert str(folder) in str(caught.value)
 
 
+def rewrite(folder: Path, index: dict[str, Any]) -> None:
+    """Write another index, with its right checksum, as somebody does who forges one."""
+    write_json(folder / "index.json", {name: held for name, held in index.items() if name != "checksum"}, sync=False)
+
+
 def test_a_missing_or_shortened_shard_is_a_store_error(tmp_path: Path) -> None:
     """A tensor whose file is gone or was cut is reported as such, naming the file."""
     target = write_tensors(tmp_path / "t", entries(s=torch.ones(3)))
@@ -429,11 +437,11 @@ def test_no_path_out_of_the_folder_is_followed(tmp_path: Path, name: Any) -> Non
     """Neither a path in the index nor a link in the folder."""
     other, target = (write_tensors(tmp_path / name, entries(s=torch.ones(3))) for name in ("other", "t"))
     index = json.loads((target / "index.json").read_text())
-    size = (other / "tensors-00001.safetensors").stat().st_size
-    (target / "index.json").write_text(json.dumps(index | {"weight_map": {"0/s:output": name}, "shards": {str(name): size}}))
+    shard = index["shards"]["tensors-00001.safetensors"]
+    rewrite(target, index | {"weight_map": {"0/s:output": name}, "shards": {str(name): shard}})
     with pytest.raises(StoreError, match="which is no shard of this folder"):
         sonde.open_tensors(target)
-    (target / "index.json").write_text(json.dumps(index))
+    rewrite(target, index)
     (target / "tensors-00001.safetensors").unlink()
     (target / "tensors-00001.safetensors").symlink_to(other / "tensors-00001.safetensors")
     with pytest.raises(StoreError, match="link out of this folder"):
@@ -445,7 +453,7 @@ def test_a_value_that_is_no_value(tmp_path: Path) -> None:
     target = write_tensors(tmp_path / "t", entries(s=torch.ones(3)))
     index = json.loads((target / "index.json").read_text())
     for value, said in [({"tensor": "x/y"}, "no shard that holds it"), ({"code": "import os"}, "not the written form")]:
-        (target / "index.json").write_text(json.dumps(index | {"records": [{"value": value}]}))
+        rewrite(target, index | {"records": [{"value": value}]})
         with pytest.raises(StoreError, match=said):
             sonde.open_tensors(target).value(0)
 

@@ -2,20 +2,22 @@
 
 ::
 
-    index.json                   format, version, complete, about, records, weight_map: key -> shard, shards: shard -> bytes
+    index.json                   format, version, complete, about, records; weight_map: key -> shard; checksums: key -> checksum
+                                 of the tensor's bytes; shards: shard -> bytes, and checksum of its header
     tensors-00001.safetensors
 
 A record is one value that was kept at one site; its structure is in the index, in the form of ``json_tree.py``. The key of a
 tensor is ``<record>/<site><leaf>``: a name of its own, which people can read. The index is written last and takes its place
-in one step: a reader sees the former store or the new one, never a part.
+in one step: a reader sees the former store or the new one, never a part. A shard's header is checked when the shard is opened, and
+a tensor when it is read for the first time, so that one damaged tensor is named and all others are read.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +25,9 @@ from typing import Any, Self
 
 from sonde.errors import SiteError, StoreError, UnknownSiteError
 from sonde.paths import absolute_path, is_inside
+from sonde.run.folder.checksum import checksum, file_checksum
+from sonde.run.folder.files import is_leftover, remove_leftovers
+from sonde.run.folder.json_file import parse_json, read_bytes, write_json
 from sonde.run.json_tree import decode
 from sonde.site import Site
 from sonde.suggest import nearest
@@ -30,11 +35,12 @@ from sonde.suggest import nearest
 __all__ = ["FORMAT", "SHARD_BYTES", "VERSION", "TensorStore", "TensorWriter", "open_tensors", "write_tensors"]
 
 FORMAT = "sonde-tensors"
-VERSION = 2
+VERSION = 3
 INDEX = "index.json"
 SHARD_BYTES = 1 << 30
 
-_UNFINISHED_INDEX = "index.json.tmp"
+_THREADS = min(4, os.cpu_count() or 1)
+
 _SHARD = re.compile(r"tensors-(\d{5,})\.safetensors")
 
 Entry = tuple[dict[str, Any], Mapping[str, Any]]
@@ -106,11 +112,17 @@ class TensorWriter:
             name = f"tensors-{self._next_shard:05d}.safetensors"
             as_pairs = [key for key, tensor in self._tensors.items() if _needs_pairs(tensor)]
             writable = {key: _writable(tensor, storages) for key, tensor in self._tensors.items()}
-            save_file(writable, self.folder / name, metadata={"format": "pt"})
+            with ThreadPoolExecutor(_THREADS) as pool:  # the checksums are formed while the file is written
+                keys = list(writable)
+                made = [pool.submit(_checksums, {key: writable[key] for key in keys[at::_THREADS]}) for at in range(_THREADS)]
+                save_file(writable, self.folder / name, metadata={"format": "pt"})
+                for each in made:
+                    self._index["checksums"] |= each.result()
             self._next_shard += 1
             self._index["weight_map"] |= dict.fromkeys(writable, name)
             self._index["as_pairs"] += as_pairs
-            self._index["shards"][name] = (self.folder / name).stat().st_size
+            file = self.folder / name
+            self._index["shards"][name] = {"bytes": file.stat().st_size, "header": _header_checksum(file)}
         self._index["records"] += self._records
         self._records, self._tensors, self._size = [], {}, 0
         if not self._at_once:
@@ -139,9 +151,7 @@ class TensorWriter:
 
     def write_index(self) -> None:
         """Let the index name what was written so far."""
-        unfinished = self.folder / _UNFINISHED_INDEX
-        unfinished.write_text(json.dumps(self._index, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-        unfinished.replace(self.folder / INDEX)
+        write_json(self.folder / INDEX, self._index, sync=False)
 
 
 def write_tensors(
@@ -177,10 +187,11 @@ def write_tensors(
             writer.close()
         except BaseException:
             kept = set() if former is None else {INDEX, *former}
-            for name in {*_shards_in(path), INDEX, _UNFINISHED_INDEX} - kept:
+            for name in {*_shards_in(path), INDEX} - kept:
                 (path / name).unlink(missing_ok=True)
             raise
         writer.remove_former()
+        remove_leftovers(path, INDEX)
     return path
 
 
@@ -194,15 +205,15 @@ def _shards_to_replace(path: Path, overwrite: bool, *, parents: bool, exist_ok: 
         raise StoreError(f"{path} is a file, not a folder that could be written: give another path")
     if not exist_ok:
         raise StoreError(f"{path} exists, and exist_ok=False says that it must not")
-    held = {file.name for file in path.iterdir()}
+    held = {file.name for file in path.iterdir() if not is_leftover(file)}
     if not held:
         return None
     try:
-        ours = json.loads((path / INDEX).read_text(encoding="utf-8"))["format"] == FORMAT
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+        ours = parse_json(read_bytes(path / INDEX), INDEX)[0].get("format") == FORMAT
+    except (FileNotFoundError, StoreError):
         ours = False
     shards = set(_shards_in(path))
-    if not ours or held - shards - {INDEX, _UNFINISHED_INDEX}:
+    if not ours or held - shards - {INDEX}:
         raise StoreError(f"{path} holds something else, which is not replaced: give another path")
     if not overwrite:
         raise StoreError(f"{path} holds saved tensors already: give another path, or overwrite=True to replace them")
@@ -237,6 +248,7 @@ def _new_index(about: dict[str, Any]) -> dict[str, Any]:
         "about": about,
         "records": [],
         "weight_map": {},
+        "checksums": {},
         "as_pairs": [],
         "shards": {},
     }
@@ -267,6 +279,31 @@ def _writable(tensor: Any, storages: set[int]) -> Any:
     return tensor
 
 
+def _bytes_of(tensor: Any) -> Any:
+    """The bytes of *tensor*, which is contiguous and on the CPU, as a NumPy array without a copy."""
+    import torch
+
+    flat = tensor.as_strided((tensor.numel(),), (1,))  # the stride of a dimension of size one may be anything
+    return flat.view(torch.uint8).numpy()
+
+
+def _checksums(tensors: Mapping[str, Any]) -> dict[str, str]:
+    return {key: checksum(_bytes_of(tensor)) for key, tensor in tensors.items()}
+
+
+def _header_checksum(file: Path) -> str:
+    """The checksum of the header of a shard: eight bytes with the length of the JSON behind them, and this JSON.
+
+    Raises:
+        StoreError: the length is beyond the end of the file.
+    """
+    with file.open("rb") as opened:
+        length = 8 + int.from_bytes(opened.read(8), "little")
+    if length > file.stat().st_size:
+        raise StoreError(f"{file} is damaged: its header goes beyond its end")
+    return file_checksum(file, first=length)
+
+
 def _needs_pairs(tensor: Any) -> bool:
     """Whether *tensor* is complex of a type that safetensors lacks, and is written as pairs of real numbers."""
     return bool(tensor.is_complex() and tensor.element_size() != 8)
@@ -278,7 +315,8 @@ def _needs_pairs(tensor: Any) -> bool:
 class TensorStore(Mapping[str, Any]):
     """A folder of tensors, open for reading: a mapping from key to tensor.
 
-    Tensors are mapped into memory, and read from disk when their elements are used. ``store["000012/layers.3.mlp:output"]``
+    Tensors are mapped into memory; the first access to one reads it whole and compares its checksum.
+    ``store["000012/layers.3.mlp:output"]``
     is one tensor, ``store.at("layers.3.mlp")`` every tensor of a module in the order they were kept, and ``store.value(12)``
     the value of record 12, in its structure.
 
@@ -295,7 +333,9 @@ class TensorStore(Mapping[str, Any]):
         self.records: list[dict[str, Any]] = index["records"]
         self.complete: bool = index["complete"]
         self._shard_of: dict[str, str] = index["weight_map"]
-        self._bytes: dict[str, int] = index["shards"]
+        self._checksum_of: dict[str, str] = index["checksums"]
+        self._shards: dict[str, dict[str, Any]] = index["shards"]
+        self._checked: set[str] = set()
         self._as_pairs = set(index["as_pairs"])
         self._open: dict[str, Any] = {}
 
@@ -307,6 +347,10 @@ class TensorStore(Mapping[str, Any]):
         name = self._shard_of[key]
         try:
             tensor = self._shard(name).get_tensor(key)
+            if key not in self._checked:
+                if checksum(_bytes_of(tensor)) != self._checksum_of[key]:
+                    raise StoreError(f"the tensor {key!r} in {self.path / name} is damaged: the checksum of its bytes does not fit")
+                self._checked.add(key)
             return tensor.view((tensor.flatten()[:0] * 1j).dtype).squeeze(-1) if key in self._as_pairs else tensor
         except (OSError, SafetensorError, RuntimeError) as error:
             raise StoreError(f"{self.path / name}, a shard of this folder, cannot be read: {error}") from None
@@ -319,8 +363,11 @@ class TensorStore(Mapping[str, Any]):
             file = self.path / name
             if not is_inside(self.path, file):
                 raise StoreError(f"{file} is a link out of this folder, and is not followed")
-            if file.stat().st_size != self._bytes[name]:
-                raise StoreError(f"{file} is not whole: it has {file.stat().st_size:,} bytes of {self._bytes[name]:,}")
+            size, wanted = file.stat().st_size, self._shards[name]["bytes"]
+            if size != wanted:
+                raise StoreError(f"{file} is not whole: it has {size:,} bytes of {wanted:,}")
+            if _header_checksum(file) != self._shards[name]["header"]:
+                raise StoreError(f"{file} is damaged: the checksum of its header does not fit")
             self._open[name] = safe_open(file, framework="pt")
         return self._open[name]
 
@@ -397,16 +444,24 @@ def open_tensors(path: str | os.PathLike[str]) -> TensorStore:
 def _read_index(folder: Path) -> dict[str, Any]:
     """The index of the store in *folder*, with the types it must have."""
     try:
-        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        index, fits = parse_json(read_bytes(folder / INDEX), INDEX, (INDEX,))
+    except (FileNotFoundError, StoreError) as error:
         raise StoreError(f"{folder} is not a folder of tensors: {INDEX} cannot be read ({error})") from None
-    if not isinstance(index, dict) or index.get("format") != FORMAT:
+    if index.get("format") != FORMAT:
         raise StoreError(f"{folder} is not a folder of tensors: its {INDEX} is of another kind")
     version = index.get("version")
     if version != VERSION:
         cure = "update sonde" if isinstance(version, int) and version > VERSION else "save again with this sonde"
         raise StoreError(f"{folder} was written in version {version} of the format, and this sonde reads {VERSION}: {cure}")
-    needed = {"complete": bool, "about": dict, "records": list, "weight_map": dict, "as_pairs": list, "shards": dict}
+    needed = {
+        "complete": bool,
+        "about": dict,
+        "records": list,
+        "weight_map": dict,
+        "checksums": dict,
+        "as_pairs": list,
+        "shards": dict,
+    }
     broken = [key for key, kind in needed.items() if not isinstance(index.get(key), kind)]
     if broken:
         raise StoreError(f"{folder} is not whole: its {INDEX} has no usable {' and no '.join(broken)}")
@@ -415,7 +470,15 @@ def _read_index(folder: Path) -> dict[str, Any]:
     ):
         raise StoreError(f"{folder} is not whole: a record in its {INDEX} is no record, or a key no text")
     for key, name in index["weight_map"].items():
-        known = isinstance(name, str) and _SHARD.fullmatch(name) and isinstance(index["shards"].get(name), int)
-        if "/" not in key or not known:  # a name, and no path: nothing outside the folder is ever read
+        known = isinstance(name, str) and _SHARD.fullmatch(name) and _is_shard(index["shards"].get(name))
+        if (
+            "/" not in key or not known or not isinstance(index["checksums"].get(key), str)
+        ):  # a name, and no path: nothing outside the folder is ever read
             raise StoreError(f"{folder} is not whole: its {INDEX} has {key!r} in {name!r}, which is no shard of this folder")
+    if not fits:
+        raise StoreError(f"{folder / INDEX} is damaged or was changed after it was written: its checksum does not fit")
     return index
+
+
+def _is_shard(held: Any) -> bool:
+    return isinstance(held, dict) and type(held.get("bytes")) is int and isinstance(held.get("header"), str)
