@@ -14,6 +14,7 @@ a tensor when it is read for the first time, so that one damaged tensor is named
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -40,6 +41,7 @@ INDEX = "index.json"
 SHARD_BYTES = 1 << 30
 
 _THREADS = min(4, os.cpu_count() or 1)
+_LARGE = 1 << 20  # bytes of a tensor whose checksum is worth another thread's time
 
 _SHARD = re.compile(r"tensors-(\d{5,})\.safetensors")
 
@@ -113,11 +115,12 @@ class TensorWriter:
             as_pairs = [key for key, tensor in self._tensors.items() if _needs_pairs(tensor)]
             writable = {key: _writable(tensor, storages) for key, tensor in self._tensors.items()}
             with ThreadPoolExecutor(_THREADS) as pool:  # the checksums are formed while the file is written
-                keys = list(writable)
-                made = [pool.submit(_checksums, {key: writable[key] for key in keys[at::_THREADS]}) for at in range(_THREADS)]
+                large = [key for key, tensor in writable.items() if tensor.nbytes >= _LARGE]
+                made = {key: pool.submit(_checksum, writable[key]) for key in large}
                 save_file(writable, self.folder / name, metadata={"format": "pt"})
-                for each in made:
-                    self._index["checksums"] |= each.result()
+                self._index["checksums"] |= {
+                    key: made[key].result() if key in made else _checksum(tensor) for key, tensor in writable.items()
+                }
             self._next_shard += 1
             self._index["weight_map"] |= dict.fromkeys(writable, name)
             self._index["as_pairs"] += as_pairs
@@ -279,16 +282,11 @@ def _writable(tensor: Any, storages: set[int]) -> Any:
     return tensor
 
 
-def _bytes_of(tensor: Any) -> Any:
-    """The bytes of *tensor*, which is contiguous and on the CPU, as a NumPy array without a copy."""
-    import torch
-
-    flat = tensor.as_strided((tensor.numel(),), (1,))  # the stride of a dimension of size one may be anything
-    return flat.view(torch.uint8).numpy()
-
-
-def _checksums(tensors: Mapping[str, Any]) -> dict[str, str]:
-    return {key: checksum(_bytes_of(tensor)) for key, tensor in tensors.items()}
+def _checksum(tensor: Any) -> str:
+    """The checksum of the bytes of *tensor*, which is contiguous and on the CPU, of whatever type."""
+    if not tensor.nbytes:
+        return checksum(b"")
+    return checksum((ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr()))
 
 
 def _header_checksum(file: Path) -> str:
@@ -348,7 +346,7 @@ class TensorStore(Mapping[str, Any]):
         try:
             tensor = self._shard(name).get_tensor(key)
             if key not in self._checked:
-                if checksum(_bytes_of(tensor)) != self._checksum_of[key]:
+                if _checksum(tensor) != self._checksum_of[key]:
                     raise StoreError(f"the tensor {key!r} in {self.path / name} is damaged: the checksum of its bytes does not fit")
                 self._checked.add(key)
             return tensor.view((tensor.flatten()[:0] * 1j).dtype).squeeze(-1) if key in self._as_pairs else tensor
