@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import copy
 import gc
+import math
 import pickle
 import re
 import threading
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +21,7 @@ from torch import nn
 from torch.optim import SGD
 
 from sonde import lens
+from sonde.cli import main
 from sonde.errors import ArgumentError, ModelError
 from sonde.inspector import Inspector, PyTorchInspector, watch
 from sonde.inspector.sinks.visualizers import Pictures
@@ -286,3 +291,76 @@ def test_the_visualizer_that_was_asked_for(tmp_path: Path, monkeypatch: pytest.M
     with watch(model, to="memory", visualizer=["tensorboard", mine, "print"], quiet=True) as inspector:
         kinds = [type(each).__name__ for each in inspector.visualizer]
     assert kinds == ["TensorBoard", "function", "Print"]
+
+
+@dataclass
+class _Model:
+    width: int = 64
+    dtype: torch.dtype = torch.bfloat16
+
+
+def test_the_configuration_is_kept_as_plain_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of dictionaries, dataclasses, namespaces and numbers of any library; ``sonde show`` prints it; a resumed run keeps it."""
+    model, optimizer = small()
+    config = {
+        "lr": 1e-3,
+        "model": _Model(),
+        "args": argparse.Namespace(path=Path("data"), seeds=(1, 2)),
+        "steps": np.int64(5),
+        "decay": torch.tensor(0.5),
+        "limit": math.inf,
+        "note": None,
+    }
+    with watch(model, optimizer, every=1, to=tmp_path / "run", quiet=True, config=config):
+        train(model, optimizer, 2)
+    with watch(model, optimizer, every=1, to=tmp_path / "run", quiet=True, resume=True):
+        train(model, optimizer, 1)
+    assert open_run(tmp_path / "run").config == {
+        "lr": 1e-3,
+        "model": {"width": 64, "dtype": "torch.bfloat16"},
+        "args": {"path": "data", "seeds": [1, 2]},
+        "steps": 5,
+        "decay": 0.5,
+        "limit": "inf",
+        "note": None,
+    }
+    assert main(["show", str(tmp_path / "run")]) == 0
+    assert "config: lr 0.001 · model {'width': 64" in capsys.readouterr().out
+    with pytest.raises(ArgumentError, match="give names and values"):
+        watch(model, to="memory", config=[1])
+
+
+def test_learning_rates_are_recorded() -> None:
+    """Of each group of parameters, of each optimizer that steps: the rate that the step used, also where it is a tensor."""
+    model = nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2)})
+    groups = [{"params": [model["a"].weight], "lr": 0.5}, {"params": [model["a"].bias]}]
+    first = torch.optim.SGD(groups, lr=0.25)  # type: ignore[arg-type]  # parameters of a ModuleDict
+    second = torch.optim.Adam(model["b"].parameters(), lr=torch.tensor(0.125), capturable=False, foreach=False)
+    schedule = torch.optim.lr_scheduler.StepLR(first, 1, gamma=0.5)
+    with watch({"m": model}, every=1, to="memory", quiet=True) as inspector:
+        for _ in range(3):
+            sum(model[name](torch.ones(1, 2)).sum() for name in "ab").backward()  # type: ignore[union-attr]  # a tensor
+            for optimizer in (first, second):
+                optimizer.step()
+                optimizer.zero_grad()
+            schedule.step()
+    run = inspector.run
+    found = {name: run.scalar(name)[1].tolist() for name in ("m/lr/0", "m/lr/1", "m/lr_1")}
+    assert found == {"m/lr/0": [0.5, 0.25, 0.125], "m/lr/1": [0.25, 0.125, 0.0625], "m/lr_1": [0.125] * 3}
+
+
+def test_a_run_resumed_after_the_end_of_an_epoch_begins_the_next(tmp_path: Path) -> None:
+    """Though nothing was logged in it; resumed at an earlier step, it goes on with the epoch of that step; or as it is told."""
+    model, optimizer = small()
+
+    def two_epochs(**settings: Any) -> dict[int, int]:
+        with watch(model, optimizer, every=1, to=tmp_path / "run", quiet=True, **settings) as inspector:
+            for _ in range(2):
+                train(model, optimizer, 2)
+                inspector.tick_epoch()
+        return dict(inspector.run.sql("SELECT step, epoch FROM scalars WHERE name = 'grad_norm' ORDER BY step").fetchall())
+
+    assert list(two_epochs().values()) == [0, 0, 1, 1]
+    assert list(two_epochs(resume=True).values()) == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert list(two_epochs(resume=True, step=3).values()) == [0, 0, 1, 1, 1, 2, 2]
+    assert list(two_epochs(resume=True, epoch=9).values()) == [0, 0, 1, 1, 1, 2, 2, 9, 9, 10, 10]

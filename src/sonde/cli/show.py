@@ -38,6 +38,9 @@ def run(options: argparse.Namespace) -> int:
     console.print(printable(head), markup=False, highlight=False)
     for line in families:  # findings stand in full below, and all numbers under --family
         console.print(printable(line), markup=False, highlight=False, no_wrap=True, overflow="ellipsis")
+    if opened.config:
+        values = " · ".join(f"{name} {value}" for name, value in opened.config.items())
+        console.print(printable(f"config: {values}"), markup=False, highlight=False)
     numbers = opened.numbers
     if not numbers:
         if opened.description.attempts[-1].ended is None:

@@ -16,15 +16,14 @@ from torch import nn
 from torch.optim.optimizer import Optimizer
 
 from sonde.engine import Coverage, Event, Probe, ProbeError, Site, observe
-from sonde.engine.clock.optimizers import held_by
 from sonde.engine.probes.probe import replace_former
 from sonde.engine.probes.statistic_hooks import Calls, rows_for_calls
-from sonde.engine.selection import Where, check_model
+from sonde.engine.selection import Where
 from sonde.errors import ArgumentError
 from sonde.escape import escape_html
+from sonde.inspector.arguments import check_optimizer, flat, models_of, optimizers_of, plain_config
 from sonde.inspector.budget import share_of
 from sonde.inspector.lenses.builtin import AnyLens, default_lenses
-from sonde.inspector.lenses.from_preprocessor import lens_of
 from sonde.inspector.lenses.layer_selection import Choice
 from sonde.inspector.lenses.lens import Lens, LossMetrics
 from sonde.inspector.report import described
@@ -84,7 +83,8 @@ class Inspector:
         exists: what to do where the folder holds a run: ``"error"``; ``"resume"`` to continue it; ``"unique"`` to write beside
             it; ``"replace"`` to delete it.
         resume: the same as ``exists="resume"``: steps continue after the last one of the run in the folder, or at *step*.
-        step: the number of the first step.
+        step, epoch: the numbers of the first step and of the first epoch.
+        config: hyperparameters and notes, kept in the run as ``run.config``: a mapping, a dataclass or an ``argparse.Namespace``.
         visualizer: ``"print"``, ``"matplotlib"`` or ``"tensorboard"``; or the same as *to*; or several of these, beside *to*.
             Without *to* the run is in memory.
         strict: raise what a statistic raises, instead of going on without it with a warning.
@@ -118,6 +118,8 @@ class Inspector:
         exists: Existing = "error",
         resume: bool = False,
         step: int | None = None,
+        epoch: int | None = None,
+        config: Any = None,
         visualizer: Any = None,
         train_loss_str: str = "loss",
         non_train_loss_str: str = "val_loss",
@@ -162,8 +164,9 @@ class Inspector:
             bytes_of(update_memory),
             rows_for_calls(calls),
         )
-        self._optimizers = _optimizers(optimizer)
-        self._open = partial(open_destinations, to, "resume" if resume else exists, step, visualizer)
+        self._optimizers = optimizers_of(optimizer)
+        self._open = partial(open_destinations, to, "resume" if resume else exists, step, visualizer, epoch)
+        self._config = {} if config is None else {"config": plain_config(config)}
         self._loss_names = train_loss_str, non_train_loss_str
         self._quiet = quiet
         self._training: WatchedTraining | None = None
@@ -184,17 +187,17 @@ class Inspector:
             ArgumentError: an argument does not fit the model.
             ModelError, SelectionError, StoreError: see the class; the folder of the run that ended is not written to again.
         """
-        models = _models(module)
+        models = models_of(module)
         self.detach()
         for optimizer in self._optimizers:
-            _check_optimizer(optimizer, models)
+            check_optimizer(optimizer, models)
         lenses = default_lenses(*models.values()) if self._lenses is None else self._lenses
-        every = tuple(_flat(lenses))
+        every = tuple(flat(lenses))
         observed = tuple(lens for lens in every if isinstance(lens, Lens))
         settings = replace(self._settings, lenses=observed, by_default=self._lenses is None)
         destinations = self._open()
         try:
-            about = described(models, every)
+            about = described(models, every) | self._config
             for sink in destinations.sinks:
                 sink.open(about)
             training = WatchedTraining(models, settings, self._schedule, self._budget, destinations)
@@ -453,46 +456,3 @@ class _LossListener:
         module = self._lens.loss_fn
         train = torch.is_grad_enabled() if self._lens.evaluation_from_grad else module is not None and module.training
         inspector.push_loss(event.value, train=train)
-
-
-def _models(module: Any) -> dict[str, nn.Module]:
-    if not isinstance(module, Mapping) or isinstance(module, nn.Module):
-        return {"": check_model(module)}
-    if not module or not all(isinstance(name, str) and name for name in module):
-        raise ArgumentError(f'several models are given by name, as {{"G": generator, "D": discriminator}}, not {module!r}')
-    return {name: check_model(model) for name, model in module.items()}
-
-
-def _optimizers(given: Any) -> tuple[Optimizer, ...]:
-    listed = () if given is None else (given,) if not isinstance(given, list | tuple | set) else tuple(given)
-    for optimizer in listed:
-        if not isinstance(optimizer, Optimizer):
-            raise ArgumentError(
-                f"optimizer={type(optimizer).__name__}: a torch.optim optimizer is seen to step by itself; for any other call "
-                "inspector.step() after each of its steps, and leave optimizer= out"
-            )
-    return listed
-
-
-def _check_optimizer(optimizer: Optimizer, models: Mapping[str, nn.Module]) -> None:
-    held = held_by(optimizer)
-    if not any(id(parameter) in held for model in models.values() for parameter in model.parameters()):
-        raise ArgumentError(
-            f"this {type(optimizer).__name__} holds no parameter of the model, so that no step of it would ever be seen: was it "
-            "made for another model, or before the model was moved or wrapped?"
-        )
-
-
-def _flat(lenses: Iterable[AnyLens]) -> Iterator[Lens | LossMetrics]:
-    """Each lens, and after it those that belong to it."""
-    for lens in lenses:
-        if isinstance(lens, AbstractPreprocessor):
-            lens = lens_of(lens)  # noqa: PLW2901
-        if not isinstance(lens, Lens | LossMetrics):
-            raise ArgumentError(
-                f"{lens!r} is no lens: sonde.lens holds lenses, as sonde.lens.moments(); "
-                "sonde.lens.Lens(name, statistic, ports) makes one of a statistic"
-            )
-        yield lens
-        if isinstance(lens, Lens):
-            yield from _flat(lens.also)

@@ -117,6 +117,8 @@ class WatchedTraining:
         self._put_rest(everything=True)
         for watched in self.watched:
             watched.end_epoch(epoch)
+        clock = self.watched[0].clock
+        self.destinations.begin_epoch(clock.epoch, clock.step)
         return ended
 
     def schedule_by(self, schedule: Schedule) -> None:

@@ -43,6 +43,8 @@ def watch(
     exists: Existing = "error",
     resume: bool = False,
     step: int | None = None,
+    epoch: int | None = None,
+    config: Any = None,
     visualizer: Any = None,
     strict: bool = False,
     quiet: bool = False,
@@ -89,7 +91,10 @@ def watch(
         exists: what to do where the folder holds a run: ``"error"``; ``"resume"`` to continue it; ``"unique"`` to write beside
             it; ``"replace"`` to delete it.
         resume: the same as ``exists="resume"``: steps continue after the last one of the run in the folder, or at *step*.
-        step: the number of the first step.
+        step, epoch: the numbers of the first step and of the first epoch. A run that is resumed goes on with its last epoch, or, if
+            that had ended, with the next one.
+        config: hyperparameters and notes, kept in the run as ``run.config``: a mapping, a dataclass or an ``argparse.Namespace``.
+            What is no number, text, list or mapping is kept as its text.
         visualizer: ``"print"``, ``"matplotlib"`` or ``"tensorboard"``; or the same as *to*; or several of these, beside *to*.
             Without *to* the run is in memory.
         strict: raise what a statistic raises, instead of going on without it with a warning.
@@ -126,6 +131,8 @@ def watch(
         exists=exists,
         resume=resume,
         step=step,
+        epoch=epoch,
+        config=config,
         visualizer=visualizer,
         strict=strict,
         quiet=quiet,

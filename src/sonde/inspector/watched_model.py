@@ -10,6 +10,7 @@ from torch.optim.optimizer import Optimizer
 
 from sonde.engine import Tick
 from sonde.engine.clock.clock import Clock
+from sonde.engine.clock.optimizers import held_by
 from sonde.engine.clock.turns import Turns
 from sonde.errors import ArgumentError, SelectionError
 from sonde.inspector.budget import Meter
@@ -80,6 +81,7 @@ class WatchedModel:
             clock = self._clock = measurement.attachment.clocks[0]
             if first_step is not None:
                 clock.continue_at(first_step)
+            if epoch:
                 clock.end_epoch(epoch)
             self._first_step = clock.step
             self._decide(self.pace.begin)
@@ -194,7 +196,8 @@ class WatchedModel:
             self._idle()
 
     def _take(self, optimizer: Optimizer | None) -> None:
-        self.rows.take_step(self.clock.ended, optimizer, pairs=self.pace.ends_pair)
+        turn = 0 if optimizer is None else self.clock.turns.turn_of(optimizer, held_by(optimizer))
+        self.rows.take_step(self.clock.ended, optimizer, turn, pairs=self.pace.ends_pair)
 
     def _idle(self) -> None:
         """Do nothing until the step before the next that may be logged: that one is timed, or is the first of a pair."""

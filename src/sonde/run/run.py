@@ -73,6 +73,12 @@ class Run:
         return self._source.describe().about
 
     @property
+    def config(self) -> Mapping[str, Any]:
+        """The hyperparameters and notes that were given to ``sonde.watch(..., config=)``; empty without any."""
+        config = self.info.get("config")
+        return config if isinstance(config, Mapping) else {}
+
+    @property
     def description(self) -> Description:
         """The attempts that wrote this run, and ``info``."""
         return self._source.describe()

@@ -47,7 +47,7 @@ class Turns:
 
     def note(self, optimizer: Optimizer | None, held: frozenset[int], step: int) -> None:
         """Note that *optimizer*, which holds the parameters *held*, makes *step*. None is a loop that says its steps itself."""
-        turn = self._turn_of(optimizer, held, step)
+        turn = self.turn_of(optimizer, held)
         if turn == self.last:
             return
         if self.last != -1:
@@ -58,8 +58,8 @@ class Turns:
             self._begun = step
         self.last = turn
 
-    def _turn_of(self, optimizer: Optimizer | None, held: frozenset[int], step: int) -> int:
-        """Return the turn of *optimizer*: that of the same object, or of another one that held the same parameters."""
+    def turn_of(self, optimizer: Optimizer | None, held: frozenset[int]) -> int:
+        """Return the turn of *optimizer*: that of the same object, of another one that held the same parameters, or a new one."""
         key = id(optimizer)
         if optimizer is not None:
             known = self._by_optimizer.get(key)

@@ -10,7 +10,7 @@ from torch.optim.optimizer import Optimizer
 
 from sonde.engine import Tick
 from sonde.engine.clock.loss_scale import Scaling, scale_at_step
-from sonde.engine.clock.optimizers import held_by
+from sonde.engine.clock.optimizers import held_by, learning_rates
 from sonde.engine.probes.site_hook import SiteHook
 from sonde.inspector.forward_modes import ForwardModes
 from sonde.inspector.measurement.execution_order import Ordering
@@ -46,6 +46,7 @@ class RowTaker:
         self._send = send
         self._scaling = Scaling(settings.scaler)
         self._ordering = Ordering(model, name)
+        self._prefix = f"{name}/" if name else ""
         self._places: dict[str, int] = {}
         self._starts = ParameterRows("parameters before a step", "param", lambda parameter: parameter)
         self._raw = ParameterRows("gradients before clipping", "grad", attrgetter("grad"))
@@ -85,8 +86,15 @@ class RowTaker:
         """See in which order modules run, unless this is known."""
         self._ordering.watch()
 
-    def take_step(self, ended: Tick, optimizer: Optimizer | None, *, pairs: bool) -> None:
-        """Take the rows of the logged step that has *ended*; *pairs*: those of pairs of steps too."""
+    def take_step(self, ended: Tick, optimizer: Optimizer | None, turn: int, *, pairs: bool) -> None:
+        """Take the rows of the logged step that has *ended*.
+
+        Args:
+            ended: the step.
+            optimizer: has made the step, or a part of it; None without one.
+            turn: the number of the optimizer among those of the model.
+            pairs: whether to take the rows of pairs of steps too.
+        """
         if self._ordering.settle():
             self._places = {}
             for measurement in self.measurements:
@@ -106,6 +114,9 @@ class RowTaker:
             wanted = pairs or not measurement.is_sequence
             if measurement.kind == "step" and wanted and measurement.attachment.attached:
                 builder.rows(measurement, self._order(), scales=scales)
+        if optimizer is not None:
+            for name, rate in learning_rates(optimizer, turn):
+                builder.scalar(self._prefix + name, rate)
         waited, self._waiting = self._waiting, []
         self._send(builder, waited)
 

@@ -35,7 +35,7 @@ class Destinations:
         visualizers: called with this run.
         shown: what ``visualizer=`` named, as objects, in that order.
         first_step: the step at which a resumed run continues; None for a new run.
-        epoch: the last epoch of a resumed run.
+        epoch: the first epoch: of a resumed run its last one, or the next if that had ended.
     """
 
     sinks: list[Sink] = field(default_factory=list)
@@ -50,13 +50,20 @@ class Destinations:
         """The folder of the run; None if there is none on disk."""
         return getattr(self.recorded.writer, "path", None) if self.recorded is not None else None
 
+    def begin_epoch(self, number: int, first_step: int) -> None:
+        """Note in the run that an epoch begins, so that it is known where the run is resumed before the epoch has a row."""
+        if self.recorded is not None and self.path is not None:
+            self.recorded.writer.describe(epoch={"number": number, "first_step": first_step})
+
     def close(self) -> None:
         """Close every sink, after a failure to begin."""
         for sink in self.sinks:
             sink.close()
 
 
-def open_destinations(to: Any, exists: Existing, step: int | None, visualizer: Any = None) -> Destinations:
+def open_destinations(
+    to: Any, exists: Existing, step: int | None, visualizer: Any = None, epoch: int | None = None
+) -> Destinations:
     """Open the destinations that the arguments name.
 
     Args:
@@ -65,6 +72,7 @@ def open_destinations(to: Any, exists: Existing, step: int | None, visualizer: A
         exists: what to do where the folder holds a run.
         step: the step at which a run is continued.
         visualizer: the name of a visualizer, or the same as *to*, beside it.
+        epoch: the number of the first epoch; by default that in which a run is continued, else 0.
 
     Raises:
         ArgumentError: *to* names no destination, or two runs; or there is no visualizer of that name.
@@ -101,6 +109,8 @@ def open_destinations(to: Any, exists: Existing, step: int | None, visualizer: A
         destinations.close()
         raise
     _look_back(destinations, step)
+    if epoch is not None:
+        destinations.epoch = epoch
     return destinations
 
 
@@ -171,3 +181,8 @@ def _look_back(destinations: Destinations, step: int | None) -> None:
             for family in families
         ]
         destinations.epoch = max((rows[0][0] for rows in before if rows[0][0] is not None), default=0)
+        begun = run.info.get("epoch")
+        if isinstance(begun, Mapping):  # an epoch that began without a row
+            number, at = begun.get("number"), begun.get("first_step")
+            if isinstance(number, int) and isinstance(at, int) and at <= destinations.first_step:
+                destinations.epoch = number

@@ -1,0 +1,119 @@
+"""Read the arguments of an inspector: models, optimizers, lenses, and the configuration that is kept in the run."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+from torch import nn
+from torch.optim.optimizer import Optimizer
+
+from sonde.engine.clock.optimizers import held_by
+from sonde.engine.selection import check_model
+from sonde.errors import ArgumentError
+from sonde.inspector.lenses.builtin import AnyLens
+from sonde.inspector.lenses.from_preprocessor import lens_of
+from sonde.inspector.lenses.lens import Lens, LossMetrics
+from sonde.preprocessor.base import AbstractPreprocessor
+
+__all__ = ["check_optimizer", "flat", "models_of", "optimizers_of", "plain_config"]
+
+
+def models_of(module: Any) -> dict[str, nn.Module]:
+    """Return the models that *module* is or holds, by name.
+
+    Raises:
+        ModelError: one is no ``nn.Module``.
+        ArgumentError: one has no name.
+    """
+    if not isinstance(module, Mapping) or isinstance(module, nn.Module):
+        return {"": check_model(module)}
+    if not module or not all(isinstance(name, str) and name for name in module):
+        raise ArgumentError(f'several models are given by name, as {{"G": generator, "D": discriminator}}, not {module!r}')
+    return {name: check_model(model) for name, model in module.items()}
+
+
+def optimizers_of(given: Any) -> tuple[Optimizer, ...]:
+    """Return the optimizers that *given* is or holds.
+
+    Raises:
+        ArgumentError: one is not of ``torch.optim``.
+    """
+    listed = () if given is None else (given,) if not isinstance(given, list | tuple | set) else tuple(given)
+    for optimizer in listed:
+        if not isinstance(optimizer, Optimizer):
+            raise ArgumentError(
+                f"optimizer={type(optimizer).__name__}: a torch.optim optimizer is seen to step by itself; for any other call "
+                "inspector.step() after each of its steps, and leave optimizer= out"
+            )
+    return listed
+
+
+def check_optimizer(optimizer: Optimizer, models: Mapping[str, nn.Module]) -> None:
+    """Check that *optimizer* steps a parameter of one of *models*.
+
+    Raises:
+        ArgumentError: it does not.
+    """
+    held = held_by(optimizer)
+    if not any(id(parameter) in held for model in models.values() for parameter in model.parameters()):
+        raise ArgumentError(
+            f"this {type(optimizer).__name__} holds no parameter of the model, so that no step of it would ever be seen: was it "
+            "made for another model, or before the model was moved or wrapped?"
+        )
+
+
+def flat(lenses: Iterable[AnyLens]) -> Iterator[Lens | LossMetrics]:
+    """Yield each lens, and after it those that belong to it.
+
+    Raises:
+        ArgumentError: one is no lens.
+    """
+    for lens in lenses:
+        if isinstance(lens, AbstractPreprocessor):
+            lens = lens_of(lens)  # noqa: PLW2901
+        if not isinstance(lens, Lens | LossMetrics):
+            raise ArgumentError(
+                f"{lens!r} is no lens: sonde.lens holds lenses, as sonde.lens.moments(); "
+                "sonde.lens.Lens(name, statistic, ports) makes one of a statistic"
+            )
+        yield lens
+        if isinstance(lens, Lens):
+            yield from flat(lens.also)
+
+
+def plain_config(config: Any) -> dict[str, Any]:
+    """Return *config* as plain data: numbers, texts and None as they are, anything else as its text.
+
+    Args:
+        config: a mapping, a dataclass, an ``argparse.Namespace``, or another object with attributes; also nested.
+
+    Raises:
+        ArgumentError: it has no names.
+    """
+    found = _plain(config)
+    if not isinstance(found, dict):
+        raise ArgumentError(f"config={config!r}: give names and values, as {{'lr': 1e-3, 'batch_size': 64}}")
+    return found
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if hasattr(value, "tolist"):  # an array, a tensor, or one number of them
+        value = value.tolist()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, Mapping):
+        return {str(name): _plain(each) for name, each in value.items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {each.name: _plain(getattr(value, each.name)) for each in dataclasses.fields(value)}
+    if isinstance(value, argparse.Namespace | SimpleNamespace):
+        return {name: _plain(each) for name, each in vars(value).items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_plain(each) for each in value]
+    return value if isinstance(value, int) else str(value)
