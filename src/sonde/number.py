@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
@@ -30,6 +30,8 @@ class Number:
         growth: the power of the size: for a tensor of n times as many, alike elements the number is ``n ** growth`` times as large.
             1 for a count, 0.5 for a length, 0 for a mean. None: the number of a sample says nothing of the whole.
         minor: it stands beside other numbers and is not drawn on its own, as the outer percentiles; every count is minor.
+        worst: which of several values stands for all where only one is shown, as of the calls of a layer in one step: the
+            greatest (``"max"``) or the least (``"min"``) one; ``""`` is their mean.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Number:
     scaling: float | None = None
     growth: float | None = None
     minor: bool = False
+    worst: Literal["max", "min", ""] = ""
 
     @property
     def short(self) -> str:
@@ -65,6 +68,7 @@ class Number:
             "kind": self.kind,
             "unit": self.unit,
             "minor": self.is_minor,
+            "worst": self.worst,
         }
 
     @classmethod
@@ -76,7 +80,9 @@ class Number:
         texts = all(isinstance(text, str) for text in (name, label, title)) and isinstance(unit, str | None)
         if not texts or kind not in get_args(Kind):
             return None
-        return cls(str(name), str(label), str(title), kind, unit, minor=plain.get("minor") is True)  # type: ignore[arg-type]
+        worst = plain.get("worst")
+        worst = worst if worst in ("max", "min") else ""
+        return cls(str(name), str(label), str(title), kind, unit, minor=plain.get("minor") is True, worst=worst)  # type: ignore[arg-type]
 
 
 def count(name: str, label: str = "", title: str = "", unit: str = "elements", growth: float | None = 1.0) -> Number:
@@ -101,6 +107,10 @@ def _length(name: str, label: str, title: str, growth: float) -> Number:
     return Number(name, label, title, "size", None, 1.0, growth)
 
 
+_WORST: Mapping[str, Literal["max", "min"]] = {
+    **dict.fromkeys(("death", "call_death", "vanished", "absmax", "max", "zeros", "nan", "inf", "nonfinite"), "max"),
+    **dict.fromkeys(("activation", "call_activation", "min"), "min"),
+}
 _STANDARD = (
     _length("rms", "rms", "Root mean square", 0.0),
     _length("norm", "norm", "Euclidean norm", 0.5),
@@ -127,7 +137,9 @@ _STANDARD = (
     count("negative", "negative", "Negative elements"),
 )
 
-STANDARD: Mapping[str, Number] = MappingProxyType({number.name: number for number in _STANDARD})
+STANDARD: Mapping[str, Number] = MappingProxyType(
+    {number.name: replace(number, worst=_WORST.get(number.name, "")) for number in _STANDARD}
+)
 """The numbers that several statistics give under one name, the most telling first."""
 
 

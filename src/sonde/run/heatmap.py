@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sonde.errors import ArgumentError
+from sonde.number import Number
 from sonde.run.folder.duckdb_sql import quoted
 from sonde.suggest import unknown_name
 
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Heatmap", "Reduce", "heatmap_of"]
 
-Reduce = Literal["mean", "min", "max", "sum"]
-_FUNCTIONS: dict[Reduce, str] = {"mean": "avg", "min": "min", "max": "max", "sum": "sum"}
+Reduce = Literal["worst", "mean", "min", "max", "sum"]
+_FUNCTIONS: dict[str, str] = {"mean": "avg", "min": "min", "max": "max", "sum": "sum"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,15 +45,15 @@ class Heatmap:
 
 
 def heatmap_of(
-    connection: duckdb.DuckDBPyConnection, family: str, number: str, port: str, reduce: Reduce, condition: str, run: str
+    connection: duckdb.DuckDBPyConnection, family: str, number: Number, port: str, reduce: Reduce, condition: str, run: str
 ) -> Heatmap:
     """The heat-map of one family; see :meth:`sonde.run.run.Run.heatmap`. *condition* is SQL that begins with AND, or empty.
 
     DuckDB translates sites to row numbers, and the cells are filled in numpy: grouping millions of (site, step) pairs takes
     several times longer, and is needed only where a cell has several rows.
     """
-    if reduce not in _FUNCTIONS:
-        raise ArgumentError(f"reduce={reduce!r}: it is one of {', '.join(map(repr, _FUNCTIONS))}")
+    if reduce not in ("worst", *_FUNCTIONS):
+        raise ArgumentError(f"reduce={reduce!r}: it is one of 'worst', {', '.join(map(repr, _FUNCTIONS))}")
     found = connection.execute(
         f'SELECT site, min("order") AS place FROM {quoted(family)} WHERE port = $port GROUP BY site ORDER BY place, site',
         {"port": port},
@@ -61,7 +62,7 @@ def heatmap_of(
     if not sites:
         ports = connection.execute(f"SELECT DISTINCT port FROM {quoted(family)} ORDER BY port").fetchall()
         raise unknown_name("port", port, (known for (known,) in ports), f"{family} in {run}")
-    value = quoted(number)
+    value = quoted(number.name)
     connection.execute("CREATE OR REPLACE TEMP TABLE sonde_lines (sonde_site VARCHAR, sonde_line INTEGER)")
     connection.execute(
         "INSERT INTO sonde_lines SELECT unnest($sites::VARCHAR[]), unnest(range(len($sites::VARCHAR[])))", {"sites": list(sites)}
@@ -69,17 +70,19 @@ def heatmap_of(
     rows_of_port = f"FROM {quoted(family)} JOIN sonde_lines ON site = sonde_site WHERE {value} IS NOT NULL{condition}"
     kind = connection.execute(f"SELECT typeof({value}) {rows_of_port} LIMIT 1").fetchall()
     if kind and kind[0][0].endswith("]"):
-        raise ArgumentError(f"{number!r} of {family} is a list in each row, which no cell can show: use series()")
+        raise ArgumentError(f"{number.name!r} of {family} is a list in each row, which no cell can show: use series()")
     steps = np.array(
         [step for (step,) in connection.execute(f"SELECT DISTINCT step {rows_of_port} ORDER BY step").fetchall()], np.int64
     )
     cells = f"SELECT sonde_line, step, {value}::DOUBLE AS sonde_value {rows_of_port}"
     values, unique = _filled(connection, cells, len(sites), steps)
     if not unique:
-        reduced = f"{_FUNCTIONS[reduce]}({value})::DOUBLE AS sonde_value"
+        function = _FUNCTIONS[(number.worst or "mean") if reduce == "worst" else reduce]
+        some = f" FILTER (NOT isnan({value}::DOUBLE))" if reduce == "worst" and number.worst else ""  # NaN is no number
+        reduced = f"coalesce({function}({value}){some}, 'nan')::DOUBLE AS sonde_value"
         cells = f"SELECT sonde_line, step, {reduced} {rows_of_port} GROUP BY sonde_line, step"
         values, _ = _filled(connection, cells, len(sites), steps)
-    return Heatmap(values, sites, steps, number, port, family)
+    return Heatmap(values, sites, steps, number.name, port, family)
 
 
 def _filled(

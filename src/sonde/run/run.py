@@ -14,6 +14,8 @@ import numpy.typing as npt
 
 from sonde.errors import ArgumentError, MissingExtraError, StoreError, UnknownSiteError
 from sonde.escape import escape_html, printable
+from sonde.number import described as described_numbers
+from sonde.number import number_of
 from sonde.paths import absolute_path, short_path
 from sonde.run.folder.duckdb_sql import check_query, condition, connect, connect_locked, literal, quoted
 from sonde.run.folder.run_json import Description
@@ -234,7 +236,7 @@ class Run:
         port: str = "output",
         *,
         family: str | None = None,
-        reduce: Reduce = "mean",
+        reduce: Reduce = "worst",
         where: str | None = None,
     ) -> Heatmap:
         """One number of all layers over all steps, as a matrix: sites in the order of execution, times steps.
@@ -243,7 +245,9 @@ class Run:
             number: a column, as ``rms``.
             port: which tensor of a layer.
             family: needed where several families have a number of this name.
-            reduce: how the value of a cell is formed where a site has several rows in a step (calls, micro-steps, ranks).
+            reduce: how the value of a cell is formed where a site has several rows in a step (calls, micro-steps, ranks). By
+                default the worst, for numbers that have one (the greatest share of dead units, the greatest magnitude), and
+                the mean of others.
             where: an SQL condition on the rows, as ``"rank = 0"``.
 
         Raises:
@@ -253,7 +257,8 @@ class Run:
 
         def question(connection: duckdb.DuckDBPyConnection, families: tuple[str, ...]) -> Heatmap:
             chosen = self._family_of(connection, families, number, family)
-            return heatmap_of(connection, chosen, number, port, reduce, condition(where), self._source.name)
+            about = described_numbers(self.info, chosen).get(number) or number_of(number)
+            return heatmap_of(connection, chosen, about, port, reduce, condition(where), self._source.name)
 
         return self._ask(question, callers_sql=where)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Literal
 
@@ -13,7 +14,7 @@ from sonde.errors import ArgumentError, MissingExtraError
 from sonde.inspector.sinks.base import Rows, Scalar, Sink
 from sonde.number import Number, described, number_of
 from sonde.paths import absolute_path
-from sonde.site import PARAMETER_PORTS, Site
+from sonde.site import OTHER_CALLS, PARAMETER_PORTS, Site
 
 __all__ = ["TensorBoard"]
 
@@ -30,8 +31,9 @@ class TensorBoard(Sink):
     Tags of layers put the number first, so that one section holds all layers: ``grad_norm/layers.3.weight``,
     ``output_rms/layers.3``, ``update_ratio/layers.3.weight`` (update / weight). Those of a lens of another kind begin with its
     family: ``activation.output_call_death/layers.3.act``. Losses, metrics and the norms over all parameters have no layer:
-    ``loss``, ``grad_norm``, ``param_norm``, ``update_norm``. ``grad_nonfinite/...`` counts NaN and infinite elements, from the
-    first step with any; the other numbers leave these elements out, and are NaN where no element was finite. The counts of an
+    ``loss``, ``grad_norm``, ``param_norm``, ``update_norm``. Of a layer that is called several times in a forward the second
+    call has the tag ``output_rms/layers.3.act.call_1``, and so on. ``grad_nonfinite/...`` counts NaN and infinite elements, from
+    the first step with any; the other numbers leave these elements out, and are NaN where no element was finite. The counts of an
     exponent histogram become a histogram over powers of two. The x-axis is the optimizer's step.
 
     A folder that holds events already is continued: its events from the first new step on are superseded.
@@ -65,10 +67,10 @@ class TensorBoard(Sink):
         for tag, value in self._scalars(rows):
             if self._owners.setdefault(tag, rows.family) == rows.family:
                 writer.add_scalar(tag, value, rows.step)
-        for name, column in rows.numbers.items():
-            if name == "powers" and column.ndim == 2:
-                for site, counts in zip(map(Site.parse, rows.sites), column, strict=True):
-                    _add_powers(writer, f"{site.port}_powers/{site.name}", counts, rows.step)
+        for number, column in rows.numbers.items():
+            if number == "powers" and column.ndim == 2:
+                for site, name, counts in zip(map(Site.parse, rows.sites), _names(rows), column, strict=True):
+                    _add_powers(writer, f"{site.port}_powers/{name}", counts, rows.step)
 
     def scalar(self, scalar: Scalar) -> None:
         self._begun(scalar.step).add_scalar(scalar.name, scalar.value, scalar.step)
@@ -92,9 +94,9 @@ class TensorBoard(Sink):
         columns = {name: column for name, column in rows.numbers.items() if np.ndim(column) == 1}
         defects = sum((columns[name] for name in _DEFECTS if name in columns), np.zeros(len(rows.rows)))
         norms = dict(zip(rows.sites, columns["norm"].tolist(), strict=True)) if "norm" in columns else {}
-        for row, site in enumerate(rows.sites):
+        for row, (site, name) in enumerate(zip(rows.sites, _names(rows), strict=True)):
             place = Site.parse(site)
-            port, name = place.port, place.name
+            port = place.port
             for number, column in columns.items():
                 if self._wants(number, port, rows.family):
                     yield f"{family}{port}_{number}/{name}", float(column[row])
@@ -114,6 +116,17 @@ class TensorBoard(Sink):
         if family not in self._described:
             self._described[family] = described(self._info, family)
         return (self._described[family].get(number) or number_of(number)).is_minor
+
+
+def _names(rows: Rows) -> list[str]:
+    """Return the name of each row's layer, with the number of the call where the layer is called more than once."""
+    calls = np.asarray(rows.layout.columns["call"])[rows.rows].tolist()
+    called = Counter(rows.sites)
+    return [
+        Site.parse(site).name
+        + ("" if call == 0 or called[site] == 1 else ".other_calls" if call == OTHER_CALLS else f".call_{call}")
+        for site, call in zip(rows.sites, calls, strict=True)
+    ]
 
 
 def _add_powers(writer: Any, tag: str, counts: npt.NDArray[np.float64], step: int) -> None:

@@ -40,7 +40,7 @@ def heatmap(
     include: Include = None,
     exclude: Include = None,
     where: str | None = None,
-    reduce: Reduce = "mean",
+    reduce: Reduce = "worst",
     scale: ScaleName = "auto",
     limits: tuple[float, float] | None = None,
     theme: Theme = "light",
@@ -58,7 +58,8 @@ def heatmap(
         family: needed if several families have the number; ``moments`` goes before others.
         include, exclude: a regular expression that is searched in the layers' names, or exact names.
         where: an SQL condition on the rows, as ``"rank = 0"``.
-        reduce: how several rows of a layer in one step become one cell.
+        reduce: how several rows of a layer in one step (its calls, say) become one cell: ``"mean"``, ``"min"``, ``"max"``,
+            ``"sum"``; by default the worst of numbers that have one, as the share of dead units, and the mean of others.
         scale: ``"log"``, ``"linear"`` or ``"signed"``; the default fits the number.
         limits: the ends of the scale; the default leaves out at most half a percent of the cells on each side, if they lie far
             off, and on a logarithmic scale cells that are decades away from most others.

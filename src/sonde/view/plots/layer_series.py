@@ -119,7 +119,7 @@ def matrix(
     include: Include = None,
     exclude: Include = None,
     where: str | None = None,
-    reduce: Reduce = "mean",
+    reduce: Reduce = "worst",
     known: Known | None = None,
 ) -> Matrix:
     """Read *number* at *port* of the layers that *include* selects.

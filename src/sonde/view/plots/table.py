@@ -9,6 +9,7 @@ from statistics import median
 
 from sonde import rules
 from sonde.errors import ArgumentError, SiteError
+from sonde.number import number_of
 from sonde.rules import Finding
 from sonde.run.folder.duckdb_sql import literal, quoted
 from sonde.run.run import Run
@@ -205,7 +206,10 @@ class _Reader:
                 self._layers[name].lost[what] = seen.nan, seen.inf, seen.count
 
     def _cells(self, number: str, port: str) -> str | None:
-        """SQL for the mean of *number* and the elements left out, for each site and step; None if no family has it at *port*."""
+        """SQL for the worst call's *number* (or the mean) and the elements left out, for each site and step.
+
+        None if no family has it at *port*.
+        """
         if not self._known.has(number, port):
             return None
         try:
@@ -218,7 +222,7 @@ class _Reader:
         value = "zeros / finite" if number == "zeros" and "finite" in names else quoted(number)
         some = "finite > 0" if "finite" in names else "true"
         return (
-            f"SELECT site, step, avg({value}) FILTER ({some} AND isfinite({value})) AS value, "
+            f"SELECT site, step, {number_of(number).worst or 'avg'}({value}) FILTER ({some} AND isfinite({value})) AS value, "
             f'sum({nan}) AS nan, sum({inf}) AS inf, sum({count}) AS count, min("order") AS place FROM {quoted(family)} '
             f"WHERE port = {literal(port)} AND {self._where.get(family, 'false')} GROUP BY site, step"
         )

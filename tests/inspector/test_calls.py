@@ -1,0 +1,132 @@
+"""A training of a model that calls a layer several times: rows, findings, pictures and tables tell the calls apart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import sonde
+from sonde.inspector import Inspector
+from sonde.inspector.sinks.tensorboard import TensorBoard
+from sonde.view import plots
+
+
+class Block(nn.Module):
+    """A residual block with one ReLU, as torchvision's: the first call of the ReLU is dead."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 1)
+        self.relu = nn.ReLU(inplace=True)
+        nn.init.constant_(self.conv1.bias, -50.0)  # type: ignore[arg-type]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.relu(self.conv2(self.relu(self.conv1(x))) + x)  # type: ignore[no-any-return]
+
+
+def train(backend: str | None = None, **settings: Any) -> Inspector:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), Block(), nn.Flatten(), nn.Linear(16, 2))
+    run = model if backend is None else torch.compile(model, backend=backend)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with sonde.watch(model, optimizer, every=1, to="memory", quiet=True, strict=True, **settings) as inspector:
+        for _ in range(3):
+            for _ in range(2):  # two micro-batches
+                run(torch.randn(16, 3, 2, 2)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            model.eval()
+            with torch.no_grad():
+                run(torch.randn(16, 3, 2, 2))
+            model.train()
+    return inspector
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("backend", [None, "aot_eager"])
+def test_a_call_that_is_dead_is_found_by_default(backend: str | None) -> None:
+    """Though half of the units of both calls together are alive; rows, evaluation and micro-batches have the call."""
+    inspector = train(backend, evaluation=True)
+    dead = [finding for finding in inspector.findings if finding.rule == "dead"]
+    assert [(finding.site, finding.call, finding.value) for finding in dead] == [("1.relu:output", 0, 1.0)]
+    run = inspector.run
+    for family in ("activation", "activation_eval"):
+        rows = run.sql(f"SELECT call, call_death FROM {family} WHERE site = '1.relu:output' ORDER BY step, call").fetchall()
+        assert rows[0] == (0, 1.0)
+        assert rows[1][0] == 1
+        assert rows[1][1] < 0.5
+    counts = run.sql("SELECT call, count FROM moments WHERE site = '1.relu:output' AND step = 1 ORDER BY call").fetchall()
+    assert counts == [(call, 2 * 16 * 4 * 4) for call in (0, 1)]
+    assert {call for (call,) in run.sql("SELECT DISTINCT call FROM moments WHERE port = 'param'").fetchall()} == {-1}
+
+
+def test_calls_can_be_joined() -> None:
+    """As numbers of both calls, under call -1."""
+    inspector = train(calls="joined")
+    assert {call for (call,) in inspector.run.sql("SELECT DISTINCT call FROM moments").fetchall()} == {-1}
+    assert not [finding for finding in inspector.findings if finding.rule == "dead"]
+
+
+def test_one_line_of_a_site_shows_its_worst_call() -> None:
+    """In heat-maps and in the table of layers; of numbers without a worst the mean."""
+    run = train().run
+    assert run.heatmap("call_death").values.tolist() == [[1.0]]  # one in ten logged steps
+    assert run.heatmap("call_death", reduce="min").values.max() < 0.5
+    sizes = run.heatmap("rms")
+    (row,) = np.flatnonzero([site == "1.relu:output" for site in sizes.sites])
+    steps, values = run.series("1.relu", "rms")
+    assert sizes.values[row].tolist() == pytest.approx([values[steps == step].mean() for step in range(3)])
+    line = next(line for line in plots.table(run).to_text(200).splitlines() if "relu" in line)
+    assert "100 % dead" in line
+
+
+def test_tensorboard_has_a_tag_for_each_call(tmp_path: Path) -> None:
+    """The first keeps the layer's name."""
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    torch.manual_seed(0)
+    model = Block()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    sink = TensorBoard(tmp_path)
+    with sonde.watch(model, optimizer, every=1, to=sink, quiet=True, calls=1):
+        model(torch.randn(2, 4, 2, 2)).sum().backward()
+        optimizer.step()
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    tags = [tag for tag in events.Tags()["scalars"] if "relu" in tag and "output_rms" in tag and "grad" not in tag]
+    assert sorted(tags) == ["output_rms/relu", "output_rms/relu.other_calls"]
+
+
+def test_every_tensor_of_a_structured_output_is_recorded() -> None:
+    """A NaN in the cell state of an LSTM alone is found, at its leaf."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm = Poisoned(3, 4, batch_first=True)
+            self.head = nn.Linear(4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.lstm(x)[0][:, -1])  # type: ignore[no-any-return]
+
+    class Poisoned(nn.LSTM):
+        def forward(self, *args: Any) -> Any:
+            output, (hidden, cell) = super().forward(*args)
+            return output, (hidden, cell.detach() * torch.nan)
+
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with sonde.watch(model, optimizer, every=1, to="memory", quiet=True) as inspector:
+        model(torch.randn(2, 5, 3)).sum().backward()
+        optimizer.step()
+    assert "lstm:output[1][1]" in {finding.site for finding in inspector.findings}
+    leaves = inspector.run.sql(
+        "SELECT DISTINCT leaf FROM moments WHERE layer = 'lstm' AND port = 'output' ORDER BY leaf"
+    ).fetchall()
+    assert leaves == [("[0]",), ("[1][0]",), ("[1][1]",)]
