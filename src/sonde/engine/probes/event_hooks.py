@@ -107,6 +107,7 @@ class ModuleEventHook(EventHook):
         sequence = [sequence_of(tensor) for _, tensor in leaves]
         if not any(number is not None for number in sequence):
             return
+        self.note_border(port, (tensor for _, tensor in leaves))
         context = (port, [path for path, _ in leaves], outline.fill_as_gradients, passthrough, alias)
         collector = GradientCollector(self, self.delivery.pending, forward, call, context, sequence)
         for index, (_, tensor) in enumerate(leaves):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, Self
 
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from sonde.engine.clock.clock import Clock
@@ -20,6 +20,11 @@ from sonde.engine.unseen import blocks, is_quiet
 from sonde.site import Port, Site
 
 __all__ = ["SiteHook"]
+
+_AT_THE_BORDER = (
+    "one call of compiled code returns it beside other tensors: uses inside that code, such as a loss that is computed there, "
+    "are not in its gradient"
+)
 
 _is_exported = compiled.is_exported
 _thread: Callable[[], int] = threading.get_ident
@@ -97,6 +102,11 @@ class SiteHook(hooks.Hook, ABC):
     def note(self, text: str) -> None:
         """Write *text* into the coverage of the hook's sites."""
         self.delivery.note(self.sites.values(), text)
+
+    def note_border(self, port: Port, tensors: Iterable[Tensor]) -> None:
+        """Note in the coverage of *port* if *tensors*, whose gradients are observed, come out of one call of compiled code."""
+        if compiled.come_out_together(tensors):
+            self.delivery.note([self.sites[port]], _AT_THE_BORDER)
 
     def failed(self, error: Exception) -> None:
         """Report *error*, raised at one of the sites."""

@@ -255,6 +255,8 @@ class StatisticHook(SiteHook):
         """Return the tensors of *value* that are added, each with its leaf; note in the coverage if there are none."""
         found = [(self.leaf_of(path), tensor) for path, tensor in structure.walk(value) if structure.is_floating(tensor)]
         self._note_extent(len(found))
+        if self.listens is not None and len(found) > 1:
+            self.note_border(self.listens, (tensor for _, tensor in found))
         return found[: self._most]
 
     @property

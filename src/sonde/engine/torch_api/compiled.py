@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from itertools import count
 from types import CodeType
@@ -33,6 +33,7 @@ from torch._library.effects import EffectType
 
 __all__ = [
     "Replayed",
+    "come_out_together",
     "compile_error",
     "has_compiled",
     "is_exported",
@@ -272,3 +273,16 @@ def compile_error() -> type[Exception]:
 def has_compiled(code: CodeType) -> bool:
     """Return whether Dynamo has compiled anything for *code*."""
     return bool(torch._C._dynamo.eval_frame._debug_get_cache_entry_list(code))
+
+
+def come_out_together(tensors: Iterable[Tensor]) -> bool:
+    """Return whether two of *tensors* are results of one call of compiled code.
+
+    Autograd sees that call as one node. A hook on such a result gets the gradient from uses outside of the compiled code alone; the
+    code may use one result to compute another.
+    """
+    nodes = [id(tensor.grad_fn) for tensor in tensors if tensor.grad_fn is not None and tensor.grad_fn.name() == _COMPILED_NODE]
+    return len(set(nodes)) < len(nodes)
+
+
+_COMPILED_NODE = "CompiledFunctionBackward"
