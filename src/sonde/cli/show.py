@@ -27,8 +27,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the run's contents, its table and its alerts."""
+    """Print the run's contents, its table, its findings, and alerts of the user's own."""
     from sonde.escape import printable
+    from sonde.rules import RULES
+    from sonde.run.recorded_findings import findings_in
     from sonde.run.run import open_run
     from sonde.view.plots.table import table
 
@@ -50,8 +52,11 @@ def run(options: argparse.Namespace) -> int:
     family = options.family or (None if has_layers else next(iter(numbers)))
     console.print()
     console.print(table(opened, step=options.step) if family is None else _of_sites(opened, family, options.step))
-    for alert in opened.alerts:
-        console.print(printable(f"{alert['severity']}: {alert['message']}"), style="red", markup=False, highlight=False)
+    found = findings_in(opened) if family is None else ()
+    lines = [f"{each.severity}: {each.message}" for each in found]
+    lines += [f"{alert['severity']}: {alert['message']}" for alert in opened.alerts if family or alert["rule"] not in RULES]
+    for line in lines:
+        console.print(printable(line), style="red", markup=False, highlight=False)
     return 0
 
 

@@ -38,13 +38,17 @@ def described(models: Mapping[str, nn.Module], lenses: Iterable[Lens | LossMetri
 def _modules(model: nn.Module, name: str) -> list[dict[str, Any]]:
     lines = []
     for item in selection.members(model):
-        own = [parameter for parameter in parameters_of(item.module).values() if parameter is not None and not is_lazy(parameter)]
-        line = {
+        held = parameters_of(item.module)
+        own = [parameter for parameter in held.values() if parameter is not None and not is_lazy(parameter)]
+        line: dict[str, Any] = {
             "name": item.name,
             "type": type(item.module).__name__,
             "parameters": sum(parameter.numel() for parameter in own),
             "trainable": sum(parameter.numel() for parameter in own if parameter.requires_grad),
         }
+        ready = {id(parameter): parameter.dim() for parameter in own}
+        if matrices := [name for name, parameter in held.items() if ready.get(id(parameter), 0) >= 2]:
+            line["matrices"] = matrices
         lines.append({"model": name, **line} if name else line)
     return lines
 

@@ -1,4 +1,5 @@
 from .heatmap import Heatmap as Heatmap
+from .recorded_findings import findings_in as findings_in
 from .run import Run as Run
 from .run import open_run as open_run
 from .schema import Layout as Layout

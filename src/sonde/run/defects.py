@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +39,12 @@ class _Place:
     def defects(self) -> float:
         return self.nan + self.inf
 
+    @property
+    def rank(self) -> tuple[Any, ...]:
+        """Less for what happens first; of one layer the weights come before the biases."""
+        port = list(PORTS).index(self.site.port)
+        return self.phase, self.order, port, self.site.path.endswith("bias"), str(self.site), self.call
+
 
 @dataclass(frozen=True)
 class _Found:
@@ -59,12 +66,12 @@ class _Found:
     @property
     def first(self) -> _Place:
         """The first place with a defect: forward, then backward from the last layer, then the parameters."""
-        return min((place for place in self.places if place.defects), key=lambda place: (place.phase, place.order))
+        return min((place for place in self.places if place.defects), key=lambda place: place.rank)
 
     @property
-    def rank(self) -> tuple[float, ...]:
+    def rank(self) -> tuple[Any, ...]:
         """Less for what comes first: by step, then a place before a scalar, by phase and order."""
-        return (self.step, math.inf) if self.scalar is not None else (self.step, self.first.phase, self.first.order)
+        return (self.step, math.inf) if self.scalar is not None else (self.step, *self.first.rank)
 
 
 class FirstDefect:
@@ -122,7 +129,7 @@ class FirstDefect:
             place = found.first
             raw = self._aside.get(("raw", found.model, found.step))
             if place.site.port == "grad" and raw:  # clipping spreads a NaN over all gradients
-                place = min(raw, key=lambda each: each.order)
+                place = min(raw, key=lambda each: each.rank)
             is_later = place.site.port == "grad" and raw == ()
             judged = rules.nonfinite(place.nan, place.inf, place.count)
             started = self._aside.get(("start", found.model, found.step))
@@ -130,7 +137,7 @@ class FirstDefect:
             earlier = earlier[earlier < found.step]
             message = _in_words(found, place, started, int(earlier[-1]) if len(earlier) else None, is_later=is_later)
             if started:
-                place = min(started, key=lambda each: each.order)
+                place = min(started, key=lambda each: each.rank)
             site, call = str(place.site), place.call
         assert judged is not None
         value = judged.value if found.scalar is None else found.scalar[1]
@@ -153,7 +160,7 @@ def _in_words(found: _Found, place: _Place, started: tuple[_Place, ...] | None, 
     """
     step = found.step
     if started:
-        names = [each.site.name for each in sorted(started, key=lambda each: each.order)]
+        names = [each.site.name for each in sorted(started, key=lambda each: each.rank)]
         rest = f" and {len(names) - _NAMED:,} more parameters" if len(names) > _NAMED else ""
         verb = "was" if len(names) == 1 else "were"
         began = f"between steps {before:,} and {step:,}" if before is not None else "before the first logged step"

@@ -224,12 +224,12 @@ class _Sizes:
         history = self._history
         first_layer = [c for c in np.flatnonzero(history.at("output")).tolist() if not math.isnan(self._first[c])]
         if first_layer:
-            size = float(self._first[min(first_layer, key=lambda column: history.order[column])])
+            size = float(self._first[min(first_layer, key=history.rank)])
             large = [(c, found) for c in first_layer if (found := rules.output_large(float(self._first[c]), size)) is not None]
-            large.sort(key=lambda each: history.order[each[0]])
+            large.sort(key=lambda each: history.rank(each[0]))
             yield from _joined(history, [(c, replace(found, step=int(self._first_step[c]))) for c, found in large])
         for growth, judge in ((self._outputs, rules.output_growth), (self._weights, rules.weight_growth)):
-            hits = sorted(np.flatnonzero(growth.first >= 0).tolist(), key=lambda c: (growth.first[c], history.order[c]))
+            hits = sorted(np.flatnonzero(growth.first >= 0).tolist(), key=lambda c: (growth.first[c], history.rank(c)))
             grown: list[tuple[int, Finding]] = []
             for column in hits:
                 each = judge(float(growth.peak[column]), float(growth.before[column]))
@@ -281,7 +281,7 @@ def _now(
         for column in np.flatnonzero(columns & np.isfinite(values)).tolist()
         if (each := judge(float(values[column]))) is not None and each.severity != "note"
     ]
-    found.sort(key=lambda each: (float(values[each[0]]) * (1 if smallest else -1), int(history.order[each[0]])))
+    found.sort(key=lambda each: (float(values[each[0]]) * (1 if smallest else -1), history.rank(each[0])))
     epoch, step = history.moments[-1].tolist() if len(history.moments) else (0, 0)
     first = int(history.moments[0, 1]) if len(history.moments) else None
     yield from _joined(history, [(column, replace(each, epoch=epoch, step=step, first_step=first)) for column, each in found])

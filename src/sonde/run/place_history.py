@@ -108,6 +108,11 @@ class History:
             warnings.simplefilter("ignore", RuntimeWarning)  # a column without any value
             return np.nanmedian(self.recent, axis=0) if self.recent.size else np.full(len(self), np.nan)
 
+    def rank(self, column: int) -> tuple[int, bool, str, int]:
+        """Return a key that sorts columns by execution, the weights of a layer before its biases, and by name."""
+        site = self.sites[column]
+        return int(self.order[column]), site.path.endswith("bias"), str(site), self.calls[column]
+
     def at(self, port: str) -> npt.NDArray[np.bool_]:
         """Return which columns are of *port*."""
         found: npt.NDArray[np.bool_] = self.ports == port

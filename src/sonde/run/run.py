@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import pandas
     import pyarrow
 
+
 __all__ = ["Run", "open_run"]
 
 _NAMES = 8  # names that a line shows
