@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.engine.probes.reasons import lies
 from torch import Tensor, nn
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing here may load anything
@@ -184,6 +185,13 @@ def test_nothing_is_missed(name: str) -> None:
     """Every module call and every gradient is recorded as plain hooks see it, and the rest has a reason."""
     model, batch = build(name)
     assert_complete(model, loss_fn=first_output, **batch)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_reasons_are_true(name: str) -> None:
+    """The reason of every site without an event holds, checked against plain hooks and the gradients of parameters."""
+    model, batch = build(name)
+    assert lies(model, (), batch, first_output) == []
 
 
 def test_dropout_is_active() -> None:

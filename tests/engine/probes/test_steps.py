@@ -162,7 +162,7 @@ def test_what_no_optimizer_holds_is_said() -> None:
     with sonde.observe(model, lambda event: None, ports="update", strict=True) as probe:
         train(model, 1, torch.optim.SGD(model[0].parameters(), lr=0.1))
     assert [str(line.site) for line in probe.coverage().missing] == ["1.weight:update", "1.bias:update"]
-    assert {line.reason for line in probe.coverage().missing} == {"no step was seen of an optimizer that holds it"}
+    assert {line.reason for line in probe.coverage().missing} == {"no optimizer that was seen to step holds it"}
 
 
 def test_steps_change_nothing_and_leave_nothing() -> None:

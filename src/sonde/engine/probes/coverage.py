@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import nn
 
+from sonde.engine import selection
 from sonde.engine.probes.attachment import Attachment
 from sonde.engine.probes.dead_hooks import dead_among
+from sonde.engine.probes.hook_set import LATER_HOOK, REPLACED
 from sonde.engine.probes.site_hook import SiteHook
-from sonde.engine.probes.step_hooks import StepHook
+from sonde.engine.probes.step_hooks import SAMPLED, StepHook
+from sonde.engine.torch_api.modules import parameters_of
 from sonde.site import Port, Site
 from sonde.view.table import Cell, Grid, ShownAsTable
 
@@ -83,9 +86,12 @@ class Coverage(ShownAsTable):
         for hook in held:
             for port, count in hook.counts().items():
                 site = hook.sites[port]
-                reason = notes.get(site, "") or (_UNFUSED if hook.module in unfused else "")
-                if not count and not reason:
-                    reason = _why_nothing(attachment, hook, port, called, dead=id(hook) in dead)
+                reason = notes.get(site, "")
+                if count:
+                    reason = reason or (_UNFUSED if hook.module in unfused else "")
+                elif not reason or reason.startswith(_OF_WHAT_CAME):
+                    why = _why_nothing(attachment, hook, port, called, dead=id(hook) in dead)
+                    reason = f"{why}; {reason}" if reason == REPLACED else why
                 lines.append(Covered(site, count, reason))
         lines += [Covered(site, 0, reason) for site, reason in held.unhooked.items()]
         return cls(lines, attached=attachment.attached)
@@ -98,12 +104,12 @@ def _why_nothing(attachment: Attachment, hook: SiteHook, port: Port, called: set
     stopped_by, training = attachment.delivery.stopped_by, attachment.delivery.switch.training
     if stopped_by is not None:
         return f"observation stopped: {type(stopped_by).__name__}: {stopped_by}"
-    if not attachment.ran:
-        return "the model was not seen to run"
+    if isinstance(hook, StepHook):
+        return _why_no_step(hook)
     if not hook.is_on_module:
-        if isinstance(hook, StepHook):
-            return "no step was seen of an optimizer that holds it"
-        return "frozen" if not hook.target.requires_grad else "no gradient was accumulated into it"
+        return _why_no_gradient(attachment, hook)
+    if not attachment.ran and not called:
+        return "the model was not seen to run"
     if hook.module in called and training is not None and port in ("input", "output"):
         return f"called, but in no {'training' if training else 'evaluation'} pass"
     if hook.module in called:
@@ -112,10 +118,53 @@ def _why_nothing(attachment: Attachment, hook: SiteHook, port: Port, called: set
         return "not reached, or did not return: the forward raised"
     below = set(hook.module.modules()) - {hook.module}
     if below & called:
-        return "not called itself, though modules in it were: its .forward() is called directly"
-    if any(root.was_used(parameter) for root in attachment.roots for parameter in hook.module.parameters()):
-        return "never called, though its parameters were used: by a fused or functional path, or .forward() directly"
+        return "not called itself, though modules in it were: by another module, or because its .forward() is called directly"
+    used = [parameter for parameter in hook.module.parameters() if any(root.was_used(parameter) for root in attachment.roots)]
+    if used:
+        return _why_used(attachment, hook, used, called)
+    if any(root.has_trained for root in attachment.roots) and any(each.requires_grad for each in hook.module.parameters()):
+        return "never called, and no gradient came to its parameters: a branch not taken"
     return "never called: a branch not taken, or a fused or functional path (without gradients these two look alike)"
+
+
+def _why_no_step(hook: StepHook) -> str:
+    """Return why *hook* has delivered nothing around the steps of its parameter."""
+    if hook.around.was_stepped(hook.target):
+        return "an optimizer that holds it has stepped, and it got no gradient"
+    if not hook.target.requires_grad:
+        return "frozen: no optimizer that was seen to step holds it"
+    if hook.around.has_stepped:
+        return "no optimizer that was seen to step holds it"
+    return "no step of an optimizer was seen while it was observed"
+
+
+def _why_no_gradient(attachment: Attachment, hook: SiteHook) -> str:
+    """Return why *hook* has delivered no gradient of its parameter after a backward pass."""
+    if not hook.target.requires_grad:
+        return "frozen"
+    if any(root.has_trained for root in attachment.roots):
+        return "no gradient was accumulated into it"
+    return "no backward pass was seen that accumulates into parameters" if attachment.ran else "the model was not seen to run"
+
+
+def _why_used(attachment: Attachment, hook: SiteHook, used: Sequence[nn.Parameter], called: set[nn.Module]) -> str:
+    """Return why gradients came to the parameters *used* of the module of *hook*, though the module was never called."""
+    mine, ids = set(hook.module.modules()), {id(parameter) for parameter in used}
+    others = [
+        (item.name, item.module)
+        for root in attachment.roots
+        for item in selection.members(root.model)
+        if item.module not in mine and any(id(held) in ids for held in parameters_of(item.module).values())
+    ]
+    shared = {id(held) for _, other in others for held in parameters_of(other).values()}
+    if not ids <= shared:
+        return "never called, though its parameters were used: by a fused or functional path, or .forward() directly"
+    user = next((name for name, other in others if other in called), others[0][0])
+    return f"never called: the gradients of its parameters came by {user or '(root)'}, which has them too"
+
+
+_OF_WHAT_CAME = (LATER_HOOK, REPLACED, SAMPLED)
+"""The beginnings of notes on what was delivered, which do not say why nothing was."""
 
 
 _UNFUSED = "while it is observed, torch does not use its fused path for this layer: in evaluation the last bits may differ"

@@ -65,6 +65,11 @@ class Root:
         """Whether a backward pass has been since."""
         return self.clock.backward_counter.count > self.backwards
 
+    def left_out(self, region: Region) -> bool:
+        """Return whether training has left *region* without a gradient: then it was not called."""
+        trainable = [parameter for module in region.modules for parameter in module.parameters() if parameter.requires_grad]
+        return self.has_trained and bool(trainable) and not any(map(self.was_used, trainable))
+
     def regions(self) -> list[Region]:
         """Return the compiled parts of the model, as far as is known."""
         return regions(self.model, (self.model,) if self.clock.forward_counter.is_compiled else ())
@@ -146,7 +151,7 @@ def dead_among(roots: Sequence[Root], hooked: Sequence[SiteHook]) -> list[SiteHo
             if any(hook.has_fired for hook in top):
                 dead += below
             elif not top or not region.calls_hooks_of_top() or region.top is selection.unwrap(root.model):
-                dead += top + below
+                dead += top + below if region.has_code() and not root.left_out(region) else []
     return dead
 
 

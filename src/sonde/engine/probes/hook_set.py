@@ -23,7 +23,10 @@ from sonde.engine.torch_api import hooks
 from sonde.site import PARAMETER_PORTS, Port, Site
 from sonde.stats import Table
 
-__all__ = ["HookSet"]
+__all__ = ["LATER_HOOK", "REPLACED", "HookSet"]
+
+LATER_HOOK = "a hook registered later runs after this one, and may return another output"
+REPLACED = "came or was replaced after the probe was attached"
 
 # The hooks on modules, for events and for statistics, in the order of their sites
 _MODULE_HOOKS = (
@@ -102,7 +105,7 @@ class HookSet:
                 self._waiting = [held for held in self._waiting if held is not old]
                 if self._delivery.switch.on:
                     self._put_in(hook)
-            hook.note("came or was replaced after the probe was attached")
+            hook.note(REPLACED)
 
     def drop(self, name: str, clock: Clock) -> None:
         """Take the hooks called *name* out for good: their module or parameter is gone."""
@@ -230,7 +233,7 @@ class HookSet:
             if isinstance(hook, OutputEventHook | OutputStatisticHook) and hook.handle is not None and hook.is_in:
                 later = hooks.registered_later(hook.module, hook.handle)
                 if any(not isinstance(other, hooks.Hook) for other in later):
-                    hook.note("a hook registered later runs after this one, and may return another output")
+                    hook.note(LATER_HOOK)
 
 
 def _device_of(modules: Sequence[nn.Module]) -> torch.device:

@@ -24,7 +24,7 @@ from sonde.engine.probes.statistic_hooks import StatisticHook
 from sonde.engine.selection import Named
 from sonde.site import OTHER_CALLS, PORTS, Port, Site
 
-__all__ = ["AroundSteps", "StepEventHook", "StepHook", "StepStatisticHook", "sample_updates", "size_factor"]
+__all__ = ["SAMPLED", "AroundSteps", "StepEventHook", "StepHook", "StepStatisticHook", "sample_updates", "size_factor"]
 
 
 class AroundSteps:
@@ -35,6 +35,7 @@ class AroundSteps:
         self._switch = switch
         self._hooks: dict[StepHook, None] = {}  # a set that keeps its order
         self._by_target: dict[int, list[StepHook]] = {}
+        self._stepped: set[frozenset[int]] = set()  # the parameters of each optimizer that has stepped
 
     @property
     def is_on(self) -> bool:
@@ -76,6 +77,7 @@ class AroundSteps:
 
     def after(self, held: frozenset[int], before: Copies, *, closure: bool) -> None:
         """Observe the parameters of *held*, and their gradients if a closure has computed them."""
+        self._stepped.add(held)
         hooked = self._of(held)
         if not hooked:
             return
@@ -83,6 +85,15 @@ class AroundSteps:
             _give_gradients(hooked)
         former = [before.get((id(hook.target), hook.one_in)) if "update" in hook.sites else None for hook in hooked]
         _class_of(hooked).give_parameters(hooked, former)
+
+    @property
+    def has_stepped(self) -> bool:
+        """Whether a step was observed."""
+        return bool(self._stepped)
+
+    def was_stepped(self, parameter: nn.Parameter) -> bool:
+        """Return whether a step of an optimizer that holds *parameter* was observed."""
+        return any(id(parameter) in held for held in self._stepped)
 
     def _of(self, held: frozenset[int]) -> list[StepHook]:
         if len(held) == 1:  # of many optimizers that hold one parameter each
@@ -199,6 +210,9 @@ def _sampled(hook: StepStatisticHook) -> Tensor:
     return hook.target if hook.one_in == 1 else sample(hook.target.detach(), hook.one_in)
 
 
+SAMPLED = "of one in"
+"""The beginning of the note on an update that is sampled."""
+
 _AnyHook = TypeVar("_AnyHook", bound=SiteHook)
 
 
@@ -213,7 +227,7 @@ def sample_updates(hooked: Sequence[_AnyHook], limit: float) -> dict[Site, str]:
             hook.positions = positions(hook.target, one_in)
             seen = size_of(hook.target.numel(), one_in)
             notes[hook.sites["update"]] = (
-                f"of one in {one_in} elements, chosen at random: copies of all parameters would take more than the "
+                f"{SAMPLED} {one_in} elements, chosen at random: copies of all parameters would take more than the "
                 f"{limit:,.0f} bytes of update_memory=. Its counts and lengths are estimates. For any elements, the root mean "
                 f"square error of a length is at most {length_error(one_in):.3g} * absmax / norm of it, of a share "
                 f"{0.5 / sqrt(seen):.2%}"

@@ -1,0 +1,104 @@
+"""The reasons in a coverage are true."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from tests.engine.probes.reasons import lies
+from torch import Tensor, nn
+
+import sonde
+from sonde.testing.zoo import ZOO, Net
+
+LOST = {name: entry for name, entry in ZOO.items() if entry.loss is not None}
+
+
+@pytest.mark.parametrize("name", LOST)
+def test_the_reasons_of_the_zoo_are_true(name: str) -> None:
+    """Checked against plain hooks and gradients."""
+    entry = LOST[name]
+    args, kwargs = entry.batch()
+
+    def loss(output: Any) -> Tensor:
+        assert entry.loss is not None
+        return entry.loss(list(output) if isinstance(output, Iterator) else output)
+
+    assert lies(entry.build(), args, kwargs, loss) == []
+
+
+class Tied(nn.Module):
+    """A head that has its weight from the embedding and is used by a function, and parts that are never called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(5, 4)
+        self.head = nn.Linear(4, 5, bias=False)
+        self.head.weight = self.embedding.weight
+        self.layer = nn.Linear(4, 4)
+        self.unrolled = nn.Sequential(nn.Tanh(), nn.Linear(4, 4))
+        self.functional = nn.Linear(4, 4)
+        self.unused = nn.Linear(4, 4)
+        self.frozen = nn.Linear(4, 4).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.layer(self.embedding(x))
+        for layer in self.unrolled:
+            hidden = layer(hidden)
+        hidden = nn.functional.linear(hidden, self.functional.weight, self.functional.bias)
+        return nn.functional.linear(hidden, self.embedding.weight)
+
+
+def test_each_reason_is_the_one_that_holds() -> None:
+    """Of modules and parameters that deliver nothing for one reason each."""
+    model = Tied()
+    optimizer = torch.optim.SGD([*model.embedding.parameters(), *model.unused.parameters()], lr=0.1)
+    ports = ("output", "grad_output", "grad", "update")
+    with sonde.observe(model, lambda event: None, ports=ports, grad_at_step=True, strict=True) as probe:
+        model.unused.register_forward_hook(lambda *_: None)  # after ours: it never matters, as nothing is delivered
+        model(torch.tensor([1, 2])).sum().backward()
+        optimizer.step()
+        found = {str(line.site): line.reason for line in probe.coverage().missing}
+    never = "never called, and no gradient came to its parameters: a branch not taken"
+    other = "not called itself, though modules in it were: by another module, or because its .forward() is called directly"
+    assert found["head:output"] == "never called: the gradients of its parameters came by embedding, which has them too"
+    assert found["unrolled:output"] == other
+    assert found["functional:output"].startswith("never called, though its parameters were used")
+    assert found["unused:output"] == never
+    assert found["unused.weight:grad"] == "an optimizer that holds it has stepped, and it got no gradient"
+    assert found["functional.weight:grad"] == "no optimizer that was seen to step holds it"
+    assert found["frozen:output"].startswith("never called: a branch not taken, or a fused or functional path")
+    assert "embedding:output" not in found
+
+
+def test_before_any_step_or_pass_the_reasons_say_so() -> None:
+    """Of a model that was not called, that ran without a backward pass, whose parts alone were called, and that never stepped."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    with sonde.observe(model, lambda event: None, ports=("output", "grad", "update"), strict=True) as probe:
+
+        def reasons() -> dict[str, str]:
+            return {str(line.site): line.reason for line in probe.coverage().missing}
+
+        no_step = "no step of an optimizer was seen while it was observed"
+        assert set(reasons().values()) == {"the model was not seen to run", no_step}
+        model[0](torch.ones(1, 2))
+        assert reasons()["(root):output"].startswith("not called itself, though modules in it were")
+        assert reasons()["1:output"].startswith("never called")
+        model(torch.ones(1, 2))
+        assert reasons()["0.weight:grad"] == "no backward pass was seen that accumulates into parameters"
+        model(torch.ones(1, 2)).sum().backward()
+        assert set(reasons().values()) == {no_step}
+
+
+@pytest.mark.parametrize("kind", [nn.Linear, lambda *sizes: nn.Sequential(nn.Linear(*sizes))])
+def test_a_compiled_module_that_is_never_called_is_not_called_dead(kind: Any, fresh_compiler: None) -> None:
+    """It is a branch not taken, and nothing is warned of."""
+    model = Net(lambda self, x: self.used(x), used=nn.Linear(2, 2), unused=kind(2, 2))
+    model.unused.compile(backend="eager")  # type: ignore[operator]  # a module
+    with sonde.observe(model, lambda event: None, strict=True) as probe:
+        for _ in range(2):
+            model(torch.ones(1, 2)).sum().backward()
+        reasons = {str(line.site): line.reason for line in probe.coverage().missing}
+    assert reasons["unused:output"] == "never called, and no gradient came to its parameters: a branch not taken"
