@@ -516,7 +516,8 @@ def test_the_table() -> None:
     assert lines[3:] == [
         "0 a Adds 2 2 tensors 3×4 2.00 ± 0.000",
         "1 b Two 2 2 tuples of 2 tensors 3×4 (+1) 2.00 ± 0.000",
-        "2 c Adds 0 nothing the model was not seen to run",
+        "2 c Adds 0 nothing never called: a branch not taken, or a fused or functional path "
+        "(without gradients these two look alike)",
     ]
     assert "2 tuples of 2 tensors" in recorder._repr_html_()
     assert str(recorder) == repr(recorder)
