@@ -49,6 +49,59 @@ def test_every_instrument_calls_the_same_units_dead(name: str) -> None:
     assert inspector.run.series("1", "call_death")[1].tolist() == [0.5]
 
 
+class Mixed(nn.Module):
+    """A convolution and linear layers under one parent, registered in another order than that in which they run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens_act = nn.ReLU()
+        self.conv_act = nn.ReLU(inplace=True)
+        self.shared_act = nn.ReLU()
+        self.head = nn.Linear(6, 8)
+        self.conv = nn.Conv1d(3, 6, 1)
+        with torch.no_grad():
+            self.conv.bias[:3] = -100.0  # type: ignore[index]  # half of the channels
+            self.head.bias[:2] = -100.0  # a quarter of the features
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.shared_act(self.conv_act(self.conv(x)))
+        return self.shared_act(self.tokens_act(self.head(x.transpose(1, 2))))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_the_units_are_those_of_the_tensor_that_flows(every: int) -> None:
+    """At each call of a layer, whatever the order in which layers are registered; in training and in evaluation."""
+    torch.manual_seed(0)
+    model = Mixed()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    x = torch.randn(16, 3, 10).abs() + 5  # no unit dies by chance
+    with torch.no_grad():
+        model.conv.weight.abs_()
+        model.head.weight.abs_()
+        model.conv.bias[3:] = model.head.bias[2:] = 1.0
+    watched = sonde.watch(
+        model, optimizer, every=every, to="memory", quiet=True, strict=True, evaluation=True, lenses=lens.OutputActivation()
+    )
+    with watched as inspector:
+        for _ in range(2):
+            model(x).square().mean().backward()
+            optimizer.step()
+            model.eval()
+            with torch.no_grad():
+                model(x)
+            model.train()
+    expected = {("conv_act", 0): 0.5, ("shared_act", 0): 0.5, ("shared_act", 1): 0.25, ("tokens_act", 0): 0.25}
+    for family in ("activation", "activation_eval"):
+        rows = inspector.run.sql(f"SELECT layer, call, call_death FROM {family} WHERE step = 0").fetchall()
+        # without a graph two calls on tensors of as many dimensions cannot be told apart
+        known = {place: death for place, death in expected.items() if place[0] != "shared_act" or family == "activation"}
+        found = {(layer, call): death for layer, call, death in rows}
+        assert {place: found[place] for place in known} == known, family
+    with sonde.observe(model, lens.OutputActivation(), strict=True) as probe:
+        model(x)
+    assert {(row["name"], row["call"]): row["call_death"] for row in probe.rows()} == expected
+
+
 def test_padding_is_no_dead_unit() -> None:
     """Half of the positions are always zero, and every channel is alive."""
     torch.manual_seed(0)

@@ -80,14 +80,15 @@ class Activation(Statistic):
 
     Args:
         eps: the magnitude, in the unit of x, up to which an element is inactive.
-        channel_axis: see :func:`by_channel`.
+        channel_axis: see :func:`by_channel`. None: the axis on which the layer has its units, found for each tensor that an
+            observed layer returns (``sonde.engine.layer_axes``); by itself the statistic then takes 1.
 
     Raises:
         ArgumentError: *eps* is negative, infinite or NaN.
     """
 
     eps: float = 1e-8
-    channel_axis: int = 1
+    channel_axis: int | None = 1
 
     is_of_every_leaf: ClassVar[bool] = False
     fields: ClassVar[tuple[Field, ...]] = (
@@ -102,9 +103,18 @@ class Activation(Statistic):
 
     def __post_init__(self) -> None:
         _checked(self.eps)
-        object.__setattr__(
-            self, "_kernel", kernels.activation(self.eps, self.channel_axis)
-        )  # made once: hooks read it at every call
+        object.__setattr__(self, "_kernel", kernels.activation(self.eps, self._axis))  # made once: hooks read it at every call
+
+    @property
+    def _axis(self) -> int:
+        return 1 if self.channel_axis is None else self.channel_axis
+
+    @property
+    def finds_units(self) -> bool:
+        return self.channel_axis is None
+
+    def on_axis(self, units: int) -> Activation:
+        return self if self.channel_axis is not None else replace(self, channel_axis=units)
 
     @property
     def numbers(self) -> tuple[Number, ...]:
@@ -119,7 +129,7 @@ class Activation(Statistic):
         return self._kernel  # type: ignore[attr-defined, no-any-return]  # no dataclass field: equality and repr leave it out
 
     def measure(self, tensor: Tensor) -> Tensor:
-        matrix = by_channel(tensor, self.channel_axis)
+        matrix = by_channel(tensor, self._axis)
         active, idle = _counts(matrix, self.eps)
         finite = active + idle
         judged = (finite > 0).sum(dtype=torch.float64)

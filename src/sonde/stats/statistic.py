@@ -50,13 +50,22 @@ class RowStatistic(ABC):
     """Fields that a run records unchanged, beside the numbers."""
 
     is_of_every_leaf: ClassVar[bool] = True
-    """Whether every tensor of a structured value is measured. Else the first alone is: for a statistic that is told which axis
+    """Whether every tensor of a structured value is measured. Else the first alone is: for a statistic to which is given which axis
     holds the units or the samples, since that axis is known of a layer's first tensor."""
 
     def __repr__(self) -> str:
         """Return the class with its attributes, which is also how a saved row tells its statistic."""
         given = ", ".join(f"{name}={value!r}" for name, value in vars(self).items() if not name.startswith("_"))
         return f"{type(self).__name__}({given})"
+
+    @property
+    def finds_units(self) -> bool:
+        """Whether the axis of the units is found for each tensor of a layer, and given to :meth:`on_axis`."""
+        return False
+
+    def on_axis(self, units: int) -> RowStatistic:
+        """Return the statistic of tensors whose units are on the axis *units*; itself if its axis is given, or it reads none."""
+        return self
 
     @property
     def numbers(self) -> tuple[Number, ...]:

@@ -14,6 +14,7 @@ from sonde.engine.clock.clock import Clock, clock_of
 from sonde.engine.clock.model_changes import fingerprint, is_time_to_look
 from sonde.engine.clock.turns import EveryNth
 from sonde.engine.event import Subscriber, Tick
+from sonde.engine.layer_axes import learn
 from sonde.engine.probes.dead_hooks import DeadHookCheck, Root
 from sonde.engine.probes.delivery import Delivery
 from sonde.engine.probes.hook_set import HookSet
@@ -97,6 +98,8 @@ class Attachment:
             if isinstance(item.module, torch.jit.ScriptModule):
                 unhooked = {Site(item.name, port, "", name): "TorchScript, which takes no hooks" for port in ports}
                 self.hooks.unhooked |= unhooked
+        if self.hooks.table is not None and self.hooks.table.statistic.finds_units:
+            learn(model)
         clock = self._clock(model)
         self.hooks.add(chosen, clock, wanted, self.roots)
 

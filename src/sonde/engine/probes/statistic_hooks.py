@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from sonde.engine import structure
+from sonde.engine.layer_axes import axes_of, unit_axis
 from sonde.engine.probes.site_hook import SiteHook
 from sonde.engine.torch_api import compiled, hooks
 from sonde.engine.torch_api.autograd_state import graph_task
@@ -84,6 +85,9 @@ def row_of_call(call: int, apart: int) -> int:
 class StatisticHook(SiteHook):
     """A hook that adds tensors to rows of a statistic; abstract.
 
+    The class is large because values and gradients come in eager and in compiled code, and a row is found and added to in the same
+    way for all four.
+
     Attributes:
         value_port, gradient_port: of the value that passes, and of its gradient; None for a parameter.
         adds, listens: the same, as far as they are observed.
@@ -93,10 +97,12 @@ class StatisticHook(SiteHook):
         table: holds the rows.
         kernel: adds to rows on the CPU; None without one.
         addresses: by place, of the row, if the kernel can add to it; else 0.
+        by_axis: by the axis of the units, a table without rows that measures tensors; for a statistic that finds this axis.
+        traced: the table whose statistic compiled code measures by; its axis is known beforehand or guessed from the structure.
         token: names this hook in compiled code.
     """
 
-    __slots__ = ("addresses", "adds", "apart", "kernel", "listens", "rows", "table", "token", "unused")
+    __slots__ = ("addresses", "adds", "apart", "by_axis", "kernel", "listens", "rows", "table", "token", "traced", "unused")
 
     value_port: ClassVar[Port | None] = None
     gradient_port: ClassVar[Port | None] = None
@@ -109,8 +115,10 @@ class StatisticHook(SiteHook):
         self.unused = unused
         self.apart = apart if self.is_on_module else 0
         self.rows: dict[Place, Tensor] = {}
-        self.kernel = table.statistic.kernel
+        self.by_axis: dict[int, Table] = {}
+        self.kernel = None if table.statistic.finds_units else table.statistic.kernel
         self.addresses: dict[Place, int] = {}
+        self.traced = self._on_axis(unit_axis(self.module)) if table.statistic.finds_units else table
         self.token = compiled.token_for(self)
         if not self.is_on_module:
             for port, row in list(unused.items()):
@@ -188,9 +196,19 @@ class StatisticHook(SiteHook):
                 return
             row = self._row(place, tensor.device)
             if row is not None:
-                self.table.add(row, tensor.detach())
+                table = self.table
+                if table.statistic.finds_units:  # those of a gradient are on the axis that the output had
+                    units = axes_of(tensor, self.module).units
+                    table = self._on_axis(1 if units is None else units)
+                table.add(row, tensor.detach())
         except Exception as error:
             self.delivery.failed(self.sites[place[0]].at(place[1]), error)
+
+    def _on_axis(self, units: int) -> Table:
+        found = self.by_axis.get(units)
+        if found is None:
+            found = self.by_axis[units] = Table(self.table.statistic.on_axis(units))
+        return found
 
     def _merge(self, place: Place, measured: Tensor) -> None:
         """Add a row that compiled code has measured."""
@@ -281,7 +299,7 @@ class StatisticHook(SiteHook):
     def _trace(self, value: Any) -> None:
         """Have *value*, and its gradients, measured by the code that is being compiled, and added at run time."""
         if not self.switch.refuses_traced():
-            compiled.trace_value(self.token, value, self.adds or "", self.listens or "", self.table.measured, self._most)
+            compiled.trace_value(self.token, value, self.adds or "", self.listens or "", self.traced.measured, self._most)
 
     def replay(self, leaves: list[Tensor], form: int, port: Port | str) -> tuple[int, int]:
         """Add the rows of a value, where compiled code has reached the module.

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch import Tensor, nn
@@ -12,7 +11,7 @@ from torch.optim.optimizer import Optimizer
 
 from sonde.engine import selection
 from sonde.engine.clock.optimizers import held_by
-from sonde.engine.layer_axes import is_time_first, learn, unit_axis
+from sonde.engine.layer_axes import is_time_first
 from sonde.engine.selection import Where
 from sonde.errors import ArgumentError
 from sonde.inspector.lenses.layer_selection import DROPOUT, RELU_LIKE, is_container
@@ -93,7 +92,7 @@ class OutputActivation(Lens):
         types = (*(RELU_LIKE if activation else ()), *(DROPOUT if dropout else ()))
         if include is None and not types:
             raise ArgumentError("OutputActivation(activation=False, dropout=False) looks at no layer: give include=")
-        axis = -1 if channel_last else 1
+        axis = None if channel_last is None else -1 if channel_last else 1
         super().__init__(
             "activation",
             Activation(eps, channel_axis=axis),
@@ -105,26 +104,6 @@ class OutputActivation(Lens):
             one_in=one_in,
             optional=include is None,
         )
-        object.__setattr__(self, "_channel_last", channel_last)
-
-    def parts(self, model: nn.Module) -> Iterator[tuple[RowStatistic, Where]]:
-        given: bool | None = getattr(self, "_channel_last", None)
-        if given is not None:
-            yield self.statistic, None
-            return
-        learn(model)
-        for axis in sorted(set(map(unit_axis, model.modules()))):
-            yield _on_axis(self.statistic, axis), _where(unit_axis, axis)
-
-
-def _on_axis(statistic: RowStatistic, axis: int) -> RowStatistic:
-    """Return *statistic* with the channels on *axis*."""
-    assert isinstance(statistic, Activation)
-    return replace(statistic, channel_axis=axis)
-
-
-def _where(axis_of: Callable[[nn.Module], int], axis: int) -> Callable[[str, nn.Module], bool]:
-    return lambda name, module: axis_of(module) == axis
 
 
 class OutputNorm(Lens):
