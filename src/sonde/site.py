@@ -8,8 +8,8 @@ holds several models, the model's name. Its text is ``[model/]path:port[leaf]``:
     G/enc:grad_output[0]         the gradient of the first output of ``enc`` in the model G
     head.weight:grad             the accumulated gradient of a parameter
 
-The text parses back to an equal site. In a path or a model name the characters ``% / : [ ]`` and white space are written
-``%XX``, so that any name a module can have survives the round trip.
+The text parses back to an equal site. In a path or a model name the characters ``% / : [ ]``, white space, control characters and
+lone surrogates are written ``%XX``, so that any name a module can have survives the round trip.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ OTHER_CALLS = -1
 """In place of a call's number: all calls that have no row of their own; of a parameter, which is not called, all there is."""
 
 _ROOT = "(root)"
-_RESERVED = re.compile(r"[%/:\[\]\s]")
+_RESERVED = re.compile(r"[%/:\[\]\s\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _TEXT = re.compile(r"(?:(?P<model>[^/:\[\]\s]+)/)?(?P<path>[^/:\[\]\s]+)(?::(?P<port>[a-z_]+)(?P<leaf>[.\[{].*)?)?", re.DOTALL)
 _LEAF = re.compile(r"(?:\.\w+|\[.+?\]|\{\d+\})*", re.DOTALL)
 
@@ -82,7 +82,7 @@ _LEAF = re.compile(r"(?:\.\w+|\[.+?\]|\{\d+\})*", re.DOTALL)
 def _escape(name: str) -> str:
     if name == _ROOT:
         return name.replace("(", "%28")
-    return _RESERVED.sub(lambda found: "".join(f"%{byte:02X}" for byte in found[0].encode()), name)
+    return _RESERVED.sub(lambda found: "".join(f"%{byte:02X}" for byte in found[0].encode("utf-8", "surrogatepass")), name)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -127,8 +127,12 @@ class Site:
         """The site that *key* names, and whether *key* names the whole module: a text without a port, or one of *names*."""
         if isinstance(key, Site):
             return key, False
-        if "/" in key and key in names:  # and not a module of the model before the slash
-            return Site(key), True
+        if "/" in key and (known := frozenset(names)):  # a slash in a name, and not behind the name of a model
+            head, _, port = key.rpartition(":")
+            if key in known:
+                return Site(key), True
+            if head in known and port in PORTS:
+                return Site(head, cast(Port, port)), False
         try:
             return _parsed(key), ":" not in key
         except SiteError:
@@ -179,5 +183,5 @@ def _parsed(text: str) -> Site:
             f"{text!r} is not the name of a site. A site is written [model/]path:port[leaf], as layers.3.mlp:output, "
             f"(root):output.logits or G/enc:grad_output[0]; the ports are {', '.join(PORTS)}"
         )
-    path = "" if found["path"] == _ROOT else unquote(found["path"])
-    return Site(path, cast(Port, found["port"] or "output"), leaf, unquote(found["model"] or ""))
+    path = "" if found["path"] == _ROOT else unquote(found["path"], errors="surrogatepass")
+    return Site(path, cast(Port, found["port"] or "output"), leaf, unquote(found["model"] or "", errors="surrogatepass"))

@@ -16,6 +16,7 @@ import pandas as pd
 import pyarrow.parquet
 import pytest
 
+from sonde.cli import main
 from sonde.errors import ArgumentError, ObservationWarning, SiteError, StoreError, UnknownSiteError
 from sonde.run.folder.source import DiskSource
 from sonde.run.run import Run, open_run
@@ -24,6 +25,8 @@ from sonde.run.store.memory_writer import memory_run
 from sonde.run.store.open import start_run
 from sonde.run.store.run_names import ADJECTIVES, ANIMALS
 from sonde.run.store.writer import RunWriter
+from sonde.site import Site
+from sonde.view import plots
 
 LAYOUT = Layout(["fc:output", "fc:grad_output", "head:output"])
 
@@ -591,3 +594,59 @@ def test_run_json_is_plain(tmp_path: Path) -> None:
     assert (written["format"], written["version"], written["lenses"]) == ("sonde-run", 3, {"moments": "heatmap"})
     assert writer.lost == 0
     assert written["attempts"][0]["ended"] >= written["attempts"][0]["started"]
+
+
+ODD_NAMES = ["a\x1b[31mred", "n\0ul", "sur\udc80rogate", "half \ud83d", "a/b", "a/b c:d[0]", "tab\t\n", "é", "(root)", "100%"]
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+def test_a_module_may_have_any_name(writer: RunWriter, name: str) -> None:
+    """Its rows are kept beside all others, and found by the name as the model has it, or by the text of the site."""
+    layout = Layout([Site(name), Site("fc"), Site(name, "grad_output")])
+    writer.append("moments", layout, {"rms": [1.0, 2.0, 3.0]}, step=0)
+    run = writer.run()
+    assert run.series("fc", "rms")[1].tolist() == [2.0]
+    assert run.series(str(Site(name)), "rms")[1].tolist() == [1.0]
+    if name != "(root)":  # which is the model itself
+        assert run.series(name, "rms")[1].tolist() == [1.0]
+        assert run.series(f"{name}:grad_output", "rms")[1].tolist() == [3.0]
+    assert Site.parse(run.sites[0]) == Site(name)
+
+
+def test_texts_with_half_a_character_do_not_keep_other_rows_from_the_disk(writer: RunWriter) -> None:
+    """Names of scalars, leaves, findings, columns of text."""
+    text = "half \ud83d"
+    writer.scalar(text, 1.0, step=0)
+    writer.scalar("loss", 2.0, step=0)
+    writer.alert(text, step=0, rule=text, site=text)
+    writer.append("moments", Layout([Site("fc", "output", f"['{text}']")]), {"rms": 1.0, "mode": text}, step=0)
+    writer.describe(note=text)
+    writer.document("coverage", {text: text})
+    run = writer.run()
+    assert run.scalar("loss")[1].tolist() == [2.0]
+    assert run.scalar(text)[1].tolist() == [1.0]
+    assert run.sql("SELECT count(*) FROM scalars").fetchall() == [(2,)]
+    assert run.alerts[0]["message"] == "half \\ud83d"
+    assert run.table("moments")["mode"].to_pylist() == ["half \\ud83d"]
+    assert run.info["note"] == text
+    assert run.coverage == {text: text}
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        {"model": ["layers.0", "head"]},
+        {"model": 5, "lenses": 3, "environment": "old"},
+        {"lenses": [{"family": ["x"], "show": 3, "numbers": "x"}, 7], "model": [[1]]},
+        {"lenses": [{"family": "moments", "numbers": [{"name": 3}], "show": {"picture": 7}}]},
+    ],
+)
+def test_a_description_of_ones_own_breaks_nothing(tmp_path: Path, about: dict[str, Any]) -> None:
+    """As in the documentation of the format: what sonde itself writes there has another form."""
+    with start_run(tmp_path / "run", about=about) as writer:
+        fill(writer)
+    run = open_run(tmp_path / "run")
+    assert run.info == about
+    assert "loss" in str(plots.table(run))
+    assert list(plots.plan(run))
+    assert main(["show", str(tmp_path / "run")]) == 0

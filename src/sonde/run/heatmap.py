@@ -11,6 +11,7 @@ import numpy.typing as npt
 from sonde.errors import ArgumentError
 from sonde.number import Number
 from sonde.run.folder.duckdb_sql import quoted
+from sonde.run.schema import encodable
 from sonde.suggest import unknown_name
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def heatmap_of(
         raise ArgumentError(f"reduce={reduce!r}: it is one of 'worst', {', '.join(map(repr, _FUNCTIONS))}")
     found = connection.execute(
         f'SELECT site, min("order") AS place FROM {quoted(family)} WHERE port = $port GROUP BY site ORDER BY place, site',
-        {"port": port},
+        {"port": encodable(port)},
     ).fetchall()
     sites = tuple(site for site, _ in found)
     if not sites:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,8 @@ from sonde.run.folder.duckdb_sql import check_query, condition, connect, connect
 from sonde.run.folder.run_json import Description
 from sonde.run.folder.source import Answer, Ask, DiskSource, Source
 from sonde.run.heatmap import Heatmap, Reduce, heatmap_of
-from sonde.run.schema import KEYS, READ_ORDER
+from sonde.run.schema import KEYS, READ_ORDER, encodable
+from sonde.site import PORTS, Port, Site
 from sonde.suggest import unknown_name
 
 if TYPE_CHECKING:
@@ -195,16 +196,19 @@ class Run:
 
         def question(connection: duckdb.DuckDBPyConnection, families: tuple[str, ...]) -> tuple[Any, Any]:
             chosen = self._family_of(connection, families, number, family)
-            text = str(site) if ":" in str(site) else f"{site}:output"
-            rows = connection.sql(
-                f"SELECT step, {quoted(number)} FROM {quoted(chosen)} WHERE site = $site AND {quoted(number)} IS NOT NULL"
-                f"{condition(where)} ORDER BY step, micro_step, rank, call",
-                params={"site": text},
-            ).to_arrow_table()
-            if not rows.num_rows:
+            texts = dict.fromkeys([str(site) if ":" in str(site) else f"{site}:output", *_literally(str(site))])
+            for text in texts:
+                rows = connection.sql(
+                    f"SELECT step, {quoted(number)} FROM {quoted(chosen)} WHERE site = $site AND {quoted(number)} IS NOT NULL"
+                    f"{condition(where)} ORDER BY step, micro_step, rank, call",
+                    params={"site": encodable(text)},
+                ).to_arrow_table()
+                if rows.num_rows:
+                    break
+            else:
                 known = connection.execute(f"SELECT DISTINCT site FROM {quoted(chosen)} ORDER BY site").fetchall()
-                if (text,) not in known:
-                    raise unknown_name("site", text, (name for (name,) in known), f"{chosen} in {self._source.name}")
+                if not any((text,) in known for text in texts):
+                    raise unknown_name("site", next(iter(texts)), (name for (name,) in known), f"{chosen} in {self._source.name}")
             return rows.column(0).to_numpy(), _values(rows.column(1))
 
         return self._ask(question, callers_sql=where)
@@ -221,11 +225,11 @@ class Run:
                 raise self._unknown("scalar", name, "scalars", families)
             of_rank = "" if rank is None else f" AND rank = {literal(rank)}"
             rows = connection.sql(
-                f"SELECT step, value FROM scalars WHERE name = $name{of_rank} ORDER BY step, rank", params={"name": name}
+                f"SELECT step, value FROM scalars WHERE name = $name{of_rank} ORDER BY step, rank", params={"name": encodable(name)}
             ).to_arrow_table()
             if not rows.num_rows:
                 known = connection.execute("SELECT DISTINCT name FROM scalars ORDER BY name").fetchall()
-                if (name,) not in known:
+                if (encodable(name),) not in known:
                     raise unknown_name("scalar", name, (each for (each,) in known), self._source.name)
             return rows.column(0).to_numpy(), rows.column(1).to_numpy()
 
@@ -369,6 +373,14 @@ def open_run(path: str | os.PathLike[str]) -> Run:
     if folder.exists() and not folder.is_dir():
         raise StoreError(f"{folder} is a file; a run is a folder with a run.json in it")
     return Run(DiskSource(folder))
+
+
+def _literally(asked: str) -> Iterator[str]:
+    """Yield the texts of sites that *asked* can mean where a module's own name has a slash, a colon or other such characters."""
+    yield str(Site(asked))
+    path, _, port = asked.rpartition(":")
+    if port in PORTS:
+        yield str(Site(path, cast(Port, port)))
 
 
 def _columns(connection: duckdb.DuckDBPyConnection, family: str) -> dict[str, str]:

@@ -28,6 +28,7 @@ __all__ = [
     "Layout",
     "check_family",
     "check_number",
+    "encodable",
     "may_be_family",
     "whole_number",
 ]
@@ -122,7 +123,7 @@ class Layout:
         if isinstance(sites, str):
             raise ArgumentError(f"a layout takes a sequence of sites, one for each row, not the text {sites!r}")
         parsed = [site if isinstance(site, Site) else Site.parse(site) for site in sites]
-        texts = {key.name: tuple(map(key.of_site, parsed)) for key in KEY_COLUMNS if key.of_site is not None}
+        texts = {key.name: tuple(encodable(key.of_site(site)) for site in parsed) for key in KEY_COLUMNS if key.of_site is not None}
         whole = {
             "call": np.full(len(parsed), call, np.int32) if isinstance(call, int) else np.array(call, np.int32),
             "order": np.arange(len(parsed), dtype=np.int32) if order is None else np.array(order, np.int32),
@@ -141,6 +142,11 @@ class Layout:
 
     def __len__(self) -> int:
         return len(self.site)
+
+
+def encodable(text: str) -> str:
+    r"""Return *text* with ``\udc80`` for a lone surrogate: no file can hold one, and the rows beside it would be lost too."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def check_family(name: str) -> str:

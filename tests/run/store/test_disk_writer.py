@@ -296,3 +296,35 @@ def test_a_folder_that_was_removed_meanwhile_is_no_disaster(tmp_path: Path) -> N
     with pytest.warns(ObservationWarning, match="could not be written"):
         writer.close()
     assert writer.lost == 100
+
+
+def test_a_folder_that_can_only_be_read_from_some_step_on(tiny_disk: Path) -> None:
+    """A disk that the system mounted anew for reading: one warning, the rows from before stay, the training goes on."""
+    writer = start_run(tiny_disk / "run")
+    log(writer, range(3))
+    writer.flush()
+    for options in (["--bind", tiny_disk / "run", tiny_disk / "run"], ["-o", "remount,bind,ro", tiny_disk / "run"]):
+        subprocess.run(["mount", *options], check=True)
+    with pytest.warns(ObservationWarning, match="Read-only file system") as said:
+        for step in range(3, 6):
+            log(writer, range(step, step + 1))
+            writer.flush()
+        writer.document("coverage", {"sites": 1})
+        writer.close()
+    assert len(said) == 1
+    assert writer.lost == 3 * 50
+    assert steps_of(tiny_disk / "run") == [0, 1, 2]
+
+
+def test_a_family_that_was_removed_meanwhile_is_named_and_the_rest_is_read(tmp_path: Path) -> None:
+    writer = start_run(tmp_path / "run")
+    log(writer, range(2))
+    writer.scalar("loss", 1.0, step=0)
+    writer.flush()
+    shutil.rmtree(tmp_path / "run" / "moments")
+    log(writer, range(2, 3))
+    writer.close()
+    run = open_run(tmp_path / "run")
+    with pytest.warns(ObservationWarning, match=r"flush 1 of rank 0 is missing from .*moments.* removed after it was written"):
+        assert sorted(set(run.table("moments")["step"].to_pylist())) == [2]
+    assert run.scalar("loss")[0].tolist() == [0]

@@ -15,6 +15,7 @@ from sonde.errors import ArgumentError, StoreError
 from sonde.run.run import Run, open_run
 from sonde.run.schema import Layout
 from sonde.run.store.disk_writer import DiskWriter, Flushing
+from sonde.run.store.lock import Lock
 from sonde.run.store.open import join_run, start_run
 from sonde.run.store.writer import RunWriter
 
@@ -274,3 +275,23 @@ def test_joining_what_is_not_there(tmp_path: Path) -> None:
             join_run(zero.path, rank=0, attempt=1)
         with join_run(zero.path, rank=1, attempt=1) as one, pytest.raises(ArgumentError, match="rank 0 describes"):
             one.describe(model=[])
+
+
+def test_no_unfinished_file_survives_a_resume(tmp_path: Path, abandon: Abandon) -> None:
+    """Of any rank that writes no more, also in a family of which nothing was ever finished. Files of a rank that writes stay."""
+    path = tmp_path / "run"
+    first = start_run(path)
+    log(first, range(2), 1.0)
+    abandon(first)
+    for name in ("moments/.part-r0000-a.tmp", "moments/.part-r0007-b.tmp", "updates/.part-r0000-c.tmp", ".graph.json.1-2.tmp"):
+        (path / name).parent.mkdir(exist_ok=True)
+        (path / name).touch()
+    (path / "updates" / ".part-r0001-d.tmp").touch()
+    (path / "updates" / "notes.tmp").touch()
+    busy = Lock(path, 1)
+    with start_run(path, exists="resume"):
+        assert {file.relative_to(path).as_posix() for file in path.rglob("*.tmp")} == {
+            "updates/.part-r0001-d.tmp",
+            "updates/notes.tmp",
+        }
+    busy.release()

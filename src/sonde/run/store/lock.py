@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sonde.errors import StoreError
 
-__all__ = ["Lock"]
+__all__ = ["Lock", "is_free"]
 
 _held: set[Path] = set()  # by this process: the operating system would let it lock twice
 
@@ -63,3 +63,12 @@ class Lock:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+
+def is_free(folder: Path, rank: int) -> bool:
+    """Return whether no process writes as *rank* to the run in *folder*."""
+    try:
+        Lock(folder, rank).release()
+    except (StoreError, OSError):
+        return False
+    return True

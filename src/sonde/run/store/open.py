@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -11,15 +12,17 @@ from typing import Any, Literal
 from sonde.errors import ArgumentError, StoreError
 from sonde.paths import absolute_path
 from sonde.run.folder.files import remove_leftovers
-from sonde.run.folder.parts import parts_in
+from sonde.run.folder.parts import parts_in, prefix_of
 from sonde.run.folder.run_json import FILE, Description, is_run
 from sonde.run.folder.written import PATTERN
-from sonde.run.schema import DOCUMENTS, whole_number
+from sonde.run.schema import DOCUMENTS, may_be_family, whole_number
 from sonde.run.store.disk_writer import DiskWriter, Flushing
-from sonde.run.store.lock import Lock
+from sonde.run.store.lock import Lock, is_free
 from sonde.run.store.run_names import new_folder, numbered_folder
 
 __all__ = ["Existing", "join_run", "start_run"]
+
+_LEFTOVER = re.compile(r"\.part-r(\d+)-")
 
 Existing = Literal["error", "resume", "unique", "replace"]
 _EXISTING: tuple[Existing, ...] = ("error", "resume", "unique", "replace")
@@ -122,7 +125,7 @@ def _begin(
 ) -> DiskWriter:
     if exists == "replace":
         _clear(folder)
-    remove_leftovers(folder, "")
+    _remove_leftovers(folder)
     first_step = 0 if step is None else whole_number("step", step)
     description = Description()
     if (folder / FILE).exists():
@@ -131,6 +134,16 @@ def _begin(
     description = description.telling(about).begun(first_step)
     description.write(folder, sync=flushing.sync)
     return DiskWriter(folder, 0, description, lock, flushing)
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Remove the unfinished files of killed writers of all ranks, also in families without a finished part."""
+    remove_leftovers(folder, "")
+    for family in [entry for entry in folder.iterdir() if entry.is_dir() and may_be_family(entry.name)]:
+        of_parts = [found for path in family.iterdir() if (found := _LEFTOVER.match(path.name))]
+        for rank in {int(found[1]) for found in of_parts}:
+            if rank == 0 or is_free(folder, rank):
+                remove_leftovers(family, prefix_of(rank))
 
 
 def _clear(folder: Path) -> None:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow
 
 from sonde.errors import ArgumentError
-from sonde.run.schema import ALERTS, KEY_COLUMNS, SCALARS, Key, Layout
+from sonde.run.schema import ALERTS, KEY_COLUMNS, SCALARS, Key, Layout, encodable
 
 __all__ = ["Column", "Lines", "RowBlock", "column_of", "kind_of", "tables_of"]
 
@@ -122,7 +122,7 @@ def column_of(name: str, given: Any, length: int, what: str) -> Column:
         ArgumentError: *given* is none of these, or has another length.
     """
     if isinstance(given, str):
-        return [given] * length
+        return [encodable(given)] * length
     values = np.asarray(given)
     if values.ndim == 0:
         values = np.broadcast_to(values, (length,))
@@ -131,7 +131,7 @@ def column_of(name: str, given: Any, length: int, what: str) -> Column:
             f"the column {name!r} has the shape {values.shape}; {what} take ({length},), or ({length}, k) for a list in each row"
         )
     if values.dtype.kind in "US" or (values.dtype == object and all(isinstance(value, str) for value in values)):
-        return [str(value) for value in values]
+        return [encodable(str(value)) for value in values]
     if values.dtype.kind not in "biuf":
         raise ArgumentError(f"the column {name!r} holds {values.dtype}: numbers or texts can be written")
     return values.astype(_plain(values.dtype), copy=False)

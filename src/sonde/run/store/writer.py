@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from sonde.errors import ArgumentError, StoreError
 from sonde.run.folder.json_file import json_text, parse_json
-from sonde.run.schema import DOCUMENTS, Layout, check_family, check_number, whole_number
+from sonde.run.schema import DOCUMENTS, Layout, check_family, check_number, encodable, whole_number
 from sonde.run.store.rows import Column, Lines, RowBlock, column_of, kind_of
 from sonde.run.store.writer_thread import WriterThread
 
@@ -158,7 +158,7 @@ class RunWriter(ABC):
         """
         self._must_be_open()
         lines = tuple(
-            (whole_number("epoch", epoch), whole_number("step", step), self.rank, str(name), _number(name, value))
+            (whole_number("epoch", epoch), whole_number("step", step), self.rank, encodable(str(name)), _number(name, value))
             for name, value, step, epoch in given
         )
         if lines:
@@ -184,7 +184,7 @@ class RunWriter(ABC):
         self._must_be_open()
         moment = (whole_number("epoch", epoch), whole_number("step", step), self.rank)
         number = None if value is None else float(value)
-        self._take(Lines("alerts", ((*moment, severity, rule, str(site), number, message),)))
+        self._take(Lines("alerts", ((*moment, *map(encodable, (severity, rule, str(site))), number, encodable(message)),)))
 
     def document(self, name: str, data: Any) -> None:
         """Write plain data as a file of its own, ``graph`` or ``coverage``, in place of an earlier one.

@@ -40,7 +40,8 @@ def plan(run: Run) -> dict[str, Drawing]:
 
     ``run.info["lenses"]`` names the picture that each lens asks for; a family without an entry is shown by its numbers.
     """
-    lenses = [lens for lens in run.info.get("lenses", ()) if isinstance(lens, Mapping)]
+    listed = run.info.get("lenses", ())
+    lenses = [lens for lens in listed if isinstance(lens, Mapping)] if isinstance(listed, list | tuple) else []
     wishes = {str(lens["family"]): lens for lens in lenses if "family" in lens}
     found: dict[str, Drawing] = {}
     if "scalars" in run.families:
