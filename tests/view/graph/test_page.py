@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,6 @@ from sonde.graph import Graph, capture
 from sonde.testing.zoo import Net
 
 pytest.importorskip("easydot")
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
 class Block(nn.Module):
@@ -178,18 +175,6 @@ def test_in_a_notebook_it_is_a_frame(graph: Graph, monkeypatch: pytest.MonkeyPat
 
 
 # In the browser
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """A real chromium; skipped where there is none."""
-    sync_api = pytest.importorskip("playwright.sync_api", reason="the browser is driven by playwright: pip install playwright")
-    if CHROMIUM is None:
-        pytest.skip("needs a browser: apt install chromium")
-    with sync_api.sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield running
-        running.close()
 
 
 @pytest.fixture

@@ -40,3 +40,12 @@ def test_activation_can_show_aggregates_of_intervals() -> None:
     assert np.allclose(deaths[2:33], 0)
     assert np.isnan(rates[1])
     assert "active: max of each interval" in texts_of(figure)
+
+
+def test_a_layer_of_several_calls_is_shown_by_its_worst_call() -> None:
+    """A shared ReLU whose first call is dead is no layer that is half dead."""
+    writer = memory_run()
+    layout = Layout(["a:output"] * 2, call=[0, 1], order=[0, 0])
+    writer.append("activation", layout, {"call_activation": [0.0, 0.5], "call_death": [1.0, 0.0]}, step=0)
+    least, most = (plots.activation(writer.run()).axes[column].lines[1].get_ydata() for column in (0, 1))
+    assert (np.asarray(least).tolist(), np.asarray(most).tolist()) == ([0.0], [1.0])

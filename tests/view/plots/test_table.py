@@ -115,6 +115,16 @@ def test_the_layer_that_a_finding_names_is_marked_from_its_step_on() -> None:
     assert plots.table(run).rows[1][-1].text == "output arose here; grew"
 
 
+def test_a_layer_of_several_calls_shows_their_number_and_the_worst_death() -> None:
+    """As a ReLU that is called twice, the first call dead."""
+    writer = memory_run()
+    writer.append("moments", Layout(["a:output"] * 2, call=[0, 1], order=[0, 0]), {"rms": [0.0, 2.0]}, step=0)
+    writer.append("activation", Layout(["a:output"] * 2, call=[0, 1], order=[0, 0]), {"call_death": [1.0, 0.0]}, step=0)
+    grid = plots.table(writer.run())
+    assert grid.columns == ["layer", "calls", "rms", "dead", ""]
+    assert cells(grid) == [["a", "2", "1", "100 %", "100 % dead"]]
+
+
 def test_containers_stand_before_their_parts_and_parts_in_the_order_of_execution() -> None:
     """Modules return children first, and here the second block before the first."""
     names = ["blocks.1.fc", "blocks.1", "blocks.0.fc", "blocks.0", "head", "(root)"]

@@ -30,7 +30,8 @@ def table(run: Run, *, include: Include = None, exclude: Include = None, recent:
     """Return a row for each layer, in the order of execution, each container before its parts; ``sonde show`` prints the same.
 
     ``rms`` is the root mean square of the layer's outputs, ``gradient`` the Euclidean norm of the gradient at its output,
-    ``weight`` and ``weight grad`` are norms over all its parameters, ``dead`` is the share of units that were zero in a call,
+    ``weight`` and ``weight grad`` are norms over all its parameters, ``dead`` is the share of units that were zero in a call, the
+    worst if the layer has several ``calls`` in a forward (other numbers are their means),
     ``update / weight`` the norm of a step's update over that of the parameters. Each is the median over the last *recent*
     logged steps of the last epoch, or of one *step* alone; behind it stand the shares of NaN and of infinite elements, which
     the number leaves out. The last column holds the messages of the run's findings up to that step, which colour the layer's
@@ -61,10 +62,10 @@ def table(run: Run, *, include: Include = None, exclude: Include = None, recent:
     for each in names:
         layer = layers[each]
         notes = notes_of(layer.findings)
+        texts = {"calls": str(layer.calls)} if layer.calls > 1 else {}
         told = [note for note in found.get(each, ()) if note[0] not in {text for text, _ in notes}]
-        rows.append(
-            LayerRow(each, kinds.get(layer.path, ""), {}, layer.numbers, (*told, *notes), tone=worst(found.get(each, ()), "strong"))
-        )
+        tone = worst(found.get(each, ()), "strong")
+        rows.append(LayerRow(each, kinds.get(layer.path, ""), texts, layer.numbers, (*told, *notes), tone=tone))
     return layer_table(f"{name} · {moment.words}", rows, footer, empty="nothing was recorded yet")
 
 
@@ -132,7 +133,8 @@ def _one_step(run: Run, families: Iterable[str], logged: list[int], step: int) -
 class _Layer:
     """One row while it is read: the layer's model and path, its place in the order, its numbers and findings.
 
-    ``lost`` has, by the kind of tensor, how many elements were NaN, infinite, and there in all.
+    ``calls`` is how many calls in a forward have rows of their own; ``lost`` has, by the kind of tensor, how many elements were
+    NaN, infinite, and there in all.
     """
 
     model: str
@@ -141,6 +143,7 @@ class _Layer:
     numbers: dict[str, Quantity]
     findings: list[Finding]
     lost: dict[str, tuple[float, float, float]]
+    calls: int = 1
 
 
 @dataclass(frozen=True)
@@ -223,7 +226,8 @@ class _Reader:
         some = "finite > 0" if "finite" in names else "true"
         return (
             f"SELECT site, step, {number_of(number).worst or 'avg'}({value}) FILTER ({some} AND isfinite({value})) AS value, "
-            f'sum({nan}) AS nan, sum({inf}) AS inf, sum({count}) AS count, min("order") AS place FROM {quoted(family)} '
+            f'sum({nan}) AS nan, sum({inf}) AS inf, sum({count}) AS count, min("order") AS place, '
+            f"count(DISTINCT call) AS calls FROM {quoted(family)} "
             f"WHERE port = {literal(port)} AND {self._where.get(family, 'false')} GROUP BY site, step"
         )
 
@@ -232,11 +236,11 @@ class _Reader:
         cells = self._cells(number, port)
         if cells is None:
             return {}
-        sql = f"SELECT site, median(value), sum(nan), sum(inf), sum(count), min(place) FROM ({cells}) GROUP BY site"
+        sql = f"SELECT site, median(value), sum(nan), sum(inf), sum(count), min(place), max(calls) FROM ({cells}) GROUP BY site"
         found = {}
-        for text, *numbers, place in self._run.sql(sql).fetchall():
+        for text, *numbers, place, calls in self._run.sql(sql).fetchall():
             site = Site.parse(text)
-            self._meet(site.name, site.owner, place)
+            self._meet(site.name, site.owner, place).calls = calls
             found[site.name] = _Sum(*(math.nan if each is None else float(each) for each in numbers))
         return found
 
@@ -247,7 +251,7 @@ class _Reader:
             return {}
         squares: dict[str, dict[int, float]] = {}
         lost: dict[str, list[float]] = {}
-        for text, step, value, nan, inf, count, place in self._run.sql(cells).fetchall():
+        for text, step, value, nan, inf, count, place, _ in self._run.sql(cells).fetchall():
             owner = Site.parse(text).owner
             self._meet(owner.name, owner, place)
             steps = squares.setdefault(owner.name, {})
@@ -259,9 +263,10 @@ class _Reader:
         roots = {name: [math.sqrt(square) for square in steps.values()] for name, steps in squares.items()}
         return {name: _Sum(median(each) if each else math.nan, *lost[name]) for name, each in roots.items()}
 
-    def _meet(self, name: str, owner: Site, place: int) -> None:
+    def _meet(self, name: str, owner: Site, place: int) -> _Layer:
         known = self._layers.setdefault(name, _Layer(owner.model, owner.layer, place, {}, [], {}))
         known.place = min(known.place, place)
+        return known
 
 
 def _in_tree_order(layers: Mapping[str, _Layer]) -> list[str]:
