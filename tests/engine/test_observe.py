@@ -302,7 +302,8 @@ def test_a_deleted_probe_leaves_no_hook() -> None:
     clean = hook_counts(model)
     probe = sonde.observe(model, print, ports=HARMLESS).__enter__()
     assert hook_counts(model) != clean
-    del probe
+    with pytest.warns(ObservationWarning, match="a Probe was deleted before its model ran, and observes nothing: hold it"):
+        del probe
     assert hook_counts(model) == clean
 
 

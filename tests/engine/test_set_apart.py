@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
+import io
 import os
+import pickle
 import threading
+import warnings
+import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Any
@@ -446,3 +451,31 @@ def test_a_training_in_another_thread_goes_on_being_observed() -> None:
     train(twin)
     assert len(seen) == 20 * 4
     assert all(torch.equal(one, other) for one, other in zip(model.state_dict().values(), twin.state_dict().values(), strict=True))
+
+
+@pytest.mark.parametrize(
+    "observe",
+    [
+        lambda model: sonde.watch(model, every=1, to="memory", quiet=True),
+        sonde.track,
+        lambda model: sonde.observe(model, sonde.stats.Moments()),
+        lambda model: sonde.recorders.ForwardOutput().modules(model),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:a .* cannot be copied or pickled")
+def test_a_model_that_holds_its_observer(observe: Callable[[nn.Module], Any]) -> None:
+    """It can be copied, pickled and saved, summarised without a word, and goes when nobody holds it."""
+    model: Any = nn.Linear(4, 4)
+    model.watcher = observe(model)
+    model(X).sum().backward()
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(copied(X), model(X))
+        assert copied.watcher is None or isinstance(copied.watcher, sonde.recorders.ForwardOutput)
+    torch.save(model, io.BytesIO())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sonde.summary(model, X)
+    gone = weakref.ref(model)
+    del model, copied
+    gc.collect()
+    assert gone() is None

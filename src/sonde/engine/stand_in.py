@@ -27,6 +27,7 @@ from torch.nn.parameter import is_lazy
 
 from sonde.engine.torch_api import hooks
 from sonde.engine.torch_api.modules import is_fully_sharded, state_of, wrapped_by_function
+from sonde.engine.unseen import Observer
 from sonde.errors import ModelError
 
 __all__ = ["StandIn"]
@@ -78,6 +79,8 @@ class StandIn:
         kind = type(value)
         if kind in _ATOMS or isinstance(value, _SHARED):
             return value
+        if isinstance(value, Observer):
+            return None
         if id(value) in self._memo:
             return self._memo[id(value)]
         self._originals.append(value)

@@ -19,7 +19,7 @@ from torch import nn
 from sonde.engine.selection import check_model, unwrap
 from sonde.engine.torch_api import autograd_state
 
-__all__ = ["are_quiet", "blocks", "innermost", "is_quiet", "next_number", "quiet"]
+__all__ = ["Observer", "are_quiet", "blocks", "innermost", "is_quiet", "next_number", "quiet"]
 
 _KEY = "sonde quiet"
 _numbers = count()
@@ -38,6 +38,15 @@ class _Block:
     number: int
     things: frozenset[int] | None
     clocks: WeakKeyDictionary[nn.Module, ref[Any]]
+
+
+class Observer:
+    """Base of objects that observe a model. In a copy or a pickle of anything that holds one, as a model, stands None."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()
 
 
 blocks: list[_Block] = []

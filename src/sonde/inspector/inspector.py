@@ -19,6 +19,7 @@ from sonde.engine import Coverage, Event, Probe, ProbeError, Site, observe
 from sonde.engine.probes.probe import replace_former
 from sonde.engine.probes.statistic_hooks import Calls, rows_for_calls
 from sonde.engine.selection import Where
+from sonde.engine.unseen import Observer
 from sonde.errors import ArgumentError
 from sonde.escape import escape_html
 from sonde.inspector.arguments import check_optimizer, flat, models_of, optimizers_of, plain_config
@@ -47,7 +48,7 @@ __all__ = ["Inspector"]
 Item = TypeVar("Item")
 
 
-class Inspector:
+class Inspector(Observer):
     """Records through lenses what happens in a model while it is trained.
 
     An inspector is attached at once if a *module* is given, otherwise by :meth:`attach`, until the end of a ``with`` block,
@@ -205,12 +206,15 @@ class Inspector:
             destinations.close()
             raise
         self._training = training
-        weakref.finalize(self, WatchedTraining.stop, training).atexit = False  # at exit comes the whole of detach() instead,
         self._at_exit = partial(_detach_at_exit, weakref.ref(self), os.getpid())  # before the run is closed and threads end
         atexit.register(self._at_exit)
         training.attach()
         self._listen_to_losses(every)
         return self
+
+    def __del__(self) -> None:  # not weakref.finalize, which would hold a model for ever that holds its inspector
+        if (training := getattr(self, "_training", None)) is not None and not sys.is_finalizing():
+            training.stop()
 
     def detach(self) -> Self:
         """Take every hook out, write what is left, close the run, and print three closing lines. Idempotent."""

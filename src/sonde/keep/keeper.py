@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterable
@@ -201,17 +200,10 @@ class KeepingProbe(Probe):
         keeper.attachment = self._attachment
         self._attachment.attach()
 
-    def __del__(self) -> None:
-        attachment = getattr(self, "_attachment", None)
-        try:
-            waits = attachment is not None and attachment.attached and attachment.roots and not attachment.ran
-            if waits and not any(slot.seen or slot.held for slot in self._keeper.slots) and not sys.is_finalizing():
-                warn_user(
-                    f"a {type(self).__name__} was deleted before its model ran, and keeps nothing: hold it in a variable, as in "
-                    "tracker = sonde.track(model), for as long as it is to keep values"
-                )
-        finally:
-            super().__del__()
+    _as_held = "keeps nothing: hold it in a variable, as in tracker = sonde.track(model)"
+
+    def _has_any(self) -> bool:
+        return any(slot.seen or slot.held for slot in self._keeper.slots)
 
     def attach(self) -> Self:
         """Put the hooks (back) in; sites that have stopped begin again."""

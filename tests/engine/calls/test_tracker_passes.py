@@ -238,3 +238,25 @@ def test_a_backward_in_another_thread_than_the_forward() -> None:
         again = in_thread(lambda: second(X).sum())
         again.backward()
     assert seen.of("backward") == ["Net-2 Net-2.b", "Net-2 Net-2.a"]
+
+
+def test_a_module_made_in_the_forward_lies_in_its_caller() -> None:
+    """Its path is no other module's, and the modules in it have paths below; made again, it has the same."""
+
+    class Making(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part = nn.Sequential(nn.Linear(4, 4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = nn.Sequential(nn.Softmax(-1))(self.part(x))
+            return out
+
+    seen: list[tuple[str, str]] = []
+    with sonde.ModuleTracker(enter=lambda call: seen.append((call.path, call.name))):
+        model = Making()
+        for _ in range(2):
+            model(torch.ones(1, 4))
+    made = [("", "Making"), ("part", "Making.part"), ("part.0", "Making.part.0")]
+    made += [("Sequential()", "Sequential"), ("Sequential().0", "Sequential.0")]
+    assert seen == made * 2

@@ -103,7 +103,20 @@ class ModuleNames:
         else:
             names = [self._join(root, alias) for alias in self._homes[inner][1]]
             name = max(names, key=lambda known: _shared(known, place.name))
-        return ModuleNode(module, name, path)
+        return ModuleNode(module, name, self._path_below(place, caller, root, path))
+
+    def _path_below(self, place: ModuleNode, caller: nn.Module | None, root: nn.Module, path: str) -> str:
+        """Return the path of the module at *path* in *root*, called by *caller*, which may be a part of another model.
+
+        A model that is called inside another one, as a module that was made in the forward, has a step with ``()`` there.
+        """
+        home = self._homes.get(caller) if caller is not None else None
+        if home is None or home[0]() is root:
+            before = "" if home is None else place.path.removesuffix(home[1][0]).rstrip(".")
+            steps = [before, path]
+        else:
+            steps = [place.path, f"{type(root).__name__}()", path]
+        return ".".join(filter(None, steps))
 
     def _adopt(self, caller: nn.Module | None, module: nn.Module) -> None:
         """Name the model of *caller* again, if *module* has become a part of it."""

@@ -21,10 +21,12 @@ from sonde.engine.probes.coverage import Coverage
 from sonde.engine.probes.statistic_hooks import Calls, rows_for_calls
 from sonde.engine.probes.targets import choose
 from sonde.engine.selection import Where
+from sonde.engine.unseen import Observer
 from sonde.errors import ArgumentError
 from sonde.site import OTHER_CALLS, PARAMETER_PORTS, PORTS, Port, Site
 from sonde.stats import Statistic
 from sonde.view.table import Cell, Grid, ShownAsTable
+from sonde.warn import warn_user
 
 if TYPE_CHECKING:
     import pandas
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["Probe", "observe", "replace_former", "sites"]
 
 
-class Probe(ShownAsTable):
+class Probe(Observer, ShownAsTable):
     """An instrument on a model: attached when it is made; leaves no trace when it is detached or deleted.
 
     Use a probe in a ``with`` block, which detaches the probe at the end and observes only the thread that entered, or call
@@ -51,8 +53,24 @@ class Probe(ShownAsTable):
     def __del__(self) -> None:
         # not weakref.finalize, which would hold the subscriber for ever where that knows the probe
         attachment = getattr(self, "_attachment", None)
-        if attachment is not None and not sys.is_finalizing():
+        if attachment is None or sys.is_finalizing():
+            return
+        try:
+            if attachment.attached and attachment.roots and not attachment.ran and not self._has_any():
+                kind = type(self).__name__
+                warn_user(f"a {kind} was deleted before its model ran, and {self._as_held}, for as long as it is to observe")
+        finally:
             attachment.dispose()
+
+    _as_held = "observes nothing: hold it in a variable, as in probe = sonde.observe(model, ...)"
+
+    def _has_any(self) -> bool:
+        """Return whether the probe has got anything, though no call of its model was seen."""
+        return any(hook.has_fired for hook in self._attachment.hooks)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        warn_user(f"a {type(self).__name__} cannot be copied or pickled, and None stands in its place: save what it holds")
+        return super().__reduce__()
 
     def attach(self) -> Self:
         """Put the hooks (back) in. Idempotent."""

@@ -90,6 +90,12 @@ class Hook:
         if "__call__" in cls.__dict__:
             _set_strategy(cls.__dict__["__call__"].__code__, _SKIP)
 
+    @property
+    def __name__(self) -> str:
+        raise AttributeError(
+            "this model is observed by sonde, and torch.jit.script cannot compile the hooks of an observer: detach the probes first"
+        )
+
     def __deepcopy__(self, memo: dict[int, Any]) -> _Stray:
         return _Stray()
 
