@@ -73,6 +73,22 @@ def test_another_step_and_another_family(folder: Path, capsys: pytest.CaptureFix
         printed(capsys, str(folder), "--family", "moment")
 
 
+def test_scalars_and_alerts_are_families_too(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The last value of each scalar, or those of one step; each alert once."""
+    rows = [line.split() for line in printed(capsys, str(folder), "--family", "scalars").splitlines()]
+    assert ["4", "lr", "0.1"] in rows
+    assert sum("grad_norm" in row[1:2] for row in rows) == 1
+    out = printed(capsys, str(folder), "--family", "scalars", "--step", "2")
+    assert "scalars at step 2" in out
+    assert ["2", "lr", "0.1"] in [line.split() for line in out.splitlines()]
+    out = printed(capsys, str(folder), "--family", "alerts")
+    table = out[out.index("\nalerts\n") :]
+    assert table.count("1: 100 % dead") == 1
+    assert "1:output" in table
+    with pytest.raises(ArgumentError, match="the nearest are 0, 2, 4"):
+        printed(capsys, str(folder), "--family", "scalars", "--step", "3")
+
+
 def test_runs_without_moments_and_without_anything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The columns that there are; or only the head."""
     model = nn.Linear(2, 2)

@@ -19,6 +19,10 @@ _OF_LAYERS = {"rms", "norm", "call_death"}
 """The numbers that the table of layers has columns for; a run without any is shown by its first family."""
 
 
+_WITHOUT_SITES = {"scalars": ("name", "value"), "alerts": ("severity", "rule", "site", "message")}
+"""The families whose rows are of no site, with the columns that ``--family`` shows of them."""
+
+
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options to *parser*."""
     parser.add_argument("run", help="the folder of a run, as runs/quiet-otter")
@@ -51,13 +55,56 @@ def run(options: argparse.Namespace) -> int:
     has_layers = any(_OF_LAYERS & set(names) for names in numbers.values())
     family = options.family or (None if has_layers else next(iter(numbers)))
     console.print()
-    console.print(table(opened, step=options.step) if family is None else _of_sites(opened, family, options.step))
+    if family is None:
+        console.print(table(opened, step=options.step))
+    elif family in _WITHOUT_SITES:
+        console.print(_of_names(opened, family, options.step))
+    else:
+        console.print(_of_sites(opened, family, options.step))
     found = findings_in(opened) if family is None else ()
     lines = [f"{each.severity}: {each.message}" for each in found]
-    lines += [f"{alert['severity']}: {alert['message']}" for alert in opened.alerts if family or alert["rule"] not in RULES]
+    alerts = () if family == "alerts" else opened.alerts  # which the table has
+    lines += [f"{alert['severity']}: {alert['message']}" for alert in alerts if family or alert["rule"] not in RULES]
     for line in lines:
         console.print(printable(line), style="red", markup=False, highlight=False)
     return 0
+
+
+def _of_names(opened: Run, family: str, step: int | None) -> Grid:
+    """The scalars or the alerts of a run: at *step*, or the last value of each scalar and every alert.
+
+    Raises:
+        ArgumentError: *step* has no rows.
+    """
+    rows = sorted(opened.table(family).to_pylist(), key=lambda row: (row["epoch"], row["step"]))
+    if step is not None:
+        rows = _at(rows, family, step)
+    elif family == "scalars":
+        rows = list({(row["name"], row["rank"]): row for row in rows}.values())
+    keys = ["step", *(["rank"] if len({row["rank"] for row in rows}) > 1 else [])]
+    columns = [*keys, *_WITHOUT_SITES[family]]
+    cells = [[_text(row[name], name) for name in columns] for row in rows]
+    return Grid(family if step is None else f"{family} at step {step:,}", columns, cells)
+
+
+def _at(rows: list[dict[str, Any]], family: str, step: int) -> list[dict[str, Any]]:
+    from sonde.errors import ArgumentError
+    from sonde.suggest import nearest_steps
+
+    logged = sorted({row["step"] for row in rows})
+    if step not in logged:
+        raise ArgumentError(f"--step={step}: {family} has no rows of that step; the nearest are {nearest_steps(step, logged)}")
+    return [row for row in rows if row["step"] == step]
+
+
+def _text(value: Any, name: str) -> Cell:
+    if name == "value":
+        return Cell(f"{value:.4g}", "plain" if math.isfinite(value) else "bad", "right")
+    return (
+        Cell(f"{value:,}", "quiet", "right")
+        if isinstance(value, int)
+        else Cell(value or "", "strong" if name == "name" else "plain")
+    )
 
 
 def _of_sites(opened: Run, family: str, step: int | None) -> Grid:
@@ -69,14 +116,11 @@ def _of_sites(opened: Run, family: str, step: int | None) -> Grid:
         UnknownSiteError: the run has no such family.
         ArgumentError: *step* was not logged.
     """
-    from sonde.errors import ArgumentError
     from sonde.run.folder.duckdb_sql import literal, quoted
-    from sonde.suggest import nearest_steps
 
-    logged = sorted(set(opened.table(family).column("step").to_pylist()))
-    shown = logged[-1] if step is None else step
-    if shown not in logged:
-        raise ArgumentError(f"--step={shown}: {family} has no rows of that step; the nearest are {nearest_steps(shown, logged)}")
+    logged = opened.table(family).select(["step"]).to_pylist()
+    shown = max(row["step"] for row in logged) if step is None else step
+    _at(logged, family, shown)
     sql = f'SELECT * FROM {quoted(family)} WHERE step = {literal(shown)} ORDER BY micro_step, rank, "order", site'
     rows = opened.sql(sql).to_arrow_table().to_pylist()
     lists = {name for row in rows for name, value in row.items() if isinstance(value, list)}  # as an exponent histogram's counts

@@ -108,5 +108,6 @@ def checked(argument: str, given: Any, known: Iterable[str]) -> tuple[str, ...]:
     names = () if given is None else (given,) if isinstance(given, str) else tuple(given)
     for name in names:
         if name not in known:
-            raise ArgumentError(f"{argument}={given!r}: there are {', '.join(known)}. {nearest(str(name), known, count=1)}")
+            hint = nearest(str(name), known, count=1)
+            raise ArgumentError(f"{argument}={given!r}: there are {', '.join(known)}" + (f". {hint}" if hint.startswith("Nearest") else ""))
     return names

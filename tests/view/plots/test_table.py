@@ -115,6 +115,23 @@ def test_the_layer_that_a_finding_names_is_marked_from_its_step_on() -> None:
     assert plots.table(run).rows[1][-1].text == "output arose here; grew"
 
 
+def test_a_finding_that_the_row_has_too_is_told_once_under_its_own_name() -> None:
+    """Without the layer's name, but with no name cut in two; ``gradient`` alone is the one at the output, as in its column."""
+    writer = memory_run()
+    places = ["0:output", "0.weight:param", "0.weight:grad", "1:output", "1.weight:param", "1.weight:grad"]
+    norms = [1.0, 1.0, 0.0, 1.0, 1.0, 1.0]
+    writer.append("moments", Layout(places, order=[0, 0, 0, 1, 1, 1]), {"rms": 1.0, "norm": norms}, step=0)
+    writer.append("activation", Layout(["1:output"] * 2, call=[0, 1], order=[1, 1]), {"call_death": [1.0, 0.0]}, step=0)
+    assert [row[-1].text for row in plots.table(writer.run()).rows] == ["weight gradient is zero", "100 % dead"]
+    writer.alert("0.weight: gradient is zero", severity="bad", rule="gradient_zero", site="0.weight:grad", step=0)
+    writer.alert("0.weight, 0.bias and 1 more were not finite", severity="bad", rule="nonfinite", site="0.weight:param", step=0)
+    writer.alert("1 (call 0): 100 % dead", severity="bad", rule="dead", site="1:output", step=0)
+    assert [row[-1].text for row in plots.table(writer.run()).rows] == [
+        "weight: gradient is zero; 0.weight, 0.bias and 1 more were not finite",
+        "(call 0): 100 % dead",
+    ]
+
+
 def test_a_layer_of_several_calls_shows_their_number_and_the_worst_death() -> None:
     """As a ReLU that is called twice, the first call dead."""
     writer = memory_run()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from sonde import rules
@@ -23,6 +23,7 @@ from sonde.view.table import Grid
 __all__ = ["table"]
 
 _RECENT = 20  # logged steps that medians are over
+_WEIGHT = "weight "  # a gradient in the last column is the weight's; the column of that name has the one at the output
 _NORMS = "weight, weight grad, update: Euclidean norms over all parameters of the layer"
 
 
@@ -61,10 +62,10 @@ def table(run: Run, *, include: Include = None, exclude: Include = None, recent:
     rows = []
     for each in names:
         layer = layers[each]
-        notes = notes_of(layer.findings)
+        told = found.get(each, [])
+        notes = notes_of(finding for finding in layer.findings if not _is_told(finding, told))
         texts = {"calls": str(layer.calls)} if layer.calls > 1 else {}
-        told = [note for note in found.get(each, ()) if note[0] not in {text for text, _ in notes}]
-        tone = worst(found.get(each, ()), "strong")
+        tone = worst(told, "strong")
         rows.append(LayerRow(each, kinds.get(layer.path, ""), texts, layer.numbers, (*told, *notes), tone=tone))
     return layer_table(f"{name} · {moment.words}", rows, footer, empty="nothing was recorded yet")
 
@@ -80,12 +81,29 @@ def _alerts(run: Run, layers: Mapping[str, _Layer], last: int) -> dict[str, list
         name = next((each for each in (site.name, site.owner.name) if each in layers), None)
         if name is None or alert["step"] > last:
             continue
-        text = alert["message"].removeprefix(alert["site"]).removeprefix(name)
-        text = (f"{site.port}{text}" if alert["message"].startswith(alert["site"]) else text).lstrip(": ")
-        note: Note = (text, TONES.get(alert["severity"], "warn"))
+        note: Note = (_within(name, site, alert["message"]), TONES.get(alert["severity"], "warn"))
         if note not in named.setdefault(name, []):
             named[name].append(note)
     return named
+
+
+def _is_told(finding: Finding, told: Iterable[Note]) -> bool:
+    """Whether one of the notes *told* has the words of *finding*."""
+    return any(finding.message.removeprefix(_WEIGHT) in text for text, _ in told)
+
+
+def _within(name: str, site: Site, message: str) -> str:
+    """The *message* of a finding at *site* as the row of the layer *name* says it: without the layer's name at its start.
+
+    >>> _within("0", Site.parse("0.weight:grad"), "0.weight: gradient is zero")
+    'weight: gradient is zero'
+    """
+    place = str(site)
+    if message.startswith(f"{place} "):
+        return f"{site.port}{message.removeprefix(place)}"
+    if message.startswith((f"{site.name}: ", f"{name}: ")):
+        return message.removeprefix(name).lstrip(".: ")
+    return message.removeprefix(f"{name} ") if message.startswith(f"{name} (") else message
 
 
 @dataclass(frozen=True)
@@ -187,8 +205,8 @@ class _Reader:
         typical = median(sizes) if sizes else 0.0
         for name, seen in gradients.items():
             if math.isfinite(seen.size):
-                self._layers[name].findings += [each for each in (rules.gradient_zero(seen.size),) if each]
-                self._layers[name].findings += rules.of_size(seen.size, typical)
+                told = [each for each in (rules.gradient_zero(seen.size), *rules.of_size(seen.size, typical)) if each]
+                self._layers[name].findings += [replace(each, message=f"{_WEIGHT}{each.message}") for each in told]
         for name, seen in updates.items():
             weight = weights.get(name)
             if weight is not None and (weight.value > 0 or seen.nan or seen.inf):
