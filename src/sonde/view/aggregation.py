@@ -109,5 +109,7 @@ def checked(argument: str, given: Any, known: Iterable[str]) -> tuple[str, ...]:
     for name in names:
         if name not in known:
             hint = nearest(str(name), known, count=1)
-            raise ArgumentError(f"{argument}={given!r}: there are {', '.join(known)}" + (f". {hint}" if hint.startswith("Nearest") else ""))
+            raise ArgumentError(
+                f"{argument}={given!r}: there are {', '.join(known)}" + (f". {hint}" if hint.startswith("Nearest") else "")
+            )
     return names
