@@ -8,6 +8,7 @@ hand, and ``copy.deepcopy`` only makes the objects between them.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import io
@@ -18,7 +19,7 @@ import weakref
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -39,13 +40,14 @@ _SHARED = (
     BuiltinFunctionType,
     Graph,
     logging.Logger,
-    weakref.ref,
     io.IOBase,
     threading.local,
     type(threading.Lock()),
     type(threading.RLock()),
 )
 """Kinds of objects that a forward does not change, or that stand for something outside of the model."""
+
+_CACHED: Any = type(functools.lru_cache(lambda: None))
 
 _MOST_OF_MEMORY = 0.25
 """Parameters are copied if they take no more than this part of the memory: of the machine's, or of a device's free memory."""
@@ -84,12 +86,14 @@ class StandIn:
         if id(value) in self._memo:
             return self._memo[id(value)]
         self._originals.append(value)
+        made = _MAKERS.get(kind)
+        if made is not None:
+            return made(self, value)
+        if isinstance(value, weakref.ref):
+            return self._weak(value)
         if isinstance(value, nn.Module):
             return self._module(value)
-        if isinstance(value, Tensor):
-            return self._note(value, self._tensor(value))
-        made = _MAKERS.get(kind)
-        return self._object(value) if made is None else made(self, value)
+        return self._tensor(value) if isinstance(value, Tensor) else self._object(value)
 
     def original(self, made: Any) -> Any:
         """Return the module, parameter or other object that *made* is the copy of; *made* itself if it is none."""
@@ -136,7 +140,7 @@ class StandIn:
     def _tensor(self, tensor: Tensor) -> Tensor:
         if is_lazy(tensor):
             kind: Any = type(tensor)
-            lazy: Tensor = kind(tensor.requires_grad, tensor.data.device, tensor.data.dtype)
+            lazy: Tensor = self._note(tensor, kind(tensor.requires_grad, tensor.data.device, tensor.data.dtype))
             return lazy
         made: Tensor
         try:
@@ -149,9 +153,11 @@ class StandIn:
             else:
                 made = data
             made.requires_grad_(tensor.requires_grad)
-            vars(made).update(vars(tensor))
         except Exception as error:
-            made = self._keep(tensor, error)
+            return cast(Tensor, self._note(tensor, self._keep(tensor, error)))
+        self._note(tensor, made)
+        for name, held in vars(tensor).items():  # the hooks that step an optimizer of a parameter are not copied
+            vars(made)[name] = held if name == "_in_backward_optimizers" else self.copied(held)
         return made
 
     # Containers and functions
@@ -190,25 +196,47 @@ class StandIn:
         return self._note(value, made)
 
     def _function(self, value: FunctionType) -> Any:
-        """Return a function of the same code that closes over copies; *value* itself where these are the originals."""
-        if not value.__closure__:
+        """Return a function of the same code that holds copies: in its closure, defaults and attributes.
+
+        Where these would be the originals, *value* itself is returned.
+        """
+        if not (value.__closure__ or value.__defaults__ or value.__kwdefaults__ or vars(value)):
             return self._note(value, value)
-        cells = [CellType() for _ in value.__closure__]
-        made = FunctionType(value.__code__, value.__globals__, value.__name__, value.__defaults__, tuple(cells))
-        made.__kwdefaults__, made.__module__, made.__qualname__ = value.__kwdefaults__, value.__module__, value.__qualname__
+        cells = tuple(CellType() for _ in value.__closure__ or ())
+        made = FunctionType(value.__code__, value.__globals__, value.__name__, None, cells)
+        made.__module__, made.__qualname__ = value.__module__, value.__qualname__
         made.__doc__, made.__annotations__ = value.__doc__, value.__annotations__
-        vars(made).update(vars(value))
         self._note(value, made)
         same = True
-        for old, new in zip(value.__closure__, cells, strict=True):
-            try:
-                held = old.cell_contents
-            except ValueError:
-                continue  # not assigned as yet
-            known = _MAKERS.get(type(held)) is not None or isinstance(held, nn.Module | Tensor) or self._leads_to_modules(held)
-            new.cell_contents = self.copied(held) if known else held
-            same &= new.cell_contents is held or new.cell_contents is made
+
+        def copied(held: Any) -> Any:
+            nonlocal same
+            known = type(held) in _MAKERS or isinstance(held, nn.Module | Tensor) or self._leads_to_modules(held)
+            new = self.copied(held) if known else held
+            same &= new is held or new is made
+            return new
+
+        for old, cell in zip(value.__closure__ or (), cells, strict=True):
+            with contextlib.suppress(ValueError):  # not assigned as yet
+                cell.cell_contents = copied(old.cell_contents)
+        made.__defaults__ = tuple(map(copied, value.__defaults__)) if value.__defaults__ else None
+        made.__kwdefaults__ = {name: copied(held) for name, held in (value.__kwdefaults__ or {}).items()}
+        vars(made).update((name, copied(held)) for name, held in vars(value).items())
         return self._note(value, value) if same else made
+
+    def _cached(self, value: Any) -> Any:
+        """Return the result of ``functools.lru_cache`` for a copied function: with a cache of its own, which is empty."""
+        made = self.copied(value.__wrapped__)
+        return self._note(value, value if made is value.__wrapped__ else functools.lru_cache(**value.cache_parameters())(made))
+
+    def _weak(self, value: Any) -> Any:
+        """Return a weak reference, or a proxy, to the copy of a module, tensor or method; *value* itself for any other object."""
+        is_proxy = type(value) in weakref.ProxyTypes
+        held = value.__init__.__self__ if is_proxy else value()
+        if not isinstance(held, nn.Module | Tensor | MethodType):
+            return self._note(value, value)
+        made: Callable[[Any], Any] = weakref.proxy if is_proxy else type(value)
+        return self._note(value, made(self.copied(held)))
 
     # Everything else
 
@@ -237,9 +265,8 @@ class StandIn:
             part = pending.pop()
             if type(part) in _ATOMS or isinstance(part, _SHARED):
                 continue
-            if isinstance(part, nn.Module | Tensor | FunctionType):
-                found |= isinstance(part, nn.Module)
-                self.copied(part)
+            if isinstance(part, nn.Module | Tensor | FunctionType | weakref.ref) or type(part) is _CACHED:
+                found |= self.copied(part) is not part and not isinstance(part, Tensor)
             elif id(part) not in self._looked_at:
                 self._looked_at.add(id(part))
                 self._originals.append(part)
@@ -261,6 +288,12 @@ _MAKERS: dict[type, Callable[[StandIn, Any], Any]] = {
     MethodType: StandIn._method,
     functools.partial: StandIn._partial,
     FunctionType: StandIn._function,
+    _CACHED: StandIn._cached,
+    weakref.ProxyType: StandIn._weak,
+    weakref.CallableProxyType: StandIn._weak,
+    weakref.WeakKeyDictionary: StandIn._mapping,
+    weakref.WeakValueDictionary: StandIn._mapping,
+    weakref.WeakSet: StandIn._set,
 }
 
 

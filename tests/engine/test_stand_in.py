@@ -1,0 +1,165 @@
+"""A copy of a model does not lead back to the model: not by defaults, weak references, caches or attributes of parameters."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sonde.engine.restore import set_apart
+
+X = torch.linspace(-1.0, 1.0, 12).reshape(3, 4)
+
+
+class Counting(nn.Module):
+    """Counts its calls in an attribute and in a buffer. *made* is called with the model, and returns the forward."""
+
+    seen: Tensor
+
+    def __init__(self, made: Callable[[Counting], Callable[[Tensor], Tensor]]) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.calls = 0
+        self.register_buffer("seen", torch.zeros(1))
+        self.run = made(self)
+
+    def body(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.seen += 1
+        result: Tensor = self.linear(x)
+        return result
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run(x)
+
+
+def default(model: Counting) -> Callable[[Tensor], Tensor]:
+    def run(x: Tensor, model: Counting = model) -> Tensor:
+        return model.body(x)
+
+    return run
+
+
+def keyword_default(model: Counting) -> Callable[[Tensor], Tensor]:
+    def run(x: Tensor, *, body: Any = model.body) -> Any:
+        return body(x)
+
+    return run
+
+
+def attribute_of_a_function(model: Counting) -> Callable[[Tensor], Tensor]:
+    def run(x: Tensor) -> Any:
+        return vars(run)["model"].body(x)
+
+    vars(run)["model"] = model
+    return run
+
+
+def weak_reference(model: Counting) -> Callable[[Tensor], Tensor]:
+    return functools.partial(lambda held, x: held().body(x), weakref.ref(model))
+
+
+def weak_method(model: Counting) -> Callable[[Tensor], Tensor]:
+    return functools.partial(lambda held, x: held()(x), weakref.WeakMethod(model.body))
+
+
+def proxy(model: Counting) -> Callable[[Tensor], Tensor]:
+    return functools.partial(lambda held, x: held[0].body(x), [weakref.proxy(model)])
+
+
+def weak_values(model: Counting) -> Callable[[Tensor], Tensor]:
+    return functools.partial(lambda held, x: held["it"].body(x), weakref.WeakValueDictionary({"it": model}))
+
+
+def weak_keys(model: Counting) -> Callable[[Tensor], Tensor]:
+    held = weakref.WeakKeyDictionary({model.linear: [0]})
+
+    def run(x: Tensor) -> Tensor:
+        held[model.linear][0] += 1
+        return model.body(x)
+
+    vars(run)["held"] = held
+    return run
+
+
+def weak_set(model: Counting) -> Callable[[Tensor], Tensor]:
+    return functools.partial(lambda held, x: next(iter(held)).body(x), weakref.WeakSet([model]))
+
+
+def cached(model: Counting) -> Callable[[Tensor], Tensor]:
+    return functools.lru_cache(maxsize=None)(model.body)
+
+
+class Object:
+    """Leads to a model by a weak reference in an attribute."""
+
+    def __init__(self, model: Counting) -> None:
+        self.model = weakref.ref(model)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        model = self.model()
+        assert model is not None
+        return model.body(x)
+
+
+def attribute_of_a_parameter(model: Counting) -> Callable[[Tensor], Tensor]:
+    vars(model.linear.weight)["owner"] = model
+    vars(model.linear.weight)["log"] = []
+    linear = model.linear
+
+    def run(x: Tensor) -> Any:
+        vars(linear.weight)["log"].append(1)
+        return vars(linear.weight)["owner"].body(x)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        default,
+        keyword_default,
+        attribute_of_a_function,
+        weak_reference,
+        weak_method,
+        proxy,
+        weak_values,
+        weak_keys,
+        weak_set,
+        cached,
+        Object,
+        attribute_of_a_parameter,
+    ],
+)
+def test_a_copy_calls_the_copy(made: Callable[[Counting], Callable[[Tensor], Tensor]]) -> None:
+    model = Counting(made)
+    with set_apart(model, (X,)) as apart:
+        expected = nn.functional.linear(X, model.linear.weight, model.linear.bias)
+        assert torch.equal(apart.model(*apart.args), expected)
+        assert isinstance(apart.model, Counting)
+        assert (apart.model.calls, apart.model.seen.item()) == (1, 1)
+    assert (model.calls, model.seen.item()) == (0, 0)
+    assert vars(model.linear.weight).get("log", []) == []
+    assert [held for value in vars(model.run).get("held", {}).values() for held in value] in ([], [0])
+    if made is cached:
+        assert getattr(model.run, "cache_info")().currsize == 0  # noqa: B009  # mypy does not know it of a Callable
+
+
+def test_weak_references_to_other_objects_stay() -> None:
+    class Other:
+        pass
+
+    other, gone = Other(), Other()
+    linear = nn.Linear(2, 2)
+    linear.__dict__["refs"] = [weakref.ref(other), weakref.ref(gone)]
+    del gone
+    gc.collect()
+    with set_apart(linear) as apart:
+        refs: Any = vars(apart.model)["refs"]
+        assert (refs[0](), refs[1]()) == (other, None)
