@@ -21,6 +21,8 @@ Shapes: TypeAlias = tuple[tuple[int, ...], ...]
 
 _MOST_ROWS_IN_NOTE = 40  # an exception's note stands in a traceback
 _ROWS_BEFORE_FAILURE = 12
+_DROPPED_FIRST = ("input", "calls", "zeros", "gradient", "mean ± std", "type", "output")
+"""The columns that are left out, in this order, where the terminal is too narrow: a summary is read for types and shapes first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +138,7 @@ class Summary(ShownAsTable):
         several = any(row.calls > 1 for row in rows)
         gradients = any(row.gradient is not None for row in rows)
         footer = [*remarks, *self.remarks, *self._footer(gradients)]
-        return layer_table(self.title, (_layer_row(row, several) for row in rows), footer)
+        return layer_table(self.title, (_layer_row(row, several) for row in rows), footer, dropped_first=_DROPPED_FIRST)
 
     def _footer(self, gradients: bool) -> list[str]:
         trainable = "all" if self.trainable_params == self.total_params else f"{self.trainable_params:,}"

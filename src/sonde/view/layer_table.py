@@ -168,16 +168,26 @@ DROPPED_FIRST = (
     "dead",
     "gradient",
 )
-"""The columns that are left out, in this order, where the terminal is too narrow."""
+"""The columns that are left out first, in this order, from tables of measured numbers."""
 _RIGHT = ("slot", "samples", "calls", "params")
 
 
-def layer_table(title: str, rows: Iterable[LayerRow], footer: Sequence[str] = (), *, empty: str = "nothing") -> Grid:
-    """The table of *rows*, in their order; a column that no row fills is left out."""
+def layer_table(
+    title: str,
+    rows: Iterable[LayerRow],
+    footer: Sequence[str] = (),
+    *,
+    empty: str = "nothing",
+    dropped_first: Sequence[str] = DROPPED_FIRST,
+) -> Grid:
+    """The table of *rows*, in their order; a column that no row fills is left out.
+
+    Columns of *dropped_first* are left out, in that order, where the terminal is too narrow.
+    """
     cells = [_cells(row) for row in rows]
     kept = [heading for heading in COLUMNS if heading in ("layer", "") or any(row[heading].text for row in cells)]
     grid = [[row[heading] for heading in kept] for row in cells]
-    return Grid(title, kept, grid, list(footer), empty=empty, optional=tuple(each for each in DROPPED_FIRST if each in kept))
+    return Grid(title, kept, grid, list(footer), empty=empty, optional=tuple(each for each in dropped_first if each in kept))
 
 
 def notes_of(findings: Iterable[Finding], others: Iterable[str] = ()) -> tuple[Note, ...]:
