@@ -608,14 +608,14 @@ def test_depth_folds_rows_but_not_what_matters() -> None:
 
 
 def test_narrow_terminal_leaves_out_columns() -> None:
-    """Input shapes and types go first; layers, numbers and words stay."""
+    """Input shapes and measured numbers go first; layers, types, output shapes, parameters and words stay."""
     found = summary(Net(), torch.randn(8, 4), loss_fn=mean_square)
     printed = io.StringIO()
-    Console(width=60, file=printed).print(found)
+    Console(width=75, file=printed).print(found)
     headings = printed.getvalue().splitlines()[1].split()
-    assert "input" not in headings
-    assert "left out to fit 60 columns: input, type" in " ".join(printed.getvalue().split())
-    assert "params" in printed.getvalue()
+    assert headings[:4] == ["layer", "type", "output", "params"]
+    assert "left out to fit 75 columns: input" in " ".join(printed.getvalue().split())
+    assert "mean" not in headings
 
 
 def test_html_and_frame() -> None:

@@ -22,6 +22,8 @@ from sonde.view.table import Grid
 
 __all__ = ["table"]
 
+WORST_OF_CALLS = {"max": "max", "min": "min", "": "avg"}
+"""The SQL function that makes one number of those of a layer's calls, by ``Number.worst``."""
 _RECENT = 20  # logged steps that medians are over
 _WEIGHT = "weight "  # a gradient in the last column is the weight's; the column of that name has the one at the output
 _NORMS = "weight, weight grad, update: Euclidean norms over all parameters of the layer"
@@ -243,7 +245,7 @@ class _Reader:
         value = "zeros / finite" if number == "zeros" and "finite" in names else quoted(number)
         some = "finite > 0" if "finite" in names else "true"
         return (
-            f"SELECT site, step, {number_of(number).worst or 'avg'}({value}) FILTER ({some} AND isfinite({value})) AS value, "
+            f"SELECT site, step, {WORST_OF_CALLS[number_of(number).worst]}({value}) FILTER ({some} AND isfinite({value})) AS value, "
             f'sum({nan}) AS nan, sum({inf}) AS inf, sum({count}) AS count, min("order") AS place, '
             f"count(DISTINCT call) AS calls FROM {quoted(family)} "
             f"WHERE port = {literal(port)} AND {self._where.get(family, 'false')} GROUP BY site, step"
