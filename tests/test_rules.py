@@ -64,6 +64,9 @@ def said(found: Finding | None) -> tuple[str, str, str] | None:
         (rules.weight_growth(1e9, 0.1), ("weight_growth", "warn", "weight grew 1e+10-fold, to 1e+09")),
         (rules.step_large(0.1), None),
         (rules.step_large(0.83), ("step_large", "warn", "one step moved half of the weights by 83 % of their size or more")),
+        (rules.gradient_growth(999.0, 1.0), None),
+        (rules.gradient_growth(2000.0, 2.0), ("gradient_growth", "bad", "grew 1,000-fold, to 2,000")),
+        (rules.gradient_growth(math.inf, 0.0), None),
         (rules.spike(4.0, 2.0, 9.9), None),
         (rules.spike(4.0, 2.0, 15.0), ("spike", "warn", "jumped to 4, 2 x its median")),
         (rules.no_training_forward(1, 9), None),
@@ -86,7 +89,7 @@ def test_each_rule_at_its_limit(found: Finding | None, wanted: tuple[str, str, s
 def test_every_rule_is_listed_with_its_condition_and_source() -> None:
     assert set(rules.RULES) == {
         "nonfinite", "dead", "all_zero", "constant", "saturated", "gradient_zero", "gradient_large", "gradient_small",
-        "update_large", "update_small", "output_growth", "output_large", "weight_growth", "step_large", "spike",
+        "update_large", "update_small", "output_growth", "output_large", "weight_growth", "step_large", "gradient_growth", "spike",
         "no_training_forward",
     }  # fmt: skip
     assert all(each.condition and each.source and each.advice and each.judge.__name__ == name for name, each in rules.RULES.items())

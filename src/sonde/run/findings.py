@@ -21,7 +21,8 @@ __all__ = ["Findings"]
 _NAMED = 3
 _FEW = 3  # weights: with fewer, none can be far from the others
 _ASIDE = ("_eval", "_micro")
-_SPIKING = ("loss", "grad_norm", "grad_norm_raw", "update_norm")
+_GRADIENTS = ("grad_norm", "grad_norm_raw")
+_SPIKING = ("loss", *_GRADIENTS, "update_norm")
 _KEPT, _START, _LEAST_SPREAD = 128, 10, 0.02
 
 Mask = npt.NDArray[np.bool_]
@@ -34,7 +35,7 @@ class Findings:
         self._defect = FirstDefect()
         self._sizes: dict[tuple[str, str], _Sizes] = {}  # by family and model
         self._deaths: dict[tuple[str, str], _Deaths] = {}
-        self._scalars: dict[str, _Spikes] = {}
+        self._scalars: dict[str, _Scalar] = {}
 
     def look(self, block: RowBlock, matrices: Mask) -> None:
         """Look at finished rows of one model; *matrices*: which rows of the layout are of parameters of two dimensions or more."""
@@ -58,7 +59,7 @@ class Findings:
         """Look at a pushed value or a norm."""
         self._defect.look_at_scalar(name, value, epoch, step)
         if name.rpartition("/")[2] in _SPIKING:
-            self._scalars.setdefault(name, _Spikes(name)).add(value, epoch, step)
+            self._scalars.setdefault(name, _Scalar(name)).add(value, epoch, step)
 
     def all(self) -> list[Finding]:
         """The findings of all rules, the gravest first."""
@@ -68,19 +69,20 @@ class Findings:
             found += deaths.findings()
         for sizes in self._sizes.values():
             found += sizes.findings()
-        found += self._spikes()
+        found += self._of_scalars()
         first = {(each.rule, each.site, each.call): each for each in reversed(found)}  # one of each, from the first family
         return sorted((each for each in found if first[each.rule, each.site, each.call] is each), key=_gravity)
 
-    def _spikes(self) -> Iterator[Finding]:
-        """One finding for all scalars: that of the first spike, with the names of the others."""
+    def _of_scalars(self) -> Iterator[Finding]:
+        """One finding for all scalars by each rule: the first, with the names of the others."""
         clipped = {f"{name}_raw" for name in self._scalars}  # the norm after clipping says nothing where that before is known
         raw = {name.removesuffix("_raw") for name in self._scalars if name in clipped or name.endswith("_raw")}
-        found = [each.found for name, each in self._scalars.items() if each.found is not None and name not in raw]
-        if found:
-            found.sort(key=lambda each: each.step)
-            others = ", ".join(f"{each.message.partition(' ')[0]} at step {each.step:,}" for each in found[1:])
-            yield replace(found[0], message=found[0].message + (f" (also {others})" if others else ""))
+        judged = [each for name, each in self._scalars.items() if name not in raw]
+        for found in ([each.grown for each in judged], [each.spike for each in judged]):
+            first, *others = sorted((each for each in found if each is not None), key=lambda each: each.first_step or 0) or (None,)
+            if first is not None:
+                names = ", ".join(f"{each.message.partition(' ')[0]} at step {each.first_step:,}" for each in others)
+                yield replace(first, message=first.message + (f" (also {names})" if names else ""))
 
 
 def _gravity(found: Finding) -> bool:
@@ -88,23 +90,43 @@ def _gravity(found: Finding) -> bool:
 
 
 @dataclass
-class _Spikes:
-    """The last values of one scalar, and the first that stands out."""
+class _Scalar:
+    """The history of one scalar.
+
+    Attributes:
+        name: as it was pushed.
+        spike: the first value that stands out of those before it.
+        grown: the growth of a norm of gradients, if that was too much.
+    """
 
     name: str
-    found: Finding | None = None
+    spike: Finding | None = None
+    grown: Finding | None = None
     _last: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
     _first: list[float] = field(default_factory=list)
+    _least: float = math.inf
 
     def add(self, value: float, epoch: int, step: int) -> None:
         """Compare *value* with those before it."""
         if not (value > 0 and math.isfinite(value)):
             return
-        if self.found is None and len(self._last) >= rules.SPIKE_VALUES:
-            self.found = self._judged(value, epoch, step)
+        if self.spike is None and len(self._last) >= rules.SPIKE_VALUES:
+            self.spike = self._judged(value, epoch, step)
+        if self._first and self.name.rpartition("/")[2] in _GRADIENTS:
+            self._grow(value, epoch, step)
         self._last.append(math.log(value))
+        self._least = min(self._least, value)
         if len(self._first) < 100:
             self._first.append(value)
+
+    def _grow(self, value: float, epoch: int, step: int) -> None:
+        found = rules.gradient_growth(value, max(self._first[0], self._least))
+        if found is None or (self.grown is not None and found.value <= self.grown.value):
+            return
+        first = step if self.grown is None else self.grown.first_step
+        since = "" if first == step else f", {rules.GRADIENT_GROWTH:,.0f}-fold from step {first:,} on"
+        message = f"{self.name} {found.message} at step {step:,}{since}"
+        self.grown = replace(found, message=message, epoch=epoch, step=step, first_step=first)
 
     def _judged(self, value: float, epoch: int, step: int) -> Finding | None:
         """The finding if *value* is a spike that brings the training back to its beginning: other jumps are the noise of batches.

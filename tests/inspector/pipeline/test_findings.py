@@ -12,6 +12,7 @@ from torch.optim import SGD, AdamW
 
 from sonde import lens
 from sonde.inspector import Finding, watch
+from sonde.run.findings import Findings
 
 
 def deep(width: int = 16) -> nn.Sequential:
@@ -165,6 +166,36 @@ def test_a_burst_of_large_steps_is_found_long_after() -> None:
     found = {finding.rule: finding for finding in trainings.burst().findings}
     assert found["spike"].first_step == found["step_large"].first_step == 100
     assert found["spike"].message.startswith("update_norm jumped to ")
+
+
+def test_gradients_that_grow_are_found_before_clipping() -> None:
+    """The loss grows 3-fold in each step; the norm after clipping is 1, and the norm before it 1,000-fold from step 7 on."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
+    optimizer = SGD(model.parameters(), lr=0.0)
+    x, y = torch.randn(16, 8), torch.randn(16, 1)
+    with watch(model, optimizer, every=1, to="memory", quiet=True) as inspector:
+        for step in range(12):
+            optimizer.zero_grad()
+            (3.0**step * 10 * (model(x) - y).square().mean()).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+    found = {finding.rule: finding for finding in inspector.findings}["gradient_growth"]
+    assert (found.first_step, found.step, found.severity) == (7, 11, "bad")
+    assert found.value == pytest.approx(3.0**11, rel=1e-5)  # sums of float32
+    assert found.message.startswith("grad_norm_raw grew 177,147-fold, to ")
+    assert found.message.endswith(" at step 11, 1,000-fold from step 7 on")
+
+
+def test_gradients_that_come_back_after_convergence_are_no_growth() -> None:
+    """The norm falls to a millionth of its beginning, and then is as large as then."""
+    history = Findings()
+    for step, value in enumerate((1.0, 1e-3, 1e-6, 1.0, 900.0)):
+        history.look_at_scalar("grad_norm", value, 0, step)
+    assert history.all() == []
+    history.look_at_scalar("grad_norm", 1000.0, 0, 5)
+    (found,) = history.all()
+    assert (found.rule, found.first_step) == ("gradient_growth", 5)
 
 
 def test_one_strange_batch_is_found_at_its_step() -> None:

@@ -22,7 +22,7 @@ from sonde.view.table import Grid
 
 __all__ = ["table"]
 
-WORST_OF_CALLS = {"max": "max", "min": "min", "": "avg"}
+OF_CALLS = {"max": "max", "min": "min", "": "avg"}
 """The SQL function that makes one number of those of a layer's calls, by ``Number.worst``."""
 _RECENT = 20  # logged steps that medians are over
 _WEIGHT = "weight "  # a gradient in the last column is the weight's; the column of that name has the one at the output
@@ -245,7 +245,7 @@ class _Reader:
         value = "zeros / finite" if number == "zeros" and "finite" in names else quoted(number)
         some = "finite > 0" if "finite" in names else "true"
         return (
-            f"SELECT site, step, {WORST_OF_CALLS[number_of(number).worst]}({value}) FILTER ({some} AND isfinite({value})) AS value, "
+            f"SELECT site, step, {OF_CALLS[number_of(number).worst]}({value}) FILTER ({some} AND isfinite({value})) AS value, "
             f'sum({nan}) AS nan, sum({inf}) AS inf, sum({count}) AS count, min("order") AS place, '
             f"count(DISTINCT call) AS calls FROM {quoted(family)} "
             f"WHERE port = {literal(port)} AND {self._where.get(family, 'false')} GROUP BY site, step"
