@@ -130,3 +130,28 @@ def test_every_tensor_of_a_structured_output_is_recorded() -> None:
         "SELECT DISTINCT leaf FROM moments WHERE layer = 'lstm' AND port = 'output' ORDER BY leaf"
     ).fetchall()
     assert leaves == [("[0]",), ("[1][0]",), ("[1][1]",)]
+
+
+def test_a_module_that_returns_several_tensors_has_delivered() -> None:
+    """The coverage has one line for its output, with the events of the tensor that came most often: one in each of two steps."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm, self.head = nn.LSTM(3, 4), nn.Linear(4, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.lstm(x)[0])  # type: ignore[no-any-return]
+
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with sonde.watch(model, optimizer, every=1, to="memory", quiet=True) as inspector:
+        for _ in range(2):
+            model(torch.randn(2, 5, 3)).sum().backward()
+            optimizer.step()
+    coverage = inspector.coverage()
+    assert [str(line.site) for line in coverage if not line.count or line.reason] == []
+    assert {str(line.site): line.count for line in coverage if line.site.path == "lstm"} == {
+        "lstm:output": 2,
+        "lstm:grad_output": 2,
+    }

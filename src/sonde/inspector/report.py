@@ -79,12 +79,16 @@ def coverage_of(
         attached: whether the hooks are in.
     """
     lines: dict[Site, Covered] = {}
+    events: dict[tuple[str, Site], int] = {}  # of a site with several leaves: those of the leaf that was there most often
+    for (family, text), times in seen.items():
+        whole = family, Site.parse(text).at("")
+        events[whole] = max(events.get(whole, 0), times)
     for measurement in measurements:
         if measurement.hidden:
             continue
         notes = measurement.attachment.delivery.notes
         for line in measurement.coverage():
-            count = seen.get((measurement.family, str(line.site)), 0) + line.count
+            count = events.get((measurement.family, line.site), 0) + line.count
             reason = notes.get(line.site, "") if count and not line.count else line.reason
             reason = reason if count else lost.get(measurement.family, reason)
             known = lines.get(line.site)
