@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
 from sonde.engine import Tick
-from sonde.engine.clock.turns import Turns, TurnsSeen, whole_number
+from sonde.engine.clock.turns import OneIn, Turns, TurnsSeen, whole_number
 from sonde.errors import ArgumentError
 
 __all__ = [
@@ -288,7 +288,6 @@ class Pace:
 
     Attributes:
         schedule: decides, once for each step.
-        turn: the optimizer that is expected to make the step that runs, where several alternate; else None.
         on: whether the step that runs now is logged.
         in_pair: whether statistics of pairs observe this step: it is logged, or the next one may be.
         was_on, was_in_pair: the same of the step before.
@@ -297,12 +296,13 @@ class Pace:
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
-        self.turn: int | None = None
         self.on = self.was_on = False
         self.in_pair = self.was_in_pair = self.ends_pair = False
         self._begun: dict[int, float] = {}  # when the last logged step of each turn began; -1: of any
         self._begun_before = float("-inf")  # when the last logged step before the one that runs began
         self._seen = TurnsSeen()
+        self._likely: set[int] = set()  # the turns that may make the step that runs, which is logged
+        self._rare: dict[int, OneIn] = {}
 
     def follow(self, schedule: Schedule, turns: Turns, step: int) -> None:
         """Decide by *schedule* from *step* on."""
@@ -319,6 +319,9 @@ class Pace:
         if self.was_on and turns.last != -1:
             self._seen.note(turns, tick.step)
             self._begun[turns.last] = self._begun[-1]
+        if self.was_on:
+            for rare in self._rare.values():
+                rare.end(turns.last)
         self._begun_before = self._begun.get(-1, float("-inf"))
         self._decide(tick, turns)
 
@@ -335,17 +338,22 @@ class Pace:
         self.on = self.in_pair = False
         now = time.monotonic()
         if turns.are_several and self.schedule.is_by_turn:
-            self.turn = turns.expected(tick.step)
             on, in_pair = self._by_turn(tick.step, turns, now)
         else:
-            self.turn = None
             on = self.schedule.wants(tick, now - self._begun.get(-1, float("-inf")))
             in_pair = self.schedule.next(tick.step + 1) == tick.step + 1
         on = on and self.schedule.is_in_epoch(tick)
         if on:
             self._begun[-1] = now
+            self._likely = turns.likely(tick.step)
         self.in_pair = on or in_pair
         self.on = on
+
+    def is_chosen(self, one_in: int) -> bool:
+        """Return whether the step that runs is logged, and chosen as one in *one_in* logged steps of its optimizer."""
+        if one_in == 1 or not self.on:
+            return self.on
+        return self._rare.setdefault(one_in, OneIn(one_in)).wants(self._likely)
 
     def _by_turn(self, step: int, turns: Turns, now: float) -> tuple[bool, bool]:
         """Return whether *step* is logged, and whether any turn's next step but one may be."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch.optim.optimizer import Optimizer
 
-__all__ = ["EveryNth", "Turns", "TurnsSeen", "whole_number"]
+__all__ = ["EveryNth", "OneIn", "Turns", "TurnsSeen", "whole_number"]
 
 _KEPT = 64  # runs of steps that are remembered
 _CONTEXT = 4  # runs before the one that is going on, which are compared with earlier ones
@@ -105,6 +105,11 @@ class Turns:
                 best, found = agreed, turn if earlier > length else following
         return found
 
+    def likely(self, step: int) -> set[int]:
+        """Return the turns that may make *step*: the expected one, or, if none is, those that have made steps lately."""
+        expected = self.expected(step)
+        return self.recent() if expected is None else {expected}
+
 
 class TurnsSeen:
     """By turn, the number of the step that was observed last: chooses for each turn whether its next step is observed."""
@@ -132,9 +137,7 @@ class TurnsSeen:
             step: the step that begins.
             is_due: called with a turn, the number of its next step, and the number of its last one that was observed.
         """
-        expected = turns.expected(step)
-        asked = turns.recent() if expected is None else (expected,)
-        return any(is_due(turn, turns.number(turn, step), self.seen(turn)) for turn in asked)
+        return any(is_due(turn, turns.number(turn, step), self.seen(turn)) for turn in turns.likely(step))
 
 
 class EveryNth:
@@ -152,8 +155,38 @@ class EveryNth:
         if not turns.are_several:
             self._chosen = step % self.n == 0
         else:
-            self._chosen = self._seen.choose(turns, step, lambda _, number, seen: (seen // self.n + 1) * self.n <= number)
+            self._chosen = self._seen.choose(turns, step, lambda _, number, seen: _is_due(number, seen, self.n))
         return self._chosen
+
+
+class OneIn:
+    """Chooses one in *n* of the steps that are logged, and where optimizers alternate one in n of the logged steps of each.
+
+    The steps of a turn that are logged have numbers of their own from 0.
+    """
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+        self._numbers: dict[int, int] = {}  # by turn, that of its next logged step
+        self._seen: dict[int, int] = {}  # by turn, that of its last logged step that was chosen
+        self._chosen = False
+
+    def wants(self, likely: set[int]) -> bool:
+        """Return whether the logged step is chosen that begins, and that one of the turns *likely* makes."""
+        self._chosen = any(_is_due(self._numbers.get(turn, 0), self._seen.get(turn, -1), self.n) for turn in likely)
+        return self._chosen
+
+    def end(self, turn: int) -> None:
+        """Note that the logged step has ended, and that *turn* made it."""
+        number = self._numbers.get(turn, 0)
+        self._numbers[turn] = number + 1
+        if self._chosen:
+            self._seen[turn] = number
+
+
+def _is_due(number: int, seen: int, n: int) -> bool:
+    """Return whether the step *number* is observed, where every *n*-th is, and *seen* was last: it makes up for a missed one."""
+    return (seen // n + 1) * n <= number
 
 
 def whole_number(value: Any) -> int | None:

@@ -31,7 +31,8 @@ class Lens:
         evaluation: also record evaluation passes, in the family ``<name>_eval``.
         show: how the numbers are drawn, as plain data for run.json: ``picture`` (``"heatmap"`` or ``"lines"``), ``number``,
             ``log``, ``ranges``, ``compare`` (shares of the layers), ``worst`` (the worst layer on its own).
-        one_in: measure in one of so many logged steps, for statistics that cost much and change slowly.
+        one_in: measure in one of so many logged steps, for statistics that cost much and change slowly; where optimizers
+            alternate, in one of so many of each.
         also: further lenses that belong to this lens.
         optional: a model without a layer for this lens is no error: the lens warns, and records nothing.
 

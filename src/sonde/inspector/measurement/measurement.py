@@ -18,6 +18,7 @@ from sonde.engine.probes.step_hooks import size_factor
 from sonde.engine.selection import Where
 from sonde.inspector.lenses.lens import Lens
 from sonde.inspector.measurement.row_index import RowIndex
+from sonde.inspector.schedule import Pace
 from sonde.preprocessor.updates import difference
 from sonde.run.schema import Layout
 from sonde.site import OTHER_CALLS, PARAMETER_PORTS, PORTS, Port, Site
@@ -123,7 +124,6 @@ class Measurement:
             statistic.compares_updates or any(port != "update" for port in ports)
         )
         self._one_in = lens.one_in
-        self._logged = -1  # how many steps were logged before this one
         self._ports = ports
         self.table = Table(statistic)
         self._apart = calls_apart
@@ -157,26 +157,18 @@ class Measurement:
 
     # Time
 
-    def attach(self, *, logged: bool, in_pair: bool) -> None:
+    def attach(self, pace: Pace) -> None:
         """Put the hooks in. A first step begins; see :meth:`begin_step`."""
-        self.attachment.attach(resting=not self._is_active(logged, in_pair))
+        self.attachment.attach(resting=not self._is_active(pace))
 
-    def begin_step(self, *, logged: bool, in_pair: bool) -> None:
-        """Observe the step that begins, or rest in it.
+    def begin_step(self, pace: Pace) -> None:
+        """Observe the step that begins, or rest in it, as *pace* says."""
+        self.attachment.go_on(self._is_active(pace))
 
-        Args:
-            logged: rows of the step are written.
-            in_pair: this step or the next one is logged, or may be.
-        """
-        self.attachment.go_on(self._is_active(logged, in_pair))
-
-    def _is_active(self, logged: bool, in_pair: bool) -> bool:
+    def _is_active(self, pace: Pace) -> bool:
         if self.kind == "evaluation":
             return True
-        if self.is_sequence:
-            return in_pair
-        self._logged += logged
-        return logged and self._logged % self._one_in == 0
+        return pace.in_pair if self.is_sequence else pace.is_chosen(self._one_in)
 
     def forget_previous(self) -> None:
         """Let the next tensor of each site have no predecessor."""

@@ -57,7 +57,7 @@ class RowTaker:
         """Attach the hooks of *measurement*."""
         self.measurements.append(measurement)
         self.has_sequences = self.has_sequences or measurement.is_sequence
-        measurement.attach(logged=pace.on, in_pair=pace.in_pair)
+        measurement.attach(pace)
 
     def detach(self) -> None:
         """Take all hooks out."""
@@ -69,7 +69,7 @@ class RowTaker:
         """Switch the hooks for the step that begins; *again*: they were switched for this step by another decision."""
         if again or pace.on or pace.was_on or (self.has_sequences and (pace.in_pair or pace.was_in_pair)):
             for measurement in self.measurements:
-                measurement.begin_step(logged=pace.on, in_pair=pace.in_pair)
+                measurement.begin_step(pace)
         if pace.on:
             self.watch_order()
 
