@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 
 import numpy as np
@@ -104,9 +103,12 @@ class History:
 
     def medians(self) -> Numbers:
         """Return the median of each column over the recent steps; NaN without any."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # a column without any value
-            return np.nanmedian(self.recent, axis=0) if self.recent.size else np.full(len(self), np.nan)
+        found = np.full(len(self), np.nan)
+        known = ~np.isnan(self.recent).all(axis=0)  # of a column without a value numpy would warn, and filters are of all threads
+        if known.any():
+            with np.errstate(invalid="ignore"):
+                found[known] = np.nanmedian(self.recent[:, known], axis=0)
+        return found
 
     def rank(self, column: int) -> tuple[int, bool, str, int]:
         """Return a key that sorts columns by execution, the weights of a layer before its biases, and by name."""

@@ -99,3 +99,15 @@ def test_an_exported_program_holds_nothing_of_the_observation(strict: bool) -> N
         program = torch.export.export(model, (x,), strict=strict)
     assert [str(node.target) for node in program.graph.nodes] == alone
     assert torch.equal(program.module()(x), model(x))
+
+
+def test_tensors_that_an_export_puts_in_are_no_new_parameters() -> None:
+    """The look for changes comes with the second forward, which is that of the export; a warning would be an error."""
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.randn(3, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with sonde.observe(model, sonde.stats.Moments(), ports=("grad", "update"), schedule=2) as probe:
+        for _ in range(4):
+            model(x).square().mean().backward()
+            optimizer.step()
+            torch.export.export(model, (x,), strict=False)
+        probe.coverage()

@@ -175,8 +175,8 @@ def optimizers_running() -> list[Optimizer]:
 
 
 def has_substituted_parameters() -> bool:
-    """Return whether a ``torch.func.functional_call`` runs: modules then hold tensors that are not their parameters."""
-    return any(frame.f_code is _SUBSTITUTED for frame in _frames())
+    """Return whether modules hold tensors that are not their parameters: in a ``functional_call`` and in ``torch.export``."""
+    return torch.compiler.is_exporting() or any(frame.f_code is _SUBSTITUTED for frame in _frames())
 
 
 def _frames() -> Iterator[FrameType]:
