@@ -89,7 +89,8 @@ def coverage_of(
         notes = measurement.attachment.delivery.notes
         for line in measurement.coverage():
             count = events.get((measurement.family, line.site), 0) + line.count
-            reason = notes.get(line.site, "") if count and not line.count else line.reason
+            noted = measurement.attachment.delivery.why_stopped(line.site) or notes.get(line.site, "")
+            reason = noted if count and not line.count else line.reason
             reason = reason if count else lost.get(measurement.family, reason)
             known = lines.get(line.site)
             if known is None or known.count < count:

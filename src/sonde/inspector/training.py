@@ -231,7 +231,8 @@ class WatchedTraining:
         steps = sum(watched.logged for watched in self.watched), sum(watched.steps for watched in self.watched)
         rows = self.destinations.recorded.writer.lost if self.destinations.recorded is not None else 0
         lost = self._writer.lost, rows
-        stopped = [each.family for each in self.measurements() if each.attachment.delivery.stopped_by is not None]
+        every = [(each.family, each.attachment) for each in self.measurements()]
+        stopped = [family for family, attachment in every if attachment.delivery.has_ended(attachment.sites())]
         ended = tuple(dict.fromkeys([*stopped, *self._writer.ended]))
         empty = not self._writer.has_written
         path, found, share = self.destinations.path, self.findings, self.overhead()

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import threading
-import traceback
-from collections.abc import Callable, Iterable
-from dataclasses import replace
-from typing import Any, Self, TypeAlias
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeAlias
 
 import torch
 
-from sonde.engine import Coverage, Event, Probe, ProbeError, Site
+from sonde.engine import Event, Probe, Site
 from sonde.engine.probes.attachment import Attachment
 from sonde.errors import ArgumentError
 from sonde.keep.reductions.base import Reduction, own
@@ -63,14 +61,13 @@ class Keeper:
         self.reduction = reduction
         self.condition = condition
         self.slots: list[Subrecorder] = [] if only_slot is None else [only_slot]
-        self.stopped: dict[Site, str] = {}
+        self.stopped: Mapping[Site, str] = {}
         self.attachment: Attachment | None = None
         self._only_slot = only_slot
         self._filling = only_slot
         self._by_site: dict[Site, Subrecorder] = {}
         self._by_id: dict[int, tuple[Site, Subrecorder]] = {}  # the same by the site object, which costs less than its hash
         self._lock = threading.RLock()
-        self._warned: set[tuple[object, ...]] = set()  # type and line of errors that were warned of
         if isinstance(reduction, FunctionReduction):
             reduction.on_broadcast = self._warn_of_broadcast
 
@@ -171,20 +168,9 @@ class Keeper:
 
     def _stop(self, site: Site, error: Exception) -> None:
         """Keep nothing more at *site*, and record why; raise *error* if the probe is strict."""
-        delivery = None if self.attachment is None else self.attachment.delivery
-        if delivery is None or delivery.strict:
+        if self.attachment is None:
             raise error
-        self.stopped[site] = f"stopped: {type(error).__name__}: {error}"
-        origin = error.__cause__ if isinstance(error.__cause__, Exception) else error
-        frames = traceback.extract_tb(origin.__traceback__)[-1:]
-        cause = (type(origin), *((frame.filename, frame.lineno) for frame in frames))
-        delivery.errors.append(ProbeError.of(self.__qualname__, site, error))
-        if cause not in self._warned:  # a function that fails for every layer warns once
-            self._warned.add(cause)
-            warn_user(
-                f"nothing more is kept at {site}: {self.__qualname__} raised {type(error).__name__} at {site}: {error}. The other "
-                "sites and the training go on. What was kept stays, errors are in .errors, and strict=True raises them."
-            )
+        self.attachment.delivery.failed_at(site, error, self, was="kept")
 
     def _warn_of_broadcast(self, text: str) -> None:
         place = "" if self._filling is None else f" in slot {self._filling.index} ({self._filling.site})"
@@ -198,21 +184,10 @@ class KeepingProbe(Probe):
         self._keeper = keeper
         super().__init__(Attachment(keeper, strict=strict))
         keeper.attachment = self._attachment
+        keeper.stopped = self._attachment.delivery.stopped
         self._attachment.attach()
 
     _as_held = "keeps nothing: hold it in a variable, as in tracker = sonde.track(model)"
 
     def _has_any(self) -> bool:
         return any(slot.seen or slot.held for slot in self._keeper.slots)
-
-    def attach(self) -> Self:
-        """Put the hooks (back) in; sites that have stopped begin again."""
-        if not self.attached:
-            self._keeper.stopped.clear()
-        return super().attach()
-
-    def coverage(self) -> Coverage:
-        """The number of events at each site, and why not more. Follows a model that has changed since."""
-        stopped = self._keeper.stopped
-        lines = [replace(line, reason=stopped.get(line.site, line.reason)) for line in super().coverage()]
-        return Coverage(lines, attached=self.attached)

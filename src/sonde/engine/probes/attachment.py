@@ -172,6 +172,7 @@ class Attachment:
         self.attached = True
         self._dead_hooks.is_due = True
         self.delivery.stopped_by = None
+        self.delivery.stopped.clear()  # sites that have failed begin again
         self.delivery.number = next_number()
         compiled.notice_hooks()
         try:

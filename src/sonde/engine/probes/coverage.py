@@ -86,7 +86,7 @@ class Coverage(ShownAsTable):
         for hook in held:
             for port, count in hook.counts().items():
                 site = hook.sites[port]
-                reason = notes.get(site, "")
+                reason = attachment.delivery.why_stopped(site) or notes.get(site, "")
                 if count:
                     reason = reason or (_UNFUSED if hook.module in unfused else "")
                 elif not reason or reason.startswith(_OF_WHAT_CAME):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -63,6 +64,7 @@ class Delivery:
         on_failure: called without arguments when an observer has failed; stops the probe.
         errors: records of these failures.
         stopped_by: the failure that stopped the probe.
+        stopped: sites that have failed, where nothing more is observed; the reason, as text, by site.
         notes: by site, why it could not be observed, or not everything of it.
         pending: gradients of structured values that have not all come.
     """
@@ -77,9 +79,11 @@ class Delivery:
         self.on_failure = on_failure
         self.errors: list[ProbeError] = []
         self.stopped_by: Exception | None = None
+        self.stopped: dict[Site, str] = {}
         self.notes: dict[Site, str] = {}
         self.pending = Pending()
         self._leaves: dict[tuple[int, int], _Leaf] = {}
+        self._warned: set[tuple[object, ...]] = set()  # type and line of errors that have stopped a site
 
     def deliver(self, event: Event) -> None:
         """Call the subscriber; its errors do not reach the training."""
@@ -101,6 +105,43 @@ class Delivery:
             f"sonde stopped observing: {name} raised {type(error).__name__}{place}: {error}. The training goes on without it; "
             "what was recorded is kept, the error is in .errors, and strict=True raises it."
         )
+
+    def failed_at(self, site: Site, error: Exception, observer: object = None, *, was: str = "observed") -> None:
+        """Keep the error of an observer (by default the statistic), and stop *site* alone; if strict, raise it again.
+
+        Warn once for each place in the source that has raised: a function may fail at every layer.
+        """
+        if self.strict:
+            raise error
+        if site in self.stopped:
+            return
+        name = self.observer if observer is None else name_of(observer)
+        self.stopped[site] = f"stopped: {type(error).__name__}: {error}"
+        origin = error.__cause__ if isinstance(error.__cause__, Exception) else error
+        frames = traceback.extract_tb(origin.__traceback__)[-1:]
+        cause = (type(origin), *((frame.filename, frame.lineno) for frame in frames))
+        self.errors.append(ProbeError.of(name, site, error))
+        if cause not in self._warned:
+            self._warned.add(cause)
+            warn_user(
+                f"nothing more is {was} at {site}: {name} raised {type(error).__name__} at {site}: {error}. The other "
+                f"sites and the training go on. What was {was} stays, errors are in .errors, and strict=True raises them."
+            )
+
+    def has_stopped(self, site: Site, leaf: str = "") -> bool:
+        """Return whether *site*, or its *leaf*, has failed."""
+        return bool(self.stopped) and (site in self.stopped or (leaf != "" and site.at(leaf) in self.stopped))
+
+    def why_stopped(self, site: Site) -> str:
+        """Return why *site* has stopped, or its first leaf that has; ``""`` if none has."""
+        whole = self.stopped.get(site)
+        if whole is not None:
+            return whole
+        return next((f"{part.leaf} {why}" for part, why in self.stopped.items() if part.at("") == site), "")
+
+    def has_ended(self, sites: Iterable[Site]) -> bool:
+        """Return whether nothing more is observed at *sites*, since the observer has failed: as a whole, or at each of them."""
+        return self.stopped_by is not None or (bool(self.stopped) and all(self.why_stopped(site) for site in sites))
 
     def note(self, sites: Iterable[Site], text: str) -> None:
         """Write *text* into the coverage of *sites*."""

@@ -131,7 +131,7 @@ class Probe(Observer, ShownAsTable):
 
     @property
     def errors(self) -> tuple[ProbeError, ...]:
-        """Errors that the subscriber raised; the first one detaches the probe."""
+        """Errors of the observer: the first one of a subscriber detaches the probe, one of a statistic stops its site alone."""
         return tuple(self._attachment.delivery.errors)
 
     def coverage(self) -> Coverage:
@@ -223,7 +223,8 @@ def observe(
             Inside compiled code enabled gradients alone decide.
         calls: which calls of a module within one forward have rows of their own in a statistic: ``"each"``, the first 8; a
             number, the first so many; ``"joined"``, none. All others share a row, whose ``call`` is -1.
-        strict: raise what a subscriber raises (and a :class:`DeadHookError`) instead of detaching with a warning.
+        strict: raise what a subscriber or a statistic raises (and a :class:`DeadHookError`). Otherwise an error of a subscriber
+            detaches the probe, and one of a statistic stops the site where it was raised, both with a warning.
         name: the model's name in its sites, for observing several models.
 
     Returns:

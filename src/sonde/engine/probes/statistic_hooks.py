@@ -190,6 +190,8 @@ class StatisticHook(SiteHook):
             address = self.addresses.get(place, 0)
             if address and self.kernel is not None and self.kernel.add_at(address, tensor, 1):
                 return
+            if self.delivery.stopped and self.delivery.has_stopped(self.sites[place[0]], place[1]):
+                return
             if tensor.is_meta or tensor.is_nested:
                 kind = "nested" if tensor.is_nested else "meta"
                 self.note(f"a {kind} tensor, which the statistic cannot be taken of")
@@ -202,7 +204,7 @@ class StatisticHook(SiteHook):
                     table = self._on_axis(1 if units is None else units)
                 table.add(row, tensor.detach())
         except Exception as error:
-            self.delivery.failed(self.sites[place[0]].at(place[1]), error)
+            self._failed_at(place, error)
 
     def _on_axis(self, units: int) -> Table:
         found = self.by_axis.get(units)
@@ -213,12 +215,30 @@ class StatisticHook(SiteHook):
     def _merge(self, place: Place, measured: Tensor) -> None:
         """Add a row that compiled code has measured."""
         try:
+            if self.delivery.stopped and self.delivery.has_stopped(self.sites[place[0]], place[1]):
+                return
             self.table.check(measured)
             row = self._row(place, measured.device)
             if row is not None:
                 self.table.merge(row, measured)
         except Exception as error:
-            self.delivery.failed(self.sites[place[0]].at(place[1]), error)
+            self._failed_at(place, error)
+
+    def _failed_at(self, place: Place, error: Exception) -> None:
+        """Add nothing more at the site of *place*, in any call."""
+        port, leaf, _ = place
+        for known in self.addresses:
+            if known[:2] == (port, leaf):
+                self.addresses[known] = 0
+        self.delivery.failed_at(self.sites[port].at(leaf), error)
+
+    def failed(self, error: Exception) -> None:
+        """Report *error*, and add nothing more at any site of the hook."""
+        for port, site in self.sites.items():
+            for known in self.addresses:
+                if known[0] == port:
+                    self.addresses[known] = 0
+            self.delivery.failed_at(site, error)
 
     @staticmethod
     def add_each(
@@ -317,14 +337,19 @@ class StatisticHook(SiteHook):
             paths = compiled.paths_of(form)
             if len(paths) != 1:
                 self._note_extent(len(paths))
-            for path, measured in zip(paths, leaves, strict=False):
-                self._merge((port, self.leaf_of(path), row_of_call(call, self.apart)), measured)  # type: ignore[arg-type]  # a port, since not ""
+            for path, tensor in zip(paths, leaves, strict=False):
+                self._replayed(port, self.leaf_of(path), call, tensor)
         return forward.index, call
 
     def replay_gradient(self, forward: int, call: int, measured: Tensor, leaf: int, form: int, port: Port) -> None:
         """Add the row of a gradient that compiled code has measured, of tensor number *leaf* of the value of call number *call*."""
         if self.switch.on and forward != _QUIET[0] and not (blocks and self.is_quiet()):
-            self._merge((port, self.leaf_of(compiled.paths_of(form)[leaf]), row_of_call(call, self.apart)), measured)
+            self._replayed(port, self.leaf_of(compiled.paths_of(form)[leaf]), call, measured)
+
+    def _replayed(self, port: str, leaf: str, call: int, tensor: Tensor) -> None:
+        """Add a row that compiled code has measured; or a tensor, where the statistic could not be traced."""
+        place: Any = port.removeprefix(compiled.UNMEASURED), leaf, row_of_call(call, self.apart)
+        (self._merge if place[0] == port else self._add)(place, tensor)
 
 
 class OutputStatisticHook(StatisticHook):

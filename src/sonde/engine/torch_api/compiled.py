@@ -19,7 +19,9 @@ of compiled code.
 
 from __future__ import annotations
 
+import logging
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
@@ -32,6 +34,7 @@ from torch import Tensor
 from torch._library.effects import EffectType
 
 __all__ = [
+    "UNMEASURED",
     "Replayed",
     "come_out_together",
     "compile_error",
@@ -52,6 +55,9 @@ is_traced: Callable[[], bool] = torch.compiler.is_dynamo_compiling
 
 is_exported: Callable[[], bool] = torch.compiler.is_exporting
 """Return whether ``torch.export`` runs: a program that is written down must not hold sonde's operators."""
+
+UNMEASURED = "unmeasured "
+"""Begins the port of a tensor that compiled code delivers in place of its row, since it cannot be measured there."""
 
 # ------------------------------------------------------------------------------------------------------------- tokens
 
@@ -232,11 +238,59 @@ def trace_value(
     form = _intern(_form(value, leaves, measure is not None))
     leaves = leaves[:most]
     sent = [leaf.detach() for leaf in leaves] if port else []
+    if measure is not None and not _can_measure(leaves, measure):
+        measure, port, gradient_port = None, port and UNMEASURED + port, gradient_port and UNMEASURED + gradient_port
     identity = _op_deliver(token.data, sent if measure is None else [measure(leaf) for leaf in sent], form, port)
     if gradient_port:
         for index, leaf in enumerate(leaves):
             if leaf.requires_grad:
                 trace_gradient(identity, leaf, index, form, gradient_port, measure)
+
+
+def _can_measure(leaves: list[Tensor], measure: Measure) -> bool:
+    """Return whether *measure* takes each of *leaves*. An error of traced code would end the user's program.
+
+    Python tries that while the code is traced, with the tensors without content that stand for *leaves*.
+    """
+    from torch._dynamo.comptime import comptime
+
+    for leaf in leaves:  # noqa: B007  # read from the frame that is traced
+        comptime(_try)
+        if _has_failed():
+            return False
+    return True
+
+
+_local = threading.local()
+
+
+def _try(context: Any) -> None:
+    """Call the measure of the traced frame with its leaf, and note whether that raised. Runs while the code is traced."""
+    _local.has_failed = False
+    try:
+        leaf: Any = context.get_local("leaf").as_fake()
+        method = context.get_local("measure")._ComptimeVar__variable
+        of = (method.obj if hasattr(method, "obj") else method.im_self).value
+    except AttributeError:  # another version of torch tells the object in another way: an error is the compiler's then
+        return
+    silent, _fakes.disabled = _fakes.disabled, True  # torch logs an operator that does not take its tensors as an error
+    try:
+        with leaf.fake_mode, torch.no_grad():
+            of.measured(leaf.detach())
+    except Exception:
+        _local.has_failed = True
+    finally:
+        _fakes.disabled = silent
+
+
+_fakes = logging.getLogger("torch._subclasses.fake_tensor")
+
+
+def _has_failed() -> bool:
+    return bool(_local.has_failed)
+
+
+_has_failed._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as of _intern
 
 
 def trace_gradient(identity: Tensor, tensor: Tensor, leaf: int, form: int, port: str, measure: Measure | None) -> None:
