@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from sonde.cli import doctor, main
+from sonde.stats import Moments
 from sonde.stats.kernels import fused, native
 
 
@@ -64,7 +65,7 @@ def test_a_kernel_that_gives_wrong_numbers_is_found_out(
     """What is printed as in use has just been compared with the reference."""
     from sonde.stats.kernels import reference
 
-    monkeypatch.setattr(reference, "moments", lambda values: torch.zeros(8, dtype=torch.float64))
+    monkeypatch.setattr(reference, "moments", lambda values: torch.zeros(len(Moments().empty(1)[0]), dtype=torch.float64))
     line = line_of("float32", printed(capsys, "--no-compile"))
     assert "wrong" in line
     assert "SONDE_KERNEL=reference" in line

@@ -66,9 +66,14 @@ class Root:
         return self.clock.backward_counter.count > self.backwards
 
     def left_out(self, region: Region) -> bool:
-        """Return whether training has left *region* without a gradient: then it was not called."""
+        """Return whether training has left *region* without a gradient, though others came: then it was not called.
+
+        False where all gradients have been dropped again, which says nothing.
+        """
         trainable = [parameter for module in region.modules for parameter in module.parameters() if parameter.requires_grad]
-        return self.has_trained and bool(trainable) and not any(map(self.was_used, trainable))
+        if not (self.has_trained and trainable) or any(map(self.was_used, trainable)):
+            return False
+        return any(map(self.was_used, self.model.parameters()))
 
     def regions(self) -> list[Region]:
         """Return the compiled parts of the model, as far as is known."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from sonde.engine.probes.site_hook import SiteHook
 from sonde.inspector.measurement.row_index import RowIndex
@@ -48,11 +49,16 @@ class ParameterRows:
         if self._has_failed:
             return
         try:
-            self._look(hooks, [self._tensor_of(hook.target) for hook in hooks])
+            self._look(hooks, [self._held_by(hook.target) for hook in hooks])
             self.step = step
         except Exception as error:
             self._has_failed, self.step = True, -1
             warn_user(f"sonde stopped measuring {self._name}: {type(error).__name__}: {error}. The training goes on without it")
+
+    def _held_by(self, parameter: Any) -> Tensor | None:
+        """What is measured of *parameter*; None if that has no values: it is lazy, or on the meta device."""
+        tensor = None if is_lazy(parameter) else self._tensor_of(parameter)
+        return None if tensor is None or tensor.is_meta else tensor
 
     def _look(self, hooks: Sequence[SiteHook], found: Sequence[Tensor | None]) -> None:
         tensors = [tensor for tensor in found if tensor is not None]
