@@ -89,7 +89,9 @@ def last_lines(capsys: pytest.CaptureFixture[str], **settings: Any) -> tuple[str
 @pytest.mark.parametrize("part", ["measure", "finish"])
 def test_if_the_only_lens_fails_nothing_was_judged(part: str, capsys: pytest.CaptureFixture[str]) -> None:
     line, inspector = last_lines(capsys, lenses=lens.Lens("odd", Odd(part), ("output",)), to="memory")
-    errors = len(list(inspector.coverage())) if part == "measure" else 1  # each site stops by itself; all rows are finished together
+    errors = (
+        len(list(inspector.coverage())) if part == "measure" else 1
+    )  # each site stops by itself; all rows are finished together
     assert line.startswith(f"nothing to judge: no lens has recorded anything · after an error nothing more of odd · {errors} error")
     assert len(inspector.errors) == errors
     assert all("ValueError: odd" in covered.reason for covered in inspector.coverage())
