@@ -213,6 +213,19 @@ def test_hooks_that_died_are_reported(way: str) -> None:
         assert len(probe.coverage().observed) == len(net.blocks) * 4
 
 
+def test_hooks_of_gradients_alone_are_judged_after_a_backward_pass() -> None:
+    """Forwards without gradients, and two forwards before one backward pass, say nothing of them."""
+    net = Net("whole")
+    call = compiled(net, "whole", "aot_eager")
+    with sonde.observe(net, Moments(), include=r"blocks\.", ports="grad_output") as probe:
+        with torch.no_grad():
+            for step in range(3):
+                call(batch(step))
+        (call(batch(0)).sum() + call(batch(1)).sum()).backward()
+        call(batch(2)).sum().backward()
+        assert [line.reason for line in probe.coverage().missing] == []
+
+
 def test_an_unobserved_twin_compiled_before_is_noticed() -> None:
     """Code compiled for a twin of the same class is used again without our hooks: that raises if strict."""
     twin = Net("blocks")

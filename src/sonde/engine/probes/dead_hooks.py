@@ -98,14 +98,14 @@ class DeadHookCheck:
         Raises:
             DeadHookError: there are some, and the probe is strict.
         """
-        if self.is_due and self._delivery.switch.on and self._can_judge():
+        if self.is_due and self._delivery.switch.on and self._can_judge(hooked):
             self.is_due = False
             self.report(dead_among(self._roots, hooked), len(hooked))
 
     def check_at_end(self, hooked: Sequence[SiteHook]) -> list[SiteHook]:
         """Return the dead hooks of a probe that is about to be detached; none if the check was made."""
         due, self.is_due = self.is_due, False
-        if not (due and self._delivery.switch.on and (self._can_judge() or self._ran_unseen())):
+        if not (due and self._delivery.switch.on and (self._can_judge(hooked) or self._ran_unseen())):
             return []
         return dead_among(self._roots, hooked)
 
@@ -124,9 +124,12 @@ class DeadHookCheck:
             raise DeadHookError(text)
         warn_user(text)
 
-    def _can_judge(self) -> bool:
-        """Return whether a forward of the observed kind has surely been, so that hooks which have not fired never will."""
+    def _can_judge(self, hooked: Sequence[SiteHook]) -> bool:
+        """Return whether a pass of the observed kind has surely been, so that hooks which have not fired never will."""
         training = self._delivery.switch.training
+        ports = {port for hook in hooked if hook.is_on_module for port in hook.sites}
+        if not ports & {"input", "output"}:  # gradients alone, which come in a backward pass
+            return any(root.has_returned and root.has_trained for root in self._roots)
         if training is None:
             return any(root.has_returned for root in self._roots)
         return training and any(root.has_returned and root.has_trained for root in self._roots)
