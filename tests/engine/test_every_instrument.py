@@ -569,16 +569,11 @@ INSTRUMENTS: list[type[Instrument]] = [
     Captures,
 ]
 
-LEFT_OUT = {("compiled_and_called_twice", RecordsGradients)}
-"""Where only gradients are observed, the second call before the backward pass warns wrongly that the code was compiled before."""
-
-
 def cases() -> Iterator[Any]:
     for situation in SITUATIONS:
         for instrument in INSTRUMENTS:
-            if (situation.name, instrument) not in LEFT_OUT:
-                marks = [pytest.mark.slow] if situation.slow else []
-                yield pytest.param(situation, instrument, id=f"{situation}-{instrument.__name__}", marks=marks)
+            marks = [pytest.mark.slow] if situation.slow else []
+            yield pytest.param(situation, instrument, id=f"{situation}-{instrument.__name__}", marks=marks)
 
 
 @pytest.mark.parametrize(("situation", "instrument"), list(cases()))
