@@ -569,6 +569,7 @@ INSTRUMENTS: list[type[Instrument]] = [
     Captures,
 ]
 
+
 def cases() -> Iterator[Any]:
     for situation in SITUATIONS:
         for instrument in INSTRUMENTS:
