@@ -439,7 +439,7 @@ def test_a_folder_may_have_any_name(tmp_path: Path, name: str) -> None:
     assert run.series("head", "mean")[1].tolist() == [0.0, 3.0]
 
 
-ATTEMPT = '{"format": "sonde-run", "version": 3, "attempts": [{"attempt": 1, "first_step": %s, "started": 0.0}]}'
+ATTEMPT = '{"format": "sonde-run", "version": 4, "attempts": [{"attempt": 1, "first_step": %s, "started": 0.0}]}'
 
 
 @pytest.mark.parametrize(
@@ -450,14 +450,14 @@ ATTEMPT = '{"format": "sonde-run", "version": 3, "attempts": [{"attempt": 1, "fi
         ("[]", "another kind"),
         ('{"format": "sonde-tensors", "version": 1}', "another kind"),
         ('{"format": "sonde-run"}', "does not say in which version"),
-        ('{"format": "sonde-run", "version": 3}', "no usable list of attempts"),
-        ('{"format": "sonde-run", "version": 3, "attempts": 7}', "no usable list of attempts"),
-        ('{"format": "sonde-run", "version": 3, "attempts": [{"attempt": 1}]}', "no usable list of attempts"),
+        ('{"format": "sonde-run", "version": 4}', "no usable list of attempts"),
+        ('{"format": "sonde-run", "version": 4, "attempts": 7}', "no usable list of attempts"),
+        ('{"format": "sonde-run", "version": 4, "attempts": [{"attempt": 1}]}', "no usable list of attempts"),
         (ATTEMPT % '"0 OR true"', "no usable list of attempts .*first_step is no number"),
         (ATTEMPT % "-1", "no usable list of attempts .*first_step is out of range"),
         (ATTEMPT % "true", "no usable list of attempts .*first_step is no number"),
-        ('{"format": "sonde-run", "version": 2, "attempts": []}', "version 2 .*, before .* reads version 3: record it again"),
-        ('{"format": "sonde-run", "version": 4, "shape": "new"}', "version 4 .* reads version 3: update sonde"),
+        ('{"format": "sonde-run", "version": 2, "attempts": []}', "version 2 .*, before .* reads version 4: record it again"),
+        ('{"format": "sonde-run", "version": 5, "shape": "new"}', "version 5 .* reads version 4: update sonde"),
     ],
 )
 def test_what_is_no_run_is_said_to_be_none(tmp_path: Path, content: str | None, message: str) -> None:
@@ -591,7 +591,7 @@ def test_run_json_is_plain(tmp_path: Path) -> None:
     with start_run(tmp_path / "run", about={"lenses": {"moments": "heatmap"}}) as writer:
         pass
     written = json.loads((tmp_path / "run/run.json").read_text())
-    assert (written["format"], written["version"], written["lenses"]) == ("sonde-run", 3, {"moments": "heatmap"})
+    assert (written["format"], written["version"], written["lenses"]) == ("sonde-run", 4, {"moments": "heatmap"})
     assert writer.lost == 0
     assert written["attempts"][0]["ended"] >= written["attempts"][0]["started"]
 

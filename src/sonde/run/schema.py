@@ -22,10 +22,12 @@ __all__ = [
     "KEY_COLUMNS",
     "READ_ORDER",
     "SCALARS",
+    "SCOPES",
     "STORED_ORDER",
     "VERSION",
     "Key",
     "Layout",
+    "Scope",
     "check_family",
     "check_number",
     "encodable",
@@ -34,7 +36,13 @@ __all__ = [
 ]
 
 FORMAT = "sonde-run"
-VERSION = 3
+VERSION = 4
+
+Scope = Literal["rank", "data-parallel", "global"]
+"""How much of a training a number is of, where several processes train together: of one process alone; of the batches of all
+processes of a data-parallel group, joined; or of the whole. In a training of one process every number is of the whole."""
+
+SCOPES: tuple[Scope, ...] = ("rank", "data-parallel", "global")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +52,14 @@ class Key:
     Attributes:
         name: of the column.
         kind: its Arrow type; texts are dictionary-encoded.
-        given: the source of its values: the ``moment`` at which rows were taken, the ``process`` that writes, or the ``place`` in
-            the network (a row of a :class:`Layout`).
+        given: the source of its values: the ``moment`` at which rows were taken, the ``process`` that writes, the ``place`` in
+            the network (a row of a :class:`Layout`), or the ``row`` itself.
         of_site: derives the value from the site; None where it is given.
     """
 
     name: str
     kind: Literal["int64", "int32", "string"]
-    given: Literal["moment", "process", "place"]
+    given: Literal["moment", "process", "place", "row"]
     of_site: Callable[[Site], str] | None = None
 
 
@@ -60,6 +68,8 @@ KEY_COLUMNS = (
     Key("step", "int64", "moment"),
     Key("micro_step", "int32", "moment"),
     Key("rank", "int32", "process"),
+    Key("scope", "string", "place"),
+    Key("ranks", "int32", "row"),
     Key("model", "string", "place", lambda site: site.model),
     Key("site", "string", "place", str),
     Key("layer", "string", "place", lambda site: site.layer),
@@ -73,7 +83,15 @@ KEY_COLUMNS = (
 KEYS = tuple(key.name for key in KEY_COLUMNS)
 """Their names."""
 
-SCALARS = {"epoch": "int64", "step": "int64", "rank": "int32", "name": "string", "value": "float64"}
+SCALARS = {
+    "epoch": "int64",
+    "step": "int64",
+    "rank": "int32",
+    "scope": "string",
+    "ranks": "int32",
+    "name": "string",
+    "value": "float64",
+}
 ALERTS = {
     "epoch": "int64",
     "step": "int64",
@@ -103,14 +121,15 @@ class Layout:
         sites: of each row its site, or the text of it, as ``layers.3.mlp:output``.
         call: of each row which call of the module within one forward, or one number for all.
         order: of each row its site's place in the order of execution; by default the order of the rows.
+        scope: of each row how much of the training it is of, or one scope for all.
 
     Attributes:
-        site, model, port: of each row the text of its site, and the model and the port in it.
+        site, model, port, scope: of each row the text of its site, the model and the port in it, and its scope.
         columns: of each column in ``KEY_COLUMNS`` that is given by the place, the value of each row.
         rows: the indices of all rows.
 
     Raises:
-        ArgumentError: these are not equally long.
+        ArgumentError: these are not equally long, or a scope is none of ``SCOPES``.
         SiteError: a text does not name a site.
     """
 
@@ -119,6 +138,7 @@ class Layout:
         sites: Sequence[str | Site],
         call: int | Sequence[int] | npt.NDArray[Any] = 0,
         order: Sequence[int] | npt.NDArray[Any] | None = None,
+        scope: Scope | Sequence[Scope] = "global",
     ) -> None:
         if isinstance(sites, str):
             raise ArgumentError(f"a layout takes a sequence of sites, one for each row, not the text {sites!r}")
@@ -128,11 +148,14 @@ class Layout:
             "call": np.full(len(parsed), call, np.int32) if isinstance(call, int) else np.array(call, np.int32),
             "order": np.arange(len(parsed), dtype=np.int32) if order is None else np.array(order, np.int32),
         }
-        for name, values in whole.items():
+        self.scope: tuple[Scope, ...] = (scope,) * len(parsed) if isinstance(scope, str) else tuple(scope)
+        if strange := set(self.scope) - set(SCOPES):
+            raise ArgumentError(f"{strange.pop()!r} is no scope of a row: it is one of {', '.join(map(repr, SCOPES))}")
+        for name, values in (*whole.items(), ("scope", self.scope)):
             if len(values) != len(parsed):
                 raise ArgumentError(f"a layout of {len(parsed)} sites has {len(values)} of {name!r}: give one for each row")
         self.site, self.model, self.port = texts["site"], texts["model"], texts["port"]
-        self.columns: Mapping[str, tuple[str, ...] | npt.NDArray[np.int32]] = {**texts, **whole}
+        self.columns: Mapping[str, tuple[str, ...] | npt.NDArray[np.int32]] = {**texts, **whole, "scope": self.scope}
         self.rows: npt.NDArray[np.intp] = np.arange(len(parsed))
 
     @property

@@ -48,7 +48,7 @@ def test_a_sink_is_opened_fed_and_closed() -> None:
     first = sink.rows[0]
     assert len(first.sites) == len(first.numbers["rms"]) == 18
     assert set(first.counts) == {1.0}
-    keys = ["epoch", "step", "micro_step", "model", "site", "layer", "port", "leaf", "call", "order"]
+    keys = ["epoch", "step", "micro_step", "scope", "ranks", "model", "site", "layer", "port", "leaf", "call", "order"]
     assert list(first.columns())[: len(keys)] == keys
     assert {scalar.name for scalar in sink.scalars} >= {"grad_norm", "param_norm", "update_norm"}
     assert inspector.path is None

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from sonde.errors import ArgumentError
 from sonde.inspector.sinks.base import Rows
+from sonde.run import start_run
 from sonde.run.schema import Layout
 from sonde.run.store.rows import RowBlock
 
@@ -48,3 +52,24 @@ def test_pieces_hold_whole_moments(most: int, lengths: list[int]) -> None:
     pieces = list(BLOCK.pieces(most))
     assert [len(piece) for piece in pieces] == lengths
     assert [moment for piece in pieces for moment in moments(piece)] == ALL
+
+
+def test_rows_say_how_much_of_a_training_they_are_of(tmp_path: Path) -> None:
+    """In a training of one process they are of the whole, unless somebody says otherwise."""
+    layout = Layout(["fc:output", "fc.weight:grad"], scope=["data-parallel", "global"])
+    with start_run(tmp_path / "run") as writer:
+        writer.append("plain", Layout(["fc:output"]), {"rms": 1.0}, step=0)
+        writer.extend("joined", layout, {"rms": [1.0, 2.0]}, moments=[(0, 0, 0)], lengths=[2], rows=[1, 0], ranks=[4, 2])
+        writer.scalar("loss", 0.5, step=0)
+        writer.scalar("norm", 0.5, step=1, scope="rank", ranks=1)
+    run = writer.run()
+    assert run.sql("SELECT scope, ranks FROM plain").fetchall() == [("global", 1)]
+    assert run.sql("SELECT site, scope, ranks FROM joined ORDER BY site").fetchall() == [
+        ("fc.weight:grad", "global", 4),
+        ("fc:output", "data-parallel", 2),
+    ]
+    assert run.sql("SELECT name, scope, ranks FROM scalars").fetchall() == [("loss", "global", 1), ("norm", "rank", 1)]
+    with pytest.raises(ArgumentError, match="'world' is no scope of a row"):
+        Layout(["fc:output"], scope="world")  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="has 1 of 'scope'"):
+        Layout(["fc:output", "fc:grad_output"], scope=["rank"])

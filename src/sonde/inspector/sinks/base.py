@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from sonde.run.schema import KEY_COLUMNS, Layout
+from sonde.run.schema import KEY_COLUMNS, Layout, Scope
 from sonde.run.store.memory_writer import memory_run
 from sonde.run.store.rows import RowBlock
 from sonde.run.store.writer import RunWriter
@@ -31,6 +31,7 @@ class Rows:
         epoch, step, micro_step: when.
         counts: how often something was added to each row.
         numbers: by name, float64 of the shape of *rows*.
+        ranks: of each row the number of processes whose tensors are in it; None: one.
     """
 
     family: str
@@ -41,6 +42,7 @@ class Rows:
     micro_step: int
     counts: npt.NDArray[np.float64]
     numbers: Mapping[str, npt.NDArray[np.float64]]
+    ranks: npt.NDArray[np.int32] | None = None
 
     @classmethod
     def of(cls, block: RowBlock, moment: int) -> Rows:
@@ -48,7 +50,10 @@ class Rows:
         epoch, step, micro_step = block.moments[moment].tolist()
         start, end = block.edges[moment : moment + 2].tolist()
         numbers = {name: column[start:end] for name, column in block.numbers.items()}
-        return cls(block.family, block.layout, block.rows[start:end], epoch, step, micro_step, block.counts[start:end], numbers)
+        ranks = None if block.ranks is None else block.ranks[start:end]
+        return cls(
+            block.family, block.layout, block.rows[start:end], epoch, step, micro_step, block.counts[start:end], numbers, ranks
+        )
 
     @property
     def sites(self) -> list[str]:
@@ -66,6 +71,8 @@ class Rows:
         for key in KEY_COLUMNS:
             if key.given == "moment":
                 keys[key.name] = getattr(self, key.name)
+            elif key.given == "row":
+                keys[key.name] = np.ones(len(self.rows), np.int32) if self.ranks is None else self.ranks
             elif key.given == "place":
                 values = self.layout.columns[key.name]
                 keys[key.name] = [values[row] for row in self.rows] if isinstance(values, tuple) else values[self.rows]
@@ -80,12 +87,16 @@ class Scalar:
         name: as ``loss``.
         value: the number.
         epoch, step: when.
+        scope: how much of the training it is of.
+        ranks: the number of processes that it is of.
     """
 
     name: str
     value: float
     epoch: int
     step: int
+    scope: Scope = "global"
+    ranks: int = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,11 +175,11 @@ class RunSink(Sink):
         self.writer.describe(**description)
 
     def write(self, rows: Rows) -> None:
-        moments, lengths = [(rows.epoch, rows.step, rows.micro_step)], [len(rows.rows)]
-        self.writer.extend(rows.family, rows.layout, rows.numbers, moments=moments, lengths=lengths, rows=rows.rows)
+        when = {"moments": [(rows.epoch, rows.step, rows.micro_step)], "lengths": [len(rows.rows)]}
+        self.writer.extend(rows.family, rows.layout, rows.numbers, **when, rows=rows.rows, ranks=rows.ranks)
 
     def scalar(self, scalar: Scalar) -> None:
-        self.writer.scalar(scalar.name, scalar.value, step=scalar.step, epoch=scalar.epoch)
+        self.writer.scalars([_line(scalar)])
 
     def write_all(self, entries: LoggedRows) -> None:
         if type(self).write is not RunSink.write or type(self).scalar is not RunSink.scalar:
@@ -176,7 +187,7 @@ class RunSink(Sink):
             return
         for block in entries.blocks:
             self.writer.write(block)
-        self.writer.scalars((scalar.name, scalar.value, scalar.step, scalar.epoch) for scalar in entries.scalars)
+        self.writer.scalars(map(_line, entries.scalars))
 
     def close(self) -> None:
         if self._owned:
@@ -187,6 +198,10 @@ class RunSink(Sink):
     def run(self) -> Run:
         """The run so far, to read."""
         return self.writer.run()
+
+
+def _line(scalar: Scalar) -> tuple[str, float, int, int, Scope, int]:
+    return scalar.name, scalar.value, scalar.step, scalar.epoch, scalar.scope, scalar.ranks
 
 
 def memory(about: Mapping[str, Any] | None = None) -> RunSink:

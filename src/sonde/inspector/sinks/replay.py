@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import pairwise, starmap
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -131,9 +131,10 @@ def _moments(run: Run, rank: int) -> Iterator[_Moment]:
                 moments[rows.step].rows.append(rows)
                 moments[rows.step].epoch = rows.epoch
         if "scalars" in families:
-            for epoch, step, name, value in run.sql(f"SELECT epoch, step, name, value FROM scalars WHERE {where}").fetchall():
-                moments[step].scalars.append(Scalar(name, value, epoch, step))
-                moments[step].epoch = max(moments[step].epoch, epoch)
+            columns = "name, value, epoch, step, scope, ranks"
+            for scalar in starmap(Scalar, run.sql(f"SELECT {columns} FROM scalars WHERE {where}").fetchall()):
+                moments[scalar.step].scalars.append(scalar)
+                moments[scalar.step].epoch = max(moments[scalar.step].epoch, scalar.epoch)
         if "alerts" in families:
             for alert in run.sql(f"SELECT * EXCLUDE (rank) FROM alerts WHERE {where}").to_arrow_table().to_pylist():
                 moments[alert["step"]].alerts.append(alert)
@@ -141,31 +142,33 @@ def _moments(run: Run, rank: int) -> Iterator[_Moment]:
         yield from moments.values()
 
 
-def _layout(run: Run, family: str, rank: int) -> tuple[Layout, dict[tuple[str, int], int]]:
+def _layout(run: Run, family: str, rank: int) -> tuple[Layout, dict[tuple[str, int, str], int]]:
     """Return all places of a family, and the row of each."""
     rows = run.sql(
-        f'SELECT site, call, min("order") AS place FROM {quoted(family)} WHERE rank = {literal(rank)} '
-        "GROUP BY site, call ORDER BY place, site, call"
+        f'SELECT site, call, scope, min("order") AS place FROM {quoted(family)} WHERE rank = {literal(rank)} '
+        "GROUP BY site, call, scope ORDER BY place, site, call, scope"
     ).fetchall()
-    layout = Layout([site for site, *_ in rows], [call for _, call, _ in rows], [place for *_, place in rows])
-    return layout, {row[:2]: place for place, row in enumerate(rows)}
+    sites, calls, scopes, places = map(list, zip(*rows, strict=True)) if rows else ([], [], [], [])
+    return Layout(sites, calls, places, scopes), {row[:3]: place for place, row in enumerate(rows)}
 
 
-def _rows(family: str, places: tuple[Layout, dict[tuple[str, int], int]], table: pyarrow.Table) -> Iterator[Rows]:
+def _rows(family: str, places: tuple[Layout, dict[tuple[str, int, str], int]], table: pyarrow.Table) -> Iterator[Rows]:
     """Yield the rows of a family, those of one moment together."""
     if not table.num_rows:
         return
     layout, row_of = places
-    keys = zip(*(table.column(name).to_pylist() for name in ("site", "call")), strict=True)
+    keys = zip(*(table.column(name).to_pylist() for name in ("site", "call", "scope")), strict=True)
     rows = np.array([row_of[key] for key in keys], np.intp)
     when = np.column_stack([table.column(name).to_numpy() for name in ("epoch", "step", "micro_step")])
     numbers = {name: _numbers(table.column(name)) for name in table.column_names if name not in KEYS}
     known = {name: column for name, column in numbers.items() if column is not None}
+    ranks = table.column("ranks").to_numpy()
     edges = [0, *(np.flatnonzero((np.diff(when, axis=0) != 0).any(axis=1)) + 1).tolist(), len(when)]
     for start, end in pairwise(edges):
         epoch, step, micro_step = when[start].tolist()
         columns = {name: column[start:end] for name, column in known.items()}
-        yield Rows(family, layout, rows[start:end], epoch, step, micro_step, np.full(end - start, np.nan), columns)
+        counts = np.full(end - start, np.nan)
+        yield Rows(family, layout, rows[start:end], epoch, step, micro_step, counts, columns, ranks[start:end])
 
 
 def _numbers(column: pyarrow.ChunkedArray) -> npt.NDArray[np.float64] | None:

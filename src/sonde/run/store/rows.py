@@ -36,6 +36,7 @@ class RowBlock:
         edges: where the rows of each moment begin, and at last the number of all rows: of shape ``(moments + 1,)``.
         counts: how often something was added to each row; NaN where this is not known.
         numbers: by name, float64 of the shape of *rows*; or of shape ``(rows, k)`` for a list in each row.
+        ranks: of each row the number of processes whose tensors are in it, of the shape of *rows*; None: one.
     """
 
     family: str
@@ -45,6 +46,7 @@ class RowBlock:
     edges: npt.NDArray[np.intp]
     counts: npt.NDArray[np.float64]
     numbers: Mapping[str, Any]
+    ranks: npt.NDArray[np.int32] | None = None
 
     def __len__(self) -> int:
         return len(self.moments)
@@ -72,6 +74,7 @@ class RowBlock:
             self.edges[first : last + 1] - start,
             self.counts[start:end],
             numbers,
+            None if self.ranks is None else self.ranks[start:end],
         )
 
     def last(self, moments: int) -> RowBlock:
@@ -205,6 +208,8 @@ def _joined(blocks: list[RowBlock], rank: int) -> pyarrow.Table:
             columns[key.name] = np.repeat(moments[:, len(columns)].astype(key.kind), lengths)
         elif key.given == "process":
             columns[key.name] = np.full(lengths.sum(), rank, key.kind)
+        elif key.given == "row":
+            columns[key.name] = np.concatenate([np.ones(b.lines, np.int32) if b.ranks is None else b.ranks for b in blocks])
         else:
             columns[key.name] = places.column(key)
     for name in blocks[0].numbers:

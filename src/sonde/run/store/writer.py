@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -12,7 +13,7 @@ import numpy.typing as npt
 
 from sonde.errors import ArgumentError, StoreError
 from sonde.run.folder.json_file import json_text, parse_json
-from sonde.run.schema import DOCUMENTS, Layout, check_family, check_number, encodable, whole_number
+from sonde.run.schema import DOCUMENTS, Layout, Scope, check_family, check_number, encodable, whole_number
 from sonde.run.store.rows import Column, Lines, RowBlock, column_of, kind_of
 from sonde.run.store.writer_thread import WriterThread
 
@@ -82,7 +83,17 @@ class RunWriter(ABC):
         edges = np.array([0, len(picked)], np.intp)
         self._add(RowBlock(family, layout, picked, np.array([moment], np.int64), edges, _unknown(len(picked)), made))
 
-    def extend(self, family: str, layout: Layout, columns: Mapping[str, Any], *, moments: Any, lengths: Any, rows: Any) -> None:
+    def extend(
+        self,
+        family: str,
+        layout: Layout,
+        columns: Mapping[str, Any],
+        *,
+        moments: Any,
+        lengths: Any,
+        rows: Any,
+        ranks: Any = None,
+    ) -> None:
         """Add the numbers of several moments to a family, as an :meth:`append` for each moment does. The arrays are copied.
 
         Args:
@@ -93,6 +104,7 @@ class RunWriter(ABC):
             moments: epoch, step and micro-step of each moment: whole numbers of shape ``(moments, 3)``.
             lengths: how many rows each moment has: whole numbers of shape ``(moments,)`` that add up to n.
             rows: the index of each row's place in the layout, of shape ``(n,)``.
+            ranks: the number of processes whose tensors are in each row, of shape ``(n,)``, or one number; None: one.
 
         Raises:
             ArgumentError: as for :meth:`append`, or the arguments do not fit each other.
@@ -101,7 +113,8 @@ class RunWriter(ABC):
         picked = _indices(rows, layout)
         when, edges = _moments(moments, lengths, len(picked))
         made = {name: _copied(column_of(name, values, len(picked), f"{len(picked)} rows")) for name, values in columns.items()}
-        self.write(RowBlock(family, layout, picked, when, edges, _unknown(len(picked)), made))
+        joined = None if ranks is None else np.array(np.broadcast_to(np.asarray(ranks, np.int32), picked.shape))
+        self.write(RowBlock(family, layout, picked, when, edges, _unknown(len(picked)), made, joined))
 
     def write(self, block: RowBlock) -> None:
         """Add finished rows. The arrays are not copied: nobody may change them afterwards.
@@ -114,7 +127,7 @@ class RunWriter(ABC):
         rows = f"{block.lines} rows"
         made = {name: column_of(name, values, block.lines, rows) for name, values in block.numbers.items()}
         self._check(block.family, made)
-        self._add(RowBlock(block.family, block.layout, block.rows, block.moments, block.edges, block.counts, made))
+        self._add(replace(block, numbers=made))
 
     def _add(self, block: RowBlock) -> None:
         for piece in block.pieces(self._block):
@@ -140,17 +153,23 @@ class RunWriter(ABC):
         self._kinds.update({(family, name.lower()): kind for name, kind in kinds.items()})
         self._accepted.add((family, given))
 
-    def scalar(self, name: str, value: float, *, step: int, epoch: int = 0) -> None:
+    def scalar(self, name: str, value: float, *, step: int, epoch: int = 0, scope: Scope = "global", ranks: int = 1) -> None:
         """Add one number that belongs to no site: ``loss``, ``grad_norm``, ``overhead``, a metric.
+
+        Args:
+            name, value: the number.
+            step, epoch: when.
+            scope: how much of the training the number is of.
+            ranks: the number of processes that the number is of.
 
         Raises:
             ArgumentError: *value* is no number.
             StoreError: the writer is closed.
         """
-        self.scalars([(name, value, step, epoch)])
+        self.scalars([(name, value, step, epoch, scope, ranks)])
 
-    def scalars(self, given: Iterable[tuple[str, float, int, int]]) -> None:
-        """Add several scalars, each given as name, value, step and epoch. Either all are added or none.
+    def scalars(self, given: Iterable[tuple[str, float, int, int] | tuple[str, float, int, int, Scope, int]]) -> None:
+        """Add several scalars, each as name, value, step, epoch, and perhaps scope and ranks. Either all are added or none.
 
         Raises:
             ArgumentError: a value is no number.
@@ -158,8 +177,15 @@ class RunWriter(ABC):
         """
         self._must_be_open()
         lines = tuple(
-            (whole_number("epoch", epoch), whole_number("step", step), self.rank, encodable(str(name)), _number(name, value))
-            for name, value, step, epoch in given
+            (
+                whole_number("epoch", epoch),
+                whole_number("step", step),
+                self.rank,
+                *(origin or ("global", 1)),
+                encodable(str(name)),
+                _number(name, value),
+            )
+            for name, value, step, epoch, *origin in given
         )
         if lines:
             self._take(Lines("scalars", lines))
