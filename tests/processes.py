@@ -88,7 +88,7 @@ class Rank:
     def __str__(self) -> str:
         how = "killed at the time limit" if self.hung else f"exit code {self.code}"
         parts = [f"--- rank {self.rank}: {how} after {self.seconds:.1f} s", *self.warnings]
-        parts += [text.rstrip() for text in (self.error, self.out, self.err) if text]
+        parts += [text.rstrip() for text in (self.out, self.err) if text]
         return "\n".join(parts)
 
 
@@ -118,10 +118,12 @@ def on_ranks(
     Raises:
         AssertionError: with *check*, if any rank did not return a value without a warning.
     """
+    __tracebackhide__ = True
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(IMPORTED)
     store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    with tempfile.TemporaryDirectory(prefix="ranks-") as name, _without_own_main():
+    own = contextlib.nullcontext() if function.__module__ == "__main__" else _without_own_main()
+    with tempfile.TemporaryDirectory(prefix="ranks-") as name, own:
         folder, begin = Path(name), time.monotonic()
         processes = []
         try:
