@@ -8,13 +8,13 @@ by several names has the first as its canonical name and the others as aliases.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from torch import nn
 
-from sonde.engine.torch_api.modules import named_children, parameters_of, unwrap
+from sonde.engine.inventory import Named, Owned, inventory_of
+from sonde.engine.torch_api.modules import unwrap
 from sonde.errors import ModelError, SelectionError
 from sonde.suggest import nearest
 
@@ -25,15 +25,6 @@ Where: TypeAlias = (
 )
 """``include`` / ``exclude``: a regular expression (searched) or compiled pattern, a callable ``(name, module) -> bool``, a
 list of exact names, a module type or a tuple of types; None or ``""`` is no condition."""
-
-
-@dataclass(frozen=True, slots=True)
-class Named:
-    """A module (or parameter) under its canonical name, with the other names that lead to it."""
-
-    name: str
-    module: Any
-    aliases: tuple[str, ...] = ()
 
 
 def check_model(model: Any) -> nn.Module:
@@ -56,35 +47,12 @@ def _described(value: Any) -> str:
 
 def members(model: nn.Module) -> list[Named]:
     """Return every module of *model* once, parents before children, as ``named_modules()`` orders them."""
-    names: dict[nn.Module, list[str]] = {}
-    _name(model, "", frozenset(), names)
-    return [Named(found[0], module, tuple(found[1:])) for module, found in names.items()]
+    return inventory_of(model).members
 
 
-def _name(module: nn.Module, name: str, above: frozenset[nn.Module], names: dict[nn.Module, list[str]]) -> None:
-    """Note the name of *module*, and of all modules below it."""
-    module = unwrap(module)
-    known = names.setdefault(module, [])
-    known.append(name)
-    if module in above or len(known) > _MANY_NAMES:
-        return
-    above |= {module}
-    for step, child in named_children(module):
-        _name(child, f"{name}.{step}" if name else step, above, names)
-
-
-# A module shared n times under modules that are themselves shared has exponentially many names; these are enough.
-_MANY_NAMES = 16
-
-
-def parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, Named]]:
-    """Yield every parameter once, with its canonical name and the module that owns it."""
-    seen: set[int] = set()
-    for owner in members(model):
-        for step, parameter in parameters_of(owner.module).items():
-            if parameter is not None and id(parameter) not in seen:
-                seen.add(id(parameter))
-                yield (f"{owner.name}.{step}" if owner.name else step), parameter, owner
+def parameters(model: nn.Module) -> list[Owned]:
+    """Return every parameter once, with its canonical name and the module that owns it."""
+    return inventory_of(model).owned
 
 
 _NO_ALIASES: Mapping[str, tuple[str, ...]] = {}
@@ -108,6 +76,8 @@ def select(
     Raises:
         SelectionError: a condition cannot be read, a listed name does not exist, or nothing is left.
     """
+    if _absent(include) and _absent(exclude) and candidates:
+        return list(range(len(candidates)))
     names = [known for name, _ in candidates for known in (name, *aliases.get(name, ()))]
     admits = _condition("include", include, [*names, *also])
     refuses = _condition("exclude", exclude, [*names, *also])

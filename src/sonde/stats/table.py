@@ -71,7 +71,7 @@ class Table:
         if len(unused) < rows:
             self._grow(rows - len(unused), device)
         places = [unused.pop() for _ in range(rows)]
-        made = [self._row(place) for place in places]
+        made = self._made(places)
         self._numbers |= {id(row): number for number, row in enumerate(made, start=len(self._rows))}
         self._places += places
         self._rows += made
@@ -89,11 +89,10 @@ class Table:
         self._empty.append(empty)
         self._unused[device] += [(len(self.blocks) - 1, position) for position in reversed(range(rows))]
 
-    def _row(self, place: tuple[int, int]) -> Tensor:
-        """Return an alias of the row at *place*, with a version counter of its own, which a view does not have."""
-        block, position = place
+    def _made(self, places: list[tuple[int, int]]) -> list[Tensor]:
+        """Return an alias of the row at each place, with a version counter of its own, which a view does not have."""
         with torch.inference_mode(False):
-            return self.blocks[block][position].data
+            return [self.blocks[block][position].data for block, position in places]
 
     def move(self, row: Tensor, device: torch.device) -> Tensor:
         """Return the same row on *device*, under its old number. *row* is given up."""

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from sonde.engine.clock.counters import Counters
+from sonde.engine.inventory import inventory_of
 from sonde.engine.torch_api import compiled, hooks
 from sonde.engine.torch_api.autograd_state import graph_task, has_substituted_parameters, nodes_running
 from sonde.engine.unseen import blocks
@@ -71,21 +72,20 @@ class BackwardCounter:
             return False
         if not missing or root is None or not any(p.requires_grad for p in root.parameters() if id(p) in missing):
             return True
-        self.follow(root)
+        self.follow(inventory_of(root).parameters)
         return False
 
     def forget(self) -> None:
         """Forget all parameters; only after ``take_out``."""
         self._hooked.clear()
 
-    def follow(self, root: nn.Module) -> None:
-        """Put hooks on parameters of *root* that have come, or need a gradient by now.
+    def follow(self, parameters: Collection[nn.Parameter]) -> None:
+        """Put hooks on those of the root's *parameters* that have come, or need a gradient by now.
 
         Does nothing inside a ``functional_call``, where modules hold other tensors than their parameters.
         """
         if has_substituted_parameters():
             return
-        parameters = list(root.parameters())
         shapeless = {id(parameter) for parameter in parameters if is_lazy(parameter)}  # type: ignore[redundant-expr]  # is_lazy narrows too much
         self.is_lazy = bool(shapeless)
         for parameter in parameters:

@@ -20,11 +20,11 @@ from torch.optim.optimizer import Optimizer
 from sonde.engine.clock.backward_counter import BackwardCounter
 from sonde.engine.clock.counters import Counters
 from sonde.engine.clock.forward_counter import ForwardCounter
-from sonde.engine.clock.model_changes import fingerprint, is_time_to_look
 from sonde.engine.clock.step_counter import StepCounter, StepObserver
 from sonde.engine.clock.turns import Turns
 from sonde.engine.compiled_regions import regions
 from sonde.engine.event import Tick
+from sonde.engine.inventory import Inventory, inventory_of, is_time_to_look
 from sonde.engine.unseen import blocks, innermost
 
 __all__ = ["Clock", "StepObserver", "clock_of"]
@@ -55,20 +55,21 @@ class Clock(Counters):
         self._lock = threading.RLock()  # probes come and go in several threads
         self._follows = False  # forwards to their end, and accumulation
         self._wakes = 0
-        self._fingerprint: int | None = None
+        self._inventory: Inventory | None = None  # of the root when it was last looked at
         self._compiled: tuple[Any, frozenset[nn.Module]] | None = None
 
     # Life
 
-    def start(self) -> None:
-        """Count one more probe; for the first one put a hook in that counts forwards."""
+    def start(self, inventory: Inventory) -> None:
+        """Count one more probe of the root, whose *inventory* is given; for the first one put the hooks in that count."""
         with self._lock:
             self._users += 1
             root = self.root()
             if self._users > 1 or root is None:
                 return
+            self._inventory = inventory
             self.forward_counter.start(root)
-            self.backward_counter.follow(root)
+            self.backward_counter.follow(inventory.parameters)
             self.step_counter.start()
 
     def wake(self, probe: Hashable) -> None:
@@ -84,13 +85,13 @@ class Clock(Counters):
             self._follows = True
             self.forward_counter.follow(root)
             if not self.backward_counter.put_in():
-                self._fingerprint = None
+                self._inventory = None
             count = self._wakes = self._wakes + 1
-            if self._fingerprint is None or is_time_to_look(count, _LOOK_EVERY):
+            if self._inventory is None or is_time_to_look(count, _LOOK_EVERY):
                 self._compiled = None
-                now = fingerprint(root)
-                if now != self._fingerprint:
-                    self._fingerprint = now
+                now = inventory_of(root)
+                if now is not self._inventory:
+                    self._inventory = now
                     self.refresh()
 
     def rest(self, probe: Hashable) -> None:
@@ -107,15 +108,17 @@ class Clock(Counters):
         self.forward_counter.rest()
         self.backward_counter.watch(self.step_counter.watched_at_rest())
 
-    def stop(self) -> None:
-        """Count one probe less; for the last one take the hooks out."""
+    def stop(self, probe: Hashable) -> None:
+        """Count *probe* no longer; for the last one take the hooks out."""
         with self._lock:
             self._users -= 1
             if self._users > 0:
+                self.rest(probe)
                 return
-            self._sleep()
+            self.awake.clear()
+            self.is_observed = self._follows = False
             self.backward_counter.take_out()
-            self._fingerprint = self._compiled = None
+            self._inventory = self._compiled = None
             self.forward_counter.stop()
             self.backward_counter.forget()
             self.step_counter.stop()
@@ -131,7 +134,7 @@ class Clock(Counters):
         root = self.root()
         if root is not None and self._follows:
             self.step_counter.forget_optimizers()
-            self.backward_counter.follow(root)
+            self.backward_counter.follow(inventory_of(root).parameters)
 
     # Reading
 
@@ -168,7 +171,7 @@ class Clock(Counters):
     def compiled_modules(self) -> frozenset[nn.Module]:
         """Return the root's modules that are in compiled code, as of the last look for changes."""
         is_compiled = self.forward_counter.is_compiled
-        known = self._fingerprint, is_compiled
+        known = self._inventory, is_compiled
         root = self.root()
         if self._compiled is None or self._compiled[0] != known:
             found = [] if root is None else regions(root, (root,) if is_compiled else ())

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from sonde.engine.clock.backward_counter import BackwardCounter
 from sonde.engine.clock.counters import Counters
+from sonde.engine.inventory import inventory_of
 from sonde.engine.torch_api import compiled, hooks
 from sonde.engine.torch_api.autograd_state import graph_task, modules_running
 from sonde.engine.unseen import blocks
@@ -114,7 +115,7 @@ class ForwardCounter:
             if self._backwards.is_lazy and returned:
                 root = self.counters.root()
                 if root is not None:
-                    self._backwards.follow(root)
+                    self._backwards.follow(inventory_of(root).parameters)
                 for callback in tuple(self.after_first):
                     callback()
 

@@ -6,24 +6,23 @@ from collections.abc import Callable
 from functools import partial
 from math import inf
 
-import torch
 from torch import nn
 
 from sonde.engine import selection
 from sonde.engine.clock.clock import Clock, clock_of
-from sonde.engine.clock.model_changes import fingerprint, is_time_to_look
 from sonde.engine.clock.turns import EveryNth
 from sonde.engine.event import Subscriber, Tick
+from sonde.engine.inventory import Inventory, inventory_of, is_time_to_look
 from sonde.engine.layer_axes import learn
 from sonde.engine.probes.dead_hooks import DeadHookCheck, Root
 from sonde.engine.probes.delivery import Delivery
 from sonde.engine.probes.hook_set import HookSet
-from sonde.engine.probes.targets import Target, Wanted, choose
+from sonde.engine.probes.targets import Target, Wanted, choose, is_scripted, sites_of
 from sonde.engine.selection import Named, Where
 from sonde.engine.torch_api import compiled
 from sonde.engine.torch_api.autograd_state import has_substituted_parameters
 from sonde.engine.unseen import next_number
-from sonde.site import Port, Site
+from sonde.site import MODULE_PORTS, Port, Site
 from sonde.stats import Statistic, Table
 from sonde.warn import warn_user
 
@@ -91,34 +90,35 @@ class Attachment:
             ModelError, SelectionError, ArgumentError: see ``targets.choose``.
         """
         include, exclude = selection.settled(include), selection.settled(exclude)
-        chosen = choose(model, include, exclude, ports)
+        inventory = inventory_of(selection.check_model(model))
+        chosen = choose(inventory, include, exclude, ports, name)
         wanted = Wanted(model, include, exclude, ports, name)
         self._wanted.append((wanted, {target.key for target in chosen}))
-        for item in selection.members(model):
-            if isinstance(item.module, torch.jit.ScriptModule):
-                unhooked = {Site(item.name, port, "", name): "TorchScript, which takes no hooks" for port in ports}
-                self.hooks.unhooked |= unhooked
+        for path in inventory.remembered("scripted", lambda: [each.name for each in inventory.members if is_scripted(each.module)]):
+            unhooked = {Site(path, port, "", name): "TorchScript, which takes no hooks" for port in ports}
+            self.hooks.unhooked |= unhooked
         if self.hooks.table is not None and self.hooks.table.statistic.finds_units:
             learn(model)
-        clock = self._clock(model)
+        clock = self._clock(model, inventory)
         self.hooks.add(chosen, clock, wanted, self.roots)
 
     def observe_one(self, module: nn.Module, path: str, ports: tuple[Port, ...]) -> None:
         """Prepare a hook on *module* alone, as *path*. Its clock is that of the observed model it is a part of, if any."""
         above = next((root for root in self.roots if any(member is module for member in root.model.modules())), None)
-        clock = self._clock(module) if above is None else above.clock
-        self.hooks.add([Target(Named(path, module))], clock, Wanted(module, None, None, ports), self.roots)
+        clock = self._clock(module, inventory_of(module)) if above is None else above.clock
+        (sites,) = sites_of([path], MODULE_PORTS, ports)
+        self.hooks.add([Target(Named(path, module), sites)], clock, Wanted(module, None, None, ports), self.roots)
 
     def sites(self) -> list[Site]:
         """Return every site, in the order the hooks were prepared."""
         return self.hooks.sites()
 
-    def _clock(self, model: nn.Module) -> Clock:
+    def _clock(self, model: nn.Module, inventory: Inventory) -> Clock:
         for root in self.roots:
             if root.model is model:
                 return root.clock
         clock = clock_of(model)
-        self.roots.append(Root.of(model, clock))
+        self.roots.append(Root.of(model, clock, inventory))
         if self.attached:
             self._start(self.roots[-1])
         return clock
@@ -128,13 +128,13 @@ class Attachment:
     def _look_for_changes(self) -> None:
         """Follow the roots that have changed. Inside a ``functional_call`` modules hold tensors that are not their parameters."""
         for root in self.roots:
-            now = fingerprint(root.model)
-            if root.fingerprint is not None and now != root.fingerprint:
+            now = inventory_of(root.model)
+            if now is not root.inventory:
                 if has_substituted_parameters():
                     return
                 root.clock.refresh()
                 self.rescan()
-            root.fingerprint = now
+            root.inventory = now
 
     def rescan(self) -> None:
         """Follow modules and parameters that were replaced, added or removed since they were chosen, and warn of it."""
@@ -147,7 +147,7 @@ class Attachment:
             if now == known:
                 continue
             self._wanted[position] = (wanted, now)
-            clock = self._clock(wanted.model)
+            clock = self._clock(wanted.model, inventory_of(wanted.model))
             gone = {name for name, _ in known - now}
             for target in targets:
                 if target.key not in known:
@@ -204,8 +204,7 @@ class Attachment:
             clock.call_no_more(self._before_forward)
             clock.call_no_more(self._follow_schedule)
             clock.call_no_more(self.hooks.put_in_waiting)
-            clock.rest(self)
-            clock.stop()
+            clock.stop(self)
 
     def dispose(self) -> None:
         """Detach, and let go of everything: the probe is gone, and its data must not wait for the garbage collector."""
@@ -222,9 +221,8 @@ class Attachment:
         self.delivery.notes.clear()
 
     def _start(self, root: Root) -> None:
-        root.clock.start()
+        root.clock.start(root.inventory)
         root.remember_gradients()
-        root.fingerprint = fingerprint(root.model)
         root.clock.on_error[self._clock_failed] = self.delivery.strict
         root.clock.call_before_forward(self._before_forward)
         if self._schedule is not None:

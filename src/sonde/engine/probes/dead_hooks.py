@@ -10,6 +10,7 @@ from torch import nn
 from sonde.engine import selection
 from sonde.engine.clock.clock import Clock
 from sonde.engine.compiled_regions import Region, regions
+from sonde.engine.inventory import Inventory
 from sonde.engine.probes.delivery import Delivery
 from sonde.engine.probes.site_hook import SiteHook
 from sonde.engine.torch_api.tensors import version_of
@@ -24,7 +25,7 @@ class Root:
     """A model under observation, its clock, and the clock's counts when the probe was attached to it.
 
     Attributes:
-        fingerprint: of the model when it was last looked at.
+        inventory: of the model when it was last looked at.
         gradients: by parameter, the ``.grad`` that was there when the probe was attached, and its version.
     """
 
@@ -33,17 +34,19 @@ class Root:
     forwards: int
     returned: int
     backwards: int
-    fingerprint: int | None = None
+    inventory: Inventory
     gradients: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, model: nn.Module, clock: Clock) -> Root:
-        """Return *model* as a root observed from now on."""
-        return cls(model, clock, clock.forwards, clock.forward_counter.returned, clock.backward_counter.count)
+    def of(cls, model: nn.Module, clock: Clock, inventory: Inventory) -> Root:
+        """Return *model*, whose *inventory* is given, as a root observed from now on."""
+        return cls(model, clock, clock.forwards, clock.forward_counter.returned, clock.backward_counter.count, inventory)
 
     def remember_gradients(self) -> None:
         """Note the gradients that are there already, so that later ones can be recognised."""
-        self.gradients = {id(p): (id(p.grad), version_of(p.grad)) for p in self.model.parameters() if p.grad is not None}
+        self.gradients = {
+            id(each): (id(grad), version_of(grad)) for each in self.inventory.parameters if (grad := each.grad) is not None
+        }
 
     def was_used(self, parameter: nn.Parameter) -> bool:
         """Return whether a gradient has come to *parameter* since."""

@@ -23,12 +23,13 @@ from sonde.engine.probes.aliases import Aliases
 from sonde.engine.probes.delivery import Delivery
 from sonde.engine.probes.gradients import GradientCollector, sequence_of
 from sonde.engine.probes.site_hook import SiteHook
+from sonde.engine.probes.targets import Sites
 from sonde.engine.selection import Named
 from sonde.engine.torch_api import compiled, hooks
 from sonde.engine.torch_api.autograd_state import current_node, graph_task, sequence_of_node, transforms
 from sonde.engine.torch_api.input_alias import alias, aliased_in_trace, of_inputs
 from sonde.engine.unseen import blocks
-from sonde.site import Phase, Port, Site
+from sonde.site import Phase, Port
 
 __all__ = ["EventHook", "InputEventHook", "ModuleEventHook", "OutputEventHook", "ParameterEventHook"]
 
@@ -50,9 +51,7 @@ class EventHook(SiteHook):
 
     __slots__ = ("fired",)
 
-    def __init__(
-        self, delivery: Delivery, clock: Clock, item: Named, sites: dict[Port, Site], parameter: nn.Parameter | None = None
-    ) -> None:
+    def __init__(self, delivery: Delivery, clock: Clock, item: Named, sites: Sites, parameter: nn.Parameter | None = None) -> None:
         super().__init__(delivery, clock, item, sites, parameter)
         self.fired: dict[Port, int] = dict.fromkeys(sites, 0)
 
@@ -83,7 +82,7 @@ class ModuleEventHook(EventHook):
     value_port: ClassVar[Port]
     gradient_port: ClassVar[Port | None]
 
-    def __init__(self, delivery: Delivery, clock: Clock, item: Named, sites: dict[Port, Site]) -> None:
+    def __init__(self, delivery: Delivery, clock: Clock, item: Named, sites: Sites) -> None:
         super().__init__(delivery, clock, item, sites)
         self._site = sites.get(self.value_port)
         self._gradients = self.gradient_port if self.gradient_port in sites else None
@@ -265,7 +264,7 @@ class OutputEventHook(ModuleEventHook):
     value_port: ClassVar[Port] = "output"
     gradient_port: ClassVar[Port | None] = "grad_output"
 
-    def __init__(self, delivery: Delivery, clock: Clock, item: Named, sites: dict[Port, Site]) -> None:
+    def __init__(self, delivery: Delivery, clock: Clock, item: Named, sites: Sites) -> None:
         super().__init__(delivery, clock, item, sites)
         self.returned = 0
 
@@ -369,7 +368,7 @@ class InputEventHook(ModuleEventHook):
     gradient_port: ClassVar[Port | None] = "grad_input"
     register = staticmethod(hooks.on_forward_pre)
 
-    def __init__(self, delivery: Delivery, clock: Clock, item: Named, sites: dict[Port, Site]) -> None:
+    def __init__(self, delivery: Delivery, clock: Clock, item: Named, sites: Sites) -> None:
         super().__init__(delivery, clock, item, sites)
         if self._gradients is not None and getattr(item.module, "inplace", False):
             delivery.note([sites["grad_input"]], "its module writes into its input, whose gradient through it alone is not defined")

@@ -17,10 +17,10 @@ from sonde.engine.probes.event_hooks import InputEventHook, ModuleEventHook, Out
 from sonde.engine.probes.site_hook import SiteHook
 from sonde.engine.probes.statistic_hooks import InputStatisticHook, OutputStatisticHook, ParameterStatisticHook, StatisticHook
 from sonde.engine.probes.step_hooks import AroundSteps, StepEventHook, StepHook, StepStatisticHook, sample_updates
-from sonde.engine.probes.targets import Target, Wanted
+from sonde.engine.probes.targets import Sites, Target, Wanted
 from sonde.engine.selection import Named
 from sonde.engine.torch_api import hooks
-from sonde.site import PARAMETER_PORTS, Port, Site
+from sonde.site import Port, Site
 from sonde.stats import Table
 
 __all__ = ["LATER_HOOK", "REPLACED", "HookSet"]
@@ -86,25 +86,38 @@ class HookSet:
             wanted: the selection they come from.
             roots: models whose parameters tell the device of a row, where a module has none.
         """
-        for target in targets:
-            for hook in self._made_for(target, clock, wanted):
-                self._add(hook, roots)
+        former: dict[int, list[SiteHook]] = {}
+        for held in self.held:
+            former.setdefault(id(held.target), []).append(held)
+        # the same module under the same name is observed once
+        made = [
+            hook
+            for target in targets
+            for hook in self._made_for(target, clock)
+            if not any(held.sites == hook.sites for held in former.get(id(hook.target), ()))
+        ]
+        self._give_rows(made, roots)
+        self.held += made
+        if self._delivery.switch.on:
+            for hook in made:
+                self._put_in(hook)
         self.sample_updates()
         self._name_shared([target.item for target in targets if target.item.aliases], clock, wanted.model)
 
     def replace(self, target: Target, clock: Clock, wanted: Wanted, roots: Sequence[Root]) -> None:
         """Let hooks of *target* go on where those of the same sites stop; without such hooks add them."""
-        for hook in self._made_for(target, clock, wanted):
+        for hook in self._made_for(target, clock):
             old = next((held for held in self.held if held.sites == hook.sites and held.clock is clock), None)
             if old is None:
-                self._add(hook, roots)
+                self._give_rows([hook], roots)
+                self.held.append(hook)
             else:
                 old.detach()
                 hook.take_over(old)
                 self.held[self.held.index(old)] = hook
                 self._waiting = [held for held in self._waiting if held is not old]
-                if self._delivery.switch.on:
-                    self._put_in(hook)
+            if self._delivery.switch.on:
+                self._put_in(hook)
             hook.note(REPLACED)
 
     def drop(self, name: str, clock: Clock) -> None:
@@ -125,15 +138,14 @@ class HookSet:
         """Let copies of parameters fit into memory: observe samples of the largest ones."""
         self._delivery.notes |= sample_updates(self.held, self._update_memory)
 
-    def _made_for(self, target: Target, clock: Clock, wanted: Wanted) -> Iterator[SiteHook]:
-        delivery, adds = self._delivery, self.table is not None
-        sites: dict[Port, Site] = {port: Site(target.item.name, port, "", wanted.name) for port in wanted.ports}
+    def _made_for(self, target: Target, clock: Clock) -> Iterator[SiteHook]:
+        delivery, adds, sites = self._delivery, self.table is not None, target.sites
         if target.parameter is not None:
-            held: dict[Port, Site] = {port: site for port, site in sites.items() if port in PARAMETER_PORTS}
-            if "grad" in held and not self._grad_at_step:
-                accumulated: dict[Port, Site] = {"grad": held.pop("grad")}
+            held = sites
+            if "grad" in sites and not self._grad_at_step:
+                held = {port: site for port, site in sites.items() if port != "grad"}
                 kind = ParameterStatisticHook if adds else ParameterEventHook
-                yield kind(delivery, clock, target.item, accumulated, target.parameter)
+                yield kind(delivery, clock, target.item, {"grad": sites["grad"]}, target.parameter)
             if held:
                 around = self._around.get(clock)
                 if around is None:
@@ -144,7 +156,7 @@ class HookSet:
         entrance: InputEventHook | None = None
         for of_events, of_statistics in _MODULE_HOOKS:
             module_kind = of_statistics if adds else of_events
-            here = {port: site for port, site in sites.items() if port in (module_kind.value_port, module_kind.gradient_port)}
+            here = _of_hook(sites, module_kind.value_port, module_kind.gradient_port)
             if not here:
                 continue
             hook = module_kind(delivery, clock, target.item, here)
@@ -154,15 +166,20 @@ class HookSet:
                 hook.entrance = entrance
             yield hook
 
-    def _add(self, hook: SiteHook, roots: Sequence[Root]) -> None:
-        if any(held.target is hook.target and held.sites == hook.sites for held in self.held):
-            return  # the same module under the same name: observed once
-        if isinstance(hook, StatisticHook) and self.table is not None:
-            rows = self.table.allocate(len(hook.sites), _device_of((hook.module, *(root.model for root in roots))))
-            hook.hold(self.table, dict(zip(hook.sites, rows, strict=True)), self._calls_apart)
-        self.held.append(hook)
-        if self._delivery.switch.on:
-            self._put_in(hook)
+    def _give_rows(self, made: Sequence[SiteHook], roots: Sequence[Root]) -> None:
+        """Let the hooks *made* of a statistic have rows, on the devices of their modules."""
+        if self.table is None:
+            return
+        by_device: dict[torch.device, list[StatisticHook]] = {}
+        only = _only_device(roots)
+        for hook in made:
+            if isinstance(hook, StatisticHook):
+                device = only or _device_of((hook.module, *(root.model for root in roots)))
+                by_device.setdefault(device, []).append(hook)
+        for device, hooked in by_device.items():
+            rows = iter(self.table.allocate(sum(len(hook.sites) for hook in hooked), device))
+            for hook in hooked:
+                hook.hold(self.table, {port: next(rows) for port in hook.sites}, self._calls_apart)
 
     def _name_shared(self, items: list[Named], clock: Clock, model: nn.Module) -> None:
         """Mark the parents of shared modules, so that events can say by which name a module was called."""
@@ -234,6 +251,19 @@ class HookSet:
                 later = hooks.registered_later(hook.module, hook.handle)
                 if any(not isinstance(other, hooks.Hook) for other in later):
                     hook.note(LATER_HOOK)
+
+
+def _of_hook(sites: Sites, value_port: Port | None, gradient_port: Port | None) -> Sites:
+    """Return those of *sites* that are at one of the two ports."""
+    if value_port in sites and len(sites) == 1 + (gradient_port in sites):
+        return sites
+    return {port: site for port, site in sites.items() if port in (value_port, gradient_port)}
+
+
+def _only_device(roots: Sequence[Root]) -> torch.device | None:
+    """Return the device of all parameters of *roots*; None if there are several devices, or no parameter with data."""
+    devices = {parameter.device for root in roots for parameter in root.inventory.parameters}
+    return devices.pop() if len(devices) == 1 and torch.device("meta") not in devices else None
 
 
 def _device_of(modules: Sequence[nn.Module]) -> torch.device:

@@ -15,12 +15,13 @@ from torch import nn
 from sonde.engine.clock.turns import EveryNth, whole_number
 from sonde.engine.event import Subscriber
 from sonde.engine.failures import ProbeError
+from sonde.engine.inventory import inventory_of
 from sonde.engine.probes import dataframes
 from sonde.engine.probes.attachment import Attachment, Schedule
 from sonde.engine.probes.coverage import Coverage
 from sonde.engine.probes.statistic_hooks import Calls, rows_for_calls
 from sonde.engine.probes.targets import choose
-from sonde.engine.selection import Where
+from sonde.engine.selection import Where, check_model
 from sonde.engine.unseen import Observer
 from sonde.errors import ArgumentError
 from sonde.site import OTHER_CALLS, PARAMETER_PORTS, PORTS, Port, Site
@@ -263,7 +264,7 @@ def sites(
     wanted = _ports(ports)
     return tuple(
         Site(target.item.name, port, "", name)
-        for target in choose(model, include, exclude, wanted)
+        for target in choose(inventory_of(check_model(model)), include, exclude, wanted)
         for port in _IN_ORDER
         if port in wanted and (port in PARAMETER_PORTS) == (target.parameter is not None)
     )

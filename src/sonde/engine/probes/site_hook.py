@@ -13,11 +13,12 @@ from torch.nn.parameter import is_lazy
 from sonde.engine.clock.clock import Clock
 from sonde.engine.clock.forward import Forward
 from sonde.engine.probes.delivery import Delivery
+from sonde.engine.probes.targets import Sites
 from sonde.engine.selection import Named
 from sonde.engine.torch_api import compiled, hooks
 from sonde.engine.torch_api.autograd_state import graph_task, is_transformed, transforms
 from sonde.engine.unseen import blocks, is_quiet
-from sonde.site import Port, Site
+from sonde.site import Port
 
 __all__ = ["SiteHook"]
 
@@ -39,7 +40,7 @@ class SiteHook(hooks.Hook, ABC):
         name: of the module or parameter, as in its sites.
         module: the module, or the one that owns the parameter.
         target: the hooked module or parameter.
-        sites: by port.
+        sites: by port, not to be changed.
         was_eager: the hook has run outside compiled code, so that it can be taken out while the probe rests.
         is_in: the hook is in.
         handle: of the hook, if it ever was in.
@@ -49,9 +50,7 @@ class SiteHook(hooks.Hook, ABC):
 
     register: ClassVar[Callable[..., hooks.Handle]]
 
-    def __init__(
-        self, delivery: Delivery, clock: Clock, item: Named, sites: dict[Port, Site], parameter: nn.Parameter | None = None
-    ) -> None:
+    def __init__(self, delivery: Delivery, clock: Clock, item: Named, sites: Sites, parameter: nn.Parameter | None = None) -> None:
         self.delivery = delivery
         self.switch = delivery.switch
         self.clock = clock

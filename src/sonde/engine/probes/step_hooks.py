@@ -21,6 +21,7 @@ from sonde.engine.probes.delivery import Delivery, Switch
 from sonde.engine.probes.event_hooks import EventHook
 from sonde.engine.probes.site_hook import SiteHook
 from sonde.engine.probes.statistic_hooks import StatisticHook
+from sonde.engine.probes.targets import Sites
 from sonde.engine.selection import Named
 from sonde.site import OTHER_CALLS, PORTS, Port, Site
 
@@ -133,7 +134,7 @@ class StepHook(SiteHook):
         delivery: Delivery,
         clock: Clock,
         item: Named,
-        sites: dict[Port, Site],
+        sites: Sites,
         parameter: nn.Parameter,
         around: AroundSteps,
     ) -> None:

@@ -138,52 +138,76 @@ class _Stray:
 
 
 class Handle:
-    """Takes a hook out and puts it back in, which costs a tenth of registering the hook with torch again.
+    """Takes a hook out and puts it back in, for a part of what torch's own registering and handles cost.
 
-    A handle does not hold its hook, which may hold the handle.
+    A handle does not hold its hook, which may hold the handle, nor the dictionary of the hook.
+
+    Attributes:
+        id: the hook's key in its dictionary.
+
+    Args:
+        held: the dictionary.
+        marks: dictionaries in which torch looks for a mark beside the hook.
+        wrap: makes of a hook what is put into the dictionary.
+        first: the hook is called before the others.
+        key: of a hook that is there already; by default a new key.
     """
 
-    __slots__ = ("_first", "_handle", "_marks", "_wrap")
+    __slots__ = ("_first", "_held", "_marks", "_wrap", "id")
 
     def __init__(
-        self, handle: RemovableHandle, wrap: Callable[[Any], Callable[..., Any]] | None = None, *, first: bool = False
+        self,
+        held: dict[int, Any],
+        marks: Iterable[dict[int, bool]] = (),
+        *,
+        wrap: Callable[[Any], Callable[..., Any]] | None = None,
+        first: bool = False,
+        key: int | None = None,
     ) -> None:
-        self._handle = handle
-        self._wrap = wrap  # torch was given wrap(hook)
-        self._first = first  # the hook is called before the others
-        if first:
-            self._move_first()
-        self._marks = [reference for reference in handle.extra_dict_ref if handle.id in (reference() or ())]
+        self.id = _new_key() if key is None else key
+        self._held = weakref.ref(held)
+        self._marks = [weakref.ref(mark) for mark in marks]
+        self._wrap = wrap
+        self._first = first
 
-    @property
-    def id(self) -> int:
-        """The hook's key in its dictionary."""
-        return self._handle.id
+    @classmethod
+    def of(cls, handle: RemovableHandle) -> Handle:
+        """Return the handle of a hook that torch has put in."""
+        marks = [mark for reference in handle.extra_dict_ref if handle.id in (mark := reference() or {})]
+        return cls(handle.hooks_dict_ref() or OrderedDict(), marks, key=handle.id)
 
     def remove(self) -> None:
         """Take the hook out, then its marks. Idempotent."""
-        self._handle.remove()
+        held = self._held()
+        if held is not None:
+            held.pop(self.id, None)
+        for reference in self._marks:
+            if (marks := reference()) is not None:
+                marks.pop(self.id, None)
 
-    def put_back(self, hook: Hook) -> bool:
-        """Put *hook*, whose handle this is, in again as the last, or first; return False if its dictionary is gone."""
-        held = self._handle.hooks_dict_ref()
+    def put_back(self, hook: Hook | Callable[..., Any]) -> bool:
+        """Put *hook*, whose handle this is, in as the last, or first, after its marks; return False if its dictionary is gone."""
+        held = self._held()
         if held is None:
             return False
         for reference in self._marks:
             if (marks := reference()) is not None:
-                marks[self._handle.id] = True
-        held[self._handle.id] = hook if self._wrap is None else self._wrap(hook)
-        if self._first:
-            self._move_first()
+                marks[self.id] = True
+        held[self.id] = hook if self._wrap is None else self._wrap(hook)
+        if self._first and len(held) > 1:
+            for key in [key for key in held if key != self.id]:
+                held[key] = held.pop(key)  # torch's C++ reads an OrderedDict as a dict, which move_to_end does not change
         return True
-
-    def _move_first(self) -> None:
-        held = self._handle.hooks_dict_ref() or {}
-        for key in [key for key in held if key != self._handle.id]:
-            held[key] = held.pop(key)  # torch's C++ reads an OrderedDict as a dict, which move_to_end does not change
 
 
 _registering = threading.Lock()  # torch counts the keys of hooks in two steps, between which another thread may run
+
+
+def _new_key() -> int:
+    with _registering:
+        key: int = RemovableHandle.next_id
+        RemovableHandle.next_id = key + 1
+    return key
 
 
 def on_forward(module: nn.Module, hook: Callable[..., Any], *, always: bool = False) -> Handle:
@@ -208,12 +232,9 @@ def on_forward_pre(module: nn.Module, hook: Callable[..., Any], *, first: bool =
 
 def _put_in(held: dict[int, Any], marks: list[dict[int, bool]], hook: Callable[..., Any]) -> Handle:
     """Put *hook* into *held* after its marks; ``register_forward_hook`` of torch does so in the other order."""
-    with _registering:
-        handle = RemovableHandle(held, extra_dict=marks)
-    for mark in marks:
-        mark[handle.id] = True
-    held[handle.id] = hook
-    return Handle(handle)
+    handle = Handle(held, marks)
+    handle.put_back(hook)
+    return handle
 
 
 _OF_MODULES = (
@@ -267,6 +288,8 @@ def _refill(held: dict[Any, Any], wanted: dict[Any, Any]) -> None:
 
 def registered_later(module: nn.Module, handle: Handle) -> list[Any]:
     """Return the forward hooks of *module* that run after the one of *handle*."""
+    if next(reversed(module._forward_hooks), None) == handle.id:
+        return []
     held = list(module._forward_hooks.items())
     place = next((index for index, (key, _) in enumerate(held) if key == handle.id), len(held))
     return [hook for _, hook in held[place + 1 :]]
@@ -274,12 +297,12 @@ def registered_later(module: nn.Module, handle: Handle) -> list[Any]:
 
 def on_any_forward_pre(hook: Callable[..., Any]) -> Handle:
     """Before the forward of any module in the process call ``hook(module, args)``."""
-    return Handle(register_module_forward_pre_hook(hook))
+    return Handle.of(register_module_forward_pre_hook(hook))
 
 
 def on_any_forward(hook: Callable[..., Any]) -> Handle:
     """After the forward of any module in the process, also when the forward raised, call ``hook(module, args, output)``."""
-    return Handle(register_module_forward_hook(hook, always_call=True))
+    return Handle.of(register_module_forward_hook(hook, always_call=True))
 
 
 def on_node(node: Node, hook: Callable[..., Any]) -> None:
@@ -289,7 +312,7 @@ def on_node(node: Node, hook: Callable[..., Any]) -> None:
 
 def on_tensor(tensor: Tensor, hook: Callable[[Tensor], Any]) -> Handle:
     """When the gradient of *tensor* is computed call ``hook(gradient)``."""
-    return Handle(tensor.register_hook(hook))
+    return Handle.of(tensor.register_hook(hook))
 
 
 def on_result(tensor: Tensor, hook: Callable[[Tensor], Any]) -> None:
@@ -360,17 +383,28 @@ def on_accumulated(parameter: nn.Parameter, hook: Callable[[Tensor], Any]) -> Ha
 
     It is called before other such hooks: one of the user's may step an optimizer and drop the gradient.
     """
-    return Handle(parameter.register_post_accumulate_grad_hook(_Weak(hook)), _Weak, first=True)
+    held: Any = getattr(parameter, "_post_accumulate_grad_hooks", None)
+    if held is None:
+        made = parameter.register_post_accumulate_grad_hook(_nothing)
+        held = made.hooks_dict_ref()
+        made.remove()
+    handle = Handle(held, wrap=_Weak, first=True)
+    handle.put_back(hook)
+    return handle
+
+
+def _nothing(parameter: Tensor) -> None:
+    """The first hook of a parameter, with which torch makes the dictionary."""
 
 
 def on_before_optimizer_step(hook: Callable[[Optimizer, tuple[Any, ...], dict[str, Any]], None]) -> Handle:
     """Before the step of any optimizer in the process call ``hook(optimizer, args, kwargs)``."""
-    return Handle(register_optimizer_step_pre_hook(hook))
+    return Handle.of(register_optimizer_step_pre_hook(hook))
 
 
 def on_optimizer_step(hook: Callable[[Optimizer, tuple[Any, ...], dict[str, Any]], None]) -> Handle:
     """After the step of any optimizer in the process call ``hook(optimizer, args, kwargs)``; not after one that raised."""
-    return Handle(register_optimizer_step_post_hook(hook))
+    return Handle.of(register_optimizer_step_post_hook(hook))
 
 
 def after_backward(callback: Callable[[], None]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,7 @@ from torch.nn.modules.conv import _ConvTransposeNd
 __all__ = [
     "BatchNorm",
     "ConvTranspose",
+    "Walk",
     "buffers_of",
     "children_of",
     "holds_parameters_elsewhere",
@@ -24,6 +25,7 @@ __all__ = [
     "parameters_of",
     "state_of",
     "unwrap",
+    "walk",
     "wrapped_by_function",
 ]
 
@@ -64,6 +66,52 @@ def named_children(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     for step, child in module._modules.items():
         if child is not None:
             yield step, child
+
+
+class Walk(NamedTuple):
+    """What one walk over a model has met.
+
+    Attributes:
+        fingerprint: equal for two walks that have met the same objects, if none was freed in between. Holds of each module
+            its id, those of its class and parameters, the names of parameters and children, and whether parameters need a
+            gradient, the class defines ``forward``, and ``compile()`` was called.
+        modules: every module once, wrappers too.
+        parameters: every parameter once.
+    """
+
+    fingerprint: tuple[object, ...]
+    modules: list[nn.Module]
+    parameters: list[nn.Parameter]
+
+
+def walk(model: nn.Module) -> Walk:
+    """Return what a walk over *model* meets."""
+    found: list[object] = []
+    modules: dict[int, nn.Module] = {}
+    parameters: dict[int, nn.Parameter] = {}
+    pending: list[nn.Module] = [model]
+    put = found.append
+    while pending:
+        module = pending.pop()
+        key = id(module)
+        put(key)
+        if key in modules:
+            continue
+        modules[key] = module
+        kind = type(module)
+        found += (id(kind), kind.forward is _NO_FORWARD, module._compiled_call_impl is None)
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                parameters[id(parameter)] = parameter
+                found += (name, id(parameter), parameter.requires_grad)
+        for name, child in named_children(module) if isinstance(module, torch.jit.ScriptModule) else module._modules.items():
+            if child is not None:
+                put(name)
+                pending.append(child)
+    return Walk(tuple(found), list(modules.values()), list(parameters.values()))
+
+
+_NO_FORWARD = nn.Module.forward
 
 
 def unwrap(module: nn.Module) -> nn.Module:

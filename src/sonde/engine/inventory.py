@@ -1,0 +1,138 @@
+"""Remember the modules and parameters of each model by their names, as long as the model does not change.
+
+Walking over a model is cheap, naming its modules is not. ``inventory_of`` walks, and returns the inventory of the last walk
+if both have met the same objects under the same names.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple, TypeVar
+
+from torch import nn
+
+from sonde.engine.torch_api.modules import Walk, named_children, parameters_of, unwrap, walk
+
+__all__ = ["Inventory", "Named", "Owned", "inventory_of", "is_time_to_look"]
+
+_T = TypeVar("_T")
+
+
+class Named(NamedTuple):
+    """A module (or parameter) under its canonical name, with the other names that lead to it."""
+
+    name: str
+    module: Any
+    aliases: tuple[str, ...] = ()
+
+
+class Owned(NamedTuple):
+    """A parameter under its canonical name, and the module that owns it."""
+
+    name: str
+    parameter: nn.Parameter
+    owner: Named
+
+
+class Inventory:
+    """The names of a model's modules and parameters at one moment. Every module and parameter is held weakly.
+
+    Attributes:
+        fingerprint: of the walk.
+    """
+
+    def __init__(self, model: nn.Module, met: Walk) -> None:
+        self.fingerprint = met.fingerprint
+        self._lost: list[Any] = []  # references to what was freed since: another object may have its id by now
+        lost = self._lost.append
+        kinds = {type(module) for module in met.modules}
+        self._watched = [weakref.ref(each, lost) for each in (*kinds, *met.modules)]
+        self._all = [weakref.ref(parameter, lost) for parameter in met.parameters]
+        self._memory: dict[Hashable, Any] = {}
+        of_parameter = {id(parameter): reference for parameter, reference in zip(met.parameters, self._all, strict=True)}
+        names: dict[nn.Module, list[str]] = {}
+        _name(model, "", frozenset(), names)
+        self._members = [(found[0], weakref.ref(module), tuple(found[1:])) for module, found in names.items()]
+        self._owned: list[tuple[str, weakref.ref[nn.Parameter], int]] = []
+        for position, (module, found) in enumerate(names.items()):
+            for step, parameter in parameters_of(module).items():
+                if parameter is not None and (reference := of_parameter.pop(id(parameter), None)) is not None:
+                    self._owned.append((f"{found[0]}.{step}" if found[0] else step, reference, position))
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every module and parameter lives."""
+        return not self._lost
+
+    @property
+    def members(self) -> list[Named]:
+        """Every module once, without wrappers, parents before children, as ``named_modules()`` orders them."""
+        return [Named(name, module, aliases) for name, held, aliases in self._members if (module := held()) is not None]
+
+    @property
+    def owned(self) -> list[Owned]:
+        """The parameters of these modules, each once, in the order of the modules."""
+        members = self.members
+        return [
+            Owned(name, parameter, members[position])
+            for name, held, position in self._owned
+            if (parameter := held()) is not None and position < len(members)
+        ]
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """Every parameter once, also those of wrappers, in any order."""
+        return [parameter for held in self._all if (parameter := held()) is not None]
+
+    def remembered(self, key: Hashable, make: Callable[[], _T]) -> _T:
+        """Return what *make* has returned for *key*, or returns now. It follows from names and classes, and holds no module."""
+        try:
+            found: _T = self._memory[key]
+        except KeyError:
+            if len(self._memory) >= _MOST:
+                self._memory.clear()
+            found = self._memory[key] = make()
+        return found
+
+
+_MOST = 32  # results that one inventory remembers
+
+_known: weakref.WeakKeyDictionary[nn.Module, Inventory] = weakref.WeakKeyDictionary()
+
+
+def inventory_of(model: nn.Module) -> Inventory:
+    """Return the inventory of *model* as it is now: the same object as at the last call, if nothing has changed since.
+
+    A change is a module or parameter that came, went, was replaced, renamed or given another class, frozen or unfrozen, or a module
+    that was compiled.
+    """
+    met = walk(model)
+    known = _known.get(model)
+    if known is None or not known.is_whole or known.fingerprint != met.fingerprint:
+        known = _known[model] = Inventory(model, met)
+    return known
+
+
+def _name(module: nn.Module, name: str, above: frozenset[nn.Module], names: dict[nn.Module, list[str]]) -> None:
+    """Note the name of *module*, and of all modules below it."""
+    module = unwrap(module)
+    known = names.setdefault(module, [])
+    known.append(name)
+    if module in above or len(known) > _MANY_NAMES:
+        return
+    above |= {module}
+    for step, child in named_children(module):
+        _name(child, f"{name}.{step}" if name else step, above, names)
+
+
+# A module shared n times under modules that are themselves shared has exponentially many names; these are enough.
+_MANY_NAMES = 16
+
+
+def is_time_to_look(count: int, every: int) -> bool:
+    """Return whether to look for changes at the event number *count* (from 1): at 1, 2, 4, 8, ..., and at each *every*-th.
+
+    A look costs a walk over the model.
+    """
+    return count & (count - 1) == 0 or count % every == 0
