@@ -14,6 +14,7 @@
     ├── GraphError             (ValueError)   an execution graph that is not whole
     ├── StaleTensorError       (RuntimeError) a kept tensor that the model has written into since
     ├── StoreError             (ValueError)   a folder or file that cannot be written or read as asked
+    ├── RankError              (RuntimeError) ranks of a distributed training that disagree, or do not answer
     └── MissingExtraError      (ImportError)  a feature whose optional package is not installed
 
     ObservationWarning         (UserWarning)  observation is not complete; the training itself goes on
@@ -34,6 +35,7 @@ __all__ = [
     "MissingExtraError",
     "ModelError",
     "ObservationWarning",
+    "RankError",
     "SelectionError",
     "SiteError",
     "SondeError",
@@ -93,6 +95,10 @@ class StaleTensorError(SondeError, RuntimeError):
 
 class StoreError(SondeError, ValueError):
     """A folder or file that cannot be written or read as asked."""
+
+
+class RankError(SondeError, RuntimeError):
+    """Ranks of a distributed training that disagree, or that do not answer."""
 
 
 class MissingExtraError(SondeError, ImportError):

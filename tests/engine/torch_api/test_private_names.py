@@ -12,7 +12,11 @@ import sonde
 from sonde.engine.torch_api.private_names import PRIVATE_NAMES
 
 SOURCE = Path(sonde.__file__).parent
-ALLOWED = (SOURCE / "engine" / "torch_api", SOURCE / "stats" / "kernels" / "torch_private.py")
+ALLOWED = (
+    SOURCE / "engine" / "torch_api",
+    SOURCE / "stats" / "kernels" / "torch_private.py",
+    SOURCE / "stats" / "distributed" / "torch_c10d.py",
+)
 
 LISTED = {part for private in PRIVATE_NAMES for part in private.name.split(".") if part.startswith("_")}
 OF_OBJECTS = {private.name.split(".")[1] for private in PRIVATE_NAMES if not private.name.startswith("torch.")}

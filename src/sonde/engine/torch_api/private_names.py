@@ -1,7 +1,7 @@
 """List every private name of torch that sonde uses: what for, and what happens with a torch that lacks it.
 
 ``sonde doctor`` prints which of these names are present. A test compares the list with the code: a private name may be used only
-in this folder and in ``stats/kernels/torch_private.py``, and only if it is listed here.
+in this folder, in ``stats/kernels/torch_private.py`` and in ``stats/distributed/torch_c10d.py``, and only if it is listed here.
 """
 
 from __future__ import annotations
@@ -136,6 +136,9 @@ _TABLE = {
     },
     "to unscale gradients without waiting for the device": {
         "GradScaler._get_scale_async": "a GradScaler is refused",
+    },
+    "to find the other ranks of a distributed training": {
+        "torch.distributed.distributed_c10d._get_default_store": "ranks cannot act together",
     },
     "to use the compiled kernels only where nothing intercepts operations": {
         "torch._C._len_torch_dispatch_stack": "statistics are computed by plain torch, more slowly",

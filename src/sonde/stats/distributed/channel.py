@@ -1,0 +1,241 @@
+"""Collectives that end: with the result, or with the words that say which rank was lost and how."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+
+from sonde.errors import RankError
+from sonde.stats.distributed.group import Group, in_words
+from sonde.stats.distributed.torch_c10d import Gloo, part_of
+
+__all__ = ["Channel", "LostError"]
+
+_SLICE = timedelta(seconds=0.2)  # between two looks whether the wait is to end
+_LOOK = 1.0  # seconds between two looks into the store, in a wait
+_BEAT = 2.0  # seconds between two signs of life, of up to _MANY ranks
+_MANY = 256
+_GONE = "gone"
+
+
+class LostError(Exception):
+    """Nothing can be merged any more; the text says why, as a sentence about ranks."""
+
+
+class Channel:
+    """A gloo group of the ranks of *group*, with which nothing else is done, and signs of life in the store.
+
+    A rank that is busy elsewhere, as with a long evaluation, keeps the others waiting, since its signs of life go on. A rank that
+    shows none for *timeout* seconds is lost, as is one whose connection closes. From then on every operation raises
+    :class:`LostError` with the same words on all ranks.
+
+    Args:
+        timeout: seconds.
+
+    Raises:
+        RankError: not all ranks came.
+    """
+
+    def __init__(self, group: Group, timeout: float) -> None:
+        self.group = group
+        self.timeout = timeout
+        self.deadline: tuple[float, float] | None = None
+        self.lost: LostError | None = None
+        self._beats = _Beats(group, min(_BEAT * max(1.0, group.size / _MANY), timeout / 4))
+        try:
+            self._gloo = Gloo(part_of(group.store, "gloo"), group.rank, group.size, group.seconds)
+        except RuntimeError as error:
+            raise RankError(f"the {group.size} ranks could not connect with each other (gloo): {_first_line(error)}") from error
+        self._beats.start()
+
+    def hurry(self, seconds: float) -> None:
+        """Wait for other ranks no longer than *seconds* from now on: the training has ended. Called in any thread."""
+        self.deadline = time.monotonic() + seconds, seconds
+
+    def minimum(self, numbers: Tensor) -> None:
+        """Reduce *numbers* to the minimum over all ranks, in place."""
+        self._done(lambda: self._gloo.reduce(numbers, distributed.ReduceOp.MIN))
+
+    def sum(self, numbers: Tensor) -> None:
+        """Add up *numbers* over all ranks, in place."""
+        self._done(lambda: self._gloo.reduce(numbers, distributed.ReduceOp.SUM))
+
+    def gathered(self, numbers: Tensor) -> list[Tensor]:
+        """Return the *numbers* of each rank, as many on each."""
+        found = [torch.empty_like(numbers) for _ in range(self.group.size)]
+        self._done(lambda: self._gloo.gather(found, numbers))
+        return found
+
+    def sent(self, text: bytes, size: int, root: int) -> bytes:
+        """Return the *size* bytes of *text* on the rank *root*."""
+        if size == 0:
+            return b""
+        mine = self.group.rank == root
+        numbers = torch.frombuffer(bytearray(text), dtype=torch.uint8) if mine else torch.empty(size, dtype=torch.uint8)
+        self._done(lambda: self._gloo.broadcast(numbers, root))
+        return numbers.numpy().tobytes()
+
+    def _done(self, begin: Callable[[], Any]) -> None:
+        if self.lost is not None:
+            raise self.lost
+        try:
+            self._wait(begin)
+        except LostError as error:
+            self.close(str(error), wait=True)
+            raise
+
+    def _wait(self, begin: Callable[[], Any]) -> None:
+        watch = _Watch(self)
+        try:
+            work = begin()
+        except RuntimeError as error:
+            raise LostError(watch.who_left(error)) from error
+        while True:
+            try:
+                work.wait(_SLICE)
+            except RuntimeError as error:
+                if work.is_completed():
+                    raise LostError(watch.who_left(error)) from error
+                watch.look()
+            else:
+                return
+
+    def close(self, why: str = "", *, wait: bool = False) -> None:
+        """Leave, so that other ranks wait no more. Idempotent.
+
+        Args:
+            why: a sentence about ranks; by default this rank has ended.
+            wait: the other ranks leave, too: wait a moment for the end of an operation.
+        """
+        if self.lost is not None:
+            return
+        self.lost = LostError(why or f"rank {self.group.rank} has ended")
+        self._beats.stop()
+        with contextlib.suppress(RuntimeError):  # the store went with the process that held it
+            self.group.store.compare_set(_GONE, "", json.dumps(str(self.lost)))
+        pending = self._gloo.pending
+        if wait and pending is not None:
+            until = time.monotonic() + _LOOK
+            while not pending.is_completed() and time.monotonic() < until:
+                time.sleep(0.01)
+        self._gloo.close()
+
+    def why_gone(self) -> str:
+        """Return why a rank has left, ``""`` if none has."""
+        store = self.group.store
+        return json.loads(store.get(_GONE)) if store.check([_GONE]) else ""
+
+    def standing(self, known: dict[int, int]) -> dict[int, int]:
+        """Return the number of signs of life of each other rank whose number is as in *known*."""
+        return {rank: number for rank, number in self._beats.read().items() if known.get(rank, number) == number}
+
+    @property
+    def beat(self) -> float:
+        """Seconds between two signs of life."""
+        return self._beats.every
+
+
+class _Watch:
+    """One wait: decides when it has been too long."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._next = time.monotonic() + _LOOK
+        self._seen: dict[int, tuple[int, float]] = {}  # of each rank: the last number of signs, since when
+
+    def look(self) -> None:
+        """Raise if the wait is to end.
+
+        Raises:
+            LostError: a rank has left or shows no sign of life, or the time is over.
+        """
+        channel, now = self._channel, time.monotonic()
+        if channel.lost is not None:  # closed by another thread
+            raise channel.lost
+        if channel.deadline is not None and now > channel.deadline[0]:
+            raise LostError(f"a rank did not come to the same step within {channel.deadline[1]:.4g} s of the end")
+        if now < self._next:
+            return
+        self._next = now + min(_LOOK, channel.beat)
+        try:
+            if why := channel.why_gone():
+                raise LostError(why)
+            signs = channel._beats.read()
+        except RuntimeError:
+            return  # the store went with the process that held it: its connections close, too
+        for rank, number in signs.items():
+            if self._seen.get(rank, (-1, 0.0))[0] != number:
+                self._seen[rank] = number, now
+        still = [rank for rank, (_, since) in self._seen.items() if now - since > channel.timeout]
+        if still:
+            raise LostError(f"{in_words(still)} showed no sign of life for {channel.timeout:.4g} s")
+
+    def who_left(self, error: Exception) -> str:
+        """Return in words which rank has left, after a connection was closed with *error*."""
+        channel = self._channel
+        try:
+            if why := channel.why_gone():
+                return why
+            before = channel._beats.read()
+            until = time.monotonic() + 1.5 * channel.beat
+            while time.monotonic() < until:
+                time.sleep(0.02)
+                if why := channel.why_gone():
+                    return why
+            still = sorted(channel.standing(before))
+        except RuntimeError:
+            return "the process that held the job's store has ended"
+        if still:
+            return f"{in_words(still)} died, or closed the connection"
+        return f"a connection was closed ({_first_line(error)})"
+
+
+class _Beats:
+    """Signs of life: a thread that counts in the store."""
+
+    def __init__(self, group: Group, every: float) -> None:
+        self.every = every
+        self._group = group
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="sonde sign of life", daemon=True)
+
+    def start(self) -> None:
+        self._beat(0)
+        self._thread.start()
+
+    def _beat(self, number: int) -> None:
+        self._group.store.set(f"alive/{self._group.rank}", str(number))
+
+    def _run(self) -> None:
+        number = 0
+        while not self._stopping.wait(self.every):
+            number += 1
+            try:
+                self._beat(number)
+            except RuntimeError:
+                return  # the store went with the process that held it
+
+    def stop(self) -> None:
+        self._stopping.set()
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._thread.join(1.0)
+
+    def read(self) -> dict[int, int]:
+        """Return the number of signs of each other rank."""
+        others = [rank for rank in range(self._group.size) if rank != self._group.rank]
+        store = self._group.store
+        keys = [f"alive/{rank}" for rank in others]
+        values = store.multi_get(keys) if store.has_extended_api() else [store.get(key) for key in keys]
+        return {rank: int(value) for rank, value in zip(others, values, strict=True)}
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0].split(". This is typically")[0] if str(error).strip() else type(error).__name__

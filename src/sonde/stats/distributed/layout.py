@@ -1,0 +1,277 @@
+"""The layout of a round: where in the numbers that ranks reduce each key has its place, who counts, and what is left alone."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import zlib
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from sonde.stats.distributed.rows import Array, Key, MergedRows, Rows
+from sonde.stats.statistic import Statistic
+
+__all__ = ["KeyList", "Layout", "digest", "own"]
+
+Ints = npt.NDArray[np.int64]
+
+_POSITIVE = np.int64(2**63 - 1)
+_NAN = np.int64(-(2**63))
+_OWN = -1
+
+
+def digest(text: bytes) -> int:
+    """Return a number of 63 bits that tells texts apart; never 0."""
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1 or 1
+
+
+def own(block: Rows) -> MergedRows:
+    """Return *block* as rows of this rank alone."""
+    has = block.rows[:, 0] > 0
+    return MergedRows(block.rows, has.astype(np.intp), np.zeros(len(has), bool))
+
+
+@dataclass(frozen=True)
+class _Form:
+    """How many numbers of a statistic's row are sums, minima and maxima."""
+
+    sums: int
+    minima: int
+    maxima: int
+
+    @classmethod
+    def of(cls, statistic: Statistic) -> _Form:
+        sums, minima = statistic._cuts()
+        return cls(sums, minima - sums, statistic.width - minima)
+
+
+class KeyList:
+    """The keys that one rank has: by statistic the form of its rows, and each key with its piece.
+
+    Attributes:
+        text: the keys without the pieces, as they are sent; equal texts mean equal keys.
+        pieces: of each key in the order of the text, a number for its piece: 0 for an empty one, which counts nothing.
+    """
+
+    def __init__(self, blocks: Iterable[tuple[Statistic, Sequence[Key | None]]]) -> None:
+        forms: dict[str, _Form] = {}
+        held: dict[str, dict[tuple[Any, ...], Any]] = {}
+        for statistic, keys in blocks:
+            name = repr(statistic)
+            forms[name] = _Form.of(statistic)
+            of_name = held.setdefault(name, {})
+            for key in keys:
+                if key is not None:
+                    of_name[(*key.place, key.group, key.sort, key.piece is not None)] = key.piece
+        plain = []
+        pieces = []
+        for name in sorted(held):
+            found = sorted(held[name].items(), key=lambda item: json.dumps(item[0]))
+            form = forms[name]
+            plain.append([name, [form.sums, form.minima, form.maxima], [list(parts) for parts, _ in found]])
+            pieces += [_number(piece) for _, piece in found]
+        self.text = zlib.compress(json.dumps(plain).encode(), 1)
+        self.pieces: Ints = np.array(pieces, np.int64)
+
+
+def _number(piece: Any) -> int:
+    return 0 if piece is None or 0 in piece.shape else digest(repr(piece).encode())
+
+
+class _Part:
+    """The place of one statistic's keys in the numbers that are reduced.
+
+    Attributes:
+        form: of a row.
+        minima: where the minima are: for each key the lowest rank that has added, the minima and the negated maxima.
+        sums: where the sums are: for each key the ranks that have added, the additions and the sums.
+    """
+
+    def __init__(self, form: _Form, low: int, total: int, keys: int) -> None:
+        self.form = form
+        self.keys = keys
+        self.minima = slice(low, low + keys * (1 + form.minima + form.maxima))
+        self.sums = slice(total, total + keys * (2 + form.sums))
+
+    def low(self, numbers: Ints) -> Ints:
+        return numbers[self.minima].reshape(self.keys, 1 + self.form.minima + self.form.maxima)
+
+    def total(self, numbers: Array) -> Array:
+        return numbers[self.sums].reshape(self.keys, 2 + self.form.sums)
+
+
+class Layout:
+    """The union of the keys of all ranks. All ranks make it from the same lists, and get the same.
+
+    Args:
+        rank: this one.
+        texts: the different key lists, as sent.
+        of_rank: of each rank, the number of its list.
+        pieces: of each rank, the numbers of its pieces; None where those of equal lists are equal.
+
+    Attributes:
+        head: how many integers lead the minima.
+        low: how many integers are reduced to their minima, without the head.
+        total: how many numbers are added up.
+    """
+
+    def __init__(self, rank: int, texts: Sequence[bytes], of_rank: Sequence[int], pieces: Sequence[Ints] | None) -> None:
+        self.rank = rank
+        self.ranks = len(of_rank)
+        lists = [json.loads(zlib.decompress(text)) for text in texts]
+        union, sorts = _union(lists)
+        self._parts: dict[str, _Part] = {}
+        self._places: dict[str, dict[tuple[Any, ...], int]] = {}
+        self._expected: dict[str, npt.NDArray[np.intp]] = {}
+        self._counts: dict[str, npt.NDArray[np.bool_]] = {}
+        low = total = 0
+        for name, (form, places) in union.items():
+            kept = [place for place in places if sorts[name, place] is not None]
+            self._parts[name] = part = _Part(form, low, total, len(kept))
+            low, total = part.minima.stop, part.sums.stop
+            self._places[name] = {place: number for number, place in enumerate(kept)}
+            self._places[name] |= {place: _OWN for place in places if sorts[name, place] is None}
+        self.low, self.total = low, total
+        self._find_owners(lists, of_rank, pieces)
+        self._known: dict[int, tuple[Sequence[Key | None], npt.NDArray[np.intp]]] = {}
+
+    def _find_owners(self, lists: Sequence[Any], of_rank: Sequence[int], pieces: Sequence[Ints] | None) -> None:
+        """Find who counts: of the ranks that hold the same piece, the lowest; and how many ranks count of each key."""
+        held = {name: np.zeros((self.ranks, part.keys), np.int64) for name, part in self._parts.items()}
+        is_empty = {name: np.zeros(part.keys, bool) for name, part in self._parts.items()}
+        for number, each in enumerate(lists):
+            ranks = [rank for rank, other in enumerate(of_rank) if other == number]
+            start = 0
+            for name, _, keys in each:
+                at = np.array([self._places[name][tuple(parts[:-2])] for parts in keys], np.intp)
+                chosen = np.flatnonzero((at != _OWN) & np.array([parts[-1] for parts in keys], bool))
+                for rank in ranks:
+                    held[name][rank, at[chosen]] = 1 if pieces is None else pieces[rank][start + chosen]
+                    if rank == self.rank:
+                        is_empty[name][at[chosen]] = held[name][rank, at[chosen]] == 0
+                start += len(keys)
+        for name, matrix in held.items():
+            mine = matrix[self.rank]
+            self._counts[name] = ~(is_empty[name] | ((mine != 0) & (matrix[: self.rank] == mine).any(axis=0)))
+            ordered = np.sort(matrix, axis=0)
+            self._expected[name] = (ordered[:1] != 0).sum(axis=0) + (np.diff(ordered, axis=0) != 0).sum(axis=0)
+
+    def positions(self, block: Rows) -> npt.NDArray[np.intp] | None:
+        """Return the place of each row of *block*, -1 for a row that stays of this rank; None if a key has no place."""
+        known = self._known.get(id(block.keys))
+        if known is not None:
+            return known[1]
+        if not isinstance(block.statistic, Statistic):
+            found = [_OWN] * len(block.keys)
+        else:
+            places = self._places.get(repr(block.statistic), {})
+            found = []
+            for key in block.keys:
+                place = _OWN if key is None else places.get((*key.place, key.group))
+                if place is None:
+                    return None
+                found.append(place)
+        made = np.array(found, np.intp)
+        self._known[id(block.keys)] = block.keys, made  # the keys are held, so that no other object gets their id
+        return made
+
+    def forget(self, held: Container[int]) -> None:
+        """Forget the places of lists of keys whose ids are not in *held*."""
+        self._known = {key: known for key, known in self._known.items() if key in held}
+
+    # Numbers
+
+    def minima(self, blocks: Sequence[Rows], lead: Sequence[int]) -> torch.Tensor:
+        """Return the integers to reduce to their minima: *lead*, and the minima and negated maxima of *blocks*."""
+        numbers = np.full(len(lead) + self.low, _ordered(np.array([math.inf]))[0], np.int64)
+        numbers[: len(lead)] = lead
+        for block in blocks:
+            part, at, rows = self._held(block)
+            if part is not None and len(at):
+                form = part.form
+                low = part.low(numbers[len(lead) :])
+                low[at, 0] = self.rank
+                low[at, 1 : 1 + form.minima] = _ordered(rows[:, 1 + form.sums : 1 + form.sums + form.minima])
+                low[at, 1 + form.minima :] = _ordered(-rows[:, 1 + form.sums + form.minima :])
+        return torch.from_numpy(numbers)
+
+    def sums(self, blocks: Sequence[Rows], minima: Ints) -> torch.Tensor:
+        """Return the numbers to add up: of *blocks*, aligned to *minima*, which are reduced and without the head."""
+        numbers = np.zeros(self.total)
+        for block in blocks:
+            part, at, rows = self._held(block)
+            if part is not None and len(at):
+                total = part.total(numbers)
+                lows = torch.from_numpy(_numbers(part.low(minima)[at, 1 : 1 + part.form.minima]))
+                total[at, 0] = 1
+                total[at, 1] = rows[:, 0]
+                total[at, 2:] = block.statistic.aligned(torch.from_numpy(rows[:, 1:]), lows).numpy()
+        return torch.from_numpy(numbers)
+
+    def _held(self, block: Rows) -> tuple[_Part | None, npt.NDArray[np.intp], Array]:
+        """Return the part of *block*, and place and content of each row to which something was added and which counts here."""
+        at = self.positions(block)
+        name = repr(block.statistic)
+        if at is None or name not in self._parts or not isinstance(block.statistic, Statistic):
+            return None, np.zeros(0, np.intp), block.rows[:0]
+        chosen = (at != _OWN) & (block.rows[:, 0] > 0)
+        chosen[chosen] = self._counts[name][at[chosen]]
+        return self._parts[name], at[chosen], block.rows[chosen]
+
+    def merged(self, block: Rows, minima: Ints, sums: Array) -> MergedRows:
+        """Return the merged rows of *block* from reduced *minima*, without the head, and *sums*."""
+        at = self.positions(block)
+        name = repr(block.statistic)
+        found = own(block)
+        if at is None or name not in self._parts or not isinstance(block.statistic, Statistic):
+            return found
+        part = self._parts[name]
+        held = np.flatnonzero(at != _OWN)
+        low, total = part.low(minima)[at[held]], part.total(sums)[at[held]]
+        expected = self._expected[name][at[held]]
+        is_whole = (total[:, 0] >= expected) | (total[:, 0] == 0)
+        held, low, total = held[is_whole], low[is_whole], total[is_whole]
+        rows, ranks, is_merged = found.rows.copy(), found.ranks, found.is_merged
+        lows = _numbers(low[:, 1:])
+        lows[:, part.form.minima :] *= -1
+        rows[held] = np.concatenate([total[:, 1:], lows], axis=1)
+        ranks[held] = np.where(low[:, 0] == self.rank, total[:, 0], 0)
+        is_merged[held] = True
+        return MergedRows(rows, ranks, is_merged)
+
+
+def _union(
+    lists: Sequence[Any],
+) -> tuple[dict[str, tuple[_Form, list[tuple[Any, ...]]]], Mapping[tuple[str, tuple[Any, ...]], str | None]]:
+    """Return by statistic the form and the places of all keys in *lists*; and the sort of each place, None where lists differ."""
+    union: dict[str, tuple[_Form, list[tuple[Any, ...]]]] = {}
+    sorts: dict[tuple[str, tuple[Any, ...]], str | None] = {}
+    for each in lists:
+        for name, form, keys in each:
+            places = union.setdefault(name, (_Form(*form), []))[1]
+            for parts in keys:
+                place = tuple(parts[:-2])
+                if (name, place) not in sorts:
+                    sorts[name, place] = parts[-2]
+                    places.append(place)
+                elif sorts[name, place] != parts[-2]:
+                    sorts[name, place] = None
+    return union, sorts
+
+
+def _ordered(numbers: Array) -> Ints:
+    """Return integers in the order of *numbers*, with NaN before all others: the minimum of floats must not lose a NaN."""
+    bits = np.ascontiguousarray(numbers).view(np.int64)
+    return np.where(np.isnan(numbers), _NAN, bits ^ ((bits >> 63) & _POSITIVE))
+
+
+def _numbers(ordered: Ints) -> Array:
+    """Return the numbers of :func:`_ordered`."""
+    bits = ordered ^ ((ordered >> 63) & _POSITIVE)
+    return np.where(ordered == _NAN, math.nan, np.ascontiguousarray(bits).view(np.float64))

@@ -1,0 +1,133 @@
+"""Merge the rows of logged steps over all ranks, in rounds of two collectives."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from sonde.stats.distributed.channel import Channel, LostError
+from sonde.stats.distributed.group import Group
+from sonde.stats.distributed.layout import Ints, KeyList, Layout, digest, own
+from sonde.stats.distributed.rows import Array, Key, Merged, MergedRows, Offer, Rows, rows_of, totals_of
+from sonde.stats.statistic import Statistic
+
+__all__ = ["Merger"]
+
+_MOST = 512  # lists of keys that are remembered
+_HEAD = 3  # when, minus when, and 0 if the keys of a rank have no place in the layout
+_KEPT = 64  # rounds for which keys that are not offered keep their place
+
+
+class Merger:
+    """Merges the offers of all ranks; one thread of each rank calls :meth:`merge` with one offer after the other.
+
+    A round has two collectives, whatever the number of keys: of the minima, which are led by the step's number, and of the sums.
+    Where a rank has new keys, all exchange their keys before; where a rank has no offer for the step that the others are at, its
+    rows are empty, and its offer waits for its turn.
+
+    After a failure nothing is merged any more: each rank keeps its rows.
+
+    Args:
+        group: of all ranks; on each, a Merger is made at the same place.
+        timeout: how many seconds a rank may show no sign of life.
+
+    Raises:
+        RankError: the ranks could not connect with each other.
+    """
+
+    def __init__(self, group: Group, *, timeout: float = 300.0) -> None:
+        self._channel = Channel(group, timeout)
+        self._process = os.getpid()
+        self._layout = Layout(group.rank, [KeyList([]).text], [0] * group.size, None)
+        self._held: dict[int, tuple[Statistic, Sequence[Key | None], int]] = {}  # by the id of the keys: the round, too
+        self._rounds = 0
+        self._total_keys: dict[tuple[str, ...], list[Key]] = {}
+
+    @property
+    def failed(self) -> str:
+        """Why nothing is merged any more, in words; ``""`` while all is well."""
+        if os.getpid() != self._process:
+            return "this process was forked from the one that merges"
+        return "" if self._channel.lost is None else str(self._channel.lost)
+
+    def merge(self, offer: Offer) -> Merged:
+        """Return the rows of *offer*, merged with those of the other ranks of the same step. Wait for these ranks."""
+        blocks = [*offer.blocks, rows_of(offer.totals, self._total_keys)]
+        if not self.failed:
+            try:
+                merged = self._merged(offer.when, blocks)
+                return Merged(merged[:-1], totals_of(offer.totals, merged[-1]))
+            except LostError:
+                pass
+        alone = [own(block) for block in blocks]
+        return Merged(alone[:-1], totals_of(offer.totals, alone[-1]), self.failed)
+
+    def hurry(self, seconds: float) -> None:
+        """Wait no longer than *seconds* from now on for other ranks: the training has ended. Called in any thread."""
+        self._channel.hurry(seconds)
+
+    def close(self, why: str = "") -> None:
+        """Leave the other ranks. They keep their own rows from here, and do not wait for this rank. Idempotent.
+
+        Args:
+            why: a sentence for the other ranks, as ``"rank 1 ended after step 30"``.
+        """
+        if os.getpid() == self._process:
+            self._channel.close(why)
+
+    # Rounds
+
+    def _merged(self, when: int, blocks: Sequence[Rows]) -> list[MergedRows]:
+        self._rounds += 1
+        for block in blocks:
+            if isinstance(block.statistic, Statistic):
+                self._held[id(block.keys)] = block.statistic, block.keys, self._rounds
+        if len(self._held) > _MOST:  # a caller makes new lists of keys at every step
+            self._forget()
+        while True:
+            fits = all(self._layout.positions(block) is not None for block in blocks)
+            minima = self._layout.minima(blocks if fits else (), [when, -when, int(fits)])
+            self._channel.minimum(minima)
+            first, last, all_fit = int(minima[0]), -int(minima[1]), int(minima[2])
+            if not all_fit:
+                self._exchange()
+                continue
+            here = blocks if when == first else ()
+            if first != last:
+                minima = self._layout.minima(here, [first, -first, 1])
+                self._channel.minimum(minima)
+            low: Ints = minima.numpy()[_HEAD:]
+            sums = self._layout.sums(here, low)
+            self._channel.sum(sums)
+            if when == first:
+                total: Array = sums.numpy()
+                return [self._layout.merged(block, low, total) for block in blocks]
+
+    def _forget(self) -> None:
+        """Forget keys that were not offered for long."""
+        self._held = {key: held for key, held in self._held.items() if held[2] > self._rounds - _KEPT}
+        self._layout.forget(self._held)
+
+    def _exchange(self) -> None:
+        """Make a layout of the keys of all ranks."""
+        self._forget()
+        mine = KeyList((statistic, keys) for statistic, keys, _ in self._held.values())
+        head = torch.tensor([digest(mine.text), len(mine.text), digest(mine.pieces.tobytes())])
+        heads = torch.stack(self._channel.gathered(head)).numpy()
+        digests = heads[:, 0].tolist()
+        different = list(dict.fromkeys(digests))
+        texts = [
+            self._channel.sent(mine.text, int(heads[root, 1]), root) for root in (digests.index(number) for number in different)
+        ]
+        pieces = None
+        if len({tuple(row) for row in heads.tolist()}) > 1:
+            lengths = self._channel.gathered(torch.tensor([len(mine.pieces)]))
+            most = max(int(length) for length in lengths)
+            padded = np.zeros(most, np.int64)
+            padded[: len(mine.pieces)] = mine.pieces
+            found = self._channel.gathered(torch.from_numpy(padded))
+            pieces = [each.numpy() for each in found]
+        self._layout = Layout(self._channel.group.rank, texts, [different.index(number) for number in digests], pieces)

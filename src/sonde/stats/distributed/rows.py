@@ -1,0 +1,157 @@
+"""What a rank offers of a logged step, and what comes back: raw rows with keys, by which the rows of several ranks join."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from sonde.number import Number
+from sonde.stats.statistic import Column, Field, Statistic
+
+__all__ = ["ALL", "Array", "Key", "Merged", "MergedRows", "Offer", "Rows", "Total"]
+
+_REMEMBERED = 64  # lists of names of totals
+
+Array = npt.NDArray[np.float64]
+
+ALL = -1
+"""In place of the first rank of a group: the rows of all ranks join."""
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """Say which row joins which: rows of equal ``place`` and ``group`` do.
+
+    Attributes:
+        place: texts and numbers that name the row, as family, micro-step, site, leaf and call.
+        group: the first rank of the ranks whose rows join, as those of one data-parallel group; ``ALL`` for all ranks.
+        piece: the part of a parameter that this rank holds, with a ``repr`` that names it and, as a ``Piece`` has it, a ``shape``.
+            Of the ranks with the same piece the lowest counts, and the others add nothing. None: every rank counts.
+        sort: what must be equal for the rows to mean the same, as the module's class or the parameter's whole shape. Where ranks
+            differ in it, each keeps its row.
+    """
+
+    place: tuple[str | int, ...]
+    group: int = ALL
+    piece: Any = None
+    sort: str = ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """Rows of one statistic.
+
+    Attributes:
+        statistic: rows of other statistics than a ``Statistic`` stay of this rank.
+        keys: of each row; None for a row that stays of this rank. The same object from step to step says that no key has changed.
+        rows: float64 of shape ``(rows, 1 + width)``, led by the number of additions, as in a ``Table``.
+    """
+
+    statistic: Any
+    keys: Sequence[Key | None]
+    rows: Array
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """A number beside the rows.
+
+    Attributes:
+        name: names equal on several ranks join; of equal names on one rank the first joins the first.
+        total: the number; for a mean, the sum of *count* numbers.
+        how: ``"mean"`` over all that was added, ``"lowest"`` takes that of the lowest rank, ``"max"`` the largest.
+    """
+
+    name: str
+    total: float
+    count: int = 1
+    how: Literal["mean", "lowest", "max"] = "mean"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Offer:
+    """All that one rank has of one logged step.
+
+    Attributes:
+        when: a number that grows from offer to offer, equal on all ranks for the same step.
+    """
+
+    when: int
+    blocks: Sequence[Rows] = ()
+    totals: Sequence[Total] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MergedRows:
+    """Rows in the order of the keys that were offered.
+
+    Attributes:
+        rows: of all ranks that have the key where ``is_merged``, else of this rank.
+        ranks: the number of ranks whose tensors are in the row; 0 where another rank writes the row, or nothing was added.
+        is_merged: whether the row is of all ranks that it should be of.
+    """
+
+    rows: Array
+    ranks: npt.NDArray[np.intp]
+    is_merged: npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Merged:
+    """What has become of an offer.
+
+    Attributes:
+        blocks: one for each block of the offer.
+        totals: one for each total of the offer: the number of all ranks, or None where another rank writes it.
+        failed: why nothing is merged from now on, in words; ``""`` while all is well.
+    """
+
+    blocks: Sequence[MergedRows]
+    totals: Sequence[float | None] = ()
+    failed: str = ""
+
+
+@dataclass(frozen=True)
+class _Totals(Statistic):
+    """Sum, count and maximum, so that totals travel as rows."""
+
+    fields = (Field("total"), Field("count"), Field("most", "max"))
+    numbers = (Number("total"), Number("count"), Number("most"))
+
+    def measure(self, tensor: Any) -> Any:
+        raise NotImplementedError  # rows are made of numbers
+
+    def finish(self, columns: Any) -> dict[str, Column]:
+        return dict(columns)
+
+
+@dataclass(frozen=True, slots=True)
+class _Anyone:
+    """Stands as the piece of a total that is taken from the lowest rank."""
+
+    shape: tuple[int, ...] = field(default=())
+
+
+def rows_of(totals: Sequence[Total], known: dict[tuple[str, ...], list[Key]]) -> Rows:
+    """Return *totals* as rows; *known* remembers the keys by the names."""
+    names = tuple(f"{each.how} {each.name}" for each in totals)
+    keys = known.get(names)
+    if keys is None:
+        if len(known) >= _REMEMBERED:
+            known.clear()
+        seen: dict[str, int] = {}
+        keys = known[names] = []
+        for name, each in zip(names, totals, strict=True):
+            number = seen[name] = seen.get(name, -1) + 1
+            keys.append(Key((name, number), piece=_Anyone() if each.how == "lowest" else None))
+    return Rows(_Totals(), keys, np.array([[1.0, each.total, each.count, each.total] for each in totals]).reshape(-1, 4))
+
+
+def totals_of(totals: Sequence[Total], merged: MergedRows) -> list[float | None]:
+    """Return the number of each of *totals*, whose rows have become *merged*; None where another rank writes the number."""
+    numbers = np.where([each.how == "max" for each in totals], merged.rows[:, 3], merged.rows[:, 1] / merged.rows[:, 2])
+    return [number if ranks else None for number, ranks in zip(numbers.tolist(), merged.ranks.tolist(), strict=True)]

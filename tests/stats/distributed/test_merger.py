@@ -1,0 +1,282 @@
+"""Rows of several ranks merge as if one process had seen all tensors, in rounds of two collectives."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from tests.bounds import relative
+from tests.stats.distributed.ranks import each, mergers
+from tests.stats.test_laws import MEMBERS
+from torch import Tensor
+
+from sonde.stats import Accumulator, Cosine, Field, Moments, Statistic, reduce
+from sonde.stats.distributed import Key, Merged, Offer, Rows, Total
+
+MERGING = [(statistic, sample) for statistic, sample in MEMBERS if isinstance(statistic, Statistic)]
+
+
+def key(name: str, **others: object) -> Key:
+    return Key(("moments", 0, name, 0), **others)  # type: ignore[arg-type]
+
+
+def row_of(statistic: Statistic, *tensors: Tensor) -> list[float]:
+    """The row that a table has after these additions."""
+    made = Accumulator(statistic)
+    for tensor in tensors:
+        made.update(tensor)
+    return [float(len(tensors)), *made.state_dict()["row"][0].tolist()]
+
+
+def block(keys: Sequence[Key | None], *rows: list[float], statistic: object = None) -> Rows:
+    return Rows(Moments() if statistic is None else statistic, keys, np.array(rows).reshape(len(keys), -1))
+
+
+def merge(*offers: Offer) -> list[Merged]:
+    """One offer for each rank."""
+    with mergers(len(offers)) as (made, _):
+        return each([lambda merger=merger, offer=offer: merger.merge(offer) for merger, offer in zip(made, offers, strict=True)])
+
+
+SAMPLES = torch.tensor([0.0, -0.0, 1e-20, 3.5, -7.25, 100.0, math.nan, math.inf, -math.inf, 2.5, 2.5])
+
+
+@pytest.mark.parametrize(("statistic", "sample"), MERGING, ids=str)
+@pytest.mark.parametrize("counts", [(1, 2, 1), (0, 3, 1), (2, 0, 0), (0, 0, 0)], ids=str)
+def test_merged_rows_equal_the_reduction_of_all_rows(
+    statistic: Statistic, sample: tuple[int, ...], counts: tuple[int, ...]
+) -> None:
+    """On every rank, for every statistic, with ranks to which nothing was added; sums up to the rounding of another order."""
+    draw = torch.Generator().manual_seed(sum(counts) + 7 * counts[0])
+    tensors = [[SAMPLES[torch.randint(len(SAMPLES), (4, *sample), generator=draw)] for _ in range(n)] for n in counts]
+    rows = torch.tensor([row_of(statistic, *held) for held in tensors], dtype=torch.float64)
+    keys = [key("0:output")]
+    found = merge(*(Offer(0, [block(keys, row.tolist(), statistic=statistic)]) for row in rows))
+    wanted = reduce(statistic, rows[:, 1:])
+    sums, minima = statistic._cuts()
+    size = statistic.aligned(rows[:, 1:], wanted[sums:minima]).abs().sum(0)
+    for merged in found:
+        got = torch.from_numpy(merged.blocks[0].rows[0])
+        assert got[0] == sum(counts)
+        torch.testing.assert_close(got[1 + sums :], wanted[sums:], rtol=0, atol=0, equal_nan=True)
+        finite = size.isfinite()
+        assert ((got[1 : 1 + sums] - wanted[:sums]).abs() <= relative(2 * len(counts)) * size)[finite].all()
+        torch.testing.assert_close(got[1 : 1 + sums][~finite], wanted[:sums][~finite], equal_nan=True)
+    some = [rank for rank, count in enumerate(counts) if count]
+    assert [merged.blocks[0].ranks.tolist() for merged in found] == [
+        [len(some)] if some[:1] == [rank] else [0] for rank in range(3)
+    ]
+
+
+def test_a_step_takes_two_collectives_whatever_the_number_of_rows() -> None:
+    lists = [[key(f"{number}:output") for number in range(50)], [key(f"{number}:grad") for number in range(30)]]
+    row = row_of(Moments(), torch.ones(3))
+    with mergers(3) as (made, collectives):
+        for step in range(3):
+            if step == 1:
+                collectives.calls.clear()
+            offer = Offer(step, [block(keys, *[row] * len(keys)) for keys in lists], [Total("loss", 1.0)])
+            each([lambda merger=merger, offer=offer: merger.merge(offer) for merger in made])
+    assert collectives.calls == ["minimum", "sum"] * 2
+
+
+def test_rows_join_by_key_and_not_by_position() -> None:
+    """Ranks that ran other layers in another order; the first of those that have a row writes it."""
+    one, other, third = (row_of(Moments(), torch.full((n,), float(n))) for n in (1, 2, 3))
+    first, second = merge(
+        Offer(0, [block([key("a"), key("b")], one, other)]), Offer(0, [block([key("c"), key("b"), key("d")], one, third, other)])
+    )
+    assert first.blocks[0].rows[:, :2].tolist() == [[1, 1], [2, 5]]
+    assert first.blocks[0].ranks.tolist() == [1, 2]
+    assert second.blocks[0].rows[:, :2].tolist() == [[1, 1], [2, 5], [1, 2]]
+    assert second.blocks[0].ranks.tolist() == [1, 0, 1]
+
+
+def test_the_first_rank_with_an_addition_writes() -> None:
+    empty, some = row_of(Moments()), row_of(Moments(), torch.ones(2))
+    found = merge(*(Offer(0, [block([key("a")], row)]) for row in (empty, some, some)))
+    assert [merged.blocks[0].ranks.tolist() for merged in found] == [[0], [2], [0]]
+
+
+@dataclass(frozen=True)
+class Part:
+    shape: tuple[int, ...]
+    offset: tuple[int, ...]
+
+
+def test_a_piece_of_a_parameter_counts_once() -> None:
+    """Two shards on four ranks, each held twice, and an empty shard."""
+    low, high = torch.tensor([3.0, 4.0]), torch.tensor([12.0])
+    held = [
+        (Part((2,), (0,)), low),
+        (Part((1,), (2,)), high),
+        (Part((2,), (0,)), low),
+        (Part((1,), (2,)), high),
+        (Part((0,), (3,)), low[:0]),
+    ]
+    found = merge(*(Offer(0, [block([key("w:param", piece=part)], row_of(Moments(), tensor))]) for part, tensor in held))
+    for merged in found:
+        numbers = Moments().finish(Moments().columns(torch.from_numpy(merged.blocks[0].rows[:, 1:])))
+        assert numbers["norm"].tolist() == [13.0]
+        assert numbers["count"].tolist() == [3.0]
+    assert [merged.blocks[0].ranks.tolist() for merged in found] == [[2], [0], [0], [0], [0]]
+
+
+def test_replicas_of_a_parameter_count_once_without_an_exchange_of_pieces() -> None:
+    whole = Part((2,), (0,))
+    row = row_of(Moments(), torch.tensor([3.0, 4.0]))
+    with mergers(3) as (made, collectives):
+        offer = Offer(0, [block([key("w:param", piece=whole)], row)])
+        found = each([lambda merger=merger: merger.merge(offer) for merger in made])
+    assert [merged.blocks[0].ranks.tolist() for merged in found] == [[1], [0], [0]]
+    assert found[2].blocks[0].rows[0].tolist() == row
+    assert collectives.calls.count("gathered") == 1  # of the digests
+
+
+def test_a_parameter_with_a_missing_shard_is_not_merged() -> None:
+    """The rest of it is not the parameter: each rank keeps its own row, which says so."""
+    low, high = row_of(Moments(), torch.tensor([3.0, 4.0])), row_of(Moments())
+    first, second = merge(
+        Offer(0, [block([key("w:grad", piece=Part((2,), (0,)))], low)]),
+        Offer(0, [block([key("w:grad", piece=Part((2,), (2,)))], high)]),
+    )
+    assert first.blocks[0].is_merged.tolist() == [False]
+    assert first.blocks[0].ranks.tolist() == [1]
+    assert first.blocks[0].rows[0].tolist() == low
+    assert second.blocks[0].ranks.tolist() == [0]
+
+
+def test_groups_of_ranks_are_merged_apart_in_one_round() -> None:
+    """Two data-parallel groups, of ranks 0 and 2 and of ranks 1 and 3."""
+    found = merge(
+        *(Offer(0, [block([key("a", group=rank % 2)], row_of(Moments(), torch.full((1,), float(rank))))]) for rank in range(4))
+    )
+    assert [merged.blocks[0].rows[0, [0, 5]].tolist() for merged in found] == [[2, 2], [2, 4], [2, 2], [2, 4]]
+    assert [merged.blocks[0].ranks.tolist() for merged in found] == [[2], [2], [0], [0]]
+
+
+def test_a_site_that_is_another_module_on_another_rank_is_not_merged() -> None:
+    mine, yours, same = (row_of(Moments(), torch.full((2,), number)) for number in (1.0, 2.0, 3.0))
+    first, second = merge(
+        Offer(0, [block([key("(root)", sort="Stage (3, 4)"), key("a", sort="Linear")], mine, same)]),
+        Offer(0, [block([key("(root)", sort="Stage (5,)"), key("a", sort="Linear")], yours, same)]),
+    )
+    assert (first.blocks[0].rows[0].tolist(), second.blocks[0].rows[0].tolist()) == (mine, yours)
+    assert first.blocks[0].is_merged.tolist() == second.blocks[0].is_merged.tolist() == [False, True]
+    assert (first.blocks[0].ranks.tolist(), second.blocks[0].ranks.tolist()) == ([1, 2], [1, 0])
+
+
+def test_what_does_not_merge_stays_where_it_is() -> None:
+    """A statistic of pairs, and rows without a key."""
+    pair = [1.0, *[2.0] * Cosine().width]
+    row = row_of(Moments(), torch.ones(2))
+    offer = Offer(0, [block([key("a")], pair, statistic=Cosine()), block([None, key("b")], row, row)])
+    for rank, merged in enumerate(merge(offer, offer)):
+        assert merged.blocks[0].rows[0].tolist() == pair
+        assert merged.blocks[0].is_merged.tolist() == [False]
+        assert merged.blocks[1].rows[0].tolist() == row
+        assert merged.blocks[1].rows[1, 0] == 2
+        assert merged.blocks[1].ranks.tolist() == [1, 2 if rank == 0 else 0]
+        assert not merged.failed
+
+
+def test_a_rank_that_lacks_a_step_adds_nothing_to_it() -> None:
+    """Rank 1 has no step 1, rank 0 no step 3; both have merged step 2."""
+    keys = [key("a")]
+
+    def offers(steps: Sequence[int]) -> list[Offer]:
+        return [Offer(step, [block(keys, row_of(Moments(), torch.full((1,), float(step))))]) for step in steps]
+
+    lists = [offers([0, 1, 2, 4]), offers([0, 2, 3, 4]), offers([0, 1, 2, 3, 4])]
+    with mergers(3) as (made, _):
+        found = each(
+            [
+                lambda merger=merger, mine=mine: [merger.merge(offer) for offer in mine]
+                for merger, mine in zip(made, lists, strict=True)
+            ]
+        )
+    counts = [
+        {offer.when: merged.blocks[0].ranks.tolist()[0] for offer, merged in zip(mine, got, strict=True)}
+        for mine, got in zip(lists, found, strict=True)
+    ]
+    assert counts == [{0: 3, 1: 2, 2: 3, 4: 3}, {0: 0, 2: 0, 3: 2, 4: 0}, {0: 0, 1: 0, 2: 0, 3: 0, 4: 0}]
+    assert [merged.blocks[0].rows[0, [0, 5]].tolist() for merged in found[2]] == [[3, 0], [2, 2], [3, 6], [2, 6], [3, 12]]
+
+
+def test_new_keys_on_one_rank_are_exchanged_once() -> None:
+    """A layer that only rank 1 runs, from step 2 on; the keys keep their place while they are not offered."""
+    row = row_of(Moments(), torch.ones(2))
+    old, new = [key("a")], [key("b")]
+    with mergers(2) as (made, collectives):
+        for step in range(6):
+            more = [block(new, row)] if step in (2, 4) else []
+            offers = [Offer(step, [block(old, row)]), Offer(step, [block(old, row), *more])]
+            found = each(
+                [lambda merger=merger, offer=offer: merger.merge(offer) for merger, offer in zip(made, offers, strict=True)]
+            )
+            assert [merged.blocks[0].ranks.tolist() for merged in found] == [[2], [0]]
+            if more:
+                assert found[1].blocks[1].ranks.tolist() == [1]
+            if step != 2:
+                assert collectives.calls[-2:] == ["minimum", "sum"]
+                assert step == 0 or len(collectives.calls) == 2
+            collectives.calls.clear()
+
+
+def test_keys_that_are_new_objects_in_every_step_are_forgotten() -> None:
+    row = row_of(Moments(), torch.ones(2))
+    with mergers(1) as (made, _):
+        for step in range(1500):
+            found = made[0].merge(Offer(step, [block([key("a")], row)], [Total(f"metric {step}", 2.0)]))
+            assert found.totals == [2.0]
+        assert len(made[0]._held) < 1024
+        assert len(made[0]._layout._known) < 1024
+
+
+def test_totals_are_means_the_lowest_ranks_or_the_largest() -> None:
+    """Names that one rank alone pushed; the first of a name joins the first."""
+    found = merge(
+        Offer(
+            0, (), [Total("loss", 6.0, 2), Total("loss", 1.0), Total("lr", 0.1, how="lowest"), Total("overhead", 0.5, how="max")]
+        ),
+        Offer(
+            0,
+            (),
+            [Total("lr", 0.2, how="lowest"), Total("overhead", 0.7, how="max"), Total("loss", 3.0, 1), Total("accuracy", 0.3)],
+        ),
+    )
+    assert found[0].totals == [3.0, 1.0, 0.1, 0.7]
+    assert found[1].totals == [None, None, None, 0.3]
+
+
+@dataclass(frozen=True)
+class Least(Statistic):
+    """The least and the largest element, with NaN if one is NaN."""
+
+    fields = (Field("low", "min"), Field("high", "max"))
+
+    def measure(self, tensor: Tensor) -> Tensor:
+        return torch.stack([tensor.min(), tensor.max()]).double()
+
+    def finish(self, columns: object) -> dict[str, np.ndarray]:
+        return dict(columns)  # type: ignore[call-overload, no-any-return]
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_nan_in_an_extreme_is_not_lost(place: int) -> None:
+    """Whichever rank has it; the minimum of floats would depend on the order."""
+    numbers = [-math.inf, -2.5, math.inf]
+    numbers[place] = math.nan
+    found = merge(*(Offer(0, [block([key("a")], [1.0, number, number], statistic=Least())]) for number in numbers))
+    assert all(np.isnan(merged.blocks[0].rows[0, 1:]).all() for merged in found)
+
+
+def test_extremes_keep_every_bit() -> None:
+    values = [5e-324, -5e-324, -0.0, 1.7976931348623157e308, -1.7976931348623157e308, math.pi, -math.inf]
+    for one, other in zip(values, values[1:] + values[:1], strict=True):
+        found = merge(*(Offer(0, [block([key("a")], [1.0, number, number], statistic=Least())]) for number in (one, other)))
+        assert found[0].blocks[0].rows[0, 1:].tolist() == [min(one, other), max(one, other)]
