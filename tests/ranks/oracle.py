@@ -96,17 +96,20 @@ class _Hooks:
         self.seen.setdefault(site, []).append(tensor.detach().clone())
 
 
-def trained(model: nn.Module, share: tuple[int, int] = (0, 1), *, half: bool = False) -> tuple[list[Seen], list[float]]:
+def trained(
+    model: nn.Module, share: tuple[int, int] = (0, 1), *, steps: int = STEPS, half: bool = False
+) -> tuple[list[Seen], list[float]]:
     """Train *model* on a share of the batch; return what hooks saw at each step, and the losses.
 
     Args:
         model: is trained.
         share: which of how many equal parts of the joined batch.
+        steps: how many.
         half: compute in bfloat16, on a copy of the parameters that the optimizer changes.
     """
     optimizer = sgd(model.parameters())
     found, losses = [], []
-    for step in range(STEPS):
+    for step in range(steps):
         x, y = (part.chunk(share[1])[share[0]] for part in batch(step))
         optimizer.zero_grad()
         run = model
