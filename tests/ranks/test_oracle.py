@@ -69,7 +69,10 @@ def hooked(name: str) -> list[dict[str, list[Tensor]]]:
     return steps
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name == "FSDP2" else pytest.mark.slow) for name in TRAININGS])
+HOOKED = [name for name in TRAININGS if "compiled" not in name]  # plain hooks would break the graphs of torch.compile
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name == "FSDP2" else pytest.mark.slow) for name in HOOKED])
 def test_the_oracle_agrees_with_hooks_on_every_rank(name: str) -> None:
     ranks = TRAININGS[name][0]
     each: list[list[dict[str, list[Tensor]]]] = values(on_ranks(ranks, hooked, name))

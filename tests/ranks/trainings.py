@@ -137,8 +137,10 @@ def averaged_by_hand() -> Training:
     return training
 
 
-def ddp(accumulate: int = 1, zero: bool = False) -> Training:
-    model = DistributedDataParallel(net())
+def ddp(accumulate: int = 1, zero: bool = False, compiled: bool = False, **options: Any) -> Training:
+    model: Any = DistributedDataParallel(net(), **options)
+    if compiled:
+        model.compile(backend="aot_eager")
     optimizer: Any = sgd(model.parameters())
     if zero:
         from torch.distributed.optim import ZeroRedundancyOptimizer  # warns of torch's own deprecations
@@ -153,9 +155,14 @@ def _sharded(model: nn.Module, **options: Any) -> nn.Module:
     return fully_shard(model, **options)
 
 
-def fsdp(accumulate: int = 1, checkpoint: bool | None = None, half: bool = False, **options: Any) -> Training:
-    """FSDP2. *checkpoint*: whether blocks are checkpointed reentrantly."""
+def fsdp(
+    accumulate: int = 1, checkpoint: bool | None = None, half: bool = False, compiled: bool = False, **options: Any
+) -> Training:
+    """FSDP2. *checkpoint*: whether blocks are checkpointed reentrantly. *compiled*: block by block."""
     model: Any = net().float() if half else net()
+    if compiled:
+        for block in model.blocks.values():
+            block.compile(backend="aot_eager")
     if checkpoint is not None:
         kind = checkpoint_wrapper.CheckpointImpl.REENTRANT if checkpoint else checkpoint_wrapper.CheckpointImpl.NO_REENTRANT
         for name, block in list(model.blocks.items()):
@@ -241,6 +248,8 @@ TRAININGS: dict[str, tuple[int, Callable[[], Training]]] = {
     "DDP": (2, ddp),
     "DDP, accumulation": (2, partial(ddp, accumulate=2)),
     "DDP, ZeRO": (2, partial(ddp, zero=True)),
+    "DDP, buckets are gradients": (2, partial(ddp, gradient_as_bucket_view=True, static_graph=True)),
+    "DDP, compiled": (2, partial(ddp, compiled=True)),
     "FSDP2": (2, fsdp),
     "FSDP2, 4 ranks": (4, fsdp),
     "FSDP2, accumulation": (2, partial(fsdp, accumulate=2)),
@@ -248,6 +257,7 @@ TRAININGS: dict[str, tuple[int, Callable[[], Training]]] = {
     "FSDP2, checkpoint": (2, partial(fsdp, checkpoint=False)),
     "FSDP2, reentrant checkpoint": (2, partial(fsdp, checkpoint=True)),
     "FSDP2, parameters stay gathered": (2, partial(fsdp, reshard_after_forward=False)),
+    "FSDP2, compiled blocks": (2, partial(fsdp, compiled=True)),
     "HSDP, 2 × 2": (4, hsdp),
     "tensor parallel": (2, tensor_parallel),
     "FSDP2 × tensor parallel, 2 × 2": (4, fsdp_and_tensor_parallel),
