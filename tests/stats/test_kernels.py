@@ -6,7 +6,7 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -122,6 +122,31 @@ def test_random_bits_are_read_right(level: str, statistic: Statistic, dtype: tor
         x = x[~(x.abs() > 1e150)]
         row, expected = by_kernel(statistic, x), statistic.measure(x)
     assert_same_rows(row, expected, x)
+
+
+SIGNS: dict[str, Callable[[Tensor], Tensor]] = {
+    "both": lambda x: x,
+    "positive": Tensor.abs,
+    "negative": lambda x: -x.abs(),
+    "zeros": torch.zeros_like,
+    "negative zeros": lambda x: -torch.zeros_like(x),
+    "negative zeros among negatives": lambda x: torch.where(x > 0, -0.0, x),
+    "negative zeros among positives": lambda x: torch.where(x < 0, -0.0, x),
+    "zeros among negatives": lambda x: torch.where(x > 0, 0.0, x),
+    "rare zeros": lambda x: torch.where(x.abs() < 1e-3, 0.0, x),
+    "infinities": lambda x: torch.where(x.abs() > 3, torch.inf * x, x),
+}
+
+
+@EVERY_DTYPE
+def test_extremes_and_zeros_are_exact_for_every_mixture_of_signs(level: str, dtype: torch.dtype) -> None:
+    """In tensors of one element to several blocks, and where one block has other signs and zeros than the next."""
+    parts = {name: make(torch.randn(16_500)).to(dtype) for name, make in SIGNS.items()}
+    tensors = [x[:size] for x in parts.values() for size in (1, 5, 33, 1000, 16_500)]
+    tensors += [torch.cat([one[:16_384], other]) for one in parts.values() for other in parts.values()]
+    exact = [0, 1, 2, 3, 8, 10]
+    for x in tensors:
+        assert torch.equal(by_kernel(Moments(), x)[exact], Moments().measure(x)[exact])
 
 
 def test_histogram_bins_are_closed_above(level: str) -> None:

@@ -28,80 +28,101 @@ inline float from_half(uint16_t half) {
     return float_of(bits | uint32_t(half & 0x8000u) << 16);
 }
 
-constexpr int kFed = 4 * lanes::kWidth;  // elements converted by one feed(): two vectors of floats
-
-// What converts the elements of a block, kFed at a time, just before they are needed. No statistic depends on the order of
-// elements, so that a feed may permute its own.
-struct BrainFloats {
-    const uint16_t *from;
-    static float one(uint16_t bits) { return float_of(uint32_t(bits) << 16); }
-    void feed(size_t at, float *to) const {
-#if defined(__GNUC__) && !defined(SONDE_PORTABLE)
-        using Words = lanes::Lanes<uint32_t, 2 * lanes::kWidth>;
-        const Words words = lanes::load<Words>(from + at);  // two elements each
-        const Words low = words << 16, high = words & 0xffff0000u;
-        std::memcpy(to + at, &low, sizeof low);
-        std::memcpy(to + at + 2 * lanes::kWidth, &high, sizeof high);
-#else
-        for (int i = 0; i < kFed; i++) to[at + i] = one(from[at + i]);
-#endif
-    }
-    void rest(size_t at, size_t n, float *to) const {
-        for (; at < n; at++) to[at] = one(from[at]);
-    }
-};
-
-struct Halves {
-    const uint16_t *from;
-    static float one(uint16_t bits) { return from_half(bits); }
-    void feed(size_t at, float *to) const {
-#if defined(__AVX512F__) && defined(__GNUC__)
-        for (size_t i = at; i < at + kFed; i += 16) {
-            _mm512_storeu_ps(to + i, _mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i *>(from + i))));
-        }
-#elif defined(__F16C__) && defined(__GNUC__)
-        for (size_t i = at; i < at + kFed; i += 8) {
-            _mm256_storeu_ps(to + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(from + i))));
-        }
-#else
-        for (size_t i = at; i < at + kFed; i++) to[i] = one(from[i]);
-#endif
-    }
-    void rest(size_t at, size_t n, float *to) const {
-        for (; at < n; at++) to[at] = one(from[at]);
-    }
-};
-
-// For elements that need no conversion.
-struct AsTheyAre {
-    template <class T> void feed(size_t, T *) const {}
-    template <class T> void rest(size_t, size_t, T *) const {}
-};
-
-template <class Source> inline void convert(const Source &source, float *to, size_t n) {
-    size_t i = 0;
-    for (; i + kFed <= n; i += kFed) source.feed(i, to);
-    source.rest(i, n, to);
-}
-
-inline void to_floats(Kind kind, const uint16_t *from, float *to, size_t n) {
-    kind == kHalf ? convert(Halves{from}, to, n) : convert(BrainFloats{from}, to, n);
-}
-
-// How the elements of an array are loaded, one vector at a time: as they are, and as doubles.
-struct OfFloats {
+// How the elements of an array are read: one, or kRead vectors of doubles at a time. No statistic depends on the order of
+// elements, so that each kStep of them may be permuted. An element is a float or a double; vectors are of such elements.
+struct ReadAsFloats {
     using Element = float;
     using Vector = lanes::Floats;
+    using Zero = int32_t;
     using Zeros = lanes::Counts;
+    static constexpr int kStep = 4 * lanes::kWidth, kRead = 2;
+};
+
+struct OfFloats : ReadAsFloats {
+    const float *from;
+    explicit OfFloats(const float *elements) : from(elements) {}
+
+    float operator[](size_t i) const { return from[i]; }
+    void read(size_t at, lanes::Doubles *to) const {
+        for (int i = 0; i < kRead; i++) to[i] = widened(from + at + i * lanes::kWidth);
+    }
+    OfFloats after(size_t i) const { return OfFloats(from + i); }
     static lanes::Doubles widened(const float *from) { return lanes::widened(from); }
 };
 
 struct OfDoubles {
     using Element = double;
     using Vector = lanes::Doubles;
+    using Zero = int64_t;
     using Zeros = lanes::WideCounts;
+    static constexpr int kStep = 2 * lanes::kWidth, kRead = 1;
+    const double *from;
+    explicit OfDoubles(const double *elements) : from(elements) {}
+
+    double operator[](size_t i) const { return from[i]; }
+    void read(size_t at, lanes::Doubles *to) const { to[0] = widened(from + at); }
+    OfDoubles after(size_t i) const { return OfDoubles(from + i); }
     static lanes::Doubles widened(const double *from) { return lanes::load<lanes::Doubles>(from); }
 };
+
+struct BrainFloats : ReadAsFloats {
+    const uint16_t *from;
+    explicit BrainFloats(const uint16_t *elements) : from(elements) {}
+
+    static float one(uint16_t bits) { return float_of(uint32_t(bits) << 16); }
+    float operator[](size_t i) const { return one(from[i]); }
+    lanes::Floats floats(size_t at) const {
+#if defined(__GNUC__) && !defined(SONDE_PORTABLE)
+        const bool second = at % kStep;
+        using Words = lanes::Lanes<uint32_t, 2 * lanes::kWidth>;
+        const Words words = lanes::load<Words>(from + (at - second * 2 * lanes::kWidth));  // two elements each
+        return (lanes::Floats)(second ? words & 0xffff0000u : words << 16);
+#else
+        lanes::Floats made;
+        for (int i = 0; i < 2 * lanes::kWidth; i++) made[i] = one(from[at + i]);
+        return made;
+#endif
+    }
+    void read(size_t at, lanes::Doubles *to) const { lanes::widen(floats(at), to); }
+    BrainFloats after(size_t i) const { return BrainFloats(from + i); }
+};
+
+struct Halves : ReadAsFloats {
+    const uint16_t *from;
+    explicit Halves(const uint16_t *elements) : from(elements) {}
+
+    static float one(uint16_t bits) { return from_half(bits); }
+    float operator[](size_t i) const { return one(from[i]); }
+    lanes::Floats floats(size_t at) const {
+#if defined(__AVX512F__) && defined(__GNUC__) && !defined(SONDE_PORTABLE)
+        return (lanes::Floats)_mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i *>(from + at)));
+#elif defined(__F16C__) && defined(__GNUC__) && !defined(SONDE_PORTABLE)
+        return (lanes::Floats)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(from + at)));
+#else
+        lanes::Floats made;
+        for (int i = 0; i < 2 * lanes::kWidth; i++) made[i] = one(from[at + i]);
+        return made;
+#endif
+    }
+    void read(size_t at, lanes::Doubles *to) const { lanes::widen(floats(at), to); }
+    Halves after(size_t i) const { return Halves(from + i); }
+};
+
+// All elements as floats.
+template <class Source> inline void convert(const Source &source, float *to, size_t n) {
+    size_t i = 0;
+#if defined(__AVX2__)
+    for (; i + Source::kStep <= n; i += Source::kStep) {
+        const lanes::Floats made[2] = {source.floats(i), source.floats(i + Source::kStep / 2)};
+        std::memcpy(to + i, made, sizeof made);
+    }
+#endif
+    for (; i < n; i++) to[i] = source[i];
+}
+
+inline void to_floats(Kind kind, const uint16_t *from, float *to, size_t n) {
+    kind == kHalf ? convert(Halves(from), to, n) : convert(BrainFloats(from), to, n);
+}
 
 constexpr size_t kDifferences = kBlock / 2;  // formed at a time: they are twice as wide as floats
 

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #if (defined(__x86_64__) || defined(__i386__)) && defined(__GNUC__)
 #include <immintrin.h>
@@ -41,6 +42,7 @@ template <class T, int N> struct Lanes {
 using Doubles = Lanes<double, kWidth>;
 using Floats = Lanes<float, 2 * kWidth>;
 using Counts = Lanes<int32_t, 2 * kWidth>;      // per lane of Floats
+using Magnitudes = Lanes<uint32_t, 2 * kWidth>;
 using WideCounts = Lanes<int64_t, kWidth>;      // per lane of Doubles
 
 template <class V, class T> inline V load(const T *from) {
@@ -62,7 +64,7 @@ template <class V, class T> inline V filled(T value) {
     return made;
 }
 
-// As many floats as there are doubles in a register, as doubles. gcc 12 would convert by halves.
+// As many floats as there are doubles in a register, as doubles. gcc 12 would convert by halves, or one by one.
 inline Doubles widened(const float *from) {
 #if defined(SONDE_PORTABLE) || !defined(__GNUC__)
     Doubles made;
@@ -72,28 +74,59 @@ inline Doubles widened(const float *from) {
     return (Doubles)_mm512_maskz_cvtps_pd(0xff, _mm256_loadu_ps(from));
 #elif defined(__AVX__)
     return (Doubles)_mm256_cvtps_pd(_mm_loadu_ps(from));
+#elif defined(__SSE2__)
+    return (Doubles)_mm_cvtps_pd(_mm_castsi128_ps(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(from))));
 #else
     return __builtin_convertvector((load<Lanes<float, kWidth>>(from)), Doubles);
 #endif
 }
 
-// The smaller and the larger of each pair; *kept* where *value* is NaN.
+// The lower and the upper half of *floats*, as doubles.
+inline void widen(Floats floats, Doubles *to) {
+#if defined(__AVX512F__) && defined(__GNUC__) && !defined(SONDE_PORTABLE)
+    to[0] = (Doubles)_mm512_maskz_cvtps_pd(0xff, _mm512_maskz_extractf32x8_ps(0xff, (__m512)floats, 0));
+    to[1] = (Doubles)_mm512_maskz_cvtps_pd(0xff, _mm512_maskz_extractf32x8_ps(0xff, (__m512)floats, 1));
+#elif defined(__AVX__) && defined(__GNUC__) && !defined(SONDE_PORTABLE)
+    to[0] = (Doubles)_mm256_cvtps_pd(_mm256_castps256_ps128((__m256)floats));
+    to[1] = (Doubles)_mm256_cvtps_pd(_mm256_extractf128_ps((__m256)floats, 1));
+#else
+    float one[2 * kWidth];
+    std::memcpy(one, &floats, sizeof one);
+    to[0] = widened(one);
+    to[1] = widened(one + kWidth);
+#endif
+}
+
+// The smaller and the larger of each pair, of vectors and of numbers; *kept* where *value* is NaN.
 template <class V> inline V lesser(V value, V kept) {
 #if defined(SONDE_PORTABLE) || !defined(__GNUC__)
-    for (size_t i = 0; i < sizeof value.at / sizeof value.at[0]; i++) kept.at[i] = value.at[i] < kept.at[i] ? value.at[i] : kept.at[i];
-    return kept;
-#else
-    return value < kept ? value : kept;
+    if constexpr (std::is_class_v<V>) {
+        for (size_t i = 0; i < sizeof value.at / sizeof value.at[0]; i++) kept.at[i] = lesser(value.at[i], kept.at[i]);
+        return kept;
+    } else
 #endif
+    return value < kept ? value : kept;
 }
 
 template <class V> inline V greater(V value, V kept) {
 #if defined(SONDE_PORTABLE) || !defined(__GNUC__)
-    for (size_t i = 0; i < sizeof value.at / sizeof value.at[0]; i++) kept.at[i] = value.at[i] > kept.at[i] ? value.at[i] : kept.at[i];
-    return kept;
-#else
-    return value > kept ? value : kept;
+    if constexpr (std::is_class_v<V>) {
+        for (size_t i = 0; i < sizeof value.at / sizeof value.at[0]; i++) kept.at[i] = greater(value.at[i], kept.at[i]);
+        return kept;
+    } else
 #endif
+    return value > kept ? value : kept;
+}
+
+// The smaller of each pair of magnitudes, of floats given as their bits, of which *kept* are without a sign already.
+template <class V> inline V nearest(V bits, V kept) {
+#if defined(SONDE_PORTABLE) || !defined(__GNUC__)
+    if constexpr (std::is_class_v<V>) {
+        for (size_t i = 0; i < sizeof bits.at / sizeof bits.at[0]; i++) kept.at[i] = nearest(bits.at[i], kept.at[i]);
+        return kept;
+    } else
+#endif
+    return lesser(V(V(bits << 1) >> 1), kept);
 }
 
 // *counts*, one more in each lane whose *value* is zero.
@@ -110,6 +143,10 @@ template <class C, class V> inline C with_zeros(C counts, V value) {
 template <> inline Counts with_zeros(Counts counts, Floats value) {
     const __mmask16 zero = _mm512_cmp_ps_mask((__m512)value, _mm512_setzero_ps(), _CMP_EQ_OQ);
     return (Counts)_mm512_mask_sub_epi32((__m512i)counts, zero, (__m512i)counts, _mm512_set1_epi32(-1));
+}
+template <> inline Magnitudes nearest(Magnitudes bits, Magnitudes kept) {  // one instruction
+    constexpr int kAbsoluteMinimum = 0xa;
+    return (Magnitudes)_mm512_maskz_range_ps(0xffff, (__m512)bits, (__m512)kept, kAbsoluteMinimum);
 }
 template <> inline WideCounts with_zeros(WideCounts counts, Doubles value) {
     const __mmask8 zero = _mm512_cmp_pd_mask((__m512d)value, _mm512_setzero_pd(), _CMP_EQ_OQ);

@@ -57,6 +57,7 @@ struct Offsets {
 struct Moments {
     bool spread;  // whether offsets are wanted
     uint64_t nan = 0, inf = 0, zeros = 0;
+    bool has_zeros = false;  // whether the last block had any
     Sum sum, squares;
     Offsets offsets;
     double low = std::numeric_limits<double>::infinity(), high = -std::numeric_limits<double>::infinity();
@@ -67,6 +68,7 @@ struct Moments {
         nan += other.nan;
         inf += other.inf;
         zeros += other.zeros;
+        has_zeros = other.has_zeros;
         sum.merge(other.sum);
         squares.merge(other.squares);
         low = other.low < low ? other.low : low;
