@@ -29,8 +29,7 @@ def moments(values: Tensor) -> Tensor:
         low = torch.where(spoiled, float("inf"), values).amin()
         high = torch.where(spoiled, float("-inf"), values).amax()
     nans, infs, total = nan.sum(dtype=torch.float64), inf.sum(dtype=torch.float64), finite.sum()
-    mean = (total / (values.numel() - nans - infs)).clamp(low, high)  # exact if all elements are equal
-    pivot = mean.nan_to_num(nan=float("inf"))  # without a finite element, or where the sum overflows in both directions
+    pivot = torch.fmax(low, torch.fmin(total / (values.numel() - nans - infs), high))
     offsets = torch.where(spoiled, 0.0, values - pivot)
     return torch.stack(
         [
