@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from sonde.engine.inventory import inventory_of
 from sonde.engine.layer_axes import as_matrix, axes_of, is_time_first, learn, neurons_first, samples_first, unit_axis, units_first
 
 TRANSPOSED = [
@@ -210,7 +211,7 @@ class Mixed(nn.Module):
 
 def test_the_structure_of_a_model_says_where_units_are_without_a_graph() -> None:
     model = Mixed()
-    learn(model)
+    learn(inventory_of(model))
     with torch.no_grad():
         assert axes_of(torch.randn(B, 6, 9), model.patches[1]).units == 1
         assert axes_of(torch.randn(B, 9, 6), model.mlp["act"]).units == 2

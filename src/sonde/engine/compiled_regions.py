@@ -52,7 +52,7 @@ def regions(root: nn.Module, entered: Collection[nn.Module] = ()) -> list[Region
             continue
         seen.add(module)
         if not (modules.is_called_compiled(module) or modules.is_compiled_wrapper(module) or module in entered):
-            pending += module.children()
+            pending += modules.children(module)
             continue
         below = frozenset(item.module for item in selection.members(module))
         seen.update(below)

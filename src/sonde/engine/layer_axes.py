@@ -20,11 +20,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 
+from sonde.engine.inventory import Inventory
 from sonde.engine.torch_api.modules import BatchNorm, ConvTranspose
 
 __all__ = [
@@ -240,21 +241,35 @@ def _before(node: Node) -> list[Node]:
     return [each for each, _ in node.next_functions if each is not None and _operation(each.name()) != "leaf"]
 
 
-def learn(model: nn.Module) -> None:
-    """Remember, for the modules of *model* that take any shape, where their units are, as far as the model's structure shows it."""
-    _learn(model, (), set())
+_learnt_last: list[ref[Inventory]] = []  # the last one that was learnt from
 
 
-def _learn(module: nn.Module, above: tuple[nn.Module, ...], seen: set[nn.Module]) -> None:
+def learn(inventory: Inventory) -> None:
+    """Remember, for the modules of a model that take any shape, where their units are, as far as the model's structure shows it."""
+    if _learnt_last and _learnt_last[0]() is inventory:
+        return
+    _learnt_last[:] = [ref(inventory)]
+    for held, axis in inventory.remembered("units", lambda: _by_module(inventory)):
+        if (module := held()) is not None:  # which another model may have in another place
+            _learnt[module] = axis
+
+
+def _by_module(inventory: Inventory) -> list[tuple[ref[nn.Module], int]]:
+    found: dict[nn.Module, int] = {}
+    _learn(inventory.members[0].module, (), set(), found)
+    return [(ref(module), axis) for module, axis in found.items()]
+
+
+def _learn(module: nn.Module, above: tuple[nn.Module, ...], seen: set[nn.Module], found: dict[nn.Module, int]) -> None:
     seen.add(module)
     children = [child for child in module.children() if child not in seen]
     path = (*above, module)
     for place, child in enumerate(children):
-        _learn(child, path, seen)
+        _learn(child, path, seen, found)
         if _own_axis(child) is None and (axis := _by_structure(children, place, path)) is not None:
-            _learnt[child] = axis
+            found[child] = _learnt[child] = axis
     if not above and _own_axis(module) is None and (axis := _common(module.modules())) is not None:
-        _learnt[module] = axis
+        found[module] = _learnt[module] = axis
 
 
 def _by_structure(children: list[nn.Module], place: int, path: tuple[nn.Module, ...]) -> int | None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from sonde.engine import Event, Port
 from sonde.engine.failures import name_of
-from sonde.engine.layer_axes import LayerAxes, axes_of, learn
+from sonde.engine.layer_axes import LayerAxes, axes_of
 from sonde.engine.probes import dataframes
 from sonde.engine.selection import Where, check_model
 from sonde.errors import ArgumentError, UnknownSiteError
@@ -92,7 +92,6 @@ class Tracker(KeepingProbe):
         """
         self._begin_again()
         self._attachment.observe(module, include, exclude, _ports(grad))
-        learn(module)
 
     def _begin_again(self) -> None:
         """After ``unregister``, forget the modules that were tracked, so that only those registered from now on are."""
@@ -277,7 +276,8 @@ def _with_axes(stash: StashFn, axes: dict[str, LayerAxes]) -> StashFn:
 
     def take(event: Event) -> Any:
         if not event.grad and event.name not in axes:
-            output = layers.first_measurable(event.leaves)
+            value = event.value
+            output = value if type(value) is Tensor and value.is_floating_point() else layers.first_measurable(event.leaves)
             if output is not None:
                 axes[event.name] = axes_of(output, event.module)
         return stash(event)

@@ -14,7 +14,7 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from sonde.engine import Event, observe, structure
-from sonde.engine.layer_axes import axes_of, learn
+from sonde.engine.layer_axes import axes_of
 from sonde.engine.restore import gradients_put_aside, set_apart, versions
 from sonde.engine.selection import check_model
 from sonde.engine.torch_api.tensors import version_of
@@ -68,7 +68,6 @@ def summary(
     with set_apart(model, batch, kwargs) as apart:
         model, given = apart.model, [tensor for _, tensor in structure.walk((apart.args, apart.kwargs))]
         watcher = _Watcher(set(_memory_of((*given, *model.parameters(), *model.buffers()))))
-        learn(model)
         with observe(model, watcher, ports=("input", "output", "grad_output")) as probe:
             before = versions(model)
             outcome = _run(model, apart.args, apart.kwargs, loss_fn)

@@ -97,13 +97,28 @@ class ModuleNames:
             self.register(inner)  # added after its parent was named, or part of no module that runs
             self._adopt(caller, inner)
         root, path = self._home(inner)
-        step = next((step for step, held in _names_below(caller) if held is inner), None) if caller is not None else None
+        step = self._step(caller, inner) if caller is not None else None
         if step is not None:
             name = f"{place.name}.{step}"
         else:
             names = [self._join(root, alias) for alias in self._homes[inner][1]]
             name = max(names, key=lambda known: _shared(known, place.name))
         return ModuleNode(module, name, self._path_below(place, caller, root, path))
+
+    def _step(self, caller: nn.Module, inner: nn.Module) -> str | None:
+        """Return the name of *inner* in *caller*, of several that of a direct child or the first; None if it is not in there."""
+        above, below = (self._homes[each][1] if each in self._homes else () for each in (caller, inner))
+        found = [
+            name[len(prefix) :]
+            for outer in above
+            for prefix in [f"{outer}." if outer else ""]
+            for name in below
+            if name.startswith(prefix)
+        ]
+        for step in sorted(filter(None, found), key=lambda step: "." in step):
+            if modules.submodule(caller, step) is inner:
+                return step
+        return next((step for step, held in _names_below(caller) if held is inner), None)  # it was moved
 
     def _path_below(self, place: ModuleNode, caller: nn.Module | None, root: nn.Module, path: str) -> str:
         """Return the path of the module at *path* in *root*, called by *caller*, which may be a part of another model.

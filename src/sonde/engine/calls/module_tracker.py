@@ -21,7 +21,7 @@ from sonde.engine.compiled_regions import regions
 from sonde.engine.failures import ProbeError
 from sonde.engine.torch_api import autograd_state, compiled, hooks
 from sonde.engine.torch_api.autograd_state import ACCUMULATES, modules_running, nodes_running, sequence_of_node
-from sonde.engine.torch_api.modules import is_called_compiled
+from sonde.engine.torch_api.modules import is_called_compiled, is_compiled_wrapper
 from sonde.engine.unseen import blocks, is_quiet, next_number
 from sonde.site import Phase
 from sonde.warn import warn_user
@@ -237,10 +237,14 @@ class ModuleTracker:
             return known, top
         if isinstance(module, GraphModule) and top.place.module() in self._warned_of:
             return top.place, top  # made by the compiler
-        children = {key: place for key, place in top.place.children.items() if place.held() is not None}
-        made = children[id(module)] = self._names.below(top.place, module)
+        children = top.place.children
+        made = self._names.below(top.place, module)
+        made.was_checked |= top.place.was_checked
         self._warn_if_compiled(made, module)
-        top.place.children = children
+        children[id(module)] = made
+        if len(children) & (len(children) - 1) == 0:  # a model may make modules in each forward
+            for key in [key for key, place in list(children.items()) if place.held() is None]:
+                children.pop(key, None)
         return made, top
 
     # Recomputation
@@ -313,7 +317,8 @@ class ModuleTracker:
         self._callbacks.move(state, [] if call is None else call.chain())
 
     def _warn_if_compiled(self, place: ModuleNode, module: nn.Module) -> None:
-        if place.was_checked and (not is_called_compiled(module) or place.module() in self._warned_of):
+        is_compiled = is_called_compiled(module) or is_compiled_wrapper(module)
+        if place.was_checked and (not is_compiled or place.module() in self._warned_of):
             return
         place.was_checked = True
         fresh = [region.top for region in regions(module) if region.top not in self._warned_of]

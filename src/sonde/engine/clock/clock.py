@@ -66,14 +66,17 @@ class Clock(Counters):
             self._users += 1
             root = self.root()
             if self._users > 1 or root is None:
+                if inventory is not self._inventory:
+                    self._inventory = None  # to be looked at again
+                    self.refresh()
                 return
             self._inventory = inventory
             self.forward_counter.start(root)
             self.backward_counter.follow(inventory.parameters)
             self.step_counter.start()
 
-    def wake(self, probe: Hashable) -> None:
-        """Mark *probe* active; install the forward-end and accumulation hooks."""
+    def wake(self, probe: Hashable, *, just_started: bool = False) -> None:
+        """Mark *probe* active; install the forward-end and accumulation hooks, unless the clock has *just_started* with these."""
         with self._lock:
             self.awake.add(probe)
             self.is_observed = True
@@ -84,9 +87,11 @@ class Clock(Counters):
                 return
             self._follows = True
             self.forward_counter.follow(root)
+            count = self._wakes = self._wakes + 1
+            if just_started and count == 1 and self._inventory is not None:
+                return
             if not self.backward_counter.put_in():
                 self._inventory = None
-            count = self._wakes = self._wakes + 1
             if self._inventory is None or is_time_to_look(count, _LOOK_EVERY):
                 self._compiled = None
                 now = inventory_of(root)

@@ -97,8 +97,7 @@ class Attachment:
         for path in inventory.remembered("scripted", lambda: [each.name for each in inventory.members if is_scripted(each.module)]):
             unhooked = {Site(path, port, "", name): "TorchScript, which takes no hooks" for port in ports}
             self.hooks.unhooked |= unhooked
-        if self.hooks.table is not None and self.hooks.table.statistic.finds_units:
-            learn(model)
+        learn(inventory)
         clock = self._clock(model, inventory)
         self.hooks.add(chosen, clock, wanted, self.roots)
 
@@ -120,7 +119,7 @@ class Attachment:
         clock = clock_of(model)
         self.roots.append(Root.of(model, clock, inventory))
         if self.attached:
-            self._start(self.roots[-1])
+            self._start(self.roots[-1], inventory)
         return clock
 
     # A model that changes
@@ -165,8 +164,11 @@ class Attachment:
 
     # Life
 
-    def attach(self, *, resting: bool = False) -> None:
-        """Put every hook in; if *resting*, only those that count forwards and steps, until ``resume``. Idempotent."""
+    def attach(self, *, resting: bool = False, just_observed: bool = False) -> None:
+        """Put every hook in; if *resting*, only those that count forwards and steps, until ``resume``. Idempotent.
+
+        *just_observed* says that ``observe`` has looked at the models just now.
+        """
         if self.attached:
             return
         self.attached = True
@@ -177,10 +179,10 @@ class Attachment:
         compiled.notice_hooks()
         try:
             for root in self.roots:
-                self._start(root)
+                self._start(root, root.inventory if just_observed else inventory_of(root.model))
             self._follow_schedule()
             if self._schedule is None and not resting:
-                self.resume()
+                self.resume(just_started=True)
         except BaseException:
             self._take_out()
             raise
@@ -220,24 +222,24 @@ class Attachment:
         self.roots.clear()
         self.delivery.notes.clear()
 
-    def _start(self, root: Root) -> None:
-        root.clock.start(root.inventory)
-        root.remember_gradients()
+    def _start(self, root: Root, inventory: Inventory) -> None:
+        root.clock.start(inventory)
+        root.remember_gradients(inventory)
         root.clock.on_error[self._clock_failed] = self.delivery.strict
         root.clock.call_before_forward(self._before_forward)
         if self._schedule is not None:
             root.clock.call_after_steps(self._follow_schedule)
         root.clock.call_after_first_forward(self.hooks.put_in_waiting)
         if self.delivery.switch.on:
-            root.clock.wake(self)
+            root.clock.wake(self, just_started=True)
 
-    def resume(self) -> None:
-        """Observe from now on, if the probe is attached."""
+    def resume(self, *, just_started: bool = False) -> None:
+        """Observe from now on, if the probe is attached; *just_started*: the models were looked at as the clocks started."""
         if not self.attached:
             return
         self.delivery.switch.on = True
         for root in self.roots:
-            root.clock.wake(self)
+            root.clock.wake(self, just_started=just_started)
         self.hooks.put_in()
 
     def pause(self, *, between_steps: bool = False) -> None:

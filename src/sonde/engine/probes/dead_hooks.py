@@ -42,10 +42,10 @@ class Root:
         """Return *model*, whose *inventory* is given, as a root observed from now on."""
         return cls(model, clock, clock.forwards, clock.forward_counter.returned, clock.backward_counter.count, inventory)
 
-    def remember_gradients(self) -> None:
+    def remember_gradients(self, inventory: Inventory) -> None:
         """Note the gradients that are there already, so that later ones can be recognised."""
         self.gradients = {
-            id(each): (id(grad), version_of(grad)) for each in self.inventory.parameters if (grad := each.grad) is not None
+            id(each): (id(grad), version_of(grad)) for each in inventory.parameters if (grad := each.grad) is not None
         }
 
     def was_used(self, parameter: nn.Parameter) -> bool:
@@ -130,8 +130,9 @@ class DeadHookCheck:
     def _can_judge(self, hooked: Sequence[SiteHook]) -> bool:
         """Return whether a pass of the observed kind has surely been, so that hooks which have not fired never will."""
         training = self._delivery.switch.training
-        ports = {port for hook in hooked if hook.is_on_module for port in hook.sites}
-        if not ports & {"input", "output"}:  # gradients alone, which come in a backward pass
+        if not any(
+            port in ("input", "output") for hook in hooked if hook.is_on_module for port in hook.sites
+        ):  # gradients alone, which come in a backward pass
             return any(root.has_returned and root.has_trained for root in self._roots)
         if training is None:
             return any(root.has_returned for root in self._roots)
@@ -148,21 +149,21 @@ def dead_among(roots: Sequence[Root], hooked: Sequence[SiteHook]) -> list[SiteHo
 
     A region whose outermost module has a hook that never fired, though its hooks run in eager code, was simply not called.
     """
+    compiled = [(root, region) for root in roots for region in root.regions()]
     by_module: dict[nn.Module, list[SiteHook]] = {}
-    for hook in hooked:
+    for hook in hooked if compiled else ():
         if hook.is_on_module:
             by_module.setdefault(hook.module, []).append(hook)
     dead: list[SiteHook] = []
-    for root in roots:
-        for region in root.regions():
-            below = [hook for module, held in by_module.items() if module in region.below for hook in held]
-            top = by_module.get(region.top, [])
-            if any(hook.has_fired for hook in below):
-                continue
-            if any(hook.has_fired for hook in top):
-                dead += below
-            elif not top or not region.calls_hooks_of_top() or region.top is selection.unwrap(root.model):
-                dead += top + below if region.has_code() and not root.left_out(region) else []
+    for root, region in compiled:
+        below = [hook for module, held in by_module.items() if module in region.below for hook in held]
+        top = by_module.get(region.top, [])
+        if any(hook.has_fired for hook in below):
+            continue
+        if any(hook.has_fired for hook in top):
+            dead += below
+        elif not top or not region.calls_hooks_of_top() or region.top is selection.unwrap(root.model):
+            dead += top + below if region.has_code() and not root.left_out(region) else []
     return dead
 
 

@@ -35,6 +35,9 @@ _MODULE_HOOKS = (
 )
 
 
+_OUTPUT_HOOKS = (OutputEventHook, OutputStatisticHook)
+
+
 class HookSet:
     """The hooks of one probe. Iterate over it for these.
 
@@ -86,16 +89,12 @@ class HookSet:
             wanted: the selection they come from.
             roots: models whose parameters tell the device of a row, where a module has none.
         """
-        former: dict[int, list[SiteHook]] = {}
-        for held in self.held:
-            former.setdefault(id(held.target), []).append(held)
-        # the same module under the same name is observed once
-        made = [
-            hook
-            for target in targets
-            for hook in self._made_for(target, clock)
-            if not any(held.sites == hook.sites for held in former.get(id(hook.target), ()))
-        ]
+        made = [hook for target in targets for hook in self._made_for(target, clock)]
+        if self.held:  # the same module under the same name is observed once
+            former: dict[int, list[SiteHook]] = {}
+            for held in self.held:
+                former.setdefault(id(held.target), []).append(held)
+            made = [hook for hook in made if not any(held.sites == hook.sites for held in former.get(id(hook.target), ()))]
         self._give_rows(made, roots)
         self.held += made
         if self._delivery.switch.on:
@@ -136,7 +135,8 @@ class HookSet:
 
     def sample_updates(self) -> None:
         """Let copies of parameters fit into memory: observe samples of the largest ones."""
-        self._delivery.notes |= sample_updates(self.held, self._update_memory)
+        if self._around:
+            self._delivery.notes |= sample_updates(self.held, self._update_memory)
 
     def _made_for(self, target: Target, clock: Clock) -> Iterator[SiteHook]:
         delivery, adds, sites = self._delivery, self.table is not None, target.sites
@@ -247,7 +247,7 @@ class HookSet:
     def note_later_hooks(self) -> None:
         """Note where a hook that was registered after ours may return another output than the one we were given."""
         for hook in self.held:
-            if isinstance(hook, OutputEventHook | OutputStatisticHook) and hook.handle is not None and hook.is_in:
+            if isinstance(hook, _OUTPUT_HOOKS) and hook.handle is not None and hook.is_in:
                 later = hooks.registered_later(hook.module, hook.handle)
                 if any(not isinstance(other, hooks.Hook) for other in later):
                     hook.note(LATER_HOOK)

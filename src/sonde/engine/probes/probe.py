@@ -250,7 +250,7 @@ def observe(
         calls_apart=rows_for_calls(calls),
     )
     attachment.observe(model, include, exclude, _ports(declared if ports is None else ports), name)
-    attachment.attach()
+    attachment.attach(just_observed=True)
     expect: Callable[[Iterable[Site]], object] | None = getattr(do, "expect", None)
     if expect is not None:  # a subscriber that wants to know the sites beforehand
         expect(attachment.sites())

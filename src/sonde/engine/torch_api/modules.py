@@ -16,6 +16,7 @@ __all__ = [
     "ConvTranspose",
     "Walk",
     "buffers_of",
+    "children",
     "children_of",
     "holds_parameters_elsewhere",
     "is_called_compiled",
@@ -24,6 +25,7 @@ __all__ = [
     "named_children",
     "parameters_of",
     "state_of",
+    "submodule",
     "unwrap",
     "walk",
     "wrapped_by_function",
@@ -56,6 +58,11 @@ def parameters_of(module: nn.Module) -> dict[str, nn.Parameter | None]:
 def buffers_of(module: nn.Module) -> dict[str, Tensor | None]:
     """Return the dictionary in which *module* holds its own buffers."""
     return module._buffers
+
+
+def children(module: nn.Module) -> list[nn.Module]:
+    """Return the children of *module*, also one that is there twice."""
+    return [child for _, child in named_children(module)]
 
 
 def named_children(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -114,6 +121,15 @@ def walk(model: nn.Module) -> Walk:
 _NO_FORWARD = nn.Module.forward
 
 
+def submodule(module: nn.Module, name: str) -> nn.Module | None:
+    """Return the module called *name* in *module*, both without wrappers; None if there is none now, or in TorchScript."""
+    found: nn.Module | None = unwrap(module)
+    for step in name.split("."):
+        child = None if found is None or isinstance(found, torch.jit.ScriptModule) else found._modules.get(step)
+        found = None if child is None else unwrap(child)
+    return found
+
+
 def unwrap(module: nn.Module) -> nn.Module:
     """Return the user's own module inside of wrappers; *module* itself if it is no wrapper."""
     while True:
@@ -124,12 +140,12 @@ def unwrap(module: nn.Module) -> nn.Module:
 
 
 def _inner(module: nn.Module) -> nn.Module | None:
-    if isinstance(module, _PARALLEL):
+    children = module._modules
+    if not children or isinstance(module, torch.jit.ScriptModule):
+        return None
+    if "module" in children and isinstance(module, _PARALLEL):
         wrapped: nn.Module = module.module
         return wrapped
-    if isinstance(module, torch.jit.ScriptModule):
-        return None
-    children = module._modules
     for name in _WRAPPED:
         child = children.get(name)
         if child is not None:
