@@ -238,3 +238,13 @@ def test_no_more_results_are_remembered_than_a_loop_over_names_may_leave() -> No
     for index in range(200):
         observed(model, name=f"model{index}")
     assert len(inventory_of(model)._memory) <= 32
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_a_model_with_a_scripted_part_keeps_its_inventory() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), torch.jit.script(nn.Sequential(nn.Linear(2, 2))))
+    before = inventory_of(model)
+    assert [item.name for item in before.members] == ["", "0", "1", "1.0"]
+    gc.collect()
+    assert before.is_whole
+    assert inventory_of(model) is before

@@ -106,7 +106,7 @@ def walk(model: nn.Module) -> Walk:
             continue
         modules[key] = module
         kind = type(module)
-        found += (id(kind), kind.forward is _NO_FORWARD, module._compiled_call_impl is None)
+        found += (id(kind), getattr(kind, "forward", None) is _NO_FORWARD, module._compiled_call_impl is None)
         for name, parameter in module._parameters.items():
             if parameter is not None:
                 parameters[id(parameter)] = parameter
