@@ -45,6 +45,7 @@ class FakeChannel:
     def __init__(self, group: Any, timeout: float) -> None:
         self.group = group
         self.lost: Exception | None = None
+        self.beats = SimpleNamespace(step=-1)
 
     def minimum(self, numbers: Tensor) -> None:
         found = self._all("minimum", numbers.clone())

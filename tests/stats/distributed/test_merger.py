@@ -251,6 +251,7 @@ def test_totals_are_means_the_lowest_ranks_or_the_largest() -> None:
     )
     assert found[0].totals == [3.0, 1.0, 0.1, 0.7]
     assert found[1].totals == [None, None, None, 0.3]
+    assert found[1].values == [0.1, 0.7, 3.0, 0.3]
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -15,13 +15,14 @@ from torch import Tensor, distributed
 
 from sonde.errors import RankError
 from sonde.stats.distributed.group import Group, in_words
-from sonde.stats.distributed.torch_c10d import Gloo, part_of
+from sonde.stats.distributed.torch_c10d import Gloo
 
 __all__ = ["Channel", "LostError"]
 
 _SLICE = timedelta(seconds=0.2)  # between two looks whether the wait is to end
 _LOOK = 1.0  # seconds between two looks into the store, in a wait
 _BEAT = 2.0  # seconds between two signs of life, of up to _MANY ranks
+_DYING = 0.1  # seconds in which all connections of a process close that dies
 _MANY = 256
 _GONE = "gone"
 
@@ -49,12 +50,19 @@ class Channel:
         self.timeout = timeout
         self.deadline: tuple[float, float] | None = None
         self.lost: LostError | None = None
-        self._beats = _Beats(group, min(_BEAT * max(1.0, group.size / _MANY), timeout / 4))
+        self.beats = _Beats(group, min(_BEAT * max(1.0, group.size / _MANY), timeout / 4))
         try:
-            self._gloo = Gloo(part_of(group.store, "gloo"), group.rank, group.size, group.seconds)
+            self._gloo = Gloo(group.store.part("gloo"), group.rank, group.size, group.seconds)
         except RuntimeError as error:
             raise RankError(f"the {group.size} ranks could not connect with each other (gloo): {_first_line(error)}") from error
-        self._beats.start()
+        self.beats.start()
+        weakref.finalize(self, Channel._exit, weakref.ref(self))  # when the program ends, after the exit functions
+
+    @staticmethod
+    def _exit(reference: weakref.ref[Channel]) -> None:
+        channel = reference()
+        if channel is not None:
+            channel.close()
 
     def hurry(self, seconds: float) -> None:
         """Wait for other ranks no longer than *seconds* from now on: the training has ended. Called in any thread."""
@@ -118,11 +126,12 @@ class Channel:
         if self.lost is not None:
             return
         self.lost = LostError(why or f"rank {self.group.rank} has ended")
-        self._beats.stop()
+        self.beats.stop()
         with contextlib.suppress(RuntimeError):  # the store went with the process that held it
-            self.group.store.compare_set(_GONE, "", json.dumps(str(self.lost)))
+            self.group.store.check_held()
+            self.group.store.set_first(_GONE, str(self.lost))
         pending = self._gloo.pending
-        if wait and pending is not None:
+        if wait and pending is not None and self.deadline is None:
             until = time.monotonic() + _LOOK
             while not pending.is_completed() and time.monotonic() < until:
                 time.sleep(0.01)
@@ -131,16 +140,8 @@ class Channel:
     def why_gone(self) -> str:
         """Return why a rank has left, ``""`` if none has."""
         store = self.group.store
-        return json.loads(store.get(_GONE)) if store.check([_GONE]) else ""
-
-    def standing(self, known: dict[int, int]) -> dict[int, int]:
-        """Return the number of signs of life of each other rank whose number is as in *known*."""
-        return {rank: number for rank, number in self._beats.read().items() if known.get(rank, number) == number}
-
-    @property
-    def beat(self) -> float:
-        """Seconds between two signs of life."""
-        return self._beats.every
+        store.check_held()
+        return store.get(_GONE) if store.has(_GONE) else ""
 
 
 class _Watch:
@@ -149,7 +150,7 @@ class _Watch:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._next = time.monotonic() + _LOOK
-        self._seen: dict[int, tuple[int, float]] = {}  # of each rank: the last number of signs, since when
+        self._seen: dict[int, tuple[str, float]] = {}  # of each rank: the last sign, and when it was new
 
     def look(self) -> None:
         """Raise if the wait is to end.
@@ -161,48 +162,64 @@ class _Watch:
         if channel.lost is not None:  # closed by another thread
             raise channel.lost
         if channel.deadline is not None and now > channel.deadline[0]:
-            raise LostError(f"a rank did not come to the same step within {channel.deadline[1]:.4g} s of the end")
+            raise LostError(f"{self._who_is_behind()} did not come to the last steps within {channel.deadline[1]:.4g} s of the end")
         if now < self._next:
             return
-        self._next = now + min(_LOOK, channel.beat)
+        self._next = now + min(_LOOK, channel.beats.every)
         try:
             if why := channel.why_gone():
                 raise LostError(why)
-            signs = channel._beats.read()
+            signs = channel.beats.read()
         except RuntimeError:
             return  # the store went with the process that held it: its connections close, too
-        for rank, number in signs.items():
-            if self._seen.get(rank, (-1, 0.0))[0] != number:
-                self._seen[rank] = number, now
+        for rank, sign in signs.items():
+            if rank not in self._seen or self._seen[rank][0] != sign:
+                self._seen[rank] = sign, now
         still = [rank for rank, (_, since) in self._seen.items() if now - since > channel.timeout]
         if still:
             raise LostError(f"{in_words(still)} showed no sign of life for {channel.timeout:.4g} s")
 
+    def _who_is_behind(self) -> str:
+        """Return in words the ranks whose last sign of life is of a step before that of this rank."""
+        beats = self._channel.beats
+        with contextlib.suppress(RuntimeError):
+            behind = [rank for rank, sign in beats.read().items() if int(sign.split()[1]) < beats.step]
+            if behind:
+                return in_words(behind)
+        return "another rank"
+
     def who_left(self, error: Exception) -> str:
         """Return in words which rank has left, after a connection was closed with *error*."""
         channel = self._channel
+        time.sleep(_DYING)
         try:
             if why := channel.why_gone():
                 return why
-            before = channel._beats.read()
-            until = time.monotonic() + 1.5 * channel.beat
+            before = channel.beats.read()
+            until = time.monotonic() + 1.5 * channel.beats.every
             while time.monotonic() < until:
                 time.sleep(0.02)
                 if why := channel.why_gone():
                     return why
-            still = sorted(channel.standing(before))
+            still = [rank for rank, sign in channel.beats.read().items() if sign == before[rank]]
         except RuntimeError:
-            return "the process that held the job's store has ended"
+            return "the process that held the store of the job has ended (rank 0, as a rule)"
         if still:
             return f"{in_words(still)} died, or closed the connection"
         return f"a connection was closed ({_first_line(error)})"
 
 
 class _Beats:
-    """Signs of life: a thread that counts in the store."""
+    """Signs of life: a thread that counts in the store.
+
+    Attributes:
+        every: seconds between two signs.
+        step: the step that this rank merges, which the signs tell.
+    """
 
     def __init__(self, group: Group, every: float) -> None:
         self.every = every
+        self.step = -1
         self._group = group
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sonde sign of life", daemon=True)
@@ -212,13 +229,14 @@ class _Beats:
         self._thread.start()
 
     def _beat(self, number: int) -> None:
-        self._group.store.set(f"alive/{self._group.rank}", str(number))
+        self._group.store.set(f"alive/{self._group.rank}", f"{number} {self.step}")
 
     def _run(self) -> None:
         number = 0
         while not self._stopping.wait(self.every):
             number += 1
             try:
+                self._group.store.check_held()
                 self._beat(number)
             except RuntimeError:
                 return  # the store went with the process that held it
@@ -228,13 +246,11 @@ class _Beats:
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(1.0)
 
-    def read(self) -> dict[int, int]:
-        """Return the number of signs of each other rank."""
+    def read(self) -> dict[int, str]:
+        """Return the last sign of each other rank: its number and its step."""
         others = [rank for rank in range(self._group.size) if rank != self._group.rank]
-        store = self._group.store
-        keys = [f"alive/{rank}" for rank in others]
-        values = store.multi_get(keys) if store.has_extended_api() else [store.get(key) for key in keys]
-        return {rank: int(value) for rank, value in zip(others, values, strict=True)}
+        signs = self._group.store.get_all([f"alive/{rank}" for rank in others])
+        return dict(zip(others, signs, strict=True))
 
 
 def _first_line(error: BaseException) -> str:

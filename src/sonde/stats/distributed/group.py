@@ -6,10 +6,13 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from sonde.errors import ArgumentError, RankError
 from sonde.warn import warn_user
+
+if TYPE_CHECKING:
+    from sonde.stats.distributed.torch_c10d import Store
 
 __all__ = ["Group", "in_words", "join"]
 
@@ -47,12 +50,12 @@ def join(name: str, *, seconds: float = 20.0, alone: bool = True) -> Group | Non
     rank, size = distributed.get_rank(), distributed.get_world_size()
     if size == 1:
         return None
-    from sonde.stats.distributed.torch_c10d import default_store, part_of
+    from sonde.stats.distributed.torch_c10d import Store
 
-    store = default_store()
-    attempt, missing = _met(store, f"sonde/{name}", rank, size, seconds)
+    store = Store.of_job(f"sonde/{name}")
+    meeting, missing = _met(store, rank, size, seconds)
     if not missing:
-        return Group(part_of(store, f"sonde/{name}/{attempt}"), rank, size, seconds)
+        return Group(store.part(str(meeting)), rank, size, seconds)
     who = (
         f"{in_words(missing)} of {size} did not call"
         if 0 in missing
@@ -81,32 +84,32 @@ def _others(ranks: Sequence[int], size: int) -> list[int]:
     return [rank for rank in range(size) if rank not in ranks]
 
 
-def _met(store: Any, name: str, rank: int, size: int, seconds: float) -> tuple[int, list[int]]:
+def _met(store: Store, rank: int, size: int, seconds: float) -> tuple[int, list[int]]:
     """Return the number of the meeting, and the ranks that missed it.
 
     Rank 0 opens each meeting and, when all have come or the time is over, says who was there. A rank that comes too late waits
     for the next meeting; so ranks need not have called as often as each other before.
     """
     if rank == 0:
-        meeting = store.add(f"{name}/meetings", 1)
-        keys = [f"{name}/{meeting}/here/{each}" for each in range(1, size)]
-        _until(lambda: store.check(keys), seconds)
-        missing = [each for each, key in enumerate(keys, start=1) if not store.check([key])]
-        store.set(f"{name}/{meeting}/missing", json.dumps(missing))
+        meeting = store.add("meetings", 1)
+        keys = [f"{meeting}/here/{each}" for each in range(1, size)]
+        _until(lambda: store.has(*keys), seconds)
+        missing = [each for each, key in enumerate(keys, start=1) if not store.has(key)]
+        store.set(f"{meeting}/missing", json.dumps(missing))
         return meeting, missing
 
     def joined() -> int:
-        meeting = store.add(f"{name}/meetings", 0)
-        known = [f"{name}/{meeting}/here/{rank}", f"{name}/{meeting}/missing"]
-        return 0 if not meeting or any(store.check([key]) for key in known) else meeting
+        meeting = store.add("meetings", 0)
+        known = [f"{meeting}/here/{rank}", f"{meeting}/missing"]
+        return 0 if not meeting or any(store.has(key) for key in known) else meeting
 
     meeting = _until(joined, seconds)
     if not meeting:
         return 0, [0]
-    store.set(f"{name}/{meeting}/here/{rank}", "")
-    if not _until(lambda: store.check([f"{name}/{meeting}/missing"]), 2 * seconds):
+    store.set(f"{meeting}/here/{rank}", "")
+    if not _until(lambda: store.has(f"{meeting}/missing"), 2 * seconds):
         return meeting, [0]
-    missing = json.loads(store.get(f"{name}/{meeting}/missing"))
+    missing = json.loads(store.get(f"{meeting}/missing"))
     return meeting, missing
 
 
@@ -133,7 +136,7 @@ class Group:
         store: where the ranks of this group leave notes for each other.
     """
 
-    def __init__(self, store: Any, rank: int, size: int, seconds: float) -> None:
+    def __init__(self, store: Store, rank: int, size: int, seconds: float) -> None:
         self.store = store
         self.rank = rank
         self.size = size
@@ -176,11 +179,12 @@ class Group:
         self._asked += 1
         keys = [f"{self._asked}/{rank}" for rank in range(self.size)]
         try:
+            self.store.check_held()
             self.store.set(keys[self.rank], json.dumps(value))
             if self.rank > 0:
                 return {}
-            _until(lambda: self.store.check(keys), self.seconds if seconds is None else seconds)
-            return {rank: json.loads(self.store.get(key)) for rank, key in enumerate(keys) if self.store.check([key])}
+            _until(lambda: self.store.has(*keys), self.seconds if seconds is None else seconds)
+            return {rank: json.loads(self.store.get(key)) for rank, key in enumerate(keys) if self.store.has(key)}
         except RuntimeError:  # the store went with the process that held it
             return {self.rank: value} if self.rank == 0 else {}
 
@@ -215,8 +219,8 @@ class Group:
         verdict = f"{self._asked}/verdict"
         self.store.set(keys[self.rank], json.dumps(value))
         if self.rank == 0:
-            _until(lambda: self.store.check(keys), self.seconds)
-            missing = [rank for rank, key in enumerate(keys) if not self.store.check([key])]
+            _until(lambda: self.store.has(*keys), self.seconds)
+            missing = [rank for rank, key in enumerate(keys) if not self.store.has(key)]
             try:
                 if missing:
                     raise RankError(f"{in_words(missing)} of {self.size} did not answer within {self.seconds:.4g} s")
@@ -224,7 +228,7 @@ class Group:
             except RankError as error:
                 found = {"error": str(error)}
             self.store.set(verdict, json.dumps(found))
-        elif not _until(lambda: self.store.check([verdict]), 2 * self.seconds):
+        elif not _until(lambda: self.store.has(verdict), 2 * self.seconds):
             raise RankError(f"rank 0 of {self.size} did not answer within {2 * self.seconds:.4g} s")
         found = json.loads(self.store.get(verdict))
         if "error" in found:

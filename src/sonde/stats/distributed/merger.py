@@ -59,11 +59,11 @@ class Merger:
         if not self.failed:
             try:
                 merged = self._merged(offer.when, blocks)
-                return Merged(merged[:-1], totals_of(offer.totals, merged[-1]))
+                return Merged(merged[:-1], *totals_of(offer.totals, merged[-1]))
             except LostError:
                 pass
         alone = [own(block) for block in blocks]
-        return Merged(alone[:-1], totals_of(offer.totals, alone[-1]), self.failed)
+        return Merged(alone[:-1], *totals_of(offer.totals, alone[-1]), self.failed)
 
     def hurry(self, seconds: float) -> None:
         """Wait no longer than *seconds* from now on for other ranks: the training has ended. Called in any thread."""
@@ -82,6 +82,7 @@ class Merger:
 
     def _merged(self, when: int, blocks: Sequence[Rows]) -> list[MergedRows]:
         self._rounds += 1
+        self._channel.beats.step = when
         for block in blocks:
             if isinstance(block.statistic, Statistic):
                 self._held[id(block.keys)] = block.statistic, block.keys, self._rounds

@@ -107,11 +107,13 @@ class Merged:
     Attributes:
         blocks: one for each block of the offer.
         totals: one for each total of the offer: the number of all ranks, or None where another rank writes it.
+        values: the same on all ranks, whichever writes; None where the number is not merged.
         failed: why nothing is merged from now on, in words; ``""`` while all is well.
     """
 
     blocks: Sequence[MergedRows]
     totals: Sequence[float | None] = ()
+    values: Sequence[float | None] = ()
     failed: str = ""
 
 
@@ -151,7 +153,8 @@ def rows_of(totals: Sequence[Total], known: dict[tuple[str, ...], list[Key]]) ->
     return Rows(_Totals(), keys, np.array([[1.0, each.total, each.count, each.total] for each in totals]).reshape(-1, 4))
 
 
-def totals_of(totals: Sequence[Total], merged: MergedRows) -> list[float | None]:
-    """Return the number of each of *totals*, whose rows have become *merged*; None where another rank writes the number."""
-    numbers = np.where([each.how == "max" for each in totals], merged.rows[:, 3], merged.rows[:, 1] / merged.rows[:, 2])
-    return [number if ranks else None for number, ranks in zip(numbers.tolist(), merged.ranks.tolist(), strict=True)]
+def totals_of(totals: Sequence[Total], merged: MergedRows) -> tuple[list[float | None], list[float | None]]:
+    """Return ``totals`` and ``values`` of :class:`Merged`, where the rows of *totals* have become *merged*."""
+    numbers = np.where([each.how == "max" for each in totals], merged.rows[:, 3], merged.rows[:, 1] / merged.rows[:, 2]).tolist()
+    written = [number if ranks else None for number, ranks in zip(numbers, merged.ranks.tolist(), strict=True)]
+    return written, [number if known else None for number, known in zip(numbers, merged.is_merged.tolist(), strict=True)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import socket
 import weakref
 from datetime import timedelta
 from typing import Any
@@ -12,23 +13,75 @@ from torch import distributed
 
 _c10d: Any = distributed
 
-__all__ = ["Gloo", "default_store", "part_of"]
+__all__ = ["Gloo", "Store"]
 
 
-def default_store() -> Any:
-    """Return a new connection to the store of the default process group.
+class Store:
+    """The store of the default process group, by a connection of its own, with keys that begin with a prefix.
 
-    A connection of one's own is not blocked by a thread that waits for a key, and lives on after ``destroy_process_group``.
+    Such a connection is not blocked by a thread that waits for a key, and lives on after ``destroy_process_group``. Where a process
+    of the job holds the store, the store ends with that process, and torch writes pages to the standard error where it is used
+    then: :meth:`check_held` comes before uses that may come so late. Every method may raise a RuntimeError.
     """
-    from torch.distributed import distributed_c10d
 
-    store: Any = distributed_c10d._get_default_store()
-    return store.clone()
+    def __init__(self, store: Any, prefix: str) -> None:
+        self.store: Any = _c10d.PrefixStore(prefix, store)
+        self._held_by: tuple[str, int] | None = None
+        while hasattr(store, "underlying_store"):
+            store = store.underlying_store
+        if hasattr(store, "port") and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != str(True):
+            self._held_by = store.host, store.port
 
+    @classmethod
+    def of_job(cls, prefix: str) -> Store:
+        """Return the store of the default process group, which there is."""
+        from torch.distributed import distributed_c10d
 
-def part_of(store: Any, prefix: str) -> Any:
-    """Return a view of *store* whose keys begin with *prefix*."""
-    return _c10d.PrefixStore(prefix, store)
+        store: Any = distributed_c10d._get_default_store()
+        return cls(store.clone(), prefix)
+
+    def part(self, prefix: str) -> Store:
+        """Return the keys that begin with *prefix* as a store."""
+        return Store(self.store, prefix)
+
+    def check_held(self) -> None:
+        """Raise if the process that held the store has ended.
+
+        Raises:
+            RuntimeError: it has ended.
+        """
+        if self._held_by is not None:
+            try:
+                socket.create_connection(self._held_by, timeout=1.0).close()
+            except OSError as error:
+                raise RuntimeError("the process that held the store of the job has ended (rank 0, as a rule)") from error
+
+    def add(self, key: str, number: int) -> int:
+        """Add *number* to the number at *key*, which is 0 at first; return the sum."""
+        return int(self.store.add(key, number))
+
+    def set(self, key: str, text: str) -> None:
+        """Set *key*."""
+        self.store.set(key, text)
+
+    def set_first(self, key: str, text: str) -> None:
+        """Set *key*, unless it is set."""
+        self.store.compare_set(key, "", text)
+
+    def has(self, *keys: str) -> bool:
+        """Return whether all *keys* are set."""
+        return bool(self.store.check(list(keys)))
+
+    def get(self, key: str) -> str:
+        """Return the text of *key*, which is set."""
+        text: bytes = self.store.get(key)
+        return text.decode()
+
+    def get_all(self, keys: list[str]) -> list[str]:
+        """Return the texts of *keys*, which are set."""
+        return (
+            [text.decode() for text in self.store.multi_get(keys)] if self.store.has_extended_api() else list(map(self.get, keys))
+        )
 
 
 class Gloo:
@@ -45,12 +98,11 @@ class Gloo:
         RuntimeError: a rank did not come in time.
     """
 
-    def __init__(self, store: Any, rank: int, size: int, seconds: float) -> None:
-        self.group: Any = _c10d.ProcessGroupGloo(store, rank, size, timedelta(seconds=seconds))
+    def __init__(self, store: Store, rank: int, size: int, seconds: float) -> None:
+        self.group: Any = _c10d.ProcessGroupGloo(store.store, rank, size, timedelta(seconds=seconds))
         self.pending: Any = None
         self._process = os.getpid()
         _groups.add(self)
-        self._at_exit = weakref.finalize(self, Gloo._let_go, weakref.ref(self))
 
     def reduce(self, tensor: Any, operation: Any) -> Any:
         """Begin to reduce *tensor* over all ranks, in place; return torch's handle."""
@@ -80,12 +132,6 @@ class Gloo:
         if group is not None and (os.getpid() != self._process or not (self.pending is None or self.pending.is_completed())):
             _leave(group)
         self.pending = None
-
-    @staticmethod
-    def _let_go(reference: weakref.ref[Gloo]) -> None:
-        gloo = reference()
-        if gloo is not None:
-            gloo.close()
 
     def __del__(self) -> None:
         self.close()

@@ -1,0 +1,163 @@
+"""A rank that dies, stops, raises or ends costs the others one sentence that names it, and never a hang: in real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.processes import Rank, on_ranks
+from torch import distributed as dist
+
+from sonde.stats import Moments
+from sonde.stats.distributed import Key, Merger, Offer, Rows, join
+
+KEYS = [Key(("moments", "a"))]
+TIMEOUT = 1.0
+STEPS = 5
+AT = 2  # the step at which something happens
+
+
+def offer(step: int) -> Offer:
+    return Offer(step, [Rows(Moments(), KEYS, np.array([[1.0] + [float(step)] * Moments().width]))])
+
+
+def merger() -> Merger:
+    group = join("sonde.watch", seconds=20)
+    assert group is not None
+    return Merger(group, timeout=TIMEOUT)
+
+
+def train(what: str, who: int) -> dict[str, Any]:
+    """Merge some steps; at one of them, something happens on the rank *who*."""
+    rank = dist.get_rank()
+    made = merger()
+    counts, failed = [], []
+    for step in range(STEPS):
+        if step == AT and rank == who:
+            happen(what, made)
+            if what == "early":
+                return {}
+        elif step == AT and what == "hurry":
+            made.hurry(0.5)
+        merged = made.merge(offer(step))
+        counts.append(merged.blocks[0].ranks.tolist()[0])
+        failed += [merged.failed] if merged.failed else []
+    began = time.monotonic()
+    made.close()
+    made.close()
+    assert time.monotonic() - began < 5 * TIMEOUT
+    return {"counts": counts, "failed": sorted(set(failed)), "threads": threading.active_count()}
+
+
+def happen(what: str, made: Merger) -> None:
+    if what == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif what == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif what == "raise":
+        raise ValueError("of the user's loop")
+    elif what == "exit":
+        sys.exit(0)
+    elif what == "early":
+        made.close("rank 1 ended after step 1")
+    elif what in ("busy", "hurry"):
+        time.sleep(3 * TIMEOUT)
+    elif what == "fork":
+        child = os.fork()
+        if not child:
+            failed = made.merge(offer(AT)).failed
+            made.close()
+            del made
+            os._exit(failed != "this process was forked from the one that merges")
+        assert os.waitpid(child, 0)[1] == 0
+
+
+def survivors(size: int, what: str, who: int, **others: Any) -> tuple[list[dict[str, Any]], Rank]:
+    """What became of the ranks but *who*, none of which said anything on the standard error; and that rank."""
+    ranks = on_ranks(size, train, what, who, check=False, limit=30, **others)
+    rest = [rank for rank in ranks if rank.rank != who]
+    assert all(rank.is_clean and not rank.err for rank in rest), "\n".join(map(str, ranks))
+    return [rank.value for rank in rest], ranks[who]
+
+
+@pytest.mark.parametrize(
+    ("size", "what", "who", "why"),
+    [
+        (2, "kill", 1, "rank 1 died, or closed the connection"),
+        (3, "early", 1, "rank 1 ended after step 1"),
+        pytest.param(4, "kill", 0, "rank 0 died, or closed the connection", marks=pytest.mark.slow),
+        pytest.param(4, "kill", 2, "rank 2 died, or closed the connection", marks=pytest.mark.slow),
+        pytest.param(3, "stop", 1, "rank 1 showed no sign of life for 1 s", marks=pytest.mark.slow),
+        pytest.param(2, "raise", 1, "rank 1 has ended", marks=pytest.mark.slow),
+        pytest.param(2, "exit", 0, "rank 0 has ended", marks=pytest.mark.slow),
+        pytest.param(3, "hurry", 2, "rank 2 did not come to the last steps within 0.5 s of the end", marks=pytest.mark.slow),
+    ],
+)
+def test_a_lost_rank_costs_one_sentence(size: int, what: str, who: int, why: str) -> None:
+    """The same on all others, each of which keeps its own rows from there, and leaves no thread behind."""
+    found, _ = survivors(size, what, who)
+    for rank, value in zip([rank for rank in range(size) if rank != who], found, strict=True):
+        assert value["failed"] == [why]
+        assert value["counts"] == [size if rank == 0 else 0] * AT + [1] * (STEPS - AT)
+        assert value["threads"] == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["busy", "fork"])
+def test_a_busy_rank_is_waited_for(what: str) -> None:
+    """Three times as long as a rank may show no sign of life; or while it forks, which does not disturb the merging."""
+    found, other = survivors(2, what, 1)
+    for value in (*found, other.value):
+        assert value["failed"] == []
+        assert value["threads"] == 1
+    assert found[0]["counts"] == [2] * STEPS
+
+
+@pytest.mark.slow
+def test_a_store_that_ended_with_rank_0_costs_one_sentence() -> None:
+    """And not the pages that torch writes where a store is used whose process has ended."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    found, _ = survivors(3, "kill", 0, environ={"TORCHELASTIC_USE_AGENT_STORE": "False", "MASTER_PORT": str(port)})
+    for value in found:
+        assert value["failed"] == ["the process that held the store of the job has ended (rank 0, as a rule)"]
+
+
+def leave(how: str) -> str:
+    """Rank 0 ends while another thread waits for rank 1."""
+    made = merger()
+    made.merge(offer(0))
+    if dist.get_rank() == 0:
+        thread = threading.Thread(target=made.merge, args=(offer(1),), daemon=True)
+        thread.start()
+        time.sleep(0.3)
+        if how == "close":
+            made.close("rank 0 ended after step 0")
+        elif how == "interrupt":
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+            made._channel.minimum(made._layout.minima((), [0, 0, 0]))
+        return ""
+    time.sleep(2.0)
+    return made.merge(offer(1)).failed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "why"), [("close", "rank 0 ended after step 0"), ("exit", "rank 0 has ended"), ("interrupt", "rank 0 has ended")]
+)
+def test_a_program_can_end_while_a_step_is_merged(how: str, why: str) -> None:
+    """At once, since nothing waits for an operation that waits for another rank."""
+    first, second = on_ranks(2, leave, how, check=False, limit=30)
+    assert not first.hung
+    assert first.seconds < second.seconds - 0.5
+    assert ("KeyboardInterrupt" in (first.error or "")) == (how == "interrupt")
+    assert second.is_clean, str(second)
+    assert second.value == why
