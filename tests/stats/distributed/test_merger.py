@@ -137,6 +137,29 @@ def test_replicas_of_a_parameter_count_once_without_an_exchange_of_pieces() -> N
     assert collectives.calls.count("gathered") == 1  # of the digests
 
 
+def test_of_replicas_the_first_that_was_added_to_counts() -> None:
+    """An optimizer that is divided among ranks steps a parameter on one of them."""
+    whole = Part((2,), (0,))
+    keys = [key("0.weight:update", piece=whole), key("1.weight:update", piece=whole)]
+    empty, some = row_of(Moments()), row_of(Moments(), torch.tensor([3.0, 4.0]))
+    first, second = merge(Offer(0, [block(keys, some, empty)]), Offer(0, [block(keys, empty, some)]))
+    assert first.blocks[0].rows.tolist() == second.blocks[0].rows.tolist() == [some, some]
+    assert (first.blocks[0].ranks.tolist(), second.blocks[0].ranks.tolist()) == ([1, 0], [0, 1])
+    assert first.blocks[0].is_merged.all()
+
+
+def test_replicas_that_differ_are_not_merged() -> None:
+    """Ranks that train models of their own, or experts under one name: no rank's parameter stands for the others'."""
+    whole = Part((2,), (0,))
+    keys = [key("0.weight:param", piece=whole), key("1.weight:param", piece=whole)]
+    same = row_of(Moments(), torch.tensor([3.0, 4.0]))
+    others = [row_of(Moments(), torch.tensor([3.0, number])) for number in (4.0, 5.0, 4.0)]
+    for mine, merged in zip(others, merge(*(Offer(0, [block(keys, row, same)]) for row in others)), strict=True):
+        assert merged.blocks[0].is_merged.tolist() == [False, True]
+        assert merged.blocks[0].rows.tolist() == [mine, same]
+        assert merged.blocks[0].ranks.tolist()[0] == 1
+
+
 def test_a_parameter_with_a_missing_shard_is_not_merged() -> None:
     """The rest of it is not the parameter: each rank keeps its own row, which says so."""
     low, high = row_of(Moments(), torch.tensor([3.0, 4.0])), row_of(Moments())

@@ -24,6 +24,7 @@ Ints = npt.NDArray[np.int64]
 _POSITIVE = np.int64(2**63 - 1)
 _NAN = np.int64(-(2**63))
 _OWN = -1
+_LEAD = 3  # numbers before the sums of a row: see _Part
 
 
 def digest(text: bytes) -> int:
@@ -90,20 +91,21 @@ class _Part:
     Attributes:
         form: of a row.
         minima: where the minima are: for each key the lowest rank that has added, the minima and the negated maxima.
-        sums: where the sums are: for each key the ranks that have added, the additions and the sums.
+        sums: where the sums are: for each key the ranks that have added, the ranks whose replica is another, the additions
+            and the sums.
     """
 
     def __init__(self, form: _Form, low: int, total: int, keys: int) -> None:
         self.form = form
         self.keys = keys
         self.minima = slice(low, low + keys * (1 + form.minima + form.maxima))
-        self.sums = slice(total, total + keys * (2 + form.sums))
+        self.sums = slice(total, total + keys * (_LEAD + form.sums))
 
     def low(self, numbers: Ints) -> Ints:
         return numbers[self.minima].reshape(self.keys, 1 + self.form.minima + self.form.maxima)
 
     def total(self, numbers: Array) -> Array:
-        return numbers[self.sums].reshape(self.keys, 2 + self.form.sums)
+        return numbers[self.sums].reshape(self.keys, _LEAD + self.form.sums)
 
 
 class Layout:
@@ -130,6 +132,8 @@ class Layout:
         self._places: dict[str, dict[tuple[Any, ...], int]] = {}
         self._expected: dict[str, npt.NDArray[np.intp]] = {}
         self._counts: dict[str, npt.NDArray[np.bool_]] = {}
+        self._is_replica: dict[str, npt.NDArray[np.bool_]] = {}
+        self._exact_of: dict[str, list[int]] = {}
         low = total = 0
         for name, (form, places) in union.items():
             kept = [place for place in places if sorts[name, place] is not None]
@@ -142,7 +146,11 @@ class Layout:
         self._known: dict[int, tuple[Sequence[Key | None], npt.NDArray[np.intp]]] = {}
 
     def _find_owners(self, lists: Sequence[Any], of_rank: Sequence[int], pieces: Sequence[Ints] | None) -> None:
-        """Find who counts: of the ranks that hold the same piece, the lowest; and how many ranks count of each key."""
+        """Find who counts: of the ranks that hold the same piece, the lowest; and how many ranks count of each key.
+
+        Where all ranks hold the same piece, the lowest counts that has added to its row: an optimizer that is divided among ranks
+        steps each parameter on one of them.
+        """
         held = {name: np.zeros((self.ranks, part.keys), np.int64) for name, part in self._parts.items()}
         is_empty = {name: np.zeros(part.keys, bool) for name, part in self._parts.items()}
         for number, each in enumerate(lists):
@@ -161,6 +169,7 @@ class Layout:
             self._counts[name] = ~(is_empty[name] | ((mine != 0) & (matrix[: self.rank] == mine).any(axis=0)))
             ordered = np.sort(matrix, axis=0)
             self._expected[name] = (ordered[:1] != 0).sum(axis=0) + (np.diff(ordered, axis=0) != 0).sum(axis=0)
+            self._is_replica[name] = (mine != 0) & (self._expected[name] == 1)
 
     def positions(self, block: Rows) -> npt.NDArray[np.intp] | None:
         """Return the place of each row of *block*, -1 for a row that stays of this rank; None if a key has no place."""
@@ -192,7 +201,9 @@ class Layout:
         numbers = np.full(len(lead) + self.low, _ordered(np.array([math.inf]))[0], np.int64)
         numbers[: len(lead)] = lead
         for block in blocks:
-            part, at, rows = self._held(block)
+            part, at, rows, counts, is_replica = self._held(block)
+            chosen = counts | is_replica
+            at, rows = at[chosen], rows[chosen]
             if part is not None and len(at):
                 form = part.form
                 low = part.low(numbers[len(lead) :])
@@ -205,24 +216,40 @@ class Layout:
         """Return the numbers to add up: of *blocks*, aligned to *minima*, which are reduced and without the head."""
         numbers = np.zeros(self.total)
         for block in blocks:
-            part, at, rows = self._held(block)
-            if part is not None and len(at):
-                total = part.total(numbers)
-                lows = torch.from_numpy(_numbers(part.low(minima)[at, 1 : 1 + part.form.minima]))
-                total[at, 0] = 1
-                total[at, 1] = rows[:, 0]
-                total[at, 2:] = block.statistic.aligned(torch.from_numpy(rows[:, 1:]), lows).numpy()
+            part, at, rows, counts, is_replica = self._held(block)
+            if part is None or not len(at):
+                continue
+            low, total = part.low(minima)[at], part.total(numbers)
+            if is_replica.any():
+                extremes = _ordered(rows[:, 1 + part.form.sums :])
+                extremes[:, part.form.minima :] = _ordered(-rows[:, 1 + part.form.sums + part.form.minima :])
+                exact = self._exact(block.statistic)
+                total[at, 1] = is_replica & (extremes[:, exact] != low[:, 1:][:, exact]).any(axis=1)
+            counts = np.where(is_replica, low[:, 0] == self.rank, counts)
+            at, rows, low = at[counts], rows[counts], low[counts]
+            lows = torch.from_numpy(_numbers(low[:, 1 : 1 + part.form.minima]))
+            total[at, 0] = 1
+            total[at, 2] = rows[:, 0]
+            total[at, _LEAD:] = block.statistic.aligned(torch.from_numpy(rows[:, 1:]), lows).numpy()
         return torch.from_numpy(numbers)
 
-    def _held(self, block: Rows) -> tuple[_Part | None, npt.NDArray[np.intp], Array]:
-        """Return the part of *block*, and place and content of each row to which something was added and which counts here."""
+    def _exact(self, statistic: Statistic) -> list[int]:
+        """Return which extremes of a row are the same wherever and by whichever kernel the same tensor is measured."""
+        name = repr(statistic)
+        if name not in self._exact_of:
+            extremes = [field for field in statistic.fields if field.merge != "sum" for _ in range(field.size)]
+            self._exact_of[name] = [place for place, field in enumerate(extremes) if field.per == "element"]
+        return self._exact_of[name]
+
+    def _held(self, block: Rows) -> tuple[_Part | None, npt.NDArray[np.intp], Array, npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+        """Return the part of *block*; of each row to which something was added, place and content; whether it counts, or may."""
         at = self.positions(block)
         name = repr(block.statistic)
         if at is None or name not in self._parts or not isinstance(block.statistic, Statistic):
-            return None, np.zeros(0, np.intp), block.rows[:0]
+            return None, np.zeros(0, np.intp), block.rows[:0], np.zeros(0, bool), np.zeros(0, bool)
         chosen = (at != _OWN) & (block.rows[:, 0] > 0)
-        chosen[chosen] = self._counts[name][at[chosen]]
-        return self._parts[name], at[chosen], block.rows[chosen]
+        at = at[chosen]
+        return self._parts[name], at, block.rows[chosen], self._counts[name][at], self._is_replica[name][at]
 
     def merged(self, block: Rows, minima: Ints, sums: Array) -> MergedRows:
         """Return the merged rows of *block* from reduced *minima*, without the head, and *sums*."""
@@ -235,12 +262,12 @@ class Layout:
         held = np.flatnonzero(at != _OWN)
         low, total = part.low(minima)[at[held]], part.total(sums)[at[held]]
         expected = self._expected[name][at[held]]
-        is_whole = (total[:, 0] >= expected) | (total[:, 0] == 0)
+        is_whole = ((total[:, 0] >= expected) & (total[:, 1] == 0)) | (total[:, 0] == 0)
         held, low, total = held[is_whole], low[is_whole], total[is_whole]
         rows, ranks, is_merged = found.rows.copy(), found.ranks, found.is_merged
         lows = _numbers(low[:, 1:])
         lows[:, part.form.minima :] *= -1
-        rows[held] = np.concatenate([total[:, 1:], lows], axis=1)
+        rows[held] = np.concatenate([total[:, 2:], lows], axis=1)
         ranks[held] = np.where(low[:, 0] == self.rank, total[:, 0], 0)
         is_merged[held] = True
         return MergedRows(rows, ranks, is_merged)

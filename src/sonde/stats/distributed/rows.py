@@ -30,7 +30,8 @@ class Key:
         place: texts and numbers that name the row, as family, micro-step, site, leaf and call.
         group: the first rank of the ranks whose rows join, as those of one data-parallel group; ``ALL`` for all ranks.
         piece: the part of a parameter that this rank holds, with a ``repr`` that names it and, as a ``Piece`` has it, a ``shape``.
-            Of the ranks with the same piece the lowest counts, and the others add nothing. None: every rank counts.
+            Of the ranks with the same piece the lowest counts, and the others add nothing; replicas with other extremes are no
+            replicas, and each rank keeps its row. None: every rank counts.
         sort: what must be equal for the rows to mean the same, as the module's class or the parameter's whole shape. Where ranks
             differ in it, each keeps its row.
     """
@@ -121,7 +122,7 @@ class Merged:
 class _Totals(Statistic):
     """Sum, count and maximum, so that totals travel as rows."""
 
-    fields = (Field("total"), Field("count"), Field("most", "max"))
+    fields = (Field("total"), Field("count"), Field("most", "max", per="call"))
     numbers = (Number("total"), Number("count"), Number("most"))
 
     def measure(self, tensor: Any) -> Any:
