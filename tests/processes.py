@@ -22,6 +22,7 @@ import threading
 import time
 import traceback
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -52,6 +53,8 @@ IMPORTED = [
 """What the server process imports before it forks: whatever is slow, and starts no thread."""
 
 SHOW_STACKS = signal.SIGUSR2
+SHOWN, MOST_SHOWN = 500, 6_000
+"""Characters of a warning, and of the output of a rank, in the report of a failure."""
 
 
 @dataclass
@@ -88,9 +91,9 @@ class Rank:
 
     def __str__(self) -> str:
         how = "killed at the time limit" if self.hung else f"exit code {self.code}"
-        parts = [f"--- rank {self.rank}: {how} after {self.seconds:.1f} s", *self.warnings]
-        parts += [text.rstrip() for text in (self.out, self.err) if text]
-        return "\n".join(parts)
+        warned = [f"{times} x {text[:SHOWN]}" for text, times in Counter(self.warnings).items()]
+        written = [text.rstrip()[-MOST_SHOWN:] for text in (self.out, self.err) if text]
+        return "\n".join([f"--- rank {self.rank}: {how} after {self.seconds:.1f} s", *warned, *written])
 
 
 def on_ranks(

@@ -161,7 +161,22 @@ def expected(name: str, ranks: int) -> Expected:
     if "pipeline" in name:
         for step, one in enumerate(rows):
             one |= {f"(root):{port}": _of_stages(ranks, seen[step], port) for port in MODULE_PORTS}
-    return Expected(rows, [_scalars(one, loss) for one, loss in zip(seen, losses, strict=True)])
+    scalars = [_scalars(one, loss) for one, loss in zip(seen, losses, strict=True)]
+    if "by hand" in name:
+        for step, one in enumerate(seen):
+            scalars[step]["grad_norm_raw"] = _before_averaging(one, step, ranks)
+    return Expected(rows, scalars)
+
+
+def _before_averaging(seen: Seen, step: int, ranks: int) -> float:
+    """Return the norm of rank 0's gradients at the end of its backward pass, before the loop averages them."""
+    model = net()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(seen[f"{name}:param"][0] - seen[f"{name}:update"][0])
+    x, y = (part.chunk(ranks)[0] for part in batch(step))
+    nn.functional.cross_entropy(model(x), y).backward()
+    return torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None]).norm().item()
 
 
 def _of_plain_ranks(ranks: int) -> Expected:
