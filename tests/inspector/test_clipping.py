@@ -123,6 +123,32 @@ def test_two_optimizers_on_one_backward_pass() -> None:
     assert scalars(inspector, "grad_norm_raw") == pytest.approx(raw, rel=1e-12)
 
 
+def test_gradients_that_are_reduced_at_the_end_of_the_backward_pass() -> None:
+    """As by DDP: its callback is queued when the last gradient is there, after the clock's own."""
+    model = network()
+    optimizer = SGD(model.parameters(), 0.1)
+    left = len(list(model.parameters()))
+
+    def reduce() -> None:
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            parameter.grad.mul_(0.5)
+
+    def accumulated(_: Tensor) -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            torch.autograd.Variable._execution_engine.queue_callback(reduce)
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(accumulated)
+    with watch(model, every=1, to="memory", quiet=True, strict=True) as inspector:
+        model(torch.randn(5, 4)).square().sum().backward()
+        raw = norm_of(model)
+        optimizer.step()
+    assert scalars(inspector, "grad_norm_raw") == pytest.approx([raw], rel=1e-12)
+
+
 def test_sparse_gradients() -> None:
     model = nn.Sequential(nn.Embedding(6, 3, sparse=True))
     optimizer = SGD(model.parameters(), 0.1)

@@ -107,7 +107,11 @@ class BackwardCounter:
             self._unfinished = True  # a part of another pass, whose end cannot be seen from here
         elif task != self._outer:
             self._outer = task
-            hooks.after_backward(self._end_pass)
+            hooks.after_backward(self._after_reduction)
+
+    def _after_reduction(self) -> None:
+        """Call ``_end_pass`` after what others have queued, as DDP, which then puts the mean over all ranks into ``.grad``."""
+        hooks.after_backward(self._end_pass)
 
     def _end_pass(self) -> None:
         """Count the backward pass that has ended; what raises here does not leave the user's backward pass."""
