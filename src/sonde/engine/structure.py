@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from sonde.engine.torch_api import pytree
+from sonde.stats.pieces import PLAIN, local
 
-__all__ = ["Outline", "as_arguments", "as_gradients", "first_floating", "is_floating", "outline", "remap", "walk"]
+__all__ = ["Outline", "as_arguments", "as_gradients", "first_floating", "is_floating", "local_parts", "outline", "remap", "walk"]
 
 
 class _Opened(NamedTuple):
@@ -77,6 +78,23 @@ def _remap(value: Any, fn: Callable[[Tensor], Any], inside: set[int], objects: b
         keys = [fn(key) if isinstance(key, Tensor) else key for key in value]
         return dict(zip(keys, children, strict=True))
     return opened.make(children)
+
+
+def local_parts(value: Any) -> Any:
+    """Return *value* with this rank's part in the place of each distributed tensor; None in the place of a partial sum.
+
+    Parts have no graph, and require a gradient where the tensor does. *value* itself is returned if nothing in it is distributed.
+    """
+    if isinstance(value, Tensor):
+        return _local_part(value)
+    if all(type(tensor) in PLAIN for _, tensor in walk(value)):
+        return value
+    return remap(value, _local_part)
+
+
+def _local_part(tensor: Tensor) -> Tensor | None:
+    part = local(tensor)
+    return part if part is None or part is tensor else part.detach().requires_grad_(tensor.requires_grad)
 
 
 def is_floating(tensor: Tensor) -> bool:

@@ -13,6 +13,8 @@ from sonde.errors import ArgumentError, UnknownSiteError
 from sonde.preprocessor.aggregates import Aggregate, aggregate
 from sonde.preprocessor.base import AbstractPreprocessor, name_of
 from sonde.preprocessor.interval import IntervalAggregates, NumberSpec
+from sonde.stats.pieces import PLAIN
+from sonde.stats.statistic import dense
 from sonde.suggest import nearest
 from sonde.view.table import Cell, Grid, ShownAsTable
 
@@ -67,6 +69,8 @@ class Measured(AbstractPreprocessor, ShownAsTable):
         """
         self._interval.expect(key)
         if nothing_to_measure(tensor, what):
+            return
+        if type(tensor) not in PLAIN and (tensor := dense(tensor)).numel() == 0:  # this rank holds nothing of it
             return
         arranged = self._arranged(tensor, owner)
         if arranged is not None:

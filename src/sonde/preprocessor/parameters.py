@@ -17,6 +17,7 @@ from sonde.preprocessor.base import AbstractModulePreprocessor, ParameterName
 from sonde.preprocessor.interval import NumberSpec, size_of
 from sonde.preprocessor.measured import Measured
 from sonde.stats import Norm
+from sonde.stats.pieces import is_part
 from sonde.stats.samples import MatrixCondition
 from sonde.stats.statistic import dense
 
@@ -92,9 +93,9 @@ class Conditioning(_OfAttributes):
     2.6.2), ``stable_rank`` the squared Frobenius norm over the squared largest (Rudelson and Vershynin: Sampling from large
     matrices, 2007). *Numbers to aggregates*: as :class:`ParameterNorm`. ``value[layer][attribute]`` is a :class:`Condition`.
 
-    A vector has no condition and gives no number; a zero matrix gives no number either. An infinite condition is counted as
-    ``nonfinite`` in the aggregate. The decomposition of an m x n matrix takes of the order of m n min(m, n) operations, and makes
-    the host wait for an accelerator: choose layers, and a ``schedule``.
+    A vector has no condition and gives no number; a zero matrix gives no number either, nor does a parameter that is split among
+    ranks. An infinite condition is counted as ``nonfinite`` in the aggregate. The decomposition of an m x n matrix takes of the
+    order of m n min(m, n) operations, and makes the host wait for an accelerator: choose layers, and a ``schedule``.
 
     Args:
         attrs: names of attributes, or a single one. A layer need not have them.
@@ -107,6 +108,11 @@ class Conditioning(_OfAttributes):
     def __init__(self, attrs: Iterable[str] = ("weight",), inplace: bool = True) -> None:
         numbers = {name: name for name in Condition._fields}
         super().__init__(attrs, NumberSpec(MatrixCondition(), numbers), inplace, Condition)
+
+    def _process(self, event: Event) -> None:
+        parameter = getattr(event.module, event.site.path.rpartition(".")[2], None)
+        if not (isinstance(parameter, Tensor) and is_part(parameter)):
+            super()._process(event)
 
     def _arranged(self, tensor: Tensor, owner: nn.Module | None) -> Tensor | None:
         return None if tensor.dim() < 2 else as_matrix(dense(tensor.detach()), owner)

@@ -44,6 +44,7 @@ class _OfUpdates(Measured, AbstractTensorPreprocessor):
         self._interval.expect(name)
         if param is None or nothing_to_measure(param, "a parameter"):
             return
+        param = dense(param)
         before = self._parameters.previous(name)
         if before is not None and before.shape == param.shape:
             self._compare(name, before, param)
@@ -167,6 +168,7 @@ def _is_update(before: Tensor, after: Tensor) -> bool:
     """
     if nothing_to_measure(before, "before") or nothing_to_measure(after, "after"):
         return False
+    before, after = dense(before), dense(after)
     if before.shape != after.shape:
         raise ArgumentError(f"before and after must have one shape, not {tuple(before.shape)} and {tuple(after.shape)}")
     return True

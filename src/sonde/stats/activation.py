@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -37,6 +37,11 @@ def by_channel(tensor: Tensor, channel_axis: int) -> Tensor:
         return values.reshape(1, -1)
     moved = values.movedim(channel_axis, 0)
     return moved.reshape(moved.shape[0], math.prod(moved.shape[1:]))  # not -1, which is undefined for an empty tensor
+
+
+def is_whole_on(axis: int, whole: Sequence[int], part: Sequence[int]) -> bool:
+    """Return whether *part*, the shape of a part of a tensor of the shape *whole*, has all indices of *axis*."""
+    return whole[axis] == part[axis] if -len(whole) <= axis < len(whole) else True
 
 
 def _counts(matrix: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -212,6 +217,10 @@ class ChannelActivation(Statistic):
             STANDARD["nan"],
             STANDARD["inf"],
         )
+
+    def takes_part(self, whole: tuple[int, ...], part: tuple[int, ...]) -> bool:
+        """Return whether the part has all channels: their counts add up over ranks."""
+        return is_whole_on(self.channel_axis, whole, part)
 
     def measure(self, tensor: Tensor) -> Tensor:
         matrix = by_channel(tensor, self.channel_axis)

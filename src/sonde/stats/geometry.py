@@ -111,9 +111,10 @@ def cosine(tensor: Tensor, previous: Tensor) -> Tensor:
     Raises:
         ArgumentError: the two tensors have different shapes.
     """
+    tensor, previous = dense(tensor), dense(previous)
     if tensor.shape != previous.shape:
         raise ArgumentError(f"the cosine of {tuple(tensor.shape)} to {tuple(previous.shape)}: two tensors need one shape")
-    one, other, _ = both_finite(dense(tensor), dense(previous))
+    one, other, _ = both_finite(tensor, previous)
     return _cosine(one, other)
 
 

@@ -50,10 +50,11 @@ class PairStatistic(RowStatistic):
         row = self.empty(1, tensor.device)[0]
         if previous is None:
             return row
+        tensor, previous = dense(tensor), dense(previous)
         if tensor.shape != previous.shape:
             row[1] = 1
             return row
-        measure = self.measure(dense(tensor), dense(previous).to(tensor.device))
+        measure = self.measure(tensor, previous.to(tensor.device))
         return torch.cat([torch.ones_like(measure[:1]), torch.zeros_like(measure[:1]), measure])
 
     def merged(self, row: Tensor, other: Tensor) -> Tensor:

@@ -41,6 +41,11 @@ class SampleNorm(Statistic):
         STANDARD["nonfinite"],
     )
 
+    def takes_part(self, whole: tuple[int, ...], part: tuple[int, ...]) -> bool:
+        """Return whether the part has whole samples: their norms add up over ranks."""
+        samples = self.sample_axis if len(whole) == 3 else 0
+        return all(size == held for axis, (size, held) in enumerate(zip(whole, part, strict=True)) if axis != samples)
+
     def measure(self, tensor: Tensor) -> Tensor:
         values = elements(tensor)
         if self.sample_axis and values.dim() == 3:
@@ -119,6 +124,9 @@ class MatrixCondition(Statistic):
         count("matrices", unit="matrices", growth=0.0),
         STANDARD["nonfinite"],
     )
+
+    def takes_part(self, whole: tuple[int, ...], part: tuple[int, ...]) -> bool:
+        return False
 
     def measure(self, tensor: Tensor) -> Tensor:
         values = tensor.detach().to(torch.complex128 if tensor.is_complex() else torch.float64)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sonde.errors import ArgumentError
 from sonde.number import STANDARD, Number, count, share
-from sonde.stats.activation import by_channel
+from sonde.stats.activation import by_channel, is_whole_on
 from sonde.stats.statistic import Column, Field, Statistic
 
 __all__ = ["Spectrum"]
@@ -103,6 +103,10 @@ class Spectrum(Statistic):
     @property
     def _columns(self) -> int:
         return min(self.features, self.sketch)
+
+    def takes_part(self, whole: tuple[int, ...], part: tuple[int, ...]) -> bool:
+        """Return whether the part has whole vectors: their Gram matrices add up over ranks."""
+        return is_whole_on(self.axis, whole, part)
 
     def measure(self, tensor: Tensor) -> Tensor:
         matrix = by_channel(tensor, self.axis)

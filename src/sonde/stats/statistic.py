@@ -15,6 +15,7 @@ from torch import Tensor
 from sonde.errors import ArgumentError
 from sonde.number import Number
 from sonde.stats.kernels import Kernel
+from sonde.stats.pieces import PLAIN, here, local
 
 __all__ = ["Column", "Field", "Merge", "RowStatistic", "Statistic", "dense", "elements", "reduce"]
 
@@ -62,6 +63,18 @@ class RowStatistic(ABC):
     def finds_units(self) -> bool:
         """Whether the axis of the units is found for each tensor of a layer, and given to :meth:`on_axis`."""
         return False
+
+    def takes_part(self, whole: tuple[int, ...], part: tuple[int, ...]) -> bool:
+        """Return whether one rank's part of a tensor can be measured.
+
+        By default every part can. Override this where the numbers of a part would say nothing about the whole, and rows of all
+        parts do not add up to the row of the whole: a split tensor is then left out, and the coverage says so.
+
+        Args:
+            whole: shape of the tensor.
+            part: shape of the part that this rank holds.
+        """
+        return True
 
     def on_axis(self, units: int) -> RowStatistic:
         """Return the statistic of tensors whose units are on the axis *units*; itself if its axis is given, or it reads none."""
@@ -232,11 +245,17 @@ def reduce(statistic: Statistic, rows: Tensor) -> Tensor:
 
 
 def dense(tensor: Tensor) -> Tensor:
-    """Return *tensor* itself if it is dense, or a dense copy of a sparse tensor.
+    """Return *tensor* itself if it is dense, a dense copy of a sparse tensor, or this rank's part of a distributed one.
 
     Raises:
-        ArgumentError: *tensor* is nested or on the meta device, and has no values to measure.
+        ArgumentError: *tensor* is nested, on the meta device, or a sum whose addends the ranks hold: it has no values to
+            measure.
     """
+    if not torch.compiler.is_compiling() and type(tensor) not in PLAIN:
+        part = local(tensor)
+        if part is None:
+            raise ArgumentError(f"a distributed tensor cannot be measured here: {here(tensor)}. Call its redistribute() first")
+        tensor = part
     if tensor.is_nested:
         raise ArgumentError("a nested tensor cannot be measured: add the tensors of its unbind() one by one")
     if tensor.is_meta:

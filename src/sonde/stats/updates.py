@@ -138,11 +138,12 @@ def vanished_share(after: Tensor, before: Tensor, wanted: Tensor) -> Tensor:
     Raises:
         ArgumentError: the three tensors have different shapes.
     """
+    after, before, wanted = dense(after), dense(before), dense(wanted)
     if not after.shape == before.shape == wanted.shape:
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in (after, before, wanted))
         raise ArgumentError(f"after, before and wanted must have one shape, not {shapes}")
-    one, other, finite = both_finite(dense(after), dense(before))
-    moving = dense(wanted).detach().flatten() != 0
+    one, other, finite = both_finite(after, before)
+    moving = wanted.detach().flatten() != 0
     if len(one) != len(moving):  # two parts per complex element
         moving = moving.repeat_interleave(2)
     lost = (one == other) & moving & finite

@@ -349,6 +349,20 @@ def steps_of(events: Iterable[Event]) -> dict[int, Step]:
     return {step: "".join(sorted(parts)) for step, parts in found.items()}
 
 
+def test_the_first_step_counts_gradients_once_that_came_in_reentrant_checkpoints_alone() -> None:
+    """The end of their pass is noticed as late as at the step, which nobody has said before."""
+    model = Parts()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    probe = sonde.observe(model, sonde.stats.Moments(), ports="grad", grad_at_step=True, strict=True)
+    x = X.clone().requires_grad_()
+    torch.stack([checkpoint(model.get_submodule(name), x, use_reentrant=True) for name in "ab"]).sum().backward()
+    optimizer.step()
+    assert {row["site"]: row["calls"] for row in probe.rows() if row["site"][0] in "ab"} == dict.fromkeys(
+        (f"{name}:grad" for name, _ in model.named_parameters() if name[0] in "ab"), 1
+    )
+    probe.detach()
+
+
 @pytest.mark.parametrize("root", [True, False], ids=["root called", "parts called"])
 @pytest.mark.parametrize("every", [1, 2, 3, 10, "never", "late"])
 @pytest.mark.parametrize("loop", LOOPS)

@@ -11,7 +11,7 @@ from torch.nn.parameter import is_lazy
 from sonde.engine.clock.counters import Counters
 from sonde.engine.inventory import inventory_of
 from sonde.engine.torch_api import compiled, hooks
-from sonde.engine.torch_api.autograd_state import graph_task, has_substituted_parameters, nodes_running
+from sonde.engine.torch_api.autograd_state import graph_task, has_substituted_parameters, is_nested_pass
 from sonde.engine.unseen import blocks
 
 __all__ = ["BackwardCounter"]
@@ -103,7 +103,7 @@ class BackwardCounter:
         if task in (self._task, -1):
             return
         self._task = task
-        if nodes_running():
+        if is_nested_pass():
             self._unfinished = True  # a part of another pass, whose end cannot be seen from here
         elif task != self._outer:
             self._outer = task

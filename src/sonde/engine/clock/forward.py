@@ -9,6 +9,7 @@ from torch import nn
 
 from sonde.engine.event import Tick
 from sonde.engine.torch_api import autograd_state, hooks
+from sonde.stats.pieces import may_come
 
 __all__ = ["Forward"]
 
@@ -27,6 +28,7 @@ class Forward:
         running: parents of shared modules that run, each with the calls that hooks have seen in it; see ``aliases.py``.
         recording: gradients are enabled; without them no checkpoint is in the forward.
         training: the root is in training mode with gradients enabled.
+        is_on_ranks: distributed tensors may pass.
         watched: hooks on tensors, by the ids of these; emptied when the next forward begins.
     """
 
@@ -37,6 +39,7 @@ class Forward:
         "calls",
         "entered",
         "index",
+        "is_on_ranks",
         "recording",
         "running",
         "stamp",
@@ -54,6 +57,7 @@ class Forward:
         self.entered: dict[hooks.Hook, list[int]] = {}
         self.recording = torch.is_grad_enabled()
         self.training = training and self.recording
+        self.is_on_ranks = may_come()
         self.watched: dict[int, hooks.GradientHooks] = {}
         self._repeated: tuple[int, Hashable] = (-1, None)  # the backward pass and the checkpoint that it repeats
         self._repeated_calls: dict[hooks.Hook, int] = {}  # by hook, how many calls it has repeated

@@ -24,17 +24,24 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from sonde.engine.torch_api.tensors import clone_each
+from sonde.stats.pieces import PLAIN, local
 
-__all__ = ["LEAST", "Copies", "copies", "length_error", "one_in_each", "positions", "sample", "size_of"]
+__all__ = ["LEAST", "Copies", "copies", "length_error", "one_in_each", "part_of", "positions", "sample", "size_of"]
 
 Copies = dict[tuple[int, int], Tensor]
-"""Parameters as they were, by id, and of how many elements one was copied."""
+"""Parameters as they were, by id, and of how many elements one was copied; of a distributed one the part that this rank holds."""
 
 LEAST = 1 << 16
 """A sample has at least so many elements, if the parameter has."""
 
 
 _positions: WeakValueDictionary[tuple[int, int, torch.device], Tensor] = WeakValueDictionary()
+
+
+def part_of(parameter: Tensor) -> Tensor:
+    """Return *parameter* without a graph, or the part of it that this rank holds: all that is copied."""
+    part = local(parameter)
+    return (parameter if part is None else part).detach()  # the parameters of no parallelism are partial sums
 
 
 def positions(tensor: Tensor, one_in: int) -> Tensor:
@@ -75,13 +82,11 @@ def copies(wanted: dict[tuple[int, int], nn.Parameter]) -> Copies:
     if not wanted:
         return {}
     with torch.no_grad():
-        if all(one_in == 1 and type(parameter) is nn.Parameter for (_, one_in), parameter in wanted.items()):
-            made = clone_each(list(wanted.values()))
-        else:  # among them samples, or some that are distributed, say
-            made = [
-                parameter.detach().clone() if one_in == 1 else sample(parameter.detach(), one_in)
-                for (_, one_in), parameter in wanted.items()
-            ]
+        parts = [parameter if type(parameter) is nn.Parameter else part_of(parameter) for parameter in wanted.values()]
+        if all(one_in == 1 and type(part) in PLAIN for (_, one_in), part in zip(wanted, parts, strict=True)):
+            made = clone_each(parts)
+        else:
+            made = [part.clone() if one_in == 1 else sample(part, one_in) for (_, one_in), part in zip(wanted, parts, strict=True)]
     return dict(zip(wanted, made, strict=True))
 
 
@@ -95,11 +100,12 @@ def length_error(one_in: int) -> float:
     return sqrt(one_in - 1)
 
 
-def one_in_each(parameters: Sequence[nn.Parameter], limit: float) -> list[int]:
+def one_in_each(wanted: Sequence[nn.Parameter], limit: float) -> list[int]:
     """Return the size of a sample's blocks for each parameter, so that all copies and positions together fit in *limit* bytes.
 
     Parameters that are not dense, and those with no more than ``LEAST`` elements, are taken whole, even beyond the limit.
     """
+    parameters = [each if is_lazy(each) else part_of(each) for each in wanted]  # type: ignore[redundant-expr]  # is_lazy narrows too much
     held = sum(map(_bytes, parameters))
     if held <= limit:
         return [1] * len(parameters)
@@ -131,13 +137,13 @@ def _fitted(elements: int, one_in: int) -> int:
     return min(one_in, max(elements // LEAST, 1))
 
 
-def _bytes(parameter: nn.Parameter) -> int:
-    return 0 if is_lazy(parameter) else parameter.numel() * parameter.element_size()  # type: ignore[redundant-expr]  # is_lazy narrows too much
+def _bytes(parameter: Tensor) -> int:
+    return 0 if is_lazy(parameter) else parameter.numel() * parameter.element_size()
 
 
 def _is_dense(tensor: Tensor) -> bool:
     """Return whether the elements of *tensor* fill a piece of memory, in any order of dimensions."""
-    if type(tensor) is not nn.Parameter or tensor.is_sparse or tensor.is_meta:
+    if type(tensor) not in PLAIN or tensor.is_sparse or tensor.is_meta:
         return False
     expected = 1
     for stride, size in sorted((stride, size) for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size != 1):

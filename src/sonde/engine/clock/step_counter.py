@@ -217,6 +217,7 @@ class StepCounter:
         self._undo_raised(thread, running)
         if self._is_nested(running):
             return
+        self._backwards.settle()  # a pass that ends now may begin a step that the loop may say
         self._take_back_said()
         closure = optimizers.has_closure(args, kwargs)
         task = graph_task()

@@ -30,6 +30,7 @@ from sonde.engine.torch_api.autograd_state import current_node, graph_task, sequ
 from sonde.engine.torch_api.input_alias import alias, aliased_in_trace, of_inputs
 from sonde.engine.unseen import blocks
 from sonde.site import Phase, Port
+from sonde.stats.pieces import PLAIN, local
 
 __all__ = ["EventHook", "InputEventHook", "ModuleEventHook", "OutputEventHook", "ParameterEventHook"]
 
@@ -60,6 +61,15 @@ class EventHook(SiteHook):
 
     def take_over(self, old: SiteHook) -> None:
         self.fired = old.counts()
+
+    def _parts(self, port: Port, value: Any) -> Any:
+        """Return *value* with what this rank holds of each distributed tensor, noted in the coverage; None for a partial sum."""
+        parts = structure.local_parts(value)
+        if parts is not value:
+            for _, tensor in structure.walk(value):
+                if type(tensor) not in PLAIN:
+                    self.note_part(port, tensor)
+        return parts
 
     def _deliver(self, event: Event) -> None:
         self.fired[event.site.port] += 1
@@ -127,6 +137,11 @@ class ModuleEventHook(EventHook):
         try:
             if delivery.pending.passes:
                 delivery.pending.advance()
+            if type(gradient) is not Tensor:
+                part: Tensor | None = self._parts(port, gradient)
+                if part is None:
+                    return
+                gradient = part
             tick = forward.tick if forward.stamp == self.clock.stamp else self.clock.tick_of(forward)
             self.fired[port] += 1
             leaves = (("", gradient),)
@@ -173,6 +188,9 @@ class ModuleEventHook(EventHook):
         if port == "grad_input":  # gathered as (args, kwargs)
             value, kwargs = value
             leaves = of_inputs(leaves)
+        if forward.is_on_ranks and any(type(tensor) not in PLAIN for _, tensor in leaves):
+            value, kwargs = self._parts(port, value), structure.local_parts(kwargs)
+            leaves = tuple((path, part) for path, tensor in leaves if (part := local(tensor)) is not None)
         tick = forward.tick if forward.stamp == self.clock.stamp else self.clock.tick_of(forward)
         self._deliver(
             Event(
@@ -327,9 +345,9 @@ class OutputEventHook(ModuleEventHook):
                     passthrough = any(given is output for given in kwargs.values())
             else:
                 passthrough = _passes_through(output, args, kwargs)
-            if self._site is not None:
-                tick = forward.tick if forward.stamp == clock.stamp else clock.tick_of(forward)
-                phase: Phase = "forward" if task == -1 else "recompute"
+            if forward.is_on_ranks:
+                self._deliver_parts(forward, task, (output, args, kwargs), call, passthrough, alias)
+            elif self._site is not None:
                 self.returned += 1
                 delivery.subscriber(
                     Event(  # positions, in the order of its fields: keywords cost as much again
@@ -341,8 +359,8 @@ class OutputEventHook(ModuleEventHook):
                         kwargs,
                         self._site,
                         call,
-                        phase,
-                        tick,
+                        "forward" if task == -1 else "recompute",
+                        forward.tick if forward.stamp == clock.stamp else clock.tick_of(forward),
                         passthrough,
                         alias,
                         None,
@@ -353,6 +371,17 @@ class OutputEventHook(ModuleEventHook):
                 self._listen_all(self._gradients, forward, call, output, passthrough, alias)
         except Exception as error:  # the subscriber's; or ours, over a value that cannot be walked
             self.failed(error)
+
+    def _deliver_parts(self, forward: Forward, task: int, given: tuple[Any, ...], call: int, passthrough: bool, alias: str) -> None:
+        """Deliver output, arguments and keyword arguments where they may be distributed: what this rank holds of them."""
+        if self._site is None:
+            return
+        value, args, kwargs = self._parts(self.value_port, given[0]), *map(structure.local_parts, given[1:])
+        if value is None and given[0] is not None:
+            return  # a partial sum
+        phase: Phase = "forward" if task == -1 else "recompute"
+        tick, kind = self.clock.tick_of(forward), type(self.module)
+        self._deliver(Event(self.name, kind, False, value, args, kwargs, self._site, call, phase, tick, passthrough, alias))
 
 
 class InputEventHook(ModuleEventHook):
@@ -399,9 +428,10 @@ class InputEventHook(ModuleEventHook):
             forward.entered.setdefault(self, []).append(call)
         if self._site is not None:
             phase: Phase = "forward" if task == -1 else "recompute"
-            self._deliver(
-                Event(self.name, type(module), False, args, args, kwargs, self._site, call, phase, self.clock.tick_of(forward))
-            )
+            tick, shown, named = self.clock.tick_of(forward), args, kwargs
+            if forward.is_on_ranks:
+                shown, named = self._parts("input", args), self._parts("input", kwargs)
+            self._deliver(Event(self.name, type(module), False, shown, shown, named, self._site, call, phase, tick))
         if self._gradients is None or not torch.is_grad_enabled():
             return None
         aliased = structure.remap((args, kwargs), alias)
@@ -440,6 +470,10 @@ class ParameterEventHook(EventHook):
             return
         self.was_eager = True
         try:
+            if type(gradient) is not Tensor:
+                gradient = self._parts("grad", gradient)
+                if gradient is None:
+                    return
             self._deliver(
                 Event(self.name, nn.Parameter, True, gradient, (), {}, self.sites["grad"], 0, "backward", self.clock.now(), False)
             )

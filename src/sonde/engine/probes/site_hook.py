@@ -19,6 +19,7 @@ from sonde.engine.torch_api import compiled, hooks
 from sonde.engine.torch_api.autograd_state import graph_task, is_transformed, transforms
 from sonde.engine.unseen import blocks, is_quiet
 from sonde.site import Port
+from sonde.stats.pieces import here, is_part, is_partial_sum
 
 __all__ = ["SiteHook"]
 
@@ -101,6 +102,12 @@ class SiteHook(hooks.Hook, ABC):
     def note(self, text: str) -> None:
         """Write *text* into the coverage of the hook's sites."""
         self.delivery.note(self.sites.values(), text)
+
+    def note_part(self, port: Port, tensor: Tensor) -> None:
+        """Note in the coverage of *port* which part of *tensor*, which is distributed, this rank holds, if it is not all of it."""
+        site = self.sites[port]
+        if site not in self.delivery.notes and (is_part(tensor) or is_partial_sum(tensor)):
+            self.delivery.note([site], here(tensor))
 
     def note_border(self, port: Port, tensors: Iterable[Tensor]) -> None:
         """Note in the coverage of *port* if *tensors*, whose gradients are observed, come out of one call of compiled code."""

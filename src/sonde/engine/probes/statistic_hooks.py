@@ -26,6 +26,7 @@ from sonde.engine.unseen import blocks
 from sonde.errors import ArgumentError
 from sonde.site import OTHER_CALLS, Port
 from sonde.stats import Table
+from sonde.stats.pieces import PLAIN, here, local
 
 __all__ = [
     "Calls",
@@ -185,10 +186,11 @@ class StatisticHook(SiteHook):
 
     # Adding
 
-    def _add(self, place: Place, tensor: Tensor) -> None:
+    def _add(self, place: Place, tensor: Tensor, minus: Tensor | None = None) -> None:
+        """Add *tensor*, or its difference to *minus*."""
         try:
             address = self.addresses.get(place, 0)
-            if address and self.kernel is not None and self.kernel.add_at(address, tensor, 1):
+            if minus is None and address and self.kernel is not None and self.kernel.add_at(address, tensor, 1):
                 return
             if self.delivery.stopped and self.delivery.has_stopped(self.sites[place[0]], place[1]):
                 return
@@ -196,15 +198,38 @@ class StatisticHook(SiteHook):
                 kind = "nested" if tensor.is_nested else "meta"
                 self.note(f"a {kind} tensor, which the statistic cannot be taken of")
                 return
+            part = tensor if type(tensor) in PLAIN else self._part_of(place[0], tensor)
+            if part is None:
+                return
+            if minus is not None:
+                if (
+                    part is not tensor
+                    and address
+                    and self.kernel is not None
+                    and not self.kernel.add_each([address], [part], [minus])
+                ):
+                    return
+                part = _difference(part.detach(), minus)
             row = self._row(place, tensor.device)
             if row is not None:
                 table = self.table
                 if table.statistic.finds_units:  # those of a gradient are on the axis that the output had
                     units = axes_of(tensor, self.module).units
                     table = self._on_axis(1 if units is None else units)
-                table.add(row, tensor.detach())
+                table.add(row, part.detach())
         except Exception as error:
             self._failed_at(place, error)
+
+    def _part_of(self, port: Port, tensor: Tensor) -> Tensor | None:
+        """Return the part of *tensor* that this rank holds; None if the statistic cannot be taken of that."""
+        part = local(tensor)
+        if part is None or part.shape == tensor.shape or self.table.statistic.takes_part(tensor.shape, part.shape):
+            self.note_part(port, tensor)
+            return part
+        site = self.sites[port]
+        if site not in self.delivery.notes:
+            self.delivery.note([site], f"left out: {self.table.statistic} cannot be taken of {here(tensor)}")
+        return None
 
     def _on_axis(self, units: int) -> Table:
         found = self.by_axis.get(units)
@@ -251,8 +276,7 @@ class StatisticHook(SiteHook):
         if kernel is not None:
             left = kernel.add_each([hook.addresses[place] for hook in hooked], tensors, minus, 1)
         for index in left:
-            tensor = tensors[index].detach()
-            hooked[index]._add(place, tensor if minus is None else _difference(tensor, minus[index]))
+            hooked[index]._add(place, tensors[index], None if minus is None else minus[index])
 
     def _add_gradient(self, place: Place, gradient: Tensor | None) -> None:
         # the engine gives None for an output of its node that nothing used

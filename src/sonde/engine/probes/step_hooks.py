@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from sonde.engine.clock.clock import Clock
-from sonde.engine.clock.parameter_copies import Copies, length_error, one_in_each, positions, sample, size_of
+from sonde.engine.clock.parameter_copies import Copies, length_error, one_in_each, part_of, positions, sample, size_of
 from sonde.engine.clock.step_counter import Undo
 from sonde.engine.event import Event
 from sonde.engine.probes.delivery import Delivery, Switch
@@ -24,6 +24,7 @@ from sonde.engine.probes.statistic_hooks import StatisticHook
 from sonde.engine.probes.targets import Sites
 from sonde.engine.selection import Named
 from sonde.site import OTHER_CALLS, PORTS, Port, Site
+from sonde.stats.pieces import local
 
 __all__ = ["SAMPLED", "AroundSteps", "StepEventHook", "StepHook", "StepStatisticHook", "sample_updates", "size_factor"]
 
@@ -161,13 +162,18 @@ class StepEventHook(StepHook, EventHook):
     def give_gradients(hooked: Sequence[StepEventHook], gradients: Sequence[Tensor]) -> None:
         """Deliver each parameter's ``.grad``."""
         for hook, gradient in zip(hooked, gradients, strict=True):
-            hook._give("grad", gradient)
+            hook.note_part("grad", gradient)
+            part = local(gradient)
+            if part is not None:
+                hook._give("grad", part)
 
     @staticmethod
     def give_parameters(hooked: Sequence[StepEventHook], before: Sequence[Tensor | None]) -> None:
         """Deliver each parameter as it is; and as it was and is, where *before* holds a copy."""
         for hook, former in zip(hooked, before, strict=True):
-            after = hook.target.detach()
+            for port in hook.sites:
+                hook.note_part(port, hook.target)
+            after = part_of(hook.target)
             if "param" in hook.sites:
                 hook._give("param", after)
             if former is not None:
@@ -207,8 +213,8 @@ class StepStatisticHook(StepHook, StatisticHook):
 
 
 def _sampled(hook: StepStatisticHook) -> Tensor:
-    """Return the parameter, or its sample, which lies in memory as its copy does."""
-    return hook.target if hook.one_in == 1 else sample(hook.target.detach(), hook.one_in)
+    """Return the parameter, or the sample of the part of it that this rank holds, which lies in memory as its copy does."""
+    return hook.target if hook.one_in == 1 else sample(part_of(hook.target), hook.one_in)
 
 
 SAMPLED = "of one in"
@@ -225,8 +231,9 @@ def sample_updates(hooked: Sequence[_AnyHook], limit: float) -> dict[Site, str]:
         hook.one_in = one_in
         hook.positions = None
         if one_in > 1:
-            hook.positions = positions(hook.target, one_in)
-            seen = size_of(hook.target.numel(), one_in)
+            part = part_of(hook.target)
+            hook.positions = positions(part, one_in)
+            seen = size_of(part.numel(), one_in)
             notes[hook.sites["update"]] = (
                 f"{SAMPLED} {one_in} elements, chosen at random: copies of all parameters would take more than the "
                 f"{limit:,.0f} bytes of update_memory=. Its counts and lengths are estimates. For any elements, the root mean "
@@ -240,5 +247,5 @@ def size_factor(hook: SiteHook, port: Port) -> float:
     """Return how many times as large as the measured tensor the whole tensor at *port* is: 1, or more for a sample."""
     if port != "update" or not isinstance(hook, StepHook) or hook.one_in == 1:
         return 1.0
-    elements: int = hook.target.numel()
+    elements = part_of(hook.target).numel()
     return elements / size_of(elements, hook.one_in)

@@ -32,6 +32,7 @@ __all__ = [
     "current_node",
     "graph_task",
     "has_substituted_parameters",
+    "is_nested_pass",
     "is_repeating",
     "is_transformed",
     "modules_running",
@@ -145,6 +146,7 @@ def _frame_of_checkpoint() -> tuple[Hashable | None, bool]:
 
 _CALL = nn.Module._call_impl.__code__
 _BACKWARD = torch.autograd.function.BackwardCFunction.apply.__code__
+_RUN_BACKWARD: CodeType | None = getattr(getattr(torch.autograd.graph, "_engine_run_backward", None), "__code__", None)
 _SUBSTITUTED = getattr(getattr(stateless, "_functional_call", None), "__code__", None)
 # every optimizer's step is wrapped by this one function
 _STEP = next((code for code in Optimizer.profile_hook_step.__code__.co_consts if isinstance(code, CodeType)), None)
@@ -167,6 +169,17 @@ def nodes_running() -> list[Any]:
     A reentrant checkpoint is such a node: a backward pass inside its backward is a part of another pass.
     """
     return [frame.f_locals["self"] for frame in _frames() if frame.f_code is _BACKWARD]
+
+
+def is_nested_pass() -> bool:
+    """Return whether the backward pass that runs in this thread was begun by a node of another, as by a reentrant checkpoint."""
+    has_begun = _RUN_BACKWARD is None
+    for frame in _frames():
+        if frame.f_code is _RUN_BACKWARD:
+            has_begun = True
+        elif has_begun and frame.f_code is _BACKWARD:
+            return True
+    return False
 
 
 def optimizers_running() -> list[Optimizer]:

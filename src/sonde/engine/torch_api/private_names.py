@@ -1,7 +1,8 @@
 """List every private name of torch that sonde uses: what for, and what happens with a torch that lacks it.
 
 ``sonde doctor`` prints which of these names are present. A test compares the list with the code: a private name may be used only
-in this folder, in ``stats/kernels/torch_private.py`` and in ``stats/distributed/torch_c10d.py``, and only if it is listed here.
+in this folder, in ``stats/kernels/torch_private.py``, ``stats/pieces.py`` and ``stats/distributed/torch_c10d.py``, and only if
+it is listed here.
 """
 
 from __future__ import annotations
@@ -76,6 +77,7 @@ _TABLE = {
     },
     "to find what runs in this thread, by the Python frames": {
         "Module._call_impl": _NO_IMPORT,
+        "torch.autograd.graph._engine_run_backward": "the end of a backward pass under FSDP is noticed as late as at the next step",
         "torch.nn.utils.stateless._functional_call": "tensors given to functional_call are taken for new parameters",
     },
     "to deliver nothing inside torch.func transforms": {
@@ -114,6 +116,10 @@ _TABLE = {
     "to see that a tensor was written into, and where it lies": {
         "Tensor._version": "tensors that were changed in place cannot be recognised",
         "torch._C._storage_id": _NO_IMPORT,
+    },
+    "to find the part of a distributed tensor that this rank holds": {
+        "torch.distributed._functional_collectives.AsyncCollectiveTensor": "results of running collectives may be read too early",
+        "torch.distributed.tensor._utils.compute_local_shape_and_global_offset": "distributed parameters cannot be observed",
     },
     "to copy parameters, take structured values apart, and call functions without overrides": {
         "torch._foreach_clone": "parameters are copied one by one, more slowly",

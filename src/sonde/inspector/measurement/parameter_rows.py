@@ -14,6 +14,7 @@ from sonde.inspector.measurement.row_index import RowIndex
 from sonde.run.schema import Layout
 from sonde.site import OTHER_CALLS, Port
 from sonde.stats import Norm, Table
+from sonde.stats.pieces import local
 from sonde.warn import warn_user
 
 __all__ = ["ParameterRows"]
@@ -56,9 +57,9 @@ class ParameterRows:
             warn_user(f"sonde stopped measuring {self._name}: {type(error).__name__}: {error}. The training goes on without it")
 
     def _held_by(self, parameter: Any) -> Tensor | None:
-        """What is measured of *parameter*; None if that has no values: it is lazy, or on the meta device."""
+        """What this rank holds of what is measured of *parameter*; None if that has no values, as where it is lazy."""
         tensor = None if is_lazy(parameter) else self._tensor_of(parameter)
-        return None if tensor is None or tensor.is_meta else tensor
+        return None if tensor is None or tensor.is_meta else local(tensor)
 
     def _look(self, hooks: Sequence[SiteHook], found: Sequence[Tensor | None]) -> None:
         tensors = [tensor for tensor in found if tensor is not None]

@@ -1,0 +1,197 @@
+"""Every instrument beside distributed tensors: it sees what its rank holds, and communicates with nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tests.processes import on_ranks, values
+from torch import Tensor, nn
+
+import sonde
+from sonde import preprocessor, recorders
+from sonde.stats import Activation, ExponentHistogram, Moments, Norm, Spectrum, Statistic
+from sonde.stats.samples import MatrixCondition, SampleNorm
+
+STATISTICS: list[Statistic] = [
+    Moments(),
+    Norm(),
+    ExponentHistogram(),
+    Activation(),
+    Activation(channel_axis=None),
+    Spectrum(6),
+    MatrixCondition(),
+    SampleNorm(),
+]
+PREPROCESSORS: list[Callable[[], Any]] = [
+    preprocessor.OutputActivation,
+    preprocessor.OutputNorm,
+    preprocessor.InputNorm,
+    preprocessor.OutputGradientGeometry,
+    preprocessor.GradientGeometry,
+    preprocessor.GradientActivation,
+    preprocessor.ParameterDifferenceGeometry,
+    preprocessor.UpdateRatio,
+    preprocessor.UpdateRounding,
+    preprocessor.ParameterNorm,
+    preprocessor.Conditioning,
+]
+RECORDERS = [
+    recorders.ForwardPre,
+    recorders.ForwardInput,
+    recorders.ForwardOutput,
+    recorders.BackwardOutput,
+    recorders.BackwardInput,
+]
+PORTS: tuple[Any, ...] = ("input", "output", "grad_output", "grad", "param", "update")
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.act, self.down = nn.LayerNorm(6), nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = x + self.down(self.act(self.up(self.norm(x))))
+        return result
+
+
+def model(kind: str) -> nn.Module:
+    """Return three blocks, sharded by FSDP2 or split by tensor parallelism."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        PrepareModuleInput,
+        RowwiseParallel,
+        SequenceParallel,
+        parallelize_module,
+    )
+
+    torch.manual_seed(0)
+    made = nn.Sequential(Block(), Block(), nn.Linear(6, 3))  # three rows on two ranks: uneven shards, and an empty one of four
+    if kind == "fsdp":
+        for block in made:
+            fully_shard(block)
+        return fully_shard(made)
+    mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+    plan: dict[str, Any] = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+    if kind == "tensor":
+        plan |= {"up": ColwiseParallel(use_local_output=False)}
+    if kind == "sequence":
+        plan |= {"norm": SequenceParallel(sequence_dim=0)}
+    for block in (made[0], made[1]):
+        if kind == "sequence":
+            cut = PrepareModuleInput(input_layouts=Replicate(), desired_input_layouts=Shard(0), use_local_output=False)
+            parallelize_module(block, mesh, {"norm": cut})
+        parallelize_module(block, mesh, plan)
+    return made
+
+
+def train(module: nn.Module, optimizer: torch.optim.Optimizer, steps: int, seed: int = 0) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        result = module(torch.randn(4, 6, generator=generator))
+        result = result.full_tensor() if hasattr(result, "full_tensor") else result
+        result.square().mean().backward()
+        optimizer.step()
+
+
+def trained(kind: str, observed: bool = True) -> list[list[float]]:
+    """Train with every instrument in turn, on the first rank alone; return the parameters of this rank at the end."""
+    module = model(kind)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.5)
+    instruments: list[Callable[[], Any]] = [
+        *(
+            lambda each=each: sonde.observe(module, each, ports=PORTS, grad_at_step=True, strict=not isinstance(each, Spectrum))
+            for each in STATISTICS
+        ),
+        *(lambda each=each: sonde.observe(module, each(), strict=True) for each in PREPROCESSORS),
+        *(lambda each=each: each(strict=True).modules(module) for each in RECORDERS),
+        lambda: sonde.track(module, strict=True),
+        lambda: sonde.track(module, stash_value=lambda tensor: tensor.std().item(), strict=True),
+        lambda: sonde.observe(module, lambda event: [leaf.norm().item() for _, leaf in event.leaves], ports=PORTS, strict=True),
+    ]
+    for instrument in instruments:
+        if observed and torch.distributed.get_rank() == 0:
+            probe = instrument()
+            train(module, optimizer, 2)
+            texts = [repr(probe), repr(probe.coverage())]
+            if isinstance(probe, sonde.Tracker):
+                probe.to_frame()
+            probe.detach()
+            assert all(texts)
+        else:
+            train(module, optimizer, 2)
+    return [sonde.stats.pieces.local(parameter).flatten().tolist() for parameter in module.parameters()]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("kind", ["fsdp", "local", "tensor", "sequence"])
+@pytest.mark.filterwarnings("ignore::sonde.errors.ObservationWarning")
+def test_an_instrument_on_one_rank_alone_neither_waits_for_the_other_nor_changes_anything(kind: str) -> None:
+    seen = on_ranks(2, trained, kind, limit=60, check=False)
+    assert [rank.error for rank in seen] == [None, None], seen
+    assert values(seen) == values(on_ranks(2, trained, kind, False, limit=60, check=False))
+
+
+def of_rows(kind: str) -> dict[str, Any]:
+    """Return rows of the last step, and by hand the norm of what this rank holds; the coverage; kept tensors."""
+    module = model(kind)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    by_hand: dict[str, float] = {}
+
+    def norm(tensor: Tensor) -> float:
+        return float(getattr(tensor, "to_local", lambda: tensor)().detach().double().norm())
+
+    def note(name: str) -> Callable[..., None]:
+        def hook(_: nn.Module, args: Any, output: Any) -> None:
+            by_hand[f"{name}:output"] = norm(output)
+            output.register_hook(lambda gradient: by_hand.update({f"{name}:grad_output": norm(gradient)}))
+
+        return hook
+
+    names = ["0.norm", "0.up", "0.act", "0.down", "0", "2"]
+    for name in names:
+        module.get_submodule(name).register_forward_hook(note(name))
+    train(module, optimizer, 1)
+    probe = sonde.observe(module, Moments(), ports=PORTS, grad_at_step=True, strict=True)
+    before = {name: [parameter.detach().clone()] for name, parameter in module.named_parameters()}
+    optimizer.register_step_pre_hook(
+        lambda *_: by_hand.update(
+            {f"{name}:grad": norm(held.grad) for name, held in module.named_parameters() if held.grad is not None}
+        )
+    )
+    train(module, optimizer, 1, seed=1)
+    for name, parameter in module.named_parameters():
+        by_hand[f"{name}:param"] = norm(parameter)
+        by_hand[f"{name}:update"] = norm(parameter.detach().double() - before[name][0].double())
+    rows = {row["site"]: row for row in probe.rows()}
+    missing = set(by_hand) - set(rows)
+    assert not missing
+    return {
+        "numbers": {site: (rows[site]["norm"], value) for site, value in by_hand.items()},
+        "why": {str(line.site): line.reason for line in probe.coverage()},
+        "counts": {site: rows[site]["count"] for site in by_hand},
+    }
+
+
+@pytest.mark.parametrize("kind", ["fsdp", "local", "tensor"])
+def test_rows_are_of_the_part_that_the_rank_holds(kind: str) -> None:
+    seen = values(on_ranks(2, of_rows, kind))
+    for rank in seen:
+        wrong = {site: pair for site, pair in rank["numbers"].items() if pair[0] != pytest.approx(pair[1], rel=1e-12, abs=0)}
+        assert not wrong  # sums of at most 48 squares in float64
+    if kind == "fsdp":
+        assert [rank["why"]["2.weight:update"] for rank in seen] == [
+            "rank 0's part [0:2] of (3, 6)",
+            "rank 1's part [2:3] of (3, 6)",
+        ]
+        assert [rank["counts"]["2.weight:grad"] for rank in seen] == [12, 6]
+        assert seen[0]["why"]["0.up:output"] == ""
+    if kind == "tensor":
+        assert seen[1]["why"]["0.up:output"] == "rank 1's part [:, 4:8] of (4, 8)"
+        assert seen[1]["why"]["0.act:grad_output"] == "rank 1's part [:, 4:8] of (4, 8)"
