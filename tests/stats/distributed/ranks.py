@@ -45,7 +45,7 @@ class FakeChannel:
     def __init__(self, group: Any, timeout: float) -> None:
         self.group = group
         self.lost: Exception | None = None
-        self.beats = SimpleNamespace(step=-1)
+        self.beats = SimpleNamespace(tell=lambda when, label: None)
 
     def minimum(self, numbers: Tensor) -> None:
         found = self._all("minimum", numbers.clone())
@@ -77,6 +77,8 @@ def mergers(size: int) -> Iterator[tuple[list[Merger], Collectives]]:
     collectives = Collectives(size)
     with mock.patch.object(merger, "Channel", FakeChannel):
         groups = [SimpleNamespace(rank=rank, size=size, collectives=collectives) for rank in range(size)]
+        for group in groups:
+            group.again = lambda group=group: group
         yield [Merger(group) for group in groups], collectives  # type: ignore[arg-type]
 
 

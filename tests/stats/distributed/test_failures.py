@@ -25,7 +25,7 @@ AT = 2  # the step at which something happens
 
 
 def offer(step: int) -> Offer:
-    return Offer(step, [Rows(Moments(), KEYS, np.array([[1.0] + [float(step)] * Moments().width]))])
+    return Offer(step, [Rows(Moments(), KEYS, np.array([[1.0] + [float(step)] * Moments().width]))], label=f"step {step}")
 
 
 def merger() -> Merger:
@@ -57,6 +57,7 @@ def train(what: str, who: int) -> dict[str, Any]:
 
 
 def happen(what: str, made: Merger) -> None:
+    time.sleep(TIMEOUT / 2)  # two signs of life, which say how far this rank has come
     if what == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     elif what == "stop":
@@ -90,14 +91,20 @@ def survivors(size: int, what: str, who: int, **others: Any) -> tuple[list[dict[
 @pytest.mark.parametrize(
     ("size", "what", "who", "why"),
     [
-        (2, "kill", 1, "rank 1 died, or closed the connection"),
+        (2, "kill", 1, "rank 1 died, or closed the connection (last seen at step 1)"),
         (3, "early", 1, "rank 1 ended after step 1"),
-        pytest.param(4, "kill", 0, "rank 0 died, or closed the connection", marks=pytest.mark.slow),
-        pytest.param(4, "kill", 2, "rank 2 died, or closed the connection", marks=pytest.mark.slow),
-        pytest.param(3, "stop", 1, "rank 1 showed no sign of life for 1 s", marks=pytest.mark.slow),
+        pytest.param(4, "kill", 0, "rank 0 died, or closed the connection (last seen at step 1)", marks=pytest.mark.slow),
+        pytest.param(4, "kill", 2, "rank 2 died, or closed the connection (last seen at step 1)", marks=pytest.mark.slow),
+        pytest.param(3, "stop", 1, "rank 1 showed no sign of life for 1 s (last seen at step 1)", marks=pytest.mark.slow),
         pytest.param(2, "raise", 1, "rank 1 has ended", marks=pytest.mark.slow),
         pytest.param(2, "exit", 0, "rank 0 has ended", marks=pytest.mark.slow),
-        pytest.param(3, "hurry", 2, "rank 2 did not come to the last steps within 0.5 s of the end", marks=pytest.mark.slow),
+        pytest.param(
+            3,
+            "hurry",
+            2,
+            "rank 2 (last seen at step 1) did not come to the last steps within 0.5 s of the end",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_lost_rank_costs_one_sentence(size: int, what: str, who: int, why: str) -> None:

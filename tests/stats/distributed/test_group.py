@@ -118,7 +118,7 @@ def merging(steps: int) -> list[list[float]]:
     """Merge while the default group is busy too, and after it was destroyed."""
     rank = dist.get_rank()
     group = joined()
-    merger, other = Merger(group), Merger(joined())
+    merger, other = Merger(group), Merger(group)
     keys = [Key(("moments", "a")), Key(("moments", "b"))]
     found = []
     for step in range(steps):

@@ -6,9 +6,9 @@ import contextlib
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, distributed
@@ -150,7 +150,7 @@ class _Watch:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._next = time.monotonic() + _LOOK
-        self._seen: dict[int, tuple[str, float]] = {}  # of each rank: the last sign, and when it was new
+        self._seen: dict[int, tuple[int, float]] = {}  # of each rank: the number of the last sign, and when it was new
 
     def look(self) -> None:
         """Raise if the wait is to end.
@@ -173,19 +173,20 @@ class _Watch:
         except RuntimeError:
             return  # the store went with the process that held it: its connections close, too
         for rank, sign in signs.items():
-            if rank not in self._seen or self._seen[rank][0] != sign:
-                self._seen[rank] = sign, now
+            if rank not in self._seen or self._seen[rank][0] != sign.number:
+                self._seen[rank] = sign.number, now
         still = [rank for rank, (_, since) in self._seen.items() if now - since > channel.timeout]
         if still:
-            raise LostError(f"{in_words(still)} showed no sign of life for {channel.timeout:.4g} s")
+            raise LostError(f"{in_words(still)} showed no sign of life for {channel.timeout:.4g} s{_place(still, signs)}")
 
     def _who_is_behind(self) -> str:
         """Return in words the ranks whose last sign of life is of a step before that of this rank."""
         beats = self._channel.beats
         with contextlib.suppress(RuntimeError):
-            behind = [rank for rank, sign in beats.read().items() if int(sign.split()[1]) < beats.step]
+            signs = beats.read()
+            behind = [rank for rank, sign in signs.items() if sign.when < beats.when]
             if behind:
-                return in_words(behind)
+                return f"{in_words(behind)}{_place(behind, signs)}"
         return "another rank"
 
     def who_left(self, error: Exception) -> str:
@@ -201,12 +202,21 @@ class _Watch:
                 time.sleep(0.02)
                 if why := channel.why_gone():
                     return why
-            still = [rank for rank, sign in channel.beats.read().items() if sign == before[rank]]
+            signs = channel.beats.read()
+            still = [rank for rank, sign in signs.items() if sign.number == before[rank].number]
         except RuntimeError:
             return "the process that held the store of the job has ended (rank 0, as a rule)"
         if still:
-            return f"{in_words(still)} died, or closed the connection"
+            return f"{in_words(still)} died, or closed the connection{_place(still, signs)}"
         return f"a connection was closed ({_first_line(error)})"
+
+
+class _Sign(NamedTuple):
+    """A sign of life: its number, and the step that the rank had come to, as in its last offer."""
+
+    number: int
+    when: int
+    label: str
 
 
 class _Beats:
@@ -214,12 +224,13 @@ class _Beats:
 
     Attributes:
         every: seconds between two signs.
-        step: the step that this rank merges, which the signs tell.
+        when: the step that this rank merges.
     """
 
     def __init__(self, group: Group, every: float) -> None:
         self.every = every
-        self.step = -1
+        self.when = -1
+        self._label = ""
         self._group = group
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sonde sign of life", daemon=True)
@@ -228,8 +239,12 @@ class _Beats:
         self._beat(0)
         self._thread.start()
 
+    def tell(self, when: int, label: str) -> None:
+        """Tell *when* and *label* of this rank's last offer in the next sign."""
+        self.when, self._label = when, label
+
     def _beat(self, number: int) -> None:
-        self._group.store.set(f"alive/{self._group.rank}", f"{number} {self.step}")
+        self._group.store.set(f"alive/{self._group.rank}", f"{number} {self.when} {self._label}")
 
     def _run(self) -> None:
         number = 0
@@ -246,11 +261,17 @@ class _Beats:
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(1.0)
 
-    def read(self) -> dict[int, str]:
-        """Return the last sign of each other rank: its number and its step."""
+    def read(self) -> dict[int, _Sign]:
+        """Return the last sign of each other rank."""
         others = [rank for rank in range(self._group.size) if rank != self._group.rank]
-        signs = self._group.store.get_all([f"alive/{rank}" for rank in others])
-        return dict(zip(others, signs, strict=True))
+        signs = [text.split(" ", 2) for text in self._group.store.get_all([f"alive/{rank}" for rank in others])]
+        return {rank: _Sign(int(sign[0]), int(sign[1]), sign[2]) for rank, sign in zip(others, signs, strict=True)}
+
+
+def _place(ranks: Sequence[int], signs: Mapping[int, _Sign]) -> str:
+    """Return in words, in brackets, how far one of *ranks* has come; ``""`` if it is not known."""
+    labels = {signs[rank].label for rank in ranks} - {""}
+    return f" (last seen at {labels.pop()})" if len(labels) == 1 else ""
 
 
 def _first_line(error: BaseException) -> str:

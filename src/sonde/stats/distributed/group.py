@@ -52,7 +52,7 @@ def join(name: str, *, seconds: float = 20.0, alone: bool = True) -> Group | Non
         return None
     from sonde.stats.distributed.torch_c10d import Store
 
-    store = Store.of_job(f"sonde/{name}")
+    store = Store.of_job(name)
     meeting, missing = _met(store, rank, size, seconds)
     if not missing:
         return Group(store.part(str(meeting)), rank, size, seconds)
@@ -142,6 +142,12 @@ class Group:
         self.size = size
         self.seconds = seconds
         self._asked = 0
+        self._parts = 0
+
+    def again(self) -> Group:
+        """Return a group of the same ranks, whose notes are apart. All ranks call this in the same order."""
+        self._parts += 1
+        return Group(self.store.part(f"part {self._parts}"), self.rank, self.size, self.seconds)
 
     def agree(self, what: Mapping[str, Any]) -> None:
         """Return if *what* is equal on all ranks.

@@ -39,6 +39,7 @@ class Merger:
     """
 
     def __init__(self, group: Group, *, timeout: float = 300.0) -> None:
+        group = group.again()
         self._channel = Channel(group, timeout)
         self._process = os.getpid()
         self._layout = Layout(group.rank, [KeyList([]).text], [0] * group.size, None)
@@ -58,6 +59,7 @@ class Merger:
         blocks = [*offer.blocks, rows_of(offer.totals, self._total_keys)]
         if not self.failed:
             try:
+                self._channel.beats.tell(offer.when, offer.label)
                 merged = self._merged(offer.when, blocks)
                 return Merged(merged[:-1], *totals_of(offer.totals, merged[-1]))
             except LostError:
@@ -82,7 +84,6 @@ class Merger:
 
     def _merged(self, when: int, blocks: Sequence[Rows]) -> list[MergedRows]:
         self._rounds += 1
-        self._channel.beats.step = when
         for block in blocks:
             if isinstance(block.statistic, Statistic):
                 self._held[id(block.keys)] = block.statistic, block.keys, self._rounds

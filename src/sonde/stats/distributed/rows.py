@@ -79,11 +79,13 @@ class Offer:
 
     Attributes:
         when: a number that grows from offer to offer, equal on all ranks for the same step.
+        label: the same in words, as ``"step 120"``, for what is said of a rank that was lost.
     """
 
     when: int
     blocks: Sequence[Rows] = ()
     totals: Sequence[Total] = ()
+    label: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -34,11 +34,15 @@ class Store:
 
     @classmethod
     def of_job(cls, prefix: str) -> Store:
-        """Return the store of the default process group, which there is."""
+        """Return the store of the default process group, which there is.
+
+        ``torchrun`` keeps one store for all attempts at a job: the keys of each are apart.
+        """
         from torch.distributed import distributed_c10d
 
         store: Any = distributed_c10d._get_default_store()
-        return cls(store.clone(), prefix)
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        return cls(store.clone(), f"sonde/{attempt}/{prefix}")
 
     def part(self, prefix: str) -> Store:
         """Return the keys that begin with *prefix* as a store."""
@@ -99,9 +103,10 @@ class Gloo:
     """
 
     def __init__(self, store: Store, rank: int, size: int, seconds: float) -> None:
-        self.group: Any = _c10d.ProcessGroupGloo(store.store, rank, size, timedelta(seconds=seconds))
+        self.group: Any = None  # if the ranks do not meet
         self.pending: Any = None
         self._process = os.getpid()
+        self.group = _c10d.ProcessGroupGloo(store.store, rank, size, timedelta(seconds=seconds))
         _groups.add(self)
 
     def reduce(self, tensor: Any, operation: Any) -> Any:
