@@ -142,3 +142,27 @@ def test_rows_and_gradients_are_counted_once_under_checkpointing() -> None:
         warnings.simplefilter("ignore")  # the root itself is not called
         run(torch.ones(3, 4, requires_grad=True)).sum().backward()
     assert {row["calls"] for row in probe.rows()} == {1}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    "instrument", [lambda model: sonde.observe(model, Moments(), ports=("output", "grad_output")), sonde.track]
+)
+def test_a_graph_may_be_retained_in_a_later_backward(backend: str, instrument: Callable[[nn.Module], Any]) -> None:
+    """Torch refuses that where the backward owns a saved tensor; no linear layer saves one, and so must no observer."""
+    model = nn.Sequential(Block(breaks=True), nn.Linear(4, 1))
+    model[0].act = nn.Identity()
+    model[0].compile(backend=backend)
+    gradients = []
+    for attach in (None, instrument):
+        model.zero_grad()
+        probe = None if attach is None else attach(model)
+        loss_of(model, 1).backward()
+        loss = loss_of(model, 3)
+        loss.backward(retain_graph=True)
+        loss.backward()
+        if probe is not None:
+            assert all(line.count for line in probe.coverage())
+            probe.detach()
+        gradients.append([parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None])
+    assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -69,24 +70,48 @@ def test_gradients_belong_to_the_training_pass_that_made_them() -> None:
     assert seen == [f"{name}:output" for name in names] + [f"{name}:grad_output" for name in reversed(names)]
 
 
-@pytest.mark.slow
-def test_passes_are_told_apart_in_compiled_code(fresh_compiler: None) -> None:
-    """There enabled gradients tell."""
-    model = nn.Sequential(Net(), Net())
-    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
-    seen: list[str] = []
-    with (
-        sonde.observe(compiled, Moments(), "enc", passes="training", strict=True) as training,
-        sonde.observe(compiled, Moments(), "enc", passes="evaluation", strict=True) as evaluation,
-        sonde.observe(compiled, lambda e: seen.append(e.name), "enc", passes="training", strict=True),
-    ):
-        compiled(torch.ones(3, 2)).sum().backward()
-        with torch.no_grad():
-            compiled(torch.ones(3, 2))
-            compiled(torch.ones(3, 2))
-        assert [row["calls"] for row in training.rows()] == [1, 1]
-        assert [row["calls"] for row in evaluation.rows()] == [2, 2]
-    assert seen == ["0.enc", "1.enc"]
+class Checkpointed(nn.Module):
+    """A reentrant checkpoint, which runs its part without gradients, and one of the other kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = Net(), Net(), Net()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = checkpoint(self.first, x, use_reentrant=True)
+        x = checkpoint(self.second, x, use_reentrant=False)
+        out: torch.Tensor = self.last(x)
+        return out
+
+
+@pytest.mark.parametrize("passes", ["all", "training", "evaluation"])
+@pytest.mark.parametrize("is_whole", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["blocks", "whole"])
+def test_passes_are_told_apart_in_compiled_code(passes: Any, is_whole: bool, fresh_compiler: None) -> None:
+    """As in eager code: by the mode of the root and the gradients with which it is called, also inside checkpoints."""
+    found = []
+    for backend in (None, "aot_eager"):
+        torch.manual_seed(0)
+        model = Checkpointed()
+        for part in (model,) if is_whole else (model.first, model.second, model.last):
+            if backend is not None:
+                part.compile(backend=backend)
+        seen: Counter[tuple[str, str]] = Counter()
+        x = torch.randn(3, 2, requires_grad=True)
+        with (
+            sonde.observe(model, lambda e, s=seen: s.update([str(e.site)]) if e.phase != "recompute" else None, passes=passes),
+            sonde.observe(model, Moments(), passes=passes, ports=("output", "grad_output"), strict=True) as probe,
+        ):
+            for _ in range(2):
+                model.train()
+                model.first.eval()  # frozen
+                model(x).sum().backward()
+                with torch.no_grad():
+                    model(x)
+                model.eval()
+                model(x).sum().backward()
+        found.append((seen, {row["site"]: row["calls"] for row in probe.rows()}))
+    eager, compiled = found
+    assert compiled == eager
 
 
 def test_a_model_that_only_evaluates_is_said_to() -> None:

@@ -127,7 +127,7 @@ class _Begin(hooks.Hook):
 
     def __init__(self, counter: ForwardCounter) -> None:
         self.counter = counter
-        self.token = compiled.token_for(self)
+        self.token = compiled.Token(self)
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any = None) -> None:
         if _is_traced():
@@ -171,7 +171,7 @@ class _End(hooks.Hook):
 
     def __init__(self, counter: ForwardCounter) -> None:
         self.counter = counter
-        self.token = compiled.token_for(self)
+        self.token = compiled.Token(self)
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any = hooks.NOT_GIVEN) -> None:
         if output is hooks.NOT_GIVEN:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sonde.engine.event import Event, Subscriber, weakly
 from sonde.engine.failures import ProbeError, name_of
@@ -36,9 +36,16 @@ class Switch:
         self.on = False
         self.training = training
 
-    def refuses_traced(self) -> bool:
-        """Return whether traced code is of a pass that is not observed. Inside compiled code enabled gradients alone decide."""
-        return self.training is not None and torch.is_grad_enabled() is not self.training
+    def refuses_traced(self, root: weakref.ref[nn.Module]) -> bool:
+        """Return whether code that is traced now, of a part of *root*, is surely of a pass that is not observed.
+
+        Without gradients code of a root in training mode may be a part of a reentrant checkpoint: the clock decides at run time.
+        """
+        if self.training is None:
+            return False
+        model = root()
+        is_training = model is None or model.training
+        return not is_training if self.training else is_training and torch.is_grad_enabled()
 
 
 @dataclass(slots=True)

@@ -40,7 +40,7 @@ _is_exported = compiled.is_exported
 _thread: Callable[[], int] = threading.get_ident
 _compiler = hooks.compiler_at_work
 _transforms: Callable[[], Any] = transforms
-_QUIET = (-1, -1)  # the forward and the call that compiled code runs unseen
+_UNSEEN = (-1, -1)  # the forward and the call that compiled code runs unseen
 
 
 class EventHook(SiteHook):
@@ -98,7 +98,7 @@ class ModuleEventHook(EventHook):
         self._gradients = self.gradient_port if self.gradient_port in sites else None
         self.aliases: Aliases | None = None
         self.entrance: InputEventHook | None = None
-        self.token = compiled.token_for(self)
+        self.token = compiled.Token(self)
 
     # Gradients
 
@@ -218,9 +218,9 @@ class ModuleEventHook(EventHook):
         Returns:
             The indices of the forward and of the call; -1 where nothing may be delivered, of gradients either.
         """
-        if blocks and self.is_quiet():
-            return _QUIET
-        forward = self.clock.current()
+        forward = self._admitted_compiled()
+        if forward is None:
+            return _UNSEEN
         task = _graph_task()
         entrance = self.entrance
         entered = forward.entered.get(entrance) if entrance is not None and task == -1 else None
@@ -246,7 +246,7 @@ class ModuleEventHook(EventHook):
 
     def replay_gradient(self, forward_index: int, call: int, gradient: Tensor, leaf: int, form: int, port: Port) -> None:
         """Deliver the gradient, computed by compiled code, of tensor number *leaf* of the value of call number *call*."""
-        if not self.switch.on or forward_index == _QUIET[0] or (blocks and self.is_quiet()):
+        if not self.switch.on or forward_index == _UNSEEN[0] or (blocks and self.is_quiet()):
             return
         forward = self.clock.current()
         if forward.index != forward_index:
@@ -297,7 +297,7 @@ class OutputEventHook(ModuleEventHook):
         if not self.switch.on or output is hooks.NOT_GIVEN:
             return
         if _is_traced():
-            if self.switch.refuses_traced():
+            if self.switch.refuses_traced(self.clock.root):
                 return
             port = self.value_port if self._site is not None else ""
             compiled.trace_value(self.token, output, port, self._gradients or "")
@@ -446,7 +446,7 @@ class InputEventHook(ModuleEventHook):
         return structure.remap(value, lambda tensor: None if tensor.is_nested else tensor)
 
     def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self.switch.refuses_traced():
+        if self.switch.refuses_traced(self.clock.root):
             return None
         port = "input" if self._site is not None else ""
         if self._gradients is None:

@@ -221,7 +221,6 @@ def observe(
         grad_at_step: observe ``grad`` as the optimizer sees it before each step (accumulated, reduced over ranks, unscaled,
             clipped), and not after each backward pass.
         passes: which forwards are observed: in a training pass the root is in training mode and gradients are enabled.
-            Inside compiled code enabled gradients alone decide.
         calls: which calls of a module within one forward have rows of their own in a statistic: ``"each"``, the first 8; a
             number, the first so many; ``"joined"``, none. All others share a row, whose ``call`` is -1.
         strict: raise what a subscriber or a statistic raises (and a :class:`DeadHookError`). Otherwise an error of a subscriber

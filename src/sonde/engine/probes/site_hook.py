@@ -131,6 +131,14 @@ class SiteHook(hooks.Hook, ABC):
         if (thread is not None and thread != _thread() and graph_task() == -1) or transforms() is not None or _is_exported():
             self._refuse()
             return None
+        return self._forward_observed()
+
+    def _admitted_compiled(self) -> Forward | None:
+        """Return the forward that a module call in compiled code belongs to; None if nothing of the call may be delivered."""
+        return None if blocks and self.is_quiet() else self._forward_observed()
+
+    def _forward_observed(self) -> Forward | None:
+        """Return the forward of this thread; None if it is no pass that the probe observes."""
         forward = self.clock.local.forward or self.clock.current()
         training = self.switch.training
         if training is not None and self.clock.is_training(forward, graph_task()) is not training:

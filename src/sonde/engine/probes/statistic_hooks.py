@@ -55,7 +55,7 @@ _MOST_LEAVES = 16
 _ONLY_FIRST = (
     "of several tensors the first floating-point one is added: the statistic reads axes, which are known of the first alone"
 )
-_QUIET = (-1, -1)  # the forward and the call that compiled code runs unseen
+_UNSEEN = (-1, -1)  # the forward and the call that compiled code runs unseen
 _taking = threading.Lock()  # a row for a place; several threads may call one module
 
 
@@ -120,7 +120,7 @@ class StatisticHook(SiteHook):
         self.kernel = None if table.statistic.finds_units else table.statistic.kernel
         self.addresses: dict[Place, int] = {}
         self.traced = self._on_axis(unit_axis(self.module)) if table.statistic.finds_units else table
-        self.token = compiled.token_for(self)
+        self.token = compiled.Token(self)
         if not self.is_on_module:
             for port, row in list(unused.items()):
                 self._take((port, "", OTHER_CALLS), row.device)
@@ -342,7 +342,7 @@ class StatisticHook(SiteHook):
 
     def _trace(self, value: Any) -> None:
         """Have *value*, and its gradients, measured by the code that is being compiled, and added at run time."""
-        if not self.switch.refuses_traced():
+        if not self.switch.refuses_traced(self.clock.root):
             compiled.trace_value(self.token, value, self.adds or "", self.listens or "", self.traced.measured, self._most)
 
     def replay(self, leaves: list[Tensor], form: int, port: Port | str) -> tuple[int, int]:
@@ -351,9 +351,9 @@ class StatisticHook(SiteHook):
         Returns:
             The indices of the forward and of the call; -1 where nothing may be added, of gradients either.
         """
-        if blocks and self.is_quiet():
-            return _QUIET
-        forward = self.clock.current()
+        forward = self._admitted_compiled()
+        if forward is None:
+            return _UNSEEN
         task = _graph_task()
         call = forward.call_of(self, task) if self.apart else OTHER_CALLS
         thread = self.delivery.thread
@@ -367,7 +367,7 @@ class StatisticHook(SiteHook):
 
     def replay_gradient(self, forward: int, call: int, measured: Tensor, leaf: int, form: int, port: Port) -> None:
         """Add the row of a gradient that compiled code has measured, of tensor number *leaf* of the value of call number *call*."""
-        if self.switch.on and forward != _QUIET[0] and not (blocks and self.is_quiet()):
+        if self.switch.on and forward != _UNSEEN[0] and not (blocks and self.is_quiet()):
             self._replayed(port, self.leaf_of(compiled.paths_of(form)[leaf]), call, measured)
 
     def _replayed(self, port: str, leaf: str, call: int, tensor: Tensor) -> None:

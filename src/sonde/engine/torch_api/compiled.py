@@ -1,20 +1,25 @@
 """Run ordinary Python from compiled code: two operators, and the setting by which compiled code notices hooks.
 
 A hook that ``torch.compile`` traces may not count, look anything up, or append to a list: the hook would be recompiled for
-each module, or be silently wrong. But a hook may call an operator on a tensor that the hook owns, the *token*. At run time the
+each module, or be silently wrong. But a hook may call an operator on tensors that the hook owns, its *token*. At run time the
 operator reads from the token which hook called it, and runs ordinary Python there.
 
 * ``sonde::deliver`` hands tensors to the hook at their place in the execution: of an event the tensors themselves, of a statistic
-  the rows that the compiled code has measured. No buffer of a size known beforehand is needed. The result, three integers that
-  name the token, the forward and the call, is carried by the traced gradient hooks into the backward pass.
-* ``sonde::deliver_gradient`` hands over a gradient there, or its measured row.
+  the rows that the compiled code has measured. No buffer of a size known beforehand is needed.
+* ``sonde::deliver_gradient`` hands over a gradient in the backward pass, or its measured row. It names the call of ``deliver`` that
+  it belongs to by the token's *ticket*, a new one for each execution of a graph, and by the place in the graph.
 
 No compiler may drop, duplicate or reorder these. The first runs in the forward and declares a write into the token: an *effect*
-there is refused by inductor in a graph with an activation checkpoint. The second runs in the backward, has an effect, and declares
-no write into an argument: a tensor that a backward graph writes into is saved by the forward pass, and autograd then refuses the
-backward of a model that was called twice before it ("modified by an inplace operation"). For the same reason the backward does not
-read the token, and a token that a forward graph writes into is handed over as ``.data``. The rows of a statistic are no arguments
-of compiled code.
+there is refused in a graph with an activation checkpoint. It returns nothing, so that the backward needs nothing from it: a result
+would be computed again in a checkpoint, which reads the token that another graph has written into meanwhile; or it would be
+saved, as a buffer of the graph's own, and torch refuses ``retain_graph=True`` where there is any. A ticket is an input of the
+graph, and nobody writes into it. The second operator has an effect, and declares no write into an argument: a tensor that a
+backward graph writes into is saved by the forward pass, and autograd then refuses the backward of a model that was called twice
+before it ("modified by an inplace operation"). For the same reason a token that a forward graph writes into is handed over as
+``.data``. The rows of a statistic are no arguments of compiled code.
+
+Compiled code runs without gradients where the program has them: an argument of ``deliver`` says what the program has, and the
+Python of a hook runs with that.
 """
 
 from __future__ import annotations
@@ -29,14 +34,15 @@ from itertools import count
 from types import CodeType
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
+from torch._guards import TracingContext
 from torch._library.effects import EffectType
 
 __all__ = [
     "UNMEASURED",
     "Replayed",
+    "Token",
     "come_out_together",
     "compile_error",
     "has_compiled",
@@ -45,7 +51,6 @@ __all__ = [
     "notice_hooks",
     "paths_of",
     "rebuild",
-    "token_for",
     "trace_gradient",
     "trace_mark",
     "trace_value",
@@ -66,26 +71,63 @@ UNMEASURED = "unmeasured "
 class Replayed(Protocol):
     """What compiled code reaches through a token."""
 
-    def replay(self, leaves: list[Tensor], form: int, port: str) -> tuple[int, int]:
-        """Run the Python of a module hook; return the indices of the forward and of the call."""
+    token: Token
+
+    def replay(self, leaves: list[Tensor], form: int, port: str) -> Moment:
+        """Run the Python of a module hook."""
 
 
 Measure = Callable[[Tensor], Tensor]
 """Returns the row of a statistic for a tensor."""
 
+Moment = tuple[int, int]
+"""The indices of a forward and of a call."""
 
 _owners: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _numbers = count(1)
 
 
-def token_for(owner: Any) -> Tensor:
-    """Return a tensor that names *owner*, a ``Replayed``, in compiled code. *owner* is held weakly."""
-    number = next(_numbers)
-    _owners[number] = owner
-    if not torch.is_inference_mode_enabled():
-        return torch.from_numpy(np.array((number,), np.int64))  # a fifth of the cost of torch.tensor
-    with torch.inference_mode(False):
-        return torch.from_numpy(np.array((number,), np.int64))
+class Token:
+    """Names a hook in compiled code, and there each execution of a graph.
+
+    Attributes:
+        written: the operator in the forward declares that it writes here, and so is neither dropped nor moved.
+        ticket: holds the number of the hook, and that of the next execution.
+    """
+
+    __slots__ = ("_given", "_moments", "_number", "ticket", "written")
+
+    def __init__(self, owner: Replayed) -> None:
+        self._number = next(_numbers)
+        _owners[self._number] = owner
+        self._given = 0
+        self._moments: dict[int, tuple[weakref.ref[Tensor], dict[tuple[int, int], Moment]]] = {}
+        with torch.inference_mode(False):
+            self.written = torch.zeros(1, dtype=torch.int64)
+        self._next_ticket()
+
+    def _next_ticket(self) -> None:
+        self._given += 1
+        with torch.inference_mode(False):
+            self.ticket = torch.tensor([self._number, self._given])
+
+    def note(self, ticket: int, place: int, moment: Moment) -> None:
+        """Note when the hook was called at *place* in the execution that has *ticket*, as long as anything holds the ticket."""
+        moments = self._moments
+        if ticket == self._given:
+            moments[ticket] = weakref.ref(self.ticket, lambda _: moments.pop(ticket, None)), {}
+            self._next_ticket()
+        if ticket in moments:
+            moments[ticket][1][place, threading.get_ident()] = moment
+
+    def moment(self, ticket: int, place: int) -> Moment | None:
+        """Return when the hook was called at *place* in the execution that has *ticket*; None if nothing was delivered there.
+
+        Where several threads have begun one execution at the same time, they have one ticket.
+        """
+        noted = self._moments[ticket][1] if ticket in self._moments else {}
+        own = noted.get((place, threading.get_ident()))
+        return own or next((moment for (at, _), moment in noted.items() if at == place), None)
 
 
 # -------------------------------------------------------------------------------------------------------------- forms
@@ -183,36 +225,45 @@ def _paths(form: Any, path: str) -> Iterator[str]:
 
 _library = torch.library.Library("sonde", "DEF")
 _unsafe = (torch.Tag.cudagraph_unsafe,)  # a replayed CUDA graph would not run Python
-_library.define("deliver(Tensor(a!) token, Tensor[] leaves, int form, str port) -> Tensor", tags=_unsafe)
-_library.define("deliver_gradient(Tensor identity, Tensor gradient, int leaf, int form, str port) -> ()", tags=_unsafe)
+_library.define(
+    "deliver(Tensor(a!) written, Tensor ticket, int place, Tensor[] leaves, int form, str port, bool recording) -> ()", tags=_unsafe
+)
+_library.define("deliver_gradient(Tensor ticket, int place, Tensor gradient, int leaf, int form, str port) -> ()", tags=_unsafe)
 
 
-def _deliver(token: Tensor, leaves: list[Tensor], form: int, port: str) -> Tensor:
-    owner = _owners.get(int(token))
+def _deliver(written: Tensor, ticket: Tensor, place: int, leaves: list[Tensor], form: int, port: str, recording: bool) -> None:
+    number, execution = ticket.tolist()
+    owner = _owners.get(number)
     if owner is None:
-        return torch.tensor((0, 0, 0))
+        return
+    runs_with = torch.is_grad_enabled()
+    torch.set_grad_enabled(recording)
     try:
         # new objects: the compiler writes into memory again under the same object and version, so a change could not be found
-        return torch.tensor((int(token), *owner.replay([leaf.detach() for leaf in leaves], form, port)))
+        moment = owner.replay([leaf.detach() for leaf in leaves], form, port)
+        if place:
+            owner.token.note(execution, place, moment)
     except Exception as error:
         owner.failed(error)
-        return torch.tensor((0, 0, 0))
+    finally:
+        torch.set_grad_enabled(runs_with)
 
 
-def _deliver_gradient(identity: Tensor, gradient: Tensor, leaf: int, form: int, port: str) -> None:
-    token, forward, call = identity.tolist()
-    owner = _owners.get(token)
-    if owner is not None:
+def _deliver_gradient(ticket: Tensor, place: int, gradient: Tensor, leaf: int, form: int, port: str) -> None:
+    number, execution = ticket.tolist()
+    owner = _owners.get(number)
+    moment = None if owner is None else owner.token.moment(execution, place)
+    if owner is not None and moment is not None:
         try:
-            owner.replay_gradient(forward, call, gradient.detach(), leaf, form, port)
+            owner.replay_gradient(*moment, gradient.detach(), leaf, form, port)
         except Exception as error:
             owner.failed(error)
 
 
 _library.impl("deliver", _deliver, "CompositeExplicitAutograd")
-_library.impl("deliver", lambda token, leaves, form, port: token.new_empty((3,)), "Meta")
+_library.impl("deliver", lambda *_: None, "Meta")
 _library.impl("deliver_gradient", _deliver_gradient, "CompositeExplicitAutograd")
-_library.impl("deliver_gradient", lambda identity, gradient, leaf, form, port: None, "Meta")
+_library.impl("deliver_gradient", lambda *_: None, "Meta")
 _library._register_effectful_op("sonde::deliver_gradient", EffectType.ORDERED)
 
 _op_deliver = torch.ops.sonde.deliver.default
@@ -221,15 +272,26 @@ _op_gradient = torch.ops.sonde.deliver_gradient.default
 # ------------------------------------------------------------------------------------------------- called while traced
 
 
-def trace_mark(token: Tensor) -> None:
+_places: weakref.WeakKeyDictionary[Any, count[int]] = weakref.WeakKeyDictionary()
+
+
+def _next_place() -> int:
+    """Return a number that no other place in the code that is being compiled has, from 1."""
+    return next(_places.setdefault(TracingContext.get(), count(1)))
+
+
+_next_place._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as of _intern
+
+
+def trace_mark(token: Token) -> None:
     """Call ``replay`` of the token's owner at run time, without a value."""
     if is_exported():
         return
-    _op_deliver(token.data, [], _intern(("other",)), "")
+    _op_deliver(token.written.data, token.ticket, 0, [], _intern(("other",)), "", torch.is_grad_enabled())
 
 
 def trace_value(
-    token: Tensor, value: Any, port: str, gradient_port: str, measure: Measure | None = None, most: int | None = None
+    token: Token, value: Any, port: str, gradient_port: str, measure: Measure | None = None, most: int | None = None
 ) -> None:
     """Deliver *value* at *port*, and its gradients at *gradient_port*, where these are not ``""``.
 
@@ -243,11 +305,13 @@ def trace_value(
     sent = [leaf.detach() for leaf in leaves] if port else []
     if measure is not None and not _can_measure(leaves, measure):
         measure, port, gradient_port = None, port and UNMEASURED + port, gradient_port and UNMEASURED + gradient_port
-    identity = _op_deliver(token.data, sent if measure is None else [measure(leaf) for leaf in sent], form, port)
+    place = _next_place() if gradient_port else 0
+    rows = sent if measure is None else [measure(leaf) for leaf in sent]
+    _op_deliver(token.written.data, token.ticket, place, rows, form, port, torch.is_grad_enabled())
     if gradient_port:
         for index, leaf in enumerate(leaves):
             if leaf.requires_grad:
-                trace_gradient(identity, leaf, index, form, gradient_port, measure)
+                trace_gradient(token.ticket, place, leaf, index, form, gradient_port, measure)
 
 
 def _can_measure(leaves: list[Tensor], measure: Measure) -> bool:
@@ -296,12 +360,12 @@ def _has_failed() -> bool:
 _has_failed._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as of _intern
 
 
-def trace_gradient(identity: Tensor, tensor: Tensor, leaf: int, form: int, port: str, measure: Measure | None) -> None:
+def trace_gradient(ticket: Tensor, place: int, tensor: Tensor, leaf: int, form: int, port: str, measure: Measure | None) -> None:
     """Deliver the gradient of *tensor*, or its row, when the backward pass computes the gradient."""
 
     def hook(gradient: Tensor) -> None:
         gradient = gradient.detach()
-        _op_gradient(identity, gradient if measure is None else measure(gradient), leaf, form, port)
+        _op_gradient(ticket, place, gradient if measure is None else measure(gradient), leaf, form, port)
 
     tensor.register_hook(hook)
 

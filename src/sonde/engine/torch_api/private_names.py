@@ -133,6 +133,7 @@ _TABLE = {
         "torch._library.effects.EffectType": _NO_IMPORT,
         "torch.library.Library._register_effectful_op": _NO_IMPORT,
         "torch._C._dynamo.eval_frame._debug_get_cache_entry_list": "hooks that compiled code left out may not be noticed",
+        "torch._guards.TracingContext": _NO_COMPILE,
         "torch._dynamo.comptime.comptime": "statistics cannot be observed in compiled code",
         "torch._dynamo.config": "probes that are attached after a model was compiled may see nothing",
         "torch._dynamo.exc.TorchDynamoException": "the law that a statistic can be traced cannot be tested",
