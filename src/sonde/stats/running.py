@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Self, SupportsFloat
+from typing import TYPE_CHECKING, Any, Self, SupportsFloat
 
 from torch import Tensor
 
 from sonde.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+    from sonde.stats.distributed.exchange import Exchange
 
 __all__ = ["RunningMeanVar", "as_number"]
 
@@ -31,9 +36,10 @@ class RunningMeanVar:
     a spread of 1. Where a square is beyond 1e308 the variance is infinite; where a square is below 1e-324 it is 0.
     """
 
-    __slots__ = ("_count", "_max", "_mean", "_min", "_nonfinite", "_squares")
+    __slots__ = ("_count", "_max", "_mean", "_min", "_nonfinite", "_squares", "_sync")
 
     def __init__(self) -> None:
+        self._sync: tuple[Exchange, tuple[float, ...]] | None = None
         self.reset()
 
     def reset(self) -> None:
@@ -95,6 +101,47 @@ class RunningMeanVar:
     def copy(self) -> RunningMeanVar:
         """Return a copy."""
         return RunningMeanVar().merge(self)
+
+    # Ranks
+
+    def start_sync(self, group: ProcessGroup | None = None) -> None:
+        """Begin to send these numbers to the other ranks of a distributed training, without waiting for them.
+
+        All ranks of the group call this, and :meth:`finish_sync` later. In one process the two do nothing.
+
+        Args:
+            group: a process group of torch, by default the one of all ranks.
+
+        Raises:
+            ArgumentError: a sync has begun already; there is no process group though ``WORLD_SIZE`` is larger than 1; or this rank
+                is not in *group*.
+        """
+        from sonde.stats.distributed.exchange import Exchange
+
+        if self._sync is not None:
+            raise ArgumentError("start_sync() was called already: call finish_sync() first")
+        state = self._state()
+        self._sync = Exchange(state, group), state
+
+    def finish_sync(self) -> Self:
+        """Add the numbers that the other ranks had at :meth:`start_sync`, as :meth:`merge` does. Wait for them.
+
+        All ranks have the same aggregate then, but for numbers that were added to this one in between, which are kept. Call
+        :meth:`reset` before the next interval: at a second sync the numbers of the first would be added by every rank.
+
+        Raises:
+            ArgumentError: no sync has begun.
+        """
+        if self._sync is None:
+            raise ArgumentError("finish_sync() waits for what start_sync() began: call that before, on all ranks")
+        (exchange, state), self._sync = self._sync, None
+        ranks = [_restored(int(count), int(nonfinite), *rest) for count, nonfinite, *rest in exchange.finish()]
+        if self._state() != state:  # numbers came in between
+            ranks[ranks.index(_restored(*state))] = self.copy()
+        self.reset()
+        for rank in ranks:
+            self.merge(rank)
+        return self
 
     # Reading
 

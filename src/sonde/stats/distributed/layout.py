@@ -177,15 +177,14 @@ class Layout:
         if known is not None:
             return known[1]
         if not isinstance(block.statistic, Statistic):
-            found = [_OWN] * len(block.keys)
-        else:
-            places = self._places.get(repr(block.statistic), {})
-            found = []
-            for key in block.keys:
-                place = _OWN if key is None else places.get((*key.place, key.group))
-                if place is None:
-                    return None
-                found.append(place)
+            return np.full(len(block.keys), _OWN)
+        places = self._places.get(repr(block.statistic), {})
+        found = []
+        for key in block.keys:
+            place = _OWN if key is None else places.get((*key.place, key.group))
+            if place is None:
+                return None
+            found.append(place)
         made = np.array(found, np.intp)
         self._known[id(block.keys)] = block.keys, made  # the keys are held, so that no other object gets their id
         return made
