@@ -94,9 +94,9 @@ struct Halves : ReadAsFloats {
     static float one(uint16_t bits) { return from_half(bits); }
     float operator[](size_t i) const { return one(from[i]); }
     lanes::Floats floats(size_t at) const {
-#if defined(__AVX512F__) && defined(__GNUC__) && !defined(SONDE_PORTABLE)
+#if defined(SONDE_LANES_OF_512)
         return (lanes::Floats)_mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i *>(from + at)));
-#elif defined(__F16C__) && defined(__GNUC__) && !defined(SONDE_PORTABLE)
+#elif defined(SONDE_LANES_OF_256) && defined(__F16C__)
         return (lanes::Floats)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(from + at)));
 #else
         lanes::Floats made;
@@ -111,7 +111,7 @@ struct Halves : ReadAsFloats {
 // All elements as floats.
 template <class Source> inline void convert(const Source &source, float *to, size_t n) {
     size_t i = 0;
-#if defined(__AVX2__)
+#if defined(SONDE_LANES_OF_512) || defined(SONDE_LANES_OF_256)
     for (; i + Source::kStep <= n; i += Source::kStep) {
         const lanes::Floats made[2] = {source.floats(i), source.floats(i + Source::kStep / 2)};
         std::memcpy(to + i, made, sizeof made);

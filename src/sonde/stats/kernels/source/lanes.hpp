@@ -10,10 +10,20 @@
 #include <immintrin.h>
 #endif
 
+#if defined(__GNUC__) && !defined(SONDE_PORTABLE)
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__)
+#define SONDE_LANES_OF_512
+#elif defined(__AVX2__)
+#define SONDE_LANES_OF_256
+#elif defined(__SSE2__) && !defined(__AVX__)
+#define SONDE_LANES_OF_128
+#endif
+#endif
+
 namespace lanes {
 namespace {
 
-#if defined(__AVX512F__)
+#if defined(SONDE_LANES_OF_512)
 constexpr int kWidth = 8;  // doubles in a register
 #elif defined(__AVX__)
 constexpr int kWidth = 4;
@@ -43,6 +53,7 @@ using Doubles = Lanes<double, kWidth>;
 using Floats = Lanes<float, 2 * kWidth>;
 using Counts = Lanes<int32_t, 2 * kWidth>;      // per lane of Floats
 using Magnitudes = Lanes<uint32_t, 2 * kWidth>;
+using Bytes = Lanes<uint8_t, 8 * kWidth>;
 using WideCounts = Lanes<int64_t, kWidth>;      // per lane of Doubles
 
 template <class V, class T> inline V load(const T *from) {
@@ -59,6 +70,9 @@ inline void prefetch(const void *at) {
 }
 
 template <class V, class T> inline V filled(T value) {
+#if defined(__GNUC__) && !defined(SONDE_PORTABLE)
+    if constexpr (std::is_integral_v<T>) return V{} + value;
+#endif
     V made;
     for (size_t i = 0; i < sizeof(V) / sizeof(T); i++) made[i] = value;
     return made;
@@ -70,11 +84,11 @@ inline Doubles widened(const float *from) {
     Doubles made;
     for (int i = 0; i < kWidth; i++) made[i] = from[i];
     return made;
-#elif defined(__AVX512F__)
+#elif defined(SONDE_LANES_OF_512)
     return (Doubles)_mm512_maskz_cvtps_pd(0xff, _mm256_loadu_ps(from));
-#elif defined(__AVX__)
+#elif defined(SONDE_LANES_OF_256)
     return (Doubles)_mm256_cvtps_pd(_mm_loadu_ps(from));
-#elif defined(__SSE2__)
+#elif defined(SONDE_LANES_OF_128)
     return (Doubles)_mm_cvtps_pd(_mm_castsi128_ps(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(from))));
 #else
     return __builtin_convertvector((load<Lanes<float, kWidth>>(from)), Doubles);
@@ -83,10 +97,10 @@ inline Doubles widened(const float *from) {
 
 // The lower and the upper half of *floats*, as doubles.
 inline void widen(Floats floats, Doubles *to) {
-#if defined(__AVX512F__) && defined(__GNUC__) && !defined(SONDE_PORTABLE)
+#if defined(SONDE_LANES_OF_512)
     to[0] = (Doubles)_mm512_maskz_cvtps_pd(0xff, _mm512_maskz_extractf32x8_ps(0xff, (__m512)floats, 0));
     to[1] = (Doubles)_mm512_maskz_cvtps_pd(0xff, _mm512_maskz_extractf32x8_ps(0xff, (__m512)floats, 1));
-#elif defined(__AVX__) && defined(__GNUC__) && !defined(SONDE_PORTABLE)
+#elif defined(SONDE_LANES_OF_256)
     to[0] = (Doubles)_mm256_cvtps_pd(_mm256_castps256_ps128((__m256)floats));
     to[1] = (Doubles)_mm256_cvtps_pd(_mm256_extractf128_ps((__m256)floats, 1));
 #else
@@ -139,10 +153,40 @@ template <class C, class V> inline C with_zeros(C counts, V value) {
 #endif
 }
 
-#if defined(__AVX512F__) && defined(__GNUC__) && !defined(SONDE_PORTABLE)  // gcc 12 would spell the mask out first
+// *counts*, one more in each lane where the two are equal.
+template <class V> inline V with_equal(V counts, V one, V other) {
+#if defined(SONDE_PORTABLE) || !defined(__GNUC__)
+    for (size_t i = 0; i < sizeof one.at / sizeof one.at[0]; i++) counts.at[i] += one.at[i] == other.at[i];
+    return counts;
+#else
+    return counts - V(one == other);
+#endif
+}
+
+// The sum of all lanes.
+inline uint32_t sum_of(Bytes bytes) {
+#if defined(SONDE_LANES_OF_512)
+    const auto sums = (WideCounts)_mm512_sad_epu8((__m512i)bytes, _mm512_setzero_si512());
+#elif defined(SONDE_LANES_OF_256)
+    const auto sums = (WideCounts)_mm256_sad_epu8((__m256i)bytes, _mm256_setzero_si256());
+#elif defined(SONDE_LANES_OF_128)
+    const auto sums = (WideCounts)_mm_sad_epu8((__m128i)bytes, _mm_setzero_si128());
+#else
+    const Bytes sums = bytes;
+#endif
+    uint32_t sum = 0;
+    for (size_t i = 0; i < sizeof sums / sizeof sums[0]; i++) sum += uint32_t(sums[i]);
+    return sum;
+}
+
+#if defined(SONDE_LANES_OF_512)  // gcc 12 would spell the mask out first
 template <> inline Counts with_zeros(Counts counts, Floats value) {
     const __mmask16 zero = _mm512_cmp_ps_mask((__m512)value, _mm512_setzero_ps(), _CMP_EQ_OQ);
     return (Counts)_mm512_mask_sub_epi32((__m512i)counts, zero, (__m512i)counts, _mm512_set1_epi32(-1));
+}
+template <> inline Bytes with_equal(Bytes counts, Bytes one, Bytes other) {
+    const __mmask64 equal = _mm512_cmpeq_epi8_mask((__m512i)one, (__m512i)other);
+    return (Bytes)_mm512_mask_sub_epi8((__m512i)counts, equal, (__m512i)counts, _mm512_set1_epi8(-1));
 }
 template <> inline Magnitudes nearest(Magnitudes bits, Magnitudes kept) {  // one instruction
     constexpr int kAbsoluteMinimum = 0xa;

@@ -286,7 +286,7 @@ template <class Extremes, class Source> void add_block(const Source &source, siz
     }
 }
 
-#if defined(__AVX2__)  // all integers are compared in one instruction
+#if defined(SONDE_LANES_OF_512) || defined(SONDE_LANES_OF_256)  // all integers are compared in one instruction
 constexpr bool kComparesBits = true;
 #else
 constexpr bool kComparesBits = false;
