@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import is_dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +22,7 @@ from sonde.inspector.lenses.from_preprocessor import lens_of
 from sonde.inspector.lenses.lens import Lens, LossMetrics
 from sonde.preprocessor.base import AbstractPreprocessor
 
-__all__ = ["check_optimizer", "flat", "models_of", "optimizers_of", "plain_config"]
+__all__ = ["check_optimizer", "flat", "in_words", "models_of", "optimizers_of", "plain_config"]
 
 
 def models_of(module: Any) -> dict[str, nn.Module]:
@@ -84,6 +86,22 @@ def flat(lenses: Iterable[AnyLens]) -> Iterator[Lens | LossMetrics]:
         yield lens
         if isinstance(lens, Lens):
             yield from flat(lens.also)
+
+
+def in_words(given: Any) -> str:
+    """Return *given*, an argument such as ``every=`` or ``include=``, as a text that is equal in all processes of a training."""
+    if isinstance(given, re.Pattern):
+        return f"the pattern {given.pattern!r}"
+    if isinstance(given, type):
+        return given.__qualname__
+    if isinstance(given, list | tuple | set | frozenset):
+        return f"[{', '.join(sorted(map(in_words, given)))}]"
+    if is_dataclass(given) and not isinstance(given, type):
+        parts = (f"{each.name}={in_words(getattr(given, each.name))}" for each in dataclasses.fields(given))
+        return f"{type(given).__name__}({', '.join(parts)})"
+    if given is None or isinstance(given, bool | int | float | str | range):
+        return repr(given)
+    return f"a {type(given).__name__} {getattr(given, '__qualname__', '')}".rstrip()
 
 
 def plain_config(config: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from statistics import median
 
 from sonde.errors import ArgumentError
 
-__all__ = ["Meter", "share_of"]
+__all__ = ["Meter", "Timer", "share_of"]
 
 _KEPT = 50  # steps of each kind that medians are over
 _LEAST = 3  # of each kind before a share is given
@@ -88,6 +88,28 @@ class Meter:
         """Return the least n such that logging every n-th step takes no more than *share*; None if not known yet."""
         step, cost = self.step_time, self.cost
         return None if step is None or cost is None else max(2, math.ceil(cost / (share * step)))
+
+
+class Timer:
+    """Finds the number of steps that take a time, from one logged step to the next.
+
+    Args:
+        seconds: the time.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._last: tuple[int, float] | None = None
+        self._interval = 1
+
+    def interval_at(self, step: int) -> int:
+        """Return after how many steps *seconds* will have passed, now that *step* has ended. It grows fourfold at most."""
+        now = time.monotonic()
+        if self._last is not None and step > self._last[0] and now > self._last[1]:
+            wanted = self._seconds * (step - self._last[0]) / (now - self._last[1])
+            self._interval = max(1, min(round(wanted), 4 * self._interval))
+        self._last = step, now
+        return self._interval
 
 
 def share_of(budget: str | float | None) -> float | None:

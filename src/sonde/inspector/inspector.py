@@ -22,11 +22,12 @@ from sonde.engine.selection import Where
 from sonde.engine.unseen import Observer
 from sonde.errors import ArgumentError
 from sonde.escape import escape_html
-from sonde.inspector.arguments import check_optimizer, flat, models_of, optimizers_of, plain_config
+from sonde.inspector.arguments import check_optimizer, flat, in_words, models_of, optimizers_of, plain_config
 from sonde.inspector.budget import share_of
 from sonde.inspector.lenses.builtin import AnyLens, default_lenses
 from sonde.inspector.lenses.layer_selection import Choice
 from sonde.inspector.lenses.lens import Lens, LossMetrics
+from sonde.inspector.ranks import Participation, Ranks, check_ranks, participate
 from sonde.inspector.report import described
 from sonde.inspector.schedule import Every, InEpochs, Schedule, Steps, in_epochs, schedule_of
 from sonde.inspector.settings import GRADIENTS, Gradients, Settings, bytes_of
@@ -91,6 +92,7 @@ class Inspector(Observer):
         strict: raise what a statistic raises, instead of going on without it with a warning.
         quiet: print nothing at the end.
         train_loss_str, non_train_loss_str: the names under which losses of training and of evaluation are recorded.
+        ranks, per_rank, group, timeout, exit_timeout: in a training of several processes, see :func:`sonde.watch`.
         is_active_fn: in which epochs steps are logged: a callable that is given the number of the epoch, counted from 1; or n for
             the epochs whose number n divides.
         module_name_prefix: the delimiter in the names of layers: a dot, and no other.
@@ -128,11 +130,21 @@ class Inspector(Observer):
         module_name_prefix: str = ".",
         strict: bool = False,
         quiet: bool = False,
+        ranks: Ranks = "merged",
+        per_rank: bool = False,
+        group: Any = None,
+        timeout: float = 300.0,
+        exit_timeout: float = 20.0,
     ) -> None:
         if gradients not in GRADIENTS:
             raise ArgumentError(f"gradients={gradients!r}: give one of {', '.join(map(repr, GRADIENTS))}")
         if train_loss_str == non_train_loss_str:
             raise ArgumentError(f"the losses of training and of evaluation cannot both be called {train_loss_str!r}")
+        self._ranks = check_ranks(ranks)
+        if per_rank and self._ranks != "merged":
+            raise ArgumentError(f"per_rank=True writes rows of each rank beside joined ones, and ranks={ranks!r} joins none")
+        self._group = group
+        self._part = replace(Participation(), rows_beside=per_rank, timeout=timeout, exit_timeout=exit_timeout)
         self._lenses = (
             None
             if lenses is None
@@ -195,12 +207,24 @@ class Inspector(Observer):
         lenses = default_lenses(*models.values()) if self._lenses is None else self._lenses
         every = tuple(flat(lenses))
         observed = tuple(lens for lens in every if isinstance(lens, Lens))
-        settings = replace(self._settings, lenses=observed, by_default=self._lenses is None)
-        destinations = self._open()
+        part = participate(self._ranks, self._part)
+        batch_ranks = part.ranks_of_batches(self._group)
+        settings = replace(
+            self._settings,
+            lenses=observed,
+            by_default=self._lenses is None,
+            part=part,
+            batch_ranks=batch_ranks,
+        )
+        if part.group is not None:
+            own = {"ranks=": self._ranks, "budget=": self._budget, "every=": in_words(self._schedule)}
+            part.group.agree(own | settings.in_common())
+        destinations = part.open(self._open)
         try:
-            about = described(models, every) | self._config
-            for sink in destinations.sinks:
+            about = described(models, every) | part.described() | self._config
+            for sink in destinations.sinks if part.leads else ():
                 sink.open(about)
+            models = models if part.records else {}
             training = WatchedTraining(models, settings, self._schedule, self._budget, destinations)
         except BaseException:
             destinations.close()
@@ -227,7 +251,7 @@ class Inspector(Observer):
         atexit.unregister(self._at_exit)
         training.stop()
         self._show()
-        if not self._quiet:
+        if not self._quiet and training.part.leads:
             sys.stdout.write("\n".join(training.closing_lines()) + "\n")
         return self
 
@@ -292,7 +316,7 @@ class Inspector(Observer):
 
     def _show(self) -> None:
         training = self._last()
-        if training.destinations.visualizers:
+        if training.destinations.visualizers and training.part.leads:
             run = self.run
             for visualizer in training.destinations.visualizers:
                 training.try_to_show(visualizer, run)
@@ -406,6 +430,8 @@ class Inspector(Observer):
         return self._training
 
     def _recorded(self) -> RunSink:
+        if self._training is not None and self._training.destinations.recorded is None and not self._training.part.leads:
+            raise ArgumentError(f"rank {self._training.part.rank} has no run: rank 0 has it, in memory or with ranks='first'")
         if self._training is None or self._training.destinations.recorded is None:
             raise ArgumentError('no run is written: give a path or "memory" in to=')
         return self._training.destinations.recorded

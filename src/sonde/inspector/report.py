@@ -118,6 +118,7 @@ def closing_lines(
     *,
     ended: Sequence[str] = (),
     is_empty: bool = False,
+    ranks: int = 1,
 ) -> list[str]:
     """Return the three lines that an inspector prints when it is detached: the run, the findings, the overhead.
 
@@ -130,12 +131,13 @@ def closing_lines(
         overhead: the share of training time that observing took; None if it is not known.
         ended: the families and sinks that got no more rows after an error.
         is_empty: no row of any family was recorded.
+        ranks: how many processes recorded the run.
     """
     logged, every = steps
     missing = [f" · {number:,} {what} lost" for number, what in zip(lost, ("of these", "rows"), strict=True) if number]
     where = short_path(path) if path is not None else "not on disk"
     return [
-        f"run {where} · {logged:,} of {every:,} steps logged{''.join(missing)}",
+        f"run {where} · {f'{ranks:,} ranks · ' if ranks > 1 else ''}{logged:,} of {every:,} steps logged{''.join(missing)}",
         _found(findings, errors, ended, is_empty=is_empty and logged > 0),
         _cost(overhead, *steps),
     ]

@@ -7,7 +7,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, TypeAlias
 
 from sonde.engine import Tick
@@ -27,6 +27,8 @@ __all__ = [
     "When",
     "in_epochs",
     "schedule_of",
+    "seconds_of",
+    "with_interval",
 ]
 
 
@@ -278,6 +280,24 @@ def _whole(step: Any) -> int:
     if number is None or number < 0:
         raise ArgumentError(f"every=: steps are whole numbers from 0, and {step!r} is none")
     return number
+
+
+def seconds_of(schedule: Schedule) -> float | None:
+    """Return the seconds between logged steps, where *schedule* goes by time."""
+    if isinstance(schedule, Warmup):
+        return seconds_of(schedule_of(schedule.then))
+    if isinstance(schedule, InEpochs):
+        return seconds_of(schedule.schedule)
+    return schedule.seconds if isinstance(schedule, EverySeconds) else None
+
+
+def with_interval(schedule: Schedule, n: int) -> Schedule:
+    """Return *schedule* with every *n*-th step instead of another interval or of a time."""
+    if isinstance(schedule, Warmup):
+        return replace(schedule, then=with_interval(schedule_of(schedule.then), n))
+    if isinstance(schedule, InEpochs):
+        return replace(schedule, schedule=with_interval(schedule.schedule, n))
+    return Every(n) if isinstance(schedule, Every | EverySeconds) else schedule
 
 
 class Pace:

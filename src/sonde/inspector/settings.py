@@ -7,9 +7,13 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any, Literal
 
+import sonde
 from sonde.errors import ArgumentError
+from sonde.inspector.arguments import in_words
 from sonde.inspector.lenses.layer_selection import Choice
 from sonde.inspector.lenses.lens import Lens
+from sonde.inspector.ranks import Participation
+from sonde.run.schema import VERSION
 
 __all__ = ["GRADIENTS", "Gradients", "Settings", "bytes_of"]
 
@@ -33,6 +37,8 @@ class Settings:
         update_memory: bytes that copies of parameters may take, for the time of a logged step.
         calls_apart: how many calls of a module in one forward have rows of their own.
         by_default: whether these are the default lenses. One of them may find nothing to observe.
+        part: how this process takes part in the run.
+        batch_ranks: the ranks that run the models on batches of their own; None: find them.
     """
 
     lenses: tuple[Lens, ...]
@@ -44,6 +50,24 @@ class Settings:
     update_memory: float = inf
     calls_apart: int = 0
     by_default: bool = False
+    part: Participation = Participation()
+    batch_ranks: tuple[int, ...] | None = None
+
+    def in_common(self) -> dict[str, Any]:
+        """Return what must be alike in all processes of a training, in words."""
+        choice = self.choice
+        return {
+            "the version of sonde": sonde.__version__,
+            "the version of the run format": VERSION,
+            "per_rank=": self.part.rows_beside,
+            "lenses=": "the default" if self.by_default else [lens.described() for lens in self.lenses],
+            "gradients=": self.gradients,
+            "evaluation=": self.evaluation,
+            "calls=": self.calls_apart,
+            "include=": in_words(choice.include),
+            "exclude=": in_words(choice.exclude),
+            "depth=": choice.depth,
+        }
 
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 2**10, "mi": 2**20, "gi": 2**30}

@@ -10,17 +10,21 @@ from torch import nn
 from sonde.engine import Coverage, ProbeError
 from sonde.engine.failures import name_of
 from sonde.errors import ArgumentError, SelectionError
+from sonde.inspector.budget import Timer
 from sonde.inspector.measurement.measurement import Measurement
 from sonde.inspector.pipeline.batch import Batch, BatchBuilder
 from sonde.inspector.pipeline.batch_writer import BatchWriter
+from sonde.inspector.pipeline.merging import AT_THE_END, WITHIN_STEP
 from sonde.inspector.pipeline.scalars import ScalarBuffer
+from sonde.inspector.ranks import Participation
 from sonde.inspector.report import closing_lines, coverage_data, coverage_of
-from sonde.inspector.schedule import Every, Schedule
+from sonde.inspector.schedule import Every, Schedule, seconds_of, with_interval
 from sonde.inspector.settings import Settings
 from sonde.inspector.sinks.destinations import Destinations, Visualizer
 from sonde.inspector.watched_model import WatchedModel
 from sonde.rules import Finding
 from sonde.run.run import Run
+from sonde.stats.distributed import Merger
 from sonde.warn import warn_user
 
 __all__ = ["WatchedTraining"]
@@ -49,15 +53,25 @@ class WatchedTraining:
         destinations: Destinations,
     ) -> None:
         self.destinations = destinations
-        self.schedule = schedule
         self.attached = False
         self._errors: list[ProbeError] = []
         self._settings = settings
         self._budget = budget
         self._pushed = ScalarBuffer()
+        part = settings.part
+        self._merger = Merger(part.group, timeout=part.timeout) if part.merges and part.group is not None else None
+        self._chosen_at = -1  # the place in the training of the last interval that was offered to the other ranks
+        self.schedule = schedule = self._timed(schedule)
         self.watched = [WatchedModel(model, name, settings, schedule, self._send, self._failed) for name, model in models.items()]
-        self._writer = BatchWriter(destinations.sinks)
+        self._writer = BatchWriter(
+            destinations.sinks,
+            merger=self._merger,
+            is_one_of_several=part.scope == "rank",
+            rows_beside=part.rows_beside,
+        )
+        self._whens = (-1, 0)  # the steps of all models at the last batch, and its number among the batches since then
         self._coverage_written = False
+        self._told: list[Finding] = []  # by other ranks
 
     def attach(self) -> None:
         """Put every lens on every model.
@@ -67,6 +81,9 @@ class WatchedTraining:
         """
         settings = self._settings
         try:
+            if not self.watched:  # this process records nothing
+                self.attached = True
+                return
             refused = [watched.attach(self.destinations.first_step, self.destinations.epoch) for watched in self.watched]
             blind = [name for name in refused[0] if all(name in each for each in refused)]
             optional = {lens.name for lens in settings.lenses if lens.optional} if any(w.observes for w in self.watched) else set()
@@ -86,6 +103,8 @@ class WatchedTraining:
         if self.attached:
             self._put_rest(everything=True)
             self._take_off()
+            if self._merger is not None:
+                self._merger.hurry(self._settings.part.exit_timeout)
             self._writer.stop(self._write_ends)
 
     def _take_off(self) -> None:
@@ -101,6 +120,8 @@ class WatchedTraining:
         Raises:
             ArgumentError: no forward or backward pass of any model was seen since the last one.
         """
+        if not self.watched:
+            return
         moved = [watched for watched in self.watched if watched.clock.has_begun]
         if not moved or not any(watched.clock.forwards for watched in moved):
             raise ArgumentError(
@@ -113,16 +134,29 @@ class WatchedTraining:
 
     def end_epoch(self, epoch: int | None) -> int:
         """End the epoch, and write what belongs to it; *epoch* sets the number of the next. Return the number of the one ended."""
+        if not self.watched:
+            return 0
         ended = self.watched[0].clock.epoch
         self._put_rest(everything=True)
         for watched in self.watched:
             watched.end_epoch(epoch)
         clock = self.watched[0].clock
-        self.destinations.begin_epoch(clock.epoch, clock.step)
+        if self._settings.part.leads:
+            self.destinations.begin_epoch(clock.epoch, clock.step)
         return ended
 
     def schedule_by(self, schedule: Schedule) -> None:
         """Log by another schedule from the next decision on."""
+        self._follow(self._timed(schedule))
+
+    def _timed(self, schedule: Schedule) -> Schedule:
+        """Return *schedule*; where ranks must log the same steps, with a number of steps for a time, which rank 0 adapts."""
+        seconds = seconds_of(schedule) if self._merger is not None else None
+        self._timer = None if seconds is None else Timer(seconds)
+        self._interval = schedule.n if isinstance(schedule, Every) else 1
+        return schedule if seconds is None else with_interval(schedule, 1)
+
+    def _follow(self, schedule: Schedule) -> None:
         self.schedule = schedule
         for watched in self.watched:
             watched.schedule_by(schedule)
@@ -131,6 +165,8 @@ class WatchedTraining:
 
     def push(self, name: str, value: Any, *, train: bool | None, running: bool) -> None:
         """Record a loss or metric; *train*: of training, or else of evaluation; None as the first model's mode says."""
+        if not self.watched:
+            return
         watched = self.watched[0]
         in_step = watched.model.training if train is None else train
         self._pushed.push(name, value, *watched.moment(in_step=in_step), running=running)
@@ -141,33 +177,56 @@ class WatchedTraining:
         """Put what has *waited*, and the data of a step or an evaluation of one of the models."""
         for batch in waited:
             self._writer.put(batch)
+        builder.when = self._when(ends_interval=builder.ends_interval)
         if builder.ends_interval:
             self._pushed.log(builder.step)
             self._account(builder)
-        for pushed in self._pushed.take():
-            builder.pushed(pushed)
+        if builder.ends_interval or self._merger is None:  # what is pushed joins what other ranks push, which may not evaluate
+            for pushed in self._pushed.take():
+                builder.pushed(pushed)
         if builder:
             self._writer.put(builder.batch())
         if not self._coverage_written and self._writer.has_written:
             self._write_coverage()
 
+    def _when(self, *, ends_interval: bool) -> int:
+        """Return the place in the training of data that comes now: the same on all ranks, and greater than that of all before."""
+        steps = sum(watched.steps for watched in self.watched)
+        number = self._whens[1] + 1 if self._whens[0] == steps else 0
+        if not ends_interval:
+            number = max(number, WITHIN_STEP // 2)
+        self._whens = steps, min(number, AT_THE_END - 1)
+        return steps * WITHIN_STEP + self._whens[1]
+
     def _account(self, builder: BatchBuilder) -> None:
         """Record what observing costs, and keep to the budget."""
         share = self.overhead()
         if share is not None:
-            builder.scalar("overhead", share)
-        if self._budget is not None and isinstance(self.schedule, Every):
-            wanted = [watched.meter.interval_for(self._budget) for watched in self.watched]
-            known = [interval for interval in wanted if interval is not None]
-            if known and max(known) != self.schedule.n:
-                self.schedule_by(Every(max(known)))
+            builder.scalar("overhead", share, "max")
+        if (self._budget is None or not isinstance(self.schedule, Every)) and self._timer is None:
+            return
+        wanted = self._wanted_interval(builder.step)
+        if self._merger is not None and builder.when is not None and not self._merger.failed:
+            before, self._chosen_at = self._chosen_at, builder.when  # rank 0 chooses for all, at the logged step before
+            builder.interval = wanted or self._interval
+            wanted = 0 if before < 0 else self._writer.interval_at(before)
+        if wanted and wanted != self._interval:
+            self._interval = wanted
+            self._follow(with_interval(self.schedule, wanted))
+
+    def _wanted_interval(self, step: int) -> int:
+        """Return the number of steps between logged ones that suits the budget, or the time between them; 0 if not known."""
+        if self._timer is not None:
+            return self._timer.interval_at(step)
+        wanted = [watched.meter.interval_for(self._budget) for watched in self.watched] if self._budget is not None else []
+        return max((interval for interval in wanted if interval is not None), default=0)
 
     def _put_rest(self, *, everything: bool) -> None:
         """Put the rows of evaluation passes and the pushed values; *everything*: also of intervals that have not ended."""
         for watched in self.watched:
             if watched.rows.measurements:
                 watched.take_evaluation()
-        if not self.watched[0].rows.measurements:
+        if not self.watched or not self.watched[0].rows.measurements:
             return
         builder = BatchBuilder(*self.watched[0].moment(in_step=False))
         for pushed in self._pushed.take(everything=everything):
@@ -179,6 +238,11 @@ class WatchedTraining:
         """Return when everything that is complete is with the sinks."""
         self._put_rest(everything=False)
         self._writer.flush()
+
+    @property
+    def part(self) -> Participation:
+        """How this process takes part in the run."""
+        return self._settings.part
 
     # What there is to say
 
@@ -192,9 +256,11 @@ class WatchedTraining:
 
     @property
     def findings(self) -> list[Finding]:
-        """The findings of the rules in the rows so far."""
+        """The findings of the rules in the rows so far; at the end also those of other ranks in their rows."""
         self._writer.flush()
-        return self._findings()
+        found = self._findings()
+        known = {(each.rule, each.site, each.call) for each in found}
+        return found + [each for each in self._told if (each.rule, each.site, each.call) not in known]
 
     def _findings(self) -> list[Finding]:
         """Return the findings in the rows that were written so far, after those about the loop itself."""
@@ -236,17 +302,20 @@ class WatchedTraining:
         ended = tuple(dict.fromkeys([*stopped, *self._writer.ended]))
         empty = not self._writer.has_written
         path, found, share = self.destinations.path, self.findings, self.overhead()
-        return closing_lines(path, steps, lost, found, self.errors, share, ended=ended, is_empty=empty)
+        ranks = self.part.size
+        return closing_lines(path, steps, lost, found, self.errors, share, ended=ended, is_empty=empty, ranks=ranks)
 
     def _write_coverage(self) -> None:
         """Write the coverage into the run."""
         self._coverage_written = True
-        if self.destinations.recorded is not None:
+        if self.destinations.recorded is not None and (self._settings.part.leads or self._writer.has_written):
             self.destinations.recorded.writer.document("coverage", coverage_data(self.coverage()))
 
     def _write_ends(self) -> None:
         """Write coverage and findings into the run: in the writer thread, when all rows are with the sinks."""
         self._write_coverage()
+        is_lost = self._writer.merging is None or self._writer.merging.is_lost
+        self._told = self.part.findings_of_others(self._findings(), is_lost=is_lost)
         if self.destinations.recorded is not None:
             for found in self._findings():
                 self.destinations.recorded.writer.alert(

@@ -14,6 +14,7 @@ from sonde.engine.selection import Where
 from sonde.errors import ArgumentError
 from sonde.inspector.inspector import Inspector
 from sonde.inspector.lenses.builtin import AnyLens
+from sonde.inspector.ranks import Ranks
 from sonde.inspector.schedule import Steps
 from sonde.inspector.settings import Gradients
 from sonde.run.store.open import Existing
@@ -49,6 +50,11 @@ def watch(
     strict: bool = False,
     quiet: bool = False,
     batch: Any = None,
+    ranks: Ranks = "merged",
+    per_rank: bool = False,
+    group: Any = None,
+    timeout: float = 300.0,
+    exit_timeout: float = 20.0,
 ) -> Inspector:
     """Record what happens in *model* while it is trained, until the end of a ``with`` block or ``detach()``::
 
@@ -103,6 +109,14 @@ def watch(
             dict or the ``BatchEncoding`` of a tokenizer), or the only argument. The execution graph is captured on it before the
             training begins, and kept in the run: ``sonde.graph.Graph.of(run.graph)`` reads it back, to be drawn with the run's
             numbers on its nodes. The model is left as it was.
+        ranks: in a training of several processes (``torchrun``), where each calls ``watch``: ``"merged"``, one run of the joined
+            numbers of all; ``"each"``, one run in which each writes its own, without any communication after this call;
+            ``"first"``, rank 0 records alone, and nothing communicates.
+        per_rank: write the rows of each process too, in families with the suffix ``_rank``.
+        group: the process group, or the ``DeviceMesh``, of the ranks that run the model on batches of their own; by default that
+            of DDP or FSDP, or all ranks.
+        timeout, exit_timeout: the seconds after which a process is given up that shows no sign of life; and the seconds that the
+            end may wait for other processes. The others then record their own numbers.
 
     Returns:
         The inspector, attached.
@@ -112,6 +126,7 @@ def watch(
         ModelError: *model* is no ``nn.Module``.
         SelectionError: the lenses, *include* and *exclude* leave nothing to observe.
         StoreError: the folder in *to* cannot be used.
+        RankError: the processes of the training were given different arguments, or one of them cannot write.
     """
     graph = None if batch is None else _captured(model, batch)
     inspector = Inspector(
@@ -136,6 +151,11 @@ def watch(
         visualizer=visualizer,
         strict=strict,
         quiet=quiet,
+        ranks=ranks,
+        per_rank=per_rank,
+        group=group,
+        timeout=timeout,
+        exit_timeout=exit_timeout,
     )
     inspector.attach(model)
     if graph is not None:

@@ -20,7 +20,7 @@ __all__ = ["Findings"]
 
 _NAMED = 3
 _FEW = 3  # weights: with fewer, none can be far from the others
-_ASIDE = ("_eval", "_micro")
+_ASIDE = ("_eval", "_micro", "_rank")
 _GRADIENTS = ("grad_norm", "grad_norm_raw")
 _SPIKING = ("loss", *_GRADIENTS, "update_norm")
 _KEPT, _START, _LEAST_SPREAD = 128, 10, 0.02

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -157,6 +158,13 @@ class Layout:
         self.site, self.model, self.port = texts["site"], texts["model"], texts["port"]
         self.columns: Mapping[str, tuple[str, ...] | npt.NDArray[np.int32]] = {**texts, **whole, "scope": self.scope}
         self.rows: npt.NDArray[np.intp] = np.arange(len(parsed))
+
+    def of_scope(self, scope: Scope | Sequence[Scope]) -> Layout:
+        """Return a layout of the same places, whose rows are of *scope*."""
+        made = copy(self)
+        made.scope = (scope,) * len(self) if isinstance(scope, str) else tuple(scope)
+        made.columns = {**self.columns, "scope": made.scope}
+        return made
 
     @property
     def order(self) -> npt.NDArray[np.int32]:

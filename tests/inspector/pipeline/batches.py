@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sonde.inspector.measurement.row_index import RowIndex
-from sonde.inspector.pipeline.batch import Batch, DeviceScalar, RawRows
+from sonde.inspector.pipeline.batch import Batch, PendingScalar, RawRows
 from sonde.inspector.sinks.base import Rows, Scalar
 from sonde.run.schema import Layout
 from sonde.stats import Activation, ChannelActivation, ExponentHistogram, Field, Moments, Norm, RowStatistic, Statistic
@@ -96,11 +96,11 @@ def random_training(seed: int) -> list[Batch]:
                 scales = {"grad": len(tensors)}
                 tensors.append(torch.tensor(2.0 ** draw.integers(1, 9), dtype=torch.float64))
             made.append(RawRows(of, slice(start, start + len(blocks)), epoch, step, micro_step, scales, norms, hidden=hidden))
-        scalars: list[Scalar | DeviceScalar] = []
+        scalars: list[Scalar | PendingScalar] = []
         if draw.random() < 0.5:
             scalars.append(Scalar("loss", draw.normal(), epoch, step))
         if draw.random() < 0.5:
-            scalars.append(DeviceScalar("accuracy", epoch, step, len(tensors), 3))
+            scalars.append(PendingScalar("accuracy", epoch, step, count=3, place=len(tensors)))
             tensors.append(torch.tensor(draw.normal(), dtype=torch.float64))
         batches.append(Batch(pack(tensors), made, scalars))
 

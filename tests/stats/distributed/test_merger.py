@@ -255,26 +255,24 @@ def test_keys_that_are_new_objects_in_every_step_are_forgotten() -> None:
     with mergers(1) as (made, _):
         for step in range(1500):
             found = made[0].merge(Offer(step, [block([key("a")], row)], [Total(f"metric {step}", 2.0)]))
-            assert found.totals == [2.0]
+            assert found.totals == [(2.0, 1, True)]
         assert len(made[0]._held) < 1024
         assert len(made[0]._layout._known) < 1024
 
 
-def test_totals_are_means_the_lowest_ranks_or_the_largest() -> None:
-    """Names that one rank alone pushed; the first of a name joins the first."""
-    found = merge(
-        Offer(
-            0, (), [Total("loss", 6.0, 2), Total("loss", 1.0), Total("lr", 0.1, how="lowest"), Total("overhead", 0.5, how="max")]
-        ),
-        Offer(
-            0,
-            (),
-            [Total("lr", 0.2, how="lowest"), Total("overhead", 0.7, how="max"), Total("loss", 3.0, 1), Total("accuracy", 0.3)],
-        ),
+def test_totals_are_means_sums_the_lowest_ranks_or_the_largest() -> None:
+    """Names that one rank alone pushed; the first of a name joins the first. Every rank knows the value, and one writes it."""
+    lows, highs = (
+        [Total("lr", rate, how="lowest") for rate in (0.1, 0.2)],
+        [Total("overhead", share, how="max") for share in (0.5, 0.7)],
     )
-    assert found[0].totals == [3.0, 1.0, 0.1, 0.7]
-    assert found[1].totals == [None, None, None, 0.3]
-    assert found[1].values == [0.1, 0.7, 3.0, 0.3]
+    squares = [Total("norm", square, how="sum") for square in (4.0, 5.0)]
+    found = merge(
+        Offer(0, (), [Total("loss", 6.0, 2), Total("loss", 1.0), lows[0], highs[0], squares[0]]),
+        Offer(0, (), [lows[1], highs[1], Total("loss", 3.0, 1), Total("accuracy", 0.3), squares[1]]),
+    )
+    assert found[0].totals == [(3.0, 2, True), (1.0, 1, True), (0.1, 1, True), (0.7, 2, True), (9.0, 2, True)]
+    assert found[1].totals == [(0.1, 0, True), (0.7, 0, True), (3.0, 0, True), (0.3, 1, True), (9.0, 0, True)]
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,7 @@ def _example(kind: str) -> Any:
 
 _NO_IMPORT = "sonde cannot be imported"
 _NO_COMPILE = "models that are compiled cannot be observed"
+_NO_MESH = "the ranks that run a model on batches of their own are taken from the mesh of its parameters, or from group="
 
 _TABLE = {
     "to find the backward pass, the node and the numbers of autograd": {
@@ -137,6 +138,10 @@ _TABLE = {
         "torch._dynamo.comptime.comptime": "statistics cannot be observed in compiled code",
         "torch._dynamo.config": "probes that are attached after a model was compiled may see nothing",
         "torch._dynamo.exc.TorchDynamoException": "the law that a statistic can be traced cannot be tested",
+    },
+    "to find the ranks over which FSDP2 shards a model": {
+        "torch.distributed.fsdp.FSDPModule._get_fsdp_state": _NO_MESH,
+        "torch.distributed.fsdp._fully_shard._fsdp_state.FSDPState._fsdp_param_group": _NO_MESH,
     },
     "to capture a graph without computing": {
         "torch._subclasses.fake_tensor.FakeTensorMode": "a graph can be captured of real tensors alone",

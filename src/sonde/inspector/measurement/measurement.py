@@ -18,9 +18,10 @@ from sonde.engine.probes.step_hooks import size_factor
 from sonde.engine.selection import Where
 from sonde.inspector.lenses.lens import Lens
 from sonde.inspector.measurement.row_index import RowIndex
+from sonde.inspector.measurement.row_keys import RowKeys
 from sonde.inspector.schedule import Pace
 from sonde.preprocessor.updates import difference
-from sonde.run.schema import Layout
+from sonde.run.schema import Layout, Scope
 from sonde.site import OTHER_CALLS, PARAMETER_PORTS, PORTS, Port, Site
 from sonde.stats import PairStatistic, RowStatistic, Table
 from sonde.stats.history import History
@@ -103,7 +104,12 @@ class Measurement:
         norms: the ports of parameters whose norms over all parameters come from its rows.
         hidden: whether its rows are for these norms alone.
         is_sequence: whether each tensor is compared with the tensor of the step before.
+        scope: how much of the training the rows are of.
+        keys: says which rows of other ranks join; None if none do.
     """
+
+    scope: Scope = "global"
+    keys: RowKeys | None = None
 
     def __init__(
         self,
@@ -200,6 +206,7 @@ class Measurement:
         orders: list[int] = []
         matrices: list[bool] = []
         sizes: list[float] = []
+        hooks: list[SiteHook] = []
         for site, call, row, hook in self._rows():
             sites.append(site)
             calls.append(call)
@@ -207,7 +214,11 @@ class Measurement:
             orders.append(order.get(hook.name, order.get(hook.name.rpartition(".")[0], len(order))))
             matrices.append(isinstance(hook.target, nn.Parameter) and hook.target.dim() >= 2)
             sizes.append(size_factor(hook, site.port))
-        layout = Layout(sites, calls, orders)
+            hooks.append(hook)
+        layout = Layout(sites, calls, orders, self.scope)
+        joined = zip(sites, calls, hooks, strict=True)
+        micro_step = self.kind == "micro_step"
+        keys = None if self.keys is None else self.keys.of(self.family, self.statistic, joined, micro_step=micro_step)
         return RowIndex(
             self.family,
             self.statistic,
@@ -216,6 +227,7 @@ class Measurement:
             tuple(site.port for site in sites),
             np.array(matrices, bool),
             np.array(sizes),
+            keys,
         )
 
     def _rows(self) -> Iterator[tuple[Site, int, Tensor, SiteHook]]:

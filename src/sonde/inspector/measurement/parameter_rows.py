@@ -11,6 +11,7 @@ from torch.nn.parameter import is_lazy
 
 from sonde.engine.probes.site_hook import SiteHook
 from sonde.inspector.measurement.row_index import RowIndex
+from sonde.inspector.measurement.row_keys import RowKeys
 from sonde.run.schema import Layout
 from sonde.site import OTHER_CALLS, Port
 from sonde.stats import Norm, Table
@@ -27,6 +28,7 @@ class ParameterRows:
         port: of the sites: ``param`` or ``grad``.
         table: holds the rows.
         step: the step in which the rows were filled; -1 before.
+        keys: says which rows of other ranks join; None if none do.
 
     Args:
         name: what is measured, in words; no rows are written under it.
@@ -44,6 +46,7 @@ class ParameterRows:
         self._has_failed = False
         self._hooks: list[SiteHook] = []
         self._index: tuple[tuple[int, frozenset[int] | None], RowIndex] | None = None
+        self.keys: RowKeys | None = None
 
     def look(self, hooks: Sequence[SiteHook], step: int) -> None:
         """Measure the parameters of *hooks* as they are now, in *step*, in place of what was measured before. No host sync."""
@@ -95,6 +98,7 @@ class ParameterRows:
         if self._index is None or self._index[0] != key:
             hooks = [hook for hook in self._hooks if held is None or id(hook.target) in held]
             orders = [order.get(hook.name, order.get(hook.name.rpartition(".")[0], len(order))) for hook in hooks]
+            places = [(hook.sites[self.port], OTHER_CALLS, hook) for hook in hooks]
             self._index = (
                 key,
                 RowIndex(
@@ -105,6 +109,7 @@ class ParameterRows:
                     (self.port,) * len(hooks),
                     np.zeros(len(hooks), bool),
                     np.ones(len(hooks)),
+                    None if self.keys is None else self.keys.of(self._name, self.table.statistic, places),
                 ),
             )
         return self._index[1]

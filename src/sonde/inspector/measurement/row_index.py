@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,10 @@ import numpy.typing as npt
 import torch
 
 from sonde.errors import ArgumentError
-from sonde.run.schema import Layout
-from sonde.site import Port
+from sonde.run.schema import Layout, Scope
+from sonde.site import MODULE_PORTS, Port
 from sonde.stats import RowStatistic
+from sonde.stats.distributed import Key
 
 __all__ = ["RowIndex"]
 
@@ -32,6 +34,7 @@ class RowIndex:
         ports: of each site, its port.
         matrices: of each site, whether its tensor is a parameter of two dimensions or more.
         sizes: of each site, how many times as large its tensor is as the part that was measured: 1, or more for a sample.
+        keys: of each site, which rows of other ranks its row joins, None for none; None where no row joins any.
     """
 
     family: str
@@ -41,6 +44,28 @@ class RowIndex:
     ports: tuple[Port, ...]
     matrices: npt.NDArray[np.bool_]
     sizes: Numbers
+    keys: tuple[Key | None, ...] | None = None
+
+    def rows_in(self, blocks: Sequence[Numbers]) -> Numbers:
+        """Return the rows of the sites, of shape ``(sites, 1 + width)``, from all blocks of the table."""
+        joined = blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
+        return joined.take(self.index, axis=0)
+
+    @cached_property
+    def alone(self) -> RowIndex:
+        """The index of the same rows of this rank, in the order of the sites."""
+        return replace(self, index=np.arange(len(self.layout)), keys=None)
+
+    @cached_property
+    def joined(self) -> RowIndex:
+        """The index of rows that are joined with those of other ranks, in the order of the sites."""
+        scopes: list[Scope] = ["data-parallel" if port in MODULE_PORTS else "global" for port in self.ports]
+        return replace(self.alone, layout=self.layout.of_scope(scopes))
+
+    @cached_property
+    def beside(self) -> RowIndex:
+        """The index of rows of this rank that are written beside the joined ones, in a family of their own."""
+        return replace(self.alone, family=f"{self.family}_rank")
 
     def finish(self, moments: Sequence[Sequence[Numbers]]) -> tuple[npt.NDArray[np.bool_], Numbers, dict[str, Numbers]]:
         """Finish the rows of several moments at once.
@@ -57,8 +82,7 @@ class RowIndex:
         """
         every = np.empty((len(moments), len(self.index), moments[0][0].shape[1]))
         for place, blocks in zip(every, moments, strict=True):
-            joined = blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
-            place[:] = joined.take(self.index, axis=0)
+            place[:] = self.rows_in(blocks)
         seen = every[..., 0] != 0
         rows: Numbers = every.reshape(-1, every.shape[2]) if seen.all() else every[seen]
         if not len(rows):

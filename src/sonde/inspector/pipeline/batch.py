@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -16,10 +17,11 @@ from sonde.inspector.measurement.parameter_rows import ParameterRows
 from sonde.inspector.measurement.row_index import RowIndex
 from sonde.inspector.pipeline.scalars import Pushed
 from sonde.inspector.sinks.base import Scalar
+from sonde.run.schema import Scope
 from sonde.stats import Table
 from sonde.stats.host_copy import HostCopy, pack
 
-__all__ = ["Batch", "BatchBuilder", "DeviceScalar", "RawRows"]
+__all__ = ["Batch", "BatchBuilder", "Join", "PendingScalar", "RawRows"]
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class RawRows:
         norms: the ports whose norms over all parameters come from these rows.
         hidden: whether the rows are for these norms alone.
         role: the rows of hooks; or of all parameters as they were when the step began, or of their gradients before clipping.
+        ranks: of each site the number of processes whose tensors are in its row; None: one.
     """
 
     index: RowIndex
@@ -45,27 +48,45 @@ class RawRows:
     norms: frozenset[str] = frozenset()
     hidden: bool = False
     role: Literal["hooks", "start", "raw"] = "hooks"
+    ranks: npt.NDArray[np.intp] | None = None
+
+
+Join = Literal["mean", "lowest", "max", "sum"]
+"""How a scalar joins those of other ranks: the mean of all values, that of the lowest rank, the largest, or the
+root of their sum."""
 
 
 @dataclass(frozen=True)
-class DeviceScalar:
-    """A scalar whose sum is in the copy.
+class PendingScalar:
+    """A scalar that is not read yet.
 
     Attributes:
         name, epoch, step: as of a :class:`~sonde.inspector.sinks.base.Scalar`.
-        place: where the sum is in the copy.
+        total: the sum of *count* values.
         count: the number of values in the sum.
+        place: where the sum is in the copy; None: it is known.
+        join: how it joins those of other ranks. ``"sum"`` is of squares; its root is the scalar.
     """
 
     name: str
     epoch: int
     step: int
-    place: int
-    count: int
+    total: float = 0.0
+    count: int = 1
+    place: int | None = None
+    join: Join = "mean"
+
+    def read_total(self, arrays: Sequence[npt.NDArray[np.float64]]) -> float:
+        """Return the sum, once the copy has arrived."""
+        return self.total if self.place is None else float(arrays[self.place])
 
     def read(self, arrays: Sequence[npt.NDArray[np.float64]]) -> Scalar:
         """Return the mean, once the copy has arrived."""
-        return Scalar(self.name, float(arrays[self.place]) / self.count, self.epoch, self.step)
+        return self.of(self.read_total(arrays) / self.count)
+
+    def of(self, number: float, scope: Scope = "global", ranks: int = 1) -> Scalar:
+        """Return the scalar for *number*, the mean, or the sum of squares over all ranks."""
+        return Scalar(self.name, math.sqrt(number) if self.join == "sum" else number, self.epoch, self.step, scope, ranks)
 
 
 @dataclass(frozen=True)
@@ -77,12 +98,21 @@ class Batch:
         rows: the rows of each measurement.
         scalars: pushed values and numbers of the moment.
         nbytes: of the copy.
+        moment: its epoch and step.
+        when: the place of the moment in the training, the same number on all ranks; None where the data joins those of the next
+            moment that has one.
+        ends_interval: whether a logged step has ended.
+        interval: the number of steps between logged ones that this process would choose from now on; 0 if it has no choice.
     """
 
     copy: HostCopy
     rows: Sequence[RawRows] = ()
-    scalars: Sequence[Scalar | DeviceScalar] = ()
+    scalars: Sequence[Scalar | PendingScalar] = ()
     nbytes: int = 0
+    moment: tuple[int, int] = (0, 0)
+    when: int | None = None
+    ends_interval: bool = False
+    interval: int = 0
 
 
 class BatchBuilder:
@@ -91,15 +121,18 @@ class BatchBuilder:
     Attributes:
         epoch, step: when.
         ends_interval: whether a logged step has ended, and with it the interval over which running values are averaged.
+        when, interval: see :class:`Batch`.
     """
 
     def __init__(self, epoch: int, step: int, *, ends_interval: bool = False) -> None:
         self.epoch = epoch
         self.step = step
         self.ends_interval = ends_interval
+        self.when: int | None = None
+        self.interval = 0
         self._tensors: list[Tensor] = []
         self._rows: list[RawRows] = []
-        self._scalars: list[Scalar | DeviceScalar] = []
+        self._scalars: list[Scalar | PendingScalar] = []
         self._sources: list[Measurement] = []
         self._scales: dict[int, int] = {}
 
@@ -149,18 +182,19 @@ class BatchBuilder:
             self._tensors.append(scale.detach().reshape(()).to(torch.float64))
         return self._scales[id(scale)]
 
-    def pushed(self, pushed: Pushed) -> None:
+    def pushed(self, pushed: Pushed, join: Join = "mean") -> None:
         """Add a value that the training loop pushed."""
-        if isinstance(pushed.total, Tensor):
-            self._scalars.append(DeviceScalar(pushed.name, pushed.epoch, pushed.step, len(self._tensors), pushed.count))
-            self._tensors.append(pushed.total)
-        else:
-            self._scalars.append(Scalar(pushed.name, pushed.total / pushed.count, pushed.epoch, pushed.step))
+        total, place = pushed.total, None
+        if isinstance(total, Tensor):
+            place = len(self._tensors)
+            self._tensors.append(total)
+            total = 0.0
+        self._scalars.append(PendingScalar(pushed.name, pushed.epoch, pushed.step, total, pushed.count, place, join))
 
-    def scalar(self, name: str, value: float | Tensor) -> None:
+    def scalar(self, name: str, value: float | Tensor, join: Join) -> None:
         """Add a number of this moment."""
         total = value.detach().reshape(()).to(torch.float64) if isinstance(value, Tensor) else float(value)
-        self.pushed(Pushed(name, self.epoch, self.step, total))
+        self.pushed(Pushed(name, self.epoch, self.step, total), join)
 
     def __bool__(self) -> bool:
         return bool(self._rows or self._scalars)
@@ -170,4 +204,6 @@ class BatchBuilder:
         copy = pack(self._tensors)
         for measurement in self._sources:
             measurement.table.reset()
-        return Batch(copy, self._rows, self._scalars, sum(tensor.nbytes for tensor in self._tensors))
+        size = sum(tensor.nbytes for tensor in self._tensors)
+        moment = self.epoch, self.step
+        return Batch(copy, self._rows, self._scalars, size, moment, self.when, self.ends_interval, self.interval)

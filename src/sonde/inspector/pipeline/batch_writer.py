@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from operator import methodcaller
 
 import numpy as np
@@ -14,9 +15,11 @@ from sonde.engine import ProbeError
 from sonde.inspector.measurement.row_index import RowIndex
 from sonde.inspector.pipeline.batch import Batch
 from sonde.inspector.pipeline.finishing import Arrays, Finishing
+from sonde.inspector.pipeline.merging import Merging
 from sonde.inspector.sinks.base import LoggedRows, RunSink, Sink
 from sonde.run.findings import Findings
 from sonde.run.store.writer_thread import QueueLimits, WriteQueue, WriterThread
+from sonde.stats.distributed import Merger
 from sonde.warn import WarnOnce
 
 __all__ = ["LIMITS", "BatchWriter"]
@@ -40,9 +43,25 @@ class BatchWriter:
         lost: batches for which there was no room.
         has_written: whether the sinks have rows.
         ended: by family or sink, the error after which it got no more rows.
+        merging: joins the batches with those of other ranks; None in a training of one process.
+
+    Args:
+        sinks: get the rows.
+        limits: when batches are finished.
+        merger: joins rows with those of other ranks; None: nothing is joined.
+        is_one_of_several: the training has several processes.
+        rows_beside: rows of this process are written beside joined ones.
     """
 
-    def __init__(self, sinks: Sequence[Sink], limits: QueueLimits = LIMITS) -> None:
+    def __init__(
+        self,
+        sinks: Sequence[Sink],
+        limits: QueueLimits = LIMITS,
+        *,
+        merger: Merger | None = None,
+        is_one_of_several: bool = False,
+        rows_beside: bool = False,
+    ) -> None:
         self.findings = Findings()
         self.errors: list[ProbeError] = []
         self.lost = 0
@@ -50,7 +69,10 @@ class BatchWriter:
         self.ended: dict[str, str] = {}
         self._sinks = list(sinks)
         self._problems = WarnOnce("{}. The training goes on")
-        self._finishing = Finishing(self._failed, self._problems.note, self.findings.look_aside)
+        several = is_one_of_several
+        self._finishing = Finishing(self._failed, self._problems.note, self.findings.look_aside, shares_norms=several)
+        norms = self._finishing.norms_before
+        self.merging = Merging(merger, norms, self._problems.note, rows_beside=rows_beside) if several else None
         self._counted: dict[RowIndex, npt.NDArray[np.float64]] = {}
         self._at_once = 1  # batches to a piece; the first piece shows how long they take
         threads = [sink.writer.thread for sink in sinks if isinstance(sink, RunSink)]
@@ -73,10 +95,21 @@ class BatchWriter:
         """By family and site, how often something was added in all batches that were put before."""
         self._thread.call(self._queue.drain)
         found: dict[tuple[str, str], int] = {}
-        for index, counts in self._counted.items():
+        counted = self._counted if self.merging is None else self.merging.counted
+        for index, counts in counted.items():
             for site, count in zip(index.layout.site, counts.tolist(), strict=True):
                 found[index.family, site] = found.get((index.family, site), 0) + int(count)
         return found
+
+    def interval_at(self, when: int) -> int:
+        """Return the number of steps between logged ones that rank 0 has chosen at the place *when* of the training.
+
+        Wait until the data of that place is joined.
+        """
+        assert self.merging is not None
+        if self.merging.interval[0] < when:
+            self._thread.call(self._queue.drain)
+        return self.merging.interval[1]
 
     def flush(self) -> None:
         """Return when the rows of all batches put before are with the sinks, and the norms of the last step with them."""
@@ -90,6 +123,8 @@ class BatchWriter:
 
         def end() -> None:
             self._finish_all()
+            if self.merging is not None:
+                self._try(partial(self._write_each, self.merging.end()))
             self._try(last)
             self._each(methodcaller("close"))
             self._sinks.clear()
@@ -119,12 +154,22 @@ class BatchWriter:
             batch = batches.popleft()
             size += batch.nbytes
             try:
-                piece.append((batch, batch.copy.unpack()))
+                arrays = batch.copy.unpack()
             except Exception as error:
                 self._not_written(error, 1)
-        self._try(lambda: self._write(piece), len(piece))
+                continue
+            if self.merging is None:
+                piece.append((batch, arrays))
+            else:
+                self._try(partial(self._write_each, self.merging.add(batch, arrays)), 1)
+        if self.merging is None:
+            self._try(lambda: self._write(piece), len(piece))
         self._at_once = max(1, int(_SPELL * taken / max(time.monotonic() - start, 1e-9)))
         return 0
+
+    def _write_each(self, joined: Iterator[tuple[Batch, Arrays]]) -> None:
+        for each in joined:
+            self._write([each])
 
     def _write(self, piece: Sequence[tuple[Batch, Arrays]]) -> None:
         logged, indices = self._finishing.finish(piece)
@@ -133,8 +178,9 @@ class BatchWriter:
 
     def _give(self, logged: LoggedRows, indices: Sequence[RowIndex]) -> None:
         for index, block in zip(indices, logged.blocks, strict=True):
-            counts = self._counted.setdefault(index, np.zeros(len(index.layout)))
-            counts += np.bincount(block.rows, block.counts, len(index.layout))
+            if self.merging is None:
+                counts = self._counted.setdefault(index, np.zeros(len(index.layout)))
+                counts += np.bincount(block.rows, block.counts, len(index.layout))
             self.findings.look(block, index.matrices)
         for scalar in logged.scalars:
             self.findings.look_at_scalar(scalar.name, scalar.value, scalar.epoch, scalar.step)

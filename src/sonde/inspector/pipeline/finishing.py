@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sonde.inspector.measurement.row_index import RowIndex
-from sonde.inspector.pipeline.batch import Batch, RawRows
+from sonde.inspector.pipeline.batch import Batch, PendingScalar, RawRows
 from sonde.inspector.sinks.base import LoggedRows, RowBlock, Scalar
 
 __all__ = ["Arrays", "Finishing"]
@@ -40,6 +40,7 @@ class Finishing:
         failed: called with the row index of a statistic that has raised, and its error.
         note: called with a problem in words that loses no rows.
         aside: called with rows that are not written, and their role: ``start`` or ``raw``.
+        shares_norms: the norms are those of this rank's part, and are taken with :meth:`norms_before`.
     """
 
     def __init__(
@@ -47,11 +48,21 @@ class Finishing:
         failed: Callable[[RowIndex, Exception], None],
         note: Callable[[str], None],
         aside: Callable[[str, RowBlock], None] = lambda role, block: None,
+        *,
+        shares_norms: bool = False,
     ) -> None:
         self._failed = failed
         self._note = note
         self._aside = aside
         self._norms = _Norms()
+        self._shares_norms = shares_norms
+
+    def norms_before(self, batches: Iterable[Batch] | None) -> list[PendingScalar]:
+        """Return the norms of the steps before *batches*, which are complete now that the rows of these come; None: all norms."""
+        if batches is None:
+            return self._norms.take()
+        steps = {next(iter(raw.index.layout.model), ""): raw.step for batch in batches for raw in batch.rows}
+        return [norm for model, step in steps.items() for norm in self._norms.before(model, step)]
 
     def finish(self, batches: Sequence[tuple[Batch, Arrays]]) -> tuple[LoggedRows, list[RowIndex]]:
         """Return the rows and scalars of *batches*, and the row index of each block, without rows whose statistic raises."""
@@ -64,7 +75,8 @@ class Finishing:
         for batch, arrays in batches:
             for raw in batch.rows:
                 model = next(iter(raw.index.layout.model), "")
-                logged.add_scalars(self._norms.before(model, raw.step))
+                if not self._shares_norms:
+                    logged.add_scalars([norm.read(arrays) for norm in self._norms.before(model, raw.step)])
                 moment = next(moments[raw.index])
                 if moment is None:
                     continue
@@ -83,7 +95,8 @@ class Finishing:
     def rest(self) -> LoggedRows:
         """Return the norms of the last steps. No more rows may come for these steps."""
         logged = LoggedRows([], [], [])
-        logged.add_scalars(self._norms.take())
+        if not self._shares_norms:
+            logged.add_scalars([norm.read(()) for norm in self._norms.take()])
         return logged
 
     def _moments(self, parts: Sequence[tuple[RawRows, Arrays]]) -> list[_Moment | None]:
@@ -116,7 +129,9 @@ def _finished(parts: Sequence[tuple[RawRows, Arrays]], note: Callable[[str], Non
     some = np.flatnonzero(lengths)
     when = np.array([(raw.epoch, raw.step, raw.micro_step) for raw, _ in parts], np.int64)
     edges = np.concatenate([[0], np.cumsum(lengths[some])])
-    block = RowBlock(index.family, index.layout, rows, when[some], edges, counts, numbers)
+    of_ranks = [raw.ranks for raw, _ in parts if raw.ranks is not None]
+    joined = np.stack(of_ranks)[seen].astype(np.int32) if of_ranks else None
+    block = RowBlock(index.family, index.layout, rows, when[some], edges, counts, numbers, joined)
     squares = _squares(block, index, first.norms) if first.norms and len(some) else [{}] * len(some)
     found: list[_Moment | None] = [None] * len(parts)
     for position, place in enumerate(some.tolist()):
@@ -168,10 +183,10 @@ class _Norms:
     def __init__(self) -> None:
         self._open: dict[str, tuple[int, int, dict[str, float]]] = {}  # by model: epoch, step, and by port the sum so far
 
-    def before(self, model: str, step: int) -> Sequence[Scalar]:
+    def before(self, model: str, step: int) -> list[PendingScalar]:
         """The norms of the step before *step*, which is complete now that rows of *step* come."""
         known = self._open.get(model)
-        return () if known is None or known[1] == step else self._norms([model])
+        return [] if known is None or known[1] == step else self._norms([model])
 
     def add(self, model: str, epoch: int, step: int, squares: Mapping[str, float]) -> None:
         """Add the squares of one moment of *step*."""
@@ -180,15 +195,15 @@ class _Norms:
         for port, square in squares.items():
             sums[port] = sums.get(port, 0.0) + square
 
-    def take(self) -> Sequence[Scalar]:
+    def take(self) -> list[PendingScalar]:
         """All norms that there are."""
         return self._norms(sorted(self._open))
 
-    def _norms(self, models: Iterable[str]) -> list[Scalar]:
+    def _norms(self, models: Iterable[str]) -> list[PendingScalar]:
         found = []
         for model in models:
             epoch, step, sums = self._open.pop(model)
             for port, name in _NORMS.items():
                 if port in sums:
-                    found.append(Scalar(f"{model}/{name}" if model else name, math.sqrt(sums[port]), epoch, step))
+                    found.append(PendingScalar(f"{model}/{name}" if model else name, epoch, step, sums[port], join="sum"))
         return found

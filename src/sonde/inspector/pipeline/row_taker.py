@@ -16,6 +16,7 @@ from sonde.inspector.forward_modes import ForwardModes
 from sonde.inspector.measurement.execution_order import Ordering
 from sonde.inspector.measurement.measurement import Measurement
 from sonde.inspector.measurement.parameter_rows import ParameterRows
+from sonde.inspector.measurement.row_keys import RowKeys
 from sonde.inspector.pipeline.batch import Batch, BatchBuilder
 from sonde.inspector.schedule import Pace
 from sonde.inspector.settings import Settings
@@ -52,9 +53,14 @@ class RowTaker:
         self._raw = ParameterRows("gradients before clipping", "grad", attrgetter("grad"))
         self._waiting: list[Batch] = []  # of backward passes, until it is known that they belong to a step
         self.has_sequences = False
+        part = settings.part
+        self._scope = part.scope
+        self._keys = RowKeys(model, settings.batch_ranks, part.size) if part.merges else None
+        self._starts.keys = self._raw.keys = self._keys
 
     def add(self, measurement: Measurement, pace: Pace) -> None:
         """Attach the hooks of *measurement*."""
+        measurement.scope, measurement.keys = self._scope, self._keys
         self.measurements.append(measurement)
         self.has_sequences = self.has_sequences or measurement.is_sequence
         measurement.attach(pace)
@@ -116,7 +122,7 @@ class RowTaker:
                 builder.rows(measurement, self._order(), scales=scales)
         if optimizer is not None:
             for name, rate in learning_rates(optimizer, turn):
-                builder.scalar(self._prefix + name, rate)
+                builder.scalar(self._prefix + name, rate, "lowest")
         waited, self._waiting = self._waiting, []
         self._send(builder, waited)
 

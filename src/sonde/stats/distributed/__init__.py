@@ -12,6 +12,7 @@ from sonde.stats.distributed.rows import ALL as ALL
 from sonde.stats.distributed.rows import Key as Key
 from sonde.stats.distributed.rows import Merged as Merged
 from sonde.stats.distributed.rows import MergedRows as MergedRows
+from sonde.stats.distributed.rows import MergedTotal as MergedTotal
 from sonde.stats.distributed.rows import Offer as Offer
 from sonde.stats.distributed.rows import Rows as Rows
 from sonde.stats.distributed.rows import Total as Total

@@ -61,11 +61,11 @@ class Merger:
             try:
                 self._channel.beats.tell(offer.when, offer.label)
                 merged = self._merged(offer.when, blocks)
-                return Merged(merged[:-1], *totals_of(offer.totals, merged[-1]))
+                return Merged(merged[:-1], totals_of(offer.totals, merged[-1]))
             except LostError:
                 pass
         alone = [own(block) for block in blocks]
-        return Merged(alone[:-1], *totals_of(offer.totals, alone[-1]), self.failed)
+        return Merged(alone[:-1], totals_of(offer.totals, alone[-1]), self.failed)
 
     def hurry(self, seconds: float) -> None:
         """Wait no longer than *seconds* from now on for other ranks: the training has ended. Called in any thread."""

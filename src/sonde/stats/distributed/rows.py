@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -64,13 +64,14 @@ class Total:
     Attributes:
         name: names equal on several ranks join; of equal names on one rank the first joins the first.
         total: the number; for a mean, the sum of *count* numbers.
-        how: ``"mean"`` over all that was added, ``"lowest"`` takes that of the lowest rank, ``"max"`` the largest.
+        how: ``"mean"`` over all that was added, ``"lowest"`` takes that of the lowest rank, ``"max"`` the largest, ``"sum"``
+            adds up.
     """
 
     name: str
     total: float
     count: int = 1
-    how: Literal["mean", "lowest", "max"] = "mean"
+    how: Literal["mean", "lowest", "max", "sum"] = "mean"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,20 +104,32 @@ class MergedRows:
     is_merged: npt.NDArray[np.bool_]
 
 
+class MergedTotal(NamedTuple):
+    """What has become of a total.
+
+    Attributes:
+        value: the number of all ranks where *is_merged*, on each rank that has offered the total; else of this rank.
+        ranks: the number of ranks that the number is of; 0 where another rank writes it.
+        is_merged: whether the number is of all ranks.
+    """
+
+    value: float
+    ranks: int
+    is_merged: bool
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Merged:
     """What has become of an offer.
 
     Attributes:
         blocks: one for each block of the offer.
-        totals: one for each total of the offer: the number of all ranks, or None where another rank writes it.
-        values: the same on all ranks, whichever writes; None where the number is not merged.
+        totals: one for each total of the offer.
         failed: why nothing is merged from now on, in words; ``""`` while all is well.
     """
 
     blocks: Sequence[MergedRows]
-    totals: Sequence[float | None] = ()
-    values: Sequence[float | None] = ()
+    totals: Sequence[MergedTotal] = ()
     failed: str = ""
 
 
@@ -156,8 +169,10 @@ def rows_of(totals: Sequence[Total], known: dict[tuple[str, ...], list[Key]]) ->
     return Rows(_Totals(), keys, np.array([[1.0, each.total, each.count, each.total] for each in totals]).reshape(-1, 4))
 
 
-def totals_of(totals: Sequence[Total], merged: MergedRows) -> tuple[list[float | None], list[float | None]]:
-    """Return ``totals`` and ``values`` of :class:`Merged`, where the rows of *totals* have become *merged*."""
-    numbers = np.where([each.how == "max" for each in totals], merged.rows[:, 3], merged.rows[:, 1] / merged.rows[:, 2]).tolist()
-    written = [number if ranks else None for number, ranks in zip(numbers, merged.ranks.tolist(), strict=True)]
-    return written, [number if known else None for number, known in zip(numbers, merged.is_merged.tolist(), strict=True)]
+def totals_of(totals: Sequence[Total], merged: MergedRows) -> list[MergedTotal]:
+    """Return what has become of *totals*, whose rows have become *merged*."""
+    total, count, most = merged.rows[:, 1:].T
+    hows = np.array([each.how for each in totals], dtype="U6")
+    with np.errstate(invalid="ignore", divide="ignore"):
+        values = np.where(hows == "max", most, np.where(hows == "sum", total, total / count))
+    return list(map(MergedTotal, values.tolist(), merged.ranks.tolist(), merged.is_merged.tolist()))

@@ -1,0 +1,51 @@
+"""Find the ranks of a data-parallel group: those that run the same model on different batches."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from torch import nn
+
+from sonde.engine.torch_api.modules import holds_parameters_elsewhere
+
+__all__ = ["data_parallel_ranks", "ranks_of"]
+
+
+def data_parallel_ranks(model: nn.Module) -> tuple[int, ...] | None:
+    """Return the ranks that run *model* on batches of their own, as its wrappers say; None where no wrapper does.
+
+    They are those of DDP's or FSDP1's process group, or of the mesh over which FSDP2 shards and replicates. A model whose
+    parameters are distributed otherwise (tensor parallel) is run by several ranks on one batch: then this rank alone is returned.
+    """
+    is_distributed = False
+    for module in model.modules():
+        if isinstance(module, nn.parallel.DistributedDataParallel) or holds_parameters_elsewhere(module):
+            return ranks_of(module.process_group)
+        mesh = _mesh_of(module)
+        if mesh is not None:
+            return ranks_of(mesh)
+        is_distributed = is_distributed or any(hasattr(each, "device_mesh") for each in module.parameters(recurse=False))
+    return (torch.distributed.get_rank(),) if is_distributed else None
+
+
+def ranks_of(group: Any) -> tuple[int, ...]:
+    """Return the ranks of a process group, or of all dimensions of a ``DeviceMesh``, ascending; none if *group* is neither."""
+    mesh = getattr(group, "mesh", None)
+    if mesh is not None:
+        return tuple(sorted(mesh.flatten().tolist()))
+    is_group = isinstance(group, torch.distributed.ProcessGroup)
+    return tuple(sorted(torch.distributed.get_process_group_ranks(group))) if is_group else ()
+
+
+def _mesh_of(module: nn.Module) -> Any:
+    """Return the mesh over which FSDP2 shards and replicates the parameters of *module*; None without FSDP2."""
+    kind: Any = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
+    if kind is None or not isinstance(module, kind):
+        return None
+    try:
+        group = module._get_fsdp_state()._fsdp_param_group
+        return None if group is None else group.mesh_info.mesh
+    except AttributeError:
+        return next((each.device_mesh for each in module.parameters() if hasattr(each, "device_mesh")), None)

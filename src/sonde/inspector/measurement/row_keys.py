@@ -1,0 +1,65 @@
+"""Say which rows of this process join those of other ranks: a key for each row, or none."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Sequence
+
+from torch import nn
+
+from sonde.engine.probes.site_hook import SiteHook
+from sonde.engine.torch_api.data_parallel import data_parallel_ranks
+from sonde.site import GRADIENT_PORTS, MODULE_PORTS, Site
+from sonde.stats import RowStatistic, Statistic
+from sonde.stats.distributed import ALL, Key
+from sonde.stats.pieces import piece_of
+
+__all__ = ["RowKeys"]
+
+
+class RowKeys:
+    """Makes the keys of the rows of one model.
+
+    Rows at the ports of a module join over the ranks that run the model on batches of their own; rows of parameters over all
+    ranks, each piece once. Rows that cannot join have no key: those of statistics that do not merge, those of parts of a
+    parameter where each tensor counts as one, and gradients between the steps of the optimizer, which each rank has of its own.
+
+    Args:
+        model: whose rows.
+        ranks: those that run *model* on batches of their own; None: find them.
+        size: the number of all ranks.
+    """
+
+    def __init__(self, model: nn.Module, ranks: Sequence[int] | None, size: int) -> None:
+        found = data_parallel_ranks(model) if ranks is None else ranks
+        self._first = ALL if found is None or len(found) == size else min(found)
+        self._sorts: dict[int, str] = {}
+
+    def of(
+        self, family: str, statistic: RowStatistic, rows: Iterable[tuple[Site, int, SiteHook]], *, micro_step: bool = False
+    ) -> tuple[Key | None, ...]:
+        """Return the key of each row, given by its site, its call and its hook; None for a row that stays of this rank."""
+        if not isinstance(statistic, Statistic):
+            return tuple(None for _ in rows)
+        is_of_whole = any(field.per == "call" and field.merge == "sum" for field in statistic.fields)
+        return tuple(self._key(family, site, call, hook, is_of_whole, micro_step) for site, call, hook in rows)
+
+    def _key(self, family: str, site: Site, call: int, hook: SiteHook, is_of_whole: bool, micro_step: bool) -> Key | None:
+        place = (family, str(site), call)
+        if site.port in MODULE_PORTS:
+            return Key(place, self._first, None, self._sort(hook))
+        if micro_step and site.port in GRADIENT_PORTS:
+            return None
+        piece = piece_of(hook.target)
+        if piece is None or (is_of_whole and not piece.is_whole):
+            return None
+        return Key(place, ALL, piece, str(piece.whole))
+
+    def _sort(self, hook: SiteHook) -> str:
+        """Return what a module must have in common with that of another rank: its class, and its parameters with their shapes."""
+        module = hook.target
+        known = self._sorts.get(id(module))
+        if known is None:
+            shapes = [(name, tuple(parameter.shape)) for name, parameter in module.named_parameters()]
+            known = self._sorts[id(module)] = f"{type(module).__name__} {zlib.crc32(repr(shapes).encode()):08x}"
+        return known

@@ -1,0 +1,180 @@
+"""Join the data of logged steps with those of other ranks, in the writer thread, before rows are finished."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from sonde.inspector.measurement.row_index import RowIndex
+from sonde.inspector.pipeline.batch import Batch, PendingScalar, RawRows
+from sonde.inspector.pipeline.finishing import Arrays
+from sonde.inspector.sinks.base import Scalar
+from sonde.run.schema import Scope
+from sonde.stats.distributed import MergedRows, Merger, Offer, Rows, Total
+from sonde.stats.host_copy import pack
+
+__all__ = ["AT_THE_END", "WITHIN_STEP", "Merging"]
+
+WITHIN_STEP = 1024
+"""How far the places of two steps in the training are apart: further moments of a step lie between."""
+
+AT_THE_END = WITHIN_STEP - 1
+
+_INTERVAL = "every"
+_Taken = tuple[Batch, Arrays]
+
+
+class Merging:
+    """Joins batches with those of other ranks: the batches of a logged step become one offer, which all ranks make.
+
+    What comes between two logged steps waits for the second, since a rank may evaluate alone while the others wait for it to go
+    on with the training. A number joins the numbers of the same step, whatever offer it was in.
+
+    Args:
+        merger: merges the offers; None: each rank keeps its rows.
+        norms: returns the norms of the steps before some batches (None: all norms), as squares.
+        note: called with the reason why nothing is joined any more.
+        rows_beside: also give the rows of this rank, in families of their own.
+
+    Attributes:
+        counted: by row index, how often something was added here to each row.
+        interval: the place of a logged step, and the number of steps between logged ones that rank 0 has chosen then.
+        is_lost: whether another rank was lost, so that nothing is joined any more.
+    """
+
+    def __init__(
+        self,
+        merger: Merger | None,
+        norms: Callable[[Sequence[Batch] | None], list[PendingScalar]],
+        note: Callable[[str], None],
+        *,
+        rows_beside: bool = False,
+    ) -> None:
+        self.counted: dict[RowIndex, npt.NDArray[np.float64]] = {}
+        self.interval = (-1, 0)
+        self.is_lost = False
+        self._merger = merger
+        self._norms = norms
+        self._note = note
+        self._rows_beside = rows_beside
+        self._waiting: list[_Taken] = []
+        self._last = -1
+
+    def add(self, batch: Batch, arrays: Arrays) -> Iterator[_Taken]:
+        """Take a batch; yield what is joined with it. Finish each before the next is asked for."""
+        self._waiting.append((batch, arrays))
+        if batch.ends_interval or self._merger is None:
+            yield from self._joined()
+
+    def end(self) -> Iterator[_Taken]:
+        """Yield all that waits, and the last norms. The other ranks go on without this one."""
+        yield from self._joined(is_end=True)
+        if self._merger is not None:
+            self._merger.close()
+
+    def _joined(self, *, is_end: bool = False) -> Iterator[_Taken]:
+        waiting, self._waiting = self._waiting, []
+        together: list[_Taken] = []
+        for batch, arrays in waiting:
+            together.append((batch, arrays))
+            if batch.when is not None:
+                yield from self._offered(together, batch.when, self._norms([each for each, _ in together]))
+                together = []
+        if is_end:
+            norms = self._norms(None)
+            yield from self._offered(together, self._last // WITHIN_STEP * WITHIN_STEP + AT_THE_END, norms)
+        elif together:  # without other ranks nothing need wait
+            yield from self._offered(together, self._last, [])
+
+    def _offered(self, together: Sequence[_Taken], when: int, norms: Sequence[PendingScalar]) -> Iterator[_Taken]:
+        """Offer batches as the data of one moment, *when*; yield them joined with those of the other ranks."""
+        self._last = when
+        base = together[-1][0].moment if together else (norms[0].epoch, norms[0].step) if norms else (0, 0)
+        blocks: list[Rows] = []
+        totals: list[Total] = []
+        for batch, arrays in together:
+            for raw in batch.rows:
+                rows = raw.index.rows_in(arrays[raw.blocks])
+                counts = self.counted.setdefault(raw.index, np.zeros(len(rows)))
+                counts += rows[:, 0]
+                keys = raw.index.keys
+                blocks.append(Rows(raw.index.statistic, (None,) * len(rows) if keys is None else keys, rows))
+            totals += [_total(scalar, scalar.read_total(arrays), base) for scalar in _pending(batch)]
+            if batch.interval:
+                totals.append(Total(_INTERVAL, batch.interval, how="lowest"))
+        totals += [_total(norm, norm.total, base) for norm in norms]
+        merged, numbers = self._merged(Offer(when, blocks, totals))
+        for batch, arrays in together:
+            made: list[npt.NDArray[np.float64]] = list(arrays)
+            found = [each for raw in batch.rows for each in self._rows(raw, next(merged), made, arrays)]
+            scalars = [next(numbers).of(scalar) for scalar in _pending(batch)]
+            if batch.interval:
+                self.interval = when, round(next(numbers).value)
+            yield replace(batch, rows=found, scalars=[each for each in scalars if each is not None]), made
+        last = [next(numbers).of(norm) for norm in norms]
+        if last:
+            yield Batch(pack([]), scalars=[each for each in last if each is not None]), ()
+
+    def _merged(self, offer: Offer) -> tuple[Iterator[MergedRows], Iterator[_Number]]:
+        """Return what has become of the rows and of the totals of *offer*."""
+        if self._merger is None:
+            totals = [each.total / (1 if each.how == "sum" else each.count) for each in offer.totals]
+            return (_alone(each) for each in offer.blocks), (_Number(total, 1, is_merged=False) for total in totals)
+        merged = self._merger.merge(offer)
+        if merged.failed:
+            self.is_lost = True
+            self._note(f"{merged.failed}: from here each rank records numbers of its own")
+        return iter(merged.blocks), (_Number(*total) for total in merged.totals)
+
+    def _rows(self, raw: RawRows, merged: MergedRows, made: list[npt.NDArray[np.float64]], arrays: Arrays) -> Iterator[RawRows]:
+        """Yield the rows that have become of *raw*, and add them to the arrays *made*: joined ones, and those of this rank."""
+
+        def rows(index: RowIndex, values: npt.NDArray[np.float64], chosen: npt.NDArray[np.bool_] | None) -> RawRows:
+            if chosen is not None and not chosen.all():
+                values = values.copy()
+                values[~chosen, 0] = 0  # as if nothing had been added
+            made.append(values)
+            return replace(raw, index=index, blocks=slice(len(made) - 1, len(made)), ranks=merged.ranks)
+
+        written = merged.ranks > 0
+        joined, own_rows = written & merged.is_merged, written & ~merged.is_merged
+        if joined.any():
+            yield rows(raw.index.joined, merged.rows, joined)
+        if own_rows.any():
+            yield rows(raw.index.alone, merged.rows, own_rows)
+        if self._rows_beside and not raw.hidden:
+            beside = rows(raw.index.beside, raw.index.rows_in(arrays[raw.blocks]), None)
+            yield replace(beside, norms=frozenset(), ranks=None)
+
+
+class _Number(NamedTuple):
+    """What has become of a total: its value; the number of ranks that it is of, 0 where another rank writes it; if it is joined."""
+
+    value: float
+    ranks: int
+    is_merged: bool
+
+    def of(self, scalar: PendingScalar) -> Scalar | None:
+        """Return *scalar* with this value; None where another rank writes it."""
+        scope: Scope = "global" if self.is_merged else "rank"
+        return scalar.of(self.value, scope, self.ranks) if self.ranks else None
+
+
+def _alone(block: Rows) -> MergedRows:
+    """Return the rows of *block* as those of this rank."""
+    has = block.rows[:, 0] > 0
+    return MergedRows(block.rows, has.astype(np.intp), np.zeros(len(has), bool))
+
+
+def _pending(batch: Batch) -> list[PendingScalar]:
+    return [each for each in batch.scalars if isinstance(each, PendingScalar)]
+
+
+def _total(scalar: PendingScalar, total: float, base: tuple[int, int]) -> Total:
+    """Return *scalar* as a total; its name holds when it is, seen from *base*, so that names stay the same from step to step."""
+    name = f"{scalar.name} {scalar.epoch - base[0]} {scalar.step - base[1]}"
+    return Total(name, total, scalar.count, scalar.join)

@@ -1,0 +1,183 @@
+"""How the processes of a training share one run: which of them record, where each writes, and what they must have in common."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from sonde.engine.torch_api.data_parallel import ranks_of
+from sonde.errors import ArgumentError, StoreError
+from sonde.inspector.sinks.base import RunSink
+from sonde.inspector.sinks.destinations import Destinations
+from sonde.rules import Finding
+from sonde.run.schema import Scope
+from sonde.run.store.open import join_run
+from sonde.stats.distributed import Group, join
+
+__all__ = ["RANKS", "Participation", "Ranks", "check_ranks", "participate"]
+
+Ranks = Literal["merged", "each", "first"]
+"""What the ranks of a training record: numbers of all of them, joined; each its own, in one run; or rank 0 alone."""
+
+RANKS: tuple[Ranks, ...] = ("merged", "each", "first")
+
+
+@dataclass(frozen=True)
+class Participation:
+    """How this process takes part in a run.
+
+    Attributes:
+        rank: of this process, 0 in a training of one.
+        size: how many processes record one run together.
+        group: of these processes; None where each is alone.
+        merges: whether rows of the processes are joined.
+        records: whether this process records anything.
+        scope: how much of the training the rows are of that this process has taken, before any are joined.
+        rows_beside: whether rows of this process are written beside joined ones.
+        timeout, exit_timeout: seconds to wait for a sign of life of another process, and for other processes at the end.
+    """
+
+    rank: int = 0
+    size: int = 1
+    group: Group | None = None
+    merges: bool = False
+    records: bool = True
+    scope: Scope = "global"
+    rows_beside: bool = False
+    timeout: float = 300.0
+    exit_timeout: float = 20.0
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process describes the run, shows it and prints: it is the first of those that record one."""
+        return self.records and (self.rank == 0 or self.group is None)
+
+    def ranks_of_batches(self, group: Any) -> tuple[int, ...] | None:
+        """Return the ranks of *group*, which run the model on batches of their own; None: they are to be found.
+
+        Raises:
+            ArgumentError: *group* is no group of ranks, or this rank is not in it.
+        """
+        if group is None or not self.merges:
+            return None
+        ranks = ranks_of(group)
+        if self.rank not in ranks:
+            found = f"ranks {list(ranks)}, and this is rank {self.rank}" if ranks else repr(group)
+            raise ArgumentError(f"group= is the process group, or the DeviceMesh, that this rank's batches belong to, not {found}")
+        return ranks
+
+    def described(self) -> dict[str, Any]:
+        """Return plain data for run.json: nothing in a training of one process, else ``ranks``: how many, and what is joined."""
+        if self.scope == "global":
+            return {}
+        return {"ranks": {"size": self.size, "rank": self.rank, "joined": self.merges}}
+
+    def findings_of_others(self, own: Sequence[Finding], *, is_lost: bool) -> list[Finding]:
+        """Return on rank 0 the findings of other ranks in the rows that they have written; tell rank 0 one's *own*.
+
+        Args:
+            own: of this rank.
+            is_lost: another rank is gone: nothing is waited for.
+        """
+        if self.group is None or not self.merges:
+            return []
+        plain = json.loads(json.dumps([asdict(each) for each in own], default=float))
+        told = self.group.gather(plain, seconds=0.0 if is_lost else self.exit_timeout)
+        return [Finding(**each) for rank, given in sorted(told.items()) if rank != self.rank for each in given]
+
+    def open(self, make: Callable[[], Destinations]) -> Destinations:
+        """Return the destinations of this process. Those of rank 0 are made by *make*; other ranks write to rank 0's run alone.
+
+        Raises:
+            RankError, StoreError, ArgumentError: of every rank, if *make* has raised, or if one rank cannot write.
+        """
+        if not self.records:
+            return Destinations()
+        if self.group is None:
+            return make()
+        made: list[Destinations] = []
+
+        def first() -> dict[str, Any]:
+            made.append(make())
+            return _plain(made[0])
+
+        try:
+            told = self.group.broadcast(first)
+            self.group.together(lambda: None if made else made.append(self._join(told)))
+        except BaseException:
+            for destinations in made:
+                destinations.close()
+            raise
+        return made[0]
+
+    def _join(self, told: Mapping[str, Any]) -> Destinations:
+        """Return the destinations of another rank than 0, which has *told* what it has opened."""
+        destinations = Destinations(first_step=told["first_step"], epoch=told["epoch"])
+        if told["path"] is not None:
+            try:
+                writer = join_run(told["path"], rank=self.rank, attempt=told["attempt"])
+            except (StoreError, OSError) as error:
+                raise StoreError(
+                    f"{socket.gethostname()} cannot write to the run that rank 0 has begun in {told['path']}: {error}. Give "
+                    "a folder that all ranks share in to=, or ranks='first', and rank 0 records alone"
+                ) from None
+            destinations.recorded = RunSink(writer)
+            destinations.sinks.append(destinations.recorded)
+        return destinations
+
+
+def _plain(destinations: Destinations) -> dict[str, Any]:
+    """Return what other ranks need to know of rank 0's destinations."""
+    path = destinations.path
+    attempt = None if destinations.recorded is None else getattr(destinations.recorded.writer, "attempt", None)
+    where = None if path is None else str(path)
+    return {"path": where, "attempt": attempt, "first_step": destinations.first_step, "epoch": destinations.epoch}
+
+
+def participate(ranks: Ranks, part: Participation, *, seconds: float = 20.0) -> Participation:
+    """Find the other processes of this training, if there are any, and return how this one takes part.
+
+    Args:
+        ranks: what is recorded.
+        part: the settings.
+        seconds: how long to wait for the others.
+
+    Raises:
+        ArgumentError: ``WORLD_SIZE`` names several processes, and there is no process group.
+    """
+    rank, size = _of_this_process()
+    if size == 1:
+        return replace(part, rows_beside=False)
+    if ranks == "first":
+        return replace(part, rank=rank, records=rank == 0, scope="rank")
+    group = join("sonde.watch", seconds=seconds)
+    if group is None:
+        return replace(part, rank=rank, scope="rank", rows_beside=False)
+    return replace(part, rank=rank, size=size, group=group, merges=ranks == "merged", scope="rank")
+
+
+def _of_this_process() -> tuple[int, int]:
+    """Return the rank of this process and the number of all."""
+    from torch import distributed
+
+    if distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    found = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE")]
+    rank, size = (int(text) if text.isdecimal() else default for text, default in zip(found, (0, 1), strict=True))
+    return (rank, size) if size > 1 else (0, 1)
+
+
+def check_ranks(ranks: Any) -> Ranks:
+    """Return *ranks*.
+
+    Raises:
+        ArgumentError: it is none of ``RANKS``.
+    """
+    for known in RANKS:
+        if ranks == known:
+            return known
+    raise ArgumentError(f"ranks={ranks!r}: give one of {', '.join(map(repr, RANKS))}")

@@ -1,0 +1,190 @@
+"""A training of several processes is watched as one: one run, whose numbers are those of the joined batch."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.processes import on_ranks, values
+from torch import distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import sonde
+from sonde import lens
+from sonde.run import open_run
+
+STEPS = 4
+
+
+def loop(steps: int = STEPS, **watched: Any) -> sonde.Inspector:
+    """Train a small DDP model, watched; return the inspector."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    ddp = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    with sonde.watch(ddp, optimizer, **{"every": 1, **watched}) as inspector:
+        for step in range(steps):
+            x = torch.randn(6, 4, generator=torch.Generator().manual_seed(10 * step + dist.get_rank()))
+            loss = ddp(x).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            inspector.push_loss(float(dist.get_rank() + 1), train=True)
+    return inspector
+
+
+def one_run(folder: Path) -> str:
+    os.chdir("/" if dist.get_rank() else folder)
+    return str(loop(to="run").path)
+
+
+def test_ranks_write_one_run_of_the_joined_batch(tmp_path: Path) -> None:
+    """A relative path is that of rank 0, wherever the others are; rank 0 alone prints."""
+    first, second = on_ranks(2, one_run, tmp_path)
+    assert first.value == second.value == str(tmp_path / "run")
+    assert "run run · 2 ranks · 4 of 4 steps logged" in first.out
+    assert second.out == ""
+    run = open_run(tmp_path / "run")
+    assert run.sql("SELECT DISTINCT port, rank, scope, ranks FROM moments ORDER BY port").fetchall() == [
+        ("grad", 0, "global", 1),
+        ("grad_output", 0, "data-parallel", 2),
+        ("output", 0, "data-parallel", 2),
+        ("param", 0, "global", 1),
+        ("update", 0, "global", 1),
+    ]
+    assert run.sql("SELECT count FROM moments WHERE site = '0:output'").fetchall() == [(2 * 6 * 3,)] * STEPS
+    assert run.sql("SELECT count FROM moments WHERE site = '0.weight:param'").fetchall() == [(12,)] * STEPS
+    assert run.sql("SELECT value, scope, ranks FROM scalars WHERE name = 'loss'").fetchall() == [(1.5, "global", 2)] * STEPS
+    assert run.sql("SELECT value, ranks FROM scalars WHERE name = 'lr'").fetchall() == [(0.1, 1)] * STEPS
+    assert run.scalar("grad_norm")[0].tolist() == list(range(STEPS))
+    assert run.info["ranks"] == {"size": 2, "rank": 0, "joined": True}
+
+
+def each(folder: Path) -> None:
+    loop(to=folder / "run", ranks="each")
+
+
+def test_each_rank_writes_its_own_rows_where_that_is_asked_for(tmp_path: Path) -> None:
+    on_ranks(2, each, tmp_path)
+    run = open_run(tmp_path / "run")
+    found = run.sql("SELECT DISTINCT rank, scope, ranks, count FROM moments WHERE site = '0:output' ORDER BY rank").fetchall()
+    assert found == [(0, "rank", 1, 18), (1, "rank", 1, 18)]
+    assert run.sql("SELECT rank, value, scope FROM scalars WHERE name = 'loss' AND step = 0 ORDER BY rank").fetchall() == [
+        (0, 1.0, "rank"),
+        (1, 2.0, "rank"),
+    ]
+
+
+def first(folder: Path) -> tuple[bool, Any]:
+    inspector = loop(to=folder / "run", ranks="first")
+    return inspector.attached, inspector.path
+
+
+def test_rank_0_records_alone_where_that_is_asked_for(tmp_path: Path) -> None:
+    assert values(on_ranks(2, first, tmp_path)) == [(False, tmp_path / "run"), (False, None)]
+    run = open_run(tmp_path / "run")
+    assert run.sql("SELECT DISTINCT rank, scope, ranks FROM moments").fetchall() == [(0, "rank", 1)]
+
+
+def beside(folder: Path) -> None:
+    loop(to=folder / "run", per_rank=True)
+
+
+def test_rows_of_each_rank_are_written_beside_the_joined_ones(tmp_path: Path) -> None:
+    on_ranks(2, beside, tmp_path)
+    run = open_run(tmp_path / "run")
+    assert run.families == ("activation", "activation_rank", "moments", "moments_rank", "scalars")
+    assert run.sql("SELECT DISTINCT rank, scope, count FROM moments_rank WHERE site = '0:output' ORDER BY rank").fetchall() == [
+        (0, "rank", 18),
+        (1, "rank", 18),
+    ]
+    assert run.sql("SELECT DISTINCT count FROM moments WHERE site = '0:output'").fetchall() == [(36,)]
+
+
+def differently(folder: Path, given: list[dict[str, Any]]) -> str:
+    with pytest.raises(sonde.errors.SondeError) as raised:
+        loop(to=folder / "run", **given[dist.get_rank()])
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([{"every": 2}, {"every": 3}], "the ranks do not agree on every=: rank 0 has"),
+        ([{"lenses": lens.moments()}, {"lenses": lens.exponents()}], "the ranks do not agree on lenses="),
+        ([{"include": "0"}, {"include": "2"}], "the ranks do not agree on include="),
+        ([{"ranks": "merged"}, {"ranks": "each"}], "the ranks do not agree on ranks="),
+    ],
+)
+def test_ranks_that_were_given_different_arguments_are_told(tmp_path: Path, given: list[dict[str, Any]], message: str) -> None:
+    """On every rank, before the first step."""
+    texts = values(on_ranks(2, differently, tmp_path, given))
+    assert texts[0] == texts[1]
+    assert texts[0].startswith(message)
+
+
+def test_a_folder_that_rank_0_cannot_use_is_an_error_on_every_rank(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("a file")
+    texts = values(on_ranks(2, differently, tmp_path, [{}, {}]))
+    assert "is a file, not a folder" in texts[0]
+    assert texts[1] == f"rank 0: StoreError: {texts[0]}"
+
+
+def by_time(folder: Path, given: dict[str, Any]) -> None:
+    loop(40, to=folder / "run", **given)
+
+
+@pytest.mark.parametrize("given", [{"every": "2ms"}, {"budget": "5%", "every": 2}], ids=["time", "budget"])
+def test_all_ranks_log_the_steps_that_rank_0_chooses(tmp_path: Path, given: dict[str, Any]) -> None:
+    on_ranks(2, by_time, tmp_path, given)
+    run = open_run(tmp_path / "run")
+    assert run.sql("SELECT DISTINCT ranks, count FROM moments WHERE site = '0:output'").fetchall() == [(2, 36)]
+
+
+def evaluate_alone(folder: Path) -> None:
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Linear(4, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with sonde.watch(model, optimizer, every=1, evaluation=True, to=folder / "run") as inspector:
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(6, 4)).sum().backward()
+            optimizer.step()
+            if dist.get_rank() == 1:
+                model.eval()
+                with torch.no_grad():
+                    model(torch.ones(5, 4))
+                model.train()
+                inspector.push_metric("accuracy", 0.5)
+
+
+def test_a_rank_may_evaluate_alone(tmp_path: Path) -> None:
+    """Its rows stay its own, nobody waits for it, and the steps after it are joined as before."""
+    on_ranks(2, evaluate_alone, tmp_path)
+    run = open_run(tmp_path / "run")
+    assert run.sql("SELECT step, rank, ranks, count FROM moments_eval WHERE site = '(root):output' ORDER BY step").fetchall() == [
+        (step, 1, 1, 15) for step in range(3)
+    ]
+    assert run.sql("SELECT step, ranks, count FROM moments WHERE site = '(root):output' ORDER BY step").fetchall() == [
+        (step, 2, 36) for step in range(3)
+    ]
+    assert run.sql("SELECT rank, value FROM scalars WHERE name = 'accuracy'").fetchall() == [(1, 0.5)] * 3
+
+
+def in_memory() -> tuple[str, int] | str:
+    inspector = loop(to="memory")
+    if dist.get_rank() == 0:
+        return inspector.run.sql("SELECT count FROM moments WHERE site = '0:output'").fetchall()
+    with pytest.raises(sonde.errors.ArgumentError) as raised:
+        _ = inspector.run
+    return str(raised.value)
+
+
+def test_a_run_in_memory_is_that_of_rank_0() -> None:
+    first, second = values(on_ranks(2, in_memory))
+    assert first == [(36,)] * STEPS
+    assert "rank 0" in second
