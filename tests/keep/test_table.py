@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 import sonde
 from sonde.keep.layers import Layer, layers_of
+from sonde.testing import assert_healthy
+from sonde.view import plots
 
 
 class Apply(nn.Module):
@@ -132,6 +134,61 @@ def test_several_calls_are_one_row_with_all_their_numbers() -> None:
     assert seen.output is not None
     assert seen.output.mean == pytest.approx(float(both.mean()))
     assert seen.output.std == pytest.approx(float(both.std(correction=0)))
+
+
+class SharedActivation(nn.Module):
+    """Three calls of one ReLU; the third one is fed by a layer that is far below zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alive, self.low, self.act = nn.Linear(4, 8), dead_linear(8, 8), nn.ReLU()
+
+    def forward(self, x: Tensor) -> Any:
+        return self.act(self.alive(x)), self.act(-self.alive(x)), self.act(self.low(x))
+
+
+def test_a_module_that_is_dead_in_one_of_its_calls_is_said_to_be_dead_there() -> None:
+    """All calls together have no unit that is zero throughout."""
+    torch.manual_seed(0)
+    model, x = SharedActivation(), torch.randn(64, 4)
+    found = layer(run(model, x, backward=False), "act")
+    assert found.dead == 0
+    assert [found.by_call[call].dead for call in range(3)] == [0, 0, 1]
+    assert [(finding.message, finding.call, finding.severity) for finding in found.findings] == [("100 % dead in call 2", 2, "bad")]
+    assert found.output is not None
+    assert found.output.count == sum(each.moments.count for each in found.by_call.values()) == 3 * 64 * 8
+    assert "100 % dead in call 2" in repr(sonde.summary(model, x))
+    with pytest.raises(AssertionError, match=r"act \(ReLU\): 100 % dead in call 2"):
+        assert_healthy(model, x)
+
+
+def test_calls_after_the_eighth_are_judged_together() -> None:
+    act = nn.ReLU()
+    model = Apply(lambda x: [act(x) for _ in range(8)] + [act(x - 100), act(x - 200)])
+    model.act = act
+    found = layer(run(model, torch.rand(16, 4) + 1, backward=False), "act")
+    assert [finding.message for finding in found.findings] == ["100 % dead in call 8 or later"]
+
+
+def test_all_calls_dead_are_told_once() -> None:
+    act = nn.ReLU()
+    model = Apply(lambda x: (act(x), act(x)))
+    model.act = act
+    assert [finding.message for finding in layer(run(model, -torch.ones(16, 4), backward=False), "act").findings] == ["100 % dead"]
+
+
+def test_an_empty_batch_is_said_to_have_no_elements() -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU())
+    tracker = run(model, torch.empty(0, 4))
+    assert notes(tracker) == {"0": "no elements", "1": "no elements", "(root)": "no elements; same tensor as 1"}
+    assert "NaN" not in repr(tracker)
+    assert repr(sonde.summary(model, torch.empty(0, 4))).count("no elements") == 3
+    with sonde.watch(model, every=1, to="memory", quiet=True) as inspector:
+        model(torch.empty(0, 4)).sum().backward()
+        inspector.step()
+    shown = repr(plots.table(inspector.run))
+    assert "NaN" not in shown
+    assert shown.count("no elements") == 2
 
 
 def test_recomputed_outputs_are_not_counted_twice() -> None:
@@ -336,9 +393,9 @@ def test_numbers_kept_in_place_of_tensors_are_shown() -> None:
     assert layer(tracker, "1").value == pytest.approx(2 * expected, rel=1e-5)
 
 
-@pytest.mark.parametrize("make", [lambda x: x > 0, lambda x: x.argmax(1), lambda x: None, lambda x: x[:0], lambda x: "text"])
+@pytest.mark.parametrize("make", [lambda x: x > 0, lambda x: x.argmax(1), lambda x: None, lambda x: "text"])
 def test_outputs_without_numbers_have_a_row(make: Callable[[Tensor], Any]) -> None:
-    """Bools, integers, nothing, empty tensors and texts are rows without numbers and without remarks."""
+    """Bools, integers, nothing and texts are rows without numbers and without remarks."""
     tracker = run(Apply(make), torch.randn(9, 4), backward=False)
     assert notes(tracker) == {"(root)": ""}
 

@@ -311,6 +311,8 @@ def test_at_takes_what_a_tracker_takes(tmp_path: Path) -> None:
     assert [[tensor.item() for tensor in store.at(key)] for key in asked] == [[2, 3, 1], [2, 3], [3], [1], [2, 3], [2]]
     with pytest.raises(UnknownSiteError, match=r"no tensor of 'ones'. Nearest: one"):
         store.at("ones")
+    with pytest.raises(UnknownSiteError, match=r"no tensor of 'one:ouput'. Nearest: one:output"):
+        store.at("one:ouput")
 
 
 # Failure

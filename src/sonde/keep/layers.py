@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
@@ -16,16 +16,34 @@ from sonde.engine.layer_axes import LayerAxes, axes_of, units_first
 from sonde.keep.reductions.base import shape_text
 from sonde.keep.stash import leaves_of
 from sonde.stats import Accumulator, Moments, Result
-from sonde.view.layer_table import GRADIENT_IS, LayerRow, Quantity, first_of, layer_table, notes_of
+from sonde.view.layer_table import GRADIENT_IS, NO_ELEMENTS, LayerRow, Quantity, first_of, layer_table, notes_of
 from sonde.view.table import Grid
 
-__all__ = ["Layer", "Tally", "annotate", "first_measurable", "grid", "is_measurable", "layers_of", "numbers_of"]
+__all__ = ["Layer", "Outputs", "Tally", "annotate", "first_measurable", "grid", "is_measurable", "layers_of", "numbers_of"]
 
 # Beyond this, only the last forward is summarised
 _MOST_ELEMENTS = 100_000_000
 _MOST_STASHES = 5_000
 
+# Calls of a module in one forward whose outputs are judged apart; later ones together
+_APART = 8
+
 _UNKNOWN: Mapping[str, LayerAxes] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """Numbers of outputs.
+
+    Attributes:
+        moments: of the elements.
+        dead: share of units that are zero for every sample and position; None if there are no units or too few samples.
+        saturated: share of a tanh's or sigmoid's elements that are near its limits.
+    """
+
+    moments: Result
+    dead: float | None
+    saturated: float
 
 
 @dataclass
@@ -38,8 +56,9 @@ class Layer:
         calls: number of outputs kept.
         output: moments of the first floating-point tensor of the outputs, all calls together; None without such a tensor.
         gradient: moments of the gradients of that tensor; None without any.
-        dead: share of units that are zero for every sample and position; None if there are no units or too few samples.
-        saturated: share of a tanh's or sigmoid's elements that are near its limits.
+        dead, saturated: of all calls together, see :class:`Outputs`.
+        by_call: the same numbers of each call in a forward, by its index; 8 stands for all later ones. Empty for a layer that
+            is called once.
         same_as: the name of another layer that returned the very same tensor, ``""`` if none did.
         passthrough: the layer returned one of its inputs.
         recomputed: number of outputs that activation checkpointing made again, which no other number counts.
@@ -56,6 +75,7 @@ class Layer:
     gradient: Result | None = None
     dead: float | None = None
     saturated: float = 0.0
+    by_call: dict[int, Outputs] = field(default_factory=dict)
     same_as: str = ""
     passthrough: bool = False
     recomputed: int = 0
@@ -65,31 +85,57 @@ class Layer:
     notes: list[str] = field(default_factory=list)
 
 
+class _Outputs:
+    """The running sums of the outputs of one call of a layer, over all forwards."""
+
+    def __init__(self) -> None:
+        self.moments = Accumulator(Moments())
+        self.alive: Tensor | None = None
+        self.samples = 0
+        self.saturated = 0
+
+    def add(self, tensor: Tensor, axes: LayerAxes, kind: type[nn.Module]) -> None:
+        self.moments.update(tensor)
+        units = _units_alive(tensor, axes)
+        if units is not None:
+            self._join(*units)
+        if issubclass(kind, nn.Tanh):
+            self.saturated += int((tensor.abs() > rules.SATURATED_AT).sum())
+        elif issubclass(kind, nn.Sigmoid):
+            self.saturated += int(((tensor - 0.5).abs() > rules.SATURATED_AT / 2).sum())
+
+    def _join(self, alive: Tensor | None, samples: int) -> None:
+        self.samples += samples
+        if alive is not None:
+            self.alive = alive if self.alive is None or self.alive.shape != alive.shape else self.alive | alive
+
+    def merge(self, other: _Outputs) -> None:
+        self.moments.merge(other.moments)
+        self._join(other.alive, other.samples)
+        self.saturated += other.saturated
+
+    def numbers(self) -> Outputs:
+        moments = self.moments.compute()
+        judged = self.alive is not None and self.samples >= rules.DEAD_SAMPLES
+        return Outputs(
+            moments,
+            1.0 - float(self.alive.float().mean()) if self.alive is not None and judged else None,
+            self.saturated / moments.count if moments.count else 0.0,
+        )
+
+
 class Tally:
     """The running sums of one layer; ``finish`` makes its :class:`Layer`."""
 
     def __init__(self, layer: Layer) -> None:
         self.layer = layer
-        self.output = Accumulator(Moments())
         self.gradient = Accumulator(Moments())
         self.path: str | None = None  # the leaf whose numbers the row has
-        self.alive: Tensor | None = None
-        self.samples = 0
-        self.saturated = 0
-        self.seen_output = self.seen_gradient = False
+        self.seen_gradient = False
+        self._outputs: dict[int, _Outputs] = {}  # by call; the last one of all that come later
 
-    def add_output(self, tensor: Tensor, axes: LayerAxes | None = None) -> None:
-        self.output.update(tensor)
-        self.seen_output = True
-        units = _units_alive(tensor, axes or axes_of(tensor))
-        if units is not None:
-            alive, samples = units
-            self.samples += samples
-            self.alive = alive if self.alive is None or self.alive.shape != alive.shape else self.alive | alive
-        if issubclass(self.layer.kind, nn.Tanh):
-            self.saturated += int((tensor.abs() > rules.SATURATED_AT).sum())
-        elif issubclass(self.layer.kind, nn.Sigmoid):
-            self.saturated += int(((tensor - 0.5).abs() > rules.SATURATED_AT / 2).sum())
+    def add_output(self, tensor: Tensor, axes: LayerAxes | None = None, call: int = 0) -> None:
+        self._outputs.setdefault(min(call, _APART), _Outputs()).add(tensor, axes or axes_of(tensor), self.layer.kind)
 
     def add_gradient(self, tensor: Tensor) -> None:
         self.gradient.update(tensor)
@@ -97,12 +143,16 @@ class Tally:
 
     def finish(self) -> Layer:
         layer = self.layer
-        layer.output = self.output.compute() if self.seen_output else None
         layer.gradient = self.gradient.compute() if self.seen_gradient else None
-        if self.alive is not None and self.samples >= rules.DEAD_SAMPLES:
-            layer.dead = 1.0 - float(self.alive.float().mean())
-        if layer.output is not None and layer.output.count:
-            layer.saturated = self.saturated / layer.output.count
+        if self._outputs:
+            joined = next(iter(self._outputs.values()))
+            if len(self._outputs) > 1:
+                layer.by_call = {call: outputs.numbers() for call, outputs in self._outputs.items()}
+                joined = _Outputs()
+                for outputs in self._outputs.values():
+                    joined.merge(outputs)
+            found = joined.numbers()
+            layer.output, layer.dead, layer.saturated = found.moments, found.dead, found.saturated
         return layer
 
 
@@ -139,7 +189,7 @@ def layers_of(stashes: Iterable[Any], axes: Mapping[str, LayerAxes] = _UNKNOWN) 
         path, floating = _first_measurable(held.items())
         if floating is not None:
             tally.path = path
-            tally.add_output(floating, axes.get(name))
+            tally.add_output(floating, axes.get(name), getattr(stash, "call", 0))
             layer.same_as = owners.setdefault(id(floating), layer.name)
         layer.value = number
     layers = [tally.finish() for tally in tallies.values()]
@@ -182,11 +232,13 @@ def annotate(layers: list[Layer]) -> None:
     tracked = any(layer.gradient is not None for layer in layers)
     for layer in layers:
         if layer.output is not None:
-            layer.findings += rules.of_output(layer.output, dead_share=layer.dead, saturated_share=layer.saturated)
+            layer.findings += _of_outputs(layer)
         if layer.gradient is not None:
             layer.findings += rules.of_gradient(layer.gradient, typical)
         elif tracked and layer.output is not None and layer.output.count:
             layer.notes.append("no gradient")
+        if layer.output is not None and not layer.output.count:
+            layer.notes.append(NO_ELEMENTS)
         if layer.passthrough:
             layer.notes.append("returns its input")
         elif layer.same_as:
@@ -195,6 +247,32 @@ def annotate(layers: list[Layer]) -> None:
             layer.notes.append(f"same tensor as {other}")
         if layer.recomputed:
             layer.notes.append("recomputed")
+
+
+def _of_outputs(layer: Layer) -> list[rules.Finding]:
+    """The findings about all outputs of *layer* together, and of each rule that finds a call alone worse, that of its worst call.
+
+    One module in several places, an activation function above all, is as often dead in one of them and alive in the others.
+    """
+    assert layer.output is not None
+    found = {
+        finding.rule: finding for finding in rules.of_output(layer.output, dead_share=layer.dead, saturated_share=layer.saturated)
+    }
+    for call, each in layer.by_call.items():
+        for finding in rules.of_output(each.moments, dead_share=each.dead, saturated_share=each.saturated):
+            known = found.get(finding.rule)
+            if known is None or _gravity(finding) > _gravity(known):
+                later = " or later" if call == _APART else ""
+                found[finding.rule] = replace(finding, call=call, message=f"{finding.message} in call {call}{later}")
+    return list(found.values())
+
+
+_SEVERITIES = ("note", "warn", "bad")
+
+
+def _gravity(finding: rules.Finding) -> tuple[int, float]:
+    whole = finding.call == -1  # of two that are alike the one about all calls
+    return _SEVERITIES.index(finding.severity), (finding.value if finding.rule in ("dead", "saturated") else 0.0) + whole * 1e-9
 
 
 def grid(stashes: list[Any], axes: Mapping[str, LayerAxes], *, title: str, empty: str, coverage: Callable[[], Coverage]) -> Grid:

@@ -229,7 +229,7 @@ class _Watcher:
         floating = layers.first_measurable(event.leaves)
         if floating is not None:
             axes = axes_of(floating, event.module)
-            record.tally.add_output(floating.detach(), axes)  # detached: the statistics are no part of the graph
+            record.tally.add_output(floating.detach(), axes, event.call)  # detached: the statistics are no part of the graph
             layer.same_as = self._owner(floating, layer.name)
         if not call.calls_others:
             self.output_bytes += sum(map(self._new_bytes, (tensor for _, tensor in event.leaves)))

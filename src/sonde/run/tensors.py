@@ -399,7 +399,7 @@ class TensorStore(Mapping[str, Any]):
             asked = replace(asked, path=aliases.get(asked.path, asked.path))
         wanted = {text for text, each in held.items() if asked.covers(each, whole_module=whole_module)}
         if not wanted:
-            names = [each.at("").name if whole_module else text for text, each in held.items()]
+            names = [each.at("").name if whole_module and ":" not in str(site) else text for text, each in held.items()]
             raise UnknownSiteError(f"{self.path} has no tensor of {str(site)!r}. {nearest(str(site), names)}")
         return [self[key] for key in self if key.split("/", 1)[1] in wanted]
 

@@ -16,6 +16,7 @@ from sonde.view.table import Cell, Grid, Tone
 __all__ = [
     "DROPPED_FIRST",
     "GRADIENT_IS",
+    "NO_ELEMENTS",
     "LayerRow",
     "Note",
     "Quantity",
@@ -29,6 +30,7 @@ __all__ = [
 Note = tuple[str, Tone]
 """One thing that is notable, and how it stands out."""
 
+NO_ELEMENTS = "no elements"  # in an output: the batch was empty
 GRADIENT_IS = "gradient: Euclidean norm of the gradient at the layer's output"
 
 TONES: Mapping[Severity, Tone] = {"note": "warn", "warn": "warn", "bad": "bad"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from itertools import pairwise
 
 import numpy as np
@@ -10,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sonde.view.plots.layer_names import labels, spaced, spread_apart
+from sonde.site import Site
+from sonde.view.plots.layer_names import Include, chosen, labels, spaced, spread_apart
 
 NAME = st.lists(st.text("abcdef0123456789_", min_size=1, max_size=14), min_size=1, max_size=6).map(".".join)
 
@@ -21,6 +23,13 @@ def test_short_names_are_as_different_as_the_names(names: list[str]) -> None:
     assert len(set(short)) == len(names)
     assert all(name.startswith(prefix) for name in names)
     assert all(text for text in short)
+
+
+@pytest.mark.parametrize("include", ["a/b", ["a/b"], re.compile("^a/"), "a%2Fb", ["a%2Fb"]])
+def test_a_name_with_a_slash_is_chosen_as_the_model_has_it_and_as_its_site_has_it(include: Include) -> None:
+    names = [Site("a/b").name, Site("c").name]
+    assert chosen(names, include) == [0]
+    assert chosen(names, None, include) == [1]
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=40), st.floats(0.001, 0.2))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
+from urllib.parse import unquote
 
 from sonde.errors import SelectionError
 from sonde.escape import printable_line
@@ -41,9 +42,10 @@ def chosen(names: Sequence[str], include: Include, exclude: Include = None) -> l
 
 
 def _matches(name: str, where: str | re.Pattern[str] | Collection[str]) -> bool:
+    spellings = {name, unquote(name)}  # a slash in a module's name is %2F in its site
     if isinstance(where, str | re.Pattern):
-        return re.search(where, name) is not None
-    return name in where
+        return any(re.search(where, each) is not None for each in spellings)
+    return any(each in where for each in spellings)
 
 
 def labels(names: Sequence[str], longest: int = _LONGEST) -> tuple[list[str], str]:

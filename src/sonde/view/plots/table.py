@@ -15,7 +15,7 @@ from sonde.run.folder.duckdb_sql import literal, quoted
 from sonde.run.run import Run
 from sonde.site import Site
 from sonde.suggest import nearest_steps
-from sonde.view.layer_table import TONES, LayerRow, Note, Quantity, layer_table, notes_of, worst
+from sonde.view.layer_table import NO_ELEMENTS, TONES, LayerRow, Note, Quantity, layer_table, notes_of, worst
 from sonde.view.plots.layer_names import Include, chosen
 from sonde.view.plots.layer_series import ASIDE, FIRST_ROWS, Known, kinds_of
 from sonde.view.table import Grid
@@ -65,7 +65,8 @@ def table(run: Run, *, include: Include = None, exclude: Include = None, recent:
     for each in names:
         layer = layers[each]
         told = found.get(each, [])
-        notes = notes_of(finding for finding in layer.findings if not _is_told(finding, told))
+        findings = (finding for finding in layer.findings if not _is_told(finding, told))
+        notes = notes_of(findings, [NO_ELEMENTS] if layer.empty else [])
         texts = {"calls": str(layer.calls)} if layer.calls > 1 else {}
         tone = worst(told, "strong")
         rows.append(LayerRow(each, kinds.get(layer.path, ""), texts, layer.numbers, (*told, *notes), tone=tone))
@@ -154,7 +155,7 @@ class _Layer:
     """One row while it is read: the layer's model and path, its place in the order, its numbers and findings.
 
     ``calls`` is how many calls in a forward have rows of their own; ``lost`` has, by the kind of tensor, how many elements were
-    NaN, infinite, and there in all.
+    NaN, infinite, and there in all. ``empty``: the outputs had no elements.
     """
 
     model: str
@@ -164,6 +165,7 @@ class _Layer:
     findings: list[Finding]
     lost: dict[str, tuple[float, float, float]]
     calls: int = 1
+    empty: bool = False
 
 
 @dataclass(frozen=True)
@@ -197,6 +199,8 @@ class _Reader:
         self._put("zeros", self._of_outputs("zeros", "output"), None)
         self._put("gradient", self._of_outputs("norm", "grad_output"), "gradient")
         for name, seen in self._of_outputs("call_death", "output").items():
+            if self._layers[name].empty:
+                continue
             self._layers[name].numbers["dead"] = seen.quantity
             finding = rules.dead(seen.value)
             self._layers[name].findings += [finding] if finding is not None else []
@@ -224,6 +228,9 @@ class _Reader:
 
     def _put(self, heading: str, found: Mapping[str, _Sum], what: str | None) -> None:
         for name, seen in found.items():
+            if seen.count == 0:
+                self._layers[name].empty |= heading == "rms"
+                continue
             self._layers[name].numbers[heading] = seen.quantity
             if what is not None and (seen.nan or seen.inf):
                 self._layers[name].lost[what] = seen.nan, seen.inf, seen.count
