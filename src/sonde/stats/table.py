@@ -169,7 +169,7 @@ class Table:
 
     def _measured(self, tensor: Tensor, previous: Tensor | None) -> Tensor:
         """Return the row of :meth:`measured`, in eager mode, by the fastest way for the device of *tensor*."""
-        if tensor.is_cpu or not isinstance(self.statistic, Statistic):
+        if not fused.is_fused(tensor) or not isinstance(self.statistic, Statistic):
             return self.measured(tensor, previous)
         return self._led(fused.measure(self.statistic, dense(tensor)))
 

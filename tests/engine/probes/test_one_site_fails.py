@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import sonde
 from sonde.engine import Probe
+from sonde.engine.probes import statistic_hooks
 from sonde.errors import ObservationWarning
 from sonde.stats import Column, Field, Statistic
 
@@ -66,8 +67,13 @@ def by_site(probe: Probe) -> dict[str, tuple[int, Any]]:
 
 @pytest.mark.parametrize("how", FAILURES)
 @pytest.mark.parametrize("compiled", [None, False, True], ids=["eager", "compiled", "fullgraph"])
-def test_a_statistic_that_fails_at_one_layer_stops_there(how: str, compiled: bool | None, fresh_compiler: None) -> None:
+@pytest.mark.parametrize("measures", [False, True], ids=["", "in compiled code"])
+def test_a_statistic_that_fails_at_one_layer_stops_there(
+    how: str, compiled: bool | None, *, measures: bool, fresh_compiler: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ports: Any = ("output", "grad_output")
+    if measures:  # as on an accelerator
+        monkeypatch.setattr(statistic_hooks, "is_fused", lambda tensor: True)
     plain, whole = network(), network()
     expected = train(plain)
     sound = sonde.observe(whole, Total("never"), ports=ports)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import sonde
+from sonde.engine.probes import statistic_hooks
 from sonde.errors import DeadHookError, ObservationWarning
 from sonde.stats import Moments
 
@@ -100,23 +101,29 @@ def graphs() -> int:
 
 
 def cases(*chosen: str) -> Any:
-    """Backend, way and checkpoint of each of *chosen*."""
-    marks = {"inductor": [pytest.mark.slow]}
+    """Backend, way and checkpoint of each of *chosen*; and whether compiled code measures, as on an accelerator."""
+    marks = {"inductor": [pytest.mark.slow], "aot_eager-whole-checkpoint-rows": [pytest.mark.slow]}
     split = [case.split("-") for case in chosen]
     made = [
-        pytest.param(backend, way, which == "checkpoint", id="-".join((backend, way, which)), marks=marks.get(backend, []))
-        for backend, way, which in split
+        pytest.param(backend, way, "checkpoint" in rest, "rows" in rest, id=case, marks=marks.get(backend, marks.get(case, [])))
+        for case, (backend, way, *rest) in zip(chosen, split, strict=True)
     ]
-    return pytest.mark.parametrize(("backend", "way", "checkpointed"), made)
+    return pytest.mark.parametrize(("backend", "way", "checkpointed", "measures"), made)
 
 
 AOT_EAGER = [f"aot_eager-{way}-{which}" for way in WAYS for which in ("plain", "checkpoint")]
+ROWS = ["eager-blocks-checkpoint-rows", "aot_eager-whole-checkpoint-rows", "aot_eager-blocks-plain-rows"]
+ROWS += ["inductor-whole-checkpoint-rows", "inductor-blocks-plain-rows"]
 INDUCTOR = ["inductor-whole-checkpoint", "inductor-blocks-plain"]  # one graph with all in it, and one for all blocks
 
 
-@cases(*AOT_EAGER, "eager-whole-checkpoint", "eager-wrapped-plain", "eager-blocks-checkpoint", *INDUCTOR)
-def test_a_statistic_is_right_at_every_site_forward_and_backward(backend: str, way: str, checkpointed: bool) -> None:
+@cases(*AOT_EAGER, "eager-whole-checkpoint", "eager-wrapped-plain", "eager-blocks-checkpoint", *INDUCTOR, *ROWS)
+def test_a_statistic_is_right_at_every_site_forward_and_backward(
+    backend: str, way: str, checkpointed: bool, measures: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Lane 1: sums in compiled code equal those of kept tensors; off-steps run a graph without observation."""
+    if measures:
+        monkeypatch.setattr(statistic_hooks, "is_fused", lambda tensor: True)
     plain = Net(way, checkpointed)
     for step in (0, 1, 2):
         train(plain, compiled(plain, way, "eager"), step)  # Dynamo makes the same graphs for every backend
@@ -161,7 +168,7 @@ def test_a_statistic_is_right_at_every_site_forward_and_backward(backend: str, w
 
 
 @cases(*AOT_EAGER, *INDUCTOR)
-def test_kept_tensors_are_right_at_every_site(backend: str, way: str, checkpointed: bool) -> None:
+def test_kept_tensors_are_right_at_every_site(backend: str, way: str, checkpointed: bool, measures: bool) -> None:
     """Lane 2: every kept output and gradient equals that of plain hooks in eager code, in the same order."""
     net = Net(way, checkpointed)
     with sonde.track(net, strict=True) as tracker:

@@ -27,6 +27,7 @@ from sonde.engine.probes.targets import Sites
 from sonde.engine.selection import Named
 from sonde.engine.torch_api import compiled, hooks
 from sonde.engine.torch_api.autograd_state import current_node, graph_task, sequence_of_node, transforms
+from sonde.engine.torch_api.forms import paths_of, rebuild
 from sonde.engine.torch_api.input_alias import alias, aliased_in_trace, of_inputs
 from sonde.engine.unseen import blocks
 from sonde.site import Phase, Port
@@ -83,11 +84,12 @@ class ModuleEventHook(EventHook):
     Attributes:
         value_port, gradient_port: of the observed value, and of its gradient (None: the gradient cannot be observed).
         aliases: the names of a module that has several; None for one name.
+        plan: what compiled code delivers.
         token: names this hook in compiled code.
         entrance: the hook that sees calls of the same module begin, if there is one.
     """
 
-    __slots__ = ("_gradients", "_site", "aliases", "entrance", "token")
+    __slots__ = ("_gradients", "_site", "aliases", "entrance", "plan", "token")
 
     value_port: ClassVar[Port]
     gradient_port: ClassVar[Port | None]
@@ -98,6 +100,7 @@ class ModuleEventHook(EventHook):
         self._gradients = self.gradient_port if self.gradient_port in sites else None
         self.aliases: Aliases | None = None
         self.entrance: InputEventHook | None = None
+        self.plan = compiled.plan_of(self.value_port if self._site is not None else "", self._gradients or "")
         self.token = compiled.Token(self)
 
     # Gradients
@@ -229,8 +232,8 @@ class ModuleEventHook(EventHook):
             forward.entered.setdefault(self, []).append(call)
         thread = self.delivery.thread
         if port and self.switch.on and (thread is None or thread == _thread() or task != -1):
-            value = compiled.rebuild(form, leaves)
-            named = tuple(zip(compiled.paths_of(form), leaves, strict=True))
+            value = rebuild(form, leaves)
+            named = tuple(zip(paths_of(form), leaves, strict=True))
             args: tuple[Any, ...] = ()
             kwargs: dict[str, Any] = {}
             if port == "input":
@@ -251,10 +254,10 @@ class ModuleEventHook(EventHook):
         forward = self.clock.current()
         if forward.index != forward_index:
             forward = Forward(forward_index, forward.tick, -1)
-        paths = compiled.paths_of(form)
+        paths = paths_of(form)
 
         def fill(gradients: list[Tensor | None]) -> tuple[Any, ...]:
-            return structure.as_gradients(compiled.rebuild(form, gradients))
+            return structure.as_gradients(rebuild(form, gradients))
 
         if len(paths) == 1:
             self._gradient(port, forward, call, False, "", fill([gradient]), ((paths[0], gradient),))
@@ -299,8 +302,7 @@ class OutputEventHook(ModuleEventHook):
         if _is_traced():
             if self.switch.refuses_traced(self.clock.root):
                 return
-            port = self.value_port if self._site is not None else ""
-            compiled.trace_value(self.token, output, port, self._gradients or "")
+            compiled.trace_value(self.token, self.plan, output)
             return
         if (compiler := _compiler()) is not None:
             hooks.undisturbed(compiler, self, module, args, kwargs, output)
@@ -448,12 +450,11 @@ class InputEventHook(ModuleEventHook):
     def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.switch.refuses_traced(self.clock.root):
             return None
-        port = "input" if self._site is not None else ""
         if self._gradients is None:
-            compiled.trace_value(self.token, (args, kwargs), port, "")
+            compiled.trace_value(self.token, self.plan, (args, kwargs))
             return None
         given, seen = aliased_in_trace((args, kwargs))
-        compiled.trace_value(self.token, seen, port, "grad_input")
+        compiled.trace_value(self.token, self.plan, seen)
         return given
 
 

@@ -1,8 +1,7 @@
 """Hooks that add what passes to rows of a statistic: a row for each port, leaf and call of a module.
 
-A row is taken where its first tensor comes, since what a module returns, and how often it is called, shows at run time. In
-compiled code the measuring is traced and fused with the user's own operations; the row that was measured is handed to Python at run
-time, which knows the call.
+A row is taken where its first tensor comes, since what a module returns, and how often it is called, shows at run time. Compiled
+code hands the tensor, or the row that was measured on an accelerator, to Python at run time, which knows the call.
 """
 
 from __future__ import annotations
@@ -21,11 +20,13 @@ from sonde.engine.layer_axes import axes_of, unit_axis
 from sonde.engine.probes.site_hook import SiteHook
 from sonde.engine.torch_api import compiled, hooks
 from sonde.engine.torch_api.autograd_state import graph_task
+from sonde.engine.torch_api.forms import paths_of
 from sonde.engine.torch_api.input_alias import alias, aliased_in_trace
 from sonde.engine.unseen import blocks
 from sonde.errors import ArgumentError
 from sonde.site import OTHER_CALLS, Port
 from sonde.stats import Table
+from sonde.stats.kernels.fused import is_fused
 from sonde.stats.pieces import PLAIN, here, local
 
 __all__ = [
@@ -83,6 +84,11 @@ def row_of_call(call: int, apart: int) -> int:
     return call if call < apart else OTHER_CALLS
 
 
+def _is_compiled(tensor: Tensor) -> bool:
+    """Return whether compiled code measures *tensor*, and does not hand it over."""
+    return is_fused(tensor)
+
+
 class StatisticHook(SiteHook):
     """A hook that adds tensors to rows of a statistic; abstract.
 
@@ -99,11 +105,25 @@ class StatisticHook(SiteHook):
         kernel: adds to rows on the CPU; None without one.
         addresses: by place, of the row, if the kernel can add to it; else 0.
         by_axis: by the axis of the units, a table without rows that measures tensors; for a statistic that finds this axis.
-        traced: the table whose statistic compiled code measures by; its axis is known beforehand or guessed from the structure.
+        measure: measures in compiled code; the axis of the units is known beforehand or guessed from the structure.
+        plan: what compiled code delivers.
         token: names this hook in compiled code.
     """
 
-    __slots__ = ("addresses", "adds", "apart", "by_axis", "kernel", "listens", "rows", "table", "token", "traced", "unused")
+    __slots__ = (
+        "addresses",
+        "adds",
+        "apart",
+        "by_axis",
+        "kernel",
+        "listens",
+        "measure",
+        "plan",
+        "rows",
+        "table",
+        "token",
+        "unused",
+    )
 
     value_port: ClassVar[Port | None] = None
     gradient_port: ClassVar[Port | None] = None
@@ -119,7 +139,10 @@ class StatisticHook(SiteHook):
         self.by_axis: dict[int, Table] = {}
         self.kernel = None if table.statistic.finds_units else table.statistic.kernel
         self.addresses: dict[Place, int] = {}
-        self.traced = self._on_axis(unit_axis(self.module)) if table.statistic.finds_units else table
+        statistic = table.statistic.on_axis(unit_axis(self.module)) if table.statistic.finds_units else table.statistic
+        self.measure = compiled.Measure.of(statistic, lambda: compiled.Measure(Table(statistic).measured, _is_compiled))
+        most = _MOST_LEAVES if statistic.is_of_every_leaf else 1
+        self.plan = compiled.plan_of(self.adds or "", self.listens or "", most, self.measure.number)
         self.token = compiled.Token(self)
         if not self.is_on_module:
             for port, row in list(unused.items()):
@@ -343,7 +366,7 @@ class StatisticHook(SiteHook):
     def _trace(self, value: Any) -> None:
         """Have *value*, and its gradients, measured by the code that is being compiled, and added at run time."""
         if not self.switch.refuses_traced(self.clock.root):
-            compiled.trace_value(self.token, value, self.adds or "", self.listens or "", self.traced.measured, self._most)
+            compiled.trace_value(self.token, self.plan, value)
 
     def replay(self, leaves: list[Tensor], form: int, port: Port | str) -> tuple[int, int]:
         """Add the rows of a value, where compiled code has reached the module.
@@ -358,7 +381,7 @@ class StatisticHook(SiteHook):
         call = forward.call_of(self, task) if self.apart else OTHER_CALLS
         thread = self.delivery.thread
         if port and task == -1 and self.switch.on and (thread is None or thread == _thread()):
-            paths = compiled.paths_of(form)
+            paths = paths_of(form)
             if len(paths) != 1:
                 self._note_extent(len(paths))
             for path, tensor in zip(paths, leaves, strict=False):
@@ -368,11 +391,11 @@ class StatisticHook(SiteHook):
     def replay_gradient(self, forward: int, call: int, measured: Tensor, leaf: int, form: int, port: Port) -> None:
         """Add the row of a gradient that compiled code has measured, of tensor number *leaf* of the value of call number *call*."""
         if self.switch.on and forward != _UNSEEN[0] and not (blocks and self.is_quiet()):
-            self._replayed(port, self.leaf_of(compiled.paths_of(form)[leaf]), call, measured)
+            self._replayed(port, self.leaf_of(paths_of(form)[leaf]), call, measured)
 
     def _replayed(self, port: str, leaf: str, call: int, tensor: Tensor) -> None:
-        """Add a row that compiled code has measured; or a tensor, where the statistic could not be traced."""
-        place: Any = port.removeprefix(compiled.UNMEASURED), leaf, row_of_call(call, self.apart)
+        """Add a row that compiled code has measured, or a tensor that it has handed over."""
+        place: Any = port.removeprefix(compiled.AS_TENSOR), leaf, row_of_call(call, self.apart)
         (self._merge if place[0] == port else self._add)(place, tensor)
 
 

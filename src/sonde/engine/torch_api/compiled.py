@@ -4,10 +4,16 @@ A hook that ``torch.compile`` traces may not count, look anything up, or append 
 each module, or be silently wrong. But a hook may call an operator on tensors that the hook owns, its *token*. At run time the
 operator reads from the token which hook called it, and runs ordinary Python there.
 
-* ``sonde::deliver`` hands tensors to the hook at their place in the execution: of an event the tensors themselves, of a statistic
-  the rows that the compiled code has measured. No buffer of a size known beforehand is needed.
+* ``sonde::deliver`` hands tensors to the hook at their place in the execution, or the rows of a statistic that the compiled code
+  has measured. No buffer of a size known beforehand is needed.
 * ``sonde::deliver_gradient`` hands over a gradient in the backward pass, or its measured row. It names the call of ``deliver`` that
   it belongs to by the token's *ticket*, a new one for each execution of a graph, and by the place in the graph.
+
+What compiled code does for an observer costs time twice: when it is compiled, and when it runs. Therefore Dynamo, the slowest
+part, traces no more of a hook than the structure of the value; all else is one call in its graph (``_observe``), which the
+backend traces. And a statistic is a part of the compiled code only on accelerators (``sonde.stats.kernels.fused.is_fused``):
+there its operations are fused with the model's own. On the CPU the operator gets the tensor, and the row is added as in eager
+mode.
 
 No compiler may drop, duplicate or reorder these. The first runs in the forward and declares a write into the token: an *effect*
 there is refused in a graph with an activation checkpoint. It returns nothing, so that the backward needs nothing from it: a result
@@ -28,19 +34,23 @@ import logging
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from functools import cache
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from types import CodeType
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._guards import TracingContext
 from torch._library.effects import EffectType
 
+from sonde.engine.torch_api.forms import form_of, number_of
+
 __all__ = [
-    "UNMEASURED",
+    "AS_TENSOR",
+    "Measure",
     "Replayed",
     "Token",
     "come_out_together",
@@ -49,9 +59,7 @@ __all__ = [
     "is_exported",
     "is_traced",
     "notice_hooks",
-    "paths_of",
-    "rebuild",
-    "trace_gradient",
+    "plan_of",
     "trace_mark",
     "trace_value",
 ]
@@ -62,8 +70,15 @@ is_traced: Callable[[], bool] = torch.compiler.is_dynamo_compiling
 is_exported: Callable[[], bool] = torch.compiler.is_exporting
 """Return whether ``torch.export`` runs: a program that is written down must not hold sonde's operators."""
 
-UNMEASURED = "unmeasured "
-"""Begins the port of a tensor that compiled code delivers in place of its row, since it cannot be measured there."""
+AS_TENSOR = "tensor "
+"""Begins the port of a tensor that compiled code delivers in place of its row: see ``_sent``."""
+
+
+def _at_trace(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Have *function* called by Python while the code that calls it is traced; its result is a constant of the compiled code."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as torch.compiler.assume_constant_result, unimported
+    return function
+
 
 # ------------------------------------------------------------------------------------------------------------- tokens
 
@@ -76,9 +91,6 @@ class Replayed(Protocol):
     def replay(self, leaves: list[Tensor], form: int, port: str) -> Moment:
         """Run the Python of a module hook."""
 
-
-Measure = Callable[[Tensor], Tensor]
-"""Returns the row of a statistic for a tensor."""
 
 Moment = tuple[int, int]
 """The indices of a forward and of a call."""
@@ -128,97 +140,6 @@ class Token:
         noted = self._moments[ticket][1] if ticket in self._moments else {}
         own = noted.get((place, threading.get_ident()))
         return own or next((moment for (at, _), moment in noted.items() if at == place), None)
-
-
-# -------------------------------------------------------------------------------------------------------------- forms
-# The structure of a value as nested tuples of constants, which a traced function can build: ("tensor",), ("value", v),
-# ("sequence", type, children), ("mapping", type, keys, children), ("fields", type, names, children), ("other",).
-
-_forms: list[Any] = []
-
-
-def _intern(form: Any) -> int:
-    """Return the number of *form*. Runs once for each region, while the region is traced."""
-    notice_hooks()
-    if form not in _forms:
-        _forms.append(form)
-    return _forms.index(form)
-
-
-_intern._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as torch.compiler.assume_constant_result does, unimported
-
-
-def _form(value: Any, leaves: list[Tensor], floating: bool) -> Any:
-    """Return the form of *value*; append its tensors, or those that are *floating*, to *leaves*.
-
-    Traced, so only plain containers are known.
-    """
-    if isinstance(value, Tensor):
-        if floating and not (value.is_floating_point() or value.is_complex()):
-            return ("other",)
-        leaves.append(value)
-        return ("tensor",)
-    if value is None or isinstance(value, str):
-        return ("value", value)
-    if isinstance(value, tuple | list):
-        return ("sequence", type(value), tuple([_form(item, leaves, floating) for item in value]))
-    if isinstance(value, dict):
-        keys = tuple(value.keys())
-        return ("mapping", type(value), keys, tuple([_form(value[key], leaves, floating) for key in keys]))
-    if hasattr(type(value), "__dataclass_fields__"):
-        names = tuple(type(value).__dataclass_fields__.keys())
-        return ("fields", type(value), names, tuple([_form(getattr(value, name), leaves, floating) for name in names]))
-    return ("other",)
-
-
-def rebuild(form: int, leaves: list[Any]) -> Any:
-    """Return the value of form number *form* with *leaves* as its tensors; anything but tensors and text is None."""
-    remaining = iter(leaves)
-    return _rebuild(_forms[form], remaining)
-
-
-def _rebuild(form: Any, leaves: Iterator[Any]) -> Any:
-    kind = form[0]
-    if kind == "tensor":
-        return next(leaves)
-    if kind == "value":
-        return form[1]
-    if kind == "other":
-        return None
-    children = [_rebuild(child, leaves) for child in form[-1]]
-    made = form[1]
-    if kind == "sequence":
-        return list(children) if made is list else tuple.__new__(made, children)
-    if kind == "mapping":
-        pairs = dict(zip(form[2], children, strict=True))
-        return pairs if made is dict else made(pairs) if not hasattr(made, "__dataclass_fields__") else made(**pairs)
-    whole = object.__new__(made)
-    for name, child in zip(form[2], children, strict=True):
-        object.__setattr__(whole, name, child)
-    return whole
-
-
-@cache
-def paths_of(form: int) -> tuple[str, ...]:
-    """Return the leaf paths of the tensors of form number *form*."""
-    return tuple(_paths(_forms[form], ""))
-
-
-def _paths(form: Any, path: str) -> Iterator[str]:
-    kind = form[0]
-    if kind == "tensor":
-        yield path
-    elif kind == "sequence":
-        names = getattr(form[1], "_fields", None)
-        for index, child in enumerate(form[2]):
-            yield from _paths(child, f"{path}[{index}]" if names is None else f"{path}.{names[index]}")
-    elif kind == "mapping":
-        attributes = hasattr(form[1], "__dataclass_fields__")
-        for key, child in zip(form[2], form[3], strict=True):
-            yield from _paths(child, f"{path}.{key}" if attributes else f"{path}[{key!r}]")
-    elif kind == "fields":
-        for name, child in zip(form[2], form[3], strict=True):
-            yield from _paths(child, f"{path}.{name}")
 
 
 # ---------------------------------------------------------------------------------------------------------- operators
@@ -272,102 +193,242 @@ _op_gradient = torch.ops.sonde.deliver_gradient.default
 # ------------------------------------------------------------------------------------------------- called while traced
 
 
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """How compiled code delivers a value.
+
+    Attributes:
+        port, gradient_port: where the tensors, and their gradients, are delivered; ``""`` for nowhere.
+        most: how many floating-point tensors are delivered; None for all tensors.
+        measure: the number of the statistic whose rows may be delivered in place of the tensors; 0 for none.
+    """
+
+    port: str
+    gradient_port: str
+    most: int | None
+    measure: int
+
+
+_plans: list[_Plan] = []
+
+
+def plan_of(port: str, gradient_port: str, most: int | None = None, measure: int = 0) -> int:
+    """Return the number of a plan, which traced code gives to :func:`trace_value`. Equal plans have one number.
+
+    Args:
+        port, gradient_port: where the tensors, and their gradients, are delivered; ``""`` for nowhere.
+        most: deliver so many floating-point tensors, the first ones; None for all tensors.
+        measure: a ``Measure.number``: deliver rows in place of tensors, where measuring is worth being compiled.
+    """
+    plan = _Plan(port, gradient_port, most, measure)
+    if plan not in _plans:
+        _plans.append(plan)
+    return _plans.index(plan)
+
+
+class Measure:
+    """How compiled code measures tensors; one for all hooks of equal statistics, so that equal layers share their code.
+
+    Attributes:
+        number: names this measure in compiled code, as long as it lives.
+        row_of: returns the row of a tensor.
+        is_compiled: returns whether compiled code measures such a tensor; else it hands the tensor over.
+    """
+
+    __slots__ = ("__weakref__", "is_compiled", "number", "row_of")
+
+    def __init__(self, row_of: Callable[[Tensor], Tensor], is_compiled: Callable[[Tensor], bool]) -> None:
+        self.number = next(_numbers)
+        self.row_of = row_of
+        self.is_compiled = is_compiled
+
+    @classmethod
+    def of(cls, key: Hashable, make: Callable[[], Measure]) -> Measure:
+        """Return the one measure for *key*, a statistic; *make* returns a new one."""
+        try:
+            found = _by_key.get(key)
+        except TypeError:  # a statistic that has a list
+            key, found = id(key), None
+        if found is None:
+            found = _by_key[key] = make()
+            _measures[found.number] = found
+        return found
+
+
+_by_key: weakref.WeakValueDictionary[Hashable, Measure] = weakref.WeakValueDictionary()
+_measures: weakref.WeakValueDictionary[int, Measure] = weakref.WeakValueDictionary()
+
+
+@_at_trace
+def _intern(form: Any) -> int:
+    """Return the number of *form*. Runs while code is traced, before the first call of ``_observe`` in that code."""
+    notice_hooks()
+    torch.compiler.allow_in_graph([_observe, _as_result])
+    return number_of(form)
+
+
 _places: weakref.WeakKeyDictionary[Any, count[int]] = weakref.WeakKeyDictionary()
 
 
+@_at_trace
 def _next_place() -> int:
     """Return a number that no other place in the code that is being compiled has, from 1."""
     return next(_places.setdefault(TracingContext.get(), count(1)))
 
 
-_next_place._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as of _intern
-
-
 def trace_mark(token: Token) -> None:
     """Call ``replay`` of the token's owner at run time, without a value."""
+    if not is_exported():
+        _observe(token.written, token.ticket, 0, torch.is_grad_enabled(), _intern(("other",)), _NOTHING, 0)
+
+
+def trace_value(token: Token, plan: int, value: Any) -> None:
+    """Deliver *value*, and its gradients, as *plan* says."""
     if is_exported():
         return
-    _op_deliver(token.written.data, token.ticket, 0, [], _intern(("other",)), "", torch.is_grad_enabled())
-
-
-def trace_value(
-    token: Token, value: Any, port: str, gradient_port: str, measure: Measure | None = None, most: int | None = None
-) -> None:
-    """Deliver *value* at *port*, and its gradients at *gradient_port*, where these are not ``""``.
-
-    With *measure* its rows of the floating-point tensors, the first *most* of them, are delivered in place of the tensors.
-    """
-    if is_exported():
-        return
-    leaves: list[Tensor] = []
-    form = _intern(_form(value, leaves, measure is not None))
-    leaves = leaves[:most]
-    sent = [leaf.detach() for leaf in leaves] if port else []
-    if measure is not None and not _can_measure(leaves, measure):
-        measure, port, gradient_port = None, port and UNMEASURED + port, gradient_port and UNMEASURED + gradient_port
-    place = _next_place() if gradient_port else 0
-    rows = sent if measure is None else [measure(leaf) for leaf in sent]
-    _op_deliver(token.written.data, token.ticket, place, rows, form, port, torch.is_grad_enabled())
-    if gradient_port:
+    if type(value) is Tensor and (_takes_all(plan) or value.is_floating_point() or value.is_complex()):
+        leaves, form = [value], _intern(("tensor",))
+    else:
+        found: list[Tensor] = []
+        form = _intern(form_of(value, found, not _takes_all(plan)))
+        leaves = found[: _most(plan)]
+    inputs = place = 0
+    if _has_gradients(plan):
+        place = _next_place()
         for index, leaf in enumerate(leaves):
             if leaf.requires_grad:
-                trace_gradient(token.ticket, place, leaf, index, form, gradient_port, measure)
+                _comptime()(_look_at_leaf)
+                inputs += _is_input() << index
+    _observe(token.written, token.ticket, place, torch.is_grad_enabled(), form, plan, inputs, *leaves)
+    if inputs:
+        ticket = _as_result(token.ticket)
+        for index, leaf in enumerate(leaves):
+            if inputs >> index & 1:
+                _listen_outside(ticket, place, leaf, index, form, plan)
 
 
-def _can_measure(leaves: list[Tensor], measure: Measure) -> bool:
-    """Return whether *measure* takes each of *leaves*. An error of traced code would end the user's program.
-
-    Python tries that while the code is traced, with the tensors without content that stand for *leaves*.
-    """
-    from torch._dynamo.comptime import comptime
-
-    for leaf in leaves:  # noqa: B007  # read from the frame that is traced
-        comptime(_try)
-        if _has_failed():
-            return False
-    return True
+@_at_trace
+def _takes_all(plan: int) -> bool:
+    return _plans[plan].most is None
 
 
+@_at_trace
+def _most(plan: int) -> int | None:
+    return _plans[plan].most
+
+
+@_at_trace
+def _has_gradients(plan: int) -> bool:
+    return bool(_plans[plan].gradient_port)
+
+
+_NOTHING = plan_of("", "")
 _local = threading.local()
 
 
-def _try(context: Any) -> None:
-    """Call the measure of the traced frame with its leaf, and note whether that raised. Runs while the code is traced."""
-    _local.has_failed = False
+def _comptime() -> Any:
+    from torch._dynamo.comptime import comptime
+
+    return comptime
+
+
+def _look_at_leaf(context: Any) -> None:
+    """Note whether the tensor ``leaf`` of the traced frame comes from outside of the compiled code, and is no parameter.
+
+    Hooks on a parameter would stay there; uses of it in other compiled code are not in the gradient that is delivered.
+    """
+    leaf = context.get_local("leaf")
     try:
-        leaf: Any = context.get_local("leaf").as_fake()
-        method = context.get_local("measure")._ComptimeVar__variable
-        of = (method.obj if hasattr(method, "obj") else method.im_self).value
-    except AttributeError:  # another version of torch tells the object in another way: an error is the compiler's then
-        return
-    silent, _fakes.disabled = _fakes.disabled, True  # torch logs an operator that does not take its tensors as an error
-    try:
-        with leaf.fake_mode, torch.no_grad():
-            of.measured(leaf.detach())
-    except Exception:
-        _local.has_failed = True
-    finally:
-        _fakes.disabled = silent
+        _local.is_input = leaf._ComptimeVar__variable.source is not None and not isinstance(leaf.as_fake(), nn.Parameter)
+    except AttributeError:  # another version of torch
+        _local.is_input = False
+
+
+@_at_trace
+def _is_input() -> int:
+    return int(_local.is_input)
+
+
+def _as_result(ticket: Tensor) -> Tensor:
+    """Return *ticket* as a result of compiled code; what follows that code would read the next ticket from the token."""
+    return ticket
+
+
+def _observe(
+    written: Tensor, ticket: Tensor, place: int, recording: bool, form: int, plan: int, inputs: int, *leaves: Tensor
+) -> None:
+    """Deliver *leaves*, and their gradients but for the *inputs*, which are the bits of a number.
+
+    Dynamo puts the call into its graph and does not look inside; the backend traces what is called here, or runs it.
+    """
+    wanted = _plans[plan]
+    port, sent = _sent(wanted, wanted.port, [leaf.detach() for leaf in leaves] if wanted.port else [])
+    _op_deliver(written.data, ticket, place, sent, form, port, recording)
+    if wanted.gradient_port:
+        for index, leaf in enumerate(leaves):
+            if leaf.requires_grad and not inputs >> index & 1:
+                deliver = partial(_observe_gradient, ticket, place, index, form, plan)
+                if isinstance(leaf, nn.Parameter):  # only code that runs has real ones
+                    if not _is_fake(leaf):
+                        _listen_once(leaf, deliver)
+                else:
+                    leaf.register_hook(deliver)
+
+
+def _is_fake(tensor: Tensor) -> bool:
+    """Return whether *tensor* stands for a tensor while Dynamo looks at the code."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return isinstance(tensor, FakeTensor)
+
+
+def _listen_once(leaf: Tensor, deliver: Callable[[Tensor], None]) -> None:
+    """Call *deliver* with the next gradient of *leaf*."""
+
+    def hook(gradient: Tensor) -> None:
+        handle.remove()
+        deliver(gradient)
+
+    handle = leaf.register_hook(hook)
+
+
+def _observe_gradient(ticket: Tensor, place: int, leaf: int, form: int, plan: int, gradient: Tensor) -> None:
+    """Deliver the gradient of tensor number *leaf* of a value when the backward pass computes the gradient."""
+    wanted = _plans[plan]
+    port, (sent,) = _sent(wanted, wanted.gradient_port, [gradient.detach()])
+    _op_gradient(ticket, place, sent, leaf, form, port)
+
+
+def _listen_outside(ticket: Tensor, place: int, leaf: Tensor, index: int, form: int, plan: int) -> None:
+    """Deliver the gradient of *leaf*, a tensor from outside of the compiled code: the sum over all uses, inside and outside."""
+
+    def hook(gradient: Tensor) -> None:
+        _observe_gradient(ticket, place, index, form, plan, gradient)
+
+    leaf.register_hook(hook)
+
+
+def _sent(wanted: _Plan, port: str, tensors: list[Tensor]) -> tuple[str, list[Tensor]]:
+    """Return what the operator is given, and the port: rows, or with ``AS_TENSOR`` before the port the tensors themselves.
+
+    An error of the statistic is raised again, and reported, where the tensor is measured at run time.
+    """
+    measure = _measures.get(wanted.measure)
+    if measure is None or not tensors:
+        return port, tensors
+    if all(map(measure.is_compiled, tensors)):
+        silent, _fakes.disabled = _fakes.disabled, True  # torch logs an operator that does not take its tensors as an error
+        try:
+            with torch.no_grad():
+                return port, [measure.row_of(tensor) for tensor in tensors]
+        except Exception:  # an error of traced code would end the user's program
+            pass
+        finally:
+            _fakes.disabled = silent
+    return AS_TENSOR + port, tensors
 
 
 _fakes = logging.getLogger("torch._subclasses.fake_tensor")
-
-
-def _has_failed() -> bool:
-    return bool(_local.has_failed)
-
-
-_has_failed._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as of _intern
-
-
-def trace_gradient(ticket: Tensor, place: int, tensor: Tensor, leaf: int, form: int, port: str, measure: Measure | None) -> None:
-    """Deliver the gradient of *tensor*, or its row, when the backward pass computes the gradient."""
-
-    def hook(gradient: Tensor) -> None:
-        gradient = gradient.detach()
-        _op_gradient(ticket, place, gradient if measure is None else measure(gradient), leaf, form, port)
-
-    tensor.register_hook(hook)
 
 
 # ---------------------------------------------------------------------------------------------------- compiled code

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-__all__ = ["failures", "measure"]
+__all__ = ["failures", "is_fused", "measure"]
 
 
 class _Measures(Protocol):
@@ -20,6 +20,15 @@ class _Measures(Protocol):
 
 _compiled: dict[_Measures, Callable[[Tensor], Tensor]] = {}
 _failures: dict[str, str] = {}  # type of device -> why tensors on such devices are measured by the reference
+
+
+def is_fused(tensor: Tensor) -> bool:
+    """Return whether a statistic of *tensor* is best compiled: on accelerators, where each operation is a launch of a kernel.
+
+    On the CPU it is not: the native kernels read memory once, and reductions in float64 that are compiled for each site cost more,
+    at run time and most of all when they are compiled.
+    """
+    return not tensor.is_cpu
 
 
 def measure(statistic: _Measures, tensor: Tensor) -> Tensor:
