@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -195,3 +196,45 @@ def test_rows_are_of_the_part_that_the_rank_holds(kind: str) -> None:
     if kind == "tensor":
         assert seen[1]["why"]["0.up:output"] == "rank 1's part [:, 4:8] of (4, 8)"
         assert seen[1]["why"]["0.act:grad_output"] == "rank 1's part [:, 4:8] of (4, 8)"
+
+
+def wrapped(how: str) -> tuple[list[str], set[str]]:
+    """Return the names of all sites of a model that is wrapped, and every type that instruments show."""
+    from torch.distributed.algorithms._checkpoint import checkpoint_wrapper
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+    from torch.nn.parallel import DistributedDataParallel
+
+    torch.manual_seed(0)
+    made: nn.Module = nn.Sequential(Block(), nn.Sequential(Block()), nn.Linear(6, 3))
+    for wrapper in how.split():
+        if wrapper == "checkpoint":
+            made[0] = checkpoint_wrapper.checkpoint_wrapper(made[0])  # type: ignore[index, operator]
+        elif wrapper == "FSDP1":
+            made[0] = FullyShardedDataParallel(made[0], use_orig_params=True, device_id=torch.device("cpu"))  # type: ignore[index, operator]
+            made = FullyShardedDataParallel(made, use_orig_params=True, device_id=torch.device("cpu"))
+        elif wrapper == "FSDP2":
+            for each in (*list(made)[:2], made):  # type: ignore[call-overload]
+                fully_shard(each)
+        elif wrapper == "DDP":
+            made = DistributedDataParallel(made)
+        elif wrapper == "compile":
+            made = torch.compile(made, backend="eager")  # type: ignore[assignment]
+    sites = [str(site) for site in sonde.engine.probes.probe.sites(made, ports=("output", "param"))]
+    types: set[str] = set()
+    if "compile" not in how:
+        probe = sonde.observe(made, Moments(), ports="output")
+        tracker, recorder = sonde.track(made), recorders.ForwardOutput().modules(made)
+        made(torch.ones(2, 6)).sum().backward()
+        types |= {str(row["type"]) for row in probe.rows()} | {stash.type.__name__ for stash in tracker}
+        types |= set(re.findall(r"\w*(?:FSDP|DDP|Wrapper|DataParallel)\w*", repr(tracker) + repr(recorder)))
+        for each in (probe, tracker, recorder):
+            each.detach()
+    return sites, types
+
+
+@pytest.mark.parametrize("how", ["FSDP2", "checkpoint FSDP2", "FSDP1", "checkpoint FSDP1", "DDP", "checkpoint DDP compile"])
+def test_wrappers_leave_names_and_types_as_they_are(how: str) -> None:
+    bare = values(on_ranks(1, wrapped, ""))[0]
+    for sites, types in values(on_ranks(2, wrapped, how)):
+        assert sites == bare[0]
+        assert types <= bare[1]

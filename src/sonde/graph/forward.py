@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 from sonde.engine import structure
 from sonde.engine.selection import Named
 from sonde.engine.torch_api.autograd_state import graph_task, transforms
-from sonde.engine.torch_api.modules import buffers_of, parameters_of
+from sonde.engine.torch_api.modules import buffers_of, class_of, parameters_of
 from sonde.graph.builder import Builder, Draft
 from sonde.graph.operations import OperationMode
 from sonde.graph.tensors import version_of
@@ -106,8 +106,8 @@ class Forward:
         item = self._members[module]
         call = self._calls.get(module, 0)
         self._calls[module] = call + 1
-        node = builder.add("module", item.name.rpartition(".")[2] or type(module).__name__, builder.scope)
-        node.type, node.path, node.call = type(module).__name__, item.name, call
+        node = builder.add("module", item.name.rpartition(".")[2] or class_of(module).__name__, builder.scope)
+        node.type, node.path, node.call = class_of(module).__name__, item.name, call
         node.site = str(Site(item.name))
         node.parameters = self._size_of(module)
         builder.running.append((module, node))

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from sonde.engine.selection import check_model, members
+from sonde.engine.torch_api.modules import class_of
 from sonde.errors import ArgumentError
 from sonde.graph.graph import Graph
 from sonde.graph.recording import Recording
@@ -195,14 +196,14 @@ class Recorder:
             ArgumentError: *net* is of none of these types, or *parent* is no key.
         """
         if isinstance(net, nn.Module):
-            counted, key = type(net).__name__, self._add_layer(net, name, depth, parent)
+            counted, key = class_of(net).__name__, self._add_layer(net, name, depth, parent)
         elif isinstance(net, Tensor):
             is_parameter = isinstance(net, nn.Parameter)
             counted = "Parameter" if is_parameter else "Tensor"
             fn = net if is_parameter else _without_memory(Value(*described(net)))
             key = self._add(ParamNode if is_parameter else TensorNode, name, counted, fn, depth, parent)
         elif hasattr(net, "next_functions"):
-            counted = type(net).__name__
+            counted = class_of(net).__name__
             key = self._add(OpNode, name, counted, None, depth, parent)
         else:
             raise ArgumentError(f"Cannot create node for {net!r:.80}: it is no module, parameter, tensor or operation")
@@ -226,7 +227,7 @@ class Recorder:
             self._joined.add(edge)
 
     def _add_layer(self, module: nn.Module, name: str | None, depth: int, parent: int | None, call: int = 0) -> int:
-        kind = type(module).__name__
+        kind = class_of(module).__name__
         again = f" (call {call})" if call else ""
         if name is not None:
             name = f"{name}{again}\n({kind})" if depth > 0 else name + again

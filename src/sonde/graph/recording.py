@@ -11,7 +11,7 @@ from torch import nn
 
 from sonde.engine.selection import Named, Where, members, select, unwrap
 from sonde.engine.torch_api import hooks
-from sonde.engine.torch_api.modules import children_of
+from sonde.engine.torch_api.modules import children_of, class_of
 from sonde.engine.torch_api.tensors import without_overrides
 from sonde.engine.unseen import blocks, is_quiet, next_number
 from sonde.errors import ModelError
@@ -115,7 +115,7 @@ class Recording:
         forward.end(output, error)
         self.returned = "None" if output is None else f"a {type(output).__name__}"
         text = "" if error is None else f"{type(error).__name__}: {error}"
-        graph = forward.builder.finish(type(self.root).__name__, text)
+        graph = forward.builder.finish(class_of(self.root).__name__, text)
         if not self._all_operations:
             chosen = {self.members[module].name for module in self._chosen}
             unwanted = [node.id for node in graph.nodes if node.kind == "operation" and node.path not in chosen]

@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 import sonde
 from sonde.engine import ProbeError, selection
 from sonde.engine.probes.coverage import Coverage, Covered
-from sonde.engine.torch_api.modules import parameters_of
+from sonde.engine.torch_api.modules import class_of, parameters_of
 from sonde.inspector.lenses.lens import Lens, LossMetrics
 from sonde.inspector.measurement.measurement import Measurement
 from sonde.paths import short_path
@@ -42,7 +42,7 @@ def _modules(model: nn.Module, name: str) -> list[dict[str, Any]]:
         own = [parameter for parameter in held.values() if parameter is not None and not is_lazy(parameter)]
         line: dict[str, Any] = {
             "name": item.name,
-            "type": type(item.module).__name__,
+            "type": class_of(item.module).__name__,
             "parameters": sum(parameter.numel() for parameter in own),
             "trainable": sum(parameter.numel() for parameter in own if parameter.requires_grad),
         }

@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 from sonde.engine import Probe
 from sonde.engine.selection import parameters, unwrap
 from sonde.engine.torch_api.autograd_state import call_of
-from sonde.engine.torch_api.modules import children_of, parameters_of
+from sonde.engine.torch_api.modules import children_of, class_of, parameters_of
 from sonde.keep import layers
 from sonde.model_summary.table import Note, Shapes, Summary, SummaryRow, is_within
 from sonde.view.layer_table import notes_of
@@ -113,7 +113,7 @@ def _row(place: _Place, seen: Seen | None, owners: dict[int, str]) -> SummaryRow
     new = {key for key in held if place.first is None and is_within(owners.get(key, ""), place.name)}
     row = SummaryRow(
         place.name,
-        type(place.module).__name__,
+        class_of(place.module).__name__,
         place.depth,
         same_as=place.first,
         params=sum(_numel(held[key]) for key in new),
@@ -204,13 +204,13 @@ def _modules_in_trace(error: BaseException | None) -> set[nn.Module]:
 
 
 def _title(places: list[_Place], outcome: Outcome, failed: str | None) -> str:
-    kind = type(places[0].module).__name__
+    kind = class_of(places[0].module).__name__
     if outcome.error is None:
         count = sum(place.first is None for place in places)
         return f"{kind}: {count} module{'s' if count != 1 else ''}"
     where = {"loss_fn": "loss_fn", "backward": "the backward pass"}.get(outcome.stage, "the model")
     if failed:
-        type_ = next(type(place.module).__name__ for place in places if place.name == failed)
+        type_ = next(class_of(place.module).__name__ for place in places if place.name == failed)
         where = f"{failed} ({type_})"
     return f"{kind}, partial: {where} raised {_message(outcome.error)}"
 

@@ -10,6 +10,7 @@ from sonde.engine import selection
 from sonde.engine.calls.call_log import ModuleCall
 from sonde.engine.calls.module_tracker import active
 from sonde.engine.torch_api.autograd_state import graph_task, modules_running
+from sonde.engine.torch_api.modules import class_of
 from sonde.site import Phase
 
 __all__ = ["Whereabouts", "where"]
@@ -82,7 +83,7 @@ def _named(modules: list[nn.Module]) -> list[ModuleCall]:
     label, names = "", dict[nn.Module, str]()
     for module in modules:
         if module not in names:
-            label, names = type(module).__name__, {item.module: item.name for item in selection.members(module)}
+            label, names = class_of(module).__name__, {item.module: item.name for item in selection.members(module)}
         path = names[module]
         calls.append(ModuleCall(path, module, None, f"{label}.{path}" if path else label))
     return calls

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import torch
 from torch import nn
@@ -19,6 +20,7 @@ __all__ = ["Counters"]
 class _Current(threading.local):
     forward: Forward | None = None
     depth: int = 0  # calls of the root that run inside each other
+    silence: AbstractContextManager[None] | None = None  # a quiet block, around a call that is not counted
 
 
 class Counters:

@@ -12,8 +12,8 @@ from sonde.engine.clock.backward_counter import BackwardCounter
 from sonde.engine.clock.counters import Counters
 from sonde.engine.inventory import inventory_of
 from sonde.engine.torch_api import compiled, hooks
-from sonde.engine.torch_api.autograd_state import graph_task, modules_running
-from sonde.engine.unseen import blocks
+from sonde.engine.torch_api.autograd_state import graph_task, is_shape_inference, modules_running
+from sonde.engine.unseen import blocks, quiet
 
 __all__ = ["ForwardCounter"]
 
@@ -80,6 +80,16 @@ class ForwardCounter:
 
     # Forwards
 
+    def look_for_inference(self) -> None:
+        """Let nothing of the root be seen while a pipeline calls it to learn shapes, up to the next call of the root."""
+        local, root = self.counters.local, self.counters.root()
+        if local.silence is not None:
+            local.silence.__exit__(None, None, None)
+            local.silence = None
+        if is_shape_inference() and root is not None:
+            local.silence = quiet(root)
+            local.silence.__enter__()
+
     def settle(self) -> None:
         """End what the last backward pass has left open, which may end a step, before a call of the root begins."""
         if not self.counters.local.depth:
@@ -140,6 +150,7 @@ class _Begin(hooks.Hook):
 
     def _eager(self) -> None:
         counter = self.counter
+        counter.look_for_inference()
         if graph_task() != -1 or (blocks and counter.counters.is_quiet()):
             return  # checkpointing recomputes a call that was counted
         counter.settle()

@@ -9,6 +9,7 @@ from sonde.engine.event import Tick
 from sonde.engine.probes.attachment import Attachment
 from sonde.engine.probes.site_hook import SiteHook
 from sonde.engine.probes.statistic_hooks import StatisticHook
+from sonde.engine.torch_api.modules import class_of
 from sonde.errors import MissingExtraError
 from sonde.site import PORTS, Site
 from sonde.stats import Table
@@ -70,7 +71,7 @@ def numbers_of(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _row(hook: SiteHook, site: Site, count: int, numbers: dict[str, Any], call: int | None, tick: Tick) -> dict[str, Any]:
-    row = {"name": hook.name, "type": type(hook.module).__name__, "port": site.port, "calls": count}
+    row = {"name": hook.name, "type": class_of(hook.module).__name__, "port": site.port, "calls": count}
     return row | numbers | key_columns(site, call, PORTS[site.port].phase, tick)
 
 

@@ -29,6 +29,7 @@ from sonde.engine.torch_api import compiled, hooks
 from sonde.engine.torch_api.autograd_state import current_node, graph_task, sequence_of_node, transforms
 from sonde.engine.torch_api.forms import paths_of, rebuild
 from sonde.engine.torch_api.input_alias import alias, aliased_in_trace, of_inputs
+from sonde.engine.torch_api.modules import class_of
 from sonde.engine.unseen import blocks
 from sonde.site import Phase, Port
 from sonde.stats.pieces import PLAIN, local
@@ -83,19 +84,21 @@ class ModuleEventHook(EventHook):
 
     Attributes:
         value_port, gradient_port: of the observed value, and of its gradient (None: the gradient cannot be observed).
+        kind: the class of the module.
         aliases: the names of a module that has several; None for one name.
         plan: what compiled code delivers.
         token: names this hook in compiled code.
         entrance: the hook that sees calls of the same module begin, if there is one.
     """
 
-    __slots__ = ("_gradients", "_site", "aliases", "entrance", "plan", "token")
+    __slots__ = ("_gradients", "_site", "aliases", "entrance", "kind", "plan", "token")
 
     value_port: ClassVar[Port]
     gradient_port: ClassVar[Port | None]
 
     def __init__(self, delivery: Delivery, clock: Clock, item: Named, sites: Sites) -> None:
         super().__init__(delivery, clock, item, sites)
+        self.kind = class_of(item.module)
         self._site = sites.get(self.value_port)
         self._gradients = self.gradient_port if self.gradient_port in sites else None
         self.aliases: Aliases | None = None
@@ -151,7 +154,7 @@ class ModuleEventHook(EventHook):
             delivery.subscriber(
                 Event(
                     self.name,
-                    type(self.module),
+                    self.kind,
                     True,
                     (gradient,),
                     (),
@@ -198,7 +201,7 @@ class ModuleEventHook(EventHook):
         self._deliver(
             Event(
                 self.name,
-                type(self.module),
+                self.kind,
                 True,
                 value,
                 (),
@@ -242,9 +245,7 @@ class ModuleEventHook(EventHook):
             phase: Phase = "forward" if task == -1 else "recompute"
             tick = self.clock.tick_of(forward)
             site = self.sites[port]  # type: ignore[index]  # a port, since it is not ""
-            self._deliver(
-                Event(self.name, type(self.module), False, value, args, kwargs, site, call, phase, tick, False, "", named)
-            )
+            self._deliver(Event(self.name, self.kind, False, value, args, kwargs, site, call, phase, tick, False, "", named))
         return forward.index, call
 
     def replay_gradient(self, forward_index: int, call: int, gradient: Tensor, leaf: int, form: int, port: Port) -> None:
@@ -354,7 +355,7 @@ class OutputEventHook(ModuleEventHook):
                 delivery.subscriber(
                     Event(  # positions, in the order of its fields: keywords cost as much again
                         self.name,
-                        type(module),
+                        self.kind,
                         False,
                         output,
                         args,
@@ -382,8 +383,8 @@ class OutputEventHook(ModuleEventHook):
         if value is None and given[0] is not None:
             return  # a partial sum
         phase: Phase = "forward" if task == -1 else "recompute"
-        tick, kind = self.clock.tick_of(forward), type(self.module)
-        self._deliver(Event(self.name, kind, False, value, args, kwargs, self._site, call, phase, tick, passthrough, alias))
+        tick = self.clock.tick_of(forward)
+        self._deliver(Event(self.name, self.kind, False, value, args, kwargs, self._site, call, phase, tick, passthrough, alias))
 
 
 class InputEventHook(ModuleEventHook):
@@ -433,7 +434,7 @@ class InputEventHook(ModuleEventHook):
             tick, shown, named = self.clock.tick_of(forward), args, kwargs
             if forward.is_on_ranks:
                 shown, named = self._parts("input", args), self._parts("input", kwargs)
-            self._deliver(Event(self.name, type(module), False, shown, shown, named, self._site, call, phase, tick))
+            self._deliver(Event(self.name, self.kind, False, shown, shown, named, self._site, call, phase, tick))
         if self._gradients is None or not torch.is_grad_enabled():
             return None
         aliased = structure.remap((args, kwargs), alias)

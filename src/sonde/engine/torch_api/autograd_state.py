@@ -34,6 +34,7 @@ __all__ = [
     "has_substituted_parameters",
     "is_nested_pass",
     "is_repeating",
+    "is_shape_inference",
     "is_transformed",
     "modules_running",
     "next_sequence",
@@ -147,6 +148,7 @@ def _frame_of_checkpoint() -> tuple[Hashable | None, bool]:
 _CALL = nn.Module._call_impl.__code__
 _BACKWARD = torch.autograd.function.BackwardCFunction.apply.__code__
 _RUN_BACKWARD: CodeType | None = getattr(getattr(torch.autograd.graph, "_engine_run_backward", None), "__code__", None)
+_INFERENCE = ("_forward_metadata_inference", "_shape_inference")  # since torch 2.13, and before
 _SUBSTITUTED = getattr(getattr(stateless, "_functional_call", None), "__code__", None)
 # every optimizer's step is wrapped by this one function
 _STEP = next((code for code in Optimizer.profile_hook_step.__code__.co_consts if isinstance(code, CodeType)), None)
@@ -180,6 +182,13 @@ def is_nested_pass() -> bool:
         elif has_begun and frame.f_code is _BACKWARD:
             return True
     return False
+
+
+def is_shape_inference() -> bool:
+    """Return whether a pipeline stage calls its module only to learn the shapes of its tensors, as before its first step."""
+    stage = getattr(sys.modules.get("torch.distributed.pipelining.stage"), "PipelineStage", None)
+    codes = {getattr(getattr(stage, name, None), "__code__", None) for name in _INFERENCE} - {None}
+    return bool(codes) and any(frame.f_code in codes for frame in _frames())
 
 
 def optimizers_running() -> list[Optimizer]:

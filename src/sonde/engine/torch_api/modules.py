@@ -18,6 +18,7 @@ __all__ = [
     "buffers_of",
     "children",
     "children_of",
+    "class_of",
     "holds_parameters_elsewhere",
     "is_called_compiled",
     "is_compiled_wrapper",
@@ -151,6 +152,14 @@ def _inner(module: nn.Module) -> nn.Module | None:
         if child is not None:
             return child
     return None
+
+
+def class_of(module: nn.Module) -> type[nn.Module]:
+    """Return the class of *module* as its user wrote it: ``Block`` where FSDP2 has made an ``FSDPBlock`` of the module."""
+    kind = type(module)
+    if kind.__module__.startswith("torch.distributed.") and len(kind.__bases__) == 2 and issubclass(kind.__bases__[1], nn.Module):
+        return kind.__bases__[1]
+    return kind
 
 
 def is_compiled_wrapper(module: nn.Module) -> bool:

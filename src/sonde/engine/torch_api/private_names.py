@@ -79,6 +79,7 @@ _TABLE = {
     "to find what runs in this thread, by the Python frames": {
         "Module._call_impl": _NO_IMPORT,
         "torch.autograd.graph._engine_run_backward": "the end of a backward pass under FSDP is noticed as late as at the next step",
+        "torch.distributed.pipelining.stage.PipelineStage._forward_metadata_inference": "the call for shapes is counted",
         "torch.nn.utils.stateless._functional_call": "tensors given to functional_call are taken for new parameters",
     },
     "to deliver nothing inside torch.func transforms": {

@@ -13,6 +13,7 @@ from sonde.engine import selection
 from sonde.engine.clock.optimizers import held_by
 from sonde.engine.layer_axes import is_time_first
 from sonde.engine.selection import Where
+from sonde.engine.torch_api.modules import class_of
 from sonde.errors import ArgumentError
 from sonde.inspector.lenses.layer_selection import DROPOUT, RELU_LIKE, is_container
 from sonde.inspector.lenses.lens import Lens, LossMetrics
@@ -418,7 +419,7 @@ def _activations_and_containers(name: str, module: nn.Module) -> bool:
 
 
 def _is_activation(module: nn.Module) -> bool:
-    return type(module).__module__ == nn.ReLU.__module__ and not list(module.parameters(recurse=False))
+    return class_of(module).__module__ == nn.ReLU.__module__ and not list(module.parameters(recurse=False))
 
 
 def _shares(worst: bool, activation: str | None, death: str | None) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from torch import nn
 
 from sonde.engine import selection
 from sonde.engine.selection import Where
+from sonde.engine.torch_api.modules import class_of
 from sonde.errors import ArgumentError
 
 __all__ = ["DROPOUT", "RELU_LIKE", "Choice", "Condition", "combined", "is_container"]
@@ -93,7 +94,7 @@ def combined(model: nn.Module, choice: Choice, *lenses: tuple[Where, Where]) -> 
 
 def is_container(name: str, module: nn.Module) -> bool:
     """Return whether *module* only returns the output of its last child, and has no output of its own to show."""
-    return type(module) in _CONTAINERS
+    return class_of(module) in _CONTAINERS
 
 
 def _level(name: str) -> int:

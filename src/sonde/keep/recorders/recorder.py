@@ -16,6 +16,7 @@ from sonde.engine import Coverage, Covered, Event, Phase, Port, Site, selection,
 from sonde.engine.probes import dataframes
 from sonde.engine.probes.attachment import Attachment
 from sonde.engine.selection import Where, check_model
+from sonde.engine.torch_api.modules import class_of
 from sonde.errors import ArgumentError, SelectionError
 from sonde.keep.keeper import NOTHING, Condition, Keeper, KeepingProbe, Take
 from sonde.keep.recorders import registration, state, table
@@ -189,7 +190,7 @@ class Recorder(SlotReader, KeepingProbe):
         try:
             self._attachment.observe(root, lambda known, _: known in names, None, self.ports, model)
         except SelectionError:
-            held = ", ".join(f"{item.name or '(root)'} ({type(item.module).__name__})" for item in items)
+            held = ", ".join(f"{item.name or '(root)'} ({class_of(item.module).__name__})" for item in items)
             raise SelectionError(f"nothing of what is selected is ever called, so nothing could be recorded: {held}") from None
         self._models[root] = model
         self._aliases |= {alias: item.name for item in items for alias in item.aliases if not model}
@@ -198,7 +199,7 @@ class Recorder(SlotReader, KeepingProbe):
             events = [Site(item.name, port, "", model) for port in self.ports]
             site = Site(item.name, self.port, "", model)
             if site not in known:
-                kind = type(item.module)
+                kind = class_of(item.module)
                 self._keeper.add(site, f"{kind.__module__}.{kind.__qualname__}", events)
             if hooked.isdisjoint(events):
                 for event in events:

@@ -10,6 +10,7 @@ from torch import nn
 
 from sonde.engine import selection
 from sonde.engine.selection import Named, Where
+from sonde.engine.torch_api.modules import class_of
 from sonde.errors import SelectionError
 
 __all__ = ["Indices", "Types", "candidates", "choose"]
@@ -90,5 +91,5 @@ def _nothing(items: list[Named], types: Types, places: set[int] | None) -> str:
 
 
 def _listed(items: list[Named], places: Iterable[int], most: int = 8) -> str:
-    shown = [f"{place}: {items[place].name or '(root)'} ({type(items[place].module).__name__})" for place in places]
+    shown = [f"{place}: {items[place].name or '(root)'} ({class_of(items[place].module).__name__})" for place in places]
     return ", ".join(shown[:most]) + (", ..." if len(shown) > most else "")
