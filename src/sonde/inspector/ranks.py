@@ -13,6 +13,7 @@ from sonde.engine.torch_api.data_parallel import ranks_of
 from sonde.errors import ArgumentError, StoreError
 from sonde.inspector.sinks.base import RunSink
 from sonde.inspector.sinks.destinations import Destinations
+from sonde.inspector.sinks.job import this_job
 from sonde.rules import Finding
 from sonde.run.schema import Scope
 from sonde.run.store.open import join_run
@@ -71,10 +72,9 @@ class Participation:
         return ranks
 
     def described(self) -> dict[str, Any]:
-        """Return plain data for run.json: nothing in a training of one process, else ``ranks``: how many, and what is joined."""
-        if self.scope == "global":
-            return {}
-        return {"ranks": {"size": self.size, "rank": self.rank, "joined": self.merges}}
+        """Return plain data for run.json: ``ranks``, how many and whether they are joined; ``job``, that of ``torchrun``."""
+        ranks = {"ranks": {"size": self.size, "rank": self.rank, "joined": self.merges}} if self.scope == "rank" else {}
+        return ranks | ({"job": job} if (job := this_job()) else {})
 
     def findings_of_others(self, own: Sequence[Finding], *, is_lost: bool) -> list[Finding]:
         """Return on rank 0 the findings of other ranks in the rows that they have written; tell rank 0 one's *own*.

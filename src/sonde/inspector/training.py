@@ -65,9 +65,8 @@ class WatchedTraining:
         self.watched = [WatchedModel(model, name, settings, schedule, self._send, self._failed) for name, model in models.items()]
         self._writer = BatchWriter(
             destinations.sinks,
+            part=part,
             merger=self._merger,
-            is_one_of_several=part.scope == "rank",
-            rows_beside=part.rows_beside,
         )
         self._whens = (-1, 0)  # the steps of all models at the last batch, and its number among the batches since then
         self._coverage_written = False

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from sonde import rules
 from sonde.rules import Finding
 from sonde.run.findings import Findings
-from sonde.run.folder.duckdb_sql import literal, quoted
+from sonde.run.folder.duckdb_sql import literal, of_rank
 from sonde.run.place_history import DEFECTS
 from sonde.run.schema import Layout
 from sonde.run.store.rows import RowBlock
@@ -27,14 +27,14 @@ _READ = ("rms", "call_death", "count", *DEFECTS)
 _OF_THE_LOOP = ("nonfinite", "no_training_forward")  # of these the training itself knew more than the rows say
 
 
-def findings_in(run: Run, *, rank: int = 0) -> list[Finding]:
+def findings_in(run: Run, *, rank: int | None = None) -> list[Finding]:
     """Return what the rules of ``sonde.rules`` find in a run so far, the gravest first. The rows are read once.
 
     They are the rules that a training applies to itself: a run that was killed, or that another program wrote, has findings, too.
 
     Args:
         run: on disk or in memory.
-        rank: the process whose rows are judged.
+        rank: the process whose rows are judged; by default, of each place at each step the first that has rows of it.
     """
     findings = Findings()
     matrices = _Matrices(run.info)
@@ -44,19 +44,17 @@ def findings_in(run: Run, *, rank: int = 0) -> list[Finding]:
             for block in _blocks(run, family, wanted, rank):
                 findings.look(block, matrices.in_layout(block.layout))
     if "scalars" in run.families:
-        where = f"rank = {literal(rank)}"
-        for name, value, epoch, step in run.sql(
-            f"SELECT name, value, epoch, step FROM scalars WHERE {where} ORDER BY step, epoch"
-        ).fetchall():
+        of_ranks = of_rank("scalars", rank, run.ranks)
+        for name, value, epoch, step in run.sql(f"SELECT name, value, epoch, step FROM {of_ranks} ORDER BY step, epoch").fetchall():
             findings.look_at_scalar(name, value, epoch, step)
     return _with_alerts(findings.all(), run, rank)
 
 
-def _with_alerts(found: list[Finding], run: Run, rank: int) -> list[Finding]:
+def _with_alerts(found: list[Finding], run: Run, rank: int | None) -> list[Finding]:
     """Add what only the training could see: the beginning of a NaN between logged steps, steps without a training forward."""
     for alert in run.alerts:
         rule = alert["rule"]
-        if rule not in _OF_THE_LOOP or alert["rank"] != rank:
+        if rule not in _OF_THE_LOOP or (rank is not None and alert["rank"] != rank):
             continue
         same = next((each for each in found if each.rule == rule), None)
         if same is None or same.step == alert["step"]:
@@ -92,13 +90,11 @@ class _Matrices:
         return (site.model, site.path) in self._known if self._is_said else site.path.rpartition(".")[2] != "bias"
 
 
-def _blocks(run: Run, family: str, names: Sequence[str], rank: int) -> Iterator[RowBlock]:
+def _blocks(run: Run, family: str, names: Sequence[str], rank: int | None) -> Iterator[RowBlock]:
     """Yield the rows of a family, model by model, in order of their steps."""
-    of_rank = f"rank = {literal(rank)}"
-    places = run.sql(
-        f'SELECT site, call, max("order") FROM {quoted(family)} WHERE {of_rank} GROUP BY site, call ORDER BY 3, 1, 2'
-    ).fetchall()
-    steps = [step for (step,) in run.sql(f"SELECT DISTINCT step FROM {quoted(family)} WHERE {of_rank} ORDER BY step").fetchall()]
+    rows_of_rank = of_rank(family, rank, run.ranks)
+    places = run.sql(f'SELECT site, call, max("order") FROM {rows_of_rank} GROUP BY site, call ORDER BY 3, 1, 2').fetchall()
+    steps = [step for (step,) in run.sql(f"SELECT DISTINCT step FROM {rows_of_rank} ORDER BY step").fetchall()]
     models = {site: Site.parse(site).model for site, *_ in places}
     for model in dict.fromkeys(models.values()):
         own = [place for place in places if models[place[0]] == model]
@@ -107,9 +103,7 @@ def _blocks(run: Run, family: str, names: Sequence[str], rank: int) -> Iterator[
         for start in range(0, len(steps), _AT_ONCE):
             chosen = steps[start : start + _AT_ONCE]
             between = f"step BETWEEN {literal(chosen[0])} AND {literal(chosen[-1])}"
-            table = run.sql(
-                f"SELECT * FROM {quoted(family)} WHERE {of_rank} AND {between} ORDER BY step, epoch, micro_step"
-            ).to_arrow_table()
+            table = run.sql(f"SELECT * FROM {rows_of_rank} WHERE {between} ORDER BY step, epoch, micro_step").to_arrow_table()
             keys = list(zip(table.column("site").to_pylist(), table.column("call").to_pylist(), strict=True))
             kept = np.array([key in row_of for key in keys], bool)
             if not kept.any():

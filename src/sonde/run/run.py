@@ -17,7 +17,7 @@ from sonde.escape import escape_html, printable
 from sonde.number import described as described_numbers
 from sonde.number import number_of
 from sonde.paths import absolute_path, short_path
-from sonde.run.folder.duckdb_sql import check_query, condition, connect, connect_locked, literal, quoted
+from sonde.run.folder.duckdb_sql import check_query, condition, connect, connect_locked, of_rank, quoted
 from sonde.run.folder.run_json import Description
 from sonde.run.folder.source import Answer, Ask, DiskSource, Source
 from sonde.run.heatmap import Heatmap, Reduce, heatmap_of
@@ -122,6 +122,11 @@ class Run:
         return self._ask(question)
 
     @property
+    def ranks(self) -> tuple[int, ...]:
+        """The processes that have written rows so far. A row that joins several processes is written by the first of them."""
+        return tuple(self._source.ranks)
+
+    @property
     def alerts(self) -> list[dict[str, Any]]:
         """The findings, in order: epoch, step, rank, severity, rule, site, value, message."""
 
@@ -214,7 +219,11 @@ class Run:
         return self._ask(question, callers_sql=where)
 
     def scalar(self, name: str, *, rank: int | None = None) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-        """One scalar over time: ``(steps, values)``, of one rank, or of all, one after the other in each step.
+        """One scalar over time: ``(steps, values)``.
+
+        Args:
+            name: of the scalar.
+            rank: the process that wrote it; by default, at each step the first that has it.
 
         Raises:
             UnknownSiteError: no scalar of this name was recorded; the message names the nearest.
@@ -223,9 +232,9 @@ class Run:
         def question(connection: duckdb.DuckDBPyConnection, families: tuple[str, ...]) -> tuple[Any, Any]:
             if "scalars" not in families:
                 raise self._unknown("scalar", name, "scalars", families)
-            of_rank = "" if rank is None else f" AND rank = {literal(rank)}"
             rows = connection.sql(
-                f"SELECT step, value FROM scalars WHERE name = $name{of_rank} ORDER BY step, rank", params={"name": encodable(name)}
+                f"SELECT step, value FROM {of_rank('scalars', rank, self.ranks)} WHERE name = $name ORDER BY step, rank",
+                params={"name": encodable(name)},
             ).to_arrow_table()
             if not rows.num_rows:
                 known = connection.execute("SELECT DISTINCT name FROM scalars ORDER BY name").fetchall()

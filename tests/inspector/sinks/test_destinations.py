@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.inspector.training import small, train
 
-from sonde.errors import ArgumentError
+from sonde.errors import ArgumentError, StoreError
 from sonde.inspector import Rows, RunSink, Scalar, Sink, watch
 from sonde.run.run import Run, open_run
 from sonde.run.store.memory_writer import memory_run
@@ -118,3 +118,26 @@ def test_a_run_that_was_opened_can_be_continued(tmp_path: Path) -> None:
         train(model, optimizer, 2)
     rows = inspector.run.table("scalars").to_pylist()
     assert [(row["epoch"], row["step"]) for row in rows if row["name"] == "grad_norm"] == [(0, 0), (0, 1), (1, 2), (1, 3), (1, 4)]
+
+
+@pytest.mark.parametrize(
+    ("given", "exists"), [("run", "error"), ("run", "replace"), ("run", "unique"), (None, "error"), (["run"], "error")]
+)
+def test_a_job_that_was_started_again_continues_its_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: Any, exists: Any
+) -> None:
+    """As torchrun does after a failure. Another job, or the same job the first time, does what *exists* says."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "one")
+    for count in range(3):
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(count))
+        model, optimizer = small()
+        with watch(model, every=1, to=given, exists=exists, quiet=True) as inspector:
+            train(model, optimizer, 2)
+    run = inspector.run
+    assert run.scalar("grad_norm")[0].tolist() == list(range(6))
+    assert [attempt.first_step for attempt in run.description.attempts] == [0, 2, 4]
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "two")
+    if exists == "error" and given is not None:
+        with pytest.raises(StoreError, match="holds a run already"):
+            watch(small()[0], to=given)

@@ -20,7 +20,7 @@ from sonde.run.store.writer import RunWriter
 
 SOURCE = Path(sonde.__file__).parent
 SQL = re.compile(r"\b(SELECT|FROM|WHERE|COPY|DESCRIBE|CREATE|DROP|INSERT|UNION|GROUP BY|ORDER BY|BETWEEN|SET)\b|\bAND \(?$")
-WRITES_SQL = {"quoted", "literal", "condition", "rows_of"}
+WRITES_SQL = {"quoted", "literal", "condition", "of_rank", "rows_of"}
 CHECKED = {  # texts that are SQL already; each was made from the functions above
     ("run/folder/duckdb_sql.py", "where"): "the caller's own condition, parsed to be one condition",
     ("run/heatmap.py", "condition"): "made by condition()",
@@ -48,8 +48,10 @@ class Safe:
             if isinstance(node, ast.Assign):
                 for target in node.targets:
                     pairs = [(target, node.value)]
-                    if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
-                        pairs = list(zip(target.elts, node.value.elts, strict=True))
+                    if isinstance(target, ast.Tuple):
+                        several = node.value.elts if isinstance(node.value, ast.Tuple) else ()
+                        same = len(several) == len(target.elts)  # else each name may hold any part of the value
+                        pairs = list(zip(target.elts, several if same else [node.value] * len(target.elts), strict=True))
                     for name, value in pairs:
                         if isinstance(name, ast.Name):
                             self.given.setdefault(name.id, []).append(value)

@@ -239,7 +239,7 @@ def test_ranks_write_one_run(tmp_path: Path) -> None:
     run = open_run(tmp_path / "run")
     assert len(list((tmp_path / "run/moments").iterdir())) == 3
     assert run.series("fc", "rms")[1].tolist() == [0.0, 1.0, 2.0]
-    assert run.scalar("loss")[1].tolist() == [0.0, 0.1, 0.2]
+    assert [run.scalar("loss", rank=rank)[1].tolist() for rank in (None, 0, 1, 2)] == [[0.0], [0.0], [0.1], [0.2]]
     assert run.scalar("loss", rank=2)[1].tolist() == [0.2]
     assert run.heatmap("rms").values.tolist() == [[1.0], [1.0]]
     assert run.coverage == {"rank": 0}

@@ -51,9 +51,9 @@ class RawRows:
     ranks: npt.NDArray[np.intp] | None = None
 
 
-Join = Literal["mean", "lowest", "max", "sum"]
-"""How a scalar joins those of other ranks: the mean of all values, that of the lowest rank, the largest, or the
-root of their sum."""
+Join = Literal["mean", "lowest", "max", "sum", "own"]
+"""How a scalar joins those of other ranks: the mean of all values, that of the lowest rank, the largest, or the root of the sum of
+squares; or not at all, as the root of squares of this rank."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class PendingScalar:
         total: the sum of *count* values.
         count: the number of values in the sum.
         place: where the sum is in the copy; None: it is known.
-        join: how it joins those of other ranks. ``"sum"`` is of squares; its root is the scalar.
+        join: how it joins those of other ranks.
     """
 
     name: str
@@ -86,7 +86,8 @@ class PendingScalar:
 
     def of(self, number: float, scope: Scope = "global", ranks: int = 1) -> Scalar:
         """Return the scalar for *number*, the mean, or the sum of squares over all ranks."""
-        return Scalar(self.name, math.sqrt(number) if self.join == "sum" else number, self.epoch, self.step, scope, ranks)
+        value = math.sqrt(number) if self.join in ("sum", "own") else number
+        return Scalar(self.name, value, self.epoch, self.step, scope, ranks)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from sonde.inspector.measurement.row_index import RowIndex
 from sonde.inspector.pipeline.batch import Batch
 from sonde.inspector.pipeline.finishing import Arrays, Finishing
 from sonde.inspector.pipeline.merging import Merging
+from sonde.inspector.ranks import Participation
 from sonde.inspector.sinks.base import LoggedRows, RunSink, Sink
 from sonde.run.findings import Findings
 from sonde.run.store.writer_thread import QueueLimits, WriteQueue, WriterThread
@@ -48,9 +49,8 @@ class BatchWriter:
     Args:
         sinks: get the rows.
         limits: when batches are finished.
+        part: how this process takes part in the run; None: it is the only one.
         merger: joins rows with those of other ranks; None: nothing is joined.
-        is_one_of_several: the training has several processes.
-        rows_beside: rows of this process are written beside joined ones.
     """
 
     def __init__(
@@ -58,9 +58,8 @@ class BatchWriter:
         sinks: Sequence[Sink],
         limits: QueueLimits = LIMITS,
         *,
+        part: Participation | None = None,
         merger: Merger | None = None,
-        is_one_of_several: bool = False,
-        rows_beside: bool = False,
     ) -> None:
         self.findings = Findings()
         self.errors: list[ProbeError] = []
@@ -69,10 +68,10 @@ class BatchWriter:
         self.ended: dict[str, str] = {}
         self._sinks = list(sinks)
         self._problems = WarnOnce("{}. The training goes on")
-        several = is_one_of_several
+        several = part is not None and part.scope == "rank"
         self._finishing = Finishing(self._failed, self._problems.note, self.findings.look_aside, shares_norms=several)
         norms = self._finishing.norms_before
-        self.merging = Merging(merger, norms, self._problems.note, rows_beside=rows_beside) if several else None
+        self.merging = None if part is None or not several else Merging(part, merger, norms, self._problems.note)
         self._counted: dict[RowIndex, npt.NDArray[np.float64]] = {}
         self._at_once = 1  # batches to a piece; the first piece shows how long they take
         threads = [sink.writer.thread for sink in sinks if isinstance(sink, RunSink)]

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sonde.inspector.measurement.row_index import RowIndex
-from sonde.inspector.pipeline.batch import Batch, PendingScalar, RawRows
+from sonde.inspector.pipeline.batch import Batch, Join, PendingScalar, RawRows
 from sonde.inspector.sinks.base import LoggedRows, RowBlock, Scalar
 
 __all__ = ["Arrays", "Finishing"]
@@ -25,6 +25,8 @@ Arrays = Sequence[npt.NDArray[np.float64]]
 _RAW = "raw"
 _NORMS: Mapping[str, str] = {"grad": "grad_norm", _RAW: "grad_norm_raw", "param": "param_norm", "update": "update_norm"}
 """Of each port of parameters, and of gradients before clipping, the name of the norm over all of them."""
+
+_JOINS: tuple[Join, ...] = ("sum", "own")
 
 _Moment = tuple[RowBlock, int, dict[str, float]]
 """The rows of one measurement at one moment: a block, the moment's position in it, and by port the sum of squares for the norms."""
@@ -84,7 +86,8 @@ class Finishing:
                 if raw.role != "hooks":
                     self._aside(raw.role, block.between(position, position + 1))
                 if raw.norms:
-                    self._norms.add(model, raw.epoch, raw.step, {_RAW: squares["grad"]} if raw.role == "raw" else squares)
+                    found = {_RAW: squares["grad"]} if raw.role == "raw" else squares
+                    self._norms.add(model, raw.epoch, raw.step, found, "own" if "rank" in raw.index.layout.scope[:1] else "sum")
                 if not raw.hidden:
                     logged.add_moment(block, position)
                     if position == 0:
@@ -181,19 +184,20 @@ class _Norms:
     """Adds up the squares of steps until each step is complete: its rows may come from several measurements and optimizers."""
 
     def __init__(self) -> None:
-        self._open: dict[str, tuple[int, int, dict[str, float]]] = {}  # by model: epoch, step, and by port the sum so far
+        # by model: epoch, step, and the sum so far, by port and by whether it is of this rank alone
+        self._open: dict[str, tuple[int, int, dict[tuple[str, Join], float]]] = {}
 
     def before(self, model: str, step: int) -> list[PendingScalar]:
         """The norms of the step before *step*, which is complete now that rows of *step* come."""
         known = self._open.get(model)
         return [] if known is None or known[1] == step else self._norms([model])
 
-    def add(self, model: str, epoch: int, step: int, squares: Mapping[str, float]) -> None:
+    def add(self, model: str, epoch: int, step: int, squares: Mapping[str, float], join: Join) -> None:
         """Add the squares of one moment of *step*."""
         sums = self._open[model][2] if model in self._open else {}
         self._open[model] = epoch, step, sums
         for port, square in squares.items():
-            sums[port] = sums.get(port, 0.0) + square
+            sums[port, join] = sums.get((port, join), 0.0) + square
 
     def take(self) -> list[PendingScalar]:
         """All norms that there are."""
@@ -203,7 +207,9 @@ class _Norms:
         found = []
         for model in models:
             epoch, step, sums = self._open.pop(model)
-            for port, name in _NORMS.items():
-                if port in sums:
-                    found.append(PendingScalar(f"{model}/{name}" if model else name, epoch, step, sums[port], join="sum"))
+            for join in _JOINS:
+                for port, name in _NORMS.items():
+                    if (port, join) in sums:
+                        named = f"{model}/{name}" if model else name
+                        found.append(PendingScalar(named, epoch, step, sums[port, join], join=join))
         return found

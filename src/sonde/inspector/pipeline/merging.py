@@ -12,6 +12,7 @@ import numpy.typing as npt
 from sonde.inspector.measurement.row_index import RowIndex
 from sonde.inspector.pipeline.batch import Batch, PendingScalar, RawRows
 from sonde.inspector.pipeline.finishing import Arrays
+from sonde.inspector.ranks import Participation
 from sonde.inspector.sinks.base import Scalar
 from sonde.run.schema import Scope
 from sonde.stats.distributed import MergedRows, Merger, Offer, Rows, Total
@@ -35,10 +36,10 @@ class Merging:
     on with the training. A number joins the numbers of the same step, whatever offer it was in.
 
     Args:
+        part: how this process takes part in the run.
         merger: merges the offers; None: each rank keeps its rows.
         norms: returns the norms of the steps before some batches (None: all norms), as squares.
         note: called with the reason why nothing is joined any more.
-        rows_beside: also give the rows of this rank, in families of their own.
 
     Attributes:
         counted: by row index, how often something was added here to each row.
@@ -48,11 +49,10 @@ class Merging:
 
     def __init__(
         self,
+        part: Participation,
         merger: Merger | None,
         norms: Callable[[Sequence[Batch] | None], list[PendingScalar]],
         note: Callable[[str], None],
-        *,
-        rows_beside: bool = False,
     ) -> None:
         self.counted: dict[RowIndex, npt.NDArray[np.float64]] = {}
         self.interval = (-1, 0)
@@ -60,9 +60,9 @@ class Merging:
         self._merger = merger
         self._norms = norms
         self._note = note
-        self._rows_beside = rows_beside
+        self._part = part
         self._waiting: list[_Taken] = []
-        self._last = -1
+        self._last = self._step = -1
 
     def add(self, batch: Batch, arrays: Arrays) -> Iterator[_Taken]:
         """Take a batch; yield what is joined with it. Finish each before the next is asked for."""
@@ -74,7 +74,7 @@ class Merging:
         """Yield all that waits, and the last norms. The other ranks go on without this one."""
         yield from self._joined(is_end=True)
         if self._merger is not None:
-            self._merger.close()
+            self._merger.close(f"rank {self._part.rank} ended after step {self._step}" if self._step >= 0 else "")
 
     def _joined(self, *, is_end: bool = False) -> Iterator[_Taken]:
         waiting, self._waiting = self._waiting, []
@@ -93,6 +93,7 @@ class Merging:
     def _offered(self, together: Sequence[_Taken], when: int, norms: Sequence[PendingScalar]) -> Iterator[_Taken]:
         """Offer batches as the data of one moment, *when*; yield them joined with those of the other ranks."""
         self._last = when
+        self._step = max([self._step, *(batch.moment[1] for batch, _ in together)])
         base = together[-1][0].moment if together else (norms[0].epoch, norms[0].step) if norms else (0, 0)
         blocks: list[Rows] = []
         totals: list[Total] = []
@@ -106,7 +107,8 @@ class Merging:
             totals += [_total(scalar, scalar.read_total(arrays), base) for scalar in _pending(batch)]
             if batch.interval:
                 totals.append(Total(_INTERVAL, batch.interval, how="lowest"))
-        totals += [_total(norm, norm.total, base) for norm in norms]
+        joining = [norm for norm in norms if norm.join != "own"]
+        totals += [_total(norm, norm.total, base) for norm in joining]
         merged, numbers = self._merged(Offer(when, blocks, totals))
         for batch, arrays in together:
             made: list[npt.NDArray[np.float64]] = list(arrays)
@@ -115,7 +117,8 @@ class Merging:
             if batch.interval:
                 self.interval = when, round(next(numbers).value)
             yield replace(batch, rows=found, scalars=[each for each in scalars if each is not None]), made
-        last = [next(numbers).of(norm) for norm in norms]
+        last = [next(numbers).of(norm) for norm in joining]
+        last += [norm.of(norm.total, "rank") for norm in norms if norm.join == "own"]
         if last:
             yield Batch(pack([]), scalars=[each for each in last if each is not None]), ()
 
@@ -146,7 +149,7 @@ class Merging:
             yield rows(raw.index.joined, merged.rows, joined)
         if own_rows.any():
             yield rows(raw.index.alone, merged.rows, own_rows)
-        if self._rows_beside and not raw.hidden:
+        if self._part.rows_beside and not raw.hidden:
             beside = rows(raw.index.beside, raw.index.rows_in(arrays[raw.blocks]), None)
             yield replace(beside, norms=frozenset(), ranks=None)
 
@@ -177,4 +180,4 @@ def _pending(batch: Batch) -> list[PendingScalar]:
 def _total(scalar: PendingScalar, total: float, base: tuple[int, int]) -> Total:
     """Return *scalar* as a total; its name holds when it is, seen from *base*, so that names stay the same from step to step."""
     name = f"{scalar.name} {scalar.epoch - base[0]} {scalar.step - base[1]}"
-    return Total(name, total, scalar.count, scalar.join)
+    return Total(name, total, scalar.count, "sum" if scalar.join == "own" else scalar.join)

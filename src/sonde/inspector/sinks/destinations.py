@@ -10,6 +10,7 @@ from typing import Any
 
 from sonde.errors import ArgumentError
 from sonde.inspector.sinks.base import RunSink, Sink
+from sonde.inspector.sinks.job import continued
 from sonde.run.folder.duckdb_sql import literal, quoted
 from sonde.run.run import Run
 from sonde.run.store.memory_writer import memory_run
@@ -66,6 +67,8 @@ def open_destinations(
 ) -> Destinations:
     """Open the destinations that the arguments name.
 
+    A job that ``torchrun`` has restarted continues the run that it had begun.
+
     Args:
         to: None for a new folder in runs/, a path, ``"memory"``, a run to continue, a writer, a
             :class:`~sonde.inspector.sinks.base.Sink`, a visualizer, or several of them.
@@ -80,6 +83,7 @@ def open_destinations(
         StoreError: the folder cannot be used.
     """
     destinations = Destinations()
+    to, exists = continued(to, exists)
     wanted = [] if visualizer is None else _listed(visualizer)
     names = [_checked(name) for name in wanted if isinstance(name, str)]
     given = [*(_listed(to) if to is not None or visualizer is None else ())]

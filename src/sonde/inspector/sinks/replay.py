@@ -13,7 +13,7 @@ from sonde.engine import Tick
 from sonde.errors import ArgumentError
 from sonde.inspector.schedule import EverySeconds, Steps, schedule_of
 from sonde.inspector.sinks.base import Rows, RunSink, Scalar, Sink, memory
-from sonde.run.folder.duckdb_sql import literal, quoted
+from sonde.run.folder.duckdb_sql import literal, of_rank, quoted
 from sonde.run.run import Run
 from sonde.run.schema import KEYS, Layout
 
@@ -25,7 +25,7 @@ __all__ = ["play"]
 _AT_ONCE = 256  # steps that are read together
 
 
-def play(run: Run, *targets: Sink | Callable[[Run], object], every: Steps | None = None, rank: int = 0) -> None:
+def play(run: Run, *targets: Sink | Callable[[Run], object], every: Steps | None = None, rank: int | None = None) -> None:
     """Play a finished run to sinks and visualizers, in the order in which it was recorded.
 
     A visualizer is shown the run as it was at the end of each epoch, and at the end. How often a row was added to is not in a run:
@@ -36,7 +36,7 @@ def play(run: Run, *targets: Sink | Callable[[Run], object], every: Steps | None
         targets: sinks, which are opened and closed; and callables that take a run.
         every: only these of the recorded steps, as in ``watch``: every n-th, a range, a list, a callable. Visualizers are then
             shown the run after each of them.
-        rank: the process whose rows are played.
+        rank: the process whose rows are played; by default, of each place at each step the first that has rows of it.
 
     Raises:
         ArgumentError: there is no target, a target is neither sink nor visualizer, or *every* is a time.
@@ -115,37 +115,42 @@ def _show(visualizers: Sequence[Callable[[Run], object]], recorded: RunSink) -> 
         visualizer(recorded.run())
 
 
-def _moments(run: Run, rank: int) -> Iterator[_Moment]:
+def _moments(run: Run, rank: int | None) -> Iterator[_Moment]:
     """Yield the moments in order; read many steps at a time."""
     families = run.families
     layouts = {family: _layout(run, family, rank) for family in run.numbers}
-    union = " UNION ".join(f"SELECT step FROM {quoted(family)} WHERE rank = {literal(rank)}" for family in families)
+    of_one = "" if rank is None else f" WHERE rank = {literal(rank)}"
+    union = " UNION ".join(f"SELECT step FROM {quoted(family)}{of_one}" for family in families)
     steps = [step for (step,) in run.sql(f"SELECT DISTINCT step FROM ({union}) ORDER BY step").fetchall()] if families else []
     for start in range(0, len(steps), _AT_ONCE):
         chosen = steps[start : start + _AT_ONCE]
         moments = {step: _Moment(step) for step in chosen}
-        where = f"rank = {literal(rank)} AND step BETWEEN {literal(chosen[0])} AND {literal(chosen[-1])}"
+        where = f"step BETWEEN {literal(chosen[0])} AND {literal(chosen[-1])}"
         for family, layout in layouts.items():
-            query = f'SELECT * FROM {quoted(family)} WHERE {where} ORDER BY step, epoch, micro_step, "order", site, call'
+            rows_of_rank = of_rank(family, rank, run.ranks)
+            query = f'SELECT * FROM {rows_of_rank} WHERE {where} ORDER BY step, epoch, micro_step, "order", site, call'
             for rows in _rows(family, layout, run.sql(query).to_arrow_table()):
                 moments[rows.step].rows.append(rows)
                 moments[rows.step].epoch = rows.epoch
         if "scalars" in families:
             columns = "name, value, epoch, step, scope, ranks"
-            for scalar in starmap(Scalar, run.sql(f"SELECT {columns} FROM scalars WHERE {where}").fetchall()):
+            rows_of_rank = of_rank("scalars", rank, run.ranks)
+            for scalar in starmap(Scalar, run.sql(f"SELECT {columns} FROM {rows_of_rank} WHERE {where}").fetchall()):
                 moments[scalar.step].scalars.append(scalar)
                 moments[scalar.step].epoch = max(moments[scalar.step].epoch, scalar.epoch)
         if "alerts" in families:
-            for alert in run.sql(f"SELECT * EXCLUDE (rank) FROM alerts WHERE {where}").to_arrow_table().to_pylist():
+            chosen_rank = "" if rank is None else f" AND rank = {literal(rank)}"
+            query = f"SELECT * EXCLUDE (rank) FROM alerts WHERE {where}{chosen_rank}"
+            for alert in run.sql(query).to_arrow_table().to_pylist():
                 moments[alert["step"]].alerts.append(alert)
                 moments[alert["step"]].epoch = max(moments[alert["step"]].epoch, alert["epoch"])
         yield from moments.values()
 
 
-def _layout(run: Run, family: str, rank: int) -> tuple[Layout, dict[tuple[str, int, str], int]]:
+def _layout(run: Run, family: str, rank: int | None) -> tuple[Layout, dict[tuple[str, int, str], int]]:
     """Return all places of a family, and the row of each."""
     rows = run.sql(
-        f'SELECT site, call, scope, min("order") AS place FROM {quoted(family)} WHERE rank = {literal(rank)} '
+        f'SELECT site, call, scope, min("order") AS place FROM {of_rank(family, rank, run.ranks)} '
         "GROUP BY site, call, scope ORDER BY place, site, call, scope"
     ).fetchall()
     sites, calls, scopes, places = map(list, zip(*rows, strict=True)) if rows else ([], [], [], [])

@@ -1,7 +1,7 @@
 """Query parts with DuckDB: open a connection, write names, values and files as SQL, find damaged files.
 
-Every SQL text in sonde is made of constant text, the caller's own conditions, and the results of :func:`quoted`, :func:`literal`
-and :func:`rows_of`. A test reads the source to hold this.
+Every SQL text in sonde is made of constant text, the caller's own conditions, and the results of :func:`quoted`, :func:`literal`,
+:func:`of_rank` and :func:`rows_of`. A test reads the source to hold this.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sonde.errors import ArgumentError
 if TYPE_CHECKING:
     import duckdb
 
-__all__ = ["check_query", "condition", "connect", "connect_locked", "damage", "literal", "quoted", "rows_of"]
+__all__ = ["check_query", "condition", "connect", "connect_locked", "damage", "literal", "of_rank", "quoted", "rows_of"]
 
 _EXPLAIN = re.compile(r"\s*explain\s+(analyze\s+)?", re.IGNORECASE)
 _PIVOT = re.compile(r"\s*\(?\s*(pivot|from|select|with)\b", re.IGNORECASE)
@@ -93,6 +93,22 @@ def literal(value: str | int) -> str:
 def quoted(name: str) -> str:
     """Return *name* as an SQL identifier, whatever characters it has."""
     return '"' + name.replace('"', '""') + '"'
+
+
+def of_rank(family: str, rank: int | None, ranks: Sequence[int] = ()) -> str:
+    """Return SQL for the rows of *family* that one *rank* wrote; None: of each place at each moment, those of the lowest rank.
+
+    Args:
+        family: its name.
+        rank: the process, or None.
+        ranks: those that have written rows, where they are known to be few: of one rank alone nothing need be chosen.
+    """
+    if rank is not None:
+        return f"(FROM {quoted(family)} WHERE rank = {literal(rank)})"
+    if len(ranks) == 1:
+        return quoted(family)
+    place = "name" if family == "scalars" else "site, call, micro_step"
+    return f"(FROM {quoted(family)} QUALIFY rank = min(rank) OVER (PARTITION BY step, epoch, {place}))"
 
 
 def rows_of(files: Sequence[tuple[Path, int | None]]) -> str:

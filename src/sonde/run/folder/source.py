@@ -39,6 +39,10 @@ class Source(Protocol):
     def lost(self) -> Mapping[str, Sequence[str]]:
         """By family, in words, the parts that were found damaged or missing so far."""
 
+    @property
+    def ranks(self) -> Sequence[int]:
+        """The processes that have written rows, ascending."""
+
     def describe(self) -> Description:
         """Return the description of the run, as of now."""
 
@@ -63,6 +67,11 @@ class DiskSource:
     @property
     def name(self) -> str:
         return short_path(self.path)
+
+    @property
+    def ranks(self) -> Sequence[int]:
+        folders = [folder for folder in self.path.iterdir() if may_be_family(folder.name)] if self.path.is_dir() else []
+        return sorted({part.rank for folder in folders for part in parts_in(folder)})
 
     def describe(self) -> Description:
         description = Description.read(self.path)

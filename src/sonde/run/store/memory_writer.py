@@ -24,6 +24,7 @@ class MemorySource:
     """Holds all rows as tables; the memory grows until the run is dropped."""
 
     name = "the run in memory"
+    ranks = (0,)
 
     def __init__(self) -> None:
         self.description = Description().begun(0)

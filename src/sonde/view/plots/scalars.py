@@ -45,7 +45,7 @@ def scalars(
     metrics: Style | None = None,
     separate: bool = True,
     log: bool | None = None,
-    rank: int = 0,
+    rank: int | None = None,
     theme: Theme = "light",
 ) -> Picture:
     """Draw loss, metrics and global norms over the steps; names that differ only in ``train``, ``eval`` ... share a panel.
@@ -61,7 +61,7 @@ def scalars(
             ``"max"``, ``"std"``, ``"Q1"``, ``"Q3"``, ``"IQR"``; and of ``"std"``, ``"min-max"``, ``"Q1-Q3"``.
         separate: draw losses and metrics on panels of their own, otherwise all on one.
         log: whether axes are logarithmic; None chooses by the values of each panel.
-        rank: the process.
+        rank: the process; by default, at each step the first that has the scalar.
         theme: ``"light"`` or ``"dark"``.
 
     Raises:
@@ -125,7 +125,7 @@ def _order(name: str) -> tuple[int, str, str]:
 
 
 def _panel(
-    axes: Axes, run: Run, members: list[str], rank: int, log: bool | None, look: Look, styles: Sequence[Style | None]
+    axes: Axes, run: Run, members: list[str], rank: int | None, log: bool | None, look: Look, styles: Sequence[Style | None]
 ) -> list[Artist]:
     """Draw scalars on one panel; return the legend of the marks."""
     series = {name: run.scalar(name, rank=rank) for name in members}

@@ -11,7 +11,7 @@ from sonde import rules
 from sonde.errors import ArgumentError, SiteError
 from sonde.number import number_of
 from sonde.rules import Finding
-from sonde.run.folder.duckdb_sql import literal, quoted
+from sonde.run.folder.duckdb_sql import literal, of_rank, quoted
 from sonde.run.run import Run
 from sonde.site import Site
 from sonde.suggest import nearest_steps
@@ -254,7 +254,7 @@ class _Reader:
         return (
             f"SELECT site, step, {OF_CALLS[number_of(number).worst]}({value}) FILTER ({some} AND isfinite({value})) AS value, "
             f'sum({nan}) AS nan, sum({inf}) AS inf, sum({count}) AS count, min("order") AS place, '
-            f"count(DISTINCT call) AS calls FROM {quoted(family)} "
+            f"count(DISTINCT call) AS calls FROM {of_rank(family, None, self._run.ranks)} "
             f"WHERE port = {literal(port)} AND {self._where.get(family, 'false')} GROUP BY site, step"
         )
 
@@ -316,7 +316,7 @@ def _scalars(run: Run, step: int | None) -> list[str]:
     """The last value of each scalar up to *step*, in a line."""
     if "scalars" not in run.families:
         return []
-    until = "" if step is None else f" AND step <= {literal(step)}"
-    rows = run.sql(f"SELECT name, arg_max(value, step) FROM scalars WHERE rank = 0{until} GROUP BY name").fetchall()
+    until = "" if step is None else f" WHERE step <= {literal(step)}"
+    rows = run.sql(f"SELECT name, arg_max(value, step) FROM {of_rank('scalars', None, run.ranks)}{until} GROUP BY name").fetchall()
     rows.sort(key=lambda row: ("loss" not in row[0], row[0].endswith("_norm"), row[0]))
     return [" · ".join(f"{name} {value:.4g}" for name, value in rows)] if rows else []
