@@ -153,6 +153,7 @@ class Inspector(Observer):
             else tuple(lenses)
         )
         self._schedule: Schedule = schedule_of(every)
+        self._every = in_words(every)
         self._budget = share_of(budget)
         if self._budget is not None:
             if not isinstance(self._schedule, Every):
@@ -217,7 +218,7 @@ class Inspector(Observer):
             batch_ranks=batch_ranks,
         )
         if part.group is not None:
-            own = {"ranks=": self._ranks, "budget=": self._budget, "every=": in_words(self._schedule)}
+            own = {"ranks=": self._ranks, "budget=": self._budget, "every=": self._every}
             part.group.agree(own | settings.in_common())
         destinations = part.open(self._open)
         try:
@@ -242,6 +243,10 @@ class Inspector(Observer):
 
     def detach(self) -> Self:
         """Take every hook out, write what is left, close the run, and print three closing lines. Idempotent."""
+        return self._detach()
+
+    def _detach(self, *, hastily: bool = False) -> Self:
+        """Detach; *hastily*: an error ends this process, and with it the others, which must not wait."""
         training = self._training
         if training is None or not training.attached:
             return self
@@ -249,7 +254,7 @@ class Inspector(Observer):
             probe.detach()
         self._losses.clear()
         atexit.unregister(self._at_exit)
-        training.stop()
+        training.stop(hastily=hastily)
         self._show()
         if not self._quiet and training.part.leads:
             sys.stdout.write("\n".join(training.closing_lines()) + "\n")
@@ -260,8 +265,8 @@ class Inspector(Observer):
             raise ArgumentError("this inspector is not attached: give it a model first, Inspector(module=model) or attach(model)")
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.detach()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._detach(hastily=kind is not None)
 
     remove = unregister = detach
 
@@ -449,7 +454,7 @@ def _detach_at_exit(held: weakref.ref[Inspector], process: int) -> None:
     """Detach an inspector that was not detached when the interpreter ends; in a forked child do nothing."""
     inspector = held()
     if inspector is not None and os.getpid() == process:
-        inspector.detach()
+        inspector._detach(hastily=getattr(sys, "last_value", None) is not None)  # an error ends the process
 
 
 class _LossReader:

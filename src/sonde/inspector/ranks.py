@@ -76,17 +76,17 @@ class Participation:
         ranks = {"ranks": {"size": self.size, "rank": self.rank, "joined": self.merges}} if self.scope == "rank" else {}
         return ranks | ({"job": job} if (job := this_job()) else {})
 
-    def findings_of_others(self, own: Sequence[Finding], *, is_lost: bool) -> list[Finding]:
+    def findings_of_others(self, own: Sequence[Finding], *, have_ended: bool) -> list[Finding]:
         """Return on rank 0 the findings of other ranks in the rows that they have written; tell rank 0 one's *own*.
 
         Args:
             own: of this rank.
-            is_lost: another rank is gone: nothing is waited for.
+            have_ended: all other ranks have ended, too: they are waited for.
         """
         if self.group is None or not self.merges:
             return []
         plain = json.loads(json.dumps([asdict(each) for each in own], default=float))
-        told = self.group.gather(plain, seconds=0.0 if is_lost else self.exit_timeout)
+        told = self.group.gather(plain, seconds=self.exit_timeout if have_ended else 0.0)
         return [Finding(**each) for rank, given in sorted(told.items()) if rank != self.rank for each in given]
 
     def open(self, make: Callable[[], Destinations]) -> Destinations:

@@ -30,6 +30,7 @@ from sonde.warn import warn_user
 __all__ = ["WatchedTraining"]
 
 _MANY = 1024  # pushed values that may wait for a logged step
+_MOMENT = 1.0  # seconds
 
 
 class WatchedTraining:
@@ -97,13 +98,17 @@ class WatchedTraining:
             raise
         self.attached = True
 
-    def stop(self) -> None:
-        """Take everything off, write what is left, with coverage and findings, and close the sinks. Idempotent."""
+    def stop(self, *, hastily: bool = False) -> None:
+        """Take everything off, write what is left, with coverage and findings, and close the sinks. Idempotent.
+
+        Args:
+            hastily: other ranks may wait for this one, which an error ends: wait for them no longer than a moment.
+        """
         if self.attached:
             self._put_rest(everything=True)
             self._take_off()
             if self._merger is not None:
-                self._merger.hurry(self._settings.part.exit_timeout)
+                self._merger.hurry(min(self.part.exit_timeout, _MOMENT) if hastily else self.part.exit_timeout)
             self._writer.stop(self._write_ends)
 
     def _take_off(self) -> None:
@@ -313,8 +318,8 @@ class WatchedTraining:
     def _write_ends(self) -> None:
         """Write coverage and findings into the run: in the writer thread, when all rows are with the sinks."""
         self._write_coverage()
-        is_lost = self._writer.merging is None or self._writer.merging.is_lost
-        self._told = self.part.findings_of_others(self._findings(), is_lost=is_lost)
+        have_ended = self._writer.merging is not None and self._writer.merging.all_have_ended
+        self._told = self.part.findings_of_others(self._findings(), have_ended=have_ended)
         if self.destinations.recorded is not None:
             for found in self._findings():
                 self.destinations.recorded.writer.alert(

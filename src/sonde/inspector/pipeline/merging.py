@@ -25,7 +25,7 @@ WITHIN_STEP = 1024
 
 AT_THE_END = WITHIN_STEP - 1
 
-_INTERVAL = "every"
+_INTERVAL, _END = "every", "end"
 _Taken = tuple[Batch, Arrays]
 
 
@@ -44,7 +44,7 @@ class Merging:
     Attributes:
         counted: by row index, how often something was added here to each row.
         interval: the place of a logged step, and the number of steps between logged ones that rank 0 has chosen then.
-        is_lost: whether another rank was lost, so that nothing is joined any more.
+        all_have_ended: whether all ranks have made their last offers, and they were joined.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Merging:
     ) -> None:
         self.counted: dict[RowIndex, npt.NDArray[np.float64]] = {}
         self.interval = (-1, 0)
-        self.is_lost = False
+        self.all_have_ended = False
         self._merger = merger
         self._norms = norms
         self._note = note
@@ -85,12 +85,14 @@ class Merging:
                 yield from self._offered(together, batch.when, self._norms([each for each, _ in together]))
                 together = []
         if is_end:
-            norms = self._norms(None)
-            yield from self._offered(together, self._last // WITHIN_STEP * WITHIN_STEP + AT_THE_END, norms)
+            norms, when = self._norms(None), self._last // WITHIN_STEP * WITHIN_STEP + AT_THE_END
+            yield from self._offered(together, when, norms, is_end=True)
         elif together:  # without other ranks nothing need wait
             yield from self._offered(together, self._last, [])
 
-    def _offered(self, together: Sequence[_Taken], when: int, norms: Sequence[PendingScalar]) -> Iterator[_Taken]:
+    def _offered(
+        self, together: Sequence[_Taken], when: int, norms: Sequence[PendingScalar], *, is_end: bool = False
+    ) -> Iterator[_Taken]:
         """Offer batches as the data of one moment, *when*; yield them joined with those of the other ranks."""
         self._last = when
         self._step = max([self._step, *(batch.moment[1] for batch, _ in together)])
@@ -107,6 +109,8 @@ class Merging:
             totals += [_total(scalar, scalar.read_total(arrays), base) for scalar in _pending(batch)]
             if batch.interval:
                 totals.append(Total(_INTERVAL, batch.interval, how="lowest"))
+        if is_end:
+            totals.append(Total(_END, 1.0, how="sum"))
         joining = [norm for norm in norms if norm.join != "own"]
         totals += [_total(norm, norm.total, base) for norm in joining]
         merged, numbers = self._merged(Offer(when, blocks, totals))
@@ -117,6 +121,7 @@ class Merging:
             if batch.interval:
                 self.interval = when, round(next(numbers).value)
             yield replace(batch, rows=found, scalars=[each for each in scalars if each is not None]), made
+        self.all_have_ended = is_end and next(numbers).value == self._part.size
         last = [next(numbers).of(norm) for norm in joining]
         last += [norm.of(norm.total, "rank") for norm in norms if norm.join == "own"]
         if last:
@@ -129,7 +134,6 @@ class Merging:
             return (_alone(each) for each in offer.blocks), (_Number(total, 1, is_merged=False) for total in totals)
         merged = self._merger.merge(offer)
         if merged.failed:
-            self.is_lost = True
             self._note(f"{merged.failed}: from here each rank records numbers of its own")
         return iter(merged.blocks), (_Number(*total) for total in merged.totals)
 
