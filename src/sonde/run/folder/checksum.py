@@ -1,24 +1,28 @@
 """The checksum of everything that sonde writes: CRC-32, as zlib, PNG and Parquet have it, in eight hexadecimal digits.
 
-It finds damage; it does not stop somebody who wants to forge a file. Of the checksums in Python's library it is the fastest (3 to 6
-gigabytes a second where zlib uses the processor's instructions; BLAKE2b and SHA-256 reach 1 to 2), and it runs without the
-interpreter's lock, so that threads can form it while a file is written.
+It finds damage; it does not stop somebody who wants to forge a file. zlib-ng forms it with the processor's instructions (17 to 25
+gigabytes a second on one core of an AMD EPYC), faster than a file is written. Where zlib-ng is not installed, Python's zlib forms
+the same (1 to 6 gigabytes a second). Both run without the interpreter's lock, so that threads can form it while a file is written.
 """
 
 from __future__ import annotations
 
-import zlib
 from pathlib import Path
 from typing import Any
 
+try:
+    from zlib_ng.zlib_ng import crc32
+except ImportError:  # not installed, or not for this processor
+    from zlib import crc32
+
 __all__ = ["checksum", "file_checksum"]
 
-_CHUNK = 1 << 20  # bytes
+_CHUNK = 1 << 19  # bytes: they stay in the second cache
 
 
 def checksum(data: Any, before: str = "") -> str:
     """Return the checksum of *data*, an object with a contiguous buffer; with *before*, of the data of that checksum and *data*."""
-    return f"{zlib.crc32(data, int(before, 16) if before else 0):08x}"
+    return f"{crc32(data, int(before, 16) if before else 0):08x}"
 
 
 def file_checksum(path: Path, *, first: int | None = None) -> str:
