@@ -14,6 +14,7 @@ from typing import Any
 import duckdb
 import pytest
 import torch
+from tests.processes import on_ranks
 
 import sonde.inspector.sinks
 import sonde.stats
@@ -129,11 +130,28 @@ ALSO: dict[str, Callable[[Session], None]] = {
 }
 
 
+def script_of_the_page(text: str) -> None:
+    """Run *text* as a script."""
+    exec(compile(text, "train.py", "exec", dont_inherit=True), {"__name__": "__main__"})
+
+
+def training_of_two_ranks() -> None:
+    """Run the script of the page on two ranks, as ``torchrun`` does."""
+    found = re.search(r"^```python train.py\n(.*?)^```\n.*?^```text\n(.*?)^```$", PAGES["docs/ranks.md"], re.MULTILINE | re.DOTALL)
+    assert found is not None
+    first, second = on_ranks(2, script_of_the_page, found[1], group=False)
+    assert (first.out, second.out) == (found[2], "")
+
+
+BEFORE: dict[str, Callable[[], None]] = {"docs/ranks.md": training_of_two_ranks}
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_every_block_runs_in_order_and_prints_what_is_below_it(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in NEEDED.get(page, ()):
         pytest.importorskip(module)
     monkeypatch.chdir(tmp_path)
+    BEFORE.get(page, lambda: None)()
     session = play(page)
     ALSO.get(page, lambda _: None)(session)
 

@@ -180,16 +180,16 @@ def _before_averaging(seen: Seen, step: int, ranks: int) -> float:
 
 
 def _of_plain_ranks(ranks: int) -> Expected:
-    """Every rank's batch counts; of a parameter, which every rank has whole, that of rank 0."""
+    """Every rank's batch counts. Parameters of one name differ from rank to rank: each has a row, and the norms are rank 0's."""
     each = [trained(net(rank), (rank, ranks)) for rank in range(ranks)]
     rows, scalars = [], []
     for step in range(STEPS):
         joined: Rows = {}
-        for site, tensors in each[0][0][step].items():
-            joined[site] = [Row(tensors)]
+        for site in each[0][0][step]:
+            of_rank = [seen[step][site] for seen, _ in each]
+            joined[site] = [Row(tensors, rank, 1, "rank") for rank, tensors in enumerate(of_rank)]
             if _port(site) in MODULE_PORTS:
-                all_tensors = [tensor for seen, _ in each for tensor in seen[step][site]]
-                joined[site] = [Row(all_tensors, 0, ranks, "data-parallel")]
+                joined[site] = [Row([tensor for tensors in of_rank for tensor in tensors], 0, ranks, "data-parallel")]
         rows.append(joined)
         scalars.append(_scalars(each[0][0][step], sum(losses[step] for _, losses in each) / ranks))
     return Expected(rows, scalars)

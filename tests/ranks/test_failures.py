@@ -1,0 +1,327 @@
+"""What ranks print, how long they wait and what the run holds, where one of them dies, stalls, raises or goes its own way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.processes import Rank, on_ranks, values
+from tests.ranks.oracle import trained
+from tests.ranks.trainings import TRAININGS, net, plain
+from torch import Tensor, nn
+from torch import distributed as dist
+
+import sonde
+from sonde import lens
+from sonde.run import Run, open_run
+from sonde.stats import Moments
+
+STEPS, WHEN = 12, 6
+TIMES = {"timeout": 3.0, "exit_timeout": 3.0}
+"""Seconds without a sign of life, and at the end."""
+
+PATIENCE = 25.0
+"""Seconds after which ranks hang, by far: a time-out, an exit, and a slow machine."""
+
+
+class UserError(Exception):
+    """Raised by the loop of the user."""
+
+
+def train(folder: Path | str, plan: dict[int, str], **options: Any) -> dict[str, Any]:
+    """Train models that share nothing; at step ``WHEN`` do on each rank what *plan* says."""
+    rank = dist.get_rank()
+    training = plain()
+    how = plan.get(rank, "")
+    lenses = [lens.Lens("moments", Moments(), ("output", "grad", "param", "update")), lens.LossMetrics()]
+    options = {"every": 1, "lenses": lenses, "to": folder, "quiet": True} | TIMES | options
+    with sonde.watch(training.model, training.optimizer, **options) as inspector:
+        for step in range(STEPS):
+            if step == WHEN:
+                begin = time.monotonic()
+                while inspector.run.last_step < WHEN - 2 and time.monotonic() < begin + 10:
+                    time.sleep(0.1)  # until the steps before are merged
+                match how:
+                    case "killed":
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    case "stopped":
+                        os.kill(os.getpid(), signal.SIGSTOP)
+                    case "raises":
+                        raise UserError("of the user")
+                    case "ends early":
+                        break
+                    case "evaluates":
+                        time.sleep(2.5 * TIMES["timeout"])
+                    case "interrupted":
+                        os.kill(os.getpid(), signal.SIGINT)
+            loss = training.step(step)
+            assert loss is not None
+            inspector.push_loss(loss, train=True)
+        ended = time.monotonic()
+    return {"steps": step + 1, "closing": time.monotonic() - ended}
+
+
+def merged_and_own(run: Run, steps: dict[int, int]) -> tuple[list[int], dict[int, list[int]]]:
+    """Check every row of ``embed:output``; return the steps with merged rows, and of each rank the steps with rows of its own."""
+    ranks = len(steps)
+    seen = {rank: trained(net(rank), (rank, ranks), steps=count)[0] for rank, count in steps.items()}
+    merged, own = [], {rank: [] for rank in steps}
+    for row in run.table("moments").to_pylist():
+        if row["site"] != "embed:output":
+            continue
+        step = row["step"]
+        if row["scope"] == "data-parallel" and row["ranks"] > 1:
+            assert row["rank"] == 0
+            who = [rank for rank, count in steps.items() if step < count]
+            assert row["ranks"] == len(who)
+            merged.append(step)
+        else:
+            assert row["scope"] == "rank"
+            assert row["ranks"] == 1
+            who = [row["rank"]]
+            own[row["rank"]].append(step)
+        tensors = torch.cat([tensor.flatten() for rank in who for tensor in seen[rank][step]["embed:output"]])
+        assert row["count"] == len(tensors)
+        assert row["norm"] == pytest.approx(tensors.norm().item(), rel=1e-9)
+    return merged, own
+
+
+def clean_but(ranks: list[Rank], *left: int) -> str:
+    """Return the only warning of the ranks that are not *left*, which all give the same one; or fail and show all ranks."""
+    shown = "\n".join(map(str, ranks))
+    others = [rank for rank in ranks if rank.rank not in left]
+    assert all(rank.code == 0 and rank.error is None and len(rank.warnings) == 1 for rank in others), shown
+    assert not any(word in rank.err for rank in others for word in ("Exception", "Error", "Gloo", "terminate")), shown
+    texts = {rank.warnings[0] for rank in others}
+    assert len(texts) == 1, shown
+    return texts.pop()
+
+
+def test_a_rank_that_is_killed_leaves_the_others_with_rows_of_their_own(tmp_path: Path) -> None:
+    ranks = on_ranks(3, train, tmp_path / "run", {1: "killed"}, check=False, limit=PATIENCE)
+    warning = clean_but(ranks, 1)
+    assert ranks[1].code == -signal.SIGKILL
+    assert "rank 1" in warning
+    assert [ranks[rank].value["steps"] for rank in (0, 2)] == [STEPS, STEPS]
+    merged, own = merged_and_own(open_run(tmp_path / "run"), {0: STEPS, 1: WHEN, 2: STEPS})
+    assert merged == list(range(len(merged)))
+    assert len(merged) >= WHEN - 2
+    assert merged + own[0] == list(range(STEPS))
+    assert own[2] == own[0]
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_stopped_is_lost_after_the_time_out(tmp_path: Path) -> None:
+    ranks = on_ranks(2, train, tmp_path / "run", {1: "stopped"}, check=False, limit=PATIENCE)
+    assert [rank.hung for rank in ranks] == [False, True]
+    warning = clean_but(ranks, 1)
+    assert "rank 1" in warning
+    merged, own = merged_and_own(open_run(tmp_path / "run"), {0: STEPS, 1: WHEN})
+    assert merged + own[0] == list(range(STEPS))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["raises", "ends early"])
+def test_a_rank_that_leaves_its_loop_lets_the_others_go_on(tmp_path: Path, how: str) -> None:
+    """Every step of the rank that left is merged: it left in peace."""
+    ranks = on_ranks(2, train, tmp_path / "run", {1: how}, check=False, limit=PATIENCE)
+    assert ("UserError: of the user" in (ranks[1].error or "")) == (how == "raises")
+    warning = clean_but(ranks, 1)
+    assert "rank 1" in warning
+    merged, own = merged_and_own(open_run(tmp_path / "run"), {0: STEPS, 1: WHEN})
+    assert merged == list(range(WHEN))
+    assert own == {0: list(range(WHEN, STEPS)), 1: []}
+
+
+@pytest.mark.slow
+def test_a_rank_in_a_long_evaluation_is_waited_for(tmp_path: Path) -> None:
+    ranks = on_ranks(2, train, tmp_path / "run", {1: "evaluates"}, limit=PATIENCE)
+    assert [rank.value["steps"] for rank in ranks] == [STEPS, STEPS]
+    assert merged_and_own(open_run(tmp_path / "run"), {0: STEPS, 1: STEPS}) == (list(range(STEPS)), {0: [], 1: []})
+
+
+# Bad input
+
+
+def mismatched(folder: Path, what: str) -> str:
+    """Watch with arguments that differ from rank to rank; return the error."""
+    rank = dist.get_rank()
+    training = plain()
+    options: dict[str, Any] = {
+        "lenses": {"lenses": [lens.moments(), *([lens.exponents()] if rank else [])]},
+        "schedule": {"every": 2 if rank else 1},
+        "layers": {"include": "embed" if rank else "head"},
+    }[what]
+    with pytest.raises(sonde.errors.SondeError) as caught:
+        sonde.watch(training.model, training.optimizer, to=folder, quiet=True, **options)
+    return f"{type(caught.value).__name__}: {caught.value}"
+
+
+@pytest.mark.parametrize(("what", "named"), [("lenses", "exponents"), pytest.param("schedule", "every", marks=pytest.mark.slow)])
+def test_ranks_with_different_arguments_get_one_error_that_names_the_difference(tmp_path: Path, what: str, named: str) -> None:
+    errors = values(on_ranks(3, mismatched, tmp_path / "run", what, limit=PATIENCE))
+    assert len(set(errors)) == 1
+    assert named in errors[0]
+    assert "rank 0" in errors[0]
+    assert "ranks 1 and 2" in errors[0]
+    assert not (tmp_path / "run").exists()
+
+
+def on_rank_0_alone(folder: Path) -> int:
+    training = TRAININGS["DDP"][1]()
+    if dist.get_rank() == 0:
+        with sonde.watch(training.model, training.optimizer, every=1, to=folder, quiet=True) as inspector:
+            for step in range(3):
+                training.step(step)
+        return inspector.run.last_step
+    for step in range(3):
+        training.step(step)
+    return -1
+
+
+@pytest.mark.slow
+def test_watch_on_rank_0_alone_records_rank_0(tmp_path: Path) -> None:
+    """After the wait, which is said; nothing communicates."""
+    ranks = on_ranks(2, on_rank_0_alone, tmp_path / "run", check=False)
+    assert values(ranks) == [2, -1]
+    assert ranks[1].is_clean
+    assert len(ranks[0].warnings) == 1
+    assert "only rank 0 of 2 called sonde.watch within" in ranks[0].warnings[0]
+    rows = open_run(tmp_path / "run").sql("SELECT DISTINCT rank, scope, ranks FROM moments").fetchall()
+    assert rows == [(0, "rank", 1)]
+
+
+def without_a_group(folder: Path) -> str:
+    training = TRAININGS["one process"][1]()
+    with pytest.raises(sonde.errors.ArgumentError) as caught:
+        sonde.watch(training.model, training.optimizer, to=folder, quiet=True)
+    return str(caught.value)
+
+
+def test_several_processes_without_a_process_group_are_an_error(tmp_path: Path) -> None:
+    for error in values(on_ranks(2, without_a_group, tmp_path / "run", group=False)):
+        assert "WORLD_SIZE" in error
+        assert "init_process_group" in error
+    assert not (tmp_path / "run").exists()
+
+
+def in_a_group(folder: Path) -> list[str]:
+    """Watch on the ranks 1 and 2 of three, which train together."""
+    group = dist.new_group([1, 2])
+    if dist.get_rank() == 0:
+        return []
+    model = nn.parallel.DistributedDataParallel(net(), process_group=group)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.warns(sonde.errors.ObservationWarning) as caught:
+        inspector = sonde.watch(model, optimizer, every=1, to=folder / f"run{dist.get_rank()}", quiet=True, group=group)
+    with inspector:
+        model(torch.ones(2, 8, dtype=torch.float64)).sum().backward()
+        optimizer.step()
+    return [str(warning.message) for warning in caught]
+
+
+def unwritable(folder: Path) -> str:
+    """Watch as a user who may not write, on rank 1."""
+    rank = dist.get_rank()
+    training = plain()
+    if rank == 1:
+        os.seteuid(65534)
+    try:
+        with pytest.raises(sonde.errors.SondeError) as caught:
+            sonde.watch(training.model, training.optimizer, to=folder / "runs" / "run", quiet=True)
+    finally:
+        os.seteuid(0)
+    return str(caught.value)
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="root alone can become a user who may not write")
+def test_a_folder_that_not_all_ranks_can_write_is_an_error_on_every_rank() -> None:
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own are of the user alone
+        Path(folder).chmod(0o755)
+        errors = values(on_ranks(2, unwritable, Path(folder), limit=PATIENCE))
+    assert all("cannot write" in error for error in errors), errors
+    assert "rank 1" in errors[0]
+
+
+# Ranks that go their own ways
+
+
+class Experts(nn.Module):
+    """Layers, one for each rank and one that nobody calls at first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.experts = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x: Tensor, chosen: int) -> Tensor:
+        return self.experts[chosen](self.first(x))
+
+
+def choose(folder: Path) -> int:
+    """Call a layer of this rank's own, push metrics of this rank's own, and do fewer steps on rank 1."""
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    model = Experts()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with sonde.watch(model, optimizer, every=1, lenses=[lens.moments()], to=folder, quiet=True, **TIMES) as inspector:
+        for step in range(6 - rank):
+            chosen = 2 if step == 3 else rank
+            model(torch.ones(2 + rank, 4), chosen).sum().backward()
+            inspector.push_metric(f"of rank {rank}", float(step))
+            inspector.push_metric("of all", float(10 * rank + step))
+            optimizer.step()
+            optimizer.zero_grad()
+    return step + 1
+
+
+@pytest.mark.slow
+def test_ranks_that_call_other_layers_and_push_other_metrics_join_what_they_have_in_common(tmp_path: Path) -> None:
+    ranks = on_ranks(2, choose, tmp_path / "run", check=False, limit=PATIENCE)
+    warning = clean_but(ranks, 1)
+    assert "rank 1" in warning
+    run = open_run(tmp_path / "run")
+
+    def rows(site: str) -> list[tuple[Any, ...]]:
+        found = run.sql(f"SELECT step, rank, ranks, scope, count FROM moments WHERE site = '{site}' ORDER BY step, rank").fetchall()
+        return [tuple(row) for row in found]
+
+    merged = "data-parallel"
+    assert rows("first:output") == [*((step, 0, 2, merged, 20) for step in range(5)), (5, 0, 1, "rank", 8)]
+    assert rows("experts.0:output") == [*((step, 0, 1, merged, 8) for step in (0, 1, 2, 4)), (5, 0, 1, "rank", 8)]
+    assert [row[:2] + row[4:] for row in rows("experts.1:output")] == [(step, 1, 12) for step in (0, 1, 2, 4)]
+    assert rows("experts.2:output") == [(3, 0, 2, merged, 20)]
+    assert run.scalar("of rank 1")[1].tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+
+
+# The end of a script
+
+
+LEFT: list[sonde.Inspector] = []
+"""Inspectors that the end of the interpreter finds."""
+
+
+def ends_without_detach(folder: Path, destroys: bool) -> None:
+    """Leave the inspector to the end of the interpreter."""
+    training = plain()
+    inspector = sonde.watch(training.model, training.optimizer, every=1, to=folder, lenses=[lens.moments()])
+    for step in range(3):
+        training.step(step)
+    if destroys:
+        dist.destroy_process_group()
+    LEFT.append(inspector)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("destroys", [False, True], ids=["group is left", "group is destroyed first"])
+def test_a_script_that_ends_without_detach_keeps_every_step(tmp_path: Path, destroys: bool) -> None:
+    ranks = on_ranks(2, ends_without_detach, tmp_path / "run", destroys, limit=PATIENCE)
+    assert "3 of 3 steps logged" in ranks[0].out
+    assert ranks[1].out == ""
+    assert merged_and_own(open_run(tmp_path / "run"), {0: 3, 1: 3}) == ([0, 1, 2], {0: [], 1: []})
