@@ -28,10 +28,9 @@ from torch import multiprocessing, nn
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from sonde.stats.distributed import Key, Merger, Offer, Rows, join
-
 import sonde.inspector as sonde
 from sonde.stats import Moments
+from sonde.stats.distributed import Key, Merger, Offer, Rows, join
 from watch import gpt, train
 
 STEPS, ROUNDS, WARM_UP = 20, 11, 3

@@ -306,6 +306,7 @@ def _child(
         try:
             if group:
                 distributed.init_process_group("gloo", timeout=timedelta(seconds=limit))
+                distributed.barrier()  # else a rank may end while another one still connects
             _leave(folder / f"{rank}.value", function(*args))
             if group and distributed.is_initialized():
                 distributed.destroy_process_group()
