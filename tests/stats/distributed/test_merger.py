@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,7 +34,8 @@ def row_of(statistic: Statistic, *tensors: Tensor) -> list[float]:
 
 
 def block(keys: Sequence[Key | None], *rows: list[float], statistic: object = None) -> Rows:
-    return Rows(Moments() if statistic is None else statistic, keys, np.array(rows).reshape(len(keys), -1))
+    chosen: Any = Moments() if statistic is None else statistic
+    return Rows(chosen, keys, np.array(rows).reshape(len(keys), 1 + chosen.width))
 
 
 def merge(*offers: Offer) -> list[Merged]:
@@ -302,3 +304,42 @@ def test_extremes_keep_every_bit() -> None:
     for one, other in zip(values, values[1:] + values[:1], strict=True):
         found = merge(*(Offer(0, [block([key("a")], [1.0, number, number], statistic=Least())]) for number in (one, other)))
         assert found[0].blocks[0].rows[0, 1:].tolist() == [min(one, other), max(one, other)]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_ranks_that_do_whatever_they_like_merge_what_they_share(seed: int) -> None:
+    """Each rank logs steps of its own choice, with layers of its own choice, in an order of its own, and new ones at any time."""
+    draw = np.random.default_rng(seed)
+    size = int(draw.integers(2, 5))
+    steps = [sorted(draw.choice(12, int(draw.integers(1, 12)), replace=False).tolist()) for _ in range(size)]
+    steps = [[*mine, 99] for mine in steps]  # all come to the last
+    offered: dict[tuple[int, str], dict[int, float]] = {}
+    offers: list[list[Offer]] = [[] for _ in range(size)]
+    for rank, mine in enumerate(steps):
+        for step in mine:
+            names = draw.permutation([name for name in "abcdef" if draw.random() < 0.5]).tolist()
+            values = draw.integers(-9, 9, len(names)).astype(float)
+            offered_now = [row_of(Moments(), torch.tensor([value])) for value in values]
+            for name, value in zip(names, values, strict=True):
+                offered.setdefault((step, name), {})[rank] = value
+            offers[rank].append(Offer(step, [block([key(name) for name in names], *offered_now)]))
+    with mergers(size) as (made, _):
+        found = each(
+            [
+                lambda merger=merger, mine=mine: [merger.merge(offer) for offer in mine]
+                for merger, mine in zip(made, offers, strict=True)
+            ]
+        )
+    written: dict[tuple[int, str], list[int]] = {}
+    for rank, (mine, got) in enumerate(zip(offers, found, strict=True)):
+        for offer, merged in zip(mine, got, strict=True):
+            for place, one in enumerate(offer.blocks[0].keys):
+                assert one is not None
+                name = str(one.place[2])
+                values = offered[offer.when, name]
+                assert merged.blocks[0].rows[place, [0, 1, 5]].tolist() == [len(values), len(values), sum(values.values())]
+                assert merged.blocks[0].rows[place, 9] == min(values.values())
+                if merged.blocks[0].ranks[place]:
+                    written.setdefault((offer.when, name), []).append(rank)
+                    assert merged.blocks[0].ranks[place] == len(values)
+    assert written == {place: [min(values)] for place, values in offered.items()}
