@@ -16,7 +16,7 @@ from sonde.stats.kernels import fused, native
 from sonde.stats.pair import PairStatistic
 from sonde.stats.statistic import Column, RowStatistic, Statistic, dense
 
-__all__ = ["Table"]
+__all__ = ["Table", "finished", "on_host"]
 
 _ROWS = 64  # rows of the first block of a device; each further block is as large as all blocks before it
 _BYTES = 1 << 20  # bytes of unused rows that a block may hold, whatever the number of rows
@@ -205,12 +205,22 @@ class Table:
 
         Without *rows* every row is read, in order of allocation. Of no rows there are no numbers.
         """
-        rows = self._rows if rows is None else rows
-        if not rows:
-            return [], {}
-        joined: npt.NDArray[np.float64] = np.concatenate(pack(self.blocks).unpack())
-        found = joined[self.positions(rows)]
-        return found[:, 0].astype(int).tolist(), self.statistic.finish(self.statistic.columns(torch.from_numpy(found[:, 1:])))
+        return finished(self.statistic, on_host(self, self._rows if rows is None else rows))
+
+
+def on_host(table: Table, rows: Sequence[Tensor]) -> npt.NDArray[np.float64]:
+    """Return a copy of *rows* of *table* on the host, of shape ``(rows, 1 + width)``. One copy per device."""
+    if not rows:
+        return np.zeros((0, 1 + table.statistic.width))
+    joined: npt.NDArray[np.float64] = np.concatenate(pack(table.blocks).unpack())
+    return joined[table.positions(rows)]
+
+
+def finished(statistic: RowStatistic, rows: npt.NDArray[np.float64]) -> tuple[list[int], dict[str, Column]]:
+    """Return the additions to each of *rows*, as of :func:`on_host`, and the numbers of the statistic; of no rows none."""
+    if not len(rows):
+        return [], {}
+    return rows[:, 0].astype(int).tolist(), statistic.finish(statistic.columns(torch.from_numpy(rows[:, 1:])))
 
 
 def _is_aligned(statistic: RowStatistic) -> bool:

@@ -15,7 +15,7 @@ from tests.stats.distributed.ranks import each, mergers
 from tests.stats.test_laws import MEMBERS
 from torch import Tensor
 
-from sonde.stats import Accumulator, Cosine, Field, Moments, Statistic, reduce
+from sonde.stats import Accumulator, Cosine, ExponentHistogram, Field, Moments, Norm, Statistic, reduce
 from sonde.stats.distributed import Key, Merged, Offer, Rows, Total
 
 MERGING = [(statistic, sample) for statistic, sample in MEMBERS if isinstance(statistic, Statistic)]
@@ -150,16 +150,30 @@ def test_of_replicas_the_first_that_was_added_to_counts() -> None:
     assert first.blocks[0].is_merged.all()
 
 
-def test_replicas_that_differ_are_not_merged() -> None:
+@pytest.mark.parametrize("statistic", [Moments(), Norm(), ExponentHistogram()], ids=str)
+def test_replicas_that_differ_are_not_merged(statistic: Statistic) -> None:
     """Ranks that train models of their own, or experts under one name: no rank's parameter stands for the others'."""
     whole = Part((2,), (0,))
     keys = [key("0.weight:param", piece=whole), key("1.weight:param", piece=whole)]
-    same = row_of(Moments(), torch.tensor([3.0, 4.0]))
-    others = [row_of(Moments(), torch.tensor([3.0, number])) for number in (4.0, 5.0, 4.0)]
-    for mine, merged in zip(others, merge(*(Offer(0, [block(keys, row, same)]) for row in others)), strict=True):
+    same = row_of(statistic, torch.tensor([3.0, 4.0]))
+    others = [row_of(statistic, torch.tensor([3.0, number])) for number in (4.0, 9.0, 4.0)]
+    for mine, merged in zip(
+        others, merge(*(Offer(0, [block(keys, row, same, statistic=statistic)]) for row in others)), strict=True
+    ):
+        assert merged.blocks[0].differs.tolist() == [True, False]
         assert merged.blocks[0].is_merged.tolist() == [False, True]
         assert merged.blocks[0].rows.tolist() == [mine, same]
         assert merged.blocks[0].ranks.tolist()[0] == 1
+        assert merged.blocks[0].joined.tolist() == [1, 1]
+
+
+def test_replicas_differ_by_the_rounding_of_sums_alone() -> None:
+    """As on ranks with other processors, which add in another order."""
+    rows = [row_of(Norm(), torch.tensor([3.0, number])) for number in (4.0, 4.0)]
+    rows[1][-1] *= 1 + 2.0**-50
+    for merged in merge(*(Offer(0, [block([key("w:grad", piece=Part((2,), (0,)))], row, statistic=Norm())]) for row in rows)):
+        assert merged.blocks[0].is_merged.tolist() == [True]
+        assert merged.blocks[0].rows.tolist() == rows[:1]
 
 
 def test_a_parameter_with_a_missing_shard_is_not_merged() -> None:

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
 
 from sonde.engine.event import Tick
 from sonde.engine.probes.attachment import Attachment
 from sonde.engine.probes.site_hook import SiteHook
-from sonde.engine.probes.statistic_hooks import StatisticHook
+from sonde.engine.probes.statistic_hooks import Place, StatisticHook
 from sonde.engine.torch_api.modules import class_of
 from sonde.errors import MissingExtraError
 from sonde.site import PORTS, Site
-from sonde.stats import Table
+from sonde.stats import RowStatistic, Table
+from sonde.stats.table import finished as finished_rows
+from sonde.stats.table import on_host
 
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["JOINING", "frame", "key_columns", "numbers_of", "rows_of"]
+__all__ = ["JOINING", "finished", "frame", "key_columns", "numbers_of", "places_of", "rows_of"]
 
 JOINING = ("model", "site", "call", "phase", "epoch", "step", "micro_step", "forward", "rank")
 """Columns that every frame has."""
@@ -54,8 +61,20 @@ def rows_of(attachment: Attachment) -> list[dict[str, Any]]:
 
 
 def _rows_of_statistic(attachment: Attachment, table: Table) -> list[dict[str, Any]]:
-    places = [(hook, *each) for hook in attachment.hooks.held if isinstance(hook, StatisticHook) for each in hook.places()]
-    counts, columns = table.read([row for _, _, row in places])
+    places = places_of(attachment)
+    return finished(places, table.statistic, on_host(table, [row for _, _, row in places]))
+
+
+def places_of(attachment: Attachment) -> list[tuple[StatisticHook, Place, Tensor]]:
+    """Return every row of a statistic with its hook and its place."""
+    return [(hook, *each) for hook in attachment.hooks.held if isinstance(hook, StatisticHook) for each in hook.places()]
+
+
+def finished(
+    places: Sequence[tuple[StatisticHook, Place, Tensor]], statistic: RowStatistic, rows: npt.NDArray[np.float64]
+) -> list[dict[str, Any]]:
+    """Return a row of a frame for each of *places*, with the numbers of *rows*, which are on the host."""
+    counts, columns = finished_rows(statistic, rows)
     numbers = [dict(zip(columns, map(_plain, values), strict=True)) for values in zip(*columns.values(), strict=True)]
     ticks = {hook.clock: hook.clock.now() for hook, _, _ in places}
     return [

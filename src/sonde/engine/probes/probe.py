@@ -19,6 +19,7 @@ from sonde.engine.inventory import inventory_of
 from sonde.engine.probes import dataframes
 from sonde.engine.probes.attachment import Attachment, Schedule
 from sonde.engine.probes.coverage import Coverage
+from sonde.engine.probes.merged_rows import merged_rows
 from sonde.engine.probes.statistic_hooks import Calls, rows_for_calls
 from sonde.engine.probes.targets import choose
 from sonde.engine.selection import Where, check_model
@@ -160,6 +161,30 @@ class Probe(Observer, ShownAsTable):
             MissingExtraError: pandas is not installed.
         """
         return dataframes.frame(self.rows())
+
+    def merged(self, *, group: Any = None, seconds: float = 20.0) -> pandas.DataFrame:
+        """Return the rows of all ranks of a distributed training, joined, as a table. Called on all ranks; the probe goes on.
+
+        Rows of a module's ports are of the batches of all ranks that train the model with batches of their own, as if one process
+        had seen the joined batch (a gradient of an output is of the mean loss of its rank: so many times that of the joined mean).
+        Rows of a parameter are of the whole parameter, each part and each replica once. The column ``scope`` says so:
+        ``"data-parallel"``, ``"global"``, or ``"rank"`` for what cannot be joined: gradients between the optimizer's steps
+        (``grad_at_step=False``), modules and replicas that differ between ranks, and statistics that read an axis where a rank
+        holds a part of it. The column ``ranks`` is the number of ranks whose tensors are in the row. In one process the rows are
+        those of :meth:`rows`.
+
+        Args:
+            group: a process group or a ``DeviceMesh``: the ranks with batches of their own. By default those of DDP, or of FSDP's
+                mesh; this rank alone if parameters are distributed otherwise; else all ranks.
+            seconds: how long to wait for other ranks to call this.
+
+        Raises:
+            ArgumentError: the probe observes with a function, or with a statistic of pairs; *group* is no group of this rank.
+            RankError: not all ranks called this, or they observe with different statistics.
+            MissingExtraError: pandas is not installed.
+        """
+        dataframes.frame([])  # raises before other ranks wait
+        return dataframes.frame(merged_rows(self._attachment, group, seconds))
 
     def _grid(self) -> Grid:
         rows = self.rows()

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from sonde.engine import Event, structure
 from sonde.engine.probes.attachment import Attachment
 from sonde.engine.probes.coverage import Coverage
+from sonde.engine.probes.row_keys import RowKeys
 from sonde.engine.probes.site_hook import SiteHook
 from sonde.engine.probes.statistic_hooks import StatisticHook, row_of_call
 from sonde.engine.probes.step_hooks import size_factor
 from sonde.engine.selection import Where
 from sonde.inspector.lenses.lens import Lens
 from sonde.inspector.measurement.row_index import RowIndex
-from sonde.inspector.measurement.row_keys import RowKeys
 from sonde.inspector.schedule import Pace
 from sonde.preprocessor.updates import difference
 from sonde.run.schema import Layout, Scope

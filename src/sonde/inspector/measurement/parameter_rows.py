@@ -9,9 +9,9 @@ import numpy as np
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
+from sonde.engine.probes.row_keys import RowKeys
 from sonde.engine.probes.site_hook import SiteHook
 from sonde.inspector.measurement.row_index import RowIndex
-from sonde.inspector.measurement.row_keys import RowKeys
 from sonde.run.schema import Layout
 from sonde.site import OTHER_CALLS, Port
 from sonde.stats import Norm, Table

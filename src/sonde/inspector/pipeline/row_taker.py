@@ -11,12 +11,12 @@ from torch.optim.optimizer import Optimizer
 from sonde.engine import Tick
 from sonde.engine.clock.loss_scale import Scaling, scale_at_step
 from sonde.engine.clock.optimizers import held_by, learning_rates
+from sonde.engine.probes.row_keys import RowKeys
 from sonde.engine.probes.site_hook import SiteHook
 from sonde.inspector.forward_modes import ForwardModes
 from sonde.inspector.measurement.execution_order import Ordering
 from sonde.inspector.measurement.measurement import Measurement
 from sonde.inspector.measurement.parameter_rows import ParameterRows
-from sonde.inspector.measurement.row_keys import RowKeys
 from sonde.inspector.pipeline.batch import Batch, BatchBuilder
 from sonde.inspector.schedule import Pace
 from sonde.inspector.settings import Settings

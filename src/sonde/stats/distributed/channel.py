@@ -150,6 +150,7 @@ class _Watch:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._next = time.monotonic() + _LOOK
+        self._was_gone = False
         self._seen: dict[int, tuple[int, float]] = {}  # of each rank: the number of the last sign, and when it was new
 
     def look(self) -> None:
@@ -168,7 +169,9 @@ class _Watch:
         self._next = now + min(_LOOK, channel.beats.every)
         try:
             if why := channel.why_gone():
-                raise LostError(why)
+                if self._was_gone:  # what it had still sent has come by now
+                    raise LostError(why)
+                self._was_gone = True
             signs = channel.beats.read()
         except RuntimeError:
             return  # the store went with the process that held it: its connections close, too

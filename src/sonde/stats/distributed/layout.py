@@ -24,7 +24,8 @@ Ints = npt.NDArray[np.int64]
 _POSITIVE = np.int64(2**63 - 1)
 _NAN = np.int64(-(2**63))
 _OWN = -1
-_LEAD = 3  # numbers before the sums of a row: see _Part
+_ALIKE = 1e-9  # relative difference up to which replicas are the same: a sum is formed in another order on another processor
+_LEAD = 2  # numbers before the sums of a row: see _Part
 
 
 def digest(text: bytes) -> int:
@@ -32,10 +33,11 @@ def digest(text: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1 or 1
 
 
-def own(block: Rows) -> MergedRows:
-    """Return *block* as rows of this rank alone."""
-    has = block.rows[:, 0] > 0
-    return MergedRows(block.rows, has.astype(np.intp), np.zeros(len(has), bool))
+def own(block: Rows, rank: int) -> MergedRows:
+    """Return *block* as rows of *rank*, which is this one, alone."""
+    has = (block.rows[:, 0] > 0).astype(np.intp)
+    no = np.zeros(len(has), bool)
+    return MergedRows(block.rows.copy(), has, no, has.copy(), np.full(len(has), rank), no.copy())
 
 
 @dataclass(frozen=True)
@@ -90,19 +92,19 @@ class _Part:
 
     Attributes:
         form: of a row.
-        minima: where the minima are: for each key the lowest rank that has added, the minima and the negated maxima.
-        sums: where the sums are: for each key the ranks that have added, the ranks whose replica is another, the additions
-            and the sums.
+        minima: where the minima are: for each key the lowest rank that has added, the minima, the negated maxima, and of replicas a
+            number that tells them apart, and that number negated.
+        sums: where the sums are: for each key the number of ranks that have added, the additions and the sums.
     """
 
     def __init__(self, form: _Form, low: int, total: int, keys: int) -> None:
         self.form = form
         self.keys = keys
-        self.minima = slice(low, low + keys * (1 + form.minima + form.maxima))
+        self.minima = slice(low, low + keys * (3 + form.minima + form.maxima))
         self.sums = slice(total, total + keys * (_LEAD + form.sums))
 
     def low(self, numbers: Ints) -> Ints:
-        return numbers[self.minima].reshape(self.keys, 1 + self.form.minima + self.form.maxima)
+        return numbers[self.minima].reshape(self.keys, 3 + self.form.minima + self.form.maxima)
 
     def total(self, numbers: Array) -> Array:
         return numbers[self.sums].reshape(self.keys, _LEAD + self.form.sums)
@@ -133,7 +135,7 @@ class Layout:
         self._expected: dict[str, npt.NDArray[np.intp]] = {}
         self._counts: dict[str, npt.NDArray[np.bool_]] = {}
         self._is_replica: dict[str, npt.NDArray[np.bool_]] = {}
-        self._exact_of: dict[str, list[int]] = {}
+        self._weights_of: dict[str, Array] = {}
         low = total = 0
         for name, (form, places) in union.items():
             kept = [place for place in places if sorts[name, place] is not None]
@@ -208,7 +210,12 @@ class Layout:
                 low = part.low(numbers[len(lead) :])
                 low[at, 0] = self.rank
                 low[at, 1 : 1 + form.minima] = _ordered(rows[:, 1 + form.sums : 1 + form.sums + form.minima])
-                low[at, 1 + form.minima :] = _ordered(-rows[:, 1 + form.sums + form.minima :])
+                low[at, 1 + form.minima : -2] = _ordered(-rows[:, 1 + form.sums + form.minima :])
+                replicas = is_replica[chosen]
+                weights = self._weights(block.statistic)
+                used = np.flatnonzero(weights)  # 0 times infinity is NaN
+                marks = rows[replicas][:, 1 + used] @ weights[used]
+                low[at[replicas], -2], low[at[replicas], -1] = _ordered(marks), _ordered(-marks)
         return torch.from_numpy(numbers)
 
     def sums(self, blocks: Sequence[Rows], minima: Ints) -> torch.Tensor:
@@ -219,26 +226,26 @@ class Layout:
             if part is None or not len(at):
                 continue
             low, total = part.low(minima)[at], part.total(numbers)
-            if is_replica.any():
-                extremes = _ordered(rows[:, 1 + part.form.sums :])
-                extremes[:, part.form.minima :] = _ordered(-rows[:, 1 + part.form.sums + part.form.minima :])
-                exact = self._exact(block.statistic)
-                total[at, 1] = is_replica & (extremes[:, exact] != low[:, 1:][:, exact]).any(axis=1)
             counts = np.where(is_replica, low[:, 0] == self.rank, counts)
             at, rows, low = at[counts], rows[counts], low[counts]
             lows = torch.from_numpy(_numbers(low[:, 1 : 1 + part.form.minima]))
             total[at, 0] = 1
-            total[at, 2] = rows[:, 0]
+            total[at, 1] = rows[:, 0]
             total[at, _LEAD:] = block.statistic.aligned(torch.from_numpy(rows[:, 1:]), lows).numpy()
         return torch.from_numpy(numbers)
 
-    def _exact(self, statistic: Statistic) -> list[int]:
-        """Return which extremes of a row are the same wherever and by whichever kernel the same tensor is measured."""
+    def _weights(self, statistic: Statistic) -> Array:
+        """Return the weight of each field in a number that tells replicas apart: those that any kernel forms alike."""
         name = repr(statistic)
-        if name not in self._exact_of:
-            extremes = [field for field in statistic.fields if field.merge != "sum" for _ in range(field.size)]
-            self._exact_of[name] = [place for place, field in enumerate(extremes) if field.per == "element"]
-        return self._exact_of[name]
+        if name not in self._weights_of:
+            is_moved = type(statistic).aligned is not Statistic.aligned  # then sums depend on a minimum
+            used = [
+                each.per == "element" and not (is_moved and each.merge == "sum")
+                for each in statistic.fields
+                for _ in range(each.size)
+            ]
+            self._weights_of[name] = np.where(used, 1 + np.arange(len(used)) % 7 / 7, 0.0)
+        return self._weights_of[name]
 
     def _held(self, block: Rows) -> tuple[_Part | None, npt.NDArray[np.intp], Array, npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
         """Return the part of *block*; of each row to which something was added, place and content; whether it counts, or may."""
@@ -254,22 +261,25 @@ class Layout:
         """Return the merged rows of *block* from reduced *minima*, without the head, and *sums*."""
         at = self.positions(block)
         name = repr(block.statistic)
-        found = own(block)
+        found = own(block, self.rank)
         if at is None or name not in self._parts or not isinstance(block.statistic, Statistic):
             return found
         part = self._parts[name]
         held = np.flatnonzero(at != _OWN)
         low, total = part.low(minima)[at[held]], part.total(sums)[at[held]]
-        expected = self._expected[name][at[held]]
-        is_whole = ((total[:, 0] >= expected) & (total[:, 1] == 0)) | (total[:, 0] == 0)
-        held, low, total = held[is_whole], low[is_whole], total[is_whole]
-        rows, ranks, is_merged = found.rows.copy(), found.ranks, found.is_merged
-        lows = _numbers(low[:, 1:])
+        least, most = _numbers(low[:, -2]), -_numbers(low[:, -1])
+        with np.errstate(invalid="ignore"):  # infinite where there is no replica
+            differs = (most > least) & ~(most - least <= _ALIKE * np.maximum(abs(least), abs(most)))
+        found.differs[held] = differs
+        whole = ((total[:, 0] >= self._expected[name][at[held]]) | (total[:, 0] == 0)) & ~differs
+        held, low, total = held[whole], low[whole], total[whole]
+        lows = _numbers(low[:, 1:-2])
         lows[:, part.form.minima :] *= -1
-        rows[held] = np.concatenate([total[:, 2:], lows], axis=1)
-        ranks[held] = np.where(low[:, 0] == self.rank, total[:, 0], 0)
-        is_merged[held] = True
-        return MergedRows(rows, ranks, is_merged)
+        found.rows[held] = np.concatenate([total[:, 1:], lows], axis=1)
+        found.joined[held], found.first[held] = total[:, 0], np.minimum(low[:, 0], self.ranks)
+        found.ranks[held] = np.where(low[:, 0] == self.rank, total[:, 0], 0)
+        found.is_merged[held] = True
+        return found
 
 
 def _union(

@@ -64,7 +64,7 @@ class Merger:
                 return Merged(merged[:-1], totals_of(offer.totals, merged[-1]))
             except LostError:
                 pass
-        alone = [own(block) for block in blocks]
+        alone = [own(block, self._channel.group.rank) for block in blocks]
         return Merged(alone[:-1], totals_of(offer.totals, alone[-1]), self.failed)
 
     def hurry(self, seconds: float) -> None:

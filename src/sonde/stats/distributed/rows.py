@@ -30,8 +30,8 @@ class Key:
         place: texts and numbers that name the row, as family, micro-step, site, leaf and call.
         group: the first rank of the ranks whose rows join, as those of one data-parallel group; ``ALL`` for all ranks.
         piece: the part of a parameter that this rank holds, with a ``repr`` that names it and, as a ``Piece`` has it, a ``shape``.
-            Of the ranks with the same piece the lowest counts, and the others add nothing; replicas with other extremes are no
-            replicas, and each rank keeps its row. None: every rank counts.
+            Of the ranks with the same piece the lowest counts, and the others add nothing; where their rows differ, each rank
+            keeps its own. None: every rank counts.
         sort: what must be equal for the rows to mean the same, as the module's class or the parameter's whole shape. Where ranks
             differ in it, each keeps its row.
     """
@@ -97,11 +97,18 @@ class MergedRows:
         rows: of all ranks that have the key where ``is_merged``, else of this rank.
         ranks: the number of ranks whose tensors are in the row; 0 where another rank writes the row, or nothing was added.
         is_merged: whether the row is of all ranks that it should be of.
+        joined: as ``ranks``, and the same on all ranks, also on those that do not write the row.
+        first: the rank that writes the row; the number of all ranks where nothing was added.
+        differs: whether ranks hold the same piece of a parameter with other values, as ranks that train models of their own do.
+            Their rows are not merged.
     """
 
     rows: Array
     ranks: npt.NDArray[np.intp]
     is_merged: npt.NDArray[np.bool_]
+    joined: npt.NDArray[np.intp] = field(default_factory=lambda: np.zeros(0, np.intp))
+    first: npt.NDArray[np.intp] = field(default_factory=lambda: np.zeros(0, np.intp))
+    differs: npt.NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, bool))
 
 
 class MergedTotal(NamedTuple):
@@ -137,7 +144,7 @@ class Merged:
 class _Totals(Statistic):
     """Sum, count and maximum, so that totals travel as rows."""
 
-    fields = (Field("total"), Field("count"), Field("most", "max", per="call"))
+    fields = (Field("total", per="call"), Field("count", per="call"), Field("most", "max", per="call"))
     numbers = (Number("total"), Number("count"), Number("most"))
 
     def measure(self, tensor: Any) -> Any:
