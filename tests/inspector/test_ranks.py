@@ -15,7 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import sonde
 from sonde import lens
+from sonde.errors import ObservationWarning
 from sonde.run import open_run
+from sonde.stats import Updates
 
 STEPS = 4
 
@@ -62,6 +64,7 @@ def test_ranks_write_one_run_of_the_joined_batch(tmp_path: Path) -> None:
     assert run.sql("SELECT value, ranks FROM scalars WHERE name = 'lr'").fetchall() == [(0.1, 1)] * STEPS
     assert run.scalar("grad_norm")[0].tolist() == list(range(STEPS))
     assert run.info["ranks"] == {"size": 2, "rank": 0, "joined": True}
+    assert repr(run).splitlines()[1].startswith("2 ranks: outputs of their batches joined, parameters whole")
 
 
 def each(folder: Path) -> None:
@@ -88,6 +91,31 @@ def test_rank_0_records_alone_where_that_is_asked_for(tmp_path: Path) -> None:
     assert values(on_ranks(2, first, tmp_path)) == [(False, tmp_path / "run"), (False, None)]
     run = open_run(tmp_path / "run")
     assert run.sql("SELECT DISTINCT rank, scope, ranks FROM moments").fetchall() == [(0, "rank", 1)]
+    assert "rank 0 alone of several" in repr(run)
+
+
+def alone(folder: Path, rank: int) -> Any:
+    if dist.get_rank() != rank:
+        return None
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.warns(ObservationWarning, match=r"called sonde.watch|did not call sonde.watch"):
+        inspector = sonde.watch(model, optimizer, every=1, to=folder / "run", batch=torch.ones(1, 4))
+    with inspector:
+        model(torch.ones(6, 4)).sum().backward()
+        optimizer.step()
+    return None
+
+
+@pytest.mark.slow  # it waits for the others for 20 s
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_watches_alone_records_alone(tmp_path: Path, rank: int) -> None:
+    on_ranks(2, alone, tmp_path, rank)
+    run = open_run(tmp_path / "run")
+    assert run.sql("SELECT DISTINCT scope, ranks FROM moments").fetchall() == [("rank", 1)]
+    assert f"rank {rank} alone of several" in repr(run)
+    assert run.graph is not None
 
 
 def beside(folder: Path) -> None:
@@ -175,8 +203,8 @@ def test_a_rank_may_evaluate_alone(tmp_path: Path) -> None:
     assert run.sql("SELECT rank, value FROM scalars WHERE name = 'accuracy'").fetchall() == [(1, 0.5)] * 3
 
 
-def in_memory() -> tuple[str, int] | str:
-    inspector = loop(to="memory")
+def in_memory() -> Any:
+    inspector = loop(to="memory", evaluation=True, gradients="both", calls="joined")
     if dist.get_rank() == 0:
         return inspector.run.sql("SELECT count FROM moments WHERE site = '0:output'").fetchall()
     with pytest.raises(sonde.errors.ArgumentError) as raised:
@@ -188,3 +216,16 @@ def test_a_run_in_memory_is_that_of_rank_0() -> None:
     first, second = values(on_ranks(2, in_memory))
     assert first == [(36,)] * STEPS
     assert "rank 0" in second
+
+
+def of_pairs(folder: Path) -> str:
+    inspector = loop(to=folder / "run", lenses=lens.Lens("pairs", Updates(), ("update",)))
+    return repr(inspector.coverage())
+
+
+def test_statistics_of_pairs_stay_of_each_rank_which_the_coverage_says(tmp_path: Path) -> None:
+    for text in values(on_ranks(2, of_pairs, tmp_path)):
+        assert "pairs: numbers of this rank alone: the pairs of Updates do not join those of other ranks" in text
+    run = open_run(tmp_path / "run")
+    found = run.sql("SELECT DISTINCT rank, scope, ranks FROM pairs ORDER BY rank").fetchall()
+    assert found == [(0, "rank", 1), (1, "rank", 1)]

@@ -54,6 +54,8 @@ def run(options: argparse.Namespace) -> int:
         return 0
     has_layers = any(_OF_LAYERS & set(names) for names in numbers.values())
     family = options.family or (None if has_layers else next(iter(numbers)))
+    if opened.described_ranks:
+        console.print(printable(opened.described_ranks), markup=False, highlight=False)
     console.print()
     if family is None:
         console.print(table(opened, step=options.step))

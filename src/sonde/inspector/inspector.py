@@ -353,12 +353,14 @@ class Inspector(Observer):
         self._attached().push(name, value, train=None, running=running)
 
     def keep_graph(self, graph: Graph) -> None:
-        """Keep an execution graph in the run, in place of an earlier one; see ``watch(batch=)``.
+        """Keep an execution graph in the run, in place of an earlier one; see ``watch(batch=)``. Of several ranks, that of rank 0.
 
         Raises:
             ArgumentError: no run is written.
         """
-        self._recorded().writer.document("graph", graph.to_data())
+        training = self._training
+        if training is None or training.part.leads:  # one graph is enough, and other ranks may have no run
+            self._recorded().writer.document("graph", graph.to_data())
 
     # Reading
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,10 @@ def coverage_of(
             known = lines.get(line.site)
             if known is None or known.count < count:
                 lines[line.site] = Covered(line.site, count, reason)
+            if measurement.keys is not None and (why := measurement.keys.reasons.get((measurement.family, line.site))):
+                so_far = lines[line.site]
+                both = filter(None, [so_far.reason, f"{measurement.family}: {why}"])
+                lines[line.site] = replace(so_far, reason="; ".join(both))
     return Coverage(list(lines.values()), attached=attached)
 
 

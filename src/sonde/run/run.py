@@ -127,6 +127,11 @@ class Run:
         return tuple(self._source.ranks)
 
     @property
+    def described_ranks(self) -> str:
+        """What the numbers of a run of several processes mean, in words; ``""`` for a run of one process."""
+        return _of_ranks(self.info.get("ranks"))
+
+    @property
     def alerts(self) -> list[dict[str, Any]]:
         """The findings, in order: epoch, step, rank, severity, rule, site, value, message."""
 
@@ -361,7 +366,8 @@ class Run:
         rows = ["  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]) for row in described]
         state, path = _state(self.description), self.path
         head = ["Run in memory", state] if path is None else [f"Run {path.name}", state, short_path(path)]
-        return [" · ".join(head), *(rows or ["nothing recorded yet"])]
+        said = [self.described_ranks] if self.described_ranks else []
+        return [" · ".join(head), *said, *(rows or ["nothing recorded yet"])]
 
 
 _SINGLE = ("scalars", "alerts")
@@ -421,6 +427,17 @@ def _state(description: Description) -> str:
     resumed = f", resumed at step {' and '.join(str(attempt.first_step) for attempt in attempts[1:])}" if len(attempts) > 1 else ""
     lost = sum(attempt.lost for attempt in attempts)
     return state + resumed + (f", {lost:,} rows lost" if lost else "")
+
+
+def _of_ranks(about: Any) -> str:
+    """Return what the numbers of a run of several processes mean, in words; ``""`` for a run of one."""
+    if not isinstance(about, Mapping) or not isinstance(size := about.get("size"), int):
+        return ""
+    if size == 1:
+        return f"rank {about.get('rank')} alone of several: its own batches, and its own parts of parameters"
+    if about.get("joined") is not True:
+        return f"{size:,} ranks, each with rows of its own"
+    return f"{size:,} ranks: outputs of their batches joined, parameters whole; the columns scope and ranks say it of each row"
 
 
 def _family_cells(connection: duckdb.DuckDBPyConnection, family: str) -> tuple[str, str, str, str]:

@@ -28,19 +28,26 @@ class RowKeys:
         model: whose rows.
         ranks: those that run *model* on batches of their own; None: find them.
         size: the number of all ranks.
+
+    Attributes:
+        reasons: by family and site, why its rows stay of this rank.
     """
 
     def __init__(self, model: nn.Module, ranks: Sequence[int] | None, size: int) -> None:
         found = data_parallel_ranks(model) if ranks is None else ranks
         self._first = ALL if found is None or len(found) == size else min(found)
         self._sorts: dict[int, str] = {}
+        self.reasons: dict[tuple[str, Site], str] = {}
 
     def of(
         self, family: str, statistic: RowStatistic, rows: Iterable[tuple[Site, int, SiteHook]], *, micro_step: bool = False
     ) -> tuple[Key | None, ...]:
         """Return the key of each row, given by its site, its call and its hook; None for a row that stays of this rank."""
         if not isinstance(statistic, Statistic):
-            return tuple(None for _ in rows)
+            why = f"numbers of this rank alone: the pairs of {type(statistic).__name__} do not join those of other ranks"
+            sites = [site for site, _, _ in rows]
+            self.reasons.update({(family, site.at("")): why for site in sites})
+            return (None,) * len(sites)
         is_of_whole = any(field.per == "call" and field.merge == "sum" for field in statistic.fields)
         return tuple(self._key(family, site, call, hook, is_of_whole, micro_step) for site, call, hook in rows)
 
@@ -48,12 +55,14 @@ class RowKeys:
         place = (family, str(site), call)
         if site.port in MODULE_PORTS:
             return Key(place, self._first, None, self._sort(hook))
-        if micro_step and site.port in GRADIENT_PORTS:
-            return None
-        piece = piece_of(hook.target)
-        if piece is None or (is_of_whole and not piece.is_whole):
-            return None
-        return Key(place, ALL, piece, str(piece.whole))
+        why = "gradients of this rank alone: they are not yet those of all ranks"
+        if not (micro_step and site.port in GRADIENT_PORTS):
+            piece = piece_of(hook.target)
+            if piece is not None and (piece.is_whole or not is_of_whole):
+                return Key(place, ALL, piece, str(piece.whole))
+            why = "numbers of this rank's part alone: those of parts do not make those of the whole"
+        self.reasons[family, site.at("")] = why
+        return None
 
     def _sort(self, hook: SiteHook) -> str:
         """Return what a module must have in common with that of another rank: its class, and its parameters with their shapes."""
