@@ -128,7 +128,7 @@ def trained(kind: str, observed: bool = True) -> list[list[float]]:
             assert all(texts)
         else:
             train(module, optimizer, 2)
-    return [sonde.stats.pieces.local(parameter).flatten().tolist() for parameter in module.parameters()]  # type: ignore[union-attr]
+    return [local_of(parameter) for parameter in module.parameters()]
 
 
 @pytest.mark.parametrize("kind", ["fsdp", "local", "tensor", "sequence"])
@@ -193,9 +193,56 @@ def test_rows_are_of_the_part_that_the_rank_holds(kind: str) -> None:
         ]
         assert [rank["counts"]["2.weight:grad"] for rank in seen] == [12, 6]
         assert seen[0]["why"]["0.up:output"] == ""
+    if kind == "local":
+        assert {site: why for site, why in seen[1]["why"].items() if "features" in why} == dict.fromkeys(
+            ["0.up:output", "0.up:grad_output", "1.up:output", "1.up:grad_output"], "rank 1's part: 4 of 8 features"
+        )
     if kind == "tensor":
         assert seen[1]["why"]["0.up:output"] == "rank 1's part [:, 4:8] of (4, 8)"
         assert seen[1]["why"]["0.act:grad_output"] == "rank 1's part [:, 4:8] of (4, 8)"
+
+
+def compiled(kind: str, instrument: str | None) -> tuple[list[list[float]], dict[str, float], list[str]]:
+    """Train with compiled blocks, observed on the first rank alone; return parameters, norms by site, and what failed."""
+    module = model(kind)
+    for block in (module[0], module[1]):  # type: ignore[index]
+        block.compile(backend="aot_eager")
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    norms: dict[str, float] = {}
+    errors: list[str] = []
+    if instrument is None or torch.distributed.get_rank():
+        train(module, optimizer, 2)
+    else:
+        ports = ("input", "output", "grad_output")
+        probe = sonde.observe(module, Moments(), ports=ports) if instrument == "statistic" else sonde.track(module)
+        train(module, optimizer, 2)
+        errors += map(str, probe.errors)
+        if isinstance(probe, sonde.Tracker):
+            for stash in probe:
+                norms[str(stash.site)] = norms.get(str(stash.site), 0.0) + float(stash.first_value.double().square().sum())
+        else:
+            norms |= {row["site"]: row["norm"] ** 2 for row in probe.rows() if not row["site"].endswith("input")}
+        probe.detach()
+    return [local_of(parameter) for parameter in module.parameters()], norms, errors
+
+
+def local_of(parameter: Tensor) -> list[float]:
+    part = sonde.stats.pieces.local(parameter)
+    assert part is not None
+    return part.flatten().tolist()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["fsdp", "local", "tensor", "sequence"])
+def test_compiled_code_hands_over_parts(kind: str) -> None:
+    bare = values(on_ranks(2, compiled, kind, None, limit=120))
+    statistic = values(on_ranks(2, compiled, kind, "statistic", limit=120, check=False))
+    tracked = values(on_ranks(2, compiled, kind, "track", limit=120, check=False))
+    assert [rank[0] for rank in bare] == [rank[0] for rank in statistic] == [rank[0] for rank in tracked]
+    assert statistic[0][2] == tracked[0][2] == []
+    assert set(statistic[0][1]) == set(tracked[0][1])
+    for site, square in tracked[0][1].items():
+        assert statistic[0][1][site] == pytest.approx(square, rel=1e-12)
 
 
 def wrapped(how: str) -> tuple[list[str], set[str]]:

@@ -377,6 +377,7 @@ class OutputEventHook(ModuleEventHook):
 
     def _deliver_parts(self, forward: Forward, task: int, given: tuple[Any, ...], call: int, passthrough: bool, alias: str) -> None:
         """Deliver output, arguments and keyword arguments where they may be distributed: what this rank holds of them."""
+        self.note_units(given[0])
         if self._site is None:
             return
         value, args, kwargs = self._parts(self.value_port, given[0]), *map(structure.local_parts, given[1:])

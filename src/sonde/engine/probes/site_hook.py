@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, Self
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
@@ -108,6 +109,17 @@ class SiteHook(hooks.Hook, ABC):
         site = self.sites[port]
         if site not in self.delivery.notes and (is_part(tensor) or is_partial_sum(tensor)):
             self.delivery.note([site], here(tensor))
+
+    def note_units(self, output: Any) -> None:
+        """Note in the coverage if *output*, a plain tensor, has fewer features than its layer, whose weight is split among ranks.
+
+        So tensor parallelism leaves an output: each rank has some of the features.
+        """
+        module = self.module
+        whole = module.out_features if isinstance(module, nn.Linear) else getattr(module, "embedding_dim", 0)
+        if type(output) is Tensor and output.dim() and isinstance(whole, int) and output.shape[-1] < whole:
+            text = f"rank {torch.distributed.get_rank()}'s part: {output.shape[-1]} of {whole} features"
+            self.delivery.note([site for site in self.sites.values() if site not in self.delivery.notes], text)
 
     def note_border(self, port: Port, tensors: Iterable[Tensor]) -> None:
         """Note in the coverage of *port* if *tensors*, whose gradients are observed, come out of one call of compiled code."""

@@ -318,6 +318,8 @@ class StatisticHook(SiteHook):
                 call = forward.call_of(self, task)
                 if call >= self.apart:
                     call = OTHER_CALLS
+            if forward.is_on_ranks:
+                self.note_units(value)
             if type(value) is Tensor and value.is_floating_point():
                 self._pass_one(value, "", call, forward.index, task)
                 return

@@ -47,6 +47,7 @@ from torch._guards import TracingContext
 from torch._library.effects import EffectType
 
 from sonde.engine.torch_api.forms import form_of, number_of
+from sonde.stats.pieces import local
 
 __all__ = [
     "AS_TENSOR",
@@ -414,6 +415,7 @@ def _sent(wanted: _Plan, port: str, tensors: list[Tensor]) -> tuple[str, list[Te
     An error of the statistic is raised again, and reported, where the tensor is measured at run time.
     """
     measure = _measures.get(wanted.measure)
+    tensors = [torch.empty(0, device=tensor.device) if (part := local(tensor)) is None else part for tensor in tensors]
     if measure is None or not tensors:
         return port, tensors
     if all(map(measure.is_compiled, tensors)):
