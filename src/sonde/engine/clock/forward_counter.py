@@ -169,6 +169,7 @@ class _Begin(hooks.Hook):
     def replay(self, leaves: list[Tensor], form: int, port: str) -> tuple[int, int]:
         """Count a call of the root that compiled code has begun."""
         if graph_task() == -1 and not (blocks and self.counter.counters.is_quiet()):
+            self.counter.is_compiled = True
             self.counter.counters.local.depth = 0
             self.counter.settle()
             self.counter.begin()

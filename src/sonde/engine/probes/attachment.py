@@ -237,17 +237,18 @@ class Attachment:
         """Observe from now on, if the probe is attached; *just_started*: the models were looked at as the clocks started."""
         if not self.attached:
             return
-        self.delivery.switch.on = True
+        self.delivery.switch.on = self.delivery.switch.in_code = True
         for root in self.roots:
             root.clock.wake(self, just_started=just_started)
         self.hooks.put_in()
 
-    def pause(self, *, between_steps: bool = False) -> None:
-        """Observe nothing until ``resume``.
+    def pause(self, *, between_steps: bool = False, in_code: bool = False) -> None:
+        """Observe nothing until ``resume``; if *in_code*, compiled code goes on to call the hooks, which add nothing.
 
         Between steps the clock may rest too, since micro-steps are counted from the step that ends the pause.
         """
         self.delivery.switch.on = False
+        self.delivery.switch.in_code = in_code
         self.hooks.rest(frozenset().union(*(root.clock.compiled_modules() for root in self.roots)))
         if between_steps:
             for root in self.roots:
@@ -265,13 +266,15 @@ class Attachment:
         """Whether a root was called since the probe was attached."""
         return any(root.ran for root in self.roots)
 
-    def go_on(self, wanted: bool) -> None:
-        """A step has ended; observe the next one if it is *wanted*."""
+    def go_on(self, wanted: bool, *, in_code: bool = False) -> None:
+        """A step has ended; observe the next one if it is *wanted*. Else compiled code calls the hooks if *in_code*."""
         self._dead_hooks.check(self.hooks.held)
         if wanted and not self.delivery.switch.on:
             self.resume()
         elif not wanted and self.delivery.switch.on:
-            self.pause(between_steps=True)
+            self.pause(between_steps=True, in_code=in_code)
+        elif not wanted:
+            self.delivery.switch.in_code = in_code
 
     def _follow_schedule(self) -> None:
         if self._schedule is None or not self.roots:

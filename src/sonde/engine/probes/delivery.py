@@ -27,22 +27,23 @@ class Switch:
 
     Attributes:
         on: the probe observes.
+        in_code: compiled code delivers. It may do so while the probe rests: another state would be another graph.
         training: True: training passes alone are observed; False: evaluation passes alone; None: both.
     """
 
-    __slots__ = ("on", "training")
+    __slots__ = ("in_code", "on", "training")
 
     def __init__(self, training: bool | None) -> None:
-        self.on = False
+        self.on = self.in_code = False
         self.training = training
 
     def refuses_traced(self, root: weakref.ref[nn.Module]) -> bool:
-        """Return whether code that is traced now, of a part of *root*, is surely of a pass that is not observed.
+        """Return whether code that is traced now, of a part of *root*, is to deliver nothing: surely no observed pass, or at rest.
 
         Without gradients code of a root in training mode may be a part of a reentrant checkpoint: the clock decides at run time.
         """
-        if self.training is None:
-            return False
+        if self.training is None or not self.in_code:
+            return not self.in_code
         model = root()
         is_training = model is None or model.training
         return not is_training if self.training else is_training and torch.is_grad_enabled()
@@ -178,7 +179,7 @@ class Delivery:
 
     def stop(self) -> None:
         """Switch off, and take the hooks on leaves out. Idempotent."""
-        self.switch.on = False
+        self.switch.on = self.switch.in_code = False
         self.thread = None
         for leaf in tuple(self._leaves.values()):
             leaf.handle.remove()

@@ -298,12 +298,11 @@ class OutputEventHook(ModuleEventHook):
         return hooks.on_forward(self.module, self, always=self.entrance is not None)
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any = hooks.NOT_GIVEN) -> None:
-        if not self.switch.on or output is hooks.NOT_GIVEN:
-            return
         if _is_traced():
-            if self.switch.refuses_traced(self.clock.root):
-                return
-            compiled.trace_value(self.token, self.plan, output)
+            if not self.switch.refuses_traced(self.clock.root):
+                compiled.trace_value(self.token, self.plan, output)
+            return
+        if not self.switch.on or output is hooks.NOT_GIVEN:
             return
         if (compiler := _compiler()) is not None:
             hooks.undisturbed(compiler, self, module, args, kwargs, output)
@@ -407,10 +406,10 @@ class InputEventHook(ModuleEventHook):
             delivery.note([sites["grad_input"]], "its module writes into its input, whose gradient through it alone is not defined")
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] = hooks.NOT_GIVEN) -> Any:
-        if not self.switch.on or kwargs is hooks.NOT_GIVEN:
-            return None
         if _is_traced():
             return self._traced(args, kwargs)
+        if not self.switch.on or kwargs is hooks.NOT_GIVEN:
+            return None
         if (compiler := hooks.compiler_at_work()) is not None:
             return hooks.undisturbed(compiler, self._eager, module, args, kwargs)
         return self._eager(module, args, kwargs)

@@ -414,10 +414,10 @@ class OutputStatisticHook(StatisticHook):
     register = staticmethod(hooks.on_forward)
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any = hooks.NOT_GIVEN) -> None:
-        if not self.switch.on or output is hooks.NOT_GIVEN:
-            return
         if _is_traced():
             self._trace(output)
+        elif not self.switch.on or output is hooks.NOT_GIVEN:
+            return
         elif (compiler := hooks.compiler_at_work()) is not None:
             hooks.undisturbed(compiler, self._pass, output)
         else:
@@ -434,26 +434,28 @@ class InputStatisticHook(StatisticHook):
     register = staticmethod(hooks.on_forward_pre)
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] = hooks.NOT_GIVEN) -> Any:
-        if not self.switch.on or kwargs is hooks.NOT_GIVEN:
-            return None
-        aliases = self.listens is not None and torch.is_grad_enabled()
         if _is_traced():
-            seen: Any = (args, kwargs)
-            if aliases:
-                (args, kwargs), seen = aliased_in_trace((args, kwargs))
-            self._trace(seen)
-        else:
-            if blocks and self.is_quiet():
+            return self._traced(args, kwargs)
+        if not self.switch.on or kwargs is hooks.NOT_GIVEN or (blocks and self.is_quiet()):
+            return None
+        compiler = hooks.compiler_at_work()
+        aliases = self.listens is not None and torch.is_grad_enabled()
+        if aliases:
+            try:
+                args, kwargs = hooks.undisturbed(compiler, structure.remap, (args, kwargs), alias)
+            except Exception as error:
+                self.failed(error)
                 return None
-            compiler = hooks.compiler_at_work()
-            if aliases:
-                try:
-                    args, kwargs = hooks.undisturbed(compiler, structure.remap, (args, kwargs), alias)
-                except Exception as error:
-                    self.failed(error)
-                    return None
-            hooks.undisturbed(compiler, self._pass, (args, kwargs))
+        hooks.undisturbed(compiler, self._pass, (args, kwargs))
         return (args, kwargs) if aliases else None
+
+    def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.listens is None or not torch.is_grad_enabled() or self.switch.refuses_traced(self.clock.root):
+            self._trace((args, kwargs))
+            return None
+        given, seen = aliased_in_trace((args, kwargs))
+        self._trace(seen)
+        return given
 
     @staticmethod
     def leaf_of(path: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from sonde.engine import Event, Probe, observe, selection
+from sonde.engine.clock.clock import Clock
 from sonde.engine.compiled_regions import regions
 
 __all__ = ["Ordering"]
@@ -13,8 +14,8 @@ __all__ = ["Ordering"]
 class Ordering:
     """The place of each module in the order in which they return, children before parents.
 
-    A probe observes the order in the first logged step. For a compiled model, whose code another hook would change, the order is
-    that of ``named_modules()``, but with children before parents, too.
+    A probe observes the order in the first logged step. For a compiled model, whose code would be compiled again when the probe
+    goes, the order is that of ``named_modules()``, but with children before parents, too.
     """
 
     def __init__(self, model: nn.Module, name: str) -> None:
@@ -22,14 +23,29 @@ class Ordering:
         self._name = name
         self._seen: dict[str, int] = {}
         self._probe: Probe | None = None
+        self._clock: Clock | None = None  # while the probe waits for a forward
 
-    def watch(self) -> None:
-        """Observe which modules run until :meth:`settle`."""
-        if self._probe is None and not self._seen and not regions(self._model):
+    def watch(self, clock: Clock) -> None:
+        """Observe which modules run, from the next forward of *clock* until :meth:`settle`."""
+        if self._probe is None and self._clock is None and not self._seen:
+            self._clock = clock
+            clock.call_before_forward(self._begin)
+
+    def _begin(self) -> None:
+        """Put the probe on as a forward begins, which shows whether the model is called as compiled code."""
+        clock = self._wait_no_more()
+        if clock is not None and not clock.forward_counter.is_compiled and not regions(self._model):
             self._probe = observe(self._model, self._note, name=self._name)
+
+    def _wait_no_more(self) -> Clock | None:
+        clock, self._clock = self._clock, None
+        if clock is not None:
+            clock.call_no_more(self._begin)
+        return clock
 
     def settle(self) -> bool:
         """Take the probe off; return whether it has seen any module."""
+        self._wait_no_more()
         if self._probe is None:
             return False
         self._probe.detach()

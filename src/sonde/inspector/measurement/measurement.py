@@ -168,8 +168,11 @@ class Measurement:
         self.attachment.attach(resting=not self._is_active(pace))
 
     def begin_step(self, pace: Pace) -> None:
-        """Observe the step that begins, or rest in it, as *pace* says."""
-        self.attachment.go_on(self._is_active(pace))
+        """Observe the step that begins, or rest in it, as *pace* says.
+
+        Compiled code has one graph for logged steps, and one for all others, whatever number of lenses rest in a logged step.
+        """
+        self.attachment.go_on(self._is_active(pace), in_code=pace.on)
 
     def _is_active(self, pace: Pace) -> bool:
         if self.kind == "evaluation":

@@ -90,7 +90,9 @@ class RowTaker:
 
     def watch_order(self) -> None:
         """See in which order modules run, unless this is known."""
-        self._ordering.watch()
+        clock = next((clock for each in self.measurements for clock in each.attachment.clocks), None)
+        if clock is not None:
+            self._ordering.watch(clock)
 
     def take_step(self, ended: Tick, optimizer: Optimizer | None, turn: int, *, pairs: bool) -> None:
         """Take the rows of the logged step that has *ended*.

@@ -1,0 +1,182 @@
+"""Measure what ``watch`` and ``track`` cost a compiled model: the first step, a logged step, a plain step; and count graphs.
+
+Run alone (``make bench``): any other program distorts the numbers. It takes many minutes. Each way runs in a process of its own,
+since compiled code is kept by the process, and with the caches of inductor off. Times of steps are the minimum over many. The
+models are a GPT of six blocks, a vision transformer, and a residual network of convolutions; compiled whole, or block by block.
+
+    python benchmarks/compile.py                                  everything
+    python benchmarks/compile.py --backend aot_eager --model gpt  a part
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+STEPS = 12
+WAYS = ("bare", "watch", "track")
+BACKENDS = ("aot_eager", "inductor")
+CASES = ("gpt-whole", "gpt-blocks", "vit-whole", "resnet-whole", "resnet-blocks")
+
+
+def models() -> dict[str, Callable[[], tuple[Any, Any, list[Any]]]]:
+    """Return functions that make a model, its input and its blocks, by name. Imports torch."""
+    import torch
+    from torch import Tensor, nn
+
+    from watch import Block as Transformer
+
+    class Vision(nn.Module):
+        """Patches of an image, transformer blocks, and the mean over positions."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.patches = nn.Conv2d(3, 128, 8, stride=8)
+            self.blocks = nn.Sequential(*(Transformer(128) for _ in range(4)))
+            self.head = nn.Linear(128, 10)
+
+        def forward(self, x: Tensor) -> Tensor:
+            tokens = self.patches(x).flatten(2).transpose(1, 2)
+            return self.head(self.blocks(tokens).mean(1))  # type: ignore[no-any-return]
+
+    class Residual(nn.Module):
+        """Two convolutions with normalisations, and a shortcut, as in a ResNet-18."""
+
+        def __init__(self, given: int, made: int, stride: int) -> None:
+            super().__init__()
+            self.conv1 = nn.Conv2d(given, made, 3, stride, padding=1, bias=False)
+            self.norm1 = nn.BatchNorm2d(made)
+            self.act = nn.ReLU()
+            self.conv2 = nn.Conv2d(made, made, 3, padding=1, bias=False)
+            self.norm2 = nn.BatchNorm2d(made)
+            changes = stride != 1 or given != made
+            self.short = nn.Sequential(nn.Conv2d(given, made, 1, stride, bias=False), nn.BatchNorm2d(made)) if changes else None
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.norm2(self.conv2(self.act(self.norm1(self.conv1(x)))))
+            return self.act(y + (x if self.short is None else self.short(x)))  # type: ignore[no-any-return]
+
+    def gpt() -> tuple[Any, Any, list[Any]]:
+        model = nn.Sequential(*(Transformer(256) for _ in range(6)))
+        return model, torch.randn(4, 128, 256), list(model)
+
+    def vit() -> tuple[Any, Any, list[Any]]:
+        model = Vision()
+        return model, torch.randn(8, 3, 64, 64), list(model.blocks)
+
+    def resnet() -> tuple[Any, Any, list[Any]]:
+        widths = (16, 16, 32, 32, 64, 64, 128, 128)
+        blocks = [Residual(given, made, 1 + (made > given)) for given, made in zip((16, *widths), widths, strict=False)]
+        model = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), *blocks, nn.Flatten(), nn.LazyLinear(10))
+        x = torch.randn(8, 3, 32, 32)
+        model(x)
+        return model, x, blocks
+
+    return {"gpt": gpt, "vit": vit, "resnet": resnet}
+
+
+def processor_seconds() -> float:
+    """Return the seconds of all cores that this process and its ended children have taken."""
+    own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
+
+
+def run(backend: str, case: str, way: str) -> dict[str, float]:
+    """Train one model in one way; return seconds of the first step, and milliseconds of logged and plain steps."""
+    import torch
+    import torch._dynamo.utils
+
+    import sonde
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    warm: Any = torch.compile(lambda x: x.sin().sum(), backend=backend)
+    warm(torch.ones(3, requires_grad=True)).backward()  # the compiler's own first time
+    torch._dynamo.utils.counters.clear()
+    name, _, how = case.partition("-")
+    model, x, blocks = models()[name]()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    observer: Any = None
+    if way == "watch":
+        observer = sonde.watch(model, optimizer, every=range(STEPS + 1), to="memory", quiet=True)
+    elif way == "track":
+        observer = sonde.track(model)
+    called: Any = torch.compile(model, backend=backend) if how == "whole" else model
+    for block in blocks if how == "blocks" else []:
+        block.compile(backend=backend)
+
+    def step() -> float:
+        start = time.perf_counter()
+        loss = called(x).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if way == "track":
+            observer.clear()
+        return time.perf_counter() - start
+
+    before = processor_seconds()
+    first = step()
+    seconds = processor_seconds() - before
+    logged = min(step() for _ in range(STEPS))
+    if way == "track":
+        observer.pause()
+    step()
+    plain = min(step() for _ in range(STEPS))
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    return {"first": first, "processor": seconds, "logged": logged * 1e3, "plain": plain * 1e3, "graphs": graphs}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--backend", choices=BACKENDS, action="append", help="the backends; by default all")
+    parser.add_argument("--model", choices=[*CASES, "gpt", "vit", "resnet"], action="append", help="the models; by default all")
+    parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.way is not None:
+        warnings.simplefilter("ignore")
+        print(json.dumps(run(options.backend[0], options.model[0], options.way)))
+        return
+    given = options.model or list(CASES)
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    environment = os.environ | {
+        "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    print(f"{'':<26}{'first step':>11}{'its processor':>15}{'logged step':>13}{'plain step':>12}{'graphs':>8}   (x bare)")
+    for backend in options.backend or BACKENDS:
+        for case in CASES:
+            if case not in given and case.partition("-")[0] not in given:
+                continue
+            ways: dict[str, dict[str, float]] = {}
+            for way in WAYS:
+                command = [sys.executable, __file__, "--backend", backend, "--model", case, "--way", way]
+                done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+                ways[way] = json.loads(done.stdout.splitlines()[-1])
+            found[f"{backend} {case}"] = ways
+            bare = ways["bare"]
+            print(
+                f"{backend} {case:<16} bare: {bare['first']:.1f} s, logged {bare['logged']:.1f} ms, {bare['graphs']:.0f} graphs",
+                flush=True,
+            )
+            for way in WAYS[1:]:
+                ratio = {key: ways[way][key] / bare[key] for key in bare}
+                print(
+                    f"  {way:<24}{ratio['first']:>11.2f}{ratio['processor']:>15.2f}{ratio['logged']:>13.3f}{ratio['plain']:>12.3f}"
+                    f"{ways[way]['graphs']:>8.0f}",
+                    flush=True,
+                )
+    print("\n" + json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

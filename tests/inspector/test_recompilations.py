@@ -1,0 +1,73 @@
+"""How often a watched model is compiled: once for logged steps and once for all others, whatever the lenses do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import sonde
+
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.act = nn.Linear(4, 4), nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.act(self.linear(x))
+
+
+def graphs() -> int:
+    import torch._dynamo.utils
+
+    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
+
+
+def of_blocks() -> tuple[nn.Module, Any]:
+    """Return a model whose blocks are compiled, and what to call."""
+    model = nn.Sequential(nn.Linear(4, 4), Block(), Block())
+    for block in model[1:]:  # type: ignore[union-attr]
+        block.compile(backend="aot_eager", fullgraph=True)
+    return model, model
+
+
+def whole(model: nn.Module) -> tuple[nn.Module, Any]:
+    """Return *model*, and the compiled model to call."""
+    return model, torch.compile(model, backend="aot_eager", fullgraph=True)
+
+
+CASES = {
+    "blocks": of_blocks,
+    "a Sequential": lambda: whole(nn.Sequential(nn.Linear(4, 4), Block())),
+    "a module": lambda: whole(Block()),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_watched_model_has_one_graph_for_logged_steps_and_one_for_others(case: str) -> None:
+    """The first step, lenses that look at one in n logged steps, and steps that are not logged, with the default lenses."""
+    counts = {}
+    for watched in (False, True):
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        torch.manual_seed(0)
+        model, called = CASES[case]()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        inspector = sonde.watch(model, optimizer, every=2, to="memory", quiet=True, strict=True) if watched else None
+        for step in range(6):
+            called(torch.ones(3, 4) * step).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        counts[watched] = graphs()
+        if inspector is not None:
+            inspector.detach()
+            rows = inspector.run.table("activation").to_pylist()
+            assert {row["step"] for row in rows} == {0}  # one in ten logged steps
+            assert {row["count"] for row in rows} == {12}
+            assert {row["step"] for row in inspector.run.table("moments").to_pylist()} == {0, 2, 4}
+    assert counts[True] == 2 * counts[False]
