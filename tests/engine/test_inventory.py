@@ -248,3 +248,14 @@ def test_a_model_with_a_scripted_part_keeps_its_inventory() -> None:
     gc.collect()
     assert before.is_whole
     assert inventory_of(model) is before
+
+
+def test_attaching_again_makes_no_new_plans_for_compiled_code() -> None:
+    """Compiled code is guarded by the plan of a hook, and plans are kept for ever."""
+    model, plans = Tower(), []
+    for _ in range(3):
+        with sonde.observe(model, Moments()) as probe:
+            plans.append({hook.plan for hook in probe._attachment.hooks})  # type: ignore[attr-defined]
+        del probe
+        gc.collect()
+    assert plans[0] == plans[1] == plans[2]

@@ -29,7 +29,7 @@ from sonde.engine.torch_api import compiled, hooks
 from sonde.engine.torch_api.autograd_state import current_node, graph_task, sequence_of_node, transforms
 from sonde.engine.torch_api.forms import paths_of, rebuild
 from sonde.engine.torch_api.input_alias import alias, aliased_in_trace, of_inputs
-from sonde.engine.torch_api.modules import class_of
+from sonde.engine.torch_api.modules import class_when_called
 from sonde.engine.unseen import blocks
 from sonde.site import Phase, Port
 from sonde.stats.pieces import PLAIN, local
@@ -98,7 +98,7 @@ class ModuleEventHook(EventHook):
 
     def __init__(self, delivery: Delivery, clock: Clock, item: Named, sites: Sites) -> None:
         super().__init__(delivery, clock, item, sites)
-        self.kind = class_of(item.module)
+        self.kind = class_when_called(item.module)
         self._site = sites.get(self.value_port)
         self._gradients = self.gradient_port if self.gradient_port in sites else None
         self.aliases: Aliases | None = None

@@ -36,7 +36,7 @@ import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import count
 from types import CodeType
 from typing import Any, Protocol
@@ -220,6 +220,7 @@ class _Plan:
 _plans: list[_Plan] = []
 
 
+@cache
 def plan_of(port: str, gradient_port: str, most: int | None = None, measure: int = 0) -> int:
     """Return the number of a plan, which traced code gives to :func:`trace_value`. Equal plans have one number.
 
@@ -228,10 +229,8 @@ def plan_of(port: str, gradient_port: str, most: int | None = None, measure: int
         most: deliver so many floating-point tensors, the first ones; None for all tensors.
         measure: a ``Measure.number``: deliver rows in place of tensors, where measuring is worth being compiled.
     """
-    plan = _Plan(port, gradient_port, most, measure)
-    if plan not in _plans:
-        _plans.append(plan)
-    return _plans.index(plan)
+    _plans.append(_Plan(port, gradient_port, most, measure))
+    return len(_plans) - 1
 
 
 class Measure:
@@ -259,12 +258,15 @@ class Measure:
             key, found = id(key), None
         if found is None:
             found = _by_key[key] = make()
+            if type(key).__eq__ is not object.__eq__:  # a value: later ones that are equal get the number, and with it the plan
+                found.number = _numbers_of_values.setdefault(key, found.number)
             _measures[found.number] = found
         return found
 
 
 _by_key: weakref.WeakValueDictionary[Hashable, Measure] = weakref.WeakValueDictionary()
 _measures: weakref.WeakValueDictionary[int, Measure] = weakref.WeakValueDictionary()
+_numbers_of_values: dict[Hashable, int] = {}
 
 
 @_at_trace
