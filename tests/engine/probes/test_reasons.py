@@ -102,3 +102,21 @@ def test_a_compiled_module_that_is_never_called_is_not_called_dead(kind: Any, fr
             model(torch.ones(1, 2)).sum().backward()
         reasons = {str(line.site): line.reason for line in probe.coverage().missing}
     assert reasons["unused:output"] == "never called, and no gradient came to its parameters: a branch not taken"
+
+
+def test_a_compiled_branch_is_not_called_dead_once_gradients_are_dropped(fresh_compiler: None) -> None:
+    """Both branches have code, of the same class; the gradients are gone before the check that the second forward makes."""
+    model = Net(
+        lambda self, x: self.used(x),
+        used=nn.Sequential(nn.Linear(2, 2), nn.Tanh()),
+        unused=nn.Sequential(nn.Linear(2, 2), nn.Tanh()),
+    )
+    model.used.compile(backend="eager")  # type: ignore[operator]  # a module
+    model.unused.compile(backend="eager")  # type: ignore[operator]
+    with sonde.observe(model, lambda event: None, strict=True) as probe:
+        for _ in range(3):
+            model(torch.ones(1, 2)).sum().backward()
+            model.zero_grad(set_to_none=True)
+        reasons = {str(line.site): line.reason for line in probe.coverage().missing}
+    assert reasons["unused:output"] == "never called, and no gradient came to its parameters: a branch not taken"
+    assert "used:output" not in reasons

@@ -206,6 +206,7 @@ class Attachment:
             clock.call_no_more(self._before_forward)
             clock.call_no_more(self._follow_schedule)
             clock.call_no_more(self.hooks.put_in_waiting)
+            clock.call_no_more(self._dead_hooks.note_used)
             clock.stop(self)
 
     def dispose(self) -> None:
@@ -230,6 +231,7 @@ class Attachment:
         if self._schedule is not None:
             root.clock.call_after_steps(self._follow_schedule)
         root.clock.call_after_first_forward(self.hooks.put_in_waiting)
+        root.clock.call_after_micro_step(self._dead_hooks.note_used)
         if self.delivery.switch.on:
             root.clock.wake(self, just_started=True)
 

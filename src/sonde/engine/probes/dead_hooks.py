@@ -27,6 +27,7 @@ class Root:
     Attributes:
         inventory: of the model when it was last looked at.
         gradients: by parameter, the ``.grad`` that was there when the probe was attached, and its version.
+        used: the ids of parameters that had a new gradient at the end of a backward pass, which may be dropped by now.
     """
 
     model: nn.Module
@@ -36,6 +37,7 @@ class Root:
     backwards: int
     inventory: Inventory
     gradients: dict[int, tuple[int, int]] = field(default_factory=dict)
+    used: set[int] = field(default_factory=set)
 
     @classmethod
     def of(cls, model: nn.Module, clock: Clock, inventory: Inventory) -> Root:
@@ -44,13 +46,20 @@ class Root:
 
     def remember_gradients(self, inventory: Inventory) -> None:
         """Note the gradients that are there already, so that later ones can be recognised."""
+        self.used.clear()
         self.gradients = {
             id(each): (id(grad), version_of(grad)) for each in inventory.parameters if (grad := each.grad) is not None
         }
 
+    def note_used(self) -> None:
+        """Note the parameters to which gradients have come, before the training drops these."""
+        self.used |= {id(parameter) for parameter in self.inventory.parameters if self.was_used(parameter)}
+
     def was_used(self, parameter: nn.Parameter) -> bool:
         """Return whether a gradient has come to *parameter* since."""
         grad = parameter.grad
+        if id(parameter) in self.used:
+            return True
         return grad is not None and self.gradients.get(id(parameter)) != (id(grad), version_of(grad))
 
     @property
@@ -71,7 +80,7 @@ class Root:
     def left_out(self, region: Region) -> bool:
         """Return whether training has left *region* without a gradient, though others came: then it was not called.
 
-        False where all gradients have been dropped again, which says nothing.
+        False where no gradient was seen, which says nothing.
         """
         trainable = [parameter for module in region.modules for parameter in module.parameters() if parameter.requires_grad]
         if not (self.has_trained and trainable) or any(map(self.was_used, trainable)):
@@ -104,6 +113,12 @@ class DeadHookCheck:
         if self.is_due and self._delivery.switch.on and self._can_judge(hooked):
             self.is_due = False
             self.report(dead_among(self._roots, hooked), len(hooked))
+
+    def note_used(self) -> None:
+        """Note at the end of a backward pass which parameters it has reached, as long as the check is due."""
+        if self.is_due:
+            for root in self._roots:
+                root.note_used()
 
     def check_at_end(self, hooked: Sequence[SiteHook]) -> list[SiteHook]:
         """Return the dead hooks of a probe that is about to be detached; none if the check was made."""
