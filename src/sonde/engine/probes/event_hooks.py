@@ -29,7 +29,7 @@ from sonde.engine.torch_api import compiled, hooks
 from sonde.engine.torch_api.autograd_state import current_node, graph_task, sequence_of_node, transforms
 from sonde.engine.torch_api.forms import paths_of, rebuild
 from sonde.engine.torch_api.input_alias import alias, aliased_in_trace, of_inputs
-from sonde.engine.torch_api.modules import class_when_called
+from sonde.engine.torch_api.modules import class_of
 from sonde.engine.unseen import blocks
 from sonde.site import Phase, Port
 from sonde.stats.pieces import PLAIN, local
@@ -84,27 +84,34 @@ class ModuleEventHook(EventHook):
 
     Attributes:
         value_port, gradient_port: of the observed value, and of its gradient (None: the gradient cannot be observed).
-        kind: the class of the module.
         aliases: the names of a module that has several; None for one name.
         plan: what compiled code delivers.
         token: names this hook in compiled code.
         entrance: the hook that sees calls of the same module begin, if there is one.
     """
 
-    __slots__ = ("_gradients", "_site", "aliases", "entrance", "kind", "plan", "token")
+    __slots__ = ("_gradients", "_kind", "_seen", "_site", "aliases", "entrance", "plan", "token")
 
     value_port: ClassVar[Port]
     gradient_port: ClassVar[Port | None]
 
     def __init__(self, delivery: Delivery, clock: Clock, item: Named, sites: Sites) -> None:
         super().__init__(delivery, clock, item, sites)
-        self.kind = class_when_called(item.module)
+        self._seen: type = type(item.module)
+        self._kind: type[nn.Module] = class_of(item.module)
         self._site = sites.get(self.value_port)
         self._gradients = self.gradient_port if self.gradient_port in sites else None
         self.aliases: Aliases | None = None
         self.entrance: InputEventHook | None = None
         self.plan = compiled.plan_of(self.value_port if self._site is not None else "", self._gradients or "")
         self.token = compiled.Token(self)
+
+    @property
+    def kind(self) -> type[nn.Module]:
+        """The class of the module, which parametrising, sharding, or the first call of a lazy module exchanges."""
+        if type(self.module) is not self._seen:
+            self._seen, self._kind = type(self.module), class_of(self.module)
+        return self._kind
 
     # Gradients
 
@@ -154,7 +161,7 @@ class ModuleEventHook(EventHook):
             delivery.subscriber(
                 Event(
                     self.name,
-                    self.kind,
+                    self._kind if type(self.module) is self._seen else self.kind,
                     True,
                     (gradient,),
                     (),
@@ -354,7 +361,7 @@ class OutputEventHook(ModuleEventHook):
                 delivery.subscriber(
                     Event(  # positions, in the order of its fields: keywords cost as much again
                         self.name,
-                        self.kind,
+                        self._kind if type(module) is self._seen else self.kind,
                         False,
                         output,
                         args,

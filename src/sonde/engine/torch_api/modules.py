@@ -19,7 +19,6 @@ __all__ = [
     "children",
     "children_of",
     "class_of",
-    "class_when_called",
     "holds_parameters_elsewhere",
     "is_called_compiled",
     "is_compiled_wrapper",
@@ -161,12 +160,6 @@ def class_of(module: nn.Module) -> type[nn.Module]:
     if kind.__module__.startswith("torch.distributed.") and len(kind.__bases__) == 2 and issubclass(kind.__bases__[1], nn.Module):
         return kind.__bases__[1]
     return kind
-
-
-def class_when_called(module: nn.Module) -> type[nn.Module]:
-    """Return the class that *module* has in a call: of a lazy module the one that it becomes at the first call."""
-    becomes: type[nn.Module] | None = getattr(type(module), "cls_to_become", None)
-    return becomes or class_of(module)
 
 
 def is_compiled_wrapper(module: nn.Module) -> bool:
