@@ -105,6 +105,8 @@ class Gloo:
     def __init__(self, store: Store, rank: int, size: int, seconds: float) -> None:
         self.group: Any = None  # if the ranks do not meet
         self.pending: Any = None
+        if not distributed.is_gloo_available():
+            raise RuntimeError("this torch was built without gloo")
         self._process = os.getpid()
         self.group = _c10d.ProcessGroupGloo(store.store, rank, size, timedelta(seconds=seconds))
         _groups.add(self)
@@ -157,4 +159,5 @@ def _leave_all() -> None:
         gloo.close()
 
 
-os.register_at_fork(after_in_child=_leave_all)
+if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
+    os.register_at_fork(after_in_child=_leave_all)
