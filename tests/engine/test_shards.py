@@ -202,6 +202,55 @@ def test_rows_are_of_the_part_that_the_rank_holds(kind: str) -> None:
         assert seen[1]["why"]["0.act:grad_output"] == "rank 1's part [:, 4:8] of (4, 8)"
 
 
+def averaged() -> list[tuple[bool, str]]:
+    """Return whether the seen gradient is the optimizer's, and the words of the coverage: as accumulated, and at the step."""
+    torch.manual_seed(torch.distributed.get_rank())
+    module = nn.parallel.DistributedDataParallel(nn.Linear(6, 2, bias=False))
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    probes = [sonde.observe(module, Moments(), ports="grad", grad_at_step=at_step, strict=True) for at_step in (False, True)]
+    module(torch.randn(4, 6)).square().mean().backward()
+    gradient = module.module.weight.grad.double().norm()
+    optimizer.step()
+    found = []
+    for probe in probes:
+        (row,), (line,) = probe.rows(), probe.coverage()
+        found.append((row["norm"] == pytest.approx(float(gradient), rel=1e-12), line.reason))
+        probe.detach()
+    return found
+
+
+def test_the_gradient_that_ddp_has_not_averaged_is_named() -> None:
+    for accumulated, at_step in values(on_ranks(2, averaged)):
+        assert accumulated == (
+            False,
+            "of this rank's samples, before DDP has averaged it over the ranks: with grad_at_step=True it is the average",
+        )
+        assert at_step == (True, "")
+
+
+def unsynchronised() -> tuple[int, int, list[int]]:
+    """Return how often gradients were seen under FSDP2, where two of three backward passes do not synchronise; the empty shard."""
+    module = model("fsdp")
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    each = sonde.observe(module, Moments(), ports="grad", strict=True)
+    at_step = sonde.observe(module, Moments(), ports=("grad", "param", "update"), grad_at_step=True, strict=True)
+    for _ in range(2):
+        for micro_step in range(3):
+            module.set_requires_gradient_sync(micro_step == 2)  # type: ignore[operator]
+            module(torch.randn(4, 6)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    seen, used = ({row["site"]: row for row in probe.rows()} for probe in (each, at_step))
+    last = [used[f"2.weight:{port}"]["count"] for port in ("grad", "param", "update")]
+    return seen["0.up.weight:grad"]["calls"], used["0.up.weight:grad"]["calls"], last
+
+
+def test_backward_passes_that_do_not_synchronise_bring_no_gradient_under_fsdp() -> None:
+    found = values(on_ranks(4, unsynchronised))
+    assert [(each, at_step) for each, at_step, _ in found] == [(2, 2)] * 4
+    assert [last for _, _, last in found] == [[12, 12, 12]] * 3 + [[0, 0, 0]]  # three rows of six on four ranks, twice
+
+
 def compiled(kind: str, instrument: str | None) -> tuple[list[list[float]], dict[str, float], list[str]]:
     """Train with compiled blocks, observed on the first rank alone; return parameters, norms by site, and what failed."""
     module = model(kind)

@@ -13,6 +13,7 @@ from sonde.engine.probes.dead_hooks import dead_among
 from sonde.engine.probes.hook_set import LATER_HOOK, REPLACED
 from sonde.engine.probes.site_hook import SiteHook
 from sonde.engine.probes.step_hooks import SAMPLED, StepHook
+from sonde.engine.torch_api.data_parallel import is_averaged_later
 from sonde.engine.torch_api.modules import parameters_of
 from sonde.site import Port, Site
 from sonde.view.table import Cell, Grid, ShownAsTable
@@ -82,6 +83,7 @@ class Coverage(ShownAsTable):
             held.note_later_hooks()
         called = {hook.module for hook in held if hook.is_on_module and (hook.was_eager or hook.has_fired)}
         unfused = _kept_from_fusing(attachment)
+        averaged = any(is_averaged_later(root.model) for root in attachment.roots)
         lines = []
         for hook in held:
             for port, count in hook.counts().items():
@@ -89,6 +91,8 @@ class Coverage(ShownAsTable):
                 reason = attachment.delivery.why_stopped(site) or notes.get(site, "")
                 if count:
                     reason = reason or (_UNFUSED if hook.module in unfused else "")
+                    if averaged and not hook.is_on_module and not isinstance(hook, StepHook):
+                        reason = reason or _OF_THIS_RANK
                 elif not reason or reason.startswith(_OF_WHAT_CAME):
                     why = _why_nothing(attachment, hook, port, called, dead=id(hook) in dead)
                     reason = f"{why}; {reason}" if reason == REPLACED else why
@@ -167,6 +171,7 @@ _OF_WHAT_CAME = (LATER_HOOK, REPLACED, SAMPLED)
 """The beginnings of notes on what was delivered, which do not say why nothing was."""
 
 
+_OF_THIS_RANK = "of this rank's samples, before DDP has averaged it over the ranks: with grad_at_step=True it is the average"
 _UNFUSED = "while it is observed, torch does not use its fused path for this layer: in evaluation the last bits may differ"
 
 

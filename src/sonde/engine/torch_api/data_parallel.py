@@ -10,7 +10,7 @@ from torch import nn
 
 from sonde.engine.torch_api.modules import holds_parameters_elsewhere
 
-__all__ = ["data_parallel_ranks", "ranks_of"]
+__all__ = ["data_parallel_ranks", "is_averaged_later", "ranks_of"]
 
 
 def data_parallel_ranks(model: nn.Module) -> tuple[int, ...] | None:
@@ -28,6 +28,12 @@ def data_parallel_ranks(model: nn.Module) -> tuple[int, ...] | None:
             return ranks_of(mesh)
         is_distributed = is_distributed or any(hasattr(each, "device_mesh") for each in module.parameters(recurse=False))
     return (torch.distributed.get_rank(),) if is_distributed else None
+
+
+def is_averaged_later(model: nn.Module) -> bool:
+    """Return whether DDP averages gradients of *model* over several ranks after these were accumulated."""
+    wrappers = (module for module in model.modules() if isinstance(module, nn.parallel.DistributedDataParallel))
+    return any(module.process_group.size() > 1 for module in wrappers)
 
 
 def ranks_of(group: Any) -> tuple[int, ...]:
