@@ -163,7 +163,7 @@ def test_histogram_bins_are_closed_above(level: str) -> None:
 def test_histograms_of_few_and_of_many_powers_are_exact(level: str, dtype: torch.dtype) -> None:
     """From one power to more than registers are compared for, at both ends of the range, alone and with everything else between."""
     least, most = (-126, 127) if dtype is not torch.float64 else (-1000, 1000)
-    others = torch.tensor([0.0, -0.0, math.nan, -math.inf, 1e-39, -1e-39], dtype=torch.float64)
+    others = torch.tensor([0.0, -0.0, math.nan, -math.inf, 1e-39, -1e-39, 2.0**-149, -(2.0**-133), 2.0**-126], dtype=torch.float64)
     for span in (1, 2, 5, 32, 33, 64, 65, 128, 129, most - least):
         for first in (least, (least + most - span) // 2, most - span):
             x = torch.exp2(first + torch.rand(4500, dtype=torch.float64) * span) * torch.randn(4500).sign()

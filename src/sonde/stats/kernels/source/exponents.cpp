@@ -1,8 +1,8 @@
 // The exponent histogram of adjacent elements. Compiled once for each instruction set, LEVEL.
 //
-// A loop over a block finds the power of each element from its bits, as a 16-bit number. The powers of a block are few and close
-// together as a rule: then each is compared with all elements, a register of bytes at a time. Otherwise they are counted in tables.
-// The elements that are no ordinary numbers are counted one by one.
+// A loop over a block finds the power of each element from its bits, as a 16-bit number; a second loop, only where it is needed,
+// those of subnormal floats. The powers of a block are few and close together as a rule: then each is compared with all elements,
+// a register of bytes at a time. Otherwise they are counted in tables.
 
 #include "elements.hpp"
 
@@ -12,13 +12,13 @@ namespace {
 constexpr int kTables = 8;  // equal neighbours would wait for each other's count
 constexpr int kSlots = 512;
 constexpr uint16_t kNoSlot = kSlots - 1;
-constexpr uint16_t kApart = 0xffff;  // stands for the power of an element that was counted already
+constexpr uint16_t kApart = 0xffff, kZeroPower = 0xfffe;  // stand for the powers of NaN and infinities, and of zeros
+constexpr int kRaised = 149;  // is added to all powers of a block with subnormals, so that theirs are above 0
 constexpr int kLowest = -149, kHighest = 128, kFirst = kBelow + 1;  // powers of the bins, place of the lowest
 constexpr int kMostBins = 16 * lanes::kWidth;  // of different powers, up to which comparing is faster than tables
 
 // The least magnitudes beyond fp16, bf16, e4m3 and e5m2, as exponents.py has them.
 constexpr int kFormats = 4;
-constexpr double kLimits[kFormats] = {65520.0, 0x1.ffp127, 0x1.d000000000001p8, 61440.0};
 
 inline int64_t bits_of(double value) {
     int64_t bits;
@@ -26,7 +26,8 @@ inline int64_t bits_of(double value) {
     return bits;
 }
 
-// (magnitude - 1) >> kShift is ceil(log2) of a finite magnitude, up to a constant: bins are closed above. Zero has kNone.
+// (magnitude - 1) >> kShift is ceil(log2) of a finite magnitude, up to a constant: bins are closed above. The power of a subnormal
+// float is that of its magnitude, read as an integer, minus a constant.
 
 struct FloatBits {
     using Element = float;
@@ -37,9 +38,9 @@ struct FloatBits {
     static constexpr Bits kSmallest = 0x007fffffu;  // of bits - 1: 2**-126, below which the exponent field says nothing
     static constexpr Bits kLimitBits[kFormats] = {0x477ff000u, 0x7f7f8000u, 0x43e80001u, 0x47700000u};
     static Bits of(float value) { return sonde::bits_of(value); }
-    static double value(float value) { return value; }
-    static uint16_t slot(uint16_t power) { return power; }
-    static constexpr int kPlace = kFirst + (-126 - kLowest);  // of slot 0, which holds 2**-126
+    static Bits subnormal(Bits magnitude) { return (sonde::bits_of(float(int32_t(magnitude))) - 1) >> kShift; }
+    static uint16_t slot(int power) { return uint16_t(power + kRaised); }
+    static constexpr int kPlace = kFirst + (-126 - kLowest) - kRaised;  // of slot 0
 };
 
 struct BrainBits {
@@ -51,8 +52,8 @@ struct BrainBits {
     static constexpr Bits kSmallest = 0x007fu;
     static constexpr Bits kLimitBits[kFormats] = {0x4780u, kInfinity, 0x43e9u, 0x4770u};  // the next that there are
     static Bits of(uint16_t bits) { return bits; }
-    static double value(uint16_t bits) { return BrainFloats::one(bits); }
-    static uint16_t slot(uint16_t power) { return power; }
+    static Bits subnormal(Bits magnitude) { return Bits(FloatBits::subnormal(magnitude) + 149 - 133); }
+    static uint16_t slot(int power) { return FloatBits::slot(power); }
     static constexpr int kPlace = FloatBits::kPlace;
 };
 
@@ -64,28 +65,13 @@ struct DoubleBits {
     static constexpr Bits kMagnitude = 0x7fffffffffffffffu, kInfinity = 0x7ff0000000000000u, kSmallest = 0;
     static constexpr Bits kLimitBits[kFormats] = {0x40effe0000000000u, 0x47eff00000000000u, 0x407d000000000001u, 0x40ee000000000000u};
     static Bits of(double value) { return Bits(bits_of(value)); }
-    static double value(double value) { return value; }
-    static uint16_t slot(uint16_t power) {
+    static Bits subnormal(Bits) { return 0; }
+    static uint16_t slot(int power) {
         constexpr int kLeast = 1022 + kLowest - 1, kMost = 1022 + kHighest + 1;
         return uint16_t((power < kLeast ? kLeast : power > kMost ? kMost : power) - kLeast);
     }
     static constexpr int kPlace = kBelow;
 };
-
-void count_one(double value, Exponents &into) {
-    const int64_t bits = bits_of(value), magnitude = bits & INT64_MAX;
-    if (magnitude > int64_t(DoubleBits::kInfinity)) {
-        into.places[kNan]++;
-    } else if (magnitude == int64_t(DoubleBits::kInfinity)) {
-        into.places[kInf]++;
-    } else if (magnitude == 0) {
-        into.places[kZero]++;
-    } else {
-        into.places[DoubleBits::kPlace + DoubleBits::slot(uint16_t((magnitude - 1) >> DoubleBits::kShift))]++;
-        into.places[kNegative] += bits < 0;
-        for (int i = 0; i < kFormats; i++) into.places[kOver + i] += magnitude >= bits_of(kLimits[i]);
-    }
-}
 
 struct Table {
     bool used = false;
@@ -102,34 +88,38 @@ struct Table {
     }
 };
 
-// What there is in a block, apart from zeros: the least and the greatest magnitude - 1, and how many elements have a sign.
-template <class T> struct Range {
-    typename T::Signed most;
-    typename T::Bits least, negative;
-};
-
-// Counts NaN, infinities and subnormal floats one by one. Returns how many they are. *powers* and *seen* become those of the rest.
-template <class T> size_t set_apart(const typename T::Element *x, size_t n, uint16_t *powers, Range<T> &seen, Exponents &into) {
+// Counts NaN and infinities, and finds the powers of all other elements, raised. Returns how many are NaN or infinite.
+template <class T>
+size_t find_all_powers(const typename T::Element *x, size_t n, uint16_t *powers, typename T::Bits &negative, Exponents &into) {
     using Bits = typename T::Bits;
     using Signed = typename T::Signed;
-    constexpr Bits kNone = Bits(~Bits(0));
-    size_t apart = 0;
-    seen.most = -1;
-    seen.least = kNone;
+    Bits nan = 0, inf = 0, signs = 0;
     for (size_t i = 0; i < n; i++) {
-        const Bits bits = T::of(x[i]), below = Bits((bits & T::kMagnitude) - 1);
-        if (below == kNone) continue;
-        if (below >= T::kSmallest && below < T::kInfinity - 1) {
-            seen.most = Signed(below) > seen.most ? Signed(below) : seen.most;
-            seen.least = below < seen.least ? below : seen.least;
-        } else {
-            count_one(T::value(x[i]), into);
-            seen.negative = Bits(seen.negative - (Signed(bits) < 0));
-            powers[i] = kApart;
-            apart++;
-        }
+        const Bits bits = T::of(x[i]), magnitude = bits & T::kMagnitude, below = Bits(magnitude - 1);
+        const Bits subnormal = T::subnormal(magnitude), normal = Bits((below >> T::kShift) + kRaised);
+        const Bits power = below < T::kSmallest ? subnormal : normal;
+        const Bits finite = magnitude == 0 ? Bits(kZeroPower) : power;
+        powers[i] = uint16_t(magnitude >= T::kInfinity ? Bits(kApart) : finite);
+        nan = Bits(nan + (magnitude > T::kInfinity));
+        inf = Bits(inf + (magnitude == T::kInfinity));
+        signs = Bits(signs + ((magnitude >= T::kInfinity) & (Signed(bits) < 0)));
     }
-    return apart;
+    negative = Bits(negative - signs);
+    into.places[kNan] += nan;
+    into.places[kInf] += inf;
+    return size_t(nan) + size_t(inf);
+}
+
+// The least and the greatest power of those that are neither zeros nor apart; kZeroPower or more, and 0, if there is none.
+void find_range(const uint16_t *powers, size_t n, uint16_t &low, uint16_t &high) {
+    uint16_t least = kApart, most = 0;
+    for (size_t i = 0; i < n; i++) {
+        const uint16_t power = powers[i], turned = uint16_t(power + 2);  // 0 and 1 stand for zeros and what is apart
+        least = power < least ? power : least;
+        most = turned > most ? turned : most;
+    }
+    low = least;
+    high = uint16_t(most < 2 ? 0 : most - 2);
 }
 
 // Adds to *counts* how many of *n* powers are *low*, *low* + 1, ... up to *bins* of them, at most kMostBins. Returns their sum.
@@ -179,11 +169,19 @@ template <class T> void block(const typename T::Element *x, size_t n, Table &tab
         least = below < least ? below : least;
         negative = Bits(negative + (bits >> (8 * sizeof(Bits) - 1)));
     }
-    Range<T> seen = {most, least, negative};
     size_t found = 0;
-    if (seen.least < T::kSmallest || seen.most >= Signed(T::kInfinity - 1)) found = set_apart<T>(x, n, powers, seen, into);
+    int raised = 0;
+    auto low = uint16_t(least >> T::kShift), high = uint16_t(Bits(most) >> T::kShift);
+    bool ordinary = most >= 0;  // whether there are other elements than zeros
+    if (least < T::kSmallest || most >= Signed(T::kInfinity - 1)) {
+        raised = kRaised;
+        found = find_all_powers<T>(x, n, powers, negative, into);
+        find_range(powers, n, low, high);
+        ordinary = low < kZeroPower;
+        most = high < kRaised ? Signed(0) : Signed((Bits(high - kRaised + 1) << T::kShift) - 1);  // at most so much is finite
+    }
     for (int format = 0; format < kFormats; format++) {
-        if (seen.most < Signed(T::kLimitBits[format] - 1)) continue;
+        if (most < Signed(T::kLimitBits[format] - 1)) continue;
         Bits over = 0;
         for (size_t i = 0; i < n; i++) {
             const Bits magnitude = T::of(x[i]) & T::kMagnitude;
@@ -191,27 +189,24 @@ template <class T> void block(const typename T::Element *x, size_t n, Table &tab
         }
         into.places[kOver + format] += over;
     }
-    if (seen.most >= 0) {
-        const auto low = uint16_t(seen.least >> T::kShift), high = uint16_t(Bits(seen.most) >> T::kShift);
-        const int bins = high - low + 1;
-        if (bins <= kMostBins) {
-            uint32_t counts[kMostBins + 4] = {};
-            found += compare(powers, n, low, bins, counts);
-            for (int i = 0; i < bins; i++) into.places[T::kPlace + T::slot(uint16_t(low + i))] += counts[i];
-        } else {
-            for (size_t i = 0; i < n; i++) {
-                const bool ordinary = powers[i] >= low && powers[i] <= high;
-                found += ordinary;
-                powers[i] = ordinary ? T::slot(powers[i]) : kNoSlot;
-            }
-            table.count(powers, n);
+    const int bins = high - low + 1;
+    if (ordinary && bins <= kMostBins) {
+        uint32_t counts[kMostBins + 4] = {};
+        found += compare(powers, n, low, bins, counts);
+        for (int i = 0; i < bins; i++) into.places[T::kPlace + T::slot(low + i - raised)] += counts[i];
+    } else if (ordinary) {
+        for (size_t i = 0; i < n; i++) {
+            const bool within = powers[i] >= low && powers[i] <= high;
+            found += within;
+            powers[i] = within ? T::slot(powers[i] - raised) : kNoSlot;
         }
+        table.count(powers, n);
     }
     into.places[kZero] += n - found;
-    if (found < n && seen.negative) {
-        for (size_t i = 0; i < n; i++) seen.negative = Bits(seen.negative - (T::of(x[i]) == Bits(~T::kMagnitude)));
+    if (found < n && negative) {
+        for (size_t i = 0; i < n; i++) negative = Bits(negative - (T::of(x[i]) == Bits(~T::kMagnitude)));
     }
-    into.places[kNegative] += seen.negative;
+    into.places[kNegative] += negative;
 }
 
 template <class T> void fold(const Table &table, Exponents &into) {
