@@ -240,7 +240,7 @@ def test_no_more_results_are_remembered_than_a_loop_over_names_may_leave() -> No
     assert len(inventory_of(model)._memory) <= 32
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit")
 def test_a_model_with_a_scripted_part_keeps_its_inventory() -> None:
     model = nn.Sequential(nn.Linear(2, 2), torch.jit.script(nn.Sequential(nn.Linear(2, 2))))
     before = inventory_of(model)
