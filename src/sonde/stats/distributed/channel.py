@@ -22,6 +22,7 @@ __all__ = ["Channel", "LostError"]
 _SLICE = timedelta(seconds=0.2)  # between two looks whether the wait is to end
 _LOOK = 1.0  # seconds between two looks into the store, in a wait
 _BEAT = 2.0  # seconds between two signs of life, of up to _MANY ranks
+_SELDOM = 8  # times in the time-out that a rank which waits reads the signs of life of all others: they are many
 _DYING = 0.1  # seconds in which all connections of a process close that dies
 _MANY = 256
 _GONE = "gone"
@@ -149,7 +150,8 @@ class _Watch:
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        self._next = time.monotonic() + _LOOK
+        self._next = time.monotonic() + min(_LOOK, channel.beats.every)
+        self._next_signs = self._next
         self._was_gone = False
         self._seen: dict[int, tuple[int, float]] = {}  # of each rank: the number of the last sign, and when it was new
 
@@ -167,11 +169,15 @@ class _Watch:
         if now < self._next:
             return
         self._next = now + min(_LOOK, channel.beats.every)
+        reads_signs = now >= self._next_signs
         try:
             if why := channel.why_gone():
                 if self._was_gone:  # what it had still sent has come by now
                     raise LostError(why)
                 self._was_gone = True
+            if not reads_signs:
+                return
+            self._next_signs = now + channel.timeout / _SELDOM
             signs = channel.beats.read()
         except RuntimeError:
             return  # the store went with the process that held it: its connections close, too
@@ -202,7 +208,7 @@ class _Watch:
             before = channel.beats.read()
             until = time.monotonic() + 1.5 * channel.beats.every
             while time.monotonic() < until:
-                time.sleep(0.02)
+                time.sleep(_DYING)
                 if why := channel.why_gone():
                     return why
             signs = channel.beats.read()

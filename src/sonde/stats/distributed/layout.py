@@ -77,7 +77,7 @@ class KeyList:
         for name in sorted(held):
             found = sorted(held[name].items(), key=lambda item: json.dumps(item[0]))
             form = forms[name]
-            plain.append([name, [form.sums, form.minima, form.maxima], [list(parts) for parts, _ in found]])
+            plain.append([name, [form.sums, form.minima, form.maxima], [parts for parts, _ in found]])
             pieces += [_number(piece) for _, piece in found]
         self.text = zlib.compress(json.dumps(plain).encode(), 1)
         self.pieces: Ints = np.array(pieces, np.int64)
