@@ -229,3 +229,27 @@ def test_statistics_of_pairs_stay_of_each_rank_which_the_coverage_says(tmp_path:
     run = open_run(tmp_path / "run")
     found = run.sql("SELECT DISTINCT rank, scope, ranks FROM pairs ORDER BY rank").fetchall()
     assert found == [(0, "rank", 1), (1, "rank", 1)]
+
+
+def read_where_ranks_log_other_steps(folder: Path) -> int:
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Linear(4, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with sonde.watch(model, optimizer, every=lambda tick: tick.step % 2 == rank, to=folder / "run", timeout=1.0) as inspector:
+        for step in range(4):
+            optimizer.zero_grad()
+            model(torch.ones(6, 4)).sum().backward()
+            optimizer.step()
+            if step == 2 and rank == 0:
+                assert inspector.run.path == folder / "run"
+    return rank
+
+
+def test_reading_a_run_waits_for_other_ranks_no_longer_than_the_time_out(tmp_path: Path) -> None:
+    """They may need this rank to come on: here each rank logs the steps that the other does not."""
+    ranks = on_ranks(2, read_where_ranks_log_other_steps, tmp_path, limit=40, check=False)  # the first to end is said to have ended
+    assert [(rank.hung, rank.error, rank.value) for rank in ranks] == [(False, None, 0), (False, None, 1)]
+    run = open_run(tmp_path / "run")
+    found = run.sql("SELECT step, ranks FROM moments WHERE site = '(root):output' ORDER BY step").fetchall()
+    assert found == [(0, 1), (1, 1), (2, 1), (3, 1)]

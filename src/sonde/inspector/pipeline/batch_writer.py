@@ -78,6 +78,8 @@ class BatchWriter:
         shared = next((thread for thread in threads if thread is not None and thread.is_running), None)
         self._owned = shared is None
         self._thread = shared or WriterThread()
+        if part is not None and merger is not None:
+            self._thread.patience = part.timeout
         self._queue: WriteQueue[Batch] = WriteQueue(
             self._thread, self._write_some, limits, self._problems, "the sinks do not keep up; steps are lost"
         )
@@ -111,7 +113,10 @@ class BatchWriter:
         return self.merging.interval[1]
 
     def flush(self) -> None:
-        """Return when the rows of all batches put before are with the sinks, and the norms of the last step with them."""
+        """Return when the rows of all batches put before are with the sinks, and the norms of the last step with them.
+
+        Rows that other ranks do not join within the time-out come later.
+        """
         self._thread.call(self._finish_all)
 
     def stop(self, last: Callable[[], None] = lambda: None) -> None:
@@ -133,7 +138,7 @@ class BatchWriter:
         if self._thread.is_current:
             self._thread.ask(end)
             return
-        self._thread.call(end)
+        self._thread.call(end, is_last=True)
         if self._owned:
             self._thread.stop()
         self._thread.remove(self._queue)

@@ -50,10 +50,13 @@ class WriterThread:
     Attributes:
         changed: the condition that guards the queues. Its lock can be taken again by the thread that holds it, since garbage
             collection may stop an inspector anywhere.
+        patience: the seconds that a caller waits for the thread; None: until a request is done. The thread may wait for other
+            processes, which may wait for the caller.
     """
 
     def __init__(self) -> None:
         self.changed = threading.Condition(threading.RLock())
+        self.patience: float | None = None
         self._queues: list[WriteQueue[_Sized]] = []
         self._requests: deque[Callable[[], None]] = deque()
         self._wakes_at = -inf  # when the sleeping thread wakes by itself; -inf while it is awake
@@ -87,8 +90,8 @@ class WriterThread:
         with self.changed:
             self._queues = [each for each in self._queues if each is not queue]
 
-    def call(self, request: Callable[[], None]) -> None:
-        """Call *request* in the thread, return when it is done, and raise its error.
+    def call(self, request: Callable[[], None], *, is_last: bool = False) -> None:
+        """Call *request* in the thread, return when it is done, or unless it *is_last* after ``patience``, and raise its error.
 
         If *request* stops the thread, wait for its end. In the thread itself *request* is called at once; after the end of the
         thread it is not called.
@@ -110,7 +113,7 @@ class WriterThread:
 
             with self.changed:
                 self.ask(call)
-                self.changed.wait_for(lambda: (done[0] and not self._stopping) or self._ended)
+                self.changed.wait_for(lambda: (done[0] and not self._stopping) or self._ended, None if is_last else self.patience)
             if raised:
                 raise raised[0]
         self.warn()
