@@ -237,7 +237,11 @@ class ModuleEventHook(EventHook):
         task = _graph_task()
         entrance = self.entrance
         entered = forward.entered.get(entrance) if entrance is not None and task == -1 else None
-        call = entered.pop() if entered else forward.call_of(self, task)
+        if entered:
+            call = entered.pop()
+            forward.note_checkpoint(self, call)
+        else:
+            call = forward.call_of(self, task)
         if task == -1 and isinstance(self, InputEventHook):
             forward.entered.setdefault(self, []).append(call)
         thread = self.delivery.thread
@@ -339,8 +343,8 @@ class OutputEventHook(ModuleEventHook):
                 else:
                     call = forward.calls.get(self, 0)
                     forward.calls[self] = call + 1
-                    if forward.recording:
-                        forward.note_checkpoint(self, call)
+                if forward.recording:
+                    forward.note_checkpoint(self, call)
             else:
                 call = forward.repeated_call(self, task)
             alias = "" if self.aliases is None else self.aliases.used(forward, self)
