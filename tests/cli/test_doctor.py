@@ -99,7 +99,8 @@ def test_a_compiler_that_fails_is_quoted(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.slow
 def test_the_compiler_is_tried(capsys: pytest.CaptureFixture[str], fresh_compiler: None) -> None:
     """By compiling what sonde compiles."""
-    assert "works" in line_of("torch.compile", printed(capsys))
+    line = line_of("torch.compile", printed(capsys))
+    assert "works" in line
 
 
 @pytest.mark.gpu

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 import re
 import sys
 from collections import Counter
@@ -71,13 +70,11 @@ def pairwise(cases: Sequence[Case]) -> list[Case]:
     return chosen
 
 
-
-
 def accumulates_once(case: Case) -> bool:
     """Return whether one backward pass accumulates once into each parameter.
 
-    A reentrant checkpoint in eager code makes a pass of its own inside the pass, in which the block that is called twice gets a part
-    of its gradient.
+    A reentrant checkpoint in eager code makes a pass of its own inside the pass, in which the block that is called twice gets a
+    part of its gradient.
     """
     return case.checkpoint != "reentrant" or (case.backend != "eager" and case.graphs != "several")
 
@@ -280,6 +277,16 @@ def assert_close(found: Tensor, expected: Tensor, precision: str, place: Any) ->
 
 def check(case: Case) -> int:
     """Compare all that the instruments have seen in a training; return how many tensors and rows were compared."""
+    if case.backend != "inductor":
+        return checked(case)
+    import torch._inductor.config
+
+    with torch._inductor.config.patch(fallback_random=True):  # random numbers as in eager code
+        return checked(case)
+
+
+def checked(case: Case) -> int:
+    """Do as :func:`check`, with the compiler's settings as they are."""
     expected = oracle(case.accumulation, case.precision)
     alone = train(case)
     all_of = Instruments(case)
@@ -361,7 +368,11 @@ def compare_run(all_of: Instruments, seen: Seen) -> int:
         assert_moments(rows[at], tensors, at)
     rows, layers = rows_of("exponents", *borders), by(ports_of(seen, *borders, layer="linear"), place)
     assert rows.keys() == layers.keys()
-    spectra, sizes, geometry = rows_of("spectrum", *borders), rows_of("output_norm", "output"), rows_of("output_gradient", "grad_output")
+    spectra, sizes, geometry = (
+        rows_of("spectrum", *borders),
+        rows_of("output_norm", "output"),
+        rows_of("output_gradient", "grad_output"),
+    )
     assert spectra.keys() == rows.keys() == sizes.keys() | geometry.keys()
     for at, tensors in layers.items():
         counts = functools.reduce(lambda each, tensor: each.update(tensor), tensors, Accumulator(ExponentHistogram())).compute()
@@ -384,3 +395,72 @@ def compare_run(all_of: Instruments, seen: Seen) -> int:
     for row in micro:
         assert_moments(row, [seen[row["site"], When(row["step"], row["micro_step"], 0)]], row["site"])
     return compared + len(micro)
+
+
+def marked(case: Case) -> Any:
+    """Return *case*; it is slow unless it belongs to the pairwise ones and takes few seconds, whoever else computes."""
+    is_quick = case in QUICK and (case.backend == "eager" or (case.graphs, case.checkpoint) == ("several", "reentrant"))
+    return pytest.param(case, id=str(case), marks=[] if is_quick else [pytest.mark.slow])
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("case", [marked(case) for case in CASES])
+def test_every_instrument_is_right_and_changes_nothing(case: Case) -> None:
+    assert check(case)
+
+
+def test_the_pairwise_cases_have_all_pairs() -> None:
+    cases = [case for case in CASES if case.backend != "inductor"]
+    wanted = {pair for case in cases for pair in itertools.combinations(enumerate(case), 2)}
+    assert {pair for case in QUICK for pair in itertools.combinations(enumerate(case), 2)} == wanted
+
+
+# The table
+
+PAGE = Path(__file__).parents[2] / "docs" / "compile.md"
+HEADER = ("backend", "graphs", "checkpoint", *(f"{count} × {precision}" for count, precision in COLUMNS))
+
+
+def table_in(page: str) -> dict[Case, str]:
+    """Return the cells of the table in *page*."""
+    cells = {}
+    for line in page.splitlines():
+        texts = [text.strip() for text in line.strip("|").split("|")]
+        if line.startswith("|") and texts[0] in BACKENDS:
+            for column, text in zip(COLUMNS, texts[3:], strict=True):
+                cells[Case(texts[0], texts[1] if texts[0] != "eager" else "one", texts[2], *column)] = text
+    return cells
+
+
+def lines_of(cells: dict[Case, str]) -> Iterator[str]:
+    """Yield the lines of the table."""
+    yield f"| {' | '.join(HEADER)} |"
+    yield "|---" * 3 + "|---:" * len(COLUMNS) + "|"
+    for start in range(0, len(CASES), len(COLUMNS)):
+        of_row = CASES[start : start + len(COLUMNS)]
+        case = of_row[0]
+        first = (case.backend, "" if case.backend == "eager" else case.graphs, case.checkpoint)
+        yield f"| {' | '.join((*first, *(cells.get(each, '') for each in of_row)))} |"
+
+
+def test_the_page_has_every_case() -> None:
+    """Each with the number of tensors and rows that were compared; blank where a case was not run as yet."""
+    cells = table_in(PAGE.read_text())
+    assert list(cells) == CASES
+    assert all(int(text) > 0 for text in cells.values() if text)
+
+
+def main(backends: Sequence[str]) -> None:
+    """Run the cases of *backends*, all by default, and write their numbers into the table of the page."""
+    for case in CASES:
+        if not backends or case.backend in backends:
+            found = f"{check(case):,}".replace(",", "")
+            sys.stdout.write(f"{case} {found}\n")
+            sys.stdout.flush()
+            page = PAGE.read_text()
+            cells = table_in(page) | {case: found}
+            PAGE.write_text(re.sub(r"(?m)(^\|.*\n)+", "\n".join(lines_of(cells)) + "\n", page, count=1))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -124,6 +124,7 @@ def _accelerator() -> list[_Line]:
 def _compiler() -> _Line:
     import torch
 
+    from sonde.engine.torch_api.compiled import limits_raised
     from sonde.stats import Moments
 
     x = torch.arange(100.0)
@@ -135,7 +136,9 @@ def _compiler() -> _Line:
     took = time.perf_counter() - start
     if not right:
         return ("torch.compile", "gives wrong numbers", "statistics inside compiled models cannot be trusted here", "bad")
-    return ("torch.compile", "works", f"{took:.0f} s for a small graph on the CPU", "good")
+    limits = ", ".join(f"{name} {former} → {now}" for name, (former, now) in limits_raised().items())
+    said = f"; while a model is observed, code may be compiled for each state of the probes: {limits}" if limits else ""
+    return ("torch.compile", "works", f"{took:.0f} s for a small graph on the CPU{said}", "good")
 
 
 def _extras() -> list[_Line]:

@@ -32,6 +32,8 @@ class Table:
     counter: then an addition to one row looks to autograd like a change of all rows, and the user's backward pass raises where a
     compiled region has saved one of them.
 
+    The class is large because rows are made, moved, added to, read and emptied by those who know the places of rows in blocks.
+
     Attributes:
         statistic: measures tensors and finishes rows.
         blocks: all rows, of shape ``(rows, 1 + width)`` per block; some may not be in use.
@@ -52,6 +54,7 @@ class Table:
             not _is_aligned(statistic) or (self._aligner is not None and self._aligner.aligns)
         )
         self._empty: list[Tensor] = []  # of each block: its content while no tensor was added
+        self._before: list[Tensor] = []  # of each block: additions to its rows before a reset that goes on counting
         self._unused: dict[torch.device, list[tuple[int, int]]] = {}  # places, the next one last
         self._rows: list[Tensor] = []
         self._places: list[tuple[int, int]] = []  # of each row: block, position
@@ -195,10 +198,25 @@ class Table:
             if block < len(copied):
                 row.copy_(copied[block][position])
 
-    def reset(self) -> None:
-        """Empty every row, in place."""
+    def reset(self, *, counts_on: bool = False) -> None:
+        """Empty every row, in place. No host sync.
+
+        Args:
+            counts_on: let :meth:`additions` count what was added before, too.
+        """
+        if counts_on:
+            known = len(self._before)
+            self._before = [
+                block[:, 0] + self._before[number] if number < known else block[:, 0].clone()
+                for number, block in enumerate(self.blocks)
+            ]
         for block, empty in zip(self.blocks, self._empty, strict=True):
             block.copy_(empty)
+
+    def additions(self, row: Tensor) -> int:
+        """Return how often something was added to *row*, also before a reset that counts on."""
+        block, position = self._places[self._numbers[id(row)]]
+        return int(row[0]) + (int(self._before[block][position]) if block < len(self._before) else 0)
 
     def read(self, rows: Sequence[Tensor] | None = None) -> tuple[list[int], dict[str, Column]]:
         """Return the additions to each of *rows*, and the numbers of the statistic. One copy per device.

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo.utils
 from torch import Tensor, nn
 
 import sonde
+from sonde.engine.torch_api import compiled
 from sonde.stats import Moments
 
 Step = Callable[[nn.Module], Tensor]
@@ -166,3 +168,44 @@ def test_a_graph_may_be_retained_in_a_later_backward(backend: str, instrument: C
             probe.detach()
         gradients.append([parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None])
     assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
+
+
+def test_a_reset_makes_no_hook_of_compiled_code_a_dead_one() -> None:
+    """Neither for the check after the first step, nor in the coverage, which counts on."""
+    _, model, _ = blocks_one_by_one("eager")
+    with sonde.observe(model, Moments(), ports=("output", "grad_output", "grad"), strict=True) as probe:
+        for step in range(1, 4):
+            loss_of(model, 1).backward()
+            probe.reset()
+            assert {row["calls"] for row in probe.rows()} == {0}
+            assert {(line.count, line.reason) for line in probe.coverage()} == {(step, "")}
+
+
+class Numbered(nn.Module):
+    """A layer that needs a graph of its own, since its number is a constant in there."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.linear, self.number = nn.Linear(4, 4), number
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.linear(x) * self.number
+        return out
+
+
+def test_each_block_may_have_a_graph_for_observed_and_one_for_other_steps(fresh_compiler: None) -> None:
+    """Six graphs are near the limit on recompilations; twice as many are beyond, and with fullgraph torch would raise."""
+    before = torch._dynamo.config.recompile_limit
+    torch._dynamo.config.recompile_limit = 8
+    model = nn.Sequential(*map(Numbered, range(6)))
+    for block in model:
+        block.compile(backend="eager", fullgraph=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with sonde.observe(model, Moments(), schedule=2, strict=True) as probe:
+        for _ in range(4):
+            model(torch.ones(1, 4)).sum().backward()
+            optimizer.step()
+        assert {line.count for line in probe.coverage()} == {2}
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2 * len(model)
+    assert compiled.limits_raised()["recompile_limit"] == (8, torch._dynamo.config.recompile_limit)
+    torch._dynamo.config.recompile_limit = before

@@ -143,9 +143,9 @@ class Probe(Observer, ShownAsTable):
         return Coverage.of(self._attachment)
 
     def reset(self) -> None:
-        """Empty the statistic's rows; the probe stays attached."""
+        """Empty the statistic's rows; the probe stays attached, and its coverage counts on."""
         if self._attachment.hooks.table is not None:
-            self._attachment.hooks.table.reset()
+            self._attachment.hooks.table.reset(counts_on=True)
 
     def rows(self) -> list[dict[str, Any]]:
         """Return one dictionary per site: name, type, port, number of events, the statistic's numbers, and joining columns.

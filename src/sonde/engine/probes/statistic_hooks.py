@@ -156,8 +156,12 @@ class StatisticHook(SiteHook):
     def counts(self) -> dict[Port, int]:
         of_leaf: dict[tuple[Port, str], int] = {(port, ""): 0 for port in self.sites}
         for (port, leaf, _), row in list(self.rows.items()):
-            of_leaf[port, leaf] = of_leaf.get((port, leaf), 0) + int(row[0])
+            of_leaf[port, leaf] = of_leaf.get((port, leaf), 0) + self.table.additions(row)
         return {port: max(count for (each, _), count in of_leaf.items() if each == port) for port in self.sites}
+
+    @property
+    def has_fired(self) -> bool:
+        return bool(self.rows) if self.is_on_module else super().has_fired  # a module's row is taken where a tensor comes
 
     # Rows
 
