@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.processes import Rank, on_ranks, values
+from tests.processes import Rank, on_ranks, torchrun, values
 from tests.ranks.oracle import trained
 from tests.ranks.trainings import TRAININGS, net, plain
 from torch import Tensor, nn
@@ -108,6 +108,7 @@ def test_a_rank_that_is_killed_leaves_the_others_with_rows_of_their_own(tmp_path
     warning = clean_but(ranks, 1)
     assert ranks[1].code == -signal.SIGKILL
     assert "rank 1" in warning
+    assert "step" in warning
     assert [ranks[rank].value["steps"] for rank in (0, 2)] == [STEPS, STEPS]
     merged, own = merged_and_own(open_run(tmp_path / "run"), {0: STEPS, 1: WHEN, 2: STEPS})
     assert merged == list(range(len(merged)))
@@ -134,6 +135,7 @@ def test_a_rank_that_leaves_its_loop_lets_the_others_go_on(tmp_path: Path, how: 
     assert ("UserError: of the user" in (ranks[1].error or "")) == (how == "raises")
     warning = clean_but(ranks, 1)
     assert "rank 1" in warning
+    assert str(WHEN) in warning or str(WHEN - 1) in warning
     merged, own = merged_and_own(open_run(tmp_path / "run"), {0: STEPS, 1: WHEN})
     assert merged == list(range(WHEN))
     assert own == {0: list(range(WHEN, STEPS)), 1: []}
@@ -297,6 +299,9 @@ def test_ranks_that_call_other_layers_and_push_other_metrics_join_what_they_have
     assert rows("experts.0:output") == [*((step, 0, 1, merged, 8) for step in (0, 1, 2, 4)), (5, 0, 1, "rank", 8)]
     assert [row[:2] + row[4:] for row in rows("experts.1:output")] == [(step, 1, 12) for step in (0, 1, 2, 4)]
     assert rows("experts.2:output") == [(3, 0, 2, merged, 20)]
+    steps, numbers = run.scalar("of all")
+    assert steps.tolist() == list(range(6))
+    assert numbers.tolist() == [5.0, 6.0, 7.0, 8.0, 9.0, 5.0]
     assert run.scalar("of rank 1")[1].tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
 
 
@@ -325,3 +330,45 @@ def test_a_script_that_ends_without_detach_keeps_every_step(tmp_path: Path, dest
     assert "3 of 3 steps logged" in ranks[0].out
     assert ranks[1].out == ""
     assert merged_and_own(open_run(tmp_path / "run"), {0: 3, 1: 3}) == ([0, 1, 2], {0: [], 1: []})
+
+
+ELASTIC = """
+import os, sys
+from pathlib import Path
+
+import torch
+from torch import distributed as dist, nn
+
+import sonde
+
+dist.init_process_group("gloo")
+restarts = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+torch.manual_seed(0)
+model = nn.parallel.DistributedDataParallel(nn.Linear(4, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+first = int(Path("checkpoint").read_text()) if restarts else 0
+with sonde.watch(model, optimizer, every=1, to="run", step=first, lenses=[sonde.lens.moments()], quiet=True):
+    for step in range(first, 10):
+        if step == 6 and restarts == 0 and dist.get_rank() == 1:
+            raise RuntimeError("the only failure")
+        model(torch.full((2, 4), float(step))).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if step == 3 and dist.get_rank() == 0:
+            Path("checkpoint").write_text("4")
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_a_job_that_torchrun_restarts_resumes_its_run(tmp_path: Path) -> None:
+    """Nothing is said about the restart: from the step of the checkpoint on, the rows are those of the second attempt."""
+    done = torchrun(2, ELASTIC, folder=tmp_path, max_restarts=1)
+    assert done.code == 0, done.err
+    assert "the only failure" in done.err
+    run = open_run(tmp_path / "run")
+    assert len(run.info["attempts"]) == 2
+    rows = run.sql("SELECT step, rank, ranks, scope, absmax FROM moments WHERE site = '(root):input' OR site = '(root):output'")
+    found = sorted(tuple(row)[:4] for row in rows.fetchall())
+    assert [row[0] for row in found] == sorted({row[0] for row in found})
+    assert [row for row in found if row[0] >= 4] == [(step, 0, 2, "data-parallel") for step in range(4, 10)]

@@ -23,8 +23,6 @@ from sonde.stats import Moments
 PAGE = Path(__file__).parents[2] / "docs" / "ranks.md"
 PORTS = MODULE_PORTS + PARAMETER_PORTS
 QUICK = ("DDP", "FSDP2")
-PENDING = ("plain ranks", "pipeline, GPipe", "pipeline, 1F1B", "pipeline × DDP, 2 × 2")
-CASES = {name: ranks for name, (ranks, _) in TRAININGS.items() if name not in PENDING}
 
 
 def watched(name: str, folder: Path) -> None:
@@ -120,7 +118,7 @@ def comparison(name: str) -> Comparison:
     return found
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in CASES])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in TRAININGS])
 def test_every_number_is_that_of_one_process_on_the_joined_batch(name: str) -> None:
     lines = [line for port in comparison(name).wrong.values() for line in port]
     assert not lines, "\n".join([f"{len(lines)} are wrong:", *lines[:30]])
@@ -134,7 +132,7 @@ HEAD = ["training", "ranks", *(f"`{port}`" for port in PORTS), "norms, loss"]
 def table() -> list[str]:
     """Return the lines of the page's table, from runs of all trainings."""
     lines = [HEAD, ["---"] * len(HEAD)]
-    for name, ranks in CASES.items():
+    for name, (ranks, _) in TRAININGS.items():
         lines.append([name, str(ranks), *(comparison(name).cell(port) for port in (*PORTS, "scalars"))])
     return [f"| {' | '.join(line)} |" for line in lines]
 
@@ -148,7 +146,7 @@ def table_of_the_page() -> list[str]:
 
 def test_the_table_of_the_page_lists_every_training() -> None:
     listed = [line.split(" | ")[0].removeprefix("| ") for line in table_of_the_page()[2:]]
-    assert listed == list(CASES)
+    assert listed == list(TRAININGS)
     assert not any("wrong" in line for line in table_of_the_page())
 
 
