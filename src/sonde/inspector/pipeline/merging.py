@@ -113,7 +113,7 @@ class Merging:
             totals.append(Total(_END, 1.0, how="sum"))
         joining = [norm for norm in norms if norm.join != "own"]
         totals += [_total(norm, norm.total, base) for norm in joining]
-        merged, numbers = self._merged(Offer(when, blocks, totals))
+        merged, numbers = self._merged(Offer(when, blocks, totals, label=f"step {self._step}"))
         for batch, arrays in together:
             made: list[npt.NDArray[np.float64]] = list(arrays)
             found = [each for raw in batch.rows for each in self._rows(raw, next(merged), made, arrays)]
@@ -134,7 +134,7 @@ class Merging:
             return (_alone(each) for each in offer.blocks), (_Number(total, 1, is_merged=False) for total in totals)
         merged = self._merger.merge(offer)
         if merged.failed:
-            self._note(f"{merged.failed}: from here each rank records numbers of its own")
+            self._note(f"{merged.failed}: from step {self._step} on each rank records numbers of its own")
         return iter(merged.blocks), (_Number(*total) for total in merged.totals)
 
     def _rows(self, raw: RawRows, merged: MergedRows, made: list[npt.NDArray[np.float64]], arrays: Arrays) -> Iterator[RawRows]:
