@@ -146,10 +146,10 @@ Rows = dict[str, list[Row]]
 
 @dataclass(frozen=True)
 class Expected:
-    """What a run has to hold: of each step its rows, and its scalars."""
+    """What a run has to hold: of each step its rows, and its scalars, in the order of the ranks that write them."""
 
     rows: list[Rows]
-    scalars: list[dict[str, float]]
+    scalars: list[dict[str, list[float]]]
 
 
 def expected(name: str, ranks: int) -> Expected:
@@ -164,26 +164,26 @@ def expected(name: str, ranks: int) -> Expected:
     scalars = [_scalars(one, loss) for one, loss in zip(seen, losses, strict=True)]
     if "pipeline" in name:
         for one in scalars:
-            one["grad_norm_raw"] *= MICRO_BATCHES  # the schedule divides gradients after the last backward pass
+            one["grad_norm_raw"][0] *= MICRO_BATCHES  # the schedule divides gradients after the last backward pass
     if "by hand" in name:
         for step, one in enumerate(seen):
-            scalars[step]["grad_norm_raw"] = _before_averaging(one, step, ranks)
+            scalars[step]["grad_norm_raw"] = [_before_averaging(one, step, (rank, ranks)) for rank in range(ranks)]
     return Expected(rows, scalars)
 
 
-def _before_averaging(seen: Seen, step: int, ranks: int) -> float:
-    """Return the norm of rank 0's gradients at the end of its backward pass, before the loop averages them."""
+def _before_averaging(seen: Seen, step: int, share: tuple[int, int]) -> float:
+    """Return the norm of a rank's gradients at the end of its backward pass, before the loop averages them."""
     model = net()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(seen[f"{name}:param"][0] - seen[f"{name}:update"][0])
-    x, y = (part.chunk(ranks)[0] for part in batch(step))
+    x, y = (part.chunk(share[1])[share[0]] for part in batch(step))
     nn.functional.cross_entropy(model(x), y).backward()
     return torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None]).norm().item()
 
 
 def _of_plain_ranks(ranks: int) -> Expected:
-    """Every rank's batch counts. Parameters of one name differ from rank to rank: each has a row, and the norms are rank 0's."""
+    """Every rank's batch counts. Parameters of one name differ from rank to rank: each has a row and norms of its own."""
     each = [trained(net(rank), (rank, ranks)) for rank in range(ranks)]
     rows, scalars = [], []
     for step in range(STEPS):
@@ -194,16 +194,19 @@ def _of_plain_ranks(ranks: int) -> Expected:
             if _port(site) in MODULE_PORTS:
                 joined[site] = [Row([tensor for tensors in of_rank for tensor in tensors], 0, ranks, "data-parallel")]
         rows.append(joined)
-        scalars.append(_scalars(each[0][0][step], sum(losses[step] for _, losses in each) / ranks))
+        own = [_scalars(seen[step], losses[step]) for seen, losses in each]
+        scalars.append({name: [one[name][0] for one in own] for name in own[0]})
+        scalars[-1]["loss"] = [sum(scalars[-1]["loss"]) / ranks]
     return Expected(rows, scalars)
 
 
-def _scalars(seen: Seen, loss: float) -> dict[str, float]:
-    def norm(port: str) -> float:
-        return math.sqrt(sum(tensors[0].double().square().sum().item() for site, tensors in seen.items() if _port(site) == port))
+def _scalars(seen: Seen, loss: float) -> dict[str, list[float]]:
+    def norm(port: str) -> list[float]:
+        squares = [tensors[0].double().square().sum().item() for site, tensors in seen.items() if _port(site) == port]
+        return [math.sqrt(sum(squares))]
 
-    grad = norm("grad")
-    return {"grad_norm": grad, "grad_norm_raw": grad, "param_norm": norm("param"), "update_norm": norm("update"), "loss": loss}
+    norms = {"grad_norm": norm("grad"), "grad_norm_raw": norm("grad"), "param_norm": norm("param"), "update_norm": norm("update")}
+    return norms | {"loss": [loss]}
 
 
 def _port(site: str) -> str:

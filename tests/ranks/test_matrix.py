@@ -95,11 +95,12 @@ class Comparison:
     def scalars(self, run: Run, name: str, ranks: int) -> None:
         """Compare the norms over all parameters, and the loss."""
         for step, scalars in enumerate(expected(name, ranks).scalars):
-            for key, value in scalars.items():
-                there = [row[0] for row in run.sql(f"SELECT value FROM scalars WHERE name = '{key}' AND step = {step}").fetchall()]
-                self.compared["scalars"] += 1
-                if len(there) != 1 or abs(there[0] - value) > TOLERANCE[name] * abs(value):
-                    self.wrong["scalars"].append(f"{key} at step {step}: {there}, not {value}")
+            for key, values in scalars.items():
+                query = f"SELECT value FROM scalars WHERE name = '{key}' AND step = {step} ORDER BY rank"
+                there = [row[0] for row in run.sql(query).fetchall()]
+                self.compared["scalars"] += len(values)
+                if there != pytest.approx(values, rel=TOLERANCE[name], abs=0):
+                    self.wrong["scalars"].append(f"{key} at step {step}: {there}, not {values}")
 
     def cell(self, port: str) -> str:
         """Return the text of the table's cell: how many numbers were compared, and how many are wrong."""

@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 from sonde.engine.probes.row_keys import RowKeys
 from sonde.engine.probes.site_hook import SiteHook
 from sonde.inspector.measurement.row_index import RowIndex
-from sonde.run.schema import Layout
+from sonde.run.schema import Layout, Scope
 from sonde.site import OTHER_CALLS, Port
 from sonde.stats import Norm, Table
 from sonde.stats.pieces import local
@@ -99,12 +99,13 @@ class ParameterRows:
             hooks = [hook for hook in self._hooks if held is None or id(hook.target) in held]
             orders = [order.get(hook.name, order.get(hook.name.rpartition(".")[0], len(order))) for hook in hooks]
             places = [(hook.sites[self.port], OTHER_CALLS, hook) for hook in hooks]
+            scope: Scope = "global" if self.keys is None else "rank"
             self._index = (
                 key,
                 RowIndex(
                     self._name,
                     self.table.statistic,
-                    Layout([hook.sites[self.port] for hook in hooks], OTHER_CALLS, orders),
+                    Layout([hook.sites[self.port] for hook in hooks], OTHER_CALLS, orders, scope),
                     self.table.positions([self._rows[id(hook)] for hook in hooks]),
                     (self.port,) * len(hooks),
                     np.zeros(len(hooks), bool),
