@@ -213,12 +213,19 @@ class StatisticHook(SiteHook):
 
     # Adding
 
-    def _add(self, place: Place, tensor: Tensor, minus: Tensor | None = None) -> None:
-        """Add *tensor*, or its difference to *minus*."""
+    def _add(self, place: Place, tensor: Tensor) -> None:
         try:
             address = self.addresses.get(place, 0)
-            if minus is None and address and self.kernel is not None and self.kernel.add_at(address, tensor, 1):
+            if address and self.kernel is not None and self.kernel.add_at(address, tensor, 1):
                 return
+        except Exception as error:
+            self._failed_at(place, error)
+        else:
+            self._add_part(place, tensor)
+
+    def _add_part(self, place: Place, tensor: Tensor, minus: Tensor | None = None) -> None:
+        """Add what this rank holds of *tensor*, or its difference to *minus*; the kernel did not take *tensor* as it is."""
+        try:
             if self.delivery.stopped and self.delivery.has_stopped(self.sites[place[0]], place[1]):
                 return
             if tensor.is_meta or tensor.is_nested:
@@ -229,12 +236,8 @@ class StatisticHook(SiteHook):
             if part is None:
                 return
             if minus is not None:
-                if (
-                    part is not tensor
-                    and address
-                    and self.kernel is not None
-                    and not self.kernel.add_each([address], [part], [minus])
-                ):
+                address = self.addresses.get(place, 0) if part is not tensor else 0
+                if address and self.kernel is not None and not self.kernel.add_each([address], [part], [minus]):
                     return
                 part = _difference(part.detach(), minus)
             row = self._row(place, tensor.device)
@@ -303,7 +306,7 @@ class StatisticHook(SiteHook):
         if kernel is not None:
             left = kernel.add_each([hook.addresses[place] for hook in hooked], tensors, minus, 1)
         for index in left:
-            hooked[index]._add(place, tensors[index], None if minus is None else minus[index])
+            hooked[index]._add_part(place, tensors[index], None if minus is None else minus[index])
 
     def _add_gradient(self, place: Place, gradient: Tensor | None) -> None:
         # the engine gives None for an output of its node that nothing used
