@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tests.processes import on_ranks, values
-from tests.ranks.oracle import MODULE_PORTS, PARAMETER_PORTS, TOLERANCE, expected
+from tests.ranks.oracle import EXACT, MODULE_PORTS, PARAMETER_PORTS, TOLERANCE, expected
 from tests.ranks.trainings import TRAININGS
 from torch import distributed as dist
 
@@ -99,3 +100,18 @@ def test_one_process_has_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     (row,) = probe.merged().to_dict("records")
     assert {name: row.pop(name) for name in ("scope", "ranks")} == {"scope": "global", "ranks": 1}
     assert row == probe.to_frame().to_dict("records")[0]
+
+
+def watched(folder: str) -> None:
+    training = TRAININGS["plain ranks"][1]()
+    with sonde.watch(training.model, training.optimizer, every=1, to=folder, quiet=True):
+        training.step(0)
+
+
+def test_norms_of_models_of_their_own_are_each_ranks_own(tmp_path: Path) -> None:
+    """Also those before clipping: no number mixes the gradients of two models."""
+    values(on_ranks(2, watched, str(tmp_path / "run")))
+    rows = sonde.open_run(tmp_path / "run").table("scalars").to_pylist()
+    found = {name: [row["value"] for row in rows if row["name"] == name] for name in ("grad_norm", "grad_norm_raw")}
+    assert len(found["grad_norm"]) == 2
+    assert found["grad_norm_raw"] == pytest.approx(found["grad_norm"], rel=EXACT)
