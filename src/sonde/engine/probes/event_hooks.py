@@ -237,11 +237,10 @@ class ModuleEventHook(EventHook):
         task = _graph_task()
         entrance = self.entrance
         entered = forward.entered.get(entrance) if entrance is not None and task == -1 else None
-        if entered:
-            call = entered.pop()
+        has_begun = bool(entered)
+        call = entered.pop() if entered else forward.call_of(self, task)
+        if has_begun:
             forward.note_checkpoint(self, call)
-        else:
-            call = forward.call_of(self, task)
         if task == -1 and isinstance(self, InputEventHook):
             forward.entered.setdefault(self, []).append(call)
         thread = self.delivery.thread

@@ -449,36 +449,29 @@ _fakes = logging.getLogger("torch._subclasses.fake_tensor")
 def notice_hooks() -> None:
     """Let code that is compiled from now on notice hooks put in or taken out later, and have a graph for each state of a probe.
 
-    By default Dynamo does not check whether a module has got or lost hooks since it was traced
-    (``skip_nnmodule_hook_guards``), so an observer attached later would silently see nothing. And Dynamo compiles one function a
-    limited number of times: blocks that just keep to these limits would not, with other graphs for observed and for other steps.
+    By default Dynamo does not check whether a module has got or lost hooks since it was traced, so an observer attached later would
+    silently see nothing. And it compiles one function a limited number of times, here once for each state of the probes.
     """
     config: Any = sys.modules.get("torch._dynamo.config")
-    if config is None:
-        return
     if getattr(config, "skip_nnmodule_hook_guards", False):
         config.skip_nnmodule_hook_guards = False
     for name in _LIMITS:
         limit = getattr(config, name, None)
         if limit is not None and limit != _raised.get(name, (0, 0))[1]:
-            _raised[name] = limit, limit * STATES
-            setattr(config, name, limit * STATES)
+            _raised[name] = limit, limit * _STATES
+            setattr(config, name, limit * _STATES)
 
 
-STATES = 4
-"""For how many states of probes code may be compiled: without them, with a few lenses, with all, in evaluation."""
-
+_STATES = 4  # of probes, for which code may be compiled: without them, with a few lenses, with all, in evaluation
+_LIMITS = ("recompile_limit", "accumulated_recompile_limit")
 _raised: dict[str, tuple[int, int]] = {}  # of a limit of Dynamo: its former value, and the one that it was raised to
 
 
 def limits_raised() -> dict[str, tuple[int, int]]:
     """Return the limits of Dynamo on recompilations, each with its value and the one that it has once a model is observed."""
     config: Any = sys.modules.get("torch._dynamo.config")
-    values = {name: getattr(config, name, None) for name in _LIMITS}
-    return {name: _raised.get(name, (value, value * STATES)) for name, value in values.items() if value is not None}
-
-
-_LIMITS = ("recompile_limit", "accumulated_recompile_limit")
+    found = {name: value for name in _LIMITS if (value := getattr(config, name, None)) is not None}
+    return {name: _raised.get(name, (value, value * _STATES)) for name, value in found.items()}
 
 
 def compile_error() -> type[Exception]:
