@@ -12,6 +12,7 @@ from torch import nn
 
 from sonde.engine.clock.forward import Forward
 from sonde.engine.event import Tick
+from sonde.engine.torch_api.modules import unwrap
 from sonde.engine.unseen import is_quiet, next_number
 
 __all__ = ["Counters"]
@@ -28,6 +29,7 @@ class Counters:
 
     Attributes:
         root: the model, held weakly.
+        module: the same without wrappers, for code that is traced: Dynamo cannot read a wrapper of the module that it traces.
         epoch, step, micro_step: the tick of this moment.
         forwards: calls of the root begun.
         stamp: changes with epoch, step and micro-step, so that a forward can keep the tick it has made.
@@ -40,6 +42,7 @@ class Counters:
 
     def __init__(self, root: nn.Module) -> None:
         self.root = weakref.ref(root)
+        self.module = weakref.ref(unwrap(root))
         self.epoch = 0
         self.step = 0
         self.micro_step = 0

@@ -37,14 +37,14 @@ class Switch:
         self.on = self.in_code = False
         self.training = training
 
-    def refuses_traced(self, root: weakref.ref[nn.Module]) -> bool:
-        """Return whether code that is traced now, of a part of *root*, is to deliver nothing: surely no observed pass, or at rest.
+    def refuses_traced(self, module: weakref.ref[nn.Module]) -> bool:
+        """Return whether code of *module* that is traced now is to deliver nothing: surely no observed pass, or at rest.
 
-        Without gradients code of a root in training mode may be a part of a reentrant checkpoint: the clock decides at run time.
+        Without gradients code of a model in training mode may be a part of a reentrant checkpoint: the clock decides at run time.
         """
         if self.training is None or not self.in_code:
             return not self.in_code
-        model = root()
+        model = module()
         is_training = model is None or model.training
         return not is_training if self.training else is_training and torch.is_grad_enabled()
 

@@ -309,7 +309,7 @@ class OutputEventHook(ModuleEventHook):
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any = hooks.NOT_GIVEN) -> None:
         if _is_traced():
-            if not self.switch.refuses_traced(self.clock.root):
+            if not self.switch.refuses_traced(self.clock.module):
                 compiled.trace_value(self.token, self.plan, output)
             return
         if not self.switch.on or output is hooks.NOT_GIVEN:
@@ -459,7 +459,7 @@ class InputEventHook(ModuleEventHook):
         return structure.remap(value, lambda tensor: None if tensor.is_nested else tensor)
 
     def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self.switch.refuses_traced(self.clock.root):
+        if self.switch.refuses_traced(self.clock.module):
             return None
         if self._gradients is None:
             compiled.trace_value(self.token, self.plan, (args, kwargs))

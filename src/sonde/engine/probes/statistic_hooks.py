@@ -374,7 +374,7 @@ class StatisticHook(SiteHook):
 
     def _trace(self, value: Any) -> None:
         """Have *value*, and its gradients, measured by the code that is being compiled, and added at run time."""
-        if not self.switch.refuses_traced(self.clock.root):
+        if not self.switch.refuses_traced(self.clock.module):
             compiled.trace_value(self.token, self.plan, value)
 
     def replay(self, leaves: list[Tensor], form: int, port: Port | str) -> tuple[int, int]:
@@ -457,7 +457,7 @@ class InputStatisticHook(StatisticHook):
         return (args, kwargs) if aliases else None
 
     def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self.listens is None or not torch.is_grad_enabled() or self.switch.refuses_traced(self.clock.root):
+        if self.listens is None or not torch.is_grad_enabled() or self.switch.refuses_traced(self.clock.module):
             self._trace((args, kwargs))
             return None
         given, seen = aliased_in_trace((args, kwargs))
