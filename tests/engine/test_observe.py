@@ -339,6 +339,46 @@ def test_a_copy_of_an_observed_model_is_not_observed(way: Callable[[nn.Module], 
         assert len(events) == 3 * 4 + 2 + 4  # the gradient of x is wanted by no one; four parameters
 
 
+class OwnState(nn.Linear):
+    """Makes its state itself: a hook that cannot be pickled is left out."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = OrderedDict((key, hook) for key, hook in self._forward_hooks.items() if hook not in self.fixed)
+        return {**vars(self), "_forward_hooks": kept}
+
+    fixed: tuple[Any, ...] = ()
+
+
+@pytest.mark.parametrize("way", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model)), saved_and_loaded])
+def test_a_copy_of_an_observed_model_has_the_users_hooks_only(way: Callable[[nn.Module], nn.Module]) -> None:
+    """Neither a hook nor a mark of sonde is left in a copy that was made while observed, before its first call."""
+    shared = nn.Linear(4, 4)
+    model = nn.Sequential(shared, nn.ReLU(), nn.Sequential(shared, nn.Linear(4, 3)))
+    model[1].register_forward_hook(saved_and_loaded, with_kwargs=True)  # any function of a module; the copy is not called
+    clean = held_by(model)
+    with sonde.track(model), sonde.observe(model, print, ports=(*HARMLESS, "grad_input")):
+        observed = held_by(model)
+        assert observed != clean
+        assert held_by(way(model)) == held_by(way(way(model))) == clean
+        assert held_by(model) == observed
+
+
+def test_a_model_that_makes_its_state_itself_is_saved_as_without_sonde() -> None:
+    """What a ``__getstate__`` of the user's leaves out does not come into the file by way of a hook of sonde."""
+    model = OwnState(4, 3)
+    model.register_forward_hook(unpicklable := lambda *_: None)
+    OwnState.fixed = (unpicklable,)
+    x = torch.randn(2, 4)
+    with sonde.observe(model, print):
+        twin = pickle.loads(pickle.dumps(model))
+    assert torch.equal(twin(x), model(x))
+
+
+def held_by(model: nn.Module) -> list[Any]:
+    """Return keys of all hooks and marks of hooks in the modules of *model*."""
+    return [list(vars(module)[name]) for module in model.modules() for name in sorted(vars(module)) if "hooks" in name]
+
+
 @pytest.mark.parametrize("prepare", [lambda model: model, copy.deepcopy], ids=["model", "deep copy"])
 def test_a_saved_model_loads_where_sonde_is_not_installed(prepare: Callable[[nn.Module], nn.Module], tmp_path: Path) -> None:
     """A file saved while observed, also by way of a deep copy (as an average of weights is), needs no sonde to load."""

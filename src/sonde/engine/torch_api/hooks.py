@@ -1,8 +1,11 @@
 """Register, take out and put back torch hooks. The only file that does so.
 
-A ``Hook`` sits in the dictionaries of the user's modules, and must not follow the model elsewhere: a deep copy of an observed
-model carries an inert stray that removes itself at its first call, and a pickle carries a method of the standard library
-that does nothing, so that loading the file does not need sonde.
+A ``Hook`` sits in the dictionaries of the user's modules, and must not follow the model elsewhere. A pickle cannot leave an entry
+of a dictionary out: it carries a method of the standard library that does nothing, and ``weakref.finalize`` objects that
+remove the entry and its marks when the loader lets go of what it remembers, as it returns. So loading the file does not need sonde.
+A deep copy works the same. Where a class has a ``__getstate__`` or ``__reduce__`` of its own, which may leave entries out or copy
+the dictionaries, only the method is put into the pickle, and stays; a deep copy carries a stray, which removes itself at its
+first call.
 
 Other threads may call a module while a hook is put in or taken out. Torch decides by a mark beside the hook whether the hook is
 given keyword arguments: the mark is set before the hook is put in, and removed after the hook was taken out. A thread that has
@@ -12,6 +15,7 @@ read the hook and not the mark calls the hook without keyword arguments: every h
 from __future__ import annotations
 
 import contextlib
+import copy
 import threading
 import weakref
 from collections import OrderedDict
@@ -83,7 +87,9 @@ class Hook:
     called under the compiler hands its work to ``undisturbed``, so that the compiler does not compile the called functions.
     """
 
-    __slots__ = ("__weakref__",)
+    __slots__ = ("__weakref__", "handles")
+    handles: tuple[Handle, ...]
+    """Of the entries of this hook that a copy of the model gets; not set without any."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -97,10 +103,29 @@ class Hook:
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Stray:
+        copy.deepcopy(self._removals(), memo)
         return _Stray()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return getattr, (contextlib.nullcontext(), "__exit__")  # takes any positional arguments, returns None
+        return getattr, (contextlib.nullcontext(self._removals()), "__exit__")  # takes any positional arguments, returns None
+
+    def _removals(self) -> list[_Removal]:
+        """Return what removes the entries of this hook from a copy of the model."""
+        return [removal for handle in getattr(self, "handles", ()) for removal in handle.removals()]
+
+
+class _Removal:
+    """Is copied, and pickled, as a ``weakref.finalize`` object, which removes *key* from the copy of *held*.
+
+    It waits for the end of an object that only the memo of the copying, or of the loader, holds.
+    """
+
+    def __init__(self, held: dict[int, Any], key: int) -> None:
+        self.held = held
+        self.key = key
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return weakref.finalize, (contextlib.nullcontext(), type(self.held).pop, self.held, self.key, None)
 
 
 class _Weak(Hook):
@@ -120,7 +145,8 @@ class _Weak(Hook):
 class _Stray:
     """Stands for a hook in a deep copy of an observed module; at its first call it removes all strays of the module."""
 
-    __reduce__ = Hook.__reduce__
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (contextlib.nullcontext(), "__exit__")
 
     def __call__(self, module: nn.Module, *_: Any) -> None:
         if torch.compiler.is_dynamo_compiling():
@@ -185,6 +211,13 @@ class Handle:
             if (marks := reference()) is not None:
                 marks.pop(self.id, None)
 
+    def removals(self) -> list[_Removal]:
+        """Return what removes the entry and its marks from a copy of the dictionaries; nothing while the hook is out."""
+        held = [reference() for reference in (self._held, *self._marks)]
+        if self.id not in (held[0] or ()):
+            return []
+        return [_Removal(each, self.id) for each in held if each is not None]
+
     def put_back(self, hook: Hook | Callable[..., Any]) -> bool:
         """Put *hook*, whose handle this is, in as the last, or first, after its marks; return False if its dictionary is gone."""
         held = self._held()
@@ -216,7 +249,7 @@ def on_forward(module: nn.Module, hook: Callable[..., Any], *, always: bool = Fa
     The hook must accept ``hook(module, args, output)`` too.
     """
     marks = [module._forward_hooks_with_kwargs, *([module._forward_hooks_always_called] if always else [])]
-    return _put_in(module._forward_hooks, marks, hook)
+    return _put_in(module, module._forward_hooks, marks, hook)
 
 
 def on_forward_pre(module: nn.Module, hook: Callable[..., Any], *, first: bool = False) -> Handle:
@@ -224,16 +257,21 @@ def on_forward_pre(module: nn.Module, hook: Callable[..., Any], *, first: bool =
 
     The hook must accept ``hook(module, args)`` too. With *first* the hook is called before the others.
     """
-    handle = _put_in(module._forward_pre_hooks, [module._forward_pre_hooks_with_kwargs], hook)
+    handle = _put_in(module, module._forward_pre_hooks, [module._forward_pre_hooks_with_kwargs], hook)
     if first:
         module._forward_pre_hooks.move_to_end(handle.id, last=False)  # type: ignore[attr-defined]  # an OrderedDict
     return handle
 
 
-def _put_in(held: dict[int, Any], marks: list[dict[int, bool]], hook: Callable[..., Any]) -> Handle:
-    """Put *hook* into *held* after its marks; ``register_forward_hook`` of torch does so in the other order."""
+_MAKES_STATE = ("__getstate__", "__reduce__", "__reduce_ex__")
+
+
+def _put_in(module: nn.Module, held: dict[int, Any], marks: list[dict[int, bool]], hook: Hook | Callable[..., Any]) -> Handle:
+    """Put *hook* into *held*, of *module*, after its marks; ``register_forward_hook`` of torch does so in the other order."""
     handle = Handle(held, marks)
     handle.put_back(hook)
+    if isinstance(hook, Hook) and all(getattr(type(module), name) is getattr(nn.Module, name) for name in _MAKES_STATE):
+        hook.handles = (*getattr(hook, "handles", ()), handle)
     return handle
 
 
