@@ -40,6 +40,10 @@ def capture(
     twice. A copy of the model runs, on copies of the arguments, unseen by other observers: the model, the arguments and the random
     state stay as they are. The model runs in its present mode, with or without gradients as set by the caller.
 
+    A copy has the class of the model: what a forward writes into attributes of the class, or into globals, stays. Two things hold
+    for the whole process until the graph is returned: compiled code of other threads runs as plain Python, and at the end the
+    random generators go back to where they were, also for threads that drew from them meanwhile.
+
     Tensors are identified by ``id``. Where a function returns its argument itself (``Identity``, ``Dropout`` in evaluation,
     ``x.contiguous()``), later reads of the tensor in the same module call are drawn after that function.
 

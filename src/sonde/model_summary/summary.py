@@ -47,6 +47,10 @@ def summary(
     compiled modules run as plain Python. The copy takes as much memory as the model (parameters that would take more than a
     quarter of the memory are shared).
 
+    A copy has the class of the model: what a forward writes into attributes of the class, or into globals, stays. Two things hold
+    for the whole process until the summary returns: compiled code of other threads runs as plain Python, and at the end the
+    random generators go back to where they were, also for threads that drew from them meanwhile.
+
     Args:
         model: any module.
         *batch: the positional arguments of the call; keyword arguments other than those named here are handed on too.

@@ -240,7 +240,8 @@ def observe(
             and at each step of an optimizer ``param``, the parameter after the step, and ``update``, the parameter before and
             after the step (a statistic takes the difference). By default those in the attribute ``ports`` of *do*, else
             ``output``.
-            ``grad_input`` adds a node to the user's graph and may change the last bits of gradient sums.
+            ``grad_input`` adds a node to the user's graph and may change the last bits of gradient sums; with
+            ``create_graph=True`` those of second derivatives, too, and so of the parameters after a step.
         schedule: which steps are observed: every *n*-th (where optimizers alternate, every n-th of each), or a callable
             ``Tick -> bool`` that is called as each step begins. Between observed steps the hooks are taken out.
         grad_at_step: observe ``grad`` as the optimizer sees it before each step (accumulated, reduced over ranks, unscaled,
