@@ -14,7 +14,7 @@ import sonde
 from sonde.engine.calls import module_tracker
 from sonde.engine.clock import backward_counter, clock, counters, forward_counter, optimizers, step_counter
 from sonde.engine.probes import aliases, attachment, event_hooks, gradients, statistic_hooks
-from sonde.engine.torch_api import compiled, hooks
+from sonde.engine.torch_api import hooks
 from sonde.errors import ObservationWarning
 from sonde.graph import Recorder, forward, operations
 from sonde.stats import Moments
@@ -195,7 +195,8 @@ def test_a_fault_of_sonde_s_own_does_not_reach_the_training(
         (event_hooks.ModuleEventHook, "replay_gradient"),
         (statistic_hooks.StatisticHook, "replay"),
         (statistic_hooks.StatisticHook, "_merge"),
-        (compiled, "paths_of"),
+        (event_hooks, "paths_of"),
+        (statistic_hooks, "paths_of"),
     ],
 )
 def test_a_fault_inside_compiled_code(instrument: Instrument, holder: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,14 +128,15 @@ def _measured(statistic: Any, *given: Tensor) -> Tensor:
 
 
 def members(package: ModuleType) -> set[type[RowStatistic]]:
-    """Return all concrete statistics that are defined in *package* or in a module below it, exported or not."""
+    """Return all concrete statistics that *package* or a module below it defines, exported or not, but none with a private name."""
     for found in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         importlib.import_module(found.name)
     known: set[type[RowStatistic]] = set()
     pending: list[type[RowStatistic]] = RowStatistic.__subclasses__()
     while pending:
         kind = pending.pop()
-        if f"{kind.__module__}.".startswith(f"{package.__name__}.") and not kind.__abstractmethods__:
+        is_there = f"{kind.__module__}.".startswith(f"{package.__name__}.") and not kind.__name__.startswith("_")
+        if is_there and not kind.__abstractmethods__:
             known.add(kind)
         pending += kind.__subclasses__()
     return known

@@ -150,7 +150,7 @@ class Attachment:
             gone = {name for name, _ in known - now}
             for target in targets:
                 if target.key not in known:
-                    self.hooks.replace(target, clock, wanted, self.roots)
+                    self.hooks.replace(target, clock, self.roots)
                     followed.append(target.item.name or "(root)")
             for name in gone - {target.item.name for target in targets}:
                 self.hooks.drop(name, clock)

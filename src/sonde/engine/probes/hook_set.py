@@ -103,7 +103,7 @@ class HookSet:
         self.sample_updates()
         self._name_shared([target.item for target in targets if target.item.aliases], clock, wanted.model)
 
-    def replace(self, target: Target, clock: Clock, wanted: Wanted, roots: Sequence[Root]) -> None:
+    def replace(self, target: Target, clock: Clock, roots: Sequence[Root]) -> None:
         """Let hooks of *target* go on where those of the same sites stop; without such hooks add them."""
         for hook in self._made_for(target, clock):
             old = next((held for held in self.held if held.sites == hook.sites and held.clock is clock), None)
