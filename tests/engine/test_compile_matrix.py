@@ -1,6 +1,8 @@
 """All instruments at once, in one training of each kind: backend, graphs, checkpoint, accumulation and precision.
 
 The numbers are those of plain hooks on an eager twin, and the training has the bits of a twin that nobody observes.
+A forward with a graph break in a loop runs in eager code, and torch compiles the head that it calls only if the head has a hook.
+Inductor adds up the gradient of the bias in another order: its twin has a hook there that does nothing.
 
 ``python -m tests.engine.test_compile_matrix`` runs all cases and writes their table into ``docs/compile.md``.
 """
@@ -275,6 +277,11 @@ def assert_close(found: Tensor, expected: Tensor, precision: str, place: Any) ->
     assert (found.double() - expected.double()).abs().max().item() <= slack, place
 
 
+def an_empty_hook(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Put a hook that does nothing on the head, which torch compiles then."""
+    model.get_submodule("head").register_forward_hook(lambda module, args, output: None)
+
+
 def check(case: Case) -> int:
     """Compare all that the instruments have seen in a training; return how many tensors and rows were compared."""
     if case.backend != "inductor":
@@ -288,7 +295,7 @@ def check(case: Case) -> int:
 def checked(case: Case) -> int:
     """Do as :func:`check`, with the compiler's settings as they are."""
     expected = oracle(case.accumulation, case.precision)
-    alone = train(case)
+    alone = train(case, an_empty_hook if (case.backend, case.graphs) == ("inductor", "break") else None)
     all_of = Instruments(case)
     observed = train(case, all_of.attach)
     all_of.detach()
@@ -407,6 +414,31 @@ def marked(case: Case) -> Any:
 @pytest.mark.parametrize("case", [marked(case) for case in CASES])
 def test_every_instrument_is_right_and_changes_nothing(case: Case) -> None:
     assert check(case)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("fresh_compiler")
+def test_with_a_graph_break_outside_of_loops_inductor_computes_the_bits_of_a_training_without_any_hook(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import torch._inductor.config
+
+    def forward(self: Tower, x: Tensor) -> Tensor:
+        x = x + self.part(self.first, x)
+        torch._dynamo.graph_break()
+        x = x + self.part(self.second, x)
+        out: Tensor = self.head(x)
+        return out
+
+    monkeypatch.setattr(Tower, "forward", forward)
+    case = Case("inductor", "break", "none", 1, "float32")
+    with torch._inductor.config.patch(fallback_random=True):
+        alone = train(case)
+        all_of = Instruments(case)
+        observed = train(case, all_of.attach)
+        all_of.detach()
+    assert {name.split(":")[0] for name, _ in all_of.seen} >= {"first", "second.linear", "head"}
+    assert [place for place, tensor in observed.items() if not torch.equal(tensor, alone[place])] == []
 
 
 def test_the_pairwise_cases_have_all_pairs() -> None:
