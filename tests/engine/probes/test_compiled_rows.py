@@ -209,3 +209,17 @@ def test_each_block_may_have_a_graph_for_observed_and_one_for_other_steps(fresh_
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2 * len(model)
     assert compiled.limits_raised()["recompile_limit"] == (8, torch._dynamo.config.recompile_limit)
     torch._dynamo.config.recompile_limit = before
+
+
+def test_a_limit_that_is_set_for_a_while_does_not_raise_the_former_one_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program sets 3 in a block, three times: within, the limit is four times that; outside it stays four times 10."""
+    monkeypatch.setattr(compiled, "_raised", {name: {} for name in compiled._LIMITS})
+    config = torch._dynamo.config
+    with config.patch(recompile_limit=10, accumulated_recompile_limit=100):
+        for _ in range(3):
+            compiled.notice_hooks()
+            assert compiled.limits_raised() == {"recompile_limit": (10, 40), "accumulated_recompile_limit": (100, 400)}
+            with config.patch(recompile_limit=3):
+                compiled.notice_hooks()
+                assert compiled.limits_raised()["recompile_limit"] == (3, 12)
+            assert config.recompile_limit == 40

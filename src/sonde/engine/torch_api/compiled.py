@@ -457,21 +457,21 @@ def notice_hooks() -> None:
         config.skip_nnmodule_hook_guards = False
     for name in _LIMITS:
         limit = getattr(config, name, None)
-        if limit is not None and limit != _raised.get(name, (0, 0))[1]:
-            _raised[name] = limit, limit * _STATES
+        if limit is not None and limit not in _raised[name]:
+            _raised[name][limit * _STATES] = limit
             setattr(config, name, limit * _STATES)
 
 
 _STATES = 4  # of probes, for which code may be compiled: without them, with a few lenses, with all, in evaluation
 _LIMITS = ("recompile_limit", "accumulated_recompile_limit")
-_raised: dict[str, tuple[int, int]] = {}  # of a limit of Dynamo: its former value, and the one that it was raised to
+_raised: dict[str, dict[int, int]] = {name: {} for name in _LIMITS}  # of each limit: values it was raised to, with former ones
 
 
 def limits_raised() -> dict[str, tuple[int, int]]:
     """Return the limits of Dynamo on recompilations, each with its value and the one that it has once a model is observed."""
     config: Any = sys.modules.get("torch._dynamo.config")
     found = {name: value for name in _LIMITS if (value := getattr(config, name, None)) is not None}
-    return {name: _raised.get(name, (value, value * _STATES)) for name, value in found.items()}
+    return {name: (former[now], now) if now in (former := _raised[name]) else (now, now * _STATES) for name, now in found.items()}
 
 
 def compile_error() -> type[Exception]:
