@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tests.processes import on_ranks, values
+from torch import Tensor, nn
 from torch import distributed as dist
-from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 
 import sonde
 from sonde import lens
 from sonde.errors import ObservationWarning
 from sonde.run import open_run
-from sonde.stats import Updates
+from sonde.stats import Field, Moments, Statistic, Updates
 
 STEPS = 4
 
@@ -113,7 +115,8 @@ def alone(folder: Path, rank: int) -> Any:
 def test_a_rank_that_watches_alone_records_alone(tmp_path: Path, rank: int) -> None:
     on_ranks(2, alone, tmp_path, rank)
     run = open_run(tmp_path / "run")
-    assert run.sql("SELECT DISTINCT scope, ranks FROM moments").fetchall() == [("rank", 1)]
+    for family in ("moments", "scalars"):
+        assert run.sql(f"SELECT DISTINCT rank, scope, ranks FROM {family}").fetchall() == [(rank, "rank", 1)]
     assert f"rank {rank} alone of several" in repr(run)
     assert run.graph is not None
 
@@ -142,7 +145,7 @@ def differently(folder: Path, given: list[dict[str, Any]]) -> str:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ([{"every": 2}, {"every": 3}], "the ranks do not agree on every=: rank 0 has"),
+        ([{"every": 2}, {"every": 3}], "the ranks do not agree on every=: rank 0 has 2, rank 1 has 3; "),
         ([{"lenses": lens.moments()}, {"lenses": lens.exponents()}], "the ranks do not agree on lenses="),
         ([{"include": "0"}, {"include": "2"}], "the ranks do not agree on include="),
         ([{"ranks": "merged"}, {"ranks": "each"}], "the ranks do not agree on ranks="),
@@ -163,7 +166,7 @@ def test_a_folder_that_rank_0_cannot_use_is_an_error_on_every_rank(tmp_path: Pat
 
 
 def by_time(folder: Path, given: dict[str, Any]) -> None:
-    loop(40, to=folder / "run", **given)
+    loop(40, to=folder / "run", per_rank=True, **given)
 
 
 @pytest.mark.parametrize("given", [{"every": "2ms"}, {"budget": "5%", "every": 2}], ids=["time", "budget"])
@@ -171,6 +174,11 @@ def test_all_ranks_log_the_steps_that_rank_0_chooses(tmp_path: Path, given: dict
     on_ranks(2, by_time, tmp_path, given)
     run = open_run(tmp_path / "run")
     assert run.sql("SELECT DISTINCT ranks, count FROM moments WHERE site = '0:output'").fetchall() == [(2, 36)]
+    steps = {
+        rank: [row[0] for row in run.sql(f"SELECT step FROM moments_rank WHERE site = '0:output' AND rank = {rank}").fetchall()]
+        for rank in (0, 1)
+    }
+    assert sorted(steps[0]) == sorted(steps[1]) == run.series("0", "count", family="moments")[0].tolist()
 
 
 def evaluate_alone(folder: Path) -> None:
@@ -253,3 +261,68 @@ def test_reading_a_run_waits_for_other_ranks_no_longer_than_the_time_out(tmp_pat
     run = open_run(tmp_path / "run")
     found = run.sql("SELECT step, ranks FROM moments WHERE site = '(root):output' ORDER BY step").fetchall()
     assert found == [(0, 1), (1, 1), (2, 1), (3, 1)]
+
+
+def in_groups(folder: Path, kind: str) -> None:
+    """Train one model, of which the ranks 0 and 1 see a batch of their own, and the ranks 2 and 3."""
+    rank = dist.get_rank()
+    if kind == "process group":
+        group: Any = dist.new_subgroups_by_enumeration([[0, 1], [2, 3]])[0]
+    else:
+        group = init_device_mesh("cpu", (2, 2), mesh_dim_names=("stage", "batch"))["batch"]
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with sonde.watch(model, optimizer, every=1, lenses=lens.moments(), to=folder / "run", quiet=True, group=group):
+        model(torch.full((rank + 1, 4), float(rank))).sum().backward()
+        optimizer.step()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["process group", "mesh"])
+def test_rows_join_within_the_group_that_is_given(tmp_path: Path, kind: str) -> None:
+    on_ranks(4, in_groups, tmp_path, kind)
+    run = open_run(tmp_path / "run")
+    rows = "SELECT rank, ranks, scope, count FROM moments WHERE site = '{}' ORDER BY rank"
+    assert run.sql(rows.format("(root):output")).fetchall() == [
+        (0, 2, "data-parallel", 3 * (1 + 2)),
+        (2, 2, "data-parallel", 3 * (3 + 4)),
+    ]
+    assert run.sql(rows.format("weight:param")).fetchall() == [(0, 1, "global", 12)]
+
+
+@dataclass(frozen=True)
+class Failing(Statistic):
+    """The sum of the elements; raises on rank 1 from the third tensor on."""
+
+    fields = (Field("total"),)
+
+    def measure(self, tensor: Tensor) -> Tensor:
+        CALLS.append(0)
+        if dist.get_rank() == 1 and len(CALLS) > 2:
+            raise RuntimeError("of rank 1")
+        return tensor.double().sum().reshape(1)
+
+    def finish(self, columns: Any) -> Any:
+        return dict(columns)
+
+
+CALLS: list[int] = []
+
+
+def with_a_failing_lens(folder: Path) -> list[str]:
+    lenses = [lens.Lens("failing", Failing(), ("output",), include="0"), lens.Lens("moments", Moments(), ("output",), include="0")]
+    return [str(error) for error in loop(to=folder / "run", lenses=lenses).errors]
+
+
+def test_a_lens_that_fails_on_one_rank_goes_on_for_the_others(tmp_path: Path) -> None:
+    first, second = on_ranks(2, with_a_failing_lens, tmp_path, check=False)
+    assert first.is_clean, first
+    assert first.value == []
+    assert second.code == 0, second
+    assert ["of rank 1" in error for error in second.value] == [True]
+    assert len(second.warnings) == 1
+    run = open_run(tmp_path / "run")
+    rows = "SELECT step, rank, ranks FROM {} WHERE site = '0:output' ORDER BY step"
+    assert run.sql(rows.format("failing")).fetchall() == [(0, 0, 2), (1, 0, 2), (2, 0, 1), (3, 0, 1)]
+    assert run.sql(rows.format("moments")).fetchall() == [(step, 0, 2) for step in range(STEPS)]

@@ -214,21 +214,6 @@ def test_several_processes_without_a_process_group_are_an_error(tmp_path: Path) 
     assert not (tmp_path / "run").exists()
 
 
-def in_a_group(folder: Path) -> list[str]:
-    """Watch on the ranks 1 and 2 of three, which train together."""
-    group = dist.new_group([1, 2])
-    if dist.get_rank() == 0:
-        return []
-    model = nn.parallel.DistributedDataParallel(net(), process_group=group)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.warns(sonde.errors.ObservationWarning) as caught:
-        inspector = sonde.watch(model, optimizer, every=1, to=folder / f"run{dist.get_rank()}", quiet=True, group=group)
-    with inspector:
-        model(torch.ones(2, 8, dtype=torch.float64)).sum().backward()
-        optimizer.step()
-    return [str(warning.message) for warning in caught]
-
-
 def unwritable(folder: Path) -> str:
     """Watch as a user who may not write, on rank 1."""
     rank = dist.get_rank()

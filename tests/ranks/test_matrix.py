@@ -59,8 +59,6 @@ class Comparison:
                 for site, rows in sites.items():
                     port = site.rpartition(":")[2]
                     found = there.pop((step, site), [])
-                    if family == "exponents" and len(rows) > 1 and port in PARAMETER_PORTS:
-                        continue  # replicas that differ: a statistic without minima does not notice, and takes rank 0's
                     place = f"{family} {site} at step {step}"
                     if (writers := [one["rank"] for one in found]) != [row.rank for row in rows]:
                         self.wrong[port].append(f"{place}: rows of the ranks {writers}, not {[row.rank for row in rows]}")

@@ -98,7 +98,10 @@ class Participation:
         if not self.records:
             return Destinations()
         if self.group is None:
-            return make()
+            alone = make()
+            if alone.recorded is not None:
+                alone.recorded.writer.process = self.rank
+            return alone
         made: list[Destinations] = []
 
         def first() -> dict[str, Any]:

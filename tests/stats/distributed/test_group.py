@@ -52,8 +52,8 @@ def agreeing() -> list[object]:
 
 def test_ranks_agree_or_raise_the_same_error() -> None:
     first, second = values(on_ranks(2, agreeing))
-    every = "RankError: the ranks do not agree on every: rank 0 has 10, rank 1 11; give all ranks the same"
-    missing = "RankError: the ranks do not agree on b: rank 0 has nothing, rank 1 null; give all ranks the same"
+    every = "RankError: the ranks do not agree on every: rank 0 has 10, rank 1 has 11; give all ranks the same"
+    missing = "RankError: the ranks do not agree on b: rank 0 has nothing, rank 1 has null; give all ranks the same"
     zero = "ZeroDivisionError: division by zero"
     assert first == [
         every,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -165,6 +165,25 @@ def test_replicas_that_differ_are_not_merged(statistic: Statistic) -> None:
         assert merged.blocks[0].rows.tolist() == [mine, same]
         assert merged.blocks[0].ranks.tolist()[0] == 1
         assert merged.blocks[0].joined.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("second", [[4.5, 4.5], [3.0, 9.0]], ids=["equal histograms", "what one bin gains its neighbour loses"])
+def test_replicas_differ_in_all_families_or_in_none(second: list[float]) -> None:
+    """Two models may have equal rows of one statistic: it says of them what the others say."""
+    whole = Part((2,), (0,))
+    of_moments = [key("w:param", piece=whole), key("v:param", piece=whole)]
+    of_exponents = [replace(each, place=("exponents", *each.place[1:])) for each in of_moments]
+    offers = []
+    for numbers in ([5.0, 6.0], second):
+        tensors = torch.tensor(numbers), torch.ones(2)
+        blocks = [
+            block(keys, *(row_of(statistic, tensor) for tensor in tensors), statistic=statistic)
+            for statistic, keys in ((Moments(), of_moments), (ExponentHistogram(), of_exponents))
+        ]
+        offers.append(Offer(0, blocks))
+    for merged in merge(*offers):
+        assert [each.differs.tolist() for each in merged.blocks] == [[True, False]] * 2
+        assert [each.is_merged.tolist() for each in merged.blocks] == [[False, True]] * 2
 
 
 def test_replicas_differ_by_the_rounding_of_sums_alone() -> None:

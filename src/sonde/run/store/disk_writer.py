@@ -185,7 +185,7 @@ class DiskWriter(RunWriter):
         """Write old tables, then those of *items*, in order; keep those from the first that fails on, and return their bytes."""
         waiting, self._unwritten = self._unwritten, []
         try:
-            waiting += tables_of(items, self.rank)
+            waiting += tables_of(items, self.process)
         except Exception as error:  # arrow refuses what the checks let through: training goes on without it
             self._problems.note(f"{type(error).__name__}: {error}")
             self.lost += sum(item.lines for item in items)

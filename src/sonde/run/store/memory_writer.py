@@ -30,6 +30,7 @@ class MemorySource:
         self.description = Description().begun(0)
         self.lost: Mapping[str, Sequence[str]] = {}
         self.documents: dict[str, Any] = {}
+        self.process = 0
         self._items: list[RowBlock | Lines] = []  # not in the tables yet
         self._tables: dict[str, pyarrow.Table] = {}
         self._lock = threading.Lock()
@@ -56,7 +57,7 @@ class MemorySource:
 
         with self._lock:
             items, self._items = self._items, []
-            for family, table in tables_of(items, rank=0):
+            for family, table in tables_of(items, self.process):
                 plain = _without_dictionaries(table)
                 known = self._tables.get(family)
                 if known is not None:
@@ -93,6 +94,7 @@ class MemoryWriter(RunWriter):
         self._source.documents[name] = data
 
     def _take(self, item: RowBlock | Lines) -> None:
+        self._source.process = self.process
         self._source.add(item)
 
     def flush(self) -> None:

@@ -31,7 +31,8 @@ class RunWriter(ABC):
     :func:`sonde.run.store.open.start_run` and :func:`sonde.run.store.memory_writer.memory_run` make one.
 
     Attributes:
-        rank: of this process.
+        rank: of this process among those that write the run.
+        process: the rank in rows: ``rank``, but for a process that records a run alone, whatever its rank in the training is.
         first_step: the step that this process begins at.
         lost: rows that could not be kept so far.
         thread: the thread that writes to disk; None in memory.
@@ -41,7 +42,7 @@ class RunWriter(ABC):
     lost = 0
 
     def __init__(self, rank: int, first_step: int, *, room: int | None = None) -> None:
-        self.rank = rank
+        self.rank = self.process = rank
         self.first_step = first_step
         self._block = _BLOCK if room is None else min(_BLOCK, room // 4)
         self._kinds: dict[tuple[str, str], str] = {}  # by family and column, in small letters: number, list or text
@@ -180,7 +181,7 @@ class RunWriter(ABC):
             (
                 whole_number("epoch", epoch),
                 whole_number("step", step),
-                self.rank,
+                self.process,
                 *(origin or ("global", 1)),
                 encodable(str(name)),
                 _number(name, value),
@@ -208,7 +209,7 @@ class RunWriter(ABC):
             StoreError: the writer is closed.
         """
         self._must_be_open()
-        moment = (whole_number("epoch", epoch), whole_number("step", step), self.rank)
+        moment = (whole_number("epoch", epoch), whole_number("step", step), self.process)
         number = None if value is None else float(value)
         self._take(Lines("alerts", ((*moment, *map(encodable, (severity, rule, str(site))), number, encodable(message)),)))
 

@@ -250,14 +250,22 @@ def _first_difference(answers: list[dict[str, Any]]) -> None:
     first = answers[0]
     for key in dict.fromkeys(key for answer in answers for key in answer):
         mine = _shown(first, key)
-        others = [rank for rank, answer in enumerate(answers) if _shown(answer, key) != mine]
+        others = [rank for rank, answer in enumerate(answers) if not _are_alike(answer, first, key)]
         if others:
-            alike = [rank for rank in others if _shown(answers[rank], key) == _shown(answers[others[0]], key)]
+            alike = [rank for rank in others if _are_alike(answers[rank], answers[others[0]], key)]
+            has = "has" if len(alike) == 1 else "have"
             raise RankError(
-                f"the ranks do not agree on {key}: rank 0 has {mine}, {in_words(alike)} {_shown(answers[others[0]], key)}; "
+                f"the ranks do not agree on {key}: rank 0 has {mine}, {in_words(alike)} {has} {_shown(answers[others[0]], key)}; "
                 "give all ranks the same"
             )
 
 
+def _are_alike(one: Mapping[str, Any], other: Mapping[str, Any], key: str) -> bool:
+    return (key in one) == (key in other) and json.dumps(one.get(key), sort_keys=True) == json.dumps(other.get(key), sort_keys=True)
+
+
 def _shown(answer: Mapping[str, Any], key: str) -> str:
-    return json.dumps(answer[key], sort_keys=True, ensure_ascii=False) if key in answer else "nothing"
+    if key not in answer:
+        return "nothing"
+    value = answer[key]
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True, ensure_ascii=False)

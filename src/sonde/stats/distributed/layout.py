@@ -144,6 +144,11 @@ class Layout:
             self._places[name] = {place: number for number, place in enumerate(kept)}
             self._places[name] |= {place: _OWN for place in places if sorts[name, place] is None}
         self.low, self.total = low, total
+        named: dict[tuple[Any, ...], int] = {}
+        self._tensors = {
+            name: np.array([named.setdefault(place[1:], len(named)) for place, at in places.items() if at != _OWN], np.intp)
+            for name, places in self._places.items()
+        }
         self._find_owners(lists, of_rank, pieces)
         self._known: dict[int, tuple[Sequence[Key | None], npt.NDArray[np.intp]]] = {}
 
@@ -244,7 +249,8 @@ class Layout:
                 for each in statistic.fields
                 for _ in range(each.size)
             ]
-            self._weights_of[name] = np.where(used, 1 + np.arange(len(used)) % 7 / 7, 0.0)
+            # a square, so that what moves from one bin of a histogram to the next is not made up for elsewhere
+            self._weights_of[name] = np.where(used, 1 + np.arange(len(used)) ** 2 * math.sqrt(2) % 1, 0.0)
         return self._weights_of[name]
 
     def _held(self, block: Rows) -> tuple[_Part | None, npt.NDArray[np.intp], Array, npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
@@ -257,8 +263,24 @@ class Layout:
         at = at[chosen]
         return self._parts[name], at, block.rows[chosen], self._counts[name][at], self._is_replica[name][at]
 
-    def merged(self, block: Rows, minima: Ints, sums: Array) -> MergedRows:
-        """Return the merged rows of *block* from reduced *minima*, without the head, and *sums*."""
+    def differing(self, minima: Ints) -> dict[str, npt.NDArray[np.bool_]]:
+        """Return by statistic which keys are of replicas that differ, by the reduced *minima*, without the head.
+
+        Two models may have equal rows of one statistic, as of a histogram: where another tells the replicas apart, all do.
+        """
+        found = {}
+        is_apart = np.zeros(1 + max((ids.max(initial=0) for ids in self._tensors.values()), default=0), bool)
+        for name, part in self._parts.items():
+            low = part.low(minima)
+            least, most = _numbers(low[:, -2]), -_numbers(low[:, -1])
+            with np.errstate(invalid="ignore"):  # infinite where there is no replica
+                differs = (most > least) & ~(most - least <= _ALIKE * np.maximum(abs(least), abs(most)))
+            is_apart[self._tensors[name][differs]] = True
+            found[name] = most != -math.inf
+        return {name: is_known & is_apart[self._tensors[name]] for name, is_known in found.items()}
+
+    def merged(self, block: Rows, minima: Ints, sums: Array, differing: Mapping[str, npt.NDArray[np.bool_]]) -> MergedRows:
+        """Return the merged rows of *block* from reduced *minima*, without the head, *sums*, and the keys that are *differing*."""
         at = self.positions(block)
         name = repr(block.statistic)
         found = own(block, self.rank)
@@ -267,10 +289,7 @@ class Layout:
         part = self._parts[name]
         held = np.flatnonzero(at != _OWN)
         low, total = part.low(minima)[at[held]], part.total(sums)[at[held]]
-        least, most = _numbers(low[:, -2]), -_numbers(low[:, -1])
-        with np.errstate(invalid="ignore"):  # infinite where there is no replica
-            differs = (most > least) & ~(most - least <= _ALIKE * np.maximum(abs(least), abs(most)))
-        found.differs[held] = differs
+        found.differs[held] = differs = differing[name][at[held]]
         whole = ((total[:, 0] >= self._expected[name][at[held]]) | (total[:, 0] == 0)) & ~differs
         held, low, total = held[whole], low[whole], total[whole]
         lows = _numbers(low[:, 1:-2])

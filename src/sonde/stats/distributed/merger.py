@@ -106,7 +106,8 @@ class Merger:
             self._channel.sum(sums)
             if when == first:
                 total: Array = sums.numpy()
-                return [self._layout.merged(block, low, total) for block in blocks]
+                differing = self._layout.differing(low)
+                return [self._layout.merged(block, low, total, differing) for block in blocks]
 
     def _forget(self) -> None:
         """Forget keys that were not offered for long."""
