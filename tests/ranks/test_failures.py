@@ -149,6 +149,28 @@ def test_a_rank_in_a_long_evaluation_is_waited_for(tmp_path: Path) -> None:
     assert merged_and_own(open_run(tmp_path / "run"), {0: STEPS, 1: STEPS}) == (list(range(STEPS)), {0: [], 1: []})
 
 
+def breaks_early(folder: Path) -> float:
+    """Leave the loop on rank 1 while rank 0 waits for its gradients; return the seconds that the end takes on rank 1."""
+    training = TRAININGS["DDP"][1]()
+    rank = dist.get_rank()
+    with sonde.watch(training.model, training.optimizer, every=1, to=folder, quiet=True, exit_timeout=120):
+        for step in range(4 - rank):
+            training.step(step)
+    if rank == 1:
+        training.step(3)  # rank 0 goes on
+    return rank
+
+
+@pytest.mark.slow
+def test_a_rank_that_leaves_early_does_not_wait_for_ranks_that_wait_for_it(tmp_path: Path) -> None:
+    """They have gone on to a step that it never makes."""
+    ranks = on_ranks(2, breaks_early, tmp_path / "run", check=False, limit=60)
+    assert "rank 1 ended after step 2" in clean_but(ranks, 1)
+    assert ranks[1].is_clean, ranks[1]
+    found = open_run(tmp_path / "run").sql("SELECT step, rank, ranks FROM moments WHERE site = 'embed:output' ORDER BY step")
+    assert found.fetchall() == [(0, 0, 2), (1, 0, 2), (2, 0, 2), (3, 0, 1)]
+
+
 # Bad input
 
 

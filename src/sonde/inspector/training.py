@@ -60,7 +60,10 @@ class WatchedTraining:
         self._budget = budget
         self._pushed = ScalarBuffer()
         part = settings.part
-        self._merger = Merger(part.group, timeout=part.timeout) if part.merges and part.group is not None else None
+        self.watched: list[WatchedModel] = []
+        self._ended_at: int | None = None
+        merges = part.merges and part.group is not None
+        self._merger = Merger(part.group, timeout=part.timeout, place=self._place) if merges and part.group is not None else None
         self._chosen_at = -1  # the place in the training of the last interval that was offered to the other ranks
         self.schedule = schedule = self._timed(schedule)
         self.watched = [WatchedModel(model, name, settings, schedule, self._send, self._failed) for name, model in models.items()]
@@ -106,6 +109,7 @@ class WatchedTraining:
         """
         if self.attached:
             self._put_rest(everything=True)
+            self._ended_at = self._place()
             self._take_off()
             if self._merger is not None:
                 self._merger.hurry(min(self.part.exit_timeout, _MOMENT) if hastily else self.part.exit_timeout)
@@ -201,6 +205,13 @@ class WatchedTraining:
             number = max(number, WITHIN_STEP // 2)
         self._whens = steps, min(number, AT_THE_END - 1)
         return steps * WITHIN_STEP + self._whens[1]
+
+    def _place(self) -> int:
+        """Return how far the training has come: the steps that have ended, and one more where a step has begun."""
+        if self._ended_at is not None:
+            return self._ended_at
+        begun = any(watched.clock.has_begun and watched.model.training for watched in self.watched)
+        return sum(watched.steps for watched in self.watched) + begun
 
     def _account(self, builder: BatchBuilder) -> None:
         """Record what observing costs, and keep to the budget."""

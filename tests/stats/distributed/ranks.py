@@ -42,7 +42,7 @@ class Collectives:
 class FakeChannel:
     """Stands in for a ``Channel``."""
 
-    def __init__(self, group: Any, timeout: float) -> None:
+    def __init__(self, group: Any, timeout: float, place: Any) -> None:
         self.group = group
         self.lost: Exception | None = None
         self.beats = SimpleNamespace(tell=lambda when, label: None)

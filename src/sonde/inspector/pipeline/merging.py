@@ -74,7 +74,11 @@ class Merging:
         """Yield all that waits, and the last norms. The other ranks go on without this one."""
         yield from self._joined(is_end=True)
         if self._merger is not None:
-            self._merger.close(f"rank {self._part.rank} ended after step {self._step}" if self._step >= 0 else "")
+            self._merger.close(self._ending if self._step >= 0 else "")
+
+    @property
+    def _ending(self) -> str:
+        return f"rank {self._part.rank} ended after step {self._step}"
 
     def _joined(self, *, is_end: bool = False) -> Iterator[_Taken]:
         waiting, self._waiting = self._waiting, []
@@ -113,7 +117,7 @@ class Merging:
             totals.append(Total(_END, 1.0, how="sum"))
         joining = [norm for norm in norms if norm.join != "own"]
         totals += [_total(norm, norm.total, base) for norm in joining]
-        merged, numbers = self._merged(Offer(when, blocks, totals, label=f"step {self._step}"))
+        merged, numbers = self._merged(Offer(when, blocks, totals, label=f"step {self._step}", is_last=is_end))
         for batch, arrays in together:
             made: list[npt.NDArray[np.float64]] = list(arrays)
             found = [each for raw in batch.rows for each in self._rows(raw, next(merged), made, arrays)]
@@ -133,7 +137,7 @@ class Merging:
             totals = [each.total / (1 if each.how == "sum" else each.count) for each in offer.totals]
             return (_alone(each) for each in offer.blocks), (_Number(total, 1, is_merged=False) for total in totals)
         merged = self._merger.merge(offer)
-        if merged.failed:
+        if merged.failed and not (offer.is_last and merged.failed == self._ending):
             self._note(f"{merged.failed}: from step {self._step} on each rank records numbers of its own")
         return iter(merged.blocks), (_Number(*total) for total in merged.totals)
 

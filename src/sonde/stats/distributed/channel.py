@@ -41,17 +41,23 @@ class Channel:
 
     Args:
         timeout: seconds.
+        place: returns how far the training of this rank has come.
+
+    Attributes:
+        ending: a sentence that says where this rank has ended, once the last wait has begun: from then on this rank does not wait
+            for others that have come further.
 
     Raises:
         RankError: not all ranks came.
     """
 
-    def __init__(self, group: Group, timeout: float) -> None:
+    def __init__(self, group: Group, timeout: float, place: Callable[[], int] = lambda: 0) -> None:
         self.group = group
         self.timeout = timeout
         self.deadline: tuple[float, float] | None = None
         self.lost: LostError | None = None
-        self.beats = _Beats(group, min(_BEAT * max(1.0, group.size / _MANY), timeout / 4))
+        self.ending = ""
+        self.beats = _Beats(group, place, min(_BEAT * max(1.0, group.size / _MANY), timeout / 4))
         try:
             self._gloo = Gloo(group.store.part("gloo"), group.rank, group.size, group.seconds)
         except RuntimeError as error:
@@ -153,6 +159,7 @@ class _Watch:
         self._next = time.monotonic() + min(_LOOK, channel.beats.every)
         self._next_signs = self._next
         self._was_gone = False
+        self._was_ahead = False
         self._seen: dict[int, tuple[int, float]] = {}  # of each rank: the number of the last sign, and when it was new
 
     def look(self) -> None:
@@ -177,10 +184,15 @@ class _Watch:
                 self._was_gone = True
             if not reads_signs:
                 return
-            self._next_signs = now + channel.timeout / _SELDOM
+            self._next_signs = now + (channel.beats.every if channel.ending else channel.timeout / _SELDOM)
             signs = channel.beats.read()
         except RuntimeError:
             return  # the store went with the process that held it: its connections close, too
+        if channel.ending:
+            is_ahead = any(sign.place > channel.beats.place() for sign in signs.values())
+            if is_ahead and self._was_ahead:  # it may wait for this rank, and offers no more
+                raise LostError(channel.ending)
+            self._was_ahead = is_ahead
         for rank, sign in signs.items():
             if rank not in self._seen or self._seen[rank][0] != sign.number:
                 self._seen[rank] = sign.number, now
@@ -221,9 +233,10 @@ class _Watch:
 
 
 class _Sign(NamedTuple):
-    """A sign of life: its number, and the step that the rank had come to, as in its last offer."""
+    """A sign of life: its number; how far the training had come; and the step of the rank's last offer."""
 
     number: int
+    place: int
     when: int
     label: str
 
@@ -234,10 +247,12 @@ class _Beats:
     Attributes:
         every: seconds between two signs.
         when: the step that this rank merges.
+        place: returns how far the training of this rank has come.
     """
 
-    def __init__(self, group: Group, every: float) -> None:
+    def __init__(self, group: Group, place: Callable[[], int], every: float) -> None:
         self.every = every
+        self.place = place
         self.when = -1
         self._label = ""
         self._group = group
@@ -253,7 +268,7 @@ class _Beats:
         self.when, self._label = when, label
 
     def _beat(self, number: int) -> None:
-        self._group.store.set(f"alive/{self._group.rank}", f"{number} {self.when} {self._label}")
+        self._group.store.set(f"alive/{self._group.rank}", f"{number} {self.place()} {self.when} {self._label}")
 
     def _run(self) -> None:
         number = 0
@@ -273,8 +288,8 @@ class _Beats:
     def read(self) -> dict[int, _Sign]:
         """Return the last sign of each other rank."""
         others = [rank for rank in range(self._group.size) if rank != self._group.rank]
-        signs = [text.split(" ", 2) for text in self._group.store.get_all([f"alive/{rank}" for rank in others])]
-        return {rank: _Sign(int(sign[0]), int(sign[1]), sign[2]) for rank, sign in zip(others, signs, strict=True)}
+        signs = [text.split(" ", 3) for text in self._group.store.get_all([f"alive/{rank}" for rank in others])]
+        return {rank: _Sign(int(sign[0]), int(sign[1]), int(sign[2]), sign[3]) for rank, sign in zip(others, signs, strict=True)}
 
 
 def _place(ranks: Sequence[int], signs: Mapping[int, _Sign]) -> str:

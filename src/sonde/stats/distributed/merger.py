@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -33,14 +33,15 @@ class Merger:
     Args:
         group: of all ranks; on each, a Merger is made at the same place.
         timeout: how many seconds a rank may show no sign of life.
+        place: returns how far the training of this rank has come, a number that grows; called in another thread.
 
     Raises:
         RankError: the ranks could not connect with each other.
     """
 
-    def __init__(self, group: Group, *, timeout: float = 300.0) -> None:
+    def __init__(self, group: Group, *, timeout: float = 300.0, place: Callable[[], int] = lambda: 0) -> None:
         group = group.again()
-        self._channel = Channel(group, timeout)
+        self._channel = Channel(group, timeout, place)
         self._process = os.getpid()
         self._layout = Layout(group.rank, [KeyList([]).text], [0] * group.size, None)
         self._held: dict[int, tuple[Statistic, Sequence[Key | None], int]] = {}  # by the id of the keys: the round, too
@@ -60,6 +61,8 @@ class Merger:
         if not self.failed:
             try:
                 self._channel.beats.tell(offer.when, offer.label)
+                if offer.is_last:
+                    self._channel.ending = f"rank {self._channel.group.rank} ended after {offer.label}"
                 merged = self._merged(offer.when, blocks)
                 return Merged(merged[:-1], totals_of(offer.totals, merged[-1]))
             except LostError:

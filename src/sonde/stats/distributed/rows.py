@@ -82,12 +82,14 @@ class Offer:
     Attributes:
         when: a number that grows from offer to offer, equal on all ranks for the same step.
         label: the same in words, as ``"step 120"``, for what is said of a rank that was lost.
+        is_last: this rank makes no other offer. It does not wait for ranks that have gone on to a step that it will never make.
     """
 
     when: int
     blocks: Sequence[Rows] = ()
     totals: Sequence[Total] = ()
     label: str = ""
+    is_last: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
