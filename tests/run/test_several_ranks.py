@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import numpy as np
+
 from sonde.inspector.sinks.base import memory
 from sonde.inspector.sinks.replay import play
 from sonde.run.recorded_findings import findings_in
 from sonde.run.run import open_run
-from sonde.run.schema import Layout
+from sonde.run.schema import Layout, main_families
 from sonde.run.store.open import join_run, start_run
+from sonde.view.plots.layer_series import Known
 
 
 def test_of_several_ranks_each_place_is_read_once(tmp_path: Path) -> None:
@@ -38,3 +41,17 @@ def test_of_several_ranks_each_place_is_read_once(tmp_path: Path) -> None:
         ("head:output", 2.0, "rank", 12),
     ]
     assert run.table("moments").num_rows == 36
+
+
+def test_rows_of_each_rank_beside_merged_ones_are_read_only_by_their_name(tmp_path: Path) -> None:
+    merged, own = Layout(["fc:output"], scope="data-parallel"), Layout(["fc:output"], scope="rank")
+    with start_run(tmp_path / "run") as writer:
+        for family, layout, dead in (("activation", merged, 0.5), ("activation_rank", own, 0.75), ("effective_rank", merged, 3.0)):
+            name = "value" if family == "effective_rank" else "call_death"
+            writer.append(family, layout, {name: np.array([dead])}, step=0)
+    run = open_run(tmp_path / "run")
+    assert run.series("fc", "call_death")[1].tolist() == [0.5]
+    assert run.series("fc", "call_death", family="activation_rank")[1].tolist() == [0.75]
+    assert run.heatmap("call_death").values.tolist() == [[0.5]]
+    assert Known.of(run).family_with("call_death", "output") == "activation"
+    assert main_families(run.families) == ["activation", "effective_rank"]

@@ -21,7 +21,7 @@ from sonde.run.folder.duckdb_sql import check_query, condition, connect, connect
 from sonde.run.folder.run_json import Description
 from sonde.run.folder.source import Answer, Ask, DiskSource, Source
 from sonde.run.heatmap import Heatmap, Reduce, heatmap_of
-from sonde.run.schema import KEYS, READ_ORDER, encodable
+from sonde.run.schema import KEYS, READ_ORDER, encodable, main_families
 from sonde.site import PORTS, Port, Site
 from sonde.suggest import unknown_name
 
@@ -341,10 +341,11 @@ class Run:
         return unknown_name(kind, asked, there, self._source.name)
 
     def _family_of(self, connection: duckdb.DuckDBPyConnection, families: tuple[str, ...], number: str, family: str | None) -> str:
-        """The family that has *number*: *family* if given, otherwise the only one."""
+        """The family that has *number*: *family* if given, otherwise the only one, of the main families first."""
         searched = [self._known(family, families)] if family is not None else [f for f in families if f not in _SINGLE]
         columns = {each: _numbers(connection, each) for each in searched}
         having = [each for each, names in columns.items() if number in names]
+        having = [each for each in having if each in main_families(families)] or having
         if len(having) == 1:
             return having[0]
         if having:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -32,6 +32,7 @@ __all__ = [
     "check_family",
     "check_number",
     "encodable",
+    "main_families",
     "may_be_family",
     "whole_number",
 ]
@@ -196,6 +197,18 @@ def check_family(name: str) -> str:
 def may_be_family(name: str) -> bool:
     """Return whether *name* can name a family of a run, of numbers or not."""
     return name in ("scalars", "alerts") or (_FAMILY.fullmatch(name) is not None and name not in _RESERVED)
+
+
+def main_families(families: Iterable[str]) -> list[str]:
+    """Return the *families* that are not beside another: none of evaluation passes, of single backward passes, or of each rank.
+
+    Names of the first two end with ``_eval`` and ``_micro``; those of rows of each rank with ``_rank``, next to a family without
+    this ending (a lens may be named ``effective_rank``).
+    """
+    there = list(families)
+    return [
+        each for each in there if not each.endswith(("_eval", "_micro")) and each.removesuffix("_rank") not in {*there} - {each}
+    ]
 
 
 def check_number(name: str) -> str:

@@ -39,6 +39,7 @@ def agreeing() -> list[object]:
     found: list[object] = [
         error_of(lambda: group.agree({"lenses": ["moments"], "every": 10 + rank})),
         error_of(lambda: group.agree({"a": 1, **({"b": None} if rank else {})})),
+        error_of(lambda: group.agree({"lens": f"{'a' * 500}{rank}{'z' * 500}"})),
         group.broadcast(lambda: f"made by {rank}"),
         error_of(lambda: group.broadcast(write if rank else lambda: 1 / 0)),
         group.together(lambda: rank * 10),
@@ -54,10 +55,16 @@ def test_ranks_agree_or_raise_the_same_error() -> None:
     first, second = values(on_ranks(2, agreeing))
     every = "RankError: the ranks do not agree on every: rank 0 has 10, rank 1 has 11; give all ranks the same"
     missing = "RankError: the ranks do not agree on b: rank 0 has nothing, rank 1 has null; give all ranks the same"
+    ends = "a" * 30, "z" * 89
+    first_piece, second_piece = (f"...{ends[0]}{rank}{ends[1]}..." for rank in (0, 1))
+    long = (
+        f"RankError: the ranks do not agree on lens: rank 0 has {first_piece}, rank 1 has {second_piece}; give all ranks the same"
+    )
     zero = "ZeroDivisionError: division by zero"
     assert first == [
         every,
         missing,
+        long,
         "made by 0",
         zero,
         0,
@@ -65,7 +72,7 @@ def test_ranks_agree_or_raise_the_same_error() -> None:
         {0: {"of": 0}, 1: {"of": 1}},
         "again",
     ]
-    assert second == [every, missing, "made by 0", f"RankError: rank 0: {zero}", 10, "PermissionError: no", {}, "again"]
+    assert second == [every, missing, long, "made by 0", f"RankError: rank 0: {zero}", 10, "PermissionError: no", {}, "again"]
 
 
 def alone_first() -> list[str]:

@@ -20,6 +20,7 @@ T = TypeVar("T")
 
 _NAP = 0.005  # seconds between two looks into the store, at first
 _LONGEST_NAP = 0.1
+_LONGEST = 120  # characters of a value in an error
 
 
 def join(name: str, *, seconds: float = 20.0, alone: bool = True) -> Group | None:
@@ -254,9 +255,9 @@ def _first_difference(answers: list[dict[str, Any]]) -> None:
         if others:
             alike = [rank for rank in others if _are_alike(answers[rank], answers[others[0]], key)]
             has = "has" if len(alike) == 1 else "have"
+            here, there = _from_difference(mine, _shown(answers[others[0]], key))
             raise RankError(
-                f"the ranks do not agree on {key}: rank 0 has {mine}, {in_words(alike)} {has} {_shown(answers[others[0]], key)}; "
-                "give all ranks the same"
+                f"the ranks do not agree on {key}: rank 0 has {here}, {in_words(alike)} {has} {there}; give all ranks the same"
             )
 
 
@@ -269,3 +270,17 @@ def _shown(answer: Mapping[str, Any], key: str) -> str:
         return "nothing"
     value = answer[key]
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True, ensure_ascii=False)
+
+
+def _from_difference(one: str, other: str) -> tuple[str, str]:
+    """Return both texts, of long ones only a piece around the first character in which they differ."""
+    at = next((place for place, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), min(len(one), len(other)))
+
+    def piece(text: str) -> str:
+        if len(text) <= _LONGEST:
+            return text
+        start = max(0, at - _LONGEST // 4)
+        shown = text[start : start + _LONGEST]
+        return f"{'...' if start else ''}{shown}{'...' if start + _LONGEST < len(text) else ''}"
+
+    return piece(one), piece(other)

@@ -14,11 +14,12 @@ from sonde.errors import ArgumentError
 from sonde.paths import absolute_path
 from sonde.run.graph.data import PlainGraph
 from sonde.run.run import Run
+from sonde.run.schema import main_families
 from sonde.site import PORTS, Site
 from sonde.view.graph.page import to_html
 from sonde.view.page import in_frame
 from sonde.view.plots.layer_names import spaced
-from sonde.view.plots.layer_series import ASIDE, Known, Matrix, matrix
+from sonde.view.plots.layer_series import Known, Matrix, matrix
 from sonde.view.plots.number_names import main_number
 
 __all__ = ["GraphPage", "graph_page"]
@@ -93,7 +94,7 @@ def graph_page(run: Run, *numbers: str, port: str | None = None, where: str | No
 
 def _main_numbers(known: Known) -> Iterator[str]:
     """Yield the main number of each family once, and the share of dead units."""
-    families = {family: names for family, names in known.numbers.items() if not family.endswith(ASIDE)}
+    families = {family: known.numbers[family] for family in main_families(known.numbers)}
     mains = [main_number(names, {}, known.described[family]) for family, names in families.items()]
     dead = ["call_death"] if any("call_death" in names for names in families.values()) else []
     yield from sorted(dict.fromkeys([*(name for name in mains if name is not None), *dead]), key=lambda name: name != "rms")

@@ -14,18 +14,16 @@ from sonde.number import Number, described, number_of
 from sonde.run.folder.duckdb_sql import condition, literal, quoted
 from sonde.run.heatmap import Heatmap, Reduce
 from sonde.run.run import Run
+from sonde.run.schema import main_families
 from sonde.site import PORTS, Site
 from sonde.suggest import unknown_name
 from sonde.view.aggregation import point_of, starts_of
 from sonde.view.plots.layer_names import Include, chosen
 from sonde.view.plots.number_names import recorded_by
 
-__all__ = ["ASIDE", "FIRST_ROWS", "Known", "Matrix", "Powers", "epochs_of", "kinds_of", "matrix", "powers"]
+__all__ = ["FIRST_ROWS", "Known", "Matrix", "Powers", "epochs_of", "kinds_of", "matrix", "powers"]
 
 _DEFECTS = {"nan": 3, "nonfinite": 2, "inf": 1}  # counts of the elements which other numbers leave out, with their codes
-ASIDE = ("_eval", "_micro")
-"""The endings of families of evaluation passes, and of single backward passes."""
-
 
 FIRST_ROWS = "the first rows come within ten seconds of the first logged step"
 """When a run of which nothing was recorded yet has something to show."""
@@ -255,7 +253,7 @@ class Known:
         having = [each for each, names in self.numbers.items() if number in names and family in (None, each)]
         having = [each for each in having if port in self.ports[each]]
         if family is None:
-            having = [each for each in having if not each.endswith(ASIDE)] or having
+            having = [each for each in having if each in main_families(self.numbers)] or having
         if "moments" in having:
             return "moments"
         if len(having) == 1:

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from sonde.errors import ArgumentError
 from sonde.paths import absolute_path
 from sonde.run.run import Run
+from sonde.run.schema import main_families
 from sonde.view.aggregation import BANDS, POINTS
 from sonde.view.plots.activation import activation
 from sonde.view.plots.canvas import Theme
 from sonde.view.plots.exponents import exponents
 from sonde.view.plots.gradient_flow import gradient_flow
 from sonde.view.plots.heatmap import heatmap
-from sonde.view.plots.layer_series import ASIDE, Known
+from sonde.view.plots.layer_series import Known
 from sonde.view.plots.lines import lines
 from sonde.view.plots.number_names import main_number
 from sonde.view.plots.scalars import scalars
@@ -47,11 +48,10 @@ def plan(run: Run) -> dict[str, Drawing]:
     if "scalars" in run.families:
         found["scalars"] = _scalars(run, wishes.get("scalars", {}))
     known = Known.of(run)
-    for family in known.numbers:
-        if not family.endswith(ASIDE):
-            for port in known.ports[family]:
-                for name, drawing in _of_family(run, family, port, known, wishes.get(family, {})):
-                    found.setdefault(name, drawing)
+    for family in main_families(known.numbers):
+        for port in known.ports[family]:
+            for name, drawing in _of_family(run, family, port, known, wishes.get(family, {})):
+                found.setdefault(name, drawing)
     if (known.has("rms", "update") and known.has("rms", "param")) or known.has("ratio", "update"):
         found["update_ratio"] = partial(update_ratio, run)
     return found

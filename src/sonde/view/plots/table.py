@@ -13,11 +13,12 @@ from sonde.number import number_of
 from sonde.rules import Finding
 from sonde.run.folder.duckdb_sql import literal, of_rank, quoted
 from sonde.run.run import Run
+from sonde.run.schema import main_families
 from sonde.site import Site
 from sonde.suggest import nearest_steps
 from sonde.view.layer_table import NO_ELEMENTS, TONES, LayerRow, Note, Quantity, layer_table, notes_of, worst
 from sonde.view.plots.layer_names import Include, chosen
-from sonde.view.plots.layer_series import ASIDE, FIRST_ROWS, Known, kinds_of
+from sonde.view.plots.layer_series import FIRST_ROWS, Known, kinds_of
 from sonde.view.table import Grid
 
 __all__ = ["table"]
@@ -121,7 +122,7 @@ class _Moment:
 
 def _moment(run: Run, known: Known, recent: int, step: int | None) -> _Moment | None:
     """The last *recent* logged steps of the last epoch, or *step* alone; None of a run without rows."""
-    families = [family for family in known.numbers if not family.endswith(ASIDE)]
+    families = main_families(known.numbers)
     if not families:
         return None
     parts = " UNION ".join(f"SELECT epoch, step FROM {quoted(family)}" for family in families)
