@@ -88,7 +88,7 @@ def test_ranks_that_cannot_merge_are_told_why() -> None:
         "ArgumentError: merged() cannot join what ranks have of refused.<locals>.<lambda>: it is no statistic"
     )
     assert first[1] == (
-        'RankError: the ranks do not agree on the statistic: rank 0 has "Norm()", rank 1 "Moments()"; give all ranks the same'
+        "RankError: the ranks do not agree on the statistic: rank 0 has Norm(), rank 1 has Moments(); give all ranks the same"
     )
 
 
