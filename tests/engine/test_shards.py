@@ -131,7 +131,9 @@ def trained(kind: str, observed: bool = True) -> list[list[float]]:
     return [local_of(parameter) for parameter in module.parameters()]
 
 
-@pytest.mark.parametrize("kind", ["fsdp", "local", "tensor", "sequence"])
+@pytest.mark.parametrize(
+    "kind", ["fsdp", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("local", "tensor", "sequence"))]
+)
 @pytest.mark.filterwarnings("ignore::sonde.errors.ObservationWarning")
 def test_an_instrument_on_one_rank_alone_neither_waits_for_the_other_nor_changes_anything(kind: str) -> None:
     seen = on_ranks(2, trained, kind, limit=60, check=False)
@@ -328,7 +330,17 @@ def wrapped(how: str) -> tuple[list[str], set[str]]:
     return sites, types
 
 
-@pytest.mark.parametrize("how", ["FSDP2", "checkpoint FSDP2", "FSDP1", "checkpoint FSDP1", "DDP", "checkpoint DDP compile"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "FSDP2",
+        "DDP",
+        *(
+            pytest.param(how, marks=pytest.mark.slow)
+            for how in ("checkpoint FSDP2", "FSDP1", "checkpoint FSDP1", "checkpoint DDP compile")
+        ),
+    ],
+)
 def test_wrappers_leave_names_and_types_as_they_are(how: str) -> None:
     bare = values(on_ranks(1, wrapped, ""))[0]
     for sites, types in values(on_ranks(2, wrapped, how)):

@@ -40,7 +40,7 @@ def ended(tmp_path: Path, code: str) -> subprocess.CompletedProcess[str]:
     [
         ("", 0, ""),
         pytest.param("sys.exit(3)", 3, "", marks=pytest.mark.slow),
-        ("raise KeyError('the training failed')", 1, "the training failed"),
+        pytest.param("raise KeyError('the training failed')", 1, "the training failed", marks=pytest.mark.slow),
         pytest.param("import atexit; atexit.register(train, 0)", 0, "", marks=pytest.mark.slow),
         pytest.param("thread = threading.Thread(target=train, args=(5,)); thread.start()", 0, "", marks=pytest.mark.slow),
     ],
@@ -74,6 +74,7 @@ def test_a_visualizer_is_shown_the_whole_run_at_exit(tmp_path: Path) -> None:
     assert not done.stderr
 
 
+@pytest.mark.slow
 def test_a_forked_child_that_exits_ends_nothing(tmp_path: Path) -> None:
     """Its exit functions leave the parent's run alone."""
     done = ended(

@@ -169,6 +169,7 @@ def by_time(folder: Path, given: dict[str, Any]) -> None:
     loop(40, to=folder / "run", per_rank=True, **given)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", [{"every": "2ms"}, {"budget": "5%", "every": 2}], ids=["time", "budget"])
 def test_all_ranks_log_the_steps_that_rank_0_chooses(tmp_path: Path, given: dict[str, Any]) -> None:
     on_ranks(2, by_time, tmp_path, given)
@@ -254,6 +255,7 @@ def read_where_ranks_log_other_steps(folder: Path) -> int:
     return rank
 
 
+@pytest.mark.slow
 def test_reading_a_run_waits_for_other_ranks_no_longer_than_the_time_out(tmp_path: Path) -> None:
     """They may need this rank to come on: here each rank logs the steps that the other does not."""
     ranks = on_ranks(2, read_where_ranks_log_other_steps, tmp_path, limit=40, check=False)  # the first to end is said to have ended

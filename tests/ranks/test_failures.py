@@ -104,6 +104,7 @@ def clean_but(ranks: list[Rank], *left: int) -> str:
     return texts.pop()
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_killed_leaves_the_others_with_rows_of_their_own(tmp_path: Path) -> None:
     ranks = on_ranks(3, train, tmp_path / "run", {1: "killed"}, check=False, limit=PATIENCE)
     warning = clean_but(ranks, 1)

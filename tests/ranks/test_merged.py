@@ -108,6 +108,7 @@ def watched(folder: str) -> None:
         training.step(0)
 
 
+@pytest.mark.slow
 def test_norms_of_models_of_their_own_are_each_ranks_own(tmp_path: Path) -> None:
     """Also those before clipping: no number mixes the gradients of two models."""
     values(on_ranks(2, watched, str(tmp_path / "run")))

@@ -278,6 +278,7 @@ def test_without_tensorboard_the_error_says_what_to_install(monkeypatch: pytest.
         TensorBoard(tmp_path)
 
 
+@pytest.mark.slow
 def test_sinks_import_neither_tensorboard_nor_matplotlib() -> None:
     import subprocess
 
@@ -313,6 +314,7 @@ def test_print_goes_to_the_standard_output_of_the_moment(capsys: pytest.CaptureF
     assert "act" not in printed
 
 
+@pytest.mark.slow
 def test_pictures_are_drawn_over_those_of_the_epoch_before(tmp_path: Path) -> None:
     shown = Pictures(tmp_path / "out", theme="dark")
     play(recorded(2, 2), shown)

@@ -45,6 +45,7 @@ def sync() -> list[RunningMeanVar]:
     return [every, between, some]
 
 
+@pytest.mark.slow
 def test_every_rank_gets_the_numbers_of_all() -> None:
     """Equal on all ranks, bit by bit, unless numbers came in between, which only this rank has."""
     first, second, third = values(on_ranks(3, sync))

@@ -285,6 +285,7 @@ def test_new_keys_on_one_rank_are_exchanged_once() -> None:
             collectives.calls.clear()
 
 
+@pytest.mark.slow
 def test_keys_that_are_new_objects_in_every_step_are_forgotten() -> None:
     row = row_of(Moments(), torch.ones(2))
     with mergers(1) as (made, _):

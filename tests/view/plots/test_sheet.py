@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from tests.view.plots.drawn import texts_of, written
 
@@ -10,6 +11,7 @@ from sonde.run.store.memory_writer import memory_run
 from sonde.view import plots
 
 
+@pytest.mark.slow
 def test_a_sheet_has_each_picture_as_it_is_drawn_alone_and_none_above_another() -> None:
     run = written()
     figure = plots.sheet(run)
