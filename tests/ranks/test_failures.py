@@ -143,9 +143,14 @@ def test_a_rank_that_leaves_its_loop_lets_the_others_go_on(tmp_path: Path, how: 
     assert own == {0: list(range(WHEN, STEPS)), 1: []}
 
 
+def train_patiently(folder: Path, plan: dict[int, str]) -> dict[str, Any]:
+    """Train as :func:`train`; a rank that has ended waits for the others."""
+    return train(folder, plan, exit_timeout=PATIENCE)
+
+
 @pytest.mark.slow
 def test_a_rank_in_a_long_evaluation_is_waited_for(tmp_path: Path) -> None:
-    ranks = on_ranks(2, train, tmp_path / "run", {1: "evaluates"}, limit=PATIENCE)
+    ranks = on_ranks(2, train_patiently, tmp_path / "run", {1: "evaluates"}, limit=PATIENCE)
     assert [rank.value["steps"] for rank in ranks] == [STEPS, STEPS]
     assert merged_and_own(open_run(tmp_path / "run"), {0: STEPS, 1: STEPS}) == (list(range(STEPS)), {0: [], 1: []})
 
