@@ -14,13 +14,13 @@ from sonde import rules
 from sonde.rules import Finding
 from sonde.run.defects import FirstDefect
 from sonde.run.place_history import RECENT, Growth, History, Numbers, Streaks, extended
+from sonde.run.schema import main_families
 from sonde.run.store.rows import RowBlock
 
 __all__ = ["Findings"]
 
 _NAMED = 3
 _FEW = 3  # weights: with fewer, none can be far from the others
-_ASIDE = ("_eval", "_micro", "_rank")
 _GRADIENTS = ("grad_norm", "grad_norm_raw")
 _SPIKING = ("loss", *_GRADIENTS, "update_norm")
 _KEPT, _START, _LEAST_SPREAD = 128, 10, 0.02
@@ -36,11 +36,13 @@ class Findings:
         self._sizes: dict[tuple[str, str], _Sizes] = {}  # by family and model
         self._deaths: dict[tuple[str, str], _Deaths] = {}
         self._scalars: dict[str, _Scalar] = {}
+        self._families: set[str] = set()
 
     def look(self, block: RowBlock, matrices: Mask) -> None:
         """Look at finished rows of one model; *matrices*: which rows of the layout are of parameters of two dimensions or more."""
         self._defect.look(block)
-        if block.family.endswith(_ASIDE) or not len(block):
+        self._families.add(block.family)
+        if block.family not in main_families(self._families) or not len(block):
             return
         key = block.family, next(iter(block.layout.model), "")
         if "rms" in block.numbers:

@@ -40,19 +40,27 @@ class RowKeys:
         self.reasons: dict[tuple[str, Site], str] = {}
 
     def of(
-        self, family: str, statistic: RowStatistic, rows: Iterable[tuple[Site, int, SiteHook]], *, micro_step: bool = False
+        self,
+        family: str,
+        statistic: RowStatistic,
+        rows: Iterable[tuple[Site, int, SiteHook]],
+        *,
+        micro_step: bool = False,
+        moment: str = "",
     ) -> tuple[Key | None, ...]:
-        """Return the key of each row, given by its site, its call and its hook; None for a row that stays of this rank."""
+        """Return the key of each row, given by its site, its call and its hook; None for a row that stays of this rank.
+
+        Rows of one site at another *moment* of a step are of another tensor: gradients before and after the loop averages them.
+        """
         if not isinstance(statistic, Statistic):
             why = f"numbers of this rank alone: the pairs of {type(statistic).__name__} do not join those of other ranks"
             sites = [site for site, _, _ in rows]
             self.reasons.update({(family, site.at("")): why for site in sites})
             return (None,) * len(sites)
         is_of_whole = any(field.per == "call" and field.merge == "sum" for field in statistic.fields)
-        return tuple(self._key(family, site, call, hook, is_of_whole, micro_step) for site, call, hook in rows)
+        return tuple(self._key((family, str(site), call, moment), site, hook, is_of_whole, micro_step) for site, call, hook in rows)
 
-    def _key(self, family: str, site: Site, call: int, hook: SiteHook, is_of_whole: bool, micro_step: bool) -> Key | None:
-        place = (family, str(site), call)
+    def _key(self, place: tuple[str, str, int, str], site: Site, hook: SiteHook, is_of_whole: bool, micro_step: bool) -> Key | None:
         if site.port in MODULE_PORTS:
             return Key(place, self._first, None, self._sort(hook))
         why = "gradients of this rank alone: they are not yet those of all ranks"
@@ -61,7 +69,7 @@ class RowKeys:
             if piece is not None and (piece.is_whole or not is_of_whole):
                 return Key(place, ALL, piece, str(piece.whole))
             why = "numbers of this rank's part alone: those of parts do not make those of the whole"
-        self.reasons[family, site.at("")] = why
+        self.reasons[place[0], site.at("")] = why
         return None
 
     def _sort(self, hook: SiteHook) -> str:

@@ -110,7 +110,7 @@ class ParameterRows:
                     (self.port,) * len(hooks),
                     np.zeros(len(hooks), bool),
                     np.ones(len(hooks)),
-                    None if self.keys is None else self.keys.of(self._name, self.table.statistic, places),
+                    None if self.keys is None else self.keys.of(self._name, self.table.statistic, places, moment=self._name),
                 ),
             )
         return self._index[1]

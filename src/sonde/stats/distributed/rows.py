@@ -28,7 +28,7 @@ class Key:
 
     Attributes:
         place: texts and numbers that name the row: the family, and then what names the tensor, alike in all families, as the
-            micro-step, the site, the leaf and the call.
+            site with its leaf, the call, and the moment within the step.
         group: the first rank of the ranks whose rows join, as those of one data-parallel group; ``ALL`` for all ranks.
         piece: the part of a parameter that this rank holds, with a ``repr`` that names it and, as a ``Piece`` has it, a ``shape``.
             Of the ranks with the same piece the lowest counts, and the others add nothing; where their rows differ, each rank
