@@ -18,9 +18,11 @@ from tests.inspector.pipeline.batches import NORMS, Fussy, batch_of, moments_of,
 from sonde.errors import ObservationWarning
 from sonde.inspector.pipeline.batch import Batch, RawRows
 from sonde.inspector.pipeline.batch_writer import LIMITS, BatchWriter
+from sonde.inspector.ranks import Participation
 from sonde.inspector.sinks import memory
 from sonde.inspector.sinks.base import LoggedRows, Rows, RunSink, Scalar, Sink
 from sonde.run.run import open_run
+from sonde.run.schema import Scope
 from sonde.run.store.memory_writer import memory_run
 from sonde.run.store.open import start_run
 from sonde.stats import Moments
@@ -96,13 +98,16 @@ def writers() -> list[threading.Thread]:
 # What sinks are given
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_sinks_and_runs_get_every_row(seed: int) -> None:
-    """A sink of one moment at a time, and a run, through the thread; a run written one moment at a time is the same."""
+@pytest.mark.parametrize(("seed", "scope"), [(0, "global"), (1, "global"), (2, "global"), (2, "rank")])
+def test_sinks_and_runs_get_every_row(seed: int, scope: Scope) -> None:
+    """A sink of one moment at a time, and a run, through the thread; a run written one moment at a time is the same.
+
+    A rank that joins no others takes the same way, and several moments at once.
+    """
     batches = random_training(seed)
     expected = list(one_by_one(batches))
     kept, run, copied = Kept(), memory(), memory()
-    writer = BatchWriter([kept, run], PATIENT)
+    writer = BatchWriter([kept, run], PATIENT, part=Participation(scope=scope))
     for batch in batches:
         writer.put(batch)
     with warnings.catch_warnings():
@@ -115,6 +120,8 @@ def test_sinks_and_runs_get_every_row(seed: int) -> None:
     for family in run.run().families:
         found, once = (sorted(map(str, each.run().table(family).to_pylist())) for each in (run, copied))  # as text, NaN is NaN
         assert found == once
+    assert max(kept.pieces) > max(len(batch.rows) for batch in batches)
+    assert {entry.scope for entry in kept.entries if isinstance(entry, Scalar) and "norm" in entry.name} == {scope}
     norms, values = run.run().scalar("grad_norm")
     given = [entry for entry in kept.entries if isinstance(entry, Scalar) and entry.name == "grad_norm"]
     assert norms.tolist() == [entry.step for entry in given]

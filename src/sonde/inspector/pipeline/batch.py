@@ -80,9 +80,9 @@ class PendingScalar:
         """Return the sum, once the copy has arrived."""
         return self.total if self.place is None else float(arrays[self.place])
 
-    def read(self, arrays: Sequence[npt.NDArray[np.float64]]) -> Scalar:
+    def read(self, arrays: Sequence[npt.NDArray[np.float64]], scope: Scope = "global") -> Scalar:
         """Return the mean, once the copy has arrived."""
-        return self.of(self.read_total(arrays) / self.count)
+        return self.of(self.read_total(arrays) / self.count, scope)
 
     def of(self, number: float, scope: Scope = "global", ranks: int = 1) -> Scalar:
         """Return the scalar for *number*, the mean, or the sum of squares over all ranks."""

@@ -44,7 +44,7 @@ class BatchWriter:
         lost: batches for which there was no room.
         has_written: whether the sinks have rows.
         ended: by family or sink, the error after which it got no more rows.
-        merging: joins the batches with those of other ranks; None in a training of one process.
+        merging: joins the batches with those of other ranks; None where nothing is joined.
 
     Args:
         sinks: get the rows.
@@ -68,17 +68,19 @@ class BatchWriter:
         self.ended: dict[str, str] = {}
         self._sinks = list(sinks)
         self._problems = WarnOnce("{}. The training goes on")
-        several = part is not None and part.scope == "rank"
-        self._finishing = Finishing(self._failed, self._problems.note, self.findings.look_aside, shares_norms=several)
+        part = part or Participation()
+        self._finishing = Finishing(
+            self._failed, self._problems.note, self.findings.look_aside, part.scope, shares_norms=merger is not None
+        )
         norms = self._finishing.norms_before
-        self.merging = None if part is None or not several else Merging(part, merger, norms, self._problems.note)
+        self.merging = None if merger is None else Merging(part, merger, norms, self._problems.note)
         self._counted: dict[RowIndex, npt.NDArray[np.float64]] = {}
         self._at_once = 1  # batches to a piece; the first piece shows how long they take
         threads = [sink.writer.thread for sink in sinks if isinstance(sink, RunSink)]
         shared = next((thread for thread in threads if thread is not None and thread.is_running), None)
         self._owned = shared is None
         self._thread = shared or WriterThread()
-        if part is not None and merger is not None:
+        if merger is not None:
             self._thread.patience = part.timeout
         self._queue: WriteQueue[Batch] = WriteQueue(
             self._thread, self._write_some, limits, self._problems, "the sinks do not keep up; steps are lost"

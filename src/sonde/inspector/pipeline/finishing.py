@@ -11,6 +11,7 @@ import numpy.typing as npt
 from sonde.inspector.measurement.row_index import RowIndex
 from sonde.inspector.pipeline.batch import Batch, Join, PendingScalar, RawRows
 from sonde.inspector.sinks.base import LoggedRows, RowBlock, Scalar
+from sonde.run.schema import Scope
 
 __all__ = ["Arrays", "Finishing"]
 
@@ -42,6 +43,7 @@ class Finishing:
         failed: called with the row index of a statistic that has raised, and its error.
         note: called with a problem in words that loses no rows.
         aside: called with rows that are not written, and their role: ``start`` or ``raw``.
+        scope: how much of the training the numbers are of that no other rank has joined.
         shares_norms: the norms are those of this rank's part, and are taken with :meth:`norms_before`.
     """
 
@@ -50,6 +52,7 @@ class Finishing:
         failed: Callable[[RowIndex, Exception], None],
         note: Callable[[str], None],
         aside: Callable[[str, RowBlock], None] = lambda role, block: None,
+        scope: Scope = "global",
         *,
         shares_norms: bool = False,
     ) -> None:
@@ -57,6 +60,7 @@ class Finishing:
         self._note = note
         self._aside = aside
         self._norms = _Norms()
+        self._scope = scope
         self._shares_norms = shares_norms
 
     def norms_before(self, batches: Iterable[Batch] | None) -> list[PendingScalar]:
@@ -78,7 +82,7 @@ class Finishing:
             for raw in batch.rows:
                 model = next(iter(raw.index.layout.model), "")
                 if not self._shares_norms:
-                    logged.add_scalars([norm.read(arrays) for norm in self._norms.before(model, raw.step)])
+                    logged.add_scalars([norm.read(arrays, self._scope) for norm in self._norms.before(model, raw.step)])
                 moment = next(moments[raw.index])
                 if moment is None:
                     continue
@@ -92,14 +96,14 @@ class Finishing:
                     logged.add_moment(block, position)
                     if position == 0:
                         indices.append(raw.index)
-            logged.add_scalars([each if isinstance(each, Scalar) else each.read(arrays) for each in batch.scalars])
+            logged.add_scalars([each if isinstance(each, Scalar) else each.read(arrays, self._scope) for each in batch.scalars])
         return logged, indices
 
     def rest(self) -> LoggedRows:
         """Return the norms of the last steps. No more rows may come for these steps."""
         logged = LoggedRows([], [], [])
         if not self._shares_norms:
-            logged.add_scalars([norm.read(()) for norm in self._norms.take()])
+            logged.add_scalars([norm.read((), self._scope) for norm in self._norms.take()])
         return logged
 
     def _moments(self, parts: Sequence[tuple[RawRows, Arrays]]) -> list[_Moment | None]:

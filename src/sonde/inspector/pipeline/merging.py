@@ -37,7 +37,7 @@ class Merging:
 
     Args:
         part: how this process takes part in the run.
-        merger: merges the offers; None: each rank keeps its rows.
+        merger: merges the offers.
         norms: returns the norms of the steps before some batches (None: all norms), as squares.
         note: called with the reason why nothing is joined any more.
 
@@ -50,7 +50,7 @@ class Merging:
     def __init__(
         self,
         part: Participation,
-        merger: Merger | None,
+        merger: Merger,
         norms: Callable[[Sequence[Batch] | None], list[PendingScalar]],
         note: Callable[[str], None],
     ) -> None:
@@ -67,14 +67,13 @@ class Merging:
     def add(self, batch: Batch, arrays: Arrays) -> Iterator[_Taken]:
         """Take a batch; yield what is joined with it. Finish each before the next is asked for."""
         self._waiting.append((batch, arrays))
-        if batch.ends_interval or self._merger is None:
+        if batch.ends_interval:
             yield from self._joined()
 
     def end(self) -> Iterator[_Taken]:
         """Yield all that waits, and the last norms. The other ranks go on without this one."""
         yield from self._joined(is_end=True)
-        if self._merger is not None:
-            self._merger.close(self._ending if self._step >= 0 else "")
+        self._merger.close(self._ending if self._step >= 0 else "")
 
     @property
     def _ending(self) -> str:
@@ -133,9 +132,6 @@ class Merging:
 
     def _merged(self, offer: Offer) -> tuple[Iterator[MergedRows], Iterator[_Number]]:
         """Return what has become of the rows and of the totals of *offer*."""
-        if self._merger is None:
-            totals = [each.total / (1 if each.how == "sum" else each.count) for each in offer.totals]
-            return (_alone(each) for each in offer.blocks), (_Number(total, 1, is_merged=False) for total in totals)
         merged = self._merger.merge(offer)
         if merged.failed and not (offer.is_last and merged.failed == self._ending):
             self._note(f"{merged.failed}: from step {self._step} on each rank records numbers of its own")
@@ -173,12 +169,6 @@ class _Number(NamedTuple):
         """Return *scalar* with this value; None where another rank writes it."""
         scope: Scope = "global" if self.is_merged else "rank"
         return scalar.of(self.value, scope, self.ranks) if self.ranks else None
-
-
-def _alone(block: Rows) -> MergedRows:
-    """Return the rows of *block* as those of this rank."""
-    has = block.rows[:, 0] > 0
-    return MergedRows(block.rows, has.astype(np.intp), np.zeros(len(has), bool))
 
 
 def _pending(batch: Batch) -> list[PendingScalar]:
