@@ -24,7 +24,7 @@ DOUBLES = {
     "data": "the plain values of the folder: what a graph and what a recorded value consist of",
     "exponents": "the statistic, and the picture of it",
     "forward": "one run of the root: as the clock counts it, and as a graph records it",
-    "gradients": "hooks on gradients, and the preprocessors of gradients",
+    "gradients": "hooks on gradients, the preprocessors of gradients, and the rules about them",
     "heatmap": "the numbers of a run as sites x steps, and the picture of them",
     "lens": "the public module, and the class behind it",
     "page": "a page of HTML: what all pages share, and the graph's",
@@ -34,7 +34,7 @@ DOUBLES = {
     "scalars": "one number per step: written, and drawn",
     "table": "rows and columns: of sums (stats), and of text (view, and what fills it)",
     "tensors": "tensors: torch's private functions, a run's files, and the nodes of a graph",
-    "updates": "the statistic, and the preprocessors over it",
+    "updates": "the statistic, the preprocessors over it, and the rules about it",
 }
 """Names of modules that occur in several folders, and what they mean in each."""
 

@@ -1,0 +1,91 @@
+"""Which rules are applied, and with which thresholds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sonde.errors import ArgumentError
+from sonde.rules.finding import RULES, Finding
+from sonde.suggest import nearest
+
+__all__ = ["Chosen", "Given"]
+
+Given = Mapping[str, bool | Mapping[str, float]] | bool | None
+"""The argument ``rules=``: by rule False to leave it out, or its thresholds by name; False alone leaves out all."""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The rules that are applied.
+
+    Attributes:
+        off: the names of the rules that are not.
+        thresholds: by rule the thresholds that replace the defaults.
+        none: no rule is applied.
+    """
+
+    off: frozenset[str] = frozenset()
+    thresholds: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    none: bool = False
+
+    @staticmethod
+    def of(given: Given) -> Chosen:
+        """Return the rules that ``rules=`` names.
+
+        Raises:
+            ArgumentError: there is no such rule or threshold, or a threshold is no number; the message names the nearest.
+        """
+        if given is None or given is True:
+            return Chosen()
+        if given is False:
+            return Chosen(none=True)
+        if not isinstance(given, Mapping):
+            raise ArgumentError(f'rules={given!r}: give a mapping, as {{"dead": False, "spike": {{"deviations": 6}}}}, or False')
+        off, thresholds = set(), {}
+        for name, wanted in given.items():
+            if name not in RULES:
+                raise ArgumentError(f"rules= names {name!r}, which is no rule. {nearest(str(name), RULES)}")
+            if wanted is False:
+                off.add(name)
+            elif isinstance(wanted, Mapping):
+                thresholds[name] = {key: _checked(name, key, value) for key, value in wanted.items()}
+            elif wanted is not True:
+                raise ArgumentError(
+                    f"rules={{{name!r}: {wanted!r}}}: give False, or the rule's thresholds by name. {_of_rule(name)}"
+                )
+        return Chosen(frozenset(off), thresholds)
+
+    def described(self) -> Any:
+        """Return plain data that :meth:`of` accepts."""
+        return (
+            False if self.none else {**dict.fromkeys(sorted(self.off), False), **{n: dict(t) for n, t in self.thresholds.items()}}
+        )
+
+    def is_on(self, name: str) -> bool:
+        """Return whether the rule *name* is applied."""
+        return not self.none and name not in self.off and name in RULES
+
+    def limit(self, name: str, threshold: str) -> float:
+        """Return the *threshold* of the rule *name*."""
+        return self.thresholds.get(name, {}).get(threshold, RULES[name].thresholds[threshold])
+
+    def judge(self, name: str, *numbers: Any, **more: Any) -> Finding | None:
+        """Return what the rule *name* finds in *numbers*; None if it is not applied."""
+        if not self.is_on(name):
+            return None
+        return RULES[name].judge(*numbers, **more, **self.thresholds.get(name, {}))
+
+
+def _checked(name: str, key: str, value: Any) -> float:
+    if key not in RULES[name].thresholds:
+        raise ArgumentError(f"rules={{{name!r}: {{{key!r}: ...}}}}: the rule has no such threshold. {_of_rule(name)}")
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ArgumentError(f"rules={{{name!r}: {{{key!r}: {value!r}}}}}: a threshold is a number")
+    return float(value)
+
+
+def _of_rule(name: str) -> str:
+    known = RULES[name].thresholds
+    return f"It has {', '.join(f'{key}={value:g}' for key, value in known.items())}." if known else "It has no threshold."

@@ -1,0 +1,55 @@
+"""All rules of one place together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from sonde.rules.finding import Finding
+from sonde.rules.gradients import gradient_large, gradient_small, gradient_zero
+from sonde.rules.health import all_zero, constant, dead, nonfinite, saturated
+from sonde.rules.updates import update_large, update_small
+
+__all__ = ["of_gradient", "of_output", "of_size", "of_update"]
+
+
+def of_output(seen: Any, *, dead_share: float | None = None, saturated_share: float = 0.0) -> list[Finding]:
+    """Return the findings about an output; *seen* has ``count``, ``nan``, ``inf``, ``zeros``, ``mean`` and ``std``."""
+    if not seen.count:
+        return []
+    broken = nonfinite(seen.nan, seen.inf, seen.count)
+    if broken is not None:
+        return [broken]
+    silent = all_zero(seen.zeros, seen.count) if dead_share is None else dead(dead_share)
+    return _some([silent or constant(seen.mean, seen.std, seen.count), saturated(saturated_share)])
+
+
+def of_gradient(seen: Any, typical: float, *, what: str = "gradient") -> list[Finding]:
+    """Return the findings about a gradient; *seen* has ``count``, ``nan``, ``inf`` and ``norm``.
+
+    *typical* is the median norm of the gradients, 0 if there is none.
+
+    A gradient of one element, as that of a loss, is not compared with those of layers.
+    """
+    if not seen.count:
+        return []
+    broken = nonfinite(seen.nan, seen.inf, seen.count, what=what)
+    if broken is not None:
+        return [broken]
+    return _some([gradient_zero(seen.norm)]) or of_size(seen.norm, typical if seen.count > 1 else 0.0)
+
+
+def of_size(size: float, typical: float) -> list[Finding]:
+    """Return the findings about the *size* of a gradient; *typical* is the median of its kind, 0 if there is none."""
+    return _some([gradient_large(size, typical) or gradient_small(size, typical)])
+
+
+def of_update(update: float, weight: float) -> list[Finding]:
+    """Return the findings about the size of an update, given the size of the weight; none if that is 0 or NaN."""
+    ratio = update / weight if weight > 0 else math.nan
+    return _some([update_large(ratio) or update_small(ratio)])
+
+
+def _some(found: Iterable[Finding | None]) -> list[Finding]:
+    return [each for each in found if each is not None]
