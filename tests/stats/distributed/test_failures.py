@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.processes import Rank, on_ranks
+from tests.processes import Rank, on_ranks, values
 from torch import distributed as dist
 
 from sonde.stats import Moments
@@ -128,6 +128,50 @@ def test_a_busy_rank_is_waited_for(what: str) -> None:
 
 
 @pytest.mark.slow
+class Late:
+    """A collective whose result arrives just as a slice of the wait is over."""
+
+    def __init__(self, work: Any) -> None:
+        self.work = work
+        self.slices = 0
+
+    def wait(self, seconds: Any) -> None:
+        try:
+            self.work.wait(seconds)
+        except RuntimeError:
+            self.slices += 1
+            while not self.work.is_completed():
+                time.sleep(0.001)
+            raise
+
+    def is_completed(self) -> bool:
+        return bool(self.work.is_completed())
+
+
+def late() -> list[Any]:
+    """Merge a step for which the other rank comes after more than one slice."""
+    made = merger()
+    gloo: Any = made._channel._gloo
+    reduce, works = gloo.reduce, []
+
+    def reduced(tensor: Any, operation: Any) -> Late:
+        works.append(Late(reduce(tensor, operation)))
+        return works[-1]
+
+    gloo.reduce = reduced
+    if dist.get_rank():
+        time.sleep(0.5)
+    merged = made.merge(offer(0))
+    made.close()
+    return [merged.blocks[0].joined.tolist(), merged.failed, sum(work.slices for work in works)]
+
+
+def test_a_result_that_arrives_as_a_slice_of_the_wait_ends_is_a_result() -> None:
+    first, second = values(on_ranks(2, late))
+    assert first[:2] == second[:2] == [[2], ""]
+    assert first[2] == 1
+
+
 def test_a_store_that_ended_with_rank_0_costs_one_sentence() -> None:
     """And not the pages that torch writes where a store is used whose process has ended."""
     with socket.socket() as free:

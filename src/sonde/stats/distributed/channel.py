@@ -114,12 +114,14 @@ class Channel:
         except RuntimeError as error:
             raise LostError(watch.who_left(error)) from error
         while True:
+            had_ended = work.is_completed()
             try:
                 work.wait(_SLICE)
             except RuntimeError as error:
-                if work.is_completed():
+                if had_ended:
                     raise LostError(watch.who_left(error)) from error
-                watch.look()
+                if not work.is_completed():  # else it has ended since the slice was over: whether well, the next wait says
+                    watch.look()
             else:
                 return
 
