@@ -10,6 +10,10 @@ first call.
 Other threads may call a module while a hook is put in or taken out. Torch decides by a mark beside the hook whether the hook is
 given keyword arguments: the mark is set before the hook is put in, and removed after the hook was taken out. A thread that has
 read the hook and not the mark calls the hook without keyword arguments: every hook of a module accepts that (``NOT_GIVEN``).
+
+Compiled code is guarded by the keys of the hooks with which it was compiled. A hook is put in under the first key of sonde's own
+that is not in its dictionary. What is attached again, or to another module of the same kind, gets the same keys, so that compiled
+code is used again.
 """
 
 from __future__ import annotations
@@ -169,14 +173,14 @@ class Handle:
     A handle does not hold its hook, which may hold the handle, nor the dictionary of the hook.
 
     Attributes:
-        id: the hook's key in its dictionary.
+        id: the hook's key in its dictionary; None while the hook is out.
 
     Args:
         held: the dictionary.
         marks: dictionaries in which torch looks for a mark beside the hook.
         wrap: makes of a hook what is put into the dictionary.
         first: the hook is called before the others.
-        key: of a hook that is there already; by default a new key.
+        key: of a hook that is there already; None if there is none as yet.
     """
 
     __slots__ = ("_first", "_held", "_marks", "_wrap", "id")
@@ -190,7 +194,7 @@ class Handle:
         first: bool = False,
         key: int | None = None,
     ) -> None:
-        self.id = _new_key() if key is None else key
+        self.id = key
         self._held = weakref.ref(held)
         self._marks = [weakref.ref(mark) for mark in marks]
         self._wrap = wrap
@@ -204,42 +208,50 @@ class Handle:
 
     def remove(self) -> None:
         """Take the hook out, then its marks. Idempotent."""
-        held = self._held()
-        if held is not None:
-            held.pop(self.id, None)
-        for reference in self._marks:
-            if (marks := reference()) is not None:
-                marks.pop(self.id, None)
+        with _changing:
+            key, self.id = self.id, None
+            if key is not None:
+                for reference in (self._held, *self._marks):
+                    if (each := reference()) is not None:
+                        each.pop(key, None)
 
     def removals(self) -> list[_Removal]:
         """Return what removes the entry and its marks from a copy of the dictionaries; nothing while the hook is out."""
-        held = [reference() for reference in (self._held, *self._marks)]
-        if self.id not in (held[0] or ()):
+        key, held = self.id, [reference() for reference in (self._held, *self._marks)]
+        if key is None or key not in (held[0] or ()):
             return []
-        return [_Removal(each, self.id) for each in held if each is not None]
+        return [_Removal(each, key) for each in held if each is not None]
 
     def put_back(self, hook: Hook | Callable[..., Any]) -> bool:
         """Put *hook*, whose handle this is, in as the last, or first, after its marks; return False if its dictionary is gone."""
         held = self._held()
         if held is None:
             return False
-        for reference in self._marks:
-            if (marks := reference()) is not None:
-                marks[self.id] = True
-        held[self.id] = hook if self._wrap is None else self._wrap(hook)
-        if self._first and len(held) > 1:
-            for key in [key for key in held if key != self.id]:
-                held[key] = held.pop(key)  # torch's C++ reads an OrderedDict as a dict, which move_to_end does not change
+        with _changing:
+            self.remove()
+            key = self.id = _free_key(held)
+            for reference in self._marks:
+                if (marks := reference()) is not None:
+                    marks[key] = True
+            held[key] = hook if self._wrap is None else self._wrap(hook)
+            if self._first and len(held) > 1:
+                for other in [other for other in held if other != key]:
+                    held[other] = held.pop(other)  # torch's C++ reads an OrderedDict as a dict, which move_to_end does not change
         return True
 
 
-_registering = threading.Lock()  # torch counts the keys of hooks in two steps, between which another thread may run
+_changing = threading.RLock()  # a key is free before a hook is put in under it, and after the marks of a hook were taken out
+_keys: list[int] = []  # of sonde's own; no hook of anybody else gets one
 
 
-def _new_key() -> int:
-    with _registering:
-        key: int = RemovableHandle.next_id
-        RemovableHandle.next_id = key + 1
+def _free_key(held: dict[int, Any]) -> int:
+    """Return the first key of sonde's own that is not in *held*."""
+    for key in _keys:
+        if key not in held:
+            return key
+    key = RemovableHandle.next_id
+    RemovableHandle.next_id = key + 1
+    _keys.append(key)
     return key
 
 
@@ -300,8 +312,9 @@ def hooks_on(holder: nn.Module | Tensor) -> dict[str, dict[Any, Any]]:
 def without_ours(module: nn.Module) -> dict[str, dict[Any, Any]]:
     """Return copies of the hook dictionaries of *module*, by their names, without hooks of sonde and the marks of these."""
     held = {name: dict(hooks) for name, hooks in hooks_on(module).items()}
-    ours = {key for hooks in held.values() for key, hook in hooks.items() if isinstance(hook, Hook | _Stray)}
-    return {name: {key: hook for key, hook in hooks.items() if key not in ours} for name, hooks in held.items()}
+    ours = {name: {key for key, hook in hooks.items() if isinstance(hook, Hook | _Stray)} for name, hooks in held.items()}
+    of_hooks = {name: name.removesuffix("_with_kwargs").removesuffix("_always_called") for name in held}
+    return {name: {key: hook for key, hook in hooks.items() if key not in ours[of_hooks[name]]} for name, hooks in held.items()}
 
 
 @contextlib.contextmanager
