@@ -35,6 +35,8 @@ from .model_summary import SummaryRow as SummaryRow
 from .model_summary import summary as summary
 from .run.run import Run as Run
 from .run.run import open_run as open_run
+from .run.runs import Runs as Runs
+from .run.runs import open_runs as open_runs
 from .run.tensors import TensorStore as TensorStore
 from .run.tensors import open_tensors as open_tensors
 

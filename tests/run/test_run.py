@@ -538,14 +538,14 @@ def test_parts_that_are_merged_under_a_query_are_found_again(tmp_path: Path, mon
         fill(writer, range(step, step + 1))
         writer.flush()
     run = open_run(tmp_path / "run")
-    files = DiskSource._files
+    files = DiskSource.files
 
-    def overtaken(source: DiskSource) -> Any:
-        found = files(source)
+    def overtaken(source: DiskSource, only: Any = None) -> Any:
+        found = files(source, only)
         writer.close()
         return found
 
-    monkeypatch.setattr(DiskSource, "_files", overtaken)
+    monkeypatch.setattr(DiskSource, "files", overtaken)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert run.series("head", "mean")[0].tolist() == [0, 1, 2]

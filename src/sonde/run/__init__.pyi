@@ -2,6 +2,8 @@ from .heatmap import Heatmap as Heatmap
 from .recorded_findings import findings_in as findings_in
 from .run import Run as Run
 from .run import open_run as open_run
+from .runs import Runs as Runs
+from .runs import open_runs as open_runs
 from .schema import Layout as Layout
 from .store.disk_writer import Flushing as Flushing
 from .store.memory_writer import memory_run as memory_run

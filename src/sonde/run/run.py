@@ -7,7 +7,7 @@ import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 
-__all__ = ["Run", "open_run"]
+__all__ = ["NO_TABLE", "Run", "open_run"]
 
 _NAMES = 8  # names that a line shows
 _NUMERIC = ("INT", "FLOAT", "DOUBLE", "DECIMAL", "BOOLEAN")
@@ -57,7 +57,7 @@ class Run:
         with self._lock:
             try:
                 if self._connection is None:
-                    self._connection = connect_locked(self.path)
+                    self._connection = connect_locked(*([self.path] if self.path else ()))
                 return self._source.ask(self._connection, question)
             except duckdb.Error as error:
                 if callers_sql:
@@ -86,6 +86,12 @@ class Run:
     def description(self) -> Description:
         """The attempts that wrote this run, and ``info``."""
         return self._source.describe()
+
+    @property
+    def state(self) -> Literal["closed", "not closed"]:
+        """Whether the last writer has closed the run; a run that is not closed is being written, or its writer was killed."""
+        attempts = self.description.attempts
+        return "closed" if attempts and attempts[-1].ended is not None else "not closed"
 
     @property
     def families(self) -> tuple[str, ...]:
@@ -304,7 +310,7 @@ class Run:
             try:
                 return connection.sql(query).to_arrow_table()
             except duckdb.CatalogException as error:
-                found = _NO_TABLE.search(str(error))
+                found = NO_TABLE.search(str(error))
                 if found is None:
                     raise
                 raise self._unknown("family", found[1], found[1], families) from None
@@ -365,14 +371,15 @@ class Run:
         described = self._ask(lambda connection, families: [_family_cells(connection, family) for family in families])
         widths = [max((len(row[place]) for row in described), default=0) for place in range(3)]
         rows = ["  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]) for row in described]
-        state, path = _state(self.description), self.path
+        state, path = self.state + _history(self.description), self.path
         head = ["Run in memory", state] if path is None else [f"Run {path.name}", state, short_path(path)]
         said = [self.described_ranks] if self.described_ranks else []
         return [" · ".join(head), *said, *(rows or ["nothing recorded yet"])]
 
 
 _SINGLE = ("scalars", "alerts")
-_NO_TABLE = re.compile(r"Table with name (\w+) does not exist")
+NO_TABLE = re.compile(r"Table with name (\w+) does not exist")
+"""The words of DuckDB's error for a table that is not there; the group is its name."""
 
 
 def open_run(path: str | os.PathLike[str]) -> Run:
@@ -421,13 +428,12 @@ def _values(column: pyarrow.ChunkedArray) -> npt.NDArray[Any]:
     return values
 
 
-def _state(description: Description) -> str:
-    """Whether the run is closed, where it was resumed, and what was lost, in words."""
+def _history(description: Description) -> str:
+    """Where the run was resumed, and what was lost, in words."""
     attempts = description.attempts
-    state = "closed" if attempts and attempts[-1].ended is not None else "not closed"
     resumed = f", resumed at step {' and '.join(str(attempt.first_step) for attempt in attempts[1:])}" if len(attempts) > 1 else ""
     lost = sum(attempt.lost for attempt in attempts)
-    return state + resumed + (f", {lost:,} rows lost" if lost else "")
+    return resumed + (f", {lost:,} rows lost" if lost else "")
 
 
 def _of_ranks(about: Any) -> str:

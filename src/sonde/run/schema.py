@@ -219,6 +219,10 @@ def check_number(name: str) -> str:
     """
     if not name.isidentifier():
         raise ArgumentError(f"{name!r} cannot name a number: use letters, digits and underscores, so that SQL needs no quotes")
+    if name.lower() == "run":
+        raise ArgumentError(
+            f"{name!r} cannot name a number: where several runs are read together, a column 'run' says of which a row is"
+        )
     if name.lower() in KEYS:  # names of columns are alike to SQL whatever their case
         raise ArgumentError(f"{name!r} cannot name a number: every family has a column {name.lower()!r} that says where and when")
     return name

@@ -29,11 +29,12 @@ def connect(settings: Mapping[str, str | int] | None = None) -> duckdb.DuckDBPyC
     return duckdb.connect(":memory:", config={"python_enable_replacements": False, **(settings or {})})
 
 
-def connect_locked(folder: Path | None) -> duckdb.DuckDBPyConnection:
-    """Return a database in memory that reads files in *folder* alone (None: no file), and whose settings cannot be changed."""
+def connect_locked(*folders: Path) -> duckdb.DuckDBPyConnection:
+    """Return a database in memory that reads files in *folders* alone, and whose settings cannot be changed."""
     connection = connect({"autoinstall_known_extensions": False, "autoload_known_extensions": False})
-    if folder is not None:
-        names = ", ".join(literal(name) for name in (str(folder.resolve()), _literally(folder.resolve())))  # files and patterns
+    if folders:
+        paths = [folder.resolve() for folder in folders]
+        names = ", ".join(literal(name) for path in paths for name in (str(path), _literally(path)))  # files and patterns
         connection.execute(f"SET allowed_directories = [{names}]")
     connection.execute("SET enable_external_access = false")
     connection.execute("SET lock_configuration = true")

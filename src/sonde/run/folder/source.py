@@ -1,28 +1,30 @@
-"""The source of a run's rows: the interface, and the source that reads a folder."""
+"""The sources of rows: the interface, the source that reads the folder of a run, and the one that joins several folders."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from sonde.errors import StoreError
 from sonde.paths import is_inside, short_path
-from sonde.run.folder.duckdb_sql import damage, quoted, rows_of
+from sonde.run.folder.duckdb_sql import damage, literal, quoted, rows_of
 from sonde.run.folder.json_file import read_json
 from sonde.run.folder.parts import Part, gaps, live_parts, parts_in
 from sonde.run.folder.run_json import FILE, Description
 from sonde.run.folder.verify import fault
 from sonde.run.folder.written import PATTERN, Written
-from sonde.run.schema import may_be_family
+from sonde.run.schema import encodable, may_be_family
 from sonde.warn import warn_user
 
 if TYPE_CHECKING:
     import duckdb
 
-__all__ = ["DiskSource", "Source"]
+__all__ = ["DiskSource", "JoinedSource", "Source"]
 
 Answer = TypeVar("Answer")
+Files = Mapping[str, list[tuple[Path, int | None]]]
+"""By family the live parts, each with the step from which its rows are superseded."""
 Ask = Callable[["duckdb.DuckDBPyConnection", tuple[str, ...]], Answer]
 
 _TRIES = 10  # of a query while compaction replaces the files under it
@@ -61,7 +63,7 @@ class DiskSource:
         self.lost: dict[str, list[str]] = {}
         self._damaged: set[Path] = set()
         self._checked: dict[Path, tuple[int, int]] = {}  # size and time of change of each part when it was checked
-        self._classes: dict[str, dict[str, str]] = {}  # by family and column: number, list or text
+        self.classes: dict[str, dict[str, str]] = {}  # by family and column: number, list or text
         self._warned: set[str] = set()
 
     @property
@@ -100,24 +102,10 @@ class DiskSource:
             warn_user(text)
 
     def ask(self, connection: duckdb.DuckDBPyConnection, question: Ask[Answer]) -> Answer:
-        import duckdb
+        return _ask([self], lambda files: self.view(connection, files[0]), connection, question)
 
-        callers_own = (duckdb.ParserException, duckdb.CatalogException, duckdb.BinderException)
-        for attempt in range(_TRIES):
-            files = self._files()
-            try:
-                families = self._view(connection, files)
-                return question(connection, families)
-            except callers_own:
-                raise
-            except duckdb.Error:
-                again = self._files() != files or self._find_damaged(files)
-                if not again or attempt == _TRIES - 1:
-                    raise
-        raise AssertionError("the last try has returned or raised")
-
-    def _files(self) -> Mapping[str, list[tuple[Path, int | None]]]:
-        """Return by family the live parts, each with the step from which its rows are superseded."""
+    def files(self, only: Collection[str] | None = None) -> Files:
+        """Check the parts of the families *only* (None: of all) and return the live ones."""
         if not self.path.is_dir():
             self.describe()  # which says so
         # first what was written, then the parts: merged parts hold the same flushes; at last the attempts, since an attempt is in
@@ -126,6 +114,7 @@ class DiskSource:
         written = {rank: self._written(rank).families for rank in ranks}
         families = {folder.name for folder in self.path.iterdir() if folder.is_dir() and may_be_family(folder.name)}
         families |= {family for held in written.values() for family in held}
+        families = families if only is None else families & set(only)
         found = {}
         for family in sorted(families):
             there = self._whole_parts(family)
@@ -161,7 +150,7 @@ class DiskSource:
             seen = (status.st_size, status.st_mtime_ns)
             if self._checked.get(path) == seen:
                 return False
-            why = fault(folder, part, self._classes.setdefault(folder.name, {}))
+            why = fault(folder, part, self.classes.setdefault(folder.name, {}))
         except FileNotFoundError:  # merged meanwhile
             return False
         except OSError as error:
@@ -192,26 +181,107 @@ class DiskSource:
                     f"{text} from {self.path / family}: it was removed after it was written. Its rows are missing from what you see"
                 )
 
-    def _view(self, connection: duckdb.DuckDBPyConnection, files: Mapping[str, list[tuple[Path, int | None]]]) -> tuple[str, ...]:
-        for (stale,) in connection.execute("SELECT view_name FROM duckdb_views() WHERE NOT internal").fetchall():
-            connection.execute(f"DROP VIEW {quoted(stale)}")
+    def view(self, connection: duckdb.DuckDBPyConnection, files: Files, schema: str = "main") -> tuple[str, ...]:
+        """Make a view of each family in *schema*, in place of those that are there; return their names."""
         import duckdb
 
+        _drop_views(connection, schema)
         made = []
         for family, parts in files.items():
             try:
-                connection.execute(f"CREATE VIEW {quoted(family)} AS {rows_of(parts)}")
+                connection.execute(f"CREATE VIEW {quoted(schema)}.{quoted(family)} AS {rows_of(parts)}")
                 made.append(family)
             except duckdb.Error as error:
-                if not all(path.exists() for path, _ in parts) or self._find_damaged({family: parts}):
+                if not all(path.exists() for path, _ in parts) or self.find_damaged({family: parts}):
                     raise  # and try again
                 self.lost.setdefault(family, []).append(f"DuckDB cannot read it: {error}")
                 self._warn(f"the family {family} of {self.path} is left out; the others are read. DuckDB cannot read it: {error}")
         return tuple(made)
 
-    def _find_damaged(self, files: Mapping[str, list[tuple[Path, int | None]]]) -> bool:
+    def find_damaged(self, files: Files) -> bool:
         """Leave out the parts whose values cannot be read, whatever their checksums say; return whether there are any."""
         found = {path: why for parts in files.values() for path, _ in parts if path.exists() and (why := damage(path))}
         for path, why in found.items():
             self._leave_out(path, why)
         return bool(found)
+
+
+class JoinedSource:
+    """Reads the folders of several runs as one: each family has the rows of all of them, led by a column ``run``.
+
+    Args:
+        sources: by the name of each run.
+    """
+
+    def __init__(self, sources: Mapping[str, DiskSource]) -> None:
+        self._sources = sources
+        self._warned: set[str] = set()
+
+    def ask(self, connection: duckdb.DuckDBPyConnection, question: Ask[Answer], *, only: Collection[str] | None = None) -> Answer:
+        """As :meth:`Source.ask`, with views of the families *only*, or of all."""
+        sources = list(self._sources.values())
+        return _ask(sources, lambda files: self._view(connection, files), connection, question, only)
+
+    def _view(self, connection: duckdb.DuckDBPyConnection, files: Sequence[Files]) -> tuple[str, ...]:
+        parts: dict[str, dict[str, str]] = {}
+        for place, (name, source) in enumerate(self._sources.items()):
+            schema = f"run-{place}"
+            connection.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted(schema)}")
+            for family in source.view(connection, files[place], schema):
+                parts.setdefault(family, {})[name] = schema
+        _drop_views(connection, "main")
+        joined = {family: schemas for family, schemas in parts.items() if not self._differs(family, list(schemas))}
+        for family, schemas in joined.items():
+            rows = " UNION ALL BY NAME ".join(
+                f"SELECT {literal(encodable(name))} AS run, * FROM {quoted(schema)}.{quoted(family)}"
+                for name, schema in schemas.items()
+            )
+            connection.execute(f"CREATE VIEW {quoted(family)} AS {rows}")
+        return tuple(joined)
+
+    def _differs(self, family: str, names: Sequence[str]) -> bool:
+        """Whether a column of *family* is of another kind in one of the runs, with a warning: DuckDB would make both texts."""
+        seen: dict[str, tuple[str, str]] = {}
+        for name in names:
+            for column, kind in self._sources[name].classes.get(family, {}).items():
+                first, of_first = seen.setdefault(column, (name, kind))
+                if kind != of_first:
+                    text = f"the family {family} is left out: {column} is {of_first} in {first} and {kind} in {name}"
+                    if text not in self._warned:
+                        self._warned.add(text)
+                        warn_user(f"{text}. Open these runs one by one")
+                    return True
+        return False
+
+
+def _drop_views(connection: duckdb.DuckDBPyConnection, schema: str) -> None:
+    found = connection.execute("SELECT view_name FROM duckdb_views() WHERE NOT internal AND schema_name = $1", [schema]).fetchall()
+    for (stale,) in found:
+        connection.execute(f"DROP VIEW {quoted(schema)}.{quoted(stale)}")
+
+
+def _ask(
+    sources: Sequence[DiskSource],
+    view: Callable[[Sequence[Files]], tuple[str, ...]],
+    connection: duckdb.DuckDBPyConnection,
+    question: Ask[Answer],
+    only: Collection[str] | None = None,
+) -> Answer:
+    """Answer *question* over the files of *sources*; again where they were merged or found damaged meanwhile."""
+    import duckdb
+
+    callers_own = (duckdb.ParserException, duckdb.CatalogException, duckdb.BinderException)
+    for attempt in range(_TRIES):
+        files = [source.files(only) for source in sources]
+        try:
+            families = view(files)
+            return question(connection, families)
+        except callers_own:
+            raise
+        except duckdb.Error:
+            changed = [
+                source.files(only) != there or source.find_damaged(there) for source, there in zip(sources, files, strict=True)
+            ]
+            if not any(changed) or attempt == _TRIES - 1:
+                raise
+    raise AssertionError("the last try has returned or raised")

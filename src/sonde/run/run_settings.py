@@ -1,0 +1,51 @@
+"""Read the settings of a run as a flat table: hyperparameters, learning rates, and where it ran; and find those that differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sonde.run.run import Run
+
+__all__ = ["differing", "setting_text", "settings_of"]
+
+_DEEPEST = 6  # mappings inside each other that are told apart
+
+
+def settings_of(run: Run) -> dict[str, Any]:
+    """Return the settings of *run* by name, as plain data: ``config``, with dots for mappings inside it, then ``environment.*``.
+
+    The first value of each scalar ``lr`` or ``lr/...`` is there, too, unless the configuration has an ``lr`` of its own.
+    """
+    found = dict(_flat(run.config))
+    if "lr" not in found and "scalars" in run.families:
+        rates = "FROM scalars WHERE name = 'lr' OR starts_with(name, 'lr/')"
+        found |= run.sql(f"SELECT name, arg_min(value, step) {rates} GROUP BY name ORDER BY name").fetchall()
+    environment = run.info.get("environment")
+    if isinstance(environment, Mapping):
+        found |= {f"environment.{name}": value for name, value in _flat(environment).items()}
+    return found
+
+
+def _flat(given: Mapping[str, Any], deep: int = _DEEPEST) -> dict[str, Any]:
+    """Return *given* with the members of mappings inside it under dotted names."""
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        if isinstance(value, Mapping) and value and deep > 1:
+            found |= {f"{name}.{inner}": held for inner, held in _flat(value, deep - 1).items()}
+        else:
+            found[str(name)] = value
+    return found
+
+
+def differing(settings: Sequence[Mapping[str, Any]]) -> dict[str, tuple[Any, ...]]:
+    """Return the settings that are not the same everywhere, each with its value in every run; None where a run has none."""
+    names = dict.fromkeys(name for each in settings for name in each)
+    values = {name: tuple(each.get(name) for each in settings) for name in names}
+    return {name: each for name, each in values.items() if any(value != each[0] for value in each)}
+
+
+def setting_text(value: Any) -> str:
+    """Return a value of a setting in few characters; a dash for None."""
+    return "–" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,344 @@
+"""Open all runs below a folder: their table, tables and SQL over all of them with a column ``run``, and choices among them."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from sonde.errors import ArgumentError, MissingExtraError, StoreError, UnknownSiteError
+from sonde.escape import escape_html, printable, printable_line
+from sonde.paths import absolute_path, short_path
+from sonde.run.folder.duckdb_sql import check_query, connect, connect_locked, quoted
+from sonde.run.folder.run_json import FILE
+from sonde.run.folder.source import Answer, Ask, DiskSource, JoinedSource
+from sonde.run.run import NO_TABLE, Run
+from sonde.run.run_settings import differing, setting_text, settings_of
+from sonde.run.schema import READ_ORDER
+from sonde.suggest import unknown_name
+
+if TYPE_CHECKING:
+    import duckdb
+    import pandas
+    import pyarrow
+
+__all__ = ["Runs", "open_runs"]
+
+State = Literal["closed", "not closed"]
+
+_SHOWN_SETTINGS = 5
+_LONGEST = 24  # characters of a setting in the table
+
+
+class Runs(Sequence[Run]):
+    """Several runs on disk, in the order of their names; :func:`open_runs` makes one.
+
+    ``runs[0]`` and ``runs["name"]`` are one :class:`Run`, ``runs[2:5]`` and :meth:`select` some of them. As a text, a table with a
+    row for each run.
+
+    Attributes:
+        names: of the runs: the path of each folder, seen from the opened one.
+        unreadable: by name, why a folder with a ``run.json`` was left out: damaged, or of another version of the format.
+    """
+
+    def __init__(self, runs: Mapping[str, Run], unreadable: Mapping[str, str] | None = None, *, within: str = "") -> None:
+        self._runs = dict(runs)
+        self._within = within
+        self.names = tuple(self._runs)
+        self.unreadable: Mapping[str, str] = dict(unreadable or {})
+        sources = {name: DiskSource(run.path) for name, run in self._runs.items() if run.path is not None}
+        self._source = JoinedSource(sources)
+        self._paths = [source.path for source in sources.values()]
+        self._lock = threading.Lock()
+        self._connection: duckdb.DuckDBPyConnection | None = None
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    def __iter__(self) -> Iterator[Run]:
+        return iter(self._runs.values())
+
+    @overload
+    def __getitem__(self, key: int | str) -> Run: ...
+
+    @overload
+    def __getitem__(self, key: slice) -> Runs: ...
+
+    def __getitem__(self, key: int | str | slice) -> Run | Runs:
+        if isinstance(key, str):
+            ends = [name for name in self.names if name == key or name.endswith(f"/{key}")]
+            if key in self._runs or len(ends) == 1:
+                return self._runs[key if key in self._runs else ends[0]]
+            if key in self.unreadable:
+                raise StoreError(f"the run {key!r} cannot be read: {self.unreadable[key]}")
+            if ends:
+                raise ArgumentError(f"{key!r} is the name of {len(ends)} runs: {', '.join(ends)}; give more of the path")
+            raise unknown_name("run", key, self.names, self._within or "these runs")
+        if isinstance(key, slice):
+            return self._some(self.names[key])
+        return self._runs[self.names[key]]
+
+    def _some(self, names: Collection[str]) -> Runs:
+        return Runs({name: self._runs[name] for name in names}, within=self._within)
+
+    def select(self, pattern: str = "*", *, state: State | None = None, **settings: Any) -> Runs:
+        """Return the runs that fit all conditions; :attr:`unreadable` ones are left out.
+
+        Args:
+            pattern: of the name or of its last part, with ``*``, ``?`` and ``[...]``, as ``"lr-*"``.
+            state: ``"closed"`` or ``"not closed"``: still being written, or killed.
+            settings: names and values in :attr:`settings`, as ``lr=0.03``; dots are written as two underscores.
+
+        Raises:
+            UnknownSiteError: no run fits; the message names the nearest names, or the values that a setting has.
+            ArgumentError: there is no such state.
+        """
+        if state not in (None, "closed", "not closed"):
+            raise ArgumentError(f"state={state!r}: a run is 'closed' or 'not closed'")
+        fitting = [name for name in self.names if fnmatchcase(name, pattern) or fnmatchcase(name.rpartition("/")[2], pattern)]
+        if not fitting:
+            raise unknown_name("run", pattern, self.names, self._within or "these runs")
+        kept = [name for name in fitting if state in (None, self._runs[name].state)]
+        for written, value in settings.items():
+            setting = written.replace("__", ".")
+            held = {name: self._settings[name].get(setting) for name in kept}
+            if not any(setting in self._settings[name] for name in fitting):
+                raise unknown_name("setting", setting, {key for each in self._settings.values() for key in each}, "these runs")
+            kept = [name for name in kept if held[name] == value]
+            if not kept and held:
+                there = ", ".join(sorted({setting_text(each) for each in held.values()}))
+                raise UnknownSiteError(f"no run has {setting}={value!r}; it is {there}")
+        if not kept:
+            raise UnknownSiteError(f"none of {len(fitting)} runs is {state!r}")
+        return self._some(kept)
+
+    @cached_property
+    def _settings(self) -> dict[str, dict[str, Any]]:
+        return {name: settings_of(run) for name, run in self._runs.items()}
+
+    @property
+    def settings(self) -> dict[str, tuple[Any, ...]]:
+        """The settings that differ between the runs, each with its value in every run; None where a run has none.
+
+        They are the hyperparameters that were given to ``sonde.watch(config=)``, the first learning rates if no ``lr`` was given,
+        and the versions and devices in ``run.info["environment"]``.
+        """
+        return differing(list(self._settings.values()))
+
+    # Reading
+
+    def _ask(self, question: Ask[Answer], *, only: Collection[str] | None = None, callers_sql: bool = False) -> Answer:
+        import duckdb
+
+        with self._lock:
+            try:
+                if self._connection is None:
+                    self._connection = connect_locked(*self._paths)
+                return self._source.ask(self._connection, question, only=only)
+            except duckdb.Error as error:
+                if callers_sql:
+                    raise
+                raise StoreError(f"the runs in {self._within} cannot be read: {error}") from error
+
+    @property
+    def families(self) -> tuple[str, ...]:
+        """The families that any of the runs has."""
+        return tuple(sorted(self._ask(lambda connection, families: families)))
+
+    def table(self, family: str) -> pyarrow.Table:
+        """Return all rows of a family, led by the column ``run``, in order of run, step, micro-step, rank and execution.
+
+        Raises:
+            UnknownSiteError: no run has such a family; the message names the nearest.
+        """
+
+        def question(connection: duckdb.DuckDBPyConnection, families: tuple[str, ...]) -> pyarrow.Table:
+            if family not in families:
+                raise unknown_name("family", family, families, self._within or "these runs")
+            columns = [name for name, *_ in connection.execute(f"DESCRIBE {quoted(family)}").fetchall()]
+            order = ", ".join(quoted(name) for name in ("run", *READ_ORDER) if name in columns)
+            return connection.sql(f"SELECT * FROM {quoted(family)} ORDER BY {order}").to_arrow_table()
+
+        return self._ask(question, only=None if self._is_new(family) else (family,))
+
+    def _is_new(self, family: str) -> bool:
+        """Whether the error for *family* needs the names of all."""
+        return family not in {name for path in self._paths for name in _folders_in(path)}
+
+    def frame(self, family: str) -> pandas.DataFrame:
+        """Return :meth:`table` as a pandas table.
+
+        Raises:
+            MissingExtraError: pandas is not installed.
+            UnknownSiteError: no run has such a family; the message names the nearest.
+        """
+        table = self.table(family)
+        try:
+            found: pandas.DataFrame = table.to_pandas()
+        except ImportError:
+            raise MissingExtraError.of("frame()", "pandas", "frame") from None
+        return found
+
+    def scalars(self, name: str, *, rank: int | None = None) -> dict[str, tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]]:
+        """Return one scalar over time, ``(steps, values)``, by the name of each run that has it.
+
+        Args:
+            name: of the scalar, as ``"loss"``.
+            rank: the process that wrote it; by default, at each step the first that has it.
+
+        Raises:
+            UnknownSiteError: no run has the scalar; the message names the nearest.
+        """
+        found = {}
+        for each, run in self._runs.items():
+            try:
+                found[each] = run.scalar(name, rank=rank)
+            except UnknownSiteError:
+                continue
+        if not found:
+            raise unknown_name("scalar", name, self._scalar_names, self._within or "these runs")
+        return found
+
+    @property
+    def _scalar_names(self) -> list[str]:
+        def question(connection: duckdb.DuckDBPyConnection, families: tuple[str, ...]) -> list[str]:
+            return [name for (name,) in connection.execute("SELECT DISTINCT name FROM scalars ORDER BY name").fetchall()]
+
+        return self._ask(lambda duck, families: question(duck, families) if "scalars" in families else [], only=("scalars",))
+
+    def sql(self, query: str) -> duckdb.DuckDBPyRelation:
+        """Return the answer to a query over all runs; every family is a table of its name, with a column ``run``.
+
+        As in :meth:`Run.sql`, a query reads the rows of these runs and nothing else.
+
+        Raises:
+            ArgumentError: the query is not one statement that only reads.
+            UnknownSiteError: the query names a table that no run has.
+            duckdb.Error: DuckDB refuses the query.
+        """
+        check_query(query)
+
+        def question(connection: duckdb.DuckDBPyConnection, families: tuple[str, ...]) -> pyarrow.Table:
+            import duckdb
+
+            try:
+                return connection.sql(query).to_arrow_table()
+            except duckdb.CatalogException as error:
+                found = NO_TABLE.search(str(error))
+                if found is None:
+                    raise
+                raise unknown_name("family", found[1], families, self._within or "these runs") from None
+
+        return connect().from_arrow(self._ask(question, callers_sql=True))
+
+    # Showing
+
+    def __repr__(self) -> str:
+        return printable("\n".join(self._lines()))
+
+    def _repr_html_(self) -> str:
+        head, *rest = map(escape_html, self._lines())
+        return "<pre><b>" + head + "</b>\n" + "\n".join(rest) + "</pre>"
+
+    def _lines(self) -> list[str]:
+        """A headline, a line for each run, the settings that all share in number, and the folders that were left out."""
+        known = self._ask(_summaries, only=("scalars", "alerts"))
+        settings = {name: self.settings[name] for name in list(self.settings)[:_SHOWN_SETTINGS]}
+        rows = [["run", "state", "steps", "findings", "loss", *settings]]
+        for place, (name, run) in enumerate(self._runs.items()):
+            last, findings, loss = known.get(name, (None, 0, None))
+            steps = run.last_step if last is None else last
+            row = [name, run.state, f"{steps + 1:,}" if steps >= 0 else "none", str(findings or ""), setting_text(loss)]
+            rows.append([*row, *(_cut(setting_text(values[place])) for values in settings.values())])
+        cells = [[printable_line(cell) for cell in row] for row in rows]
+        widths = [max(len(row[place]) for row in cells) for place in range(len(cells[0]))]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
+        head = f"{len(self)} run{'' if len(self) == 1 else 's'}" + (f" in {self._within}" if self._within else "")
+        more = len(self.settings) - len(settings)
+        tail = [f"{more} more settings differ: runs.settings"] if more > 0 else []
+        tail += [f"not read: {name}: {why}" for name, why in self.unreadable.items()]
+        return [head, *(lines if self._runs else []), *tail]
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+
+
+def _summaries(connection: duckdb.DuckDBPyConnection, families: tuple[str, ...]) -> dict[str, tuple[int | None, int, float | None]]:
+    """Return by run the last step of a scalar, the number of findings, and the last loss."""
+    found: dict[str, tuple[int | None, int, float | None]] = {}
+    if "scalars" in families:
+        is_loss = "name = 'loss' OR contains(name, 'loss')"
+        losses = f"SELECT run, name, arg_max(value, step) AS loss FROM scalars WHERE {is_loss} GROUP BY run, name"
+        best = f"SELECT run, first(loss ORDER BY name <> 'loss', contains(name, 'val'), name) FROM ({losses}) GROUP BY run"
+        of_run = dict(connection.execute(best).fetchall())
+        for name, last in connection.execute("SELECT run, max(step) FROM scalars GROUP BY run").fetchall():
+            found[name] = last, 0, of_run.get(name)
+    if "alerts" in families:
+        for name, count in connection.execute("SELECT run, count(*) FROM alerts GROUP BY run").fetchall():
+            last, _, loss = found.get(name, (None, 0, None))
+            found[name] = last, count, loss
+    return found
+
+
+def _folders_in(path: Path) -> list[str]:
+    try:
+        return [entry.name for entry in path.iterdir() if entry.is_dir()]
+    except OSError:
+        return []
+
+
+def open_runs(folder: str | os.PathLike[str]) -> Runs:
+    """Open all runs below a folder for reading, however deep; they may be written at the same time.
+
+    A run is a folder with a ``run.json``. Links are not followed. A damaged run, or one of another version of the format, is left
+    out and named in ``unreadable`` and in the table.
+
+    Args:
+        folder: the folder that holds them, or one run; ``~`` is the home folder.
+
+    Raises:
+        ArgumentError: *folder* cannot be a path.
+        StoreError: there is no such folder, or no run below it.
+    """
+    top = absolute_path(folder)
+    if not top.is_dir():
+        what = "is a file" if top.exists() else "does not exist"
+        raise StoreError(f"no runs can be opened in {top}: it {what}; give the folder that holds the folders of runs, as 'runs'")
+    found: dict[str, Run] = {}
+    unreadable: dict[str, str] = {}
+    for path in _runs_below(top):
+        name = path.relative_to(top).as_posix() if path != top else path.name
+        try:
+            found[name] = Run(DiskSource(path))
+        except StoreError as error:
+            unreadable[name] = str(error)
+    if not found and not unreadable:
+        raise StoreError(f"there is no run below {top}: none of its folders holds a {FILE}")
+    return Runs(found, unreadable, within=short_path(top))
+
+
+def _runs_below(top: Path) -> list[Path]:
+    """Return the folders below *top* that hold a run.json, sorted; what lies inside a run is not searched."""
+    found = []
+    for at, folders, files in os.walk(top):
+        if FILE in files:
+            found.append(Path(at))
+            folders.clear()
+        else:
+            folders[:] = [each for each in folders if not each.startswith(".")]
+    return sorted(found, key=lambda path: _natural(path.as_posix()))
+
+
+def _natural(text: str) -> list[tuple[int, int, str]]:
+    """Return a key by which ``run-2`` comes before ``run-10``."""
+    parts = re.split(r"(\d+)", text)
+    return [(1, int(part), "") if part.isdecimal() else (0, 0, part) for part in parts]
