@@ -7,7 +7,7 @@ BENCH := .venv-bench
 BENCHMARKS := $(filter-out benchmarks/interleaved.py,$(wildcard benchmarks/*.py))
 NATIVE := CMakeLists.txt $(wildcard src/sonde/stats/kernels/source/*)
 
-.PHONY: demo test test-all check bench format clean
+.PHONY: demo test test-all check bench health format clean
 .DEFAULT_GOAL := test
 
 demo: $(VENV)/.installed
@@ -33,6 +33,10 @@ format: $(VENV)/.installed
 # Peers live in an environment of their own; run nothing beside this.
 bench: $(BENCH)/.installed
 	for script in $(BENCHMARKS); do echo; echo "== $$script"; $(BENCH)/bin/python $$script; done
+
+# Trains networks with planted faults and healthy ones, and writes what the rules find to the documentation.
+health: $(VENV)/.installed
+	$(BIN)/python -m benchmarks.health --seeds 3 --processes $(shell nproc) --write docs/rules-measured.md
 
 $(VENV)/.installed: pyproject.toml constraints.txt $(NATIVE)
 	$(PYTHON) -m venv $(VENV)

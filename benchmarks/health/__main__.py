@@ -1,0 +1,60 @@
+"""Run the suite and print its tables."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+from benchmarks.health import page, scoring
+from benchmarks.health.outcome import Outcome
+from benchmarks.health.suite import chosen, outcomes_of
+
+
+def main() -> int:
+    """Run the command; the exit code is 1 if a training could not be measured."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.health", description=__doc__)
+    parser.add_argument("--only", default="", metavar="PATTERN", help="cases whose name matches, as 'dead|learning rate'")
+    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="seeds 0 to N-1 (1)")
+    parser.add_argument("--every", type=int, nargs="+", default=[1, 10], metavar="N", help="intervals of logged steps (1 10)")
+    parser.add_argument("-j", "--processes", type=int, default=1, metavar="N", help="processes (1)")
+    parser.add_argument("--healthy", action="store_true", help="only the healthy controls")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="write the page of the documentation to FILE")
+    parser.add_argument("--failing", type=Path, metavar="FILE", help="write what is missed, misplaced or false to FILE")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all outcomes to FILE")
+    options = parser.parse_args()
+    cases = chosen(options.only, healthy=True if options.healthy else None)
+    if not cases:
+        print(f"no case matches {options.only!r}", file=sys.stderr)
+        return 2
+    order = {(each.name, each.kind): place for place, each in enumerate(cases)}
+    start = time.perf_counter()
+    outcomes: list[Outcome] = []
+    total = len(cases) * options.seeds
+    for done, found in enumerate(outcomes_of(cases, range(options.seeds), options.every, options.processes), 1):
+        outcomes += found
+        if sys.stderr.isatty():
+            print(f"\r{done} of {total}", end="", file=sys.stderr, flush=True)
+    outcomes.sort(key=lambda each: (order[each.case, each.kind], each.seed, each.every))
+    written = page.page(outcomes)
+    print(written)
+    print(f"{time.perf_counter() - start:.0f} s")
+    if options.write:
+        options.write.write_text(written, encoding="utf-8")
+    if options.failing:
+        options.failing.write_text(scoring.failing(outcomes), encoding="utf-8")
+    if options.json:
+        options.json.write_text(json.dumps([each.as_dict() for each in outcomes], indent=1), encoding="utf-8")
+    broken = [each for each in outcomes if each.error]
+    for each in broken:
+        print(f"{each.case} [{each.kind}] seed {each.seed}: {each.error.splitlines()[-1]}", file=sys.stderr)
+    return int(bool(broken))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,42 @@
+"""Choose cases and measure them, in one process or several."""
+
+from __future__ import annotations
+
+import multiprocessing
+import re
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+
+from benchmarks.health import controls, failures
+from benchmarks.health.case import CONTROLS, FAILURES, Case
+from benchmarks.health.outcome import Outcome, measure
+
+assert controls
+assert failures  # imported to list their cases
+
+
+def chosen(only: str, *, healthy: bool | None = None) -> list[Case]:
+    """Return the cases whose name matches *only*, a regular expression."""
+    cases = [*FAILURES, *CONTROLS]
+    return [each for each in cases if re.search(only, str(each)) and healthy in (None, each.healthy)]
+
+
+def _measured(name: str, kind: str, healthy: bool, seed: int, intervals: Sequence[int]) -> list[Outcome]:
+    """Measure a case by its name: functions made inside others do not travel between processes."""
+    held = CONTROLS if healthy else FAILURES
+    return measure(next(each for each in held if (each.name, each.kind) == (name, kind)), seed, intervals)
+
+
+def outcomes_of(
+    cases: Sequence[Case], seeds: Sequence[int], intervals: Sequence[int], processes: int = 1
+) -> Iterator[list[Outcome]]:
+    """Yield the outcomes of each case and seed, as they end."""
+    if processes == 1:
+        for case in cases:
+            for seed in seeds:
+                yield measure(case, seed, intervals)
+        return
+    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+        waiting = [pool.submit(_measured, each.name, each.kind, each.healthy, seed, intervals) for each in cases for seed in seeds]
+        for done in as_completed(waiting):
+            yield done.result()

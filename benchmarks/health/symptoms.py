@@ -1,0 +1,41 @@
+"""Say which symptom each rule speaks of: of sonde, of smdebug and of TheDeepChecker."""
+
+from __future__ import annotations
+
+from sonde import rules
+
+RULE_SYMPTOMS = {
+    "nonfinite": "not finite",
+    "dead": "dead",
+    "all_zero": "dead",
+    "constant": "constant",
+    "saturated": "saturated",
+    "gradient_zero": "zero gradient",
+    "gradient_large": "exploding",
+    "gradient_small": "vanishing",
+    "update_large": "large steps",
+    "update_small": "small steps",
+    "output_growth": "growth",
+    "output_large": "scale",
+    "weight_growth": "growth",
+    "step_large": "large steps",
+    "gradient_growth": "exploding",
+    "spike": "spike",
+    "no_training_forward": "mode",
+}
+
+
+def symptom_of(rule: str) -> str:
+    """Return the symptom of a rule of sonde.
+
+    Raises:
+        KeyError: the rule is new, and the table above does not have it yet.
+    """
+    if rule not in RULE_SYMPTOMS:
+        raise KeyError(f"benchmarks/health/symptoms.py does not say which symptom the rule {rule!r} speaks of")
+    return RULE_SYMPTOMS[rule]
+
+
+def unknown_rules() -> list[str]:
+    """Return the rules of sonde that have no symptom here."""
+    return sorted(rules.RULES.keys() - RULE_SYMPTOMS.keys())

@@ -1,0 +1,129 @@
+"""The suite of failures says what is true of its trainings, and counts right."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from benchmarks.health import baselines, scoring, suite, symptoms
+from benchmarks.health.case import CONTROLS, FAILURES, SYMPTOMS, Truth, hidden, truth
+from benchmarks.health.outcome import Alarm, Outcome, judged, measure
+
+from sonde.rules import RULES
+from sonde.run import Layout, memory_run
+
+
+def of(alarms: list[Alarm], right: Truth, every: int = 1, *, healthy: bool = False) -> Outcome:
+    return judged(Outcome("case", "mlp", 0, every, "sonde", healthy, alarms=alarms), right)
+
+
+def test_every_rule_has_a_symptom() -> None:
+    """A new rule has a line in benchmarks/health/symptoms.py, or none of its findings can be counted."""
+    assert symptoms.unknown_rules() == []
+    assert symptoms.RULE_SYMPTOMS.keys() - RULES.keys() == set()
+    assert set(symptoms.RULE_SYMPTOMS.values()) <= SYMPTOMS.keys()
+
+
+def test_there_are_as_many_trainings_as_promised() -> None:
+    assert len({each.name for each in FAILURES}) >= 40
+    assert {kind for each in FAILURES for kind in [each.kind]} >= {"mlp", "cnn", "rnn", "gpt"}
+    assert len(CONTROLS) >= 40
+    cases = [str(each) for each in [*FAILURES, *CONTROLS]]
+    assert len(cases) == len(set(cases))
+
+
+@pytest.mark.slow
+def test_a_truth_names_places_of_its_network() -> None:
+    wrong = []
+    for case in FAILURES:
+        torch.manual_seed(0)
+        training, right = case.build(case.kind, 0)
+        names = [name for name, _ in training.model.named_modules()] + [name for name, _ in training.model.named_parameters()]
+        for place in right.expected.values():
+            if place and not any(re.fullmatch(place, name) for name in names):
+                wrong.append(f"{case}: {place}")
+        assert bool(right.hidden) != bool(right.expected), str(case)
+    assert wrong == []
+
+
+def test_a_finding_of_an_expected_symptom_finds_the_fault() -> None:
+    right = truth({"dead": r"2|3"}, ["zero gradient"], step=40)
+    behind, fault = Alarm("gradient_zero", "zero gradient", "0.weight:grad", 40), Alarm("dead", "dead", "3:output", 50)
+    found = of([behind, fault], right)  # the lens of dead units looks at each tenth logged step
+    assert (found.found, found.placed, found.timed, found.false) == (True, True, True, [])
+    assert not of([Alarm("gradient_zero", "zero gradient", "0.weight:grad", 40)], right).found
+
+
+@pytest.mark.parametrize(
+    ("site", "placed"), [("3:output", True), ("2:output", True), ("2.weight:grad", False), ("23:output", False), ("", False)]
+)
+def test_a_place_is_right_if_the_whole_name_matches(site: str, placed: bool) -> None:
+    assert of([Alarm("dead", "dead", site, 0)], truth({"dead": "2|3"})).placed is placed
+
+
+@pytest.mark.parametrize(
+    ("every", "step", "timed"), [(1, 50, True), (1, 51, True), (1, 52, False), (1, 49, False), (10, 60, True), (10, 61, False)]
+)
+def test_a_step_is_right_within_the_interval_of_logged_steps(every: int, step: int, timed: bool) -> None:
+    assert of([Alarm("spike", "spike", "", step)], truth(["spike"], step=50), every).timed is timed
+
+
+def test_what_is_neither_expected_nor_follows_is_false() -> None:
+    found = of([Alarm("spike", "spike"), Alarm("dead", "dead"), Alarm("update_large", "large steps")], truth(["spike"], ["dead"]))
+    assert (found.found, found.placed, found.timed, found.false) == (True, None, None, ["update_large"])
+    assert of([Alarm("spike", "spike")], Truth(), healthy=True).false == ["spike"]
+
+
+def test_a_fault_that_cannot_be_seen_counts_for_nothing() -> None:
+    outcomes = [of([], truth(["spike"])), of([Alarm("spike", "spike")], truth(["spike"])), of([], hidden("it trains"))]
+    assert [each.found for each in scoring.countable(outcomes)] == [False, True]
+    assert "0.50 (1 of 2)" in scoring.summary(outcomes)
+    assert scoring.hidden_cases(outcomes) == "- case: it trains"
+
+
+def test_a_symptom_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ValueError, match="symptoms that do not exist: sadness"):
+        truth(["sadness"])
+
+
+def test_a_planted_fault_is_found_and_a_healthy_training_is_not_blamed() -> None:
+    [ill] = suite.chosen(r"^a NaN in the data.*\[mlp\]")
+    [well] = suite.chosen(r"^as it comes: SGD \[mlp\]")
+    for every, found in zip((1, 10), [each for each in measure(ill, 0, (1, 10)) if each.judge == "sonde"], strict=True):
+        assert (found.every, found.found, found.placed, found.timed) == (every, True, True, True)
+    assert [each.alarms for each in measure(well, 0, (1, 10)) if each.judge == "sonde"] == [[], []]
+
+
+def test_a_case_that_breaks_is_shown_as_such() -> None:
+    from benchmarks.health.case import Case
+
+    def build(kind: str, seed: int) -> tuple[object, Truth]:
+        raise RuntimeError("no such network")
+
+    [found] = measure(Case("broken", "mlp", build), 0, [1])  # type: ignore[arg-type]
+    assert "no such network" in found.error
+    assert "no such network" in scoring.failing([found])
+
+
+def test_thresholds_of_other_tools() -> None:
+    """Mean |gradient| below 1e-7 for SageMaker Debugger, and below 1e-6 for TheDeepChecker."""
+    with memory_run() as writer:
+        for step in range(4):
+            size = 5e-7 if step < 2 else 5e-8
+            writer.append("moments", Layout(["0.weight:grad"]), {"rms": [size], "nan": 0, "inf": 0}, step=step)
+            writer.scalar("loss", 1.0, step=step)
+    run = baselines.Recorded(writer.run())
+    assert [each for each in baselines.alarms("smdebug", run) if each[0] == "vanishing_gradient"] == [
+        ("vanishing_gradient", "vanishing", "0.weight:grad", 2)
+    ]
+    assert [each[::3] for each in baselines.alarms("TheDeepChecker", run) if each[0] == "vanishing"] == [("vanishing", 0)]
+
+
+@pytest.mark.parametrize(("values", "first"), [([2.0] * 11, 10), ([2.0 - step / 20 for step in range(11)], None)])
+def test_a_loss_that_is_no_lower_than_ten_steps_before(values: list[float], first: int | None) -> None:
+    with memory_run() as writer:
+        for step, value in enumerate(values):
+            writer.scalar("loss", value, step=step)
+    found = [each for each in baselines.alarms("smdebug", baselines.Recorded(writer.run())) if each[0] == "loss_not_decreasing"]
+    assert [each[3] for each in found] == ([] if first is None else [first])
