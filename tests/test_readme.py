@@ -270,4 +270,5 @@ def test_the_run_format_names_its_columns_and_limits() -> None:
     usual = Flushing()
     assert (usual.seconds, usual.limit, usual.patience) == (10, 128 << 20, 10)
     assert "Flushing(seconds=10)" in page
+    assert f"Flushing(first={usual.first:g})" in page
     assert "128 MB" in page

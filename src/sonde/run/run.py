@@ -340,8 +340,8 @@ class Run:
             return UnknownSiteError(f"{family} cannot be read from {self._source.name}: no part of it is left; {lost[0]}{more}")
         if not families:
             return UnknownSiteError(
-                f"{asked!r} is no {kind} of {self._source.name}: nothing is recorded there yet. The first rows can be read some "
-                "seconds after the first logged step (Flushing.seconds, 10 by default), or when the writer flushes or closes"
+                f"{asked!r} is no {kind} of {self._source.name}: nothing is recorded there yet. The first rows can be read two "
+                "seconds after the first logged step (Flushing.first, 1 by default), or when the writer flushes or closes"
             )
         there = families if kind == "family" else ()
         return unknown_name(kind, asked, there, self._source.name)

@@ -50,8 +50,18 @@ def test_rows_appear_within_the_interval_though_nobody_flushes(tmp_path: Path) -
         until(lambda: steps_of(writer.path) == [0, 1])
 
 
+def test_the_first_rows_appear_sooner_and_each_interval_is_longer(tmp_path: Path) -> None:
+    """A program that is killed at its beginning leaves what it has done."""
+    with start_run(tmp_path / "run", flushing=Flushing(seconds=1_000, first=0.05)) as writer:
+        log(writer, range(1))
+        until(lambda: open_run(writer.path).families == ("moments",))
+        log(writer, range(1, 2))
+        until(lambda: steps_of(writer.path) == [0, 1])
+        assert writer._queue._interval == pytest.approx(0.05 * 2**2)
+
+
 def test_rows_appear_when_enough_wait(tmp_path: Path) -> None:
-    with start_run(tmp_path / "run", flushing=Flushing(seconds=1_000, size=100_000)) as writer:
+    with start_run(tmp_path / "run", flushing=Flushing(seconds=1_000, first=1_000, size=100_000)) as writer:
         log(writer, range(30))
         assert not (writer.path / "moments").exists()
         log(writer, range(30, 60))

@@ -62,7 +62,7 @@ def resumed(path, fatal):
             if left == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
     sys.addaudithook(hook)
-    with start_run(path, exists="resume", step=4, flushing=Flushing(fan_in=2, seconds=1000)) as writer:
+    with start_run(path, exists="resume", step=4, flushing=Flushing(fan_in=2, first=1000, seconds=1000)) as writer:
         for step in (4, 5, 6):
             writer.append("moments", layout, {"rms": 2.0}, step=step)
             writer.scalar("loss", 2.0, step=step)

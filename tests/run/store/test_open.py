@@ -122,7 +122,7 @@ def test_arguments_that_cannot_be_used(tmp_path: Path) -> None:
         start_run(tmp_path / "run", step=3)
     with pytest.raises(ArgumentError, match="plain data"):
         start_run(tmp_path / "run", about={"model": object()})
-    for wrong in ("seconds", "size", "limit", "patience"):
+    for wrong in ("seconds", "size", "limit", "patience", "first"):
         with pytest.raises(ArgumentError, match=f"{wrong}=0: it must be above 0"):
             Flushing(**{wrong: 0})  # type: ignore[arg-type]
     start_run(tmp_path / "run").close()  # none of these has left a lock

@@ -119,7 +119,7 @@ def test_a_typo_in_a_port_a_number_or_a_family_names_the_nearest(arguments: tupl
 
 
 def test_before_the_first_rows_the_error_says_when_they_come() -> None:
-    with pytest.raises(UnknownSiteError, match="nothing yet; the first rows come within ten seconds"):
+    with pytest.raises(UnknownSiteError, match="nothing yet; the first rows come within two seconds"):
         plots.heatmap(memory_run().run())
 
 

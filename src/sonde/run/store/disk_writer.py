@@ -43,6 +43,7 @@ class Flushing(QueueLimits):
 
     Attributes:
         seconds: rows are written no longer than this after they were appended. A kill can lose the rows of this time.
+        first: the same for the first rows. Each writing doubles the time, up to *seconds*.
         size: bytes of waiting rows that are written at once.
         limit: bytes that may wait in memory.
         patience: seconds that ``append`` waits for room before rows are dropped and counted, with one warning.
@@ -57,11 +58,12 @@ class Flushing(QueueLimits):
     size: int = 8 << 20
     limit: int = 128 << 20
     patience: float = 10.0
+    first: float = 1.0
     sync: bool = True
     fan_in: int = _FAN_IN
 
     def __post_init__(self) -> None:
-        for name, least in (("seconds", 0), ("size", 0), ("limit", 0), ("patience", 0), ("fan_in", 1)):
+        for name, least in (("seconds", 0), ("size", 0), ("limit", 0), ("patience", 0), ("first", 0), ("fan_in", 1)):
             if not getattr(self, name) > least:
                 raise ArgumentError(f"{name}={getattr(self, name)!r}: it must be above {least}")
 

@@ -33,12 +33,14 @@ class QueueLimits:
         size: bytes of waiting items that are written at once, however short they have waited.
         limit: bytes that may wait or be under way.
         patience: seconds that ``put`` waits for room.
+        first: as *seconds* at first; each writing doubles the time, up to *seconds*. Much that goes wrong does so at the beginning.
     """
 
     seconds: float
     size: int
     limit: int
     patience: float
+    first: float = inf
 
 
 class WriterThread:
@@ -187,10 +189,12 @@ class WriteQueue(Generic[Item]):
     (back-pressure), at most ``limits.patience`` seconds in a row. After that, and while writing fails, an item for which there
     is no room is refused at once, until something is written again.
 
+    The class is large because its state is plain numbers, which the lock of the thread guards: what waits and since when.
+
     Args:
         thread: writes the items.
         write: called in the thread with the items that wait, oldest first. The function removes one or more of them, and returns
-            the bytes that it keeps because writing failed; for these it is called again after ``limits.seconds``.
+            the bytes that it keeps because writing failed; for these it is called again after the interval.
         limits: when and how much.
         problems: notes errors, to warn of them once.
         overrun: the problem to note when the patience is at an end.
@@ -207,6 +211,7 @@ class WriteQueue(Generic[Item]):
         self._waiting: deque[Item] = deque()
         self._taken: deque[Item] = deque()  # of the thread alone: what is being written
         self._waiting_bytes = self._taken_bytes = self._kept_bytes = 0
+        self._interval = min(limits.first, limits.seconds)
         self._due = inf  # when what waits is to be written
         self._following = -inf  # the end of the interval that began with the last writing
         self._impatient = self._urgent = self._writing = False
@@ -230,7 +235,7 @@ class WriteQueue(Generic[Item]):
             self._waiting_bytes += size
             if self._due == inf:
                 now = time.monotonic()
-                self._due = self._following if self._following > now else now + self.limits.seconds
+                self._due = self._following if self._following > now else now + self._interval
                 thread.wake(self._due)
             elif self._is_full():
                 thread.wake()
@@ -304,7 +309,8 @@ class WriteQueue(Generic[Item]):
             self._taken_bytes = sum(item.nbytes for item in self._taken)
             self._kept_bytes = kept
             self._impatient = self._impatient and kept > 0
-            self._following = time.monotonic() + self.limits.seconds
+            self._interval = min(2 * self._interval, self.limits.seconds)
+            self._following = time.monotonic() + self._interval
             if kept or self._waiting:
                 self._due = min(self._due, self._following)
             self._thread.changed.notify_all()

@@ -25,7 +25,7 @@ __all__ = ["FIRST_ROWS", "Known", "Matrix", "Powers", "epochs_of", "kinds_of", "
 
 _DEFECTS = {"nan": 3, "nonfinite": 2, "inf": 1}  # counts of the elements which other numbers leave out, with their codes
 
-FIRST_ROWS = "the first rows come within ten seconds of the first logged step"
+FIRST_ROWS = "the first rows come within two seconds of the first logged step"
 """When a run of which nothing was recorded yet has something to show."""
 
 
