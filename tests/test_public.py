@@ -13,6 +13,7 @@ PUBLIC = {
     "Inspector",
     "ModuleCall",
     "ModuleTracker",
+    "NonFinite",
     "Probe",
     "PyTorchInspector",
     "Run",
@@ -49,6 +50,7 @@ PUBLIC = {
     "track",
     "watch",
     "where",
+    "why_nan",
 }
 
 

@@ -5,6 +5,8 @@ from . import preprocessor as preprocessor
 from . import recorders as recorders
 from . import stats as stats
 from . import testing as testing
+from .diagnosis import NonFinite as NonFinite
+from .diagnosis import why_nan as why_nan
 from .engine import Coverage as Coverage
 from .engine import Event as Event
 from .engine import ModuleCall as ModuleCall

@@ -151,6 +151,10 @@ _TABLE = {
     "to unscale gradients without waiting for the device": {
         "GradScaler._get_scale_async": "a GradScaler is refused",
     },
+    "to see each operation and what it read and wrote": {
+        "torch.utils._python_dispatch.TorchDispatchMode": _NO_IMPORT,
+        "torch.ops.aten.add.Tensor._schema": "the first bad operation is not found where it writes into its own input",
+    },
     "to find the other ranks of a distributed training": {
         "torch.distributed.distributed_c10d._get_default_store": "ranks cannot act together",
     },

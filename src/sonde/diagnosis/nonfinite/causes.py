@@ -1,0 +1,418 @@
+"""Say in one sentence why an operation made a NaN or an infinity, from the numbers that went in."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sonde.diagnosis.nonfinite.operation import Operation
+from sonde.diagnosis.nonfinite.origins import Cause
+from sonde.diagnosis.nonfinite.tensor_facts import dtype_name, number_text
+
+__all__ = ["cause_of", "limit_of"]
+
+
+def cause_of(operation: Operation, producers: dict[str, str]) -> Cause:
+    """Return why *operation* made a bad element.
+
+    Args:
+        operation: with the first bad element found.
+        producers: by the name of an operand, the operation that made it: ``std``.
+    """
+    special = _SPECIAL.get(operation.name)
+    with contextlib.suppress(RuntimeError, IndexError, ValueError, TypeError, KeyError):
+        found = special(operation, producers) if special is not None else None
+        found = found or _overflow(operation)
+        if found is not None:
+            return found
+    return Cause(
+        "unknown", f"{operation.name} made {_article(operation.kind)} of finite numbers", "look at the numbers that went in"
+    )
+
+
+def _article(kind: str) -> str:
+    return "a NaN" if kind == "NaN" else "an infinity"
+
+
+def limit_of(dtype: torch.dtype) -> float:
+    """Return the largest finite number of *dtype*."""
+    return float(torch.finfo(dtype).max)
+
+
+# Overflow
+
+
+def _overflow(operation: Operation) -> Cause | None:
+    """Return the cause of a result that is too large for its dtype; None if the exact result is not."""
+    dtype = operation.result.dtype
+    limit = limit_of(dtype)
+    exact = _exact(operation)
+    if exact is None and operation.kind == "NaN":
+        return None
+    if exact is None:
+        sizes = [float(tensor.abs().max()) for tensor in operation.tensors.values() if tensor.numel()]
+        large = f" (the largest number that went in is {number_text(max(sizes))})" if sizes else ""
+        sentence = f"{operation.name} overflows {dtype_name(dtype)}, which ends at {number_text(limit)}{large}"
+    elif not abs(exact) > limit:
+        return None
+    else:
+        sentence = f"the result {number_text(exact)} is beyond {number_text(limit)}, where {dtype_name(dtype)} ends"
+    return Cause(f"overflow of {dtype_name(dtype)}", sentence, _on_overflow(dtype))
+
+
+def _on_overflow(dtype: torch.dtype) -> str:
+    if dtype == torch.float16:
+        return "compute this in bfloat16 or float32, or scale down what goes in (a norm, a smaller loss scale)"
+    return "scale down what goes in: normalise it, clip it, lower the learning rate"
+
+
+def _exact(operation: Operation) -> float | None:
+    """Return the element that should have come out, computed in float64; None where that is not known."""
+    name, index = operation.name, operation.index
+    tensors = operation.tensors
+    if name in ("mm", "bmm", "addmm", "baddbmm"):
+        left, right = (tensors[key].double() for key in _FACTORS[name])
+        return float(left[index[:-1]] @ right[(*index[:-2], slice(None), index[-1])])
+    if name in ("sum", "mean", "linalg_vector_norm", "vector_norm", "prod", "cumsum") or not operation.by_element:
+        return _exact_reduction(operation)
+    values = {key: operation.element(key) for key in tensors}
+    if name in ("to_copy", "copy", "clone") and len(values) == 1:
+        value = next(iter(values.values()))
+        return None if isinstance(value, complex) or value is None else float(value)
+    with contextlib.suppress(Exception):  # an operator that has no version for float64
+        args = tuple(_wide(part, operation) for part in operation.args)
+        kwargs = {key: _wide(part, operation) for key, part in operation.kwargs.items() if key != "dtype"}
+        made = operation.function(*args, **kwargs)
+        found = made if isinstance(made, Tensor) else args[0]
+        return float(found) if found.numel() == 1 else None
+    return None
+
+
+_FACTORS = {"mm": ("self", "mat2"), "bmm": ("self", "mat2"), "addmm": ("mat1", "mat2"), "baddbmm": ("batch1", "batch2")}
+
+
+def _wide(part: Any, operation: Operation) -> Any:
+    """Return the element of *part* at the bad position in float64, as a tensor of its own; other values as they are."""
+    if not isinstance(part, Tensor):
+        return part
+    element = torch.broadcast_to(part, operation.result.shape)[operation.index].clone()
+    return element.double() if element.is_floating_point() else element
+
+
+def _exact_reduction(operation: Operation) -> float | None:
+    given = operation.first()
+    if given is None or operation.name not in ("sum", "mean", "linalg_vector_norm", "vector_norm", "prod"):
+        return None
+    exact = operation.function(given[1].double(), *operation.args[1:], **{**operation.kwargs, "dtype": torch.float64})
+    return float(exact[operation.index])
+
+
+# One operation each
+
+
+def _log(operation: Operation, producers: dict[str, str]) -> Cause | None:
+    value = _real(operation.element("self"))
+    if value is None:
+        return None
+    shown = operation.name
+    edge = -1.0 if shown == "log1p" else 0.0
+    advice = "keep what goes in above 0: add an eps or clamp it before the log"
+    if value == edge:
+        before = f"; it comes from {producers['self']}" if producers.get("self") in ("softmax", "sigmoid", "exp", "sum") else ""
+        better = {
+            "softmax": "use log_softmax, which needs no log of a probability",
+            "sigmoid": "use logsigmoid or binary_cross_entropy_with_logits",
+            "sum": "use logsumexp if these are exponentials; else add an eps before the log",
+        }
+        return Cause(
+            "log of zero", f"{shown} of {number_text(edge)} is -inf{before}", better.get(producers.get("self", ""), advice)
+        )
+    if value < edge:
+        return Cause(
+            "log of a negative", f"{shown} of {number_text(value)} is NaN: it needs numbers above {number_text(edge)}", advice
+        )
+    return None
+
+
+def _sqrt(operation: Operation, producers: dict[str, str]) -> Cause | None:
+    value = _real(operation.element("self"))
+    if value is None:
+        return None
+    if value < 0:
+        advice = "clamp what goes in at 0; a variance as E[x²] - E[x]² may be negative by rounding, use var()"
+        return Cause(f"{operation.name} of a negative", f"{operation.name} of {number_text(value)} is NaN", advice)
+    if value == 0 and operation.name == "rsqrt":
+        return Cause("division by zero", "rsqrt(0) is 1 / 0", "add an eps inside the root")
+    return None
+
+
+def _div(operation: Operation, producers: dict[str, str]) -> Cause | None:
+    numerator = 1.0 if operation.name == "reciprocal" else _real(operation.element("self"))
+    name = "self" if operation.name == "reciprocal" else "other"
+    return _quotient(numerator, _real(operation.element(name)), producers.get(name, ""))
+
+
+def _quotient(numerator: float | None, divisor: float | None, producer: str) -> Cause | None:
+    if numerator is None or divisor is None:
+        return None
+    if divisor == 0:
+        what = f", and the divisor is the {producer} of equal numbers" if producer in ("std", "var", "linalg_vector_norm") else ""
+        if producer == "linalg_vector_norm":
+            what = ", and the divisor is the norm of a vector of zeros"
+        elif producer in ("sum", "mean"):
+            what = f", and the divisor is a {producer} that is 0"
+        name = {"std": "division by a std of zero", "var": "division by a variance of zero"}.get(producer, "")
+        name = name or ("0 / 0" if numerator == 0 else "division by zero")
+        return Cause(name, f"{number_text(numerator)} / 0{what}", "add an eps to the divisor, or leave out what has none")
+    if math.isinf(numerator) and math.isinf(divisor):
+        return Cause(
+            "inf / inf",
+            f"{number_text(numerator)} / {number_text(divisor)} is NaN",
+            "keep both finite: see where the infinities come from",
+        )
+    return None
+
+
+def _mul(operation: Operation, producers: dict[str, str]) -> Cause | None:
+    return _factors(_real(operation.element("self")), _real(operation.element("other")))
+
+
+def _factors(one: float | None, other: float | None) -> Cause | None:
+    if one is None or other is None:
+        return None
+    if (one == 0 and math.isinf(other)) or (other == 0 and math.isinf(one)):
+        advice = "mask by torch.where or masked_fill: a product with 0 does not remove an infinity"
+        return Cause("0 x inf", f"{number_text(one)} × {number_text(other)} is NaN", advice)
+    return None
+
+
+def _add(operation: Operation, producers: dict[str, str]) -> Cause | None:
+    one, other = _real(operation.element("self")), _real(operation.element("other"))
+    if one is None or other is None:
+        return None
+    sign = "-" if operation.name in ("sub", "rsub") else "+"
+    if math.isinf(one) and math.isinf(other):
+        sentence = f"{number_text(one)} {sign} ({number_text(other)}) is NaN"
+        return Cause("inf - inf", sentence, "use a large finite number as mask (torch.finfo(dtype).min), or mask once")
+    return None
+
+
+def _exp(operation: Operation, producers: dict[str, str]) -> Cause | None:
+    value = _real(operation.element("self"))
+    if value is None or not math.isfinite(value):
+        return None
+    dtype = operation.result.dtype
+    border = math.log(limit_of(dtype))
+    sentence = f"{operation.name}({number_text(value)}) overflows {dtype_name(dtype)}, which ends at exp({number_text(border)})"
+    return Cause("exp overflow", sentence, "subtract the maximum before exp, or use logsumexp, softmax or softplus")
+
+
+def _pow(operation: Operation, producers: dict[str, str]) -> Cause | None:
+    base, exponent = _real(operation.element("self")), _real(operation.element("exponent"))
+    if base is None or exponent is None:
+        return None
+    shown = f"{number_text(base)} ** {number_text(exponent)}"
+    if base == 0 and exponent < 0:
+        return Cause("pow of zero", f"{shown} is 1 / 0", "add an eps to the base")
+    if base < 0 and exponent != int(exponent):
+        return Cause(
+            "pow of a negative", f"{shown} is NaN: a root of a negative number", "take the absolute value first, or clamp at 0"
+        )
+    return None
+
+
+def _softmax(operation: Operation, producers: dict[str, str]) -> Cause | None:
+    row = operation.line("self", int(operation.numbers.get("dim", -1)))
+    if row is None or row.numel() == 0:
+        return None
+    if bool((row == -math.inf).all()):
+        sentence = f"a row of {row.numel()} elements is all -inf: the sum of the exponentials is 0, and 0 / 0 is NaN"
+        advice = "leave at least one position of each row unmasked, or use torch.finfo(dtype).min as mask"
+        return Cause("softmax of a row of -inf", sentence, advice)
+    if bool((row == math.inf).any()):
+        return Cause(
+            "softmax of inf", "a row holds +inf, and inf - inf is NaN", "see where the infinity comes from, or clamp the logits"
+        )
+    return None
+
+
+def _domain(low: float, high: float, edge: float | None) -> Callable[[Operation, dict[str, str]], Cause | None]:
+    def judge(operation: Operation, producers: dict[str, str]) -> Cause | None:
+        value = _real(operation.element("self"))
+        if value is None:
+            return None
+        name = operation.name
+        if edge is not None and abs(value) == edge:
+            return Cause(
+                f"{name} at its border",
+                f"{name}({number_text(value)}) is infinite",
+                "clamp what goes in a little inside of the border",
+            )
+        if not low <= value <= high:
+            sentence = f"{name}({number_text(value)}) is NaN: it needs numbers from {number_text(low)} to {number_text(high)}"
+            return Cause(f"{name} out of range", sentence, "clamp what goes in; a cosine may exceed 1 by rounding")
+        return None
+
+    return judge
+
+
+def _spread(operation: Operation, producers: dict[str, str]) -> Cause | None:
+    given = operation.first()
+    if given is None:
+        return None
+    count = given[1].numel() // max(operation.result.numel(), 1)
+    if count <= 1:
+        sentence = f"{operation.name} of {count} value{'' if count == 1 else 's'} divides by n - 1 = {count - 1}"
+        return Cause(f"{operation.name} of one value", sentence, "use correction=0, or more than one value")
+    return None
+
+
+def _mean(operation: Operation, producers: dict[str, str]) -> Cause | None:
+    given = operation.first()
+    if given is not None and given[1].numel() == 0:
+        return Cause("mean of nothing", "mean of no element is 0 / 0", "leave the term out where nothing is selected")
+    return _both_infinities(operation)
+
+
+def _both_infinities(operation: Operation) -> Cause | None:
+    given = operation.first()
+    if given is not None and bool((given[1] == math.inf).any()) and bool((given[1] == -math.inf).any()):
+        return Cause("inf - inf", "inf and -inf are added", "see where the infinities come from")
+    return None
+
+
+def _sum(operation: Operation, producers: dict[str, str]) -> Cause | None:
+    return _both_infinities(operation)
+
+
+def _product(operation: Operation, producers: dict[str, str]) -> Cause | None:
+    """Return the cause of a NaN in a product of matrices: 0 x inf or inf - inf."""
+    if operation.kind != "NaN":
+        return None
+    left, right = (operation.tensors[key] for key in _FACTORS[operation.name])
+    row, column = left[operation.index[:-1]], right[(*operation.index[:-2], slice(None), operation.index[-1])]
+    if bool(((row == 0) & column.isinf()).any()) or bool(((column == 0) & row.isinf()).any()):
+        return Cause("0 x inf", "in the sum of products 0 meets an infinity", "see where the infinity comes from")
+    if row.isfinite().all() and column.isfinite().all():
+        dtype = operation.result.dtype
+        return Cause(
+            f"overflow of {dtype_name(dtype)}",
+            f"products beyond {number_text(limit_of(dtype))} of both signs are added",
+            _on_overflow(dtype),
+        )
+    return Cause("inf - inf", "in the sum of products infinities of both signs meet", "see where the infinities come from")
+
+
+def _nll(operation: Operation, producers: dict[str, str]) -> Cause | None:
+    target = operation.others.get("target")
+    ignored = operation.numbers.get("ignore_index", -100)
+    if target is None:
+        return None
+    if target.numel() == 0:
+        return Cause("mean of nothing", "the loss is a mean over no label: 0 / 0", "leave out batches without any label")
+    if bool((target == ignored).all()):
+        sentence = f"all {target.numel():,} labels are ignore_index={int(ignored)}: the mean over no label is 0 / 0"
+        return Cause(
+            "mean of nothing", sentence, 'leave out batches without any label, or use reduction="sum" and divide by the count'
+        )
+    if operation.kind == "inf":
+        return None
+    return None
+
+
+def _norm(operation: Operation, producers: dict[str, str]) -> Cause | None:
+    eps = operation.numbers.get("eps", 0.0)
+    if operation.kind == "NaN" or not operation.result.isnan().any():
+        given = operation.tensors.get("input")
+        if given is not None and eps == 0:
+            return Cause(
+                "normalisation of equal numbers", "the variance is 0 and eps is 0: 0 / 0", "give the normalisation an eps, as 1e-5"
+            )
+        running = operation.tensors.get("running_var")
+        if running is not None and bool((running < 0).any()):
+            return Cause(
+                "sqrt of a negative", f"the running variance is {number_text(float(running.min()))}", "reset the running statistics"
+            )
+    return None
+
+
+def _embedding(operation: Operation, producers: dict[str, str]) -> Cause | None:
+    return None
+
+
+def _addc(operation: Operation, producers: dict[str, str]) -> Cause | None:
+    one, other = _real(operation.element("tensor1")), _real(operation.element("tensor2"))
+    return _quotient(one, other, "") if operation.name == "addcdiv" else _factors(one, other)
+
+
+def _inverse(operation: Operation, producers: dict[str, str]) -> Cause | None:
+    return Cause(
+        "singular matrix", f"{operation.name} of a matrix that is singular, or nearly so", "add a small multiple of the identity"
+    )
+
+
+def _remainder(operation: Operation, producers: dict[str, str]) -> Cause | None:
+    if _real(operation.element("other")) == 0:
+        return Cause("remainder by zero", "the remainder of a division by 0 is NaN", "leave out divisors of 0")
+    return None
+
+
+def _xlogy(operation: Operation, producers: dict[str, str]) -> Cause | None:
+    value = _real(operation.element("other"))
+    if value is not None and value <= 0:
+        return Cause(
+            "log of zero" if value == 0 else "log of a negative", f"log of {number_text(value)}", "clamp what goes in above 0"
+        )
+    return None
+
+
+def _lgamma(operation: Operation, producers: dict[str, str]) -> Cause | None:
+    value = _real(operation.element("self"))
+    if value is not None and value <= 0 and value == int(value):
+        return Cause(
+            f"{operation.name} at a pole", f"{operation.name}({number_text(value)}) is infinite", "keep what goes in above 0"
+        )
+    return None
+
+
+def _logit(operation: Operation, producers: dict[str, str]) -> Cause | None:
+    value = _real(operation.element("self"))
+    if value in (0.0, 1.0):
+        return Cause("logit at its border", f"logit({number_text(value)}) is infinite", "give logit an eps, as 1e-6")
+    return None
+
+
+def _real(value: float | complex | None) -> float | None:
+    return None if value is None or isinstance(value, complex) else float(value)
+
+
+_SPECIAL: dict[str, Callable[[Operation, dict[str, str]], Cause | None]] = {
+    **dict.fromkeys(("log", "log2", "log10", "log1p"), _log),
+    **dict.fromkeys(("sqrt", "rsqrt"), _sqrt),
+    **dict.fromkeys(("div", "reciprocal", "true_divide"), _div),
+    **dict.fromkeys(("add", "sub", "rsub"), _add),
+    **dict.fromkeys(("exp", "exp2", "expm1", "sinh", "cosh"), _exp),
+    **dict.fromkeys(("softmax", "log_softmax"), _softmax),
+    **dict.fromkeys(("acos", "asin"), _domain(-1, 1, None)),
+    **dict.fromkeys(("atanh", "erfinv", "special_erfinv"), _domain(-1, 1, 1.0)),
+    **dict.fromkeys(("std", "var", "std_mean", "var_mean"), _spread),
+    **dict.fromkeys(("mm", "bmm", "addmm", "baddbmm"), _product),
+    **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), _nll),
+    **dict.fromkeys(("layer_norm", "batch_norm", "group_norm", "batch_norm_legit", "fused_rms_norm"), _norm),
+    **dict.fromkeys(("addcdiv", "addcmul"), _addc),
+    **dict.fromkeys(("linalg_inv_ex", "inverse", "linalg_solve_ex", "linalg_solve_triangular"), _inverse),
+    **dict.fromkeys(("remainder", "fmod", "floor_divide"), _remainder),
+    **dict.fromkeys(("xlogy", "special_xlogy"), _xlogy),
+    **dict.fromkeys(("lgamma", "digamma", "polygamma", "special_zeta"), _lgamma),
+    "acosh": _domain(1, math.inf, None),
+    "logit": _logit,
+    "mean": _mean,
+    "mul": _mul,
+    "pow": _pow,
+    "sum": _sum,
+}

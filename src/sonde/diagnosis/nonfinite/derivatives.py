@@ -1,0 +1,116 @@
+"""Say in one sentence why the derivative of an operation is NaN or infinite, from what its autograd node had saved."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from torch import Tensor
+
+from sonde.diagnosis.nonfinite.causes import cause_of
+from sonde.diagnosis.nonfinite.operation import Operation
+from sonde.diagnosis.nonfinite.origins import Cause
+from sonde.diagnosis.nonfinite.tensor_facts import number_text
+
+__all__ = ["derivative_cause", "forward_name"]
+
+
+def forward_name(node: str) -> str:
+    """Return the operation whose derivative the autograd node *node* is: ``sqrt`` for ``SqrtBackward0``."""
+    name = re.sub(r"Backward\d*$", "", node.rpartition("::")[2])
+    if not re.search(r"Backward\d+$", node):  # a function of one's own keeps the name of its class
+        return name
+    name = re.sub(r"(?<=[a-z0-9])([A-Z])", lambda found: f"_{found[1]}", name).lower()
+    return name.removeprefix("linalg_").removeprefix("native_") if name != "linalg" else name
+
+
+def derivative_cause(operation: Operation, producers: dict[str, str]) -> Cause:
+    """Return why *operation*, a part of the derivative of ``operation.node``, made a bad element."""
+    found = _of_node(operation)
+    if found is not None:
+        return _behind_zero(operation, found)
+    plain = cause_of(operation, producers)
+    name = forward_name(operation.node)
+    if not name:
+        return plain
+    return Cause(plain.name, f"in the derivative of {name}: {plain.sentence}", plain.advice)
+
+
+_SAFE = "put a safe number into the function for the elements that the mask leaves out: f(torch.where(ok, x, 1.0))"
+
+
+def _behind_zero(operation: Operation, found: Cause) -> Cause:
+    """Return *found* with the remark that a gradient of 0, as from the other branch of ``torch.where``, does not help."""
+    elements = [operation.element(name) for name in operation.tensors]
+    numbers = [element for element in elements if element is not None and not isinstance(element, complex)]
+    if operation.kind != "NaN" or not any(number == 0 for number in numbers):
+        return found
+    sentence = (
+        f"{found.sentence}; the gradient that arrives is 0, as from the branch that torch.where does not take, and 0 × inf is NaN"
+    )
+    return Cause(f"{found.name} behind where", sentence, f"torch.where does not protect its other branch in backward: {_SAFE}")
+
+
+def _of_node(operation: Operation) -> Cause | None:
+    name, saved = forward_name(operation.node), operation.saved
+    unknown = not saved  # a checkpoint gives a saved tensor once: the only number at which these are infinite is assumed
+    value = _element(operation, saved.get("self"))
+    result = _element(operation, saved.get("result"))
+    if name in ("sqrt", "rsqrt") and (unknown or result == 0 or (result is not None and math.isinf(result))):
+        sentence = f"the derivative of {name} at 0 is infinite: 1 / (2 · {name}(0))"
+        return Cause(f"{name}'(0)", sentence, "add an eps inside the root: sqrt(x + eps)")
+    if name in ("log", "log2", "log10") and (unknown or value == 0):
+        return Cause(f"{name}'(0)", f"the derivative of {name} at 0 is 1 / 0", "add an eps or clamp before the log")
+    if name == "log1p" and (unknown or value == -1):
+        return Cause("log1p'(-1)", "the derivative of log1p at -1 is 1 / 0", "clamp what goes in above -1")
+    if name in ("div", "reciprocal"):
+        divisor = _element(operation, saved.get("other")) if name == "div" else value
+        if unknown or divisor == 0 or (name == "reciprocal" and result is not None and math.isinf(result)):
+            return Cause("(1/x)'(0)", "the derivative of 1 / x at 0 is infinite", "add an eps to the divisor")
+    if name == "pow" and (unknown or value == 0):
+        power = operation.saved_numbers.get("exponent", _element(operation, saved.get("exponent")))
+        if power is not None and power < 1:
+            sentence = f"the derivative of x ** {number_text(power)} at 0 is infinite"
+            return Cause("pow'(0)", sentence, "add an eps to the base")
+    if name in _BORDERS and (unknown or (value is not None and abs(value) == 1)):
+        shown = "±1" if value is None else number_text(value)
+        return Cause(
+            f"{name}'(±1)", f"the derivative of {name} at {shown} is infinite", "clamp what goes in to a little less than 1"
+        )
+    if name in ("std", "var"):
+        return _of_spread(operation, name)
+    if name in ("norm", "vector_norm"):
+        sentence = "the derivative of this norm at a vector of zeros is not finite"
+        return Cause("norm'(0)", sentence, "add an eps inside: (x * x).sum().add(eps).sqrt()")
+    if name in ("exp", "mul") and operation.kind == "NaN":
+        factors = [result] if name == "exp" else [_element(operation, saved.get(key)) for key in ("self", "other")]
+        if any(factor is not None and math.isinf(factor) for factor in factors):
+            sentence = f"the derivative of {name} multiplies the gradient by inf"
+            return Cause("0 x inf", sentence, "keep the forward finite: clamp before it")
+    return None
+
+
+_BORDERS = {"acos", "asin", "atanh", "erfinv", "acosh"}
+
+
+def _of_spread(operation: Operation, name: str) -> Cause | None:
+    given = operation.saved.get("self")
+    if given is None:
+        return None
+    result = operation.saved.get("result")
+    if result is not None and bool((result == 0).any()) and given.numel() > result.numel():
+        return Cause(
+            f"{name}'(0)", f"the derivative of {name} of equal numbers is 0 / 0", f"add an eps: sqrt(var + eps) in place of {name}"
+        )
+    return Cause(
+        f"{name} of one value",
+        f"the derivative of {name} of one value divides by n - 1 = 0",
+        "use correction=0, or more than one value",
+    )
+
+
+def _element(operation: Operation, tensor: Tensor | None) -> float | None:
+    if tensor is None:
+        return None
+    found = operation.element_of(tensor)
+    return None if found is None or isinstance(found, complex) else float(found)

@@ -1,0 +1,264 @@
+"""The answer of ``why_nan``: the first bad operation as data, and as a text that says what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from sonde.diagnosis.nonfinite.operation_observer import Largest
+from sonde.diagnosis.nonfinite.origins import Cause, Kind, Operand, Origin, Source
+from sonde.diagnosis.nonfinite.source_lines import SourceLine, line_of
+from sonde.diagnosis.nonfinite.tensor_facts import TensorFacts, number_text
+from sonde.rules import Finding
+from sonde.site import Phase, Site
+from sonde.view.table import Cell, Grid, ShownAsTable, Tone
+
+__all__ = ["NonFinite"]
+
+_MOST_OPERANDS = 6
+_MOST_INDICES = 8
+
+
+@dataclass(eq=False, repr=False)
+class NonFinite(ShownAsTable):
+    """The first operation that made a NaN or an infinity, or the news that none did.
+
+    The class is large because it is the whole answer, read by people: each attribute is one line of the text.
+
+    Attributes:
+        model: class of the model.
+        origin: where the first bad value came about; None if nothing bad has reached the output, the loss, a gradient, a
+            parameter or a buffer.
+        reached: what the bad values have reached, in words: ``the loss``, ``48 of 52 gradients``.
+        later: operations behind it that made new bad values out of the first ones, as a NaN out of an infinity.
+        harmless: operations that made bad values which have reached nothing.
+        intended: infinities that the code wrote on purpose, as masks.
+        largest: of each floating-point dtype the largest finite value, with its place.
+        operations: how many were looked at.
+        notes: what else the reader must know, as that compiled code ran as plain Python.
+        error: raised by the model, the loss function, the backward pass or the optimizer.
+    """
+
+    model: str
+    origin: Origin | None
+    reached: list[str] = field(default_factory=list)
+    later: list[Origin] = field(default_factory=list)
+    harmless: list[Origin] = field(default_factory=list)
+    intended: list[Origin] = field(default_factory=list)
+    largest: list[Largest] = field(default_factory=list)
+    operations: int = 0
+    notes: list[str] = field(default_factory=list)
+    error: Exception | None = None
+    _reproduction: str = ""
+
+    def __bool__(self) -> bool:
+        """Whether something that is not finite was found."""
+        return self.origin is not None
+
+    @property
+    def kind(self) -> Kind | None:
+        """``NaN`` or ``inf``: the first bad value; None if there is none."""
+        return None if self.origin is None else self.origin.kind
+
+    @property
+    def source(self) -> Source | None:
+        """``operation``; or whose tensor was bad before: ``input``, ``parameter``, ``buffer``, ...; None if nothing was."""
+        return None if self.origin is None else self.origin.source
+
+    @property
+    def phase(self) -> Phase | None:
+        """``forward``, ``backward``, ``recompute`` (of a checkpoint) or ``step`` (of the optimizer)."""
+        return None if self.origin is None else self.origin.place.phase
+
+    @property
+    def layer(self) -> str | None:
+        """The module's name, ``""`` for the model itself; None outside of modules, as in a loss function."""
+        return None if self.origin is None else self.origin.place.path
+
+    @property
+    def call(self) -> int | None:
+        """Index of the module's call within the forward; None where it is not known."""
+        return None if self.origin is None else self.origin.place.call
+
+    @property
+    def site(self) -> Site | None:
+        """The site where the first bad value shows; None outside of modules."""
+        if self.origin is None:
+            return None
+        if self.origin.source == "parameter":
+            return Site(self.origin.name, "param")
+        if self.origin.source == "input":
+            return Site("", "input")
+        return self.origin.place.site
+
+    @property
+    def operation(self) -> str | None:
+        """The operation as the code calls it: ``softmax``; in a backward pass the one whose derivative it is."""
+        return None if self.origin is None else self.origin.name
+
+    @property
+    def operator(self) -> str | None:
+        """The operator that ran: ``aten::_softmax``."""
+        return None if self.origin is None else self.origin.operator
+
+    @property
+    def lines(self) -> list[SourceLine]:
+        """The lines of Python that led to the operation, the innermost first."""
+        return [] if self.origin is None else self.origin.lines
+
+    @property
+    def line(self) -> SourceLine | None:
+        """The innermost of the lines outside of torch."""
+        return line_of(self.lines)
+
+    @property
+    def inputs(self) -> list[Operand]:
+        """The operands of the operation."""
+        return [] if self.origin is None else self.origin.operands
+
+    @property
+    def output(self) -> TensorFacts | None:
+        """The result of the operation."""
+        return None if self.origin is None else self.origin.result
+
+    @property
+    def index(self) -> tuple[int, ...] | None:
+        """Position of the first bad element in the result."""
+        return None if self.origin is None else self.origin.index
+
+    @property
+    def cause(self) -> Cause | None:
+        """Why: a name, a sentence and an advice."""
+        return None if self.origin is None else self.origin.cause
+
+    @property
+    def reproduction(self) -> str:
+        """One line of Python that makes such a value again, with ``import torch`` before it; ``""`` if no short line does."""
+        return self._reproduction
+
+    @property
+    def near_limit(self) -> list[Largest]:
+        """The largest values that are near the limit of their dtype: the next overflow, named before it happens."""
+        return [each for each in self.largest if each.is_near]
+
+    def finding(self) -> Finding | None:
+        """Return the answer as a finding of the rule ``nonfinite``; None if nothing bad was found."""
+        if self.origin is None:
+            return None
+        facts, cause = self.origin.result, self.origin.cause
+        evidence = {}
+        if facts is not None:
+            inf = facts.positive_infinities + facts.negative_infinities
+            evidence = {"nan": float(facts.nan), "inf": float(inf), "count": float(facts.count)}
+        return Finding(
+            "nonfinite",
+            f"{self._headline()}: {cause.sentence}" if cause is not None else self._headline(),
+            site="" if self.site is None else str(self.site),
+            value=evidence.get("nan", 0.0) + evidence.get("inf", 0.0),
+            severity="bad",
+            call=-1 if self.call is None else self.call,
+            evidence=evidence,
+            advice="" if cause is None else cause.advice,
+        )
+
+    # As a table
+
+    def _headline(self) -> str:
+        origin = self.origin
+        if origin is None:
+            return f"{self.model}: nothing that is not finite"
+        if origin.source != "operation":
+            word = {"outside": "tensor", "uninitialised": "uninitialised memory"}.get(origin.source, origin.source)
+            return f"{self.model}: the first {origin.kind} is in the {word} {origin.name}".rstrip()
+        return f"{self.model}: the first {origin.kind} is made {_how(origin)}"
+
+    def _grid(self) -> Grid:
+        rows = self._rows_of_origin() if self.origin is not None else []
+        for each in self.largest:
+            if self.origin is None or each.is_near:
+                warn: Tone = "warn" if each.is_near else "plain"
+                rows += [
+                    _row("near the limit" if each.is_near else "largest", f"{each}{_where(each.place.path, each.place.call)}", warn)
+                ]
+                if each.line is not None and each.is_near:
+                    rows.append(_row("", str(each.line), "quiet"))
+        if self.intended:
+            names = sorted({_at(origin) for origin in self.intended})
+            rows.append(_row("intended", f"infinities that the code writes on purpose: {_listed(names)}", "quiet"))
+        if self.harmless:
+            names = sorted({f"{origin.kind} by {_at(origin)}" for origin in self.harmless})
+            rows.append(_row("harmless", f"reached nothing: {_listed(names)}", "quiet"))
+        if self.error is not None:
+            rows.append(_row("raised", f"{type(self.error).__name__}: {self.error}".splitlines()[0], "warn"))
+        rows += [_row("note", note, "quiet") for note in self.notes]
+        return Grid(self._headline(), ["", f"{self.operations:,} operations looked at"], rows)
+
+    def _rows_of_origin(self) -> list[list[Cell]]:
+        origin = self.origin
+        assert origin is not None
+        rows = []
+        if origin.cause is not None:
+            rows.append(_row("why", origin.cause.sentence, "bad"))
+        if origin.place.path is not None:
+            kind = f" ({origin.place.kind})" if origin.place.kind else ""
+            rows.append(_row("layer", f"{origin.place.path or '(root)'}{kind}{_call(origin)}", "strong"))
+        line = self.line
+        if line is not None:
+            rows.append(_row("line", str(line), "strong"))
+            users = next((each for each in self.lines if each.owner == "user"), None)
+            if users is not None and users is not line:
+                rows.append(_row("called at", str(users)))
+        if origin.source == "operation":
+            rows += [_row("in" if not place else "", _operand(each)) for place, each in enumerate(self.inputs[:_MOST_OPERANDS])]
+            if origin.result is not None:
+                at = f", the first at {list(origin.index[:_MOST_INDICES])}" if origin.index else ""
+                rows.append(_row("out", f"{origin.result}{at}"))
+        rows += [
+            _row("then", f"{each.kind} by {_at(each)}: {each.cause.sentence if each.cause else ''}") for each in self.later[:3]
+        ]
+        if self.reached:
+            rows.append(_row("reached", ", ".join(self.reached)))
+        if origin.cause is not None and origin.cause.advice:
+            rows.append(_row("do", origin.cause.advice, "good"))
+        if self.reproduction:
+            rows.append(_row("reproduce", self.reproduction))
+        return rows
+
+
+def _row(label: str, text: str, tone: Tone = "plain") -> list[Cell]:
+    return [Cell(label, "quiet"), Cell(text, tone)]
+
+
+def _how(origin: Origin) -> str:
+    """Return by what, where and when the value was made: ``by softmax in blocks.0.attn, forward``."""
+    what = f"by the derivative of {origin.name}" if origin.derivative else f"by {origin.name}"
+    place = _where(origin.place.path, None)
+    when = {"forward": "forward", "backward": "backward", "recompute": "in a checkpoint's recomputation"}.get(origin.place.phase)
+    if origin.place.phase == "step":
+        return f"{what} in the step of {origin.place.kind}"
+    if origin.place.path is None and origin.place.kind:
+        place = f" in {origin.place.kind}"
+    return f"{what}{place or ' outside of the model'}, {when}"
+
+
+def _at(origin: Origin) -> str:
+    line = line_of(origin.lines)
+    return f"{origin.name}{_where(origin.place.path, None)}{f' ({line.name})' if line is not None else ''}"
+
+
+def _where(path: str | None, call: int | None) -> str:
+    return "" if path is None else f" in {path or '(root)'}{f' (call {call})' if call else ''}"
+
+
+def _call(origin: Origin) -> str:
+    return f", call {origin.place.call}" if origin.place.call is not None else ""
+
+
+def _operand(operand: Operand) -> str:
+    value = f"; there {number_text(operand.value)}" if operand.value is not None and operand.facts.count > 1 else ""
+    return f"{operand.name}: {operand.facts}{value}"
+
+
+def _listed(names: Sequence[str], most: int = 3) -> str:
+    more = f", and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{more}"

@@ -1,0 +1,229 @@
+"""One operator that ran: its tensors and numbers as they were before it, its result, and which elements of that are new."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sonde.diagnosis.nonfinite.origins import Kind
+from sonde.diagnosis.nonfinite.tensor_facts import dense
+from sonde.engine.structure import is_floating
+from sonde.engine.torch_api.dispatch import argument_names, written_names
+
+__all__ = ["Operation", "base_name", "operations_of"]
+
+_OVERWRITES = {"copy", "fill", "zero", "normal", "uniform", "bernoulli", "exponential", "random", "set"}
+"""Operators whose first argument is only written."""
+
+_BY_ELEMENT = {"to_copy", "copy", "clone", "contiguous", "convert_element_type", "masked_fill", "relu", "gelu", "silu", "dropout"}
+"""Operators without torch's tag for them that compute each element of the result from the elements at its position."""
+
+_ALONG_DIM = {"softmax", "log_softmax", "softmax_backward_data", "log_softmax_backward_data", "cumsum", "cumprod", "logcumsumexp"}
+_PRODUCTS = {"mm", "bmm", "addmm", "baddbmm", "addbmm"}
+
+MOVES = {
+    "cat", "stack", "index", "index_select", "gather", "embedding", "slice_scatter", "select_scatter", "scatter", "index_put",
+    "repeat", "roll", "flip", "constant_pad_nd", "unfold_backward", "slice_backward", "select_backward", "masked_select",
+    "as_strided_scatter", "max_pool2d_with_indices", "max", "min", "amax", "amin", "topk", "sort", "where", "take",
+    "lift_fresh_copy",
+    "permute_copy", "view_copy", "expand_copy", "diag_embed", "tril", "triu", "index_copy", "masked_scatter", "repeat_interleave",
+    "upsample_nearest2d", "pixel_shuffle", "reflection_pad2d", "replication_pad2d", "split_with_sizes_copy", "unsafe_split",
+}  # fmt: skip
+"""Operators that only move elements: they make no new value out of any."""
+
+
+@dataclass(eq=False, slots=True)
+class Operation:
+    """One operator that ran, or one position of an operator that takes lists of tensors.
+
+    Attributes:
+        function: the operator.
+        name: without namespace, overload and marks of its kind: ``softmax`` of ``aten::_softmax.default``.
+        args, kwargs: as before the operator; tensors that it wrote into are copies.
+        tensors: the floating-point operands by the names of the arguments.
+        others: the operands of integers and truth values.
+        numbers: the numbers among the arguments.
+        result: the tensor that was looked at.
+        new: which elements of the result are bad and come from good operands; None if none is.
+        kind: ``NaN`` or ``inf``: what these elements are.
+        index: position of the first of them.
+        node: the name of the autograd node whose derivative ran; ``""`` in a forward.
+        saved, saved_numbers: tensors and numbers that this node had saved.
+        by_element: each element of the result comes from the elements of the operands at its position.
+    """
+
+    function: Any
+    name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    tensors: dict[str, Tensor]
+    others: dict[str, Tensor]
+    numbers: dict[str, float]
+    result: Tensor
+    new: Tensor | None = None
+    kind: Kind = "NaN"
+    index: tuple[int, ...] = ()
+    node: str = ""
+    saved: dict[str, Tensor] = field(default_factory=dict)
+    saved_numbers: dict[str, float] = field(default_factory=dict)
+    by_element: bool = False
+
+    @property
+    def operator(self) -> str:
+        """The kernel: ``aten::_softmax``."""
+        return str(self.function).rpartition(".")[0].replace(".", "::", 1)
+
+    def element(self, name: str) -> float | complex | None:
+        """Return the element of the operand *name* that meets the first bad element; None if no single one does."""
+        tensor = self.tensors.get(name, self.others.get(name))
+        if tensor is None:
+            return self.numbers.get(name)
+        return self.element_of(tensor)
+
+    def element_of(self, tensor: Tensor) -> float | complex | None:
+        """Return the element of *tensor* at the position of the first bad element; None if shapes do not fit."""
+        try:
+            value: float | complex = torch.broadcast_to(tensor, self.result.shape)[self.index].item()
+        except (RuntimeError, IndexError):
+            return None
+        return value
+
+    def first(self) -> tuple[str, Tensor] | None:
+        """Return name and tensor of the first floating-point operand."""
+        return next(iter(self.tensors.items()), None)
+
+    def line(self, name: str, dim: int) -> Tensor | None:
+        """Return the elements of the operand *name* along *dim* that meet the first bad element."""
+        tensor = self.tensors[name]
+        if tensor.dim() == 0 or tensor.dim() != len(self.index):
+            return None
+        place: list[Any] = list(self.index)
+        place[dim] = slice(None)
+        return tensor[tuple(place)]
+
+    def find(self) -> bool:
+        """Look for bad elements of the result that come from good operands; return whether there are any."""
+        nan, inf = self.result.isnan(), self.result.isinf()
+        nan_in, inf_in = self._bad_operands()
+        if any(math.isnan(number) for number in self.numbers.values()):
+            nan_in = nan_in | True
+        if any(math.isinf(number) for number in self.numbers.values()):
+            inf_in = inf_in | True
+        found_of: tuple[tuple[Kind, Tensor], ...] = (("NaN", nan & ~nan_in), ("inf", inf & ~(nan_in | inf_in)))
+        for kind, found in found_of:
+            if self.name in MOVES and (bool(nan_in.any()) or bool(inf_in.any())):
+                return False
+            if bool(found.any()):
+                self.kind, self.new = kind, found
+                flat = int(found.flatten().to(torch.uint8).argmax())
+                self.index = tuple(int(part) for part in torch.unravel_index(torch.tensor(flat), found.shape))
+                return True
+        return False
+
+    def _bad_operands(self) -> tuple[Tensor, Tensor]:
+        """Return which elements of the result depend on NaN, and which on infinities."""
+        shape = self.result.shape
+        nan = torch.zeros((), dtype=torch.bool, device=self.result.device)
+        inf = nan.clone()
+        for name, tensor in self.tensors.items():
+            nan, inf = (before | self._reach(name, mask, shape) for before, mask in ((nan, tensor.isnan()), (inf, tensor.isinf())))
+        return torch.broadcast_to(nan, shape), torch.broadcast_to(inf, shape)
+
+    def _reach(self, name: str, mask: Tensor, shape: torch.Size) -> Tensor:
+        """Return which elements of a result of *shape* depend on elements of the operand *name* that *mask* marks."""
+        if self.name in _PRODUCTS and name in ("mat2", "batch2"):
+            mask = mask.any(-2, keepdim=True)
+        elif self.name in _PRODUCTS and (name in ("mat1", "batch1") or self.name in ("mm", "bmm")):
+            mask = mask.any(-1, keepdim=True)
+        elif self.name in _ALONG_DIM:
+            mask = mask.any(int(self.numbers.get("dim", -1)), keepdim=True)
+        elif not (self.by_element or self.name in _PRODUCTS):
+            return mask.any()
+        try:
+            return torch.broadcast_to(mask.to(self.result.device), shape)
+        except RuntimeError:
+            return mask.any().to(self.result.device)
+
+
+def base_name(function: Any) -> str:
+    """Return the name of an operator without namespace, overload and marks: ``softmax``, ``add`` for ``aten::_foreach_add_``."""
+    parts = str(function).split(".")
+    name = parts[1] if len(parts) > 1 else parts[0]
+    name = name.strip("_").removeprefix("foreach_").removeprefix("native_")
+    return name.removeprefix("linalg_") if name == "linalg_vector_norm" else name
+
+
+def operations_of(
+    function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, written: dict[str, Any]
+) -> Iterator[Operation]:
+    """Yield what *function* did: one operation for each floating-point tensor that it returned or wrote into.
+
+    Args:
+        function: the operator.
+        args, kwargs: its arguments; those that it wrote into hold the new numbers.
+        result: what it returned.
+        written: copies of the arguments that it wrote into, by name, from before.
+    """
+    names = argument_names(function)
+    given = dict(zip(names, args, strict=False)) | kwargs
+    name = base_name(function)
+    before = {key: written.get(key, value) for key, value in given.items() if key != "out"}
+    if name in _OVERWRITES and names:
+        before.pop(names[0], None)
+    foreach = "._foreach_" in str(function) or "._fused_" in str(function)
+    outputs = [result if foreach else _tensors(result), *(given.get(key) for key in sorted(written_names(function)))]
+    by_element = name in _BY_ELEMENT or any(getattr(tag, "name", "") == "pointwise" for tag in getattr(function, "tags", ()))
+    before_args = tuple(written.get(key, value) for key, value in zip(names, args, strict=False)) or args
+    before_kwargs = {key: written.get(key, value) for key, value in kwargs.items()}
+    seen: set[int] = set()
+    for value in outputs:
+        for position, tensor in enumerate(value if isinstance(value, list | tuple) else [value]):
+            if not isinstance(tensor, Tensor) or id(tensor) in seen or not is_floating(tensor):
+                continue
+            seen.add(id(tensor))
+            held = dense(tensor)
+            if held is None:
+                continue
+            here = {key: _at(part, position) if foreach else part for key, part in before.items()}
+            tensors, others, numbers = _sorted(here)
+            given_now = (before_args, before_kwargs, tensors, others, numbers, held)
+            yield Operation(function, name, *given_now, by_element=by_element or foreach)
+
+
+def _at(value: Any, position: int) -> Any:
+    return value[position] if isinstance(value, list | tuple) and position < len(value) else value
+
+
+def _tensors(value: Any) -> list[Any]:
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, tuple | list):
+        return [tensor for part in value for tensor in _tensors(part)]
+    return []
+
+
+def _sorted(given: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, float]]:
+    tensors: dict[str, Tensor] = {}
+    others: dict[str, Tensor] = {}
+    numbers: dict[str, float] = {}
+    for name, value in given.items():
+        if isinstance(value, tuple | list) and value and all(isinstance(part, Tensor) for part in value):
+            found = {f"{name}[{place}]": part for place, part in enumerate(value)}
+        elif isinstance(value, tuple | list) and len(value) == 1 and isinstance(value[0], int | float):
+            numbers[name] = value[0]
+            continue
+        else:
+            found = {name: value}
+        for key, part in found.items():
+            if isinstance(part, bool) or part is None:
+                continue
+            if isinstance(part, int | float):
+                numbers[key] = part
+            elif isinstance(part, Tensor) and (held := dense(part)) is not None:
+                (tensors if is_floating(held) else others)[key] = held
+    return tensors, others, numbers

@@ -1,0 +1,409 @@
+"""Look at the result of every operation that runs, forward, backward and in the optimizer; note where bad values come about."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from sonde.diagnosis.nonfinite.causes import cause_of, limit_of
+from sonde.diagnosis.nonfinite.derivatives import derivative_cause, forward_name
+from sonde.diagnosis.nonfinite.operation import Operation, base_name, operations_of
+from sonde.diagnosis.nonfinite.origins import Cause, Flow, Kind, ModulePlace, Operand, Origin, Producer, Source
+from sonde.diagnosis.nonfinite.reproduction import reproductions
+from sonde.diagnosis.nonfinite.source_lines import SourceLine, calling_frames, line_of, lines_of
+from sonde.diagnosis.nonfinite.tensor_facts import dense, dtype_name, facts_of, largest, number_text
+from sonde.engine import ModuleTracker
+from sonde.engine.selection import unwrap
+from sonde.engine.structure import is_floating
+from sonde.engine.torch_api import autograd_state
+from sonde.engine.torch_api.dispatch import OperatorMode, argument_names, is_view, saved_by, written_names
+from sonde.engine.torch_api.modules import class_of
+from sonde.site import Phase
+
+__all__ = ["Largest", "OperationObserver"]
+
+NEAR = 8.0
+"""A value is near the limit of its format from an eighth of the limit on: three more doublings, and it overflows."""
+
+_EXPLAINED = 64
+"""So many origins are explained, each by a look at all its operands; later ones are followed only."""
+
+_EMPTY = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "empty_permuted", "resize")
+
+
+@dataclass(frozen=True, slots=True)
+class Largest:
+    """The largest finite value of one dtype that any operation made.
+
+    Attributes:
+        dtype: without ``torch.``.
+        value: the magnitude.
+        limit: the largest finite number of the dtype.
+        place: the module call.
+        operation: as users call it.
+        line: the line of code.
+    """
+
+    dtype: str
+    value: float
+    limit: float
+    place: ModulePlace
+    operation: str
+    line: SourceLine | None
+
+    @property
+    def is_near(self) -> bool:
+        """Whether the value is within a factor of eight of the limit."""
+        return self.value * NEAR >= self.limit
+
+    def __str__(self) -> str:
+        share = self.value / self.limit
+        return f"{self.dtype}: {number_text(self.value)}, {share:.2g} of the limit {number_text(self.limit)}, by {self.operation}"
+
+
+class OperationObserver(OperatorMode):
+    """Notes the origin of each non-finite value that operations make while the mode is entered.
+
+    Values are read, never changed: each result costs one reduction and one read by the host.
+
+    Args:
+        model: whose modules are named.
+        tracker: an entered tracker, which knows the module call that runs.
+
+    Attributes:
+        flow: which memory holds non-finite values, and from where.
+        origins: in the order in which they came about.
+        largest: by dtype.
+        operations: how many ran.
+        failure: raised by the observer itself, which has stopped then.
+    """
+
+    def __init__(self, model: nn.Module, tracker: ModuleTracker) -> None:
+        super().__init__()
+        self.flow = Flow()
+        self.origins: list[Origin] = []
+        self.largest: dict[torch.dtype, Largest] = {}
+        self.operations = 0
+        self.failure: Exception | None = None
+        self._model = unwrap(model)
+        self._tracker = tracker
+        self._nodes: dict[tuple[int, int], Producer] = {}
+        self._read_out: tuple[Origin, ...] = ()
+        self._numbers = itertools.count()
+        self._lock = threading.RLock()
+
+    def give(self, source: Source, name: str, tensor: Tensor, path: str | None, kind: str) -> None:
+        """Note a tensor that is there before anything runs, if it holds bad values or values near the limit of its format."""
+        size = largest(tensor)
+        if size is None:
+            return
+        if math.isfinite(size):
+            if size * NEAR >= limit_of(tensor.dtype):
+                self.flow.note(tensor, (), None, holds_constant=True)
+            return
+        place = ModulePlace(path, kind, None, "forward")
+        self.flow.note(tensor, (self._given(source, name, tensor, place),), None)
+
+    def _given(self, source: Source, name: str, tensor: Tensor, place: ModulePlace) -> Origin:
+        held = dense(tensor)
+        facts = facts_of(tensor)
+        assert held is not None
+        assert facts is not None
+        bad = held.isnan() if facts.nan else held.isinf()
+        index = _first(bad)
+        value = held[index].item()
+        what: Kind = "NaN" if facts.nan else "inf"
+        word = {"outside": "a tensor of the code", "uninitialised": "uninitialised memory"}.get(source, f"the {source}")
+        sentence = f"{word} {name} holds {facts.numbers}; the first at {list(index)}".replace("  ", " ")
+        operand = Operand(name, facts, value if not isinstance(value, complex) else None)
+        given = value if isinstance(value, float) and facts.positive_infinities == 0 else math.inf
+        return Origin(
+            next(self._numbers), what, source, place, name, operands=[operand], result=facts, index=index,
+            cause=Cause(f"non-finite {source}", sentence, _ADVICE[source]), given=given,
+        )  # fmt: skip
+
+    # Operations
+
+    def operator(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run *function*, and look at its result."""
+        if self.failure is not None or autograd_state.transforms() is not None:
+            return function(*args, **kwargs)
+        with torch.no_grad():
+            written = _copies(function, args, kwargs)
+        result = function(*args, **kwargs)
+        try:
+            with self._lock, torch.no_grad():
+                self._look(function, args, kwargs, result, written)
+        except Exception as error:
+            self.failure = error
+        return result
+
+    def _look(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, written: dict[str, Any]) -> None:
+        self.operations += 1
+        name = base_name(function)
+        producer = Producer(name, calling_frames())
+        self._nodes.setdefault((threading.get_ident(), autograd_state.next_sequence() - 1), producer)
+        if name == "local_scalar_dense":
+            self._note_read(args[0], result)
+            return
+        if is_view(function):
+            return
+        if name in _EMPTY:
+            self._note_uninitialised(result)
+            return
+        is_bad = False
+        for output in _floating(result, function, args, kwargs):
+            size = largest(output)
+            if size is not None and math.isfinite(size):
+                self._note_finite(output, size, args, kwargs, producer)
+            is_bad |= size is not None and not math.isfinite(size)
+        if is_bad:
+            for operation in operations_of(function, args, kwargs, result, written):
+                if not math.isfinite(largest(operation.result) or 0.0):
+                    self._note_bad(operation, producer)
+
+    def _note_finite(self, output: Tensor, size: float, args: Any, kwargs: Any, producer: Producer) -> None:
+        limit, constant = limit_of(output.dtype), False
+        if size * NEAR >= limit:
+            numbers = [part for part in (*args, *kwargs.values()) if isinstance(part, int | float) and abs(part) * NEAR >= limit]
+            stored = [self.flow.of(part) for part in (*args, *kwargs.values()) if isinstance(part, Tensor)]
+            constant = bool(numbers) or any(held is not None and held.holds_constant for held in stored)
+        self.flow.note(output, (), producer, holds_constant=constant)
+        known = self.largest.get(output.dtype)
+        if not constant and (known is None or size > known.value):
+            called = self._call_of(producer)
+            words = f"the derivative of {called.operation}" if called.node else called.operation
+            found = Largest(dtype_name(output.dtype), size, limit, called.place, words, line_of(called.lines))
+            self.largest[output.dtype] = found
+
+    def _note_bad(self, operation: Operation, producer: Producer) -> None:
+        parents = self._parents(operation)
+        if operation.find():
+            origins: tuple[Origin, ...] = (self._made(operation, producer, parents),)
+            origins += tuple(parent for parent in parents if operation.kind == "inf")
+        else:
+            origins = parents
+            if any(not math.isfinite(number) for number in operation.numbers.values()):
+                origins += (self._constant(operation, producer),)
+        self.flow.note(operation.result, origins, producer)
+
+    def _parents(self, operation: Operation) -> tuple[Origin, ...]:
+        """Return the origins of the bad values that went into *operation*."""
+        found: dict[int, Origin] = {}
+        for name, tensor in operation.tensors.items():
+            size = largest(tensor)
+            if size is None or math.isfinite(size):
+                continue
+            origins = self._origins_before(operation, name, tensor)
+            if not origins:
+                lines = lines_of(calling_frames())
+                shown = _name_of(name, operation, lines)
+                origins = (self._given("outside", shown, tensor, self._place()),)
+                self.flow.note(tensor, origins, None)
+            found.update((origin.number, origin) for origin in origins)
+        if any(math.isnan(number) for number in operation.numbers.values()):
+            found.update((origin.number, origin) for origin in self._read_out)
+        return tuple(found.values())
+
+    def _origins_before(self, operation: Operation, name: str, tensor: Tensor) -> tuple[Origin, ...]:
+        stored = self.flow.of(tensor)
+        if (stored is None or not stored.origins) and name in written_names(operation.function):
+            stored = self.flow.of(operation.result)  # the copy from before has memory of its own
+        return () if stored is None else stored.origins
+
+    # Origins
+
+    def _made(self, operation: Operation, producer: Producer, parents: tuple[Origin, ...]) -> Origin:
+        """Return the origin of the bad values that *operation* made out of good ones."""
+        called = self._call_of(producer)
+        origin = Origin(
+            next(self._numbers), operation.kind, "operation", called.place, called.operation, operation.operator, called.lines,
+            index=operation.index, derivative=called.node.rpartition("::")[2], parents=parents,
+        )  # fmt: skip
+        self.origins.append(origin)
+        if len(self.origins) > _EXPLAINED:
+            return origin
+        if called.node:
+            operation.node = called.node
+            saved = saved_by(autograd_state.current_node())
+            tensors = {key: dense(value) for key, value in saved.items() if isinstance(value, Tensor)}
+            operation.saved = {key: held for key, held in tensors.items() if held is not None}
+            operation.saved_numbers = {key: float(value) for key, value in saved.items() if isinstance(value, int | float)}
+        origin.result = facts_of(operation.result)
+        for name, tensor in (*operation.tensors.items(), *operation.others.items()):
+            facts = facts_of(tensor)
+            if facts is not None:
+                shown = name if called.node else _name_of(name, operation, called.lines)
+                origin.operands.append(Operand(shown, facts, operation.element(name) if operation.by_element else None))
+        stored = {name: self.flow.of(tensor) for name, tensor in operation.tensors.items()}
+        made_by = {name: held.producer.operator for name, held in stored.items() if held is not None and held.producer is not None}
+        origin.cause = derivative_cause(operation, made_by) if called.node else cause_of(operation, made_by)
+        if origin.cause.name == "log of zero" and origin.kind == "inf" and _is_mask(operation):
+            origin.source = "constant"
+        origin.reproductions = reproductions(operation)
+        return origin
+
+    def _constant(self, operation: Operation, producer: Producer) -> Origin:
+        """Return the origin of the bad values that *operation* was given as a number."""
+        called = self._call_of(producer)
+        name, number = next((name, number) for name, number in operation.numbers.items() if not math.isfinite(number))
+        kind: Kind = "NaN" if math.isnan(number) else "inf"
+        source: Source = "operation" if called.place.phase == "step" else "constant"
+        sentence = f"{called.operation} was given {name}={number_text(number)}"
+        origin = Origin(
+            next(self._numbers), kind, source, called.place, called.operation, operation.operator, called.lines,
+            result=facts_of(operation.result), cause=Cause(f"{number_text(number)} in the code", sentence, _ADVICE["constant"]),
+            parents=self._read_out if kind == "NaN" else (),
+        )  # fmt: skip
+        self.origins.append(origin)
+        return origin
+
+    def _note_read(self, tensor: Tensor, value: Any) -> None:
+        """Note the origins of a bad number that Python has read from a tensor."""
+        stored = self.flow.of(tensor)
+        if isinstance(value, float) and not math.isfinite(value) and stored is not None:
+            self._read_out = tuple({*self._read_out, *stored.origins})
+
+    def _note_uninitialised(self, result: Any) -> None:
+        if isinstance(result, Tensor) and is_floating(result):
+            size = largest(result)
+            if size is not None and not math.isfinite(size):
+                self.flow.note(result, (self._given("uninitialised", "", result, self._place()),), None)
+
+    # Places
+
+    def _place(self) -> ModulePlace:
+        phase: Phase = self._tracker.phase
+        if phase == "forward" and autograd_state.optimizers_running():
+            return ModulePlace(None, type(autograd_state.optimizers_running()[-1]).__name__, None, "step")
+        stack = self._tracker.stack
+        if not stack:
+            return ModulePlace(None, "", None, phase)
+        root = stack[0].module
+        if root is not None and unwrap(root) is not self._model:
+            return ModulePlace(None, class_of(root).__name__, None, phase)  # as a module that is the loss function
+        last = stack[-1]
+        return ModulePlace(last.path, "" if last.module is None else class_of(last.module).__name__, last.call, phase)
+
+    def _call_of(self, producer: Producer) -> _CallOf:
+        """Return the operation that runs now as users know it: its module call, its name, the lines that lead to it."""
+        place, lines = self._place(), lines_of(producer.frames)
+        node = autograd_state.current_node() if place.phase == "backward" else None
+        if node is None:
+            inner = next((line.operation for line in lines if line.operation), "")
+            return _CallOf(place, inner if inner and not inner.startswith("_") else producer.operator, lines, "")
+        name = type(node).__name__ if isinstance(node, torch.autograd.Function) else node.name()
+        forward = self._forward_of(node)
+        if forward is not None and all(line.owner == "torch" for line in lines):
+            lines = lines_of(forward.frames)
+            inner = next((line.operation for line in lines if line.operation), "")
+            known = inner if inner not in ("apply", "forward", "") else ""
+            return _CallOf(place, known or forward_name(name), lines, name)
+        return _CallOf(place, forward_name(name), lines, name)
+
+    def _forward_of(self, node: Any) -> Producer | None:
+        """Return the forward operation that made *node*."""
+        number = autograd_state.sequence_of_node(node)
+        own = self._nodes.get((threading.get_ident(), number))
+        return own or next((held for (_, each), held in self._nodes.items() if each == number), None)
+
+
+class _CallOf(NamedTuple):
+    """An operation as users know it.
+
+    Attributes:
+        place: the module call.
+        operation: the function; in a backward pass the one whose derivative runs.
+        lines: of Python, the innermost first; of a derivative, those of the forward operation.
+        node: the name of the autograd node whose derivative runs; ``""`` in a forward.
+    """
+
+    place: ModulePlace
+    operation: str
+    lines: list[SourceLine]
+    node: str
+
+
+_ADVICE: dict[Source, str] = {
+    "operation": "",
+    "constant": "write a finite number, or keep the infinity away from the loss",
+    "input": "look at the data: drop or repair this sample before the model sees it",
+    "parameter": "load the last good checkpoint: an update before this step has broken the parameter",
+    "buffer": "reset or reload the buffer: an earlier step has broken the running statistics",
+    "gradient": "call zero_grad() first: the gradient of an earlier step is there",
+    "uninitialised": "torch.empty holds whatever was in memory: fill it, or use torch.zeros",
+    "outside": "see where this tensor is made: no operation of torch in this step has made the value",
+}
+
+
+def _copies(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return copies of the floating-point arguments that *function* is going to write into, by name."""
+    names = written_names(function)
+    if not names:
+        return {}
+    given = dict(zip(argument_names(function), args, strict=False)) | kwargs
+    return {name: _copied(given[name]) for name in names if name in given and name != "out"}
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    return [_copied(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+def _floating(result: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Tensor]:
+    """Yield each floating-point tensor that *function* returned or wrote into, once."""
+    given = dict(zip(argument_names(function), args, strict=False)) | kwargs
+    pending = [result, *(given.get(name) for name in written_names(function))]
+    seen: set[int] = set()
+    while pending:
+        value = pending.pop(0)
+        if isinstance(value, list | tuple):
+            pending = [*value, *pending]
+        elif isinstance(value, Tensor) and is_floating(value) and id(value) not in seen:
+            seen.add(id(value))
+            yield value
+
+
+def _name_of(name: str, operation: Operation, lines: list[SourceLine]) -> str:
+    """Return the text in the code of the operand *name*; *name* itself where the code calls something else than the operator."""
+    position = list(operation.tensors).index(name) if name in operation.tensors else -1
+    shown = line_of(lines)
+    for line in (shown, *lines[:1]):
+        if line is not None and position >= 0 and _is_call_of(line.operation, operation.name) and position < len(line.operands):
+            return line.operands[position]
+    return name
+
+
+_SAME = {
+    "truediv": "div",
+    "matmul": "mm bmm",
+    "linear": "mm addmm",
+    "square": "pow",
+    "norm": "vector_norm",
+    "neg": "neg",
+    "sum": "sum",
+}
+
+
+def _is_call_of(called: str, operator: str) -> bool:
+    called = called.strip("_")
+    return called == operator or operator in _SAME.get(called, "").split()
+
+
+def _is_mask(operation: Operation) -> bool:
+    """Return whether the operand holds nothing but 0 and 1: the log of a mask is one of 0 and -inf."""
+    first = operation.first()
+    return first is not None and bool(((first[1] == 0) | (first[1] == 1)).all()) and bool((first[1] == 1).any())
+
+
+def _first(bad: Tensor) -> tuple[int, ...]:
+    flat = torch.tensor(int(bad.flatten().to(torch.uint8).argmax()))
+    return tuple(int(part) for part in torch.unravel_index(flat, bad.shape))

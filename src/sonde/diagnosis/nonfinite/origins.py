@@ -1,0 +1,194 @@
+"""Follow non-finite values from the operation that made them to wherever they flow."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from sonde.diagnosis.nonfinite.source_lines import RawFrame, SourceLine
+from sonde.diagnosis.nonfinite.tensor_facts import TensorFacts
+from sonde.site import Phase, Site
+
+__all__ = ["Cause", "Flow", "Kind", "ModulePlace", "Operand", "Origin", "Producer", "Source", "ancestors"]
+
+Kind = Literal["NaN", "inf"]
+Source = Literal["operation", "constant", "input", "parameter", "buffer", "gradient", "uninitialised", "outside"]
+
+
+class Cause(NamedTuple):
+    """Why an operation made a non-finite value.
+
+    Attributes:
+        name: of the kind of cause: ``log of zero``.
+        sentence: with the numbers.
+        advice: what to do, in one line.
+    """
+
+    name: str
+    sentence: str
+    advice: str
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """One tensor, or number, that went into an operation.
+
+    Attributes:
+        name: as in the line of code, where that can be told, or the argument's name.
+        facts: of the whole tensor as it was before the operation.
+        value: the element at the offending position; None where no single element meets it.
+        at: positions and numbers around it in words, as of a row; may be empty.
+    """
+
+    name: str
+    facts: TensorFacts
+    value: float | complex | None = None
+    at: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ModulePlace:
+    """The module call in which an operation ran, or whose derivative ran.
+
+    Attributes:
+        path: the module's canonical name; None outside of any module, as in a loss function.
+        kind: its class.
+        call: index of the call in the forward, where it is known.
+        phase: when.
+    """
+
+    path: str | None
+    kind: str
+    call: int | None
+    phase: Phase
+
+    @property
+    def site(self) -> Site | None:
+        """The site at which the value first shows."""
+        if self.path is None:
+            return None
+        return Site(self.path, "grad_input" if self.phase == "backward" else "output")
+
+
+@dataclass(frozen=True, slots=True)
+class Producer:
+    """A forward operation, noted for the derivative of it and for readers of its result.
+
+    Attributes:
+        operator: its name without namespace and overload: ``sqrt``.
+        frames: what called it.
+    """
+
+    operator: str
+    frames: tuple[RawFrame, ...]
+
+
+@dataclass(eq=False, slots=True)
+class Origin:
+    """The place where non-finite values came about.
+
+    Attributes:
+        number: its order among all origins of the run.
+        kind: what was made.
+        source: by what.
+        place: the module call.
+        name: the operation as users call it; of a tensor that was given, its name.
+        operator: the kernel: ``aten::_softmax``.
+        lines: the Python that called it, the innermost first; of a derivative, of the forward operation.
+        operands: what went in.
+        result: what came out.
+        index: position of the first bad element in the result.
+        cause: why.
+        derivative: the autograd node that ran, and the backward written in Python that did.
+        reproductions: lines of Python that may make such a value again, the best first.
+        parents: origins of non-finite values that went in.
+        given: of a tensor that was there before: -inf if its only bad values are -inf.
+    """
+
+    number: int
+    kind: Kind
+    source: Source
+    place: ModulePlace
+    name: str
+    operator: str = ""
+    lines: list[SourceLine] = field(default_factory=list)
+    operands: list[Operand] = field(default_factory=list)
+    result: TensorFacts | None = None
+    index: tuple[int, ...] | None = None
+    cause: Cause | None = None
+    derivative: str = ""
+    reproductions: list[str] = field(default_factory=list)
+    parents: tuple[Origin, ...] = ()
+    given: float | None = None
+
+    @property
+    def is_intended(self) -> bool:
+        """Whether this is an infinity that the code wrote on purpose, as a mask or the start of a minimum."""
+        if self.kind == "NaN":
+            return False
+        return self.source in ("constant", "buffer", "outside") or (self.source == "input" and self.given == float("-inf"))
+
+
+def ancestors(origins: Iterable[Origin]) -> list[Origin]:
+    """Return *origins* and all that they came from, in order."""
+    found: dict[int, Origin] = {}
+    pending = list(origins)
+    while pending:
+        origin = pending.pop()
+        if origin.number not in found:
+            found[origin.number] = origin
+            pending += origin.parents
+    return [found[number] for number in sorted(found)]
+
+
+@dataclass(slots=True)
+class _Stored:
+    memory: StorageWeakRef
+    origins: tuple[Origin, ...] = ()
+    producer: Producer | None = None
+    holds_constant: bool = False  # of the size of the format's limit
+
+
+class Flow:
+    """The origins of the non-finite values in each piece of memory, and the operation that wrote there last."""
+
+    def __init__(self) -> None:
+        self._stored: dict[int, _Stored] = {}
+        self._written = 0
+
+    def of(self, tensor: Tensor) -> _Stored | None:
+        """Return what is known of the memory of *tensor*; None where nothing is, or it has none."""
+        reference = _memory_of(tensor)
+        if reference is None:
+            return None
+        held = self._stored.get(reference.cdata)
+        return held if held is not None and not held.memory.expired() else None  # type: ignore[no-untyped-call]
+
+    def note(self, tensor: Tensor, origins: tuple[Origin, ...], producer: Producer | None, *, holds_constant: bool = False) -> None:
+        """Note that *producer* wrote into the memory of *tensor*, and where its non-finite values come from."""
+        reference = _memory_of(tensor)
+        if reference is None:
+            return
+        before = self.of(tensor)
+        if before is not None and before.origins and not _covers(tensor):
+            origins = (*before.origins, *(origin for origin in origins if origin not in before.origins))
+        self._stored[reference.cdata] = _Stored(reference, origins, producer, holds_constant)
+        self._written += 1
+        if self._written % 4096 == 0:
+            self._stored = {key: held for key, held in self._stored.items() if not held.memory.expired()}  # type: ignore[no-untyped-call]
+
+
+def _memory_of(tensor: Tensor) -> StorageWeakRef | None:
+    with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
+        return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+    return None
+
+
+def _covers(tensor: Tensor) -> bool:
+    """Return whether *tensor* is all of its memory."""
+    return tensor.numel() * tensor.element_size() >= tensor.untyped_storage().nbytes()

@@ -1,0 +1,227 @@
+"""Find the line of Python that called an operation: whose code the line is, its text, and the expression in it."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import itertools
+import linecache
+import sys
+import sysconfig
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+import sonde
+
+__all__ = ["RawFrame", "SourceLine", "calling_frames", "line_of", "lines_of", "until_here"]
+
+Owner = Literal["user", "library", "torch"]
+
+
+class RawFrame(NamedTuple):
+    """A frame of the Python stack without its variables: its code, its line, and the position of its instruction."""
+
+    code: CodeType
+    line: int
+    instruction: int
+
+
+@dataclass(frozen=True, slots=True)
+class SourceLine:
+    """One line of Python on the way to an operation.
+
+    Attributes:
+        file: path of the file, or what stands for it: ``<stdin>``.
+        line: its number, from 1.
+        function: the function, with its class.
+        text: the line without indentation; ``""`` where the source cannot be read.
+        owner: whose code: the ``user``'s, a ``library``'s that is installed, or ``torch``'s.
+        expression: the part of the code that ran, on one line: ``F.softmax(scores, dim=-1)``; ``""`` where it is unknown.
+    """
+
+    file: str
+    line: int
+    function: str
+    text: str
+    owner: Owner
+    expression: str = ""
+
+    @property
+    def name(self) -> str:
+        """File and line: ``model.py:41``; of installed code with its package, ``transformers/models/gpt2/modeling_gpt2.py:60``."""
+        return f"{_short(self.file, self.owner)}:{self.line}"
+
+    @property
+    def operation(self) -> str:
+        """The function or operator that the expression calls: ``softmax``, ``truediv``; ``""`` if it calls none."""
+        return _called(self.expression)
+
+    @property
+    def operands(self) -> list[str]:
+        """The texts of what the expression computes with: ``["scores", "-1"]``."""
+        return _operands(self.expression)
+
+    def __str__(self) -> str:
+        return f"{self.name}  {self.text}" if self.text else f"{self.name}  in {self.function}"
+
+
+_BOUNDARIES: set[CodeType] = set()
+
+
+def until_here(function: Any) -> Any:
+    """Mark *function*: frames from the call of it outwards are no part of what it runs."""
+    _BOUNDARIES.add(function.__code__)
+    return function
+
+
+def calling_frames() -> tuple[RawFrame, ...]:
+    """Return the frames of users, libraries and torch that run in this thread, the innermost first."""
+    found: list[RawFrame] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code not in _BOUNDARIES:
+        if _owner(frame.f_code.co_filename) is not None:
+            found.append(RawFrame(frame.f_code, frame.f_lineno, frame.f_lasti))
+        frame = frame.f_back
+    return tuple(found)
+
+
+def lines_of(frames: tuple[RawFrame, ...]) -> list[SourceLine]:
+    """Return the lines of *frames*, the innermost first."""
+    lines = []
+    for frame in frames:
+        name = frame.code.co_filename
+        owner = _owner(name)
+        if owner is not None:
+            text = linecache.getline(name, frame.line).strip()
+            lines.append(SourceLine(name, frame.line, frame.code.co_qualname, text, owner, _expression(frame)))
+    return lines
+
+
+def line_of(lines: list[SourceLine]) -> SourceLine | None:
+    """Return the innermost line outside of torch; where all are in torch, the innermost one in a module's forward."""
+    outside = next((line for line in lines if line.owner != "torch"), None)
+    if outside is not None:
+        return outside
+    inside = [line for line in lines if "_call_impl" not in line.function and "/autograd/" not in line.file]
+    return next((line for line in inside if line.function.endswith(".forward")), inside[0] if inside else None)
+
+
+# Whose code
+
+_TORCH = str(Path(torch.__file__).parent)
+_SONDE = str(Path(sonde.__file__).parent)
+_STANDARD = sysconfig.get_paths()["stdlib"]
+_INSTALLED = ("site-packages", "dist-packages")
+_BETWEEN = tuple(
+    f"{_TORCH}/{part}" for part in ("_dynamo/", "_compile.py", "_ops.py", "_tensor.py", "utils/_", "nn/modules/module.py")
+)
+"""Parts of torch that stand between the code that calls an operation and the operation."""
+
+
+@functools.lru_cache(4096)
+def _owner(file: str) -> Owner | None:
+    """Return whose code *file* is; None for sonde and the standard library, which are no part of a model."""
+    if file.startswith((_SONDE, "<frozen", *_BETWEEN)):
+        return None
+    if file.startswith((_TORCH, "<eval_with_key>", "<__array_function__")):
+        return "torch"
+    if any(part in file for part in _INSTALLED):
+        return "library"
+    return None if file.startswith(_STANDARD) else "user"
+
+
+def _short(file: str, owner: Owner) -> str:
+    for part in _INSTALLED:
+        _, found, rest = file.rpartition(f"{part}/")
+        if found:
+            return rest
+    if owner == "torch" and file.startswith(_TORCH):
+        return f"torch{file[len(_TORCH) :]}"
+    path = Path(file)
+    return path.name if path.is_absolute() else file
+
+
+# The expression
+
+
+def _expression(frame: RawFrame) -> str:
+    """Return the source of the expression that *frame* evaluates, on one line; ``""`` where the source is not known."""
+    position = next(itertools.islice(frame.code.co_positions(), frame.instruction // 2, None), None)
+    if position is None or None in position:
+        return ""
+    first, last, start, end = (int(part or 0) for part in position)
+    lines = [linecache.getline(frame.code.co_filename, number).encode() for number in range(first, last + 1)]
+    if not lines or not all(lines):
+        return ""
+    lines[-1] = lines[-1][:end]
+    lines[0] = lines[0][start:]
+    text = b"".join(lines).decode(errors="replace")
+    return " ".join(textwrap.dedent(text).split())
+
+
+@functools.lru_cache(1024)
+def _parsed(expression: str) -> ast.expr | ast.AugAssign | None:
+    try:
+        found = ast.parse(expression).body
+    except (SyntaxError, ValueError):
+        return None
+    statement = found[0] if len(found) == 1 else None
+    if isinstance(statement, ast.AugAssign):
+        return statement
+    if isinstance(statement, ast.Return | ast.Expr | ast.Assign):
+        return statement.value
+    return None
+
+
+_OPERATORS = {
+    ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "truediv", ast.FloorDiv: "floordiv", ast.Mod: "mod",
+    ast.Pow: "pow", ast.MatMult: "matmul", ast.USub: "neg",
+}  # fmt: skip
+
+
+def _called(expression: str) -> str:
+    parsed = _parsed(expression)
+    if isinstance(parsed, ast.Call):
+        function = parsed.func
+        return function.attr if isinstance(function, ast.Attribute) else function.id if isinstance(function, ast.Name) else ""
+    if isinstance(parsed, ast.BinOp | ast.UnaryOp):
+        return _OPERATORS.get(type(parsed.op), "")
+    if isinstance(parsed, ast.AugAssign):
+        return f"{_OPERATORS.get(type(parsed.op), '')}_"
+    if isinstance(parsed, ast.Subscript):
+        return "getitem"
+    return ""
+
+
+def _operands(expression: str) -> list[str]:
+    parsed = _parsed(expression)
+    if isinstance(parsed, ast.BinOp):
+        return [ast.unparse(parsed.left), ast.unparse(parsed.right)]
+    if isinstance(parsed, ast.AugAssign):
+        return [ast.unparse(parsed.target), ast.unparse(parsed.value)]
+    if isinstance(parsed, ast.UnaryOp):
+        return [ast.unparse(parsed.operand)]
+    if not isinstance(parsed, ast.Call):
+        return []
+    given = [*parsed.args, *(keyword.value for keyword in parsed.keywords)]
+    function = parsed.func
+    if isinstance(function, ast.Attribute) and not _is_namespace(function.value):
+        given.insert(0, function.value)
+    return [ast.unparse(part) for part in given]
+
+
+def _is_namespace(value: ast.expr) -> bool:
+    return ast.unparse(value) in {
+        "torch",
+        "F",
+        "nn.functional",
+        "torch.nn.functional",
+        "functional",
+        "torch.special",
+        "torch.linalg",
+    }

@@ -1,0 +1,152 @@
+"""Describe the numbers of a tensor in a few words: shape, dtype, range, and how many NaN, infinities and zeros."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sonde.stats.pieces import PLAIN, local
+
+__all__ = ["TensorFacts", "dense", "dtype_name", "facts_of", "largest", "number_text", "shape_text"]
+
+_UNREADABLE = (RuntimeError, NotImplementedError, TypeError, ValueError, AttributeError)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorFacts:
+    """The numbers of one tensor.
+
+    Attributes:
+        shape: of the tensor.
+        dtype: without ``torch.``: ``float16``.
+        low, high: the smallest and the largest finite element; NaN where no element is finite. Of a complex tensor, of all
+            real and imaginary parts.
+        count: elements; of a sparse tensor those that are stored.
+        nan, positive_infinities, negative_infinities, zeros: elements.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    low: float
+    high: float
+    count: int
+    nan: int
+    positive_infinities: int
+    negative_infinities: int
+    zeros: int
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether the tensor holds neither NaN nor infinities."""
+        return not (self.nan or self.positive_infinities or self.negative_infinities)
+
+    @property
+    def numbers(self) -> str:
+        """The range and the counts: ``from -3.2 to 5.1, 64 -inf``."""
+        parts = []
+        if self.count == 0:
+            return "no element"
+        if not math.isnan(self.low):
+            both = self.low == self.high
+            parts.append(number_text(self.low) if both else f"from {number_text(self.low)} to {number_text(self.high)}")
+        counts = ((self.nan, "NaN"), (self.positive_infinities, "inf"), (self.negative_infinities, "-inf"))
+        parts += [f"{'all' if count == self.count else format(count, ',')} {word}" for count, word in counts if count]
+        if self.zeros and not self.low == self.high == 0:
+            parts.append(f"{self.zeros:,} zero")
+        return ", ".join(parts)
+
+    def __str__(self) -> str:
+        return f"{shape_text(self.shape)} {self.dtype}, {self.numbers}"
+
+
+def shape_text(shape: tuple[int, ...]) -> str:
+    """Return *shape* as tables show it: ``4×8``; of a tensor without dimensions ``scalar``."""
+    return "×".join(map(str, shape)) if shape else "scalar"
+
+
+def number_text(value: float | complex) -> str:
+    """Return *value* in as few digits as tell it from its neighbours in a report: ``0``, ``-0.31``, ``65,504``, ``3.4e+38``."""
+    if isinstance(value, complex):
+        return f"({number_text(value.real)}{'+' if value.imag >= 0 or math.isnan(value.imag) else ''}{number_text(value.imag)}j)"
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "inf" if value > 0 else "-inf"
+    if value == int(value) and abs(value) < 1e6:
+        return f"{int(value):,}"
+    return f"{value:,.1f}" if 1e4 <= abs(value) < 1e6 else f"{value:.4g}"
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return *dtype* without ``torch.``."""
+    return str(dtype).removeprefix("torch.")
+
+
+def dense(tensor: Tensor) -> Tensor | None:
+    """Return the stored numbers of *tensor* as a plain tensor; None where there are none in memory, or none that can be read.
+
+    Of a sparse or nested tensor these are its values; of a distributed one the part that this rank holds.
+    """
+    with contextlib.suppress(*_UNREADABLE):
+        if type(tensor) not in PLAIN:
+            part = local(tensor)
+            if part is None:
+                return None
+            tensor = part
+        if tensor.is_meta or tensor.is_quantized:
+            return None
+        if tensor.is_nested:
+            tensor = tensor.values() if tensor.layout == torch.jagged else torch.cat([part.flatten() for part in tensor.unbind()])
+        elif tensor.layout == torch.sparse_coo:
+            tensor = tensor.coalesce().values()
+        elif tensor.layout != torch.strided:
+            tensor = tensor.to_dense() if "mkldnn" in str(tensor.layout) else tensor.values()
+        held: Tensor = tensor.detach().resolve_conj().resolve_neg()
+        return held if type(held) in PLAIN else None
+    return None
+
+
+def largest(tensor: Tensor) -> float | None:
+    """Return the largest magnitude in *tensor*, by one read: NaN or infinity where there are such elements; None if unreadable."""
+    held = dense(tensor)
+    if held is None or not (held.is_floating_point() or held.is_complex()):
+        return None
+    if held.numel() == 0:
+        return 0.0
+    with contextlib.suppress(*_UNREADABLE):
+        return float(torch.linalg.vector_norm(held, math.inf))
+    with contextlib.suppress(*_UNREADABLE):  # a dtype that has no such norm, as those of 8 bits
+        return float(torch.linalg.vector_norm(held.float(), math.inf))
+    return None
+
+
+def facts_of(tensor: Tensor) -> TensorFacts | None:
+    """Return the facts of *tensor*; None if its numbers cannot be read."""
+    held = dense(tensor)
+    if held is None:
+        return None
+    with contextlib.suppress(*_UNREADABLE):
+        return _facts(tuple(map(int, tensor.shape)) if not tensor.is_nested else (int(tensor.size(0)),), tensor.dtype, held)
+    return None
+
+
+def _facts(shape: tuple[int, ...], dtype: torch.dtype, held: Tensor) -> TensorFacts:
+    flat: Any = torch.view_as_real(held).flatten() if held.is_complex() else held.flatten()
+    if flat.dtype not in (torch.float64, torch.float32, torch.int64):
+        flat = flat.to(torch.int64 if not flat.is_floating_point() else torch.float32)
+    finite = flat[flat.isfinite()]
+    low, high = (float(finite.min()), float(finite.max())) if finite.numel() else (math.nan, math.nan)
+    return TensorFacts(
+        shape,
+        dtype_name(dtype),
+        low,
+        high,
+        held.numel(),
+        int(held.isnan().sum()),
+        int((flat == math.inf).sum()),
+        int((flat == -math.inf).sum()),
+        int((held == 0).sum()),
+    )

@@ -1,0 +1,253 @@
+"""Run one step of a training and find the first operation that made a NaN or an infinity."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sonde.diagnosis.nonfinite.non_finite import NonFinite
+from sonde.diagnosis.nonfinite.operation_observer import OperationObserver
+from sonde.diagnosis.nonfinite.origins import Origin, ancestors
+from sonde.diagnosis.nonfinite.reproduction import first_that_works
+from sonde.diagnosis.nonfinite.source_lines import until_here
+from sonde.diagnosis.nonfinite.tensor_facts import largest
+from sonde.engine import ModuleTracker, structure
+from sonde.engine.compiled_regions import regions
+from sonde.engine.restore import gradients_put_aside, set_apart
+from sonde.engine.selection import check_model, members, parameters
+from sonde.engine.torch_api.modules import buffers_of, class_of
+from sonde.errors import ArgumentError, ObservationWarning
+
+__all__ = ["observe_step", "why_nan"]
+
+Outcomes = list[tuple[str, Tensor]]
+"""What a step has made, each tensor with the word for its kind: ``the loss``."""
+
+
+def why_nan(
+    model: nn.Module,
+    batch: Any,
+    loss_fn: Callable[[Any], Any] | None = None,
+    *,
+    optimizer: torch.optim.Optimizer | None = None,
+    scaler: Any = None,
+) -> NonFinite:
+    """Run a copy of *model* forward and backward, and return the first operation that made a NaN or an infinity.
+
+    >>> import sonde, torch
+    >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Softmax(-1))
+    >>> found = sonde.why_nan(model, torch.ones(1, 2), lambda p: (p - p).sqrt().sum())
+    >>> found.phase, found.operation, found.cause.name
+    ('backward', 'sqrt', "sqrt'(0)")
+
+    Every operation below autograd is looked at. An infinity that the code writes on purpose (``masked_fill(mask, -inf)``, a
+    buffer or an argument of -inf) is not blamed, and neither is a bad value that reaches nothing: the answer is the first
+    operation whose NaN or infinity has reached the output, the loss, a gradient, a parameter or a buffer.
+
+    The model, the batch, the optimizer and the random state stay as they are; see :func:`sonde.summary`. The model runs in
+    its present mode; compiled modules run as plain Python.
+
+    Args:
+        model: any module.
+        batch: the arguments of the call: a tuple or list holds the positional arguments, a dict or another mapping the keyword
+            arguments, and anything else is its only argument.
+        loss_fn: from the model's output to a scalar, which is sent backward. Without it, the output's own ``loss`` (an
+            attribute or a key) is; without either there is no backward pass.
+        optimizer: a copy of it takes one step after the backward pass, which is looked at, too.
+        scaler: a ``GradScaler``: the loss is multiplied by its scale, as in the training.
+
+    Raises:
+        ModelError: *model* is no module.
+        ArgumentError: the model has no numbers (device ``meta``), or *loss_fn* is no function or returned no scalar.
+    """
+    check_model(model)
+    if loss_fn is not None and not callable(loss_fn):
+        raise ArgumentError(f"loss_fn={loss_fn!r} cannot be called: give a function from the model's output to a scalar")
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise ArgumentError("the model is on the device 'meta', where tensors have no numbers: load its weights first")
+    notes = ["compiled modules ran as plain Python"] if any(regions(module) for module in [model]) else []
+    args, kwargs = structure.as_arguments(batch)
+    scale = 1.0 if scaler is None or not scaler.is_enabled() else float(scaler.get_scale())
+    with set_apart(model, (args, kwargs, loss_fn, optimizer)) as apart, gradients_put_aside(list(model.parameters())):
+        args, kwargs, loss_fn, optimizer = apart.args
+        if optimizer is not None and not apart.undoes_writes:
+            notes.append("the optimizer took no step, since the parameters are not copies")
+            optimizer = None
+        trained = [*apart.model.parameters(), *(tensor for _, tensor in structure.walk((args, kwargs)) if tensor.is_leaf)]
+        for tensor in trained:
+            tensor.grad = None
+        run = _Run(apart.model, args, kwargs, loss_fn, optimizer, scale, notes)
+        return observe_step(apart.model, run.step, outcomes=run.outcomes, notes=notes, batch=(args, kwargs))
+
+
+class _Run:
+    """One step on a model: forward, loss, backward, and the step of an optimizer."""
+
+    def __init__(
+        self, model: nn.Module, args: Any, kwargs: Any, loss_fn: Any, optimizer: Any, scale: float, notes: list[str]
+    ) -> None:
+        self.outcomes: Outcomes = []
+        self._model, self._args, self._kwargs = model, args, kwargs
+        self._loss_fn, self._optimizer, self._scale, self._notes = loss_fn, optimizer, scale, notes
+
+    def step(self) -> None:
+        """Run it; what it makes is put into ``outcomes``."""
+        if self._loss_fn is not None and not torch.is_grad_enabled():
+            torch.set_grad_enabled(True)
+        output = self._model(*self._args, **self._kwargs)
+        self.outcomes += [("the output", tensor) for _, tensor in structure.walk(output)]
+        loss = _own_loss(output) if self._loss_fn is None else self._loss_fn(output)
+        if loss is None:
+            self._notes.append("no loss_fn was given, and the output has no loss: only the forward ran")
+            return
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            shown = f"one of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+            raise ArgumentError(f"loss_fn must return a scalar tensor; it returned {shown}")
+        self.outcomes.append(("the loss", loss))
+        if not loss.requires_grad:
+            self._notes.append("the loss does not require a gradient: there was no backward pass")
+            return
+        torch.autograd.backward(loss if self._scale == 1.0 else loss * self._scale)
+        if self._optimizer is not None:
+            for parameter in self._model.parameters():
+                if self._scale != 1.0 and parameter.grad is not None:
+                    parameter.grad.div_(self._scale)
+            self._optimizer.step()
+
+
+def _own_loss(output: Any) -> Tensor | None:
+    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    return loss if isinstance(loss, Tensor) and loss.numel() == 1 else None
+
+
+def observe_step(
+    model: nn.Module,
+    step: Callable[[], Any],
+    *,
+    outcomes: Outcomes | None = None,
+    notes: list[str] | None = None,
+    batch: Any = (),
+) -> NonFinite:
+    """Call *step* once, look at every operation in it, and return the first one that made a bad value.
+
+    *step* runs *model* itself, forward and backward, in whatever way; nothing is copied or restored here.
+
+    Args:
+        model: whose modules, parameters and buffers are named.
+        step: called without arguments. The tensors that it returns count as reached if they are bad, as do gradients,
+            parameters and buffers of *model* afterwards.
+        outcomes: tensors that *step* puts here count as well, each with a word for its kind.
+        notes: shown with the answer; *step* may add to them.
+        batch: a value whose tensors are called the input, for answers about the data.
+
+    Raises:
+        Exception: what *step* raised, if nothing bad was found before; else it is the answer's ``error``.
+    """
+    outcomes, notes = [] if outcomes is None else outcomes, [] if notes is None else notes
+    error: Exception | None = None
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*is compiled: no Python runs inside", category=ObservationWarning)
+        with ModuleTracker(model) as tracker:
+            observer = OperationObserver(model, tracker)
+            _give_all(observer, model, batch)
+            with observer, torch.set_grad_enabled(torch.is_grad_enabled()):
+                try:
+                    returned = _called(step)
+                    outcomes += [("the result", tensor) for _, tensor in structure.walk(returned)]
+                except Exception as raised:
+                    error = raised
+    if observer.failure is not None:
+        notes.append(
+            f"sonde failed in the middle ({type(observer.failure).__name__}: {observer.failure}): what came after was not seen"
+        )
+    found = _judge(model, observer, [*outcomes, *_state_of(model)], notes, error)
+    if error is not None and found.origin is None:
+        raise error
+    return found
+
+
+@until_here
+def _called(step: Callable[[], Any]) -> Any:
+    return step()
+
+
+def _give_all(observer: OperationObserver, model: nn.Module, batch: Any) -> None:
+    for name, parameter, _ in parameters(model):
+        observer.give("parameter", name, parameter, name.rpartition(".")[0], "")
+        if parameter.grad is not None:
+            observer.give("gradient", name, parameter.grad, name.rpartition(".")[0], "")
+    for name, buffer in _buffers(model):
+        observer.give("buffer", name, buffer, name.rpartition(".")[0], "")
+    for leaf, tensor in structure.walk(batch):
+        observer.give("input", _argument(leaf), tensor, "", "")
+
+
+def _argument(leaf: str) -> str:
+    """Return the name of an argument: ``[0]`` of ``[0][0]``, and ``mask`` of ``[1]['mask']``."""
+    shown = leaf[3:] if leaf.startswith(("[0]", "[1]")) else leaf
+    return shown.strip("[]'\"") if leaf.startswith("[1]") and shown.count("[") == 1 else shown
+
+
+def _buffers(model: nn.Module) -> Outcomes:
+    found = []
+    for item in members(model):
+        for name, buffer in buffers_of(item.module).items():
+            if buffer is not None:
+                found.append((f"{item.name}.{name}".lstrip("."), buffer))
+    return found
+
+
+def _state_of(model: nn.Module) -> Outcomes:
+    """Return gradients, parameters and buffers of *model*, each with the word for its kind."""
+    held = [parameter for _, parameter, _ in parameters(model)]
+    found = [("gradients", parameter.grad) for parameter in held if parameter.grad is not None]
+    return [*found, *(("parameters", parameter) for parameter in held), *(("buffers", buffer) for _, buffer in _buffers(model))]
+
+
+_MATTERS = {"the loss", "gradients", "parameters"}
+"""An infinity that was written on purpose may stand in an output or a buffer; in one of these it does harm."""
+
+
+def _judge(
+    model: nn.Module, observer: OperationObserver, outcomes: Outcomes, notes: list[str], error: Exception | None
+) -> NonFinite:
+    """Return the answer: which origin comes first among those of the bad values that have reached anything."""
+    bad: list[tuple[str, tuple[Origin, ...]]] = []
+    counts: dict[str, int] = {}
+    for word, tensor in outcomes:
+        counts[word] = counts.get(word, 0) + 1
+        size = largest(tensor)
+        if size is not None and not math.isfinite(size):
+            stored = observer.flow.of(tensor)
+            bad.append((word, () if stored is None else stored.origins))
+    if error is not None:
+        bad.append(("an exception", tuple(observer.origins)))
+    behind = ancestors(origin for _, origins in bad for origin in origins)
+    blamed = [origin for origin in behind if not origin.is_intended]
+    if not blamed:
+        blamed = ancestors(origin for word, origins in bad if word in _MATTERS for origin in origins)
+    first = blamed[0] if blamed else None
+    intended = [origin for origin in {*behind, *observer.origins} if origin.is_intended and origin is not first]
+    through = [(word, origins) for word, origins in bad if first is not None and first in ancestors(origins)]
+    reached = []
+    for word in dict.fromkeys(word for word, _ in through):
+        number = sum(word == each for each, _ in through)
+        reached.append(f"{number} of {counts[word]} {word}" if word in ("gradients", "parameters", "buffers") else word)
+    return NonFinite(
+        class_of(model).__name__,
+        first,
+        reached,
+        [origin for origin in behind if first is not None and origin is not first and first in ancestors([origin])],
+        [origin for origin in observer.origins if origin not in behind and not origin.is_intended],
+        sorted(intended, key=lambda origin: origin.number),
+        list(observer.largest.values()),
+        observer.operations,
+        notes,
+        error,
+        first_that_works(first.reproductions, first.kind) if first is not None else "",
+    )
