@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+
 import pytest
 import torch
 from tests.diagnosis.nonfinite.planted import FAULTS, HOSTS, Extra, loss_of

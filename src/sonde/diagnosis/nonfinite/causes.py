@@ -73,11 +73,10 @@ def _on_overflow(dtype: torch.dtype) -> str:
 
 def _exact(operation: Operation) -> float | None:
     """Return the element that should have come out, computed in float64; None where that is not known."""
-    name, index = operation.name, operation.index
-    tensors = operation.tensors
-    if name in ("mm", "bmm", "addmm", "baddbmm"):
-        left, right = (tensors[key].double() for key in _FACTORS[name])
-        return float(left[index[:-1]] @ right[(*index[:-2], slice(None), index[-1])])
+    name, tensors = operation.name, operation.tensors
+    if operation.is_product:
+        row, column = operation.factors()
+        return float(row.double() @ column.double())
     if name in ("sum", "mean", "linalg_vector_norm", "vector_norm", "prod", "cumsum") or not operation.by_element:
         return _exact_reduction(operation)
     values = {key: operation.element(key) for key in tensors}
@@ -91,9 +90,6 @@ def _exact(operation: Operation) -> float | None:
         found = made if isinstance(made, Tensor) else args[0]
         return float(found) if found.numel() == 1 else None
     return None
-
-
-_FACTORS = {"mm": ("self", "mat2"), "bmm": ("self", "mat2"), "addmm": ("mat1", "mat2"), "baddbmm": ("batch1", "batch2")}
 
 
 def _wide(part: Any, operation: Operation) -> Any:
@@ -294,8 +290,7 @@ def _product(operation: Operation, producers: dict[str, str]) -> Cause | None:
     """Return the cause of a NaN in a product of matrices: 0 x inf or inf - inf."""
     if operation.kind != "NaN":
         return None
-    left, right = (operation.tensors[key] for key in _FACTORS[operation.name])
-    row, column = left[operation.index[:-1]], right[(*operation.index[:-2], slice(None), operation.index[-1])]
+    row, column = operation.factors()
     if bool(((row == 0) & column.isinf()).any()) or bool(((column == 0) & row.isinf()).any()):
         return Cause("0 x inf", "in the sum of products 0 meets an infinity", "see where the infinity comes from")
     if row.isfinite().all() and column.isfinite().all():

@@ -24,7 +24,8 @@ _BY_ELEMENT = {"to_copy", "copy", "clone", "contiguous", "convert_element_type",
 """Operators without torch's tag for them that compute each element of the result from the elements at its position."""
 
 _ALONG_DIM = {"softmax", "log_softmax", "softmax_backward_data", "log_softmax_backward_data", "cumsum", "cumprod", "logcumsumexp"}
-_PRODUCTS = {"mm", "bmm", "addmm", "baddbmm", "addbmm"}
+_PRODUCTS = {"mm": ("self", "mat2"), "bmm": ("self", "mat2"), "addmm": ("mat1", "mat2"), "baddbmm": ("batch1", "batch2")}
+"""Products of matrices, and the names of the two factors."""
 
 MOVES = {
     "cat", "stack", "index", "index_select", "gather", "embedding", "slice_scatter", "select_scatter", "scatter", "index_put",
@@ -106,6 +107,18 @@ class Operation:
         place[dim] = slice(None)
         return tensor[tuple(place)]
 
+    @property
+    def is_product(self) -> bool:
+        """Whether the operator multiplies matrices."""
+        return self.name in _PRODUCTS
+
+    def factors(self) -> tuple[Tensor, Tensor]:
+        """Return the row and the column of a product of matrices that meet in the first bad element."""
+        left, right = (self.tensors[name] for name in _PRODUCTS[self.name])
+        row: Any = self.index[:-1]
+        column: Any = (*self.index[:-2], slice(None), self.index[-1])
+        return left[row], right[column]
+
     def find(self) -> bool:
         """Look for bad elements of the result that come from good operands; return whether there are any."""
         nan, inf = self.result.isnan(), self.result.isinf()
@@ -136,13 +149,11 @@ class Operation:
 
     def _reach(self, name: str, mask: Tensor, shape: torch.Size) -> Tensor:
         """Return which elements of a result of *shape* depend on elements of the operand *name* that *mask* marks."""
-        if self.name in _PRODUCTS and name in ("mat2", "batch2"):
-            mask = mask.any(-2, keepdim=True)
-        elif self.name in _PRODUCTS and (name in ("mat1", "batch1") or self.name in ("mm", "bmm")):
-            mask = mask.any(-1, keepdim=True)
+        if self.is_product and name in _PRODUCTS[self.name]:
+            mask = mask.any(-1 if name == _PRODUCTS[self.name][0] else -2, keepdim=True)
         elif self.name in _ALONG_DIM:
             mask = mask.any(int(self.numbers.get("dim", -1)), keepdim=True)
-        elif not (self.by_element or self.name in _PRODUCTS):
+        elif not (self.by_element or self.is_product):
             return mask.any()
         try:
             return torch.broadcast_to(mask.to(self.result.device), shape)

@@ -39,7 +39,7 @@ class Operand:
     """One tensor, or number, that went into an operation.
 
     Attributes:
-        name: as in the line of code, where that can be told, or the argument's name.
+        name: as in the line of code, where that is known, or the name of the argument.
         facts: of the whole tensor as it was before the operation.
         value: the element at the offending position; None where no single element meets it.
         at: positions and numbers around it in words, as of a row; may be empty.
@@ -167,7 +167,7 @@ class Flow:
         if reference is None:
             return None
         held = self._stored.get(reference.cdata)
-        return held if held is not None and not held.memory.expired() else None  # type: ignore[no-untyped-call]
+        return held if held is not None and not held.memory.expired() else None
 
     def note(self, tensor: Tensor, origins: tuple[Origin, ...], producer: Producer | None, *, holds_constant: bool = False) -> None:
         """Note that *producer* wrote into the memory of *tensor*, and where its non-finite values come from."""
@@ -180,12 +180,12 @@ class Flow:
         self._stored[reference.cdata] = _Stored(reference, origins, producer, holds_constant)
         self._written += 1
         if self._written % 4096 == 0:
-            self._stored = {key: held for key, held in self._stored.items() if not held.memory.expired()}  # type: ignore[no-untyped-call]
+            self._stored = {key: held for key, held in self._stored.items() if not held.memory.expired()}
 
 
 def _memory_of(tensor: Tensor) -> StorageWeakRef | None:
     with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
-        return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+        return StorageWeakRef(tensor.untyped_storage())
     return None
 
 

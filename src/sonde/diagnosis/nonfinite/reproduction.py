@@ -52,7 +52,7 @@ def _candidates(operation: Operation) -> Iterator[str]:
         yield from _calls(operation, lambda tensor: _picked(tensor, operation))
     if operation.name in _ROWS:
         yield from _calls(operation, lambda tensor: _row(tensor, operation), dim=-1)
-    if operation.name in _FACTORS:
+    if operation.is_product:
         yield from _product(operation)
     yield from _calls(operation, lambda tensor: tensor)
     first = operation.first()
@@ -62,7 +62,6 @@ def _candidates(operation: Operation) -> Iterator[str]:
 
 
 _ROWS = {"softmax", "log_softmax"}
-_FACTORS = {"mm": ("self", "mat2"), "bmm": ("self", "mat2"), "addmm": ("mat1", "mat2"), "baddbmm": ("batch1", "batch2")}
 _REDUCTIONS = {"sum", "mean", "prod", "cumsum", "std", "var"}
 
 
@@ -139,9 +138,7 @@ def _row(tensor: Tensor, operation: Operation) -> Tensor | None:
 
 
 def _product(operation: Operation) -> Iterator[str]:
-    left, right = (operation.tensors[key] for key in _FACTORS[operation.name])
-    index = operation.index
-    row, column = left[index[:-1]], right[(*index[:-2], slice(None), index[-1])]
+    row, column = operation.factors()
     order = (row.double().abs() * column.double().abs()).nan_to_num(math.inf).argsort(descending=True)
     for count in (1, 2, 4, 8, _MOST // 2):
         chosen = order[:count]
