@@ -8,6 +8,7 @@ import sys
 import sonde
 
 PUBLIC = {
+    "Comparison",
     "Coverage",
     "Event",
     "Inspector",
@@ -28,6 +29,7 @@ PUBLIC = {
     "Tick",
     "Tracker",
     "Whereabouts",
+    "compare",
     "default_stash",
     "default_stash_value",
     "errors",

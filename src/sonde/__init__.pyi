@@ -7,6 +7,8 @@ from . import stats as stats
 from . import testing as testing
 from .diagnosis import NonFinite as NonFinite
 from .diagnosis import why_nan as why_nan
+from .diagnosis.compare import Comparison as Comparison
+from .diagnosis.compare import compare as compare
 from .engine import Coverage as Coverage
 from .engine import Event as Event
 from .engine import ModuleCall as ModuleCall

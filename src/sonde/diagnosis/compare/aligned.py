@@ -1,0 +1,265 @@
+"""Compare two sides event by event, and find the first place where they part beyond rounding."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from sonde.diagnosis.compare.difference import Distance, as_numbers, distance, laid_out_alike, spacing
+from sonde.diagnosis.compare.names import Names
+from sonde.diagnosis.compare.sides import Kept, Key, Side
+from sonde.engine.structure import is_floating
+from sonde.run.graph.data import shape_text
+from sonde.site import PARAMETER_PORTS, Port, Site
+
+__all__ = ["BEYOND", "Frame", "Place", "Stage", "compared", "frame_of"]
+
+Stage = Literal["forward", "backward", "update"]
+
+BEYOND = 16.0
+"""Sides part where they are further apart than so many times the distance by which rounding was measured to move one side."""
+_JUMP, _UNMEASURED = 16.0, 128.0
+"""Without a measurement: growth against the largest distance before, and roundings that are always allowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """How far the sides are apart at one site and call.
+
+    Attributes:
+        stage: ``forward``, ``backward`` or ``update``.
+        site: the site in ``a``.
+        other: the site in ``b``.
+        call: which call of the module; -1 for a parameter.
+        type: name of the module's class in ``a``; for a parameter of its owner's class.
+        shape: of the tensor in ``a``, as text.
+        relative: Euclidean norm of the difference, divided by the larger norm of the two sides.
+        cosine: of the angle between the sides; NaN where one is zero.
+        largest: largest magnitude of a difference of two elements, in the unit of the elements.
+        floor: the largest *relative* that rounding explains here.
+        parts: the sides are further apart than that, or only one has the tensor.
+        remark: why the tensors could not be subtracted, or other facts in words.
+    """
+
+    stage: Stage
+    site: Site
+    other: Site
+    call: int
+    type: str
+    shape: str
+    relative: float
+    cosine: float = math.nan
+    largest: float = 0.0
+    floor: float = 0.0
+    parts: bool = False
+    remark: str = ""
+
+    @property
+    def key(self) -> Key:
+        """The site in ``a`` and the call."""
+        return self.site, self.call
+
+    @property
+    def other_key(self) -> Key:
+        """The site in ``b`` and the call."""
+        return self.other, self.call
+
+
+class Judge:
+    """Decide whether a distance is more than rounding.
+
+    Args:
+        a, b: the sides, with their scatter where it was measured.
+        noise: the largest relative distance that counts as equal everywhere; None takes the measurements.
+    """
+
+    def __init__(self, a: Side, b: Side, noise: float | None) -> None:
+        self._a, self._b, self._noise = a, b, noise
+        self._before = 0.0
+
+    def floor(self, one: Kept, other: Kept, tensors: tuple[Tensor, Tensor]) -> float:
+        """Return the largest relative distance between two events that rounding explains."""
+        if self._noise is not None:
+            return self._noise
+        least = max(map(spacing, tensors))
+        scatter = [side.scatter.get(kept.key) for side, kept in ((self._a, one), (self._b, other))]
+        known = [moved for moved in scatter if moved is not None]
+        if not known:
+            return max(_UNMEASURED * least, _JUMP * self._before, *_rounding_of_updates(one, other))
+        few = 4.0 if tensors[0].numel() < _FEW else 1.0  # of few elements a repeat may move by chance less than most repeats do
+        return max(BEYOND * few * max(least, *known), *_rounding_of_updates(one, other))
+
+    def note(self, relative: float) -> None:
+        """Take note of a distance that was within the floor."""
+        self._before = max(self._before, relative)
+
+
+_FEW = 16
+
+
+def _rounding_of_updates(one: Kept, other: Kept) -> list[float]:
+    """Return how far the rounding of the parameters after a step moves each update, relative to the larger norm of the two."""
+    if one.site.port != "update":
+        return [0.0, 0.0]
+    largest = max(float(as_numbers(kept.leaves[""]).norm()) for kept in (one, other))
+    parameters = [kept.leaves["before"] for kept in (one, other)]
+    return [spacing(held) * float(as_numbers(held).norm()) / largest if largest else 0.0 for held in parameters]
+
+
+def compared(a: Side, b: Side, names: Names, noise: float | None) -> list[Place]:
+    """Return the places that both sides have, in the order in which ``a`` executed them."""
+    judge = Judge(a, b, noise)
+    found: list[Place] = []
+    for stage, one, other in (("forward", a.forward, b.forward), ("backward", _in_order(a.backward), b.backward)):
+        found += _of_stage(stage, one, {kept.key: kept for kept in other}, names, judge)  # type: ignore[arg-type]  # literals
+    found += _of_stage("update", a.update, {kept.key: kept for kept in b.update}, names, judge)
+    return found
+
+
+def _in_order(events: list[Kept]) -> list[Kept]:
+    """Return *events* with the gradients of a module's parameters behind the last gradient of its output."""
+    last = {kept.site.path: place for place, kept in enumerate(events) if kept.site.port not in PARAMETER_PORTS}
+    order = {id(kept): (last.get(_layer(kept), len(events)), place) for place, kept in enumerate(events)}
+    return sorted(events, key=lambda kept: order[id(kept)])
+
+
+def _layer(kept: Kept) -> str:
+    return kept.site.owner.path
+
+
+def _of_stage(stage: Stage, events: list[Kept], others: dict[Key, Kept], names: Names, judge: Judge) -> Iterator[Place]:
+    there = [site.path for site, _ in others]
+    for kept in events:
+        port: Port = kept.site.port
+        path = names.parameter_of_b(kept.site.path, there) if port in PARAMETER_PORTS else names.of_b(kept.site.path)
+        other = None if path is None else others.get((Site(path, port), kept.call))
+        if other is None:
+            if path is not None and stage == "backward" and kept.leaves and others:
+                yield _gone(kept, Site(path, port))
+            continue
+        place = _place(stage, kept, other, judge)
+        if place is not None:
+            yield place
+
+
+def _gone(kept: Kept, other: Site) -> Place:
+    main = kept.main
+    shape = "" if main is None else shape_text(main[1].shape)
+    return Place(
+        "backward", kept.site, other, kept.call, kept.type, shape, math.inf, parts=_is_nonzero(kept), remark="no gradient in b"
+    )
+
+
+def _is_nonzero(kept: Kept) -> bool:
+    return any(bool((as_numbers(tensor) != 0).any()) for tensor in kept.leaves.values())
+
+
+def _place(stage: Stage, one: Kept, other: Kept, judge: Judge) -> Place | None:
+    """Return how far two events are apart; None where that says nothing."""
+    site, port = one.site, one.site.port
+    if not one.leaves or not other.leaves:
+        if not one.leaves and not other.leaves:
+            return None
+        held, lacking = (other, "a") if not one.leaves else (one, "b")
+        main = held.main
+        shape = "" if main is None else shape_text(main[1].shape)
+        remark = f"no gradient in {lacking}" if stage == "backward" else f"no tensor in {lacking}"
+        return Place(stage, site, other.site, one.call, one.type, shape, math.inf, parts=_is_nonzero(held), remark=remark)
+    pairs = list(_pairs(one, other, only_main=port == "input" or stage == "update"))
+    if not pairs:
+        return None
+    (x, y), *rest = pairs
+    shape = shape_text(x.shape)
+    if x.is_meta or y.is_meta:
+        same = x.shape == y.shape
+        return Place(
+            stage, site, other.site, one.call, one.type, shape, 0.0 if same else math.inf, parts=not same, remark="no data"
+        )
+    laid = laid_out_alike(as_numbers(x), as_numbers(y))
+    if laid is None:
+        if port == "input":
+            return None
+        remark = f"shape {shape} in a, {shape_text(y.shape)} in b"
+        return Place(stage, site, other.site, one.call, one.type, shape, math.inf, parts=True, remark=remark)
+    apart = distance(as_numbers(x), laid[0])
+    floor = judge.floor(one, other, (x, y))
+    more = [distance(as_numbers(left), as_numbers(right)) for left, right in rest]
+    relative = max([apart.relative, *(each.relative for each in more)])
+    parts = relative > floor
+    if not parts:
+        judge.note(relative)
+    remark = laid[1] or _of_nonfinite(apart) or _of_types(x, y)
+    return Place(stage, site, other.site, one.call, one.type, shape, relative, apart.cosine, apart.largest, floor, parts, remark)
+
+
+def _of_nonfinite(apart: Distance) -> str:
+    return f"{apart.nonfinite} elements are finite in one side alone" if apart.nonfinite else ""
+
+
+def _of_types(x: Tensor, y: Tensor) -> str:
+    one, other = (str(tensor.dtype).removeprefix("torch.") for tensor in (x, y))
+    return "" if one == other else f"{one} in a, {other} in b"
+
+
+def _pairs(one: Kept, other: Kept, *, only_main: bool) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the tensors that belong together: the main ones, then those with the same leaf path and shape."""
+    main, others = one.main, other.main
+    if main is None or others is None or is_floating(main[1]) != is_floating(others[1]):
+        return
+    yield main[1], others[1]
+    if only_main:
+        return
+    for leaf, tensor in one.leaves.items():
+        beside = other.leaves.get(leaf)
+        if leaf != main[0] and leaf != others[0] and beside is not None and beside.shape == tensor.shape and is_floating(tensor):
+            yield tensor, beside
+
+
+# Where a place lies
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A place of the forward within the module call that was running.
+
+    Attributes:
+        owner: the module whose own code made the tensor.
+        call: which call of it.
+        is_code: the tensor was made by code of *owner* between calls of its children; otherwise by a module without children.
+        before: the tensors within the call of *owner*: its input, and inputs and outputs of its children, as keys in ``a``.
+    """
+
+    owner: str
+    call: int
+    is_code: bool
+    before: tuple[Key, ...]
+
+
+def frame_of(place: Place, events: Iterable[Kept]) -> Frame:
+    """Return where *place*, one of the forward, lies among *events* of the same side."""
+    stack: list[tuple[str, int, list[Key]]] = []
+    for kept in events:
+        site, call = kept.key
+        if site.port == "input":
+            if kept.key == place.key:
+                owner, number, before = stack[-1] if stack else ("", 0, [])
+                return Frame(owner, number, True, tuple(before))
+            if stack:
+                stack[-1][2].append(kept.key)
+            stack.append((site.path, call, [kept.key]))
+            continue
+        before = []
+        while stack:
+            path, number, before = stack.pop()
+            if (path, number) == (site.path, call):
+                break
+        if kept.key == place.key:
+            return Frame(site.path, call, any(key[0].path != site.path for key in before), tuple(dict.fromkeys(before)))
+        if stack:
+            stack[-1][2].append(kept.key)
+    owner = place.site.path if place.site.port == "output" else place.site.path.rpartition(".")[0]
+    return Frame(owner, place.call, place.site.port == "input", ())

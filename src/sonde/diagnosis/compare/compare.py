@@ -1,0 +1,270 @@
+"""``compare``: find the first place where two models, two saved trackers or two runs part, and say why."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sonde.diagnosis.compare.aligned import Place, compared
+from sonde.diagnosis.compare.causes import causes_of, setting_differences
+from sonde.diagnosis.compare.comparison import Comparison, first_parted
+from sonde.diagnosis.compare.live_runs import Loss, Request, live_side
+from sonde.diagnosis.compare.names import Names, check_match
+from sonde.diagnosis.compare.scene import Scene
+from sonde.diagnosis.compare.sides import Side, of_stashes, of_store
+from sonde.engine import structure
+from sonde.errors import ArgumentError
+from sonde.keep.tracker import Tracker
+from sonde.rules import Finding
+from sonde.run.tensors import TensorStore, open_tensors
+from sonde.suggest import nearest
+
+__all__ = ["compare"]
+
+_NOTHING: Any = object()
+
+
+def compare(
+    a: Any,
+    b: Any,
+    batch: Any = _NOTHING,
+    *,
+    batch_b: Any = _NOTHING,
+    loss_fn: Loss | tuple[Loss, Loss] | None = None,
+    optimizer: Any = None,
+    match: Mapping[str, str] | None = None,
+    noise: float | None = None,
+    backward: bool = True,
+    quiet: bool = False,
+) -> Comparison:
+    """Compare two models on one batch, or two saved trackers: the first place where they part beyond rounding, and the cause.
+
+    >>> import sonde, torch
+    >>> mine, theirs = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+    >>> _ = mine.load_state_dict({"weight": theirs.weight.T, "bias": theirs.bias})
+    >>> sonde.compare(mine, theirs, torch.randn(4, 3)).cause.message
+    "weight: b's weight equals a's weight.T"
+
+    Copies of the models run, each from the present random state; models, batch, gradients and random state stay as they are.
+    Every output of a module is compared, and every input, in the order of execution; then gradients; then the step of an optimizer.
+    How far rounding alone moves each tensor is measured by two more runs of each side, in which the result of every operation is
+    multiplied by ``1 + d``, with random ``|d|`` up to the ``eps`` of its type.
+
+    Args:
+        a, b: two models; or two trackers, opened folders or paths of folders (``Tracker.save``).
+        batch: the arguments of the models' call: a tuple or list holds positional arguments, a dict or another mapping keyword
+            arguments, anything else is the only argument. Not for saved sides.
+        batch_b: the batch of ``b``, if it needs another form; the default is *batch* on the device of ``b``, and in the type of
+            its parameters where *batch* has the type of those of ``a``.
+        loss_fn: from the output to a scalar, which is sent backward; or two functions, for ``a`` and ``b``. By default the output's
+            own ``loss``, or the mean square of the first floating-point tensor of the output.
+        optimizer: compare one step too: an optimizer of ``a``, from which one of the same class and settings is made for ``b``; or
+            a function from parameters to an optimizer; or a tuple of two of these.
+        match: from names of modules (or parameters) of ``a`` to those of ``b``, with ``*`` for any text:
+            ``{"layers.*": "blocks.*"}``.
+        noise: the relative distance that counts as equal everywhere, in place of the measured one.
+        backward: compare gradients.
+        quiet: show no progress.
+
+    Returns:
+        The comparison: ``same``, ``culprit``, ``cause``, ``places``. In a console or notebook it shows a ladder of layers that
+        stops at the culprit.
+
+    Raises:
+        ArgumentError: the two cannot be compared, or an argument cannot be used.
+        ModelError, StoreError: a side is no model, or a folder cannot be read.
+    """
+    _check(noise, batch, batch_b, backward, optimizer)
+    if isinstance(a, nn.Module) and isinstance(b, nn.Module):
+        return _models(a, b, batch, batch_b, loss_fn, optimizer, match, noise, backward, quiet)
+    if isinstance(a, nn.Module) or isinstance(b, nn.Module):
+        raise ArgumentError(
+            "a model cannot be compared with saved tensors: give two models, or save the second side too, with "
+            "sonde.track(model) and tracker.save(path)"
+        )
+    if batch is not _NOTHING or batch_b is not _NOTHING:
+        raise ArgumentError("batch= is for two models; saved sides hold the tensors of their own batch")
+    return _compared(_saved("a", a), _saved("b", b), match, noise)
+
+
+def _check(noise: Any, batch: Any, batch_b: Any, backward: bool, optimizer: Any) -> None:
+    if noise is not None and not (isinstance(noise, int | float) and noise >= 0):
+        raise ArgumentError(
+            f"noise={noise!r}: give the relative distance that counts as equal, as 1e-5; or leave it out to measure it"
+        )
+    if batch is _NOTHING and batch_b is not _NOTHING:
+        raise ArgumentError("batch_b= is the batch of b beside batch=, which is missing")
+    if optimizer is not None and not backward:
+        raise ArgumentError("optimizer= needs gradients, and backward=False says not to compute any")
+
+
+def _models(
+    a: nn.Module,
+    b: nn.Module,
+    batch: Any,
+    batch_b: Any,
+    loss_fn: Any,
+    optimizer: Any,
+    match: Mapping[str, str] | None,
+    noise: float | None,
+    backward: bool,
+    quiet: bool,
+) -> Comparison:
+    if batch is _NOTHING:
+        raise ArgumentError("two models are compared on a batch: sonde.compare(a, b, batch)")
+    losses = loss_fn if isinstance(loss_fn, tuple) else (loss_fn, loss_fn)
+    steps = _optimizers(optimizer)
+    batches = (batch, _for_b(a, b, batch) if batch_b is _NOTHING else batch_b)
+    sides = []
+    with _progress(quiet) as progress:
+        for name, model, given, loss, step in zip("ab", (a, b), batches, losses, steps, strict=True):
+            request = Request(model, given, loss, step, backward)
+            sides.append(live_side(name, request, measure=noise is None, progress=progress))
+        progress("compare")
+        return _compared(sides[0], sides[1], match, noise)
+
+
+def _optimizers(optimizer: Any) -> tuple[Any, Any]:
+    if isinstance(optimizer, tuple):
+        if len(optimizer) != 2:
+            raise ArgumentError(f"optimizer= holds {len(optimizer)}: give one, or two, for a and b")
+        return optimizer
+    if isinstance(optimizer, torch.optim.Optimizer):
+        kind: Any = type(optimizer)
+        settings = {name: held for name, held in optimizer.param_groups[0].items() if name != "params"}
+        if len(optimizer.param_groups) > 1:
+            raise ArgumentError(
+                "the optimizer of a has several groups of parameters: give b's optimizer too, optimizer=(of_a, of_b)"
+            )
+        return optimizer, lambda parameters: kind([{"params": list(parameters), **settings}])
+    return optimizer, optimizer
+
+
+def _for_b(a: nn.Module, b: nn.Module, batch: Any) -> Any:
+    """Return *batch* on the device of ``b``, and in the type of its parameters where it has the type of those of ``a``."""
+    one, other = _first_parameter(a), _first_parameter(b)
+    if one is None or other is None or (one.device == other.device and one.dtype == other.dtype):
+        return batch
+
+    def moved(tensor: Tensor) -> Tensor:
+        return tensor.to(other.device, other.dtype if tensor.dtype == one.dtype else tensor.dtype)
+
+    return structure.remap(batch, moved)
+
+
+def _first_parameter(model: nn.Module) -> Tensor | None:
+    return next((held for held in model.parameters() if held.is_floating_point() or held.is_complex()), None)
+
+
+@contextmanager
+def _progress(quiet: bool) -> Iterator[Callable[[str], None]]:
+    """Yield a function that shows what is being done, in a terminal."""
+    import sys
+
+    if quiet or not (sys.stderr is not None and sys.stderr.isatty()):
+        yield lambda text: None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("compare") as status:
+        yield status.update
+
+
+def _saved(name: str, side: Any) -> Side:
+    if isinstance(side, Tracker):
+        return of_stashes(name, list(side), f"a tracker of {len(side)} stashes")
+    if isinstance(side, TensorStore):
+        return of_store(name, side)
+    if isinstance(side, str | os.PathLike):
+        return of_store(name, open_tensors(Path(side)))
+    raise ArgumentError(
+        f"{name}={side!s:.80} cannot be compared: give two models and a batch, or two trackers, or two folders of Tracker.save"
+    )
+
+
+def _compared(a: Side, b: Side, match: Mapping[str, str] | None, noise: float | None) -> Comparison:
+    types = a.types(), b.types()
+    if match is not None:
+        here, there = ([*types[place], *(kept.site.path for kept in side.kept)] for place, side in enumerate((a, b)))
+        check_match(match, here, there)
+    names = Names(match, types[0], types[1])
+    places = compared(a, b, names, noise)
+    _check_common(a, b, names, places)
+    culprit = first_parted(places)
+    causes: list[Finding] = []
+    owner = ""
+    if culprit is not None:
+        scene = Scene(a, b, names, culprit, places)
+        causes, owner = causes_of(scene), scene.frame.owner
+    return Comparison(
+        _titled(a),
+        _titled(b),
+        tuple(places),
+        culprit,
+        owner,
+        tuple(causes),
+        tuple(_hints(a, b, names, places, culprit)),
+        names.match,
+        tuple(names.only_a()),
+        tuple(names.only_b()),
+        tuple(_notes(a, b)),
+    )
+
+
+def _titled(side: Side) -> str:
+    if side.model is None:
+        return side.title
+    kinds = dict.fromkeys(str(held.dtype).removeprefix("torch.") for held in side.model.parameters())
+    return f"{side.title} ({', '.join([*kinds][:3])})" if kinds else side.title
+
+
+def _check_common(a: Side, b: Side, names: Names, places: list[Place]) -> None:
+    if places:
+        return
+    for side in (a, b):
+        if side.error is not None:
+            raise side.error
+    here, there = list(a.types()), list(b.types())
+    first = next((name for name in here if name), "(root)")
+    raise ArgumentError(
+        f"the two sides have no place in common: a has {len(here)} modules that ran, b {len(there)}. "
+        f"Give match=, as {{{first!r}: ...}}. In b: {nearest(first, there)}"
+    )
+
+
+def _notes(a: Side, b: Side) -> list[str]:
+    lines = []
+    for side in (a, b):
+        if side.error is not None:
+            text = f"{type(side.error).__name__}: {side.error}".splitlines()[0]
+            lines.append(f"{side.name} raised in the {side.stage}, and was compared up to there: {text}")
+        lines += [f"{side.name}: {note}" for note in side.notes]
+    return lines
+
+
+def _hints(a: Side, b: Side, names: Names, places: list[Place], culprit: Place | None) -> Iterator[Finding]:
+    """Settings and modes that differ elsewhere, and types."""
+    here, there = a.modules(), b.modules()
+    for name, other in names.pairs():
+        one, two = here.get(name), there.get(other)
+        if one is None or two is None or (culprit is not None and name == culprit.site.owner.path):
+            continue
+        for setting, x, y in setting_differences(one, two):
+            yield Finding("setting", f"{name or '(root)'}: {setting} is {x!r} in a and {y!r} in b", name, severity="note")
+    modes = {name: (here[name].training, there[other].training) for name, other in names.pairs() if name in here and other in there}
+    differing = [name for name, (x, y) in modes.items() if x != y]
+    if differing:
+        which = "all modules" if len(differing) == len(modes) else ", ".join(name or "(root)" for name in differing[:3])
+        sides = ("training", "evaluation") if modes[differing[0]][0] else ("evaluation", "training")
+        yield Finding("training_mode", f"{which}: {sides[0]} mode in a, {sides[1]} mode in b", severity="note")
+    typed = [place for place in places if " in a, " in place.remark and not place.parts]
+    if typed and culprit is None:
+        yield Finding(
+            "dtype", f"{typed[0].remark} from {typed[0].site} on: equal up to the rounding of the coarser type", str(typed[0].site)
+        )

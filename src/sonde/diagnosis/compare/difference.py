@@ -1,0 +1,122 @@
+"""Compute how far two tensors are apart: relative norm of the difference, cosine, largest difference."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.linalg import vector_norm
+
+__all__ = ["Distance", "as_numbers", "distance", "laid_out_alike", "spacing"]
+
+_MOST_AXES = 5  # of tensors whose axes are tried in every order
+
+
+@dataclass(frozen=True, slots=True)
+class Distance:
+    """How far one tensor is from another.
+
+    Attributes:
+        relative: the Euclidean norm of the difference, divided by the larger norm of the two; infinite where an element is
+            finite in one alone.
+        cosine: of the angle between the two; NaN where one is zero.
+        largest: the largest magnitude of a difference of two elements, in the unit of the elements.
+        nonfinite: how many elements are finite in one tensor alone, or are different infinities.
+    """
+
+    relative: float
+    cosine: float
+    largest: float
+    nonfinite: int = 0
+
+
+def as_numbers(tensor: Tensor) -> Tensor:
+    """Return *tensor* dense on the CPU in float64, with a last axis of real and imaginary parts if it is complex."""
+    tensor = tensor.detach()
+    if tensor.is_nested:
+        return torch.cat([as_numbers(part).flatten() for part in tensor.unbind()])
+    if tensor.is_quantized:
+        tensor = tensor.dequantize()
+    if tensor.layout is not torch.strided:
+        tensor = tensor.to_dense()
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    return tensor.to("cpu", torch.float64)
+
+
+def distance(a: Tensor, b: Tensor) -> Distance:
+    """Return how far *a* and *b* are apart, two tensors of one shape as :func:`as_numbers` returns them.
+
+    NaN is equal to NaN, and an infinity to itself; such elements are left out.
+    """
+    a, b = a.flatten(), b.flatten()
+    sizes = float(vector_norm(a)), float(vector_norm(b))
+    if all(_SMALLEST < size < _LARGEST for size in sizes):  # so that every element is finite, and no square under- or overflows
+        off = a - b
+        cosine = float(a @ b) / (sizes[0] * sizes[1])
+        largest = float(vector_norm(off, math.inf))
+        return Distance(float(vector_norm(off)) / max(sizes), max(-1.0, min(1.0, cosine)), largest)
+    return _careful_distance(a, b)
+
+
+_SMALLEST, _LARGEST = 1e-100, 1e150
+
+
+def _careful_distance(a: Tensor, b: Tensor) -> Distance:
+    finite = a.isfinite() & b.isfinite()
+    same = (a == b) | (a.isnan() & b.isnan())
+    nonfinite = int((~finite & ~same).sum())
+    a, b = a[finite], b[finite]
+    if not a.numel():
+        return Distance(math.inf if nonfinite else 0.0, math.nan, 0.0, nonfinite)
+    scale = float(torch.maximum(a.abs().max(), b.abs().max()))
+    if scale == 0.0:
+        return Distance(math.inf if nonfinite else 0.0, math.nan, 0.0, nonfinite)
+    a, b = a / scale, b / scale
+    off = a - b
+    norms = float(vector_norm(a)), float(vector_norm(b))
+    cosine = float(a @ b) / (norms[0] * norms[1]) if min(norms) > 0 else math.nan
+    relative = math.inf if nonfinite else float(vector_norm(off)) / max(norms)
+    return Distance(relative, max(-1.0, min(1.0, cosine)), float(off.abs().max()) * scale, nonfinite)
+
+
+def spacing(tensor: Tensor) -> float:
+    """Return the relative spacing of numbers (``eps``) of the type of *tensor*; 0 for whole numbers."""
+    kind = tensor.dtype
+    return torch.finfo(kind).eps if kind.is_floating_point or kind.is_complex else 0.0
+
+
+def laid_out_alike(a: Tensor, b: Tensor) -> tuple[Tensor, str] | None:
+    """Return *b* with the axes of *a*, and the change in words; None if the shapes do not fit.
+
+    Axes of length 1 may be missing, and the axes may have another order, or be joined. Of several orders the one is chosen
+    that brings *b* nearest to *a*.
+    """
+    if a.shape == b.shape:
+        return b, ""
+    if a.numel() != b.numel():
+        return None
+    if [length for length in a.shape if length != 1] == [length for length in b.shape if length != 1]:
+        return b.reshape(a.shape), ""
+    if a.dim() == b.dim() <= _MOST_AXES and sorted(a.shape) == sorted(b.shape):
+        orders = [order for order in itertools.permutations(range(b.dim())) if b.permute(order).shape == a.shape]
+        best = min(orders, key=lambda order: distance(a, b.permute(order)).relative)
+        return b.permute(best), f"axes in the order {', '.join(map(str, best))}"
+    if a.dim() != b.dim() and _joined(a.shape, b.shape):
+        return b.reshape(a.shape), ""
+    return None
+
+
+def _joined(one: torch.Size, other: torch.Size) -> bool:
+    """Return whether the longer of two shapes becomes the shorter one by joining neighbouring axes."""
+    long, short = (list(one), list(other)) if len(one) > len(other) else (list(other), list(one))
+    for length in short:
+        product = 1
+        while product < length and long:
+            product *= long.pop(0)
+        if product != length:
+            return False
+    return all(length == 1 for length in long)

@@ -1,0 +1,270 @@
+"""Run one model of a comparison apart from the user's: its tensors, how far rounding moves them, and which of them are random."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from sonde.diagnosis.compare.difference import as_numbers, distance, spacing
+from sonde.diagnosis.compare.sides import Kept, Key, Side, kept_of
+from sonde.engine import Event, observe
+from sonde.engine.restore import Apart, set_apart
+from sonde.engine.selection import parameters
+from sonde.engine.structure import as_arguments, first_floating
+from sonde.engine.torch_api.modules import class_of
+from sonde.engine.torch_api.rounding import RoundingMode
+from sonde.errors import ArgumentError
+from sonde.keep.stash import Copying
+from sonde.site import Site
+
+__all__ = ["Loss", "MakeOptimizer", "Request", "live_side"]
+
+Loss: TypeAlias = Callable[[Any], Tensor]
+MakeOptimizer: TypeAlias = Callable[[Any], Any]
+
+_REPEATS = 2
+"""Runs that rounding is measured by."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to run.
+
+    Attributes:
+        model: the user's model.
+        batch: the arguments of its call.
+        loss_fn: from the output to a scalar; None is the output's own ``loss``, or the mean square of its first floating tensor.
+        optimizer: an optimizer of the model, or a function that makes one of parameters; None for no step.
+        backward: compute gradients.
+    """
+
+    model: nn.Module
+    batch: Any
+    loss_fn: Loss | None = None
+    optimizer: Any = None
+    backward: bool = True
+
+
+def live_side(name: str, request: Request, *, measure: bool, progress: Callable[[str], None]) -> Side:
+    """Return the side of a live model: one run that is kept, and with *measure* the runs that measure its scatter."""
+    side = Side(name, class_of(request.model).__name__, model=request.model)
+    progress(f"run {name}")
+    drew = _run(request, _Keeper(side), side)
+    if measure:
+        known = {kept.key: kept for kept in side.kept}
+        for repeat in range(_REPEATS):
+            progress(f"measure the rounding of {name}")
+            _repeat(request, side, known, seed=repeat)
+        if drew:
+            progress(f"look for what is random in {name}")
+            _find_random(request, side, known)
+    return side
+
+
+def _repeat(request: Request, side: Side, known: dict[Key, Kept], seed: int) -> None:
+    """Run again with every operation's result disturbed by one rounding, and note how far each event moves."""
+    mode = RoundingMode(seed)
+
+    def compare(kept: Kept) -> None:
+        first = known.get(kept.key)
+        if first is not None:
+            side.scatter[kept.key] = max(side.scatter.get(kept.key, 0.0), _moved(first, kept))
+
+    _run(request, _Comparer(compare), Side(side.name, side.title), mode)
+
+
+def _find_random(request: Request, side: Side, known: dict[Key, Kept]) -> None:
+    """Run again from another random state, and note the events that differ."""
+
+    def compare(kept: Kept) -> None:
+        first = known.get(kept.key)
+        if first is not None and _moved(first, kept) > _RANDOM * max(side.scatter.get(kept.key, 0.0), _spacing(kept)):
+            side.random.add(kept.key)
+
+    _run(request, _Comparer(compare), Side(side.name, side.title), reseed=True)
+
+
+_RANDOM = 8.0
+"""An event that moves by more than so many roundings with the random state is random."""
+
+
+def _moved(first: Kept, again: Kept) -> float:
+    shared = [(first.leaves[leaf], tensor) for leaf, tensor in again.leaves.items() if leaf in first.leaves]
+    moved = [distance(as_numbers(one), as_numbers(other)).relative for one, other in shared if one.shape == other.shape]
+    return max(moved, default=0.0)
+
+
+def _spacing(kept: Kept) -> float:
+    return max(map(spacing, kept.leaves.values()), default=0.0)
+
+
+# One run
+
+
+class _Keeper:
+    """Keep every event in a side."""
+
+    def __init__(self, side: Side) -> None:
+        self._side = side
+        self._copying = Copying()
+
+    def __call__(self, event: Event) -> None:
+        if event.phase != "recompute":
+            kept = kept_of(self._copying(event))
+            (self._side.backward if event.grad else self._side.forward).append(kept)
+
+    def parameter(self, kept: Kept) -> None:
+        """Keep a gradient or an update."""
+        (self._side.backward if kept.site.port == "grad" else self._side.update).append(kept)
+
+
+class _Comparer:
+    """Hand every event to a function, and keep nothing."""
+
+    def __init__(self, compare: Callable[[Kept], None]) -> None:
+        self._compare = compare
+
+    def __call__(self, event: Event) -> None:
+        if event.phase != "recompute":
+            site = event.site.at("")
+            self._compare(Kept(site, event.call, event.type.__name__, {leaf: held.detach() for leaf, held in event.leaves}))
+
+    def parameter(self, kept: Kept) -> None:
+        """Compare a gradient or an update."""
+        self._compare(kept)
+
+
+def _run(
+    request: Request, take: _Keeper | _Comparer, side: Side, mode: RoundingMode | None = None, *, reseed: bool = False
+) -> bool:
+    """Run the model once apart; errors are noted in *side*. Return whether the forward has drawn random numbers."""
+    args, kwargs = as_arguments(request.batch)
+    with set_apart(request.model, args, kwargs) as apart, torch.inference_mode(False), ExitStack() as stack:
+        stack.enter_context(torch.enable_grad() if request.backward else nullcontext())
+        if reseed:
+            torch.manual_seed(torch.initial_seed() + 1)
+
+        def deliver(event: Event) -> None:
+            with nullcontext() if mode is None else mode.resting():
+                take(event)
+
+        before = torch.get_rng_state()
+        stack.enter_context(observe(apart.model, deliver, ports=("input", "output", "grad_output"), strict=True))
+        if mode is not None:
+            stack.enter_context(mode)
+        loss = _forward(request, apart, side)
+        drew = not torch.equal(before, torch.get_rng_state())
+        if loss is not None:
+            _backward(request, apart, side, loss)
+        with nullcontext() if mode is None else mode.resting():
+            for kept in _gradients(apart) if loss is not None else ():
+                take.parameter(kept)
+        if loss is not None and side.error is None and request.optimizer is not None:
+            for kept in _updates(request, apart, side, mode):
+                take.parameter(kept)
+    return drew
+
+
+def _forward(request: Request, apart: Apart, side: Side) -> Tensor | None:
+    side.stage = "forward"
+    try:
+        output = apart.model(*apart.args, **apart.kwargs)
+        if not request.backward:
+            return None
+        side.stage = "loss"
+        loss = _default_loss(output) if request.loss_fn is None else request.loss_fn(output)
+    except Exception as error:
+        side.error = error
+        return None
+    if loss is None:
+        return None
+    given: Any = loss
+    if not isinstance(given, Tensor) or given.numel() != 1:
+        raise ArgumentError(f"loss_fn must return a tensor of one element for {side.name}; it returned {_described(given)}")
+    side.loss = None if loss.is_meta else float(loss.detach())
+    if loss.requires_grad:
+        return loss
+    side.notes.append("no backward pass: the loss does not require a gradient")
+    return None
+
+
+def _described(value: Any) -> str:
+    return f"one of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+
+
+def _default_loss(output: Any) -> Tensor | None:
+    own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if isinstance(own, Tensor) and own.numel() == 1 and own.requires_grad:
+        return own
+    first = first_floating(output)
+    if first is None or not first.requires_grad:
+        return None
+    return (first.abs() if first.is_complex() else first.float() if first.element_size() < 4 else first).square().mean()
+
+
+def _backward(request: Request, apart: Apart, side: Side, loss: Tensor) -> None:
+    side.stage = "backward"
+    try:
+        torch.autograd.backward(loss)
+    except Exception as error:
+        side.error = error
+
+
+def _gradients(apart: Apart) -> Iterator[Kept]:
+    for name, parameter, owner in parameters(apart.model):
+        gradient = parameter.grad
+        leaves = {} if gradient is None else {"": gradient.detach().cpu().clone()}
+        yield Kept(Site(name, "grad"), -1, class_of(owner.module).__name__, leaves)
+
+
+def _updates(request: Request, apart: Apart, side: Side, mode: RoundingMode | None) -> Iterator[Kept]:
+    side.stage = "optimizer step"
+    if not apart.undoes_writes:
+        side.notes.append("no optimizer step: the parameters are too large to be copied, or cannot be")
+        return
+    with nullcontext() if mode is None else mode.resting():
+        before = {name: parameter.detach().clone() for name, parameter, _ in parameters(apart.model)}
+        optimizer = optimizer_of_copy(request.optimizer, apart)
+    try:
+        optimizer.step()
+    except Exception as error:
+        side.error = error
+        return
+    with nullcontext() if mode is None else mode.resting():
+        for name, parameter, owner in parameters(apart.model):
+            moved = parameter.detach().to(torch.float64 if not parameter.is_complex() else torch.complex128) - before[name]
+            yield Kept(Site(name, "update"), -1, class_of(owner.module).__name__, {"": moved.cpu(), "before": before[name].cpu()})
+
+
+def optimizer_of_copy(optimizer: Any, apart: Apart) -> Any:
+    """Return an optimizer of the copy: of the same class, groups and state as *optimizer*, or made by it from parameters.
+
+    Raises:
+        ArgumentError: *optimizer* is neither an optimizer of the model nor a function that returns one.
+    """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        made = optimizer(apart.model.parameters()) if callable(optimizer) else None
+        if not hasattr(made, "step"):
+            raise ArgumentError(
+                f"optimizer={optimizer!r} cannot be used: give an optimizer of the model, or a function that makes one, as "
+                "lambda parameters: torch.optim.AdamW(parameters, lr=1e-3)"
+            )
+        return made
+    copies = {id(apart.original(copy)): copy for copy in apart.model.parameters()}
+    groups = []
+    for group in optimizer.param_groups:
+        held = [copies[id(parameter)] for parameter in group["params"] if id(parameter) in copies]
+        if held:
+            groups.append({**group, "params": held})
+    if not groups:
+        raise ArgumentError("the optimizer holds no parameter of the model: give one that was made from its parameters")
+    kind: Any = type(optimizer)
+    made = kind(groups)
+    if len(made.param_groups) == len(optimizer.param_groups):
+        made.load_state_dict(optimizer.state_dict())
+    return made

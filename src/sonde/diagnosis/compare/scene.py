@@ -1,0 +1,123 @@
+"""Gather all that is known about the place where two sides part, for the search for the cause."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from torch import Tensor, nn
+
+from sonde.diagnosis.compare.aligned import Frame, Place, frame_of
+from sonde.diagnosis.compare.difference import as_numbers, distance, laid_out_alike
+from sonde.diagnosis.compare.names import Names
+from sonde.diagnosis.compare.sides import Kept, Side
+from sonde.rules import Finding, Severity
+
+__all__ = ["Scene", "Source"]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A tensor that both sides agree on, from which the tensor that parts was made.
+
+    Attributes:
+        name: the site in ``a``, as text.
+        a, b: the tensor of each side in float64, in the layout of ``a``.
+    """
+
+    name: str
+    a: Tensor
+    b: Tensor
+
+
+@dataclass
+class Scene:
+    """The place where the sides part.
+
+    Attributes:
+        a, b: the sides.
+        names: which names belong together.
+        place: the place.
+        places: all places that were compared, in order.
+    """
+
+    a: Side
+    b: Side
+    names: Names
+    place: Place
+    places: list[Place]
+
+    @cached_property
+    def frame(self) -> Frame:
+        """The module whose code made the tensor, in ``a``."""
+        if self.place.stage == "forward":
+            return frame_of(self.place, self.a.forward)
+        return Frame(self.place.site.owner.path, self.place.call, False, ())
+
+    @property
+    def owner_b(self) -> str | None:
+        """The name in ``b`` of the module whose code made the tensor."""
+        return self.names.of_b(self.frame.owner)
+
+    @cached_property
+    def modules(self) -> tuple[nn.Module | None, nn.Module | None]:
+        """The module whose code made the tensor, in each side; None without a live model."""
+        other = self.owner_b
+        return self.a.modules().get(self.frame.owner), None if other is None else self.b.modules().get(other)
+
+    @cached_property
+    def kept(self) -> tuple[Kept | None, Kept | None]:
+        """The events at the place."""
+        here = next((kept for kept in self.a.kept if kept.key == self.place.key), None)
+        return here, next((kept for kept in self.b.kept if kept.key == self.place.other_key), None)
+
+    @cached_property
+    def tensors(self) -> tuple[Tensor, Tensor] | None:
+        """The tensor that parts, in float64, that of ``b`` in the layout of ``a``; None where the shapes do not fit."""
+        return _laid(*self.kept)
+
+    @cached_property
+    def sources(self) -> list[Source]:
+        """The tensors that the tensor at the place can have been made of, nearest first, where both sides agree on them."""
+        return self._sources[::-1]
+
+    @cached_property
+    def _sources(self) -> list[Source]:
+        agreed = {place.key: place for place in self.places if not place.parts}
+        one = {kept.key: kept for kept in self.a.forward}
+        other = {kept.key: kept for kept in self.b.forward}
+        found = []
+        for key in self.frame.before:
+            if key in agreed:
+                laid = _laid(one.get(key), other.get(agreed[key].other_key))
+                if laid is not None:
+                    found.append(Source(str(key[0]), *laid))
+        return found
+
+    @property
+    def tolerance(self) -> float:
+        """The relative distance below which two tensors at the place count as equal."""
+        return max(self.place.floor, 1e-12)
+
+    def equal(self, x: Tensor, y: Tensor, times: float = 4.0) -> bool:
+        """Return whether two tensors of one shape are equal up to *times* the tolerance."""
+        return x.shape == y.shape and distance(x, y).relative <= times * self.tolerance
+
+    def finding(
+        self, rule: str, message: str, advice: str = "", evidence: Mapping[str, float] | None = None, severity: Severity = "bad"
+    ) -> Finding:
+        """Return the cause *rule* as a finding at the place."""
+        site, value = str(self.place.site), self.place.relative
+        return Finding(
+            rule, message, site, value=value, severity=severity, call=self.place.call, evidence=evidence or {}, advice=advice
+        )
+
+
+def _laid(one: Kept | None, other: Kept | None) -> tuple[Tensor, Tensor] | None:
+    x, y = (None if kept is None else kept.main for kept in (one, other))
+    if x is None or y is None or x[1].is_meta or y[1].is_meta:
+        return None
+    here = as_numbers(x[1])
+    laid = laid_out_alike(here, as_numbers(y[1]))
+    return None if laid is None else (here, laid[0])

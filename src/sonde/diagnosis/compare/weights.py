@@ -1,0 +1,185 @@
+"""Find the relation between two tensors of one size: transposed, rows in another order, a factor, rounded, shifted, or none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from sonde.diagnosis.compare.difference import Distance, distance
+
+__all__ = ["Relation", "factor_between", "order_of_rows", "relation", "words_of_order"]
+
+_EXACT = 1e-6
+"""Relative distance below which parameters of two sides count as equal, when one is expressed by the other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """How a tensor of ``b`` follows from one of ``a``.
+
+    Attributes:
+        rule: a name for it.
+        words: the relation, with ``{a}`` and ``{b}`` in place of the names of the tensors.
+        evidence: numbers by name.
+    """
+
+    rule: str
+    words: str
+    evidence: Mapping[str, float] = field(default_factory=dict)
+
+
+def relation(a: Tensor, b: Tensor, tolerance: float = _EXACT) -> Relation | None:
+    """Return how *b* follows from *a*, both in float64; None where they are equal up to *tolerance*."""
+    if a.shape == b.shape:
+        apart = distance(a, b)
+        if apart.relative <= tolerance:
+            return None
+        return _of_one_shape(a, b, apart, max(tolerance, _EXACT))
+    if a.dim() == b.dim() == 2 and a.shape == b.mT.shape and _equal(a.mT, b, tolerance):
+        return Relation("weight_transposed", "{b} equals {a}.T, which has another shape")
+    if a.numel() == b.numel() and _equal(a.flatten(), b.flatten(), tolerance):
+        return None
+    return Relation("weight_shape", f"{{a}} has the shape {tuple(a.shape)}, {{b}} {tuple(b.shape)}")
+
+
+def _equal(a: Tensor, b: Tensor, tolerance: float) -> bool:
+    return a.shape == b.shape and distance(a, b).relative <= tolerance
+
+
+def _of_one_shape(a: Tensor, b: Tensor, apart: Distance, tolerance: float) -> Relation:
+    rounded = _rounded(a, b)
+    if rounded:
+        return Relation("weight_rounded", f"{{b}} equals {{a}} rounded to {rounded}", {"relative": apart.relative})
+    factor = factor_between(a, b, tolerance)
+    if factor is not None:
+        return Relation("weight_scaled", f"{{b}} equals {{a}} times {factor:.6g}", {"factor": factor})
+    if a.dim() >= 2:
+        found = _of_axes(a, b, tolerance)
+        if found is not None:
+            return found
+    order = order_of_rows(a, b, tolerance)
+    if order is not None:
+        return Relation("weight_permuted", f"{{b}} has the rows of {{a}} in another order: {words_of_order(order, 'rows')}")
+    if a.dim() >= 2:
+        order = order_of_rows(a.transpose(0, 1), b.transpose(0, 1), tolerance)
+        if order is not None:
+            words = words_of_order(order, "columns")
+            return Relation("weight_permuted", f"{{b}} has the columns of {{a}} in another order: {words}")
+    shift = _shift(a, b, tolerance)
+    if shift:
+        return Relation("weight_shifted", f"row i of {{b}} equals row i{-shift:+d} of {{a}}", {"rows": float(shift)})
+    return _differs(a, b, apart, tolerance)
+
+
+def _of_axes(a: Tensor, b: Tensor, tolerance: float) -> Relation | None:
+    if a.shape == a.mT.shape and _equal(a.mT, b, tolerance):
+        return Relation("weight_transposed", "{b} equals {a}.T")
+    if _equal(a.mT.reshape(a.shape), b, tolerance):
+        return Relation("weight_reshaped", "{b} equals {a}.T.reshape(shape): a transposition was written as a change of shape")
+    if _equal(a.reshape(a.mT.shape).mT, b, tolerance):
+        return Relation(
+            "weight_reshaped", "{b} equals {a}.reshape(shape.T).T: a change of shape was written in place of a transposition"
+        )
+    for axis in range(a.dim()):
+        if a.size(axis) > 1 and _equal(a.flip(axis), b, tolerance):
+            return Relation("weight_flipped", f"{{b}} equals {{a}} reversed along axis {axis}")
+    return None
+
+
+def _rounded(a: Tensor, b: Tensor) -> str:
+    """Return the type to which *a* was rounded to make *b*, or *b* to make *a*; ``""`` for none."""
+    for kind in (torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2):
+        if torch.equal(a.to(kind).double(), b) or torch.equal(b.to(kind).double(), a):
+            return str(kind).removeprefix("torch.")
+    return ""
+
+
+def factor_between(a: Tensor, b: Tensor, tolerance: float) -> float | None:
+    """Return the factor c for which *b* equals c times *a*, c other than 1 and 0; None if there is none."""
+    square = float((a * a).sum())
+    if not square or not math.isfinite(square) or a.numel() < 2:
+        return None
+    factor = float((a * b).sum()) / square
+    if not factor or not math.isfinite(factor) or abs(factor - 1) <= tolerance:
+        return None
+    return factor if distance(a * factor, b).relative <= 4 * tolerance else None
+
+
+def order_of_rows(a: Tensor, b: Tensor, tolerance: float) -> list[int] | None:
+    """Return for each row of *b* the row of *a* that equals it, where the rows of *b* are those of *a* in another order.
+
+    A random projection of the rows gives the order; then the rows are compared in full.
+    """
+    if a.dim() == 0 or a.size(0) < 2 or not bool(a.isfinite().all()) or not bool(b.isfinite().all()):
+        return None
+    rows, others = a.reshape(a.size(0), -1), b.reshape(b.size(0), -1)
+    weights = torch.randn(rows.size(1), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    mine, theirs = (rows @ weights).argsort(stable=True), (others @ weights).argsort(stable=True)
+    order = torch.empty_like(mine)
+    order[theirs] = mine
+    if distance(rows[order], others).relative > 4 * tolerance or bool((order == torch.arange(len(order))).all()):
+        return None
+    return [int(row) for row in order]
+
+
+def words_of_order(order: list[int], what: str) -> str:
+    """Return the order of rows in words: the largest blocks that were moved as a whole, or a pattern inside of equal blocks."""
+    count = len(order)
+    for size in sorted((size for size in range(2, count // 2 + 1) if count % size == 0), reverse=True):
+        blocks = [order[start : start + size] for start in range(0, count, size)]
+        if all(block[0] % size == 0 and block == list(range(block[0], block[0] + size)) for block in blocks):
+            return f"blocks of {size} {what} in the order {_short([block[0] // size for block in blocks])}"
+    for size in (size for size in range(4, count + 1, 2) if count % size == 0):
+        half = size // 2
+        inside = [[order[start + place] - start for place in range(size)] for start in range(0, count, size)]
+        if all(held == inside[0] for held in inside[1:]) and sorted(inside[0]) == list(range(size)):
+            which = _pattern(inside[0], half)
+            if which:
+                return f"in each block of {size} {what} {which}"
+    moved = sum(place != row for place, row in enumerate(order))
+    return f"{moved} of {count} {what} moved, {_short(order)}"
+
+
+def _pattern(inside: list[int], half: int) -> str:
+    size = 2 * half
+    if inside == [*range(0, size, 2), *range(1, size, 2)]:
+        return "the even ones stand before the odd ones (pairs of a rotary embedding: interleaved in a, halves in b)"
+    if inside == [place for pair in zip(range(half), range(half, size), strict=True) for place in pair]:
+        return "the two halves are interleaved (pairs of a rotary embedding: halves in a, interleaved in b)"
+    if inside == [*range(half, size), *range(half)]:
+        return "the two halves are swapped"
+    return "the order is reversed" if inside == list(range(size))[::-1] else ""
+
+
+def _short(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers[:8])) + (", ..." if len(numbers) > 8 else "")
+
+
+def _shift(a: Tensor, b: Tensor, tolerance: float) -> int:
+    """Return by how many rows *b* is shifted against *a*; 0 for no shift."""
+    for rows in (1, 2, -1, -2):
+        if a.dim() == 0 or a.size(0) < 4:
+            continue
+        here, there = (a[:-rows], b[rows:]) if rows > 0 else (a[-rows:], b[:rows])
+        if _equal(here, there, tolerance):
+            return rows
+    return 0
+
+
+def _differs(a: Tensor, b: Tensor, apart: Distance, tolerance: float) -> Relation:
+    evidence = {"relative": apart.relative, "cosine": apart.cosine, "largest": apart.largest}
+    off = ~torch.isclose(a, b, rtol=tolerance, atol=tolerance * float(a.abs().max()))
+    for axis, what in enumerate(("rows", "columns")):
+        if a.dim() > axis:
+            hit = off.transpose(0, axis).reshape(a.size(axis), -1).any(1)
+            count = int(hit.sum())
+            if 0 < count <= max(1, a.size(axis) // 4):
+                places = _short(hit.nonzero().flatten().tolist())
+                return Relation(
+                    "weight_differs", f"{count} of {a.size(axis)} {what} of {{b}} differ from {{a}}: {places}", evidence
+                )
+    return Relation("weight_differs", f"{{b}} differs from {{a}}: relative distance {apart.relative:.3g}", evidence)

@@ -1,0 +1,83 @@
+"""Disturb every result of an operation by one rounding, to measure how far rounding alone moves the numbers of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _python_dispatch
+
+from sonde.engine.torch_api import pytree
+
+__all__ = ["RoundingMode", "tensor_float"]
+
+_REDUCED = ("mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "convolution", "conv", "attention")
+"""Parts of the names of operations that a device may compute with shorter factors, as TF32."""
+
+
+class RoundingMode(_python_dispatch.TorchDispatchMode):
+    """While entered, multiply each floating result of an operation by ``1 + d``, with random ``|d|`` up to its type's ``eps``.
+
+    Elements that are whole numbers stay, since operations on whole numbers are exact and may become indices; so do infinities,
+    and numbers that would overflow. Views, and types other than plain tensors, stay too. Gradients are disturbed like other
+    results. The random numbers come from a generator of the mode's own.
+
+    Args:
+        seed: of the random numbers.
+    """
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._seed = seed
+        self._generators: dict[torch.device, torch.Generator] = {}
+
+    @contextmanager
+    def resting(self) -> Iterator[None]:
+        """Disturb nothing inside the block, and see nothing."""
+        with _python_dispatch._disable_current_modes():
+            yield
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if getattr(func, "is_view", False):
+            return result
+        name = getattr(func, "__name__", "")
+        for tensor in [result] if isinstance(result, Tensor) else pytree.flatten(result)[0]:
+            if type(tensor) is Tensor and _can_be_disturbed(tensor):
+                self._disturb(tensor, _spacing(tensor, name))
+        return result
+
+    def _disturb(self, tensor: Tensor, spacing: float) -> None:
+        real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+        generator = self._generators.get(real.device)
+        if generator is None:
+            generator = self._generators[real.device] = torch.Generator(real.device).manual_seed(self._seed)
+        wide = real.float() if real.element_size() < 4 else real
+        signed = torch.rand(wide.shape, generator=generator, dtype=wide.dtype, device=wide.device).mul_(2).sub_(1)
+        moved = (wide + wide * signed.mul_(spacing)).to(real.dtype)
+        real.copy_(torch.where((wide == wide.round()) | ~moved.isfinite(), real, moved))
+
+
+def _can_be_disturbed(tensor: Tensor) -> bool:
+    if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_nested or tensor.is_conj() or tensor.is_neg():
+        return False
+    if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.real.element_size() < 2:
+        return False
+    return all(step or length == 1 for step, length in zip(tensor.stride(), tensor.shape, strict=True))  # one element, one place
+
+
+def _spacing(tensor: Tensor, operation: str) -> float:
+    spacing = torch.finfo(tensor.dtype).eps
+    if tensor.dtype is torch.float32 and any(part in operation for part in _REDUCED):
+        return max(spacing, tensor_float(tensor.device))
+    return spacing
+
+
+def tensor_float(device: torch.device) -> float:
+    """Return the relative spacing of the factors of float32 products on *device*: that of TF32 where torch allows it."""
+    if device.type == "cuda" and (torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32):
+        return 2.0**-10
+    return torch.finfo(torch.float32).eps

@@ -1,0 +1,166 @@
+"""Each planted difference of two models is found at its place, and named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from tests.diagnosis.compare.networks import HEADS, WIDTH, cnn, gpt, images, tokens
+from torch import nn
+
+import sonde
+
+
+@dataclass(frozen=True)
+class Case:
+    """A change of ``b`` against ``a``, the place where they part, the rule of the cause, and words of its message."""
+
+    change: Callable[[Any], Any]
+    place: str
+    rule: str
+    words: str
+
+
+def transposed(model: Any) -> None:
+    model.blocks[1].attention.q.weight.data = model.blocks[1].attention.q.weight.data.T.clone()
+
+
+def swapped_heads(model: Any) -> None:
+    """The first two heads of the queries are exchanged."""
+    size = WIDTH // HEADS
+    order = [*range(size, 2 * size), *range(size), *range(2 * size, WIDTH)]
+    layer = model.blocks[1].attention.q
+    layer.weight.data = layer.weight.data[order]
+    layer.bias.data = layer.bias.data[order]
+
+
+def smaller_eps(model: Any) -> None:
+    model.blocks[0].norm1.eps = 1e-6
+
+
+def dropout(model: Any) -> None:
+    model.blocks[0].attention.drop.train()
+
+
+def other_weight(model: Any) -> None:
+    model.blocks[2].up.weight.data[5, 3] += 0.5
+
+
+def of_another_layer(model: Any) -> None:
+    model.blocks[1].up.weight.data = model.blocks[0].up.weight.data.clone()
+
+
+def without_bias(model: Any) -> None:
+    model.blocks[1].up.bias = None
+
+
+def tanh_gelu(model: Any) -> None:
+    model.blocks[1].act.approximate = "tanh"
+
+
+def relu(model: Any) -> None:
+    model.blocks[1].act = nn.ReLU()
+
+
+def frozen(model: Any) -> None:
+    model.blocks[1].up.requires_grad_(False)
+
+
+def unscaled(model: Any) -> None:
+    model.head.weight.data *= 8
+
+
+def made(*faults: str) -> Callable[[Any], Any]:
+    return lambda model: gpt(*faults, like=model)
+
+
+OF_GPT = {
+    "a transposed weight": Case(transposed, "blocks.1.attention.q:output", "weight_transposed", "weight equals a's weight.T"),
+    "two heads swapped in a weight": Case(
+        swapped_heads, "blocks.1.attention.q:output", "weight_permuted", "blocks of 8 rows in the order 1, 0, 2, 3"
+    ),
+    "two heads swapped in code": Case(
+        made("heads"), "blocks.1.attention.out:input", "permuted", "blocks of 8 channels in the order 1, 0, 2, 3"
+    ),
+    "another eps": Case(smaller_eps, "blocks.0.norm1:output", "eps", "eps is 1e-05 in a and 1e-06 in b"),
+    "dropout left on": Case(dropout, "blocks.0.attention.drop:output", "random", "dropout is on in b"),
+    "one weight of a layer": Case(other_weight, "blocks.2.up:output", "weight_differs", "1 of 64 rows of b's weight differ"),
+    "the weight of another layer": Case(of_another_layer, "blocks.1.up:output", "weight_of_another", "equals a.blocks.0.up.weight"),
+    "no bias": Case(without_bias, "blocks.1.up:output", "bias_missing", "there is a bias in a and none in b"),
+    "the other gelu": Case(
+        tanh_gelu, "blocks.1.act:output", "activation", "gelu (erf) of blocks.1.act:input in a, gelu (tanh) in b"
+    ),
+    "another activation": Case(relu, "blocks.1.act:output", "activation", "gelu (erf) of blocks.1.act:input in a, relu in b"),
+    "a frozen layer": Case(frozen, "blocks.1.up.weight:grad", "frozen", "all of blocks.1.up is frozen in b"),
+    "a factor of a weight": Case(unscaled, "head:output", "weight_scaled", "b's weight equals a's weight times 8"),
+    "no residual": Case(made("residual"), "blocks.1:output", "residual", "a adds"),
+    "a causal mask missing": Case(made("mask"), "blocks.1.attention.out:input", "causal_mask", "causal mask"),
+    "positions off by one": Case(made("position"), "positions:input", "shifted", "entry i of b equals entry i+1 of a"),
+}
+
+
+@pytest.mark.parametrize("case", OF_GPT.values(), ids=OF_GPT)
+def test_a_difference_of_two_gpts_is_named(case: Case) -> None:
+    a = gpt()
+    b = gpt(like=a)
+    b = case.change(b) or b
+    found = sonde.compare(a, b, tokens())
+    assert found.culprit is not None
+    assert found.cause is not None, found
+    assert (str(found.culprit.site), found.cause.rule) == (case.place, case.rule), found
+    assert case.words in found.cause.message
+
+
+def kernel(model: Any) -> None:
+    model[3].weight.data = model[3].weight.data.transpose(2, 3).contiguous()
+
+
+def channels(model: Any) -> None:
+    model[0].weight.data = model[0].weight.data.flip(1)
+
+
+def statistics(model: Any) -> None:
+    model[4].running_mean += 1
+
+
+def training(model: Any) -> None:
+    model[1].train()
+
+
+def eps_of_batch_norm(model: Any) -> None:
+    model[1].eps = 1e-3
+
+
+OF_CNN = {
+    "a transposed kernel": Case(kernel, "3:output", "weight_transposed", "equals a's weight.T"),
+    "channels of colour reversed": Case(channels, "0:output", "weight_flipped", "reversed along axis 1"),
+    "running statistics": Case(statistics, "4:output", "weight_differs", "running_mean"),
+    "the mode of a batch norm": Case(training, "1:output", "training_mode", "training mode in b alone"),
+    "eps of a batch norm": Case(eps_of_batch_norm, "1:output", "setting", "eps is 1e-05 in a and 0.001 in b"),
+}
+
+
+@pytest.mark.parametrize("case", OF_CNN.values(), ids=OF_CNN)
+def test_a_difference_of_two_cnns_is_named(case: Case) -> None:
+    a, b = cnn(), cnn()
+    case.change(b)
+    found = sonde.compare(a, b, images())
+    assert found.culprit is not None
+    assert found.cause is not None, found
+    assert (str(found.culprit.site), found.cause.rule) == (case.place, case.rule), found
+    assert case.words in found.cause.message
+
+
+def test_the_models_stay_as_they_are() -> None:
+    a, b = cnn().train(), cnn().train()
+    before = {name: held.clone() for name, held in a.state_dict().items()}
+    state = torch.get_rng_state()
+    optimizer = torch.optim.AdamW(a.parameters(), lr=1e-3)
+    assert sonde.compare(a, b, images(), optimizer=optimizer).same
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(held, before[name]) for name, held in a.state_dict().items())
+    assert all(parameter.grad is None for parameter in a.parameters())
+    assert not optimizer.state
