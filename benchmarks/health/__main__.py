@@ -7,11 +7,13 @@ import json
 import os
 import sys
 import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from benchmarks.health import page, scoring
+from benchmarks.health.case import Case
 from benchmarks.health.outcome import Outcome
 from benchmarks.health.suite import chosen, outcomes_of
 
@@ -26,7 +28,10 @@ def main() -> int:
     parser.add_argument("--healthy", action="store_true", help="only the healthy controls")
     parser.add_argument("--write", type=Path, metavar="FILE", help="write the page of the documentation to FILE")
     parser.add_argument("--failing", type=Path, metavar="FILE", help="write what is missed, misplaced or false to FILE")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all outcomes to FILE")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write outcomes to FILE as each training ends, a line of JSON each"
+    )
+    parser.add_argument("--read", type=Path, nargs="+", metavar="FILE", help="train nothing: make the tables of such files")
     options = parser.parse_args()
     cases = chosen(options.only, healthy=True if options.healthy else None)
     if not cases:
@@ -34,12 +39,8 @@ def main() -> int:
         return 2
     order = {(each.name, each.kind): place for place, each in enumerate(cases)}
     start = time.perf_counter()
-    outcomes: list[Outcome] = []
-    total = len(cases) * options.seeds
-    for done, found in enumerate(outcomes_of(cases, range(options.seeds), options.every, options.processes), 1):
-        outcomes += found
-        if sys.stderr.isatty():
-            print(f"\r{done} of {total}", end="", file=sys.stderr, flush=True)
+    outcomes = _read(options.read) if options.read else _trained(cases, options)
+    outcomes = [each for each in outcomes if (each.case, each.kind) in order and each.every in options.every]
     outcomes.sort(key=lambda each: (order[each.case, each.kind], each.seed, each.every))
     written = page.page(outcomes)
     print(written)
@@ -48,12 +49,31 @@ def main() -> int:
         options.write.write_text(written, encoding="utf-8")
     if options.failing:
         options.failing.write_text(scoring.failing(outcomes), encoding="utf-8")
-    if options.json:
-        options.json.write_text(json.dumps([each.as_dict() for each in outcomes], indent=1), encoding="utf-8")
     broken = [each for each in outcomes if each.error]
     for each in broken:
         print(f"{each.case} [{each.kind}] seed {each.seed}: {each.error.splitlines()[-1]}", file=sys.stderr)
     return int(bool(broken))
+
+
+def _trained(cases: Sequence[Case], options: argparse.Namespace) -> list[Outcome]:
+    outcomes: list[Outcome] = []
+    total = len(cases) * options.seeds
+    if options.json:
+        options.json.write_text("", encoding="utf-8")
+    for done, found in enumerate(outcomes_of(cases, range(options.seeds), options.every, options.processes), 1):
+        outcomes += found
+        if options.json:
+            with options.json.open("a", encoding="utf-8") as file:
+                file.writelines(json.dumps(each.as_dict()) + "\n" for each in found)
+        if sys.stderr.isatty():
+            print(f"\r{done} of {total}", end="", file=sys.stderr, flush=True)
+    return outcomes
+
+
+def _read(files: Iterable[Path]) -> list[Outcome]:
+    """Read outcomes; of one training that is in several files, those of the last."""
+    found = [Outcome.of(json.loads(line)) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+    return list({(each.case, each.kind, each.seed, each.every, each.judge): each for each in found}.values())
 
 
 if __name__ == "__main__":

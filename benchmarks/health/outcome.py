@@ -75,6 +75,11 @@ class Outcome:
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
+    @classmethod
+    def of(cls, known: dict[str, Any]) -> Outcome:
+        """Return the outcome that :meth:`as_dict` gave."""
+        return cls(**{**known, "alarms": [Alarm(**each) for each in known["alarms"]]})
+
 
 def measure(case: Case, seed: int, intervals: Sequence[int]) -> list[Outcome]:
     """Train *case* once, and judge the rows of every interval; one outcome for each interval and judge."""

@@ -59,7 +59,7 @@ def shuffled(kind: str, seed: int) -> tuple[Training, Truth]:
     generator = torch.Generator().manual_seed(seed)
 
     def spoil(step: int, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return x, y.view(-1)[torch.randperm(y.numel(), generator=generator)].view_as(y)
+        return x, y.reshape(-1)[torch.randperm(y.numel(), generator=generator)].view(y.shape)
 
     training.spoil = spoil
     training.steps = 200

@@ -48,7 +48,7 @@ def one_layer_too_large(kind: str, seed: int) -> tuple[Training, Truth]:
     training = base(kind, seed)
     name, layer = networks.blocks_of(training.model)[1]
     others = [each for each in training.model.parameters() if all(each is not own for own in layer.parameters())]
-    training.optimizer = SGD([{"params": others}, {"params": list(layer.parameters()), "lr": 100.0}], lr=0.05)
+    training.optimizer = AdamW([{"params": others}, {"params": list(layer.parameters()), "lr": 1.0}], lr=1e-3)
     place = rf"{name}(\..*)?"
     return training, truth({"large steps": place, "growth": place}, (*DIVERGES, *FOLLOWS), step=0, until=20)
 
