@@ -65,11 +65,6 @@ class Training:
     train: Callable[[int], Tensor] | None = None
     lenses: Sequence[Any] = ()
 
-    def weight_decay(self, amount: float) -> None:
-        """Set the weight decay of all groups."""
-        for group in self.optimizer.param_groups:
-            group["weight_decay"] = amount
-
     def use(self, kind: Callable[..., Optimizer], *, without: Iterable[nn.Parameter] = (), **settings: Any) -> None:
         """Make the optimizer anew, over all parameters but those of *without*."""
         left = {id(parameter) for parameter in without}

@@ -11,12 +11,12 @@ from torch import nn
 from torch.optim import SGD, AdamW
 
 
-@failure("zero_grad forgotten", "mlp cnn rnn gpt")
+@failure("zero_grad forgotten", "mlp rnn gpt")
 def zero_grad(kind: str, seed: int) -> tuple[Training, Truth]:
     training = base(kind, seed)
     training.clears = False
     training.clip = float("inf")
-    if kind in ("mlp", "cnn"):
+    if kind == "mlp":
         training.use(SGD, lr=0.1)
     training.steps = 200
     return training, truth(DIVERGES, FOLLOWS, step=0, until=200)

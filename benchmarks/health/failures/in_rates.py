@@ -99,7 +99,7 @@ def betas(kind: str, seed: int) -> tuple[Training, Truth]:
 @failure("weight decay so large that weights vanish", "mlp cnn gpt")
 def decay(kind: str, seed: int) -> tuple[Training, Truth]:
     training = base(kind, seed)
-    training.use(AdamW, lr=1e-2, weight_decay=20.0)
+    training.use(AdamW, lr=1e-2, weight_decay=60.0)
     expected = ("growth", "vanishing", "loss", "large steps", "constant", "scale")
     return training, truth(expected, (*FOLLOWS, "exploding", "spike"), step=0, until=training.steps)
 
@@ -124,6 +124,7 @@ def sign(kind: str, seed: int) -> tuple[Training, Truth]:
     training = base(kind, seed)
     right = training.loss
     training.loss = lambda prediction, y: -right(prediction, y)
+    training.steps = 250
     return training, truth(DIVERGES, FOLLOWS, step=0, until=training.steps)
 
 
