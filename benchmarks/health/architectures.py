@@ -7,9 +7,11 @@ Weights are random; images and tokens too: four steps of AdamW at its default le
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import multiprocessing
 import os
+import re
 import sys
 import time
 import traceback
@@ -101,8 +103,9 @@ def of_transformers(name: str) -> tuple[nn.Module, Callable[[nn.Module], Tensor]
             config.attention_layers = ["global", "local"]
         if name == "longformer":
             config.attention_window = [8] * 3
-        if getattr(config, "layer_types", None):
-            config.layer_types = list(config.layer_types)[: config.num_hidden_layers]
+        with contextlib.suppress(AttributeError):  # some configurations compute it
+            if getattr(config, "layer_types", None):
+                config.layer_types = list(config.layer_types)[: config.num_hidden_layers]
     config.num_labels = CLASSES
     if is_image:
         model = transformers.AutoModelForImageClassification.from_config(config)
@@ -201,23 +204,28 @@ def report(found: Iterable[FirstSteps]) -> str:
 def main() -> int:
     """Run the command."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.health.architectures", description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default="", metavar="TEXT", help="architectures whose name contains this")
+    parser.add_argument("--only", default="", metavar="PATTERN", help="architectures that match, as 'timm/.*vit'")
     parser.add_argument("-j", "--processes", type=int, default=1, metavar="N", help="processes (1)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write what was found to FILE")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write what is found to FILE, a line of JSON each")
     options = parser.parse_args()
     held = installed()
     for library in {"transformers", "torchvision", "timm"} - held.keys():
         print(f"{library} is not installed: its architectures are left out (pip install {library})")
-    names = [(library, name) for library, known in held.items() for name in known if options.only in f"{library}/{name}"]
+    names = [(library, name) for library, known in held.items() for name in known if re.search(options.only, f"{library}/{name}")]
     if not names:
         print(f"no architecture matches {options.only!r}, or no library is installed")
         return 2
+    found: list[FirstSteps] = []
+    if options.json:
+        options.json.write_text("", encoding="utf-8")
     with ProcessPoolExecutor(options.processes, mp_context=multiprocessing.get_context("spawn")) as pool:
-        found = list(pool.map(first_steps, *zip(*names, strict=True)))
+        for each in pool.map(first_steps, *zip(*names, strict=True)):
+            found.append(each)
+            if options.json:
+                with options.json.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(asdict(each)) + "\n")
     print(f"{versions()}; {STEPS} steps of AdamW at its default learning rate\n")
     print(report(found))
-    if options.json:
-        options.json.write_text(json.dumps([asdict(each) for each in found], indent=1), encoding="utf-8")
     return 0
 
 
