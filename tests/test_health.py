@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.health import baselines, scoring, suite, symptoms
+from benchmarks.health import baselines, page, scoring, suite, symptoms
 from benchmarks.health.case import CONTROLS, FAILURES, SYMPTOMS, Truth, hidden, truth
 from benchmarks.health.outcome import Alarm, Outcome, judged, measure
 
-from sonde.rules import RULES
 from sonde.run import Layout, memory_run
 
 
@@ -21,7 +21,6 @@ def of(alarms: list[Alarm], right: Truth, every: int = 1, *, healthy: bool = Fal
 def test_every_rule_has_a_symptom() -> None:
     """A new rule has a line in benchmarks/health/symptoms.py, or none of its findings can be counted."""
     assert symptoms.unknown_rules() == []
-    assert symptoms.RULE_SYMPTOMS.keys() - RULES.keys() == set()
     assert set(symptoms.RULE_SYMPTOMS.values()) <= SYMPTOMS.keys()
 
 
@@ -127,3 +126,20 @@ def test_a_loss_that_is_no_lower_than_ten_steps_before(values: list[float], firs
             writer.scalar("loss", value, step=step)
     found = [each for each in baselines.alarms("smdebug", baselines.Recorded(writer.run())) if each[0] == "loss_not_decreasing"]
     assert [each[3] for each in found] == ([] if first is None else [first])
+
+
+def test_the_page_keeps_the_part_of_the_other_command(tmp_path: Path) -> None:
+    path = tmp_path / "page.md"
+    page.write(path, "# Measured\n")
+    page.write(path, "no finding", architectures=True)
+    page.write(path, "# Measured again\n")
+    page.write(path, "one finding", architectures=True)
+    assert path.read_text(encoding="utf-8") == f"# Measured again\n\n{page.HEADING}\n\none finding\n"
+
+
+def test_kept_outcomes_are_judged_anew() -> None:
+    [case] = suite.chosen(r"^a NaN in the data.*\[mlp\]")
+    kept = Outcome(case.name, case.kind, 0, 10, "sonde", False, alarms=[Alarm("nonfinite", "?", "0:output", 50)])
+    gone = Outcome("a case of old", "mlp", 0, 10, "sonde", False)
+    [found] = suite.judged_anew([Outcome.of(kept.as_dict()), gone])
+    assert (found.found, found.placed, found.timed, found.alarms[0].symptom) == (True, True, True, "not finite")

@@ -15,7 +15,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from benchmarks.health import page, scoring
 from benchmarks.health.case import Case
 from benchmarks.health.outcome import Outcome
-from benchmarks.health.suite import chosen, outcomes_of
+from benchmarks.health.suite import chosen, judged_anew, outcomes_of
 
 
 def main() -> int:
@@ -31,7 +31,7 @@ def main() -> int:
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="write outcomes to FILE as each training ends, a line of JSON each"
     )
-    parser.add_argument("--read", type=Path, nargs="+", metavar="FILE", help="train nothing: make the tables of such files")
+    parser.add_argument("--read", type=Path, nargs="+", metavar="FILE", help="train nothing: judge what such files hold")
     options = parser.parse_args()
     cases = chosen(options.only, healthy=True if options.healthy else None)
     if not cases:
@@ -46,7 +46,7 @@ def main() -> int:
     print(written)
     print(f"{time.perf_counter() - start:.0f} s")
     if options.write:
-        options.write.write_text(written, encoding="utf-8")
+        page.write(options.write, written)
     if options.failing:
         options.failing.write_text(scoring.failing(outcomes), encoding="utf-8")
     broken = [each for each in outcomes if each.error]
@@ -73,7 +73,7 @@ def _trained(cases: Sequence[Case], options: argparse.Namespace) -> list[Outcome
 def _read(files: Iterable[Path]) -> list[Outcome]:
     """Read outcomes; of one training that is in several files, those of the last."""
     found = [Outcome.of(json.loads(line)) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
-    return list({(each.case, each.kind, each.seed, each.every, each.judge): each for each in found}.values())
+    return list(judged_anew({(each.case, each.kind, each.seed, each.every, each.judge): each for each in found}.values()))
 
 
 if __name__ == "__main__":

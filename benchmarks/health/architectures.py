@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import datetime
 import json
 import multiprocessing
 import os
@@ -28,6 +29,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
+from benchmarks.health import page
 from benchmarks.health.scoring import table
 from torch import Tensor, nn
 from torch.nn import functional
@@ -113,6 +115,8 @@ def of_transformers(name: str) -> tuple[nn.Module, Callable[[nn.Module], Tensor]
         return model, lambda held: functional.cross_entropy(held(pixel_values=x).logits, y)
     sequences = {"bart", "mbart", "pegasus", "t5"}
     kind = "MaskedLM" if name in MASKED else "Seq2SeqLM" if name in sequences else "CausalLM"
+    if kind == "Seq2SeqLM":
+        config.decoder_start_token_id = 1
     model = getattr(transformers, f"AutoModelFor{kind}").from_config(config)
     tokens = torch.randint(3, 110, (4, 32))
     return model, lambda held: held(input_ids=tokens, labels=tokens).loss
@@ -207,6 +211,7 @@ def main() -> int:
     parser.add_argument("--only", default="", metavar="PATTERN", help="architectures that match, as 'timm/.*vit'")
     parser.add_argument("-j", "--processes", type=int, default=1, metavar="N", help="processes (1)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what is found to FILE, a line of JSON each")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="write the table into this page, as docs/rules-measured.md")
     options = parser.parse_args()
     held = installed()
     for library in {"transformers", "torchvision", "timm"} - held.keys():
@@ -224,8 +229,13 @@ def main() -> int:
             if options.json:
                 with options.json.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(asdict(each)) + "\n")
-    print(f"{versions()}; {STEPS} steps of AdamW at its default learning rate\n")
-    print(report(found))
+    text = f"""Four steps of AdamW at its default learning rate, each logged, from random weights on random images or tokens, with
+`python -m benchmarks.health.architectures` ({datetime.datetime.now(datetime.UTC).date()}; {versions()}).
+
+{report(found)}"""
+    print(text)
+    if options.write:
+        page.write(options.write, text, architectures=True)
     return 0
 
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from benchmarks.health import scoring
 from benchmarks.health.outcome import Outcome
+
+HEADING = "## First steps of architectures"
+"""What the command for architectures writes begins here, to the end of the page."""
 
 _PAGE = """# Health rules, measured
 
@@ -62,3 +66,13 @@ def page(outcomes: Sequence[Outcome]) -> str:
         cases=scoring.by_case(outcomes),
         unseen=scoring.hidden_cases(outcomes),
     )
+
+
+def write(path: Path, text: str, *, architectures: bool = False) -> None:
+    """Write the page, or with *architectures* its last part; the other part of a page that is there is kept."""
+    old = path.read_text(encoding="utf-8") if path.exists() else ""
+    before, heading, after = old.partition(HEADING)
+    if architectures:
+        path.write_text(f"{before.rstrip()}\n\n{HEADING}\n\n{text.rstrip()}\n".lstrip(), encoding="utf-8")
+    else:
+        path.write_text(text.rstrip() + "\n" + (f"\n{heading}{after}" if heading else ""), encoding="utf-8")

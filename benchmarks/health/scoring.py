@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from benchmarks.health.outcome import Outcome
 from benchmarks.health.symptoms import RULE_SYMPTOMS
 
+from sonde.rules import RULES
+
 
 def share(right: Iterable[bool | None]) -> str:
     """Return the share of what is true, without what is not known, as ``0.95 (38 of 40)``; a dash without any."""
@@ -68,14 +70,14 @@ def _localised(outcome: Outcome) -> bool | None:
     return all(known) if known else None
 
 
-def by_rule(outcomes: Sequence[Outcome], judge: str = "sonde") -> str:
+def by_rule(outcomes: Sequence[Outcome]) -> str:
     """Return the table of rules: how often each spoke, and how often it was right.
 
     The recall of a rule is over the failures whose truth expects its symptom, though other symptoms may show these, too.
     """
-    own = [each for each in outcomes if each.judge == judge and not each.hidden and not each.error]
+    own = [each for each in outcomes if each.judge == "sonde" and not each.hidden and not each.error]
     rows = []
-    rules = RULE_SYMPTOMS if judge == "sonde" else {alarm.rule: alarm.symptom for each in own for alarm in each.alarms}
+    rules = {rule: symptom for rule, symptom in RULE_SYMPTOMS.items() if rule in RULES}
     for rule, symptom in rules.items():
         spoke = [each for each in own if any(alarm.rule == rule for alarm in each.alarms)]
         expecting = [each for each in own if symptom in each.expected]

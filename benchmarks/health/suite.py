@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import multiprocessing
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import replace
 
 from benchmarks.health import controls, failures
-from benchmarks.health.case import CONTROLS, FAILURES, Case
-from benchmarks.health.outcome import Outcome, measure
+from benchmarks.health.case import CONTROLS, FAILURES, Case, Truth
+from benchmarks.health.outcome import Outcome, judged, measure
+from benchmarks.health.symptoms import symptom_of
 
 assert controls
 assert failures  # imported to list their cases
@@ -40,3 +42,19 @@ def outcomes_of(
         waiting = [pool.submit(_measured, each.name, each.kind, each.healthy, seed, intervals) for each in cases for seed in seeds]
         for done in as_completed(waiting):
             yield done.result()
+
+
+def judged_anew(outcomes: Iterable[Outcome]) -> Iterator[Outcome]:
+    """Yield outcomes that were kept, compared with the truths as they are now; without those of cases that are gone."""
+    truths: dict[tuple[str, str, int], Truth] = {}
+    cases = {(each.name, each.kind): each for each in [*FAILURES, *CONTROLS]}
+    for outcome in outcomes:
+        case, key = cases.get((outcome.case, outcome.kind)), (outcome.case, outcome.kind, outcome.seed)
+        if case is None:
+            continue
+        if key not in truths:
+            truths[key] = Truth() if case.healthy else case.build(case.kind, outcome.seed)[1]
+        alarms = outcome.alarms
+        if outcome.judge == "sonde":
+            alarms = [replace(each, symptom=symptom_of(each.rule)) for each in alarms]
+        yield judged(replace(outcome, alarms=alarms, found=False, placed=None, timed=None), truths[key])
