@@ -208,10 +208,18 @@ class Copying:
         self._forward = -1
 
     def __call__(self, event: Event) -> Stash:
+        self._begin(event)
+        return default_stash(event, self._copy)
+
+    def leaves(self, event: Event) -> dict[str, Any]:
+        """The copies of all tensors of *event*, those of keyword arguments too, by leaf path."""
+        self._begin(event)
+        return {leaf: self._copy(tensor) for leaf, tensor in event.leaves}
+
+    def _begin(self, event: Event) -> None:
         if event.tick.forward != self._forward:
             self._forward = event.tick.forward
             self._copies.clear()
-        return default_stash(event, self._copy)
 
     def stale_site(self, stash: Any) -> str | None:
         """None: copies do not change."""

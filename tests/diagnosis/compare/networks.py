@@ -14,7 +14,7 @@ WIDTH, HEADS, WORDS, LENGTH = 32, 4, 50, 12
 def rotated(x: Tensor, *, swapped: bool = False) -> Tensor:
     """*x* (batch, heads, positions, size) with a rotary embedding of halves; *swapped*: the halves are exchanged."""
     half = x.size(-1) // 2
-    angles = torch.arange(x.size(-2))[:, None] * 100.0 ** (-torch.arange(half) / half)
+    angles = torch.arange(x.size(-2))[:, None] * 10_000.0 ** (-torch.arange(half) / half)
     cos, sin = (torch.cat((held, held), -1).to(x) for held in (angles.cos(), angles.sin()))
     one, other = x[..., :half], x[..., half:]
     turned = torch.cat((other, -one) if swapped else (-other, one), -1)

@@ -97,7 +97,12 @@ OF_GPT = {
     "a frozen layer": Case(frozen, "blocks.1.up.weight:grad", "frozen", "all of blocks.1.up is frozen in b"),
     "a factor of a weight": Case(unscaled, "head:output", "weight_scaled", "b's weight equals a's weight times 8"),
     "no residual": Case(made("residual"), "blocks.1:output", "residual", "a adds"),
-    "a causal mask missing": Case(made("mask"), "blocks.1.attention.out:input", "causal_mask", "causal mask"),
+    "a causal mask missing": Case(
+        made("mask"), "blocks.1.attention.out:input", "causal_mask", "no position sees later ones in a, each position sees all in b"
+    ),
+    "attention without its scale": Case(
+        made("scale"), "blocks.1.attention.out:input", "attention_scale", "1 / sqrt(head size) in a, no scale in b"
+    ),
     "positions off by one": Case(made("position"), "positions:input", "shifted", "entry i of b equals entry i+1 of a"),
 }
 
@@ -112,6 +117,15 @@ def test_a_difference_of_two_gpts_is_named(case: Case) -> None:
     assert found.cause is not None, found
     assert (str(found.culprit.site), found.cause.rule) == (case.place, case.rule), found
     assert case.words in found.cause.message
+
+
+def test_a_rotary_embedding_with_swapped_halves_is_named() -> None:
+    found = sonde.compare(gpt(rotary=True), gpt("rotary", rotary=True), tokens())
+    assert found.culprit is not None
+    assert found.cause is not None
+    assert (str(found.culprit.site), found.owner) == ("blocks.1.attention.out:input", "blocks.1.attention")
+    assert found.cause.rule == "rotary"
+    assert "halves, base 10000 in a, halves swapped, base 10000 in b" in found.cause.message
 
 
 def kernel(model: Any) -> None:

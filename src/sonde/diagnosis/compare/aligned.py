@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from torch import Tensor
@@ -131,19 +131,32 @@ def _layer(kept: Kept) -> str:
     return kept.site.owner.path
 
 
-def _of_stage(stage: Stage, events: list[Kept], others: dict[Key, Kept], names: Names, judge: Judge) -> Iterator[Place]:
+def _of_stage(stage: Stage, events: list[Kept], others: dict[Key, Kept], names: Names, judge: Judge) -> list[Place]:
     there = [site.path for site, _ in others]
+    found: list[Place] = []
     for kept in events:
         port: Port = kept.site.port
         path = names.parameter_of_b(kept.site.path, there) if port in PARAMETER_PORTS else names.of_b(kept.site.path)
         other = None if path is None else others.get((Site(path, port), kept.call))
         if other is None:
             if path is not None and stage == "backward" and kept.leaves and others:
-                yield _gone(kept, Site(path, port))
+                found.append(_gone(kept, Site(path, port)))
             continue
         place = _place(stage, kept, other, judge)
         if place is not None:
-            yield place
+            found.append(place)
+    return _without_unused(found) if stage == "forward" else found
+
+
+def _without_unused(places: list[Place]) -> list[Place]:
+    """Return *places*; where the input of a module parts and its output agrees, the input does not count."""
+    agreed = {(place.site.path, place.call) for place in places if place.site.port == "output" and not place.parts}
+    return [
+        replace(place, parts=False, remark="the output agrees nevertheless")
+        if place.parts and place.site.port == "input" and (place.site.path, place.call) in agreed
+        else place
+        for place in places
+    ]
 
 
 def _gone(kept: Kept, other: Site) -> Place:
@@ -187,6 +200,10 @@ def _place(stage: Stage, one: Kept, other: Kept, judge: Judge) -> Place | None:
         return Place(stage, site, other.site, one.call, one.type, shape, math.inf, parts=True, remark=remark)
     apart = distance(as_numbers(x), laid[0])
     floor = judge.floor(one, other, (x, y))
+    if apart.relative > floor and one.type != other.type and port in PARAMETER_PORTS and x.dim() == 2 and x.shape == y.mT.shape:
+        turned = distance(as_numbers(x), as_numbers(y).mT)  # as between the Conv1D of GPT-2 and a Linear
+        if turned.relative < apart.relative:
+            apart, laid = turned, (laid[0].mT, "transposed")
     more = [distance(as_numbers(left), as_numbers(right)) for left, right in rest]
     relative = max([apart.relative, *(each.relative for each in more)])
     parts = relative > floor

@@ -106,6 +106,8 @@ def _of_parameters(scene: Scene) -> Iterator[Finding]:
         ):
             continue  # the difference of the types is told apart
         found = relation(as_numbers(x), as_numbers(y))
+        if {class_of(one).__name__, class_of(other).__name__} >= _TURNED and x.dim() == 2:
+            found = _of_turned(x, y)
         if found is not None:
             found = _mixed_up(scene, name, y) or found
             yield _of_relation(scene, found, name, label)
@@ -121,6 +123,16 @@ def _of_parameters(scene: Scene) -> Iterator[Finding]:
                     f"there is a {name} in {side} and none in {lacking}",
                     f"add the {name} in {lacking}",
                 )
+
+
+_TURNED = {"Conv1D", "Linear"}
+"""Classes of which one multiplies by its weight (GPT-2 of transformers), the other by its transpose."""
+
+
+def _of_turned(x: Tensor, y: Tensor) -> Relation | None:
+    if x.shape == y.shape and relation(as_numbers(x), as_numbers(y)) is None:
+        return Relation("weight_transposed", "{a} equals {b}, but a Conv1D multiplies by its weight, a Linear by its transpose")
+    return None if x.shape != y.mT.shape else relation(as_numbers(x), as_numbers(y).mT)
 
 
 def _matched(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor, Tensor, str]]:
@@ -257,14 +269,38 @@ def _of_gradients(scene: Scene) -> Iterator[Finding]:
         yield from _of_factor(scene, "the gradient")
 
 
+def _of_tie(scene: Scene) -> Iterator[Finding]:
+    """The parameter has several names in one side, and fewer in the other."""
+    if scene.a.model is None or scene.b.model is None:
+        return
+    here, there = _names_of(scene.a.model, scene.place.site.path), _names_of(scene.b.model, scene.place.other.path)
+    if len(here) != len(there):
+        side, names = ("a", here) if len(here) > len(there) else ("b", there)
+        other = "b" if side == "a" else "a"
+        yield scene.finding(
+            "tied",
+            f"{' and '.join(names)} are one parameter in {side}, and are not in {other}",
+            f"tie the parameters in {other}, so that their gradients are added",
+            {"names_a": float(len(here)), "names_b": float(len(there))},
+        )
+
+
+def _names_of(model: nn.Module, name: str) -> list[str]:
+    """Return all names of the parameter *name*."""
+    held = dict(model.named_parameters(remove_duplicate=False))
+    wanted = held.get(name)
+    return [other for other, parameter in held.items() if parameter is wanted]
+
+
 def _of_parameter_gradient(scene: Scene) -> Iterator[Finding]:
+    yield from _of_tie(scene)
     place = scene.place
     if place.remark.startswith("no gradient"):
         side = place.remark[-1]
         found = _frozen(scene, side)
         if found:
             yield found
-        else:
+        elif not list(_of_tie(scene)):
             yield scene.finding(
                 "no_gradient",
                 f"no gradient reaches the parameter in {side}, though it requires one",

@@ -16,6 +16,7 @@ from sonde.diagnosis.compare.causes import causes_of, setting_differences
 from sonde.diagnosis.compare.comparison import Comparison, first_parted
 from sonde.diagnosis.compare.live_runs import Loss, Request, live_side
 from sonde.diagnosis.compare.names import Names, check_match
+from sonde.diagnosis.compare.proposal import few_in_common, proposed_match
 from sonde.diagnosis.compare.scene import Scene
 from sonde.diagnosis.compare.sides import Side, of_stashes, of_store
 from sonde.engine import structure
@@ -193,6 +194,11 @@ def _compared(a: Side, b: Side, match: Mapping[str, str] | None, noise: float | 
     if match is not None:
         here, there = ([*types[place], *(kept.site.path for kept in side.kept)] for place, side in enumerate((a, b)))
         check_match(match, here, there)
+    notes = _notes(a, b)
+    if match is None and few_in_common(a, b):
+        match = proposed_match(a, b)
+        if match:
+            notes.insert(0, f"few names are equal; the layers were matched by order, class, shapes and values: match={match}")
     names = Names(match, types[0], types[1])
     places = compared(a, b, names, noise)
     _check_common(a, b, names, places)
@@ -213,7 +219,7 @@ def _compared(a: Side, b: Side, match: Mapping[str, str] | None, noise: float | 
         names.match,
         tuple(names.only_a()),
         tuple(names.only_b()),
-        tuple(_notes(a, b)),
+        tuple(notes),
     )
 
 

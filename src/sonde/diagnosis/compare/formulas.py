@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from sonde.diagnosis.compare.attention import of_attention
 from sonde.diagnosis.compare.difference import as_numbers, distance
 from sonde.diagnosis.compare.scene import Scene
 from sonde.diagnosis.compare.weights import factor_between, order_of_rows, words_of_order
@@ -21,7 +22,17 @@ def of_formulas(scene: Scene) -> Iterator[Finding]:
     """Return the differences of formulas that explain the place, the most certain first."""
     if scene.tensors is None or scene.tensors[0].numel() < _LEAST:
         return
-    for look in (_of_normalisation, _of_activation, _of_factor, _of_residual, _of_parameter, _of_order, _of_shift, _of_positions):
+    for look in (
+        _of_normalisation,
+        _of_activation,
+        _of_factor,
+        _of_residual,
+        _of_parameter,
+        _of_order,
+        _of_shift,
+        of_attention,
+        _of_positions,
+    ):
         found = list(look(scene))
         yield from found
         if found:
@@ -61,30 +72,28 @@ def _equal(scene: Scene, made: Tensor, wanted: Tensor) -> bool:
 def _of_activation(scene: Scene) -> Iterator[Finding]:
     """An activation on each side, of a tensor that both agree on, or of that with a gate."""
     assert scene.tensors is not None
-    one, other = scene.tensors
-    for source in scene.sources:
-        if source.a.shape != one.shape:
-            continue
-        gates: list[tuple[str, Tensor | None, Tensor | None]] = [("", None, None)]
-        gates += [
-            (f" times {held.name}", held.a, held.b) for held in scene.sources if held is not source and held.a.shape == one.shape
-        ]
-        for words, gate_a, gate_b in gates:
-            here = _activation(scene, source.a, gate_a, one)
-            there = _activation(scene, source.b, gate_b, other)
-            if here and there and here != there:
-                yield scene.finding(
-                    "activation", f"{here} of {source.name}{words} in a, {there} in b", "use the same activation on both sides"
-                )
-                return
+    here, there = (_activation(scene, side, wanted) for side, wanted in enumerate(scene.tensors))
+    if here and there and here != there:
+        rule = "activation" if here[0] != there[0] else "inputs"
+        words = [f"{name} of {source}" + (f" times {gate}" if gate else "") for name, source, gate in (here, there)]
+        if here[1:] == there[1:]:
+            words[1] = there[0]
+        yield scene.finding(rule, f"{words[0]} in a, {words[1]} in b", "use the same formula on both sides")
 
 
-def _activation(scene: Scene, given: Tensor, gate: Tensor | None, wanted: Tensor) -> str:
-    for name, function in ACTIVATIONS.items():
-        made = function(given)
-        if _equal(scene, made if gate is None else made * gate, wanted):
-            return name
-    return ""
+def _activation(scene: Scene, side: int, wanted: Tensor) -> tuple[str, str, str] | None:
+    """Return the name of an activation, its input, and the gate or ``""``, that make *wanted*; None for another formula."""
+    tensors = [(source.name, source.a if side == 0 else source.b) for source in scene.sources]
+    alike = [(name, held) for name, held in tensors if held.shape == wanted.shape]
+    for source, given in alike:
+        for name, function in ACTIVATIONS.items():
+            made = function(given)
+            if _equal(scene, made, wanted):
+                return name, source, ""
+            for gate, held in alike:
+                if held is not given and _equal(scene, made * held, wanted):
+                    return name, source, gate
+    return None
 
 
 # Normalisation

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from sonde.diagnosis.compare.difference import as_numbers, distance, spacing
-from sonde.diagnosis.compare.sides import Kept, Key, Side, kept_of
+from sonde.diagnosis.compare.rounding import RoundingMode, unseen_by_modes
+from sonde.diagnosis.compare.sides import Kept, Key, Side
 from sonde.engine import Event, observe
 from sonde.engine.restore import Apart, set_apart
 from sonde.engine.selection import parameters
 from sonde.engine.structure import as_arguments, first_floating
 from sonde.engine.torch_api.modules import class_of
-from sonde.engine.torch_api.rounding import RoundingMode
 from sonde.errors import ArgumentError
 from sonde.keep.stash import Copying
 from sonde.site import Site
@@ -115,7 +115,7 @@ class _Keeper:
 
     def __call__(self, event: Event) -> None:
         if event.phase != "recompute":
-            kept = kept_of(self._copying(event))
+            kept = Kept(event.site.at(""), event.call, event.type.__name__, self._copying.leaves(event), event.passthrough)
             (self._side.backward if event.grad else self._side.forward).append(kept)
 
     def parameter(self, kept: Kept) -> None:
@@ -149,9 +149,14 @@ def _run(
         if reseed:
             torch.manual_seed(torch.initial_seed() + 1)
 
+        failures: list[Exception] = []
+
         def deliver(event: Event) -> None:
-            with nullcontext() if mode is None else mode.resting():
-                take(event)
+            try:
+                with nullcontext() if mode is None else unseen_by_modes():
+                    take(event)
+            except Exception as error:  # not one of the model
+                failures.append(error)
 
         before = torch.get_rng_state()
         stack.enter_context(observe(apart.model, deliver, ports=("input", "output", "grad_output"), strict=True))
@@ -161,12 +166,14 @@ def _run(
         drew = not torch.equal(before, torch.get_rng_state())
         if loss is not None:
             _backward(request, apart, side, loss)
-        with nullcontext() if mode is None else mode.resting():
+        with nullcontext() if mode is None else unseen_by_modes():
             for kept in _gradients(apart) if loss is not None else ():
                 take.parameter(kept)
         if loss is not None and side.error is None and request.optimizer is not None:
             for kept in _updates(request, apart, side, mode):
                 take.parameter(kept)
+    if failures:
+        raise failures[0]
     return drew
 
 
@@ -227,7 +234,7 @@ def _updates(request: Request, apart: Apart, side: Side, mode: RoundingMode | No
     if not apart.undoes_writes:
         side.notes.append("no optimizer step: the parameters are too large to be copied, or cannot be")
         return
-    with nullcontext() if mode is None else mode.resting():
+    with nullcontext() if mode is None else unseen_by_modes():
         before = {name: parameter.detach().clone() for name, parameter, _ in parameters(apart.model)}
         optimizer = optimizer_of_copy(request.optimizer, apart)
     try:
@@ -235,7 +242,7 @@ def _updates(request: Request, apart: Apart, side: Side, mode: RoundingMode | No
     except Exception as error:
         side.error = error
         return
-    with nullcontext() if mode is None else mode.resting():
+    with nullcontext() if mode is None else unseen_by_modes():
         for name, parameter, owner in parameters(apart.model):
             moved = parameter.detach().to(torch.float64 if not parameter.is_complex() else torch.complex128) - before[name]
             yield Kept(Site(name, "update"), -1, class_of(owner.module).__name__, {"": moved.cpu(), "before": before[name].cpu()})

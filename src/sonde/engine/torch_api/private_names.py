@@ -148,15 +148,12 @@ _TABLE = {
     "to capture a graph without computing": {
         "torch._subclasses.fake_tensor.FakeTensorMode": "a graph can be captured of real tensors alone",
     },
-    "to measure by how much rounding moves the numbers of a model": {
-        "torch.utils._python_dispatch.TorchDispatchMode": _NO_IMPORT,
-        "torch.utils._python_dispatch._disable_current_modes": "models cannot be compared",
-    },
     "to unscale gradients without waiting for the device": {
         "GradScaler._get_scale_async": "a GradScaler is refused",
     },
     "to see each operation and what it read and wrote": {
         "torch.utils._python_dispatch.TorchDispatchMode": _NO_IMPORT,
+        "torch.utils._python_dispatch._disable_current_modes": _NO_IMPORT,
         "torch.ops.aten.add.Tensor._schema": "the first bad operation is not found where it writes into its own input",
     },
     "to find the other ranks of a distributed training": {

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _python_dispatch
 
 from sonde.engine.torch_api import pytree
+from sonde.engine.torch_api.dispatch import OperatorMode, is_view, unseen_by_modes
 
-__all__ = ["RoundingMode", "tensor_float"]
+__all__ = ["RoundingMode", "unseen_by_modes"]
 
 _REDUCED = ("mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "convolution", "conv", "attention")
 """Parts of the names of operations that a device may compute with shorter factors, as TF32."""
 
 
-class RoundingMode(_python_dispatch.TorchDispatchMode):
+class RoundingMode(OperatorMode):
     """While entered, multiply each floating result of an operation by ``1 + d``, with random ``|d|`` up to its type's ``eps``.
 
     Elements that are whole numbers stay, since operations on whole numbers are exact and may become indices; so do infinities,
@@ -34,17 +32,11 @@ class RoundingMode(_python_dispatch.TorchDispatchMode):
         self._seed = seed
         self._generators: dict[torch.device, torch.Generator] = {}
 
-    @contextmanager
-    def resting(self) -> Iterator[None]:
-        """Disturb nothing inside the block, and see nothing."""
-        with _python_dispatch._disable_current_modes():
-            yield
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if getattr(func, "is_view", False):
+    def operator(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = function(*args, **kwargs)
+        if is_view(function):
             return result
-        name = getattr(func, "__name__", "")
+        name = getattr(function, "__name__", "")
         for tensor in [result] if isinstance(result, Tensor) else pytree.flatten(result)[0]:
             if type(tensor) is Tensor and _can_be_disturbed(tensor):
                 self._disturb(tensor, _spacing(tensor, name))
@@ -72,11 +64,11 @@ def _can_be_disturbed(tensor: Tensor) -> bool:
 def _spacing(tensor: Tensor, operation: str) -> float:
     spacing = torch.finfo(tensor.dtype).eps
     if tensor.dtype is torch.float32 and any(part in operation for part in _REDUCED):
-        return max(spacing, tensor_float(tensor.device))
+        return max(spacing, _of_products(tensor.device))
     return spacing
 
 
-def tensor_float(device: torch.device) -> float:
+def _of_products(device: torch.device) -> float:
     """Return the relative spacing of the factors of float32 products on *device*: that of TF32 where torch allows it."""
     if device.type == "cuda" and (torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32):
         return 2.0**-10

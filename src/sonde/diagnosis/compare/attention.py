@@ -1,0 +1,300 @@
+"""Recognise attention on each side: which heads, scale, mask and rotary embedding make the tensor from queries, keys and values."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from sonde.diagnosis.compare.difference import as_numbers, distance
+from sonde.diagnosis.compare.scene import Scene, Source
+from sonde.rules import Finding
+
+__all__ = ["of_attention"]
+
+_HEAD_SIZES = (64, 128, 32, 96, 80, 16, 8, 256, 4)
+_BASES = (10_000.0, 500_000.0, 1_000_000.0)
+_MOST_QUERIES = 48
+"""Rows of the scores that are computed, at even distances."""
+
+_SCALES = ("1 / sqrt(head size)", "no scale", "1 / head size", "1 / sqrt(width)", "sqrt(head size)", "1 / sqrt(heads)")
+_CAUSAL, _NO_MASK = "no position sees later ones", "each position sees all"
+_MASKS = (_CAUSAL, _NO_MASK, "each position sees one later one too", "no position sees earlier ones")
+_ROTATIONS = ("halves", "interleaved", "halves swapped", "interleaved pairs swapped")
+
+
+@dataclass(frozen=True)
+class Form:
+    """One way to compute attention.
+
+    Attributes:
+        heads, groups: numbers of heads of queries, and of keys and values.
+        scale: an entry of the list of scales.
+        mask: an entry of the list of masks, or the leaf path of a mask that was given.
+        rotary: ``none``, or an entry of the list of rotations with the source of the angles.
+        sharing: which heads of queries share a head of keys.
+    """
+
+    heads: int
+    groups: int
+    scale: str
+    mask: str
+    rotary: str
+    sharing: str = "neighbouring heads"
+
+
+@dataclass(frozen=True)
+class Given:
+    """The tensors of one side, of the first sample: queries, keys and values (positions, width), and the result.
+
+    Attributes:
+        q, k, v, result: the tensors.
+        masks: masks among the inputs of the module, boolean or added, by leaf path.
+        angles: cosines and sines among these inputs.
+        numbers: whole numbers among the attributes of the module, which may be numbers of heads.
+        bases: numbers among its attributes that may be the base of a rotary embedding.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    result: Tensor
+    masks: dict[str, Tensor]
+    angles: tuple[Tensor, Tensor] | None
+    numbers: tuple[int, ...]
+    bases: tuple[float, ...]
+
+
+def of_attention(scene: Scene) -> Iterator[Finding]:
+    """Return how attention differs: both sides are recognised, or ``a`` alone."""
+    if not scene.frame.is_code or scene.tensors is None or scene.tensors[0].dim() != 3:
+        return
+    for triple in _triples(scene):
+        sides = [_given(scene, triple, side) for side in (0, 1)]
+        forms = [_form(given, max(scene.tolerance, 3e-7)) for given in sides]
+        here, there = forms
+        if here is not None and there is not None and here != there:
+            yield from _differences(scene, here, there)
+            return
+        if (here is None) != (there is None):
+            known, side, other = (here, "a", "b") if here is not None else (there, "b", "a")
+            assert known is not None
+            yield scene.finding(
+                "attention",
+                f"{side} is attention of {known.heads} heads, {known.scale}, {known.mask}, rotary embedding: {known.rotary}; "
+                f"{other} is none of the forms that are tried",
+                f"look at how {other} computes attention",
+                severity="warn",
+            )
+            return
+
+
+def _differences(scene: Scene, here: Form, there: Form) -> Iterator[Finding]:
+    if here.mask != there.mask:
+        yield scene.finding(
+            "causal_mask" if _CAUSAL in (here.mask, there.mask) else "mask",
+            f"attention masks: {here.mask} in a, {there.mask} in b",
+            "give both sides the same mask",
+        )
+    if here.scale != there.scale:
+        yield scene.finding(
+            "attention_scale",
+            f"scores of attention: {here.scale} in a, {there.scale} in b",
+            "scale the scores alike",
+            {"heads": float(here.heads)},
+        )
+    if here.rotary != there.rotary:
+        yield scene.finding(
+            "rotary", f"rotary embedding: {here.rotary} in a, {there.rotary} in b", "rotate queries and keys alike on both sides"
+        )
+    if here.sharing != there.sharing:
+        yield scene.finding(
+            "heads",
+            f"{here.sharing} share keys and values in a, {there.sharing} in b",
+            "repeat each head of keys and values in place (repeat_interleave) on both sides, or all of them in turn (repeat)",
+        )
+    if (here.heads, here.groups) != (there.heads, there.groups):
+        yield scene.finding(
+            "heads",
+            f"{here.heads} heads of queries and {here.groups} of keys in a, {there.heads} and {there.groups} in b",
+            "split the width into the same number of heads",
+            {"heads_a": float(here.heads), "heads_b": float(there.heads)},
+        )
+
+
+# What there is
+
+
+def _triples(scene: Scene) -> Iterator[tuple[Source, Source, Source]]:
+    """Yield queries, keys and values among the outputs of children: three tensors, or the parts of one."""
+    outputs = [source for source in scene.sources[::-1] if ":output" in source.name and source.a.dim() in (3, 4)]
+    flat = [Source(held.name, _three(held.a), _three(held.b)) for held in outputs]
+    if len(flat) >= 3:
+        last = flat[-3:]
+        yield (last[0], last[1], last[2])
+        named = [next((held for held in flat[::-1] if _letter(held) == letter), None) for letter in "qkv"]
+        if all(held is not None for held in named):
+            yield (named[0], named[1], named[2])  # type: ignore[misc]  # none is None
+    assert scene.tensors is not None
+    width = scene.tensors[0].size(-1)
+    for held in flat[::-1]:
+        rest = held.a.size(-1) - width
+        if rest > 0 and rest % 2 == 0:
+            sizes = [width, rest // 2, rest // 2]
+            parts = [Source(held.name, *pair) for pair in zip(held.a.split(sizes, -1), held.b.split(sizes, -1), strict=True)]
+            yield (parts[0], parts[1], parts[2])
+
+
+def _letter(source: Source) -> str:
+    return source.name.rpartition(":")[0].rpartition(".")[2].lstrip("_w")[:1]
+
+
+def _three(tensor: Tensor) -> Tensor:
+    return tensor.flatten(2) if tensor.dim() == 4 else tensor
+
+
+def _given(scene: Scene, triple: tuple[Source, Source, Source], side: int) -> Given:
+    assert scene.tensors is not None
+    one = [(held.a if side == 0 else held.b)[0] for held in triple]
+    module = scene.modules[side]
+    events = (scene.a, scene.b)[side].forward
+    owner = scene.frame.owner if side == 0 else scene.owner_b
+    leaves = next(
+        (kept.leaves for kept in events if kept.site.path == owner and kept.site.port == "input" and kept.call == scene.frame.call),
+        {},
+    )
+    length = one[0].size(0)
+    masks = {leaf: held for leaf, held in leaves.items() if held.dim() == 4 and held.shape[-2:] == (length, length)}
+    pairs = [held for held in leaves.values() if held.dim() == 3 and held.size(-2) == length and held.is_floating_point()]
+    turned = [held for held in pairs if held.size(-1) != one[0].size(-1) and bool((held.abs() <= 1.5).all())]
+    angles = (as_numbers(turned[0])[0], as_numbers(turned[1])[0]) if len(turned) == 2 else None
+    attributes = _attributes(module)
+    bases = tuple(float(held) for held in attributes if held >= 50)
+    return Given(
+        one[0],
+        one[1],
+        one[2],
+        scene.tensors[side][0],
+        {leaf: held[0, :1].detach().cpu() for leaf, held in masks.items()},
+        angles,
+        tuple(int(held) for held in attributes if held == int(held) and 1 <= held <= 512),
+        bases,
+    )
+
+
+def _attributes(module: nn.Module | None) -> list[float]:
+    if module is None:
+        return []
+    held = dict(vars(module))
+    for name in ("config", "cfg", "args"):
+        held |= getattr(held.get(name), "__dict__", {})
+    return [
+        value for value in held.values() if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    ]
+
+
+# The search
+
+
+def _form(given: Given, tolerance: float) -> Form | None:
+    """Return the form of attention that comes nearest to the result; None if none comes near."""
+    best, nearest = None, 4 * tolerance
+    length, width = given.q.shape
+    rows = torch.linspace(0, length - 1, min(length, _MOST_QUERIES)).round().long().unique()
+    wanted = given.result[rows]
+    for heads, groups in _head_numbers(given):
+        size = width // heads
+        for rotary, q, k in _rotated(given, heads, groups, size):
+            for sharing in _SHARINGS if 1 < groups < heads else _SHARINGS[:1]:
+                wide = torch.arange(heads) // (heads // groups) if sharing == _SHARINGS[0] else torch.arange(heads) % groups
+                scores = torch.einsum("qhd,khd->hqk", q[rows], k[:, wide])
+                v = given.v.unflatten(-1, (groups, -1))[:, wide]
+                for scale, mask in itertools.product(_SCALES, (*given.masks, *_MASKS)):
+                    weights = _masked(scores * _factor(scale, heads, size), mask, given, rows).softmax(-1)
+                    made = torch.einsum("hqk,khd->qhd", weights, v).flatten(1)
+                    off = distance(made, wanted).relative if made.shape == wanted.shape else math.inf
+                    if off <= nearest:
+                        best, nearest = _plain(Form(heads, groups, scale, mask, rotary, sharing), given), off
+                    if off <= tolerance / 8:  # no other form comes so near by chance
+                        return best
+    return best
+
+
+_SHARINGS = ("neighbouring heads", "heads at equal distances")
+
+
+def _plain(form: Form, given: Given) -> Form:
+    """Return *form* with a given mask in words, where it is one of those in the list."""
+    if form.mask not in given.masks:
+        return form
+    held = given.masks[form.mask][0]
+    allowed = held if held.dtype is torch.bool else held >= 0
+    length = allowed.size(-1)
+    rows = torch.arange(length)
+    return next((replace(form, mask=mask) for mask in _MASKS if torch.equal(allowed, _allowed(mask, rows, length))), form)
+
+
+def _head_numbers(given: Given) -> Iterator[tuple[int, int]]:
+    width, narrow = given.q.size(-1), given.k.size(-1)
+    sizes = [width // number for number in given.numbers if number > 1 and width % number == 0]
+    sizes += [number for number in given.numbers if number > 1 and width % number == 0]
+    for size in dict.fromkeys((*sizes, *_HEAD_SIZES, width)):
+        if (
+            width % size == 0
+            and narrow % size == 0
+            and (width // size) % (narrow // size) == 0
+            and given.v.size(-1) % (narrow // size) == 0
+        ):
+            yield width // size, narrow // size
+
+
+def _factor(scale: str, heads: int, size: int) -> float:
+    values = (size**-0.5, 1.0, 1 / size, (heads * size) ** -0.5, size**0.5, heads**-0.5)
+    return values[_SCALES.index(scale)]
+
+
+def _masked(scores: Tensor, mask: str, given: Given, rows: Tensor) -> Tensor:
+    if mask in given.masks:
+        held = given.masks[mask][:, rows]
+        return scores.masked_fill(~held, -math.inf) if held.dtype is torch.bool else scores + held.double()
+    return scores.masked_fill(~_allowed(mask, rows, scores.size(-1)), -math.inf)
+
+
+def _allowed(mask: str, rows: Tensor, length: int) -> Tensor:
+    """Return which position (row) sees which one (column)."""
+    ahead = torch.arange(length)[None, :] - rows[:, None]
+    place = _MASKS.index(mask)
+    return (ahead <= 0, ahead < length, ahead <= 1, ahead >= 0)[place]
+
+
+def _rotated(given: Given, heads: int, groups: int, size: int) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Yield queries and keys (positions, heads, size): as they are, and with each rotary embedding."""
+    q, k = given.q.unflatten(-1, (heads, size)), given.k.unflatten(-1, (groups, size))
+    yield "none", q, k
+    if size % 2:
+        return
+    sources: list[tuple[str, Tensor, Tensor]] = []
+    half = size // 2
+    for base in dict.fromkeys((*given.bases, *_BASES)):
+        angles = torch.arange(len(q), dtype=torch.float64)[:, None] * base ** (-torch.arange(half, dtype=torch.float64) / half)
+        wide = torch.cat((angles, angles), -1)[:, None]
+        sources.append((f", base {base:g}", wide.cos(), wide.sin()))
+    if given.angles is not None and given.angles[0].size(-1) == size:
+        cos, sin = (held[:, None] for held in given.angles)
+        if not any(bool((cos - known).abs().max() < 1e-2) for _, known, _ in sources):
+            sources.append((", given angles", cos, sin))
+    for (words, cos, sin), rotation in itertools.product(sources, _ROTATIONS):
+        yield rotation + words, _turned(q, cos, sin, rotation), _turned(k, cos, sin, rotation)
+
+
+def _turned(x: Tensor, cos: Tensor, sin: Tensor, rotation: str) -> Tensor:
+    half = x.size(-1) // 2
+    sign = -1.0 if rotation.endswith("swapped") else 1.0
+    if rotation.startswith("halves"):
+        return x * cos + sign * torch.cat((-x[..., half:], x[..., :half]), -1) * sin
+    cos, sin = (held[..., :half].repeat_interleave(2, -1) for held in (cos, sin))
+    return x * cos + sign * torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2) * sin

@@ -1,0 +1,169 @@
+"""Propose which layers of two models belong together when their names differ: by order, class, shapes, and values."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from sonde.diagnosis.compare.difference import as_numbers
+from sonde.diagnosis.compare.names import Names
+from sonde.diagnosis.compare.sides import Side
+from sonde.engine.torch_api.modules import parameters_of
+
+__all__ = ["few_in_common", "proposed_match"]
+
+_LEAST = 3.5
+"""Score from which two layers may belong together."""
+_NEAR = 1e-3
+"""Relative difference of two root mean squares that count as one value."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """One module that ran: what is known of it but its place in the order.
+
+    Attributes:
+        name: its path.
+        type: name of its class, in lower case.
+        elements: of its output.
+        parameters: the sorted shapes of its own parameters; None where they are not known.
+        size: root mean square of the output, 0 where there is none.
+        is_container: other modules ran inside.
+    """
+
+    name: str
+    type: str
+    elements: int
+    parameters: tuple[tuple[int, ...], ...] | None
+    size: float
+    is_container: bool
+
+
+def proposed_match(a: Side, b: Side) -> dict[str, str]:
+    """Return patterns of names for modules of ``a`` and ``b`` that seem to belong together, as ``match=`` takes them.
+
+    The modules that ran are aligned in the order of execution, so that the sum of scores of pairs is largest (Needleman and
+    Wunsch 1970, gaps are free). A pair scores by the size of its output, class, parameters, name, and value of the output.
+    """
+    one, other = _layers(a), _layers(b)
+    if not one or not other:
+        return {}
+    pairs = [(one[i].name, other[j].name) for i, j in _aligned(_scores(one, other)) if one[i].name and other[j].name]
+    match = _patterns(pairs)
+    names = Names(match, [layer.name for layer in one], [layer.name for layer in other])
+    exact = {name: beside for name, beside in pairs if names.of_b(name) != beside}
+    return {**exact, **match}
+
+
+def _layers(side: Side) -> list[_Layer]:
+    modules = side.modules()
+    found: dict[str, _Layer] = {}
+    for kept in side.forward:
+        name = kept.site.path
+        if kept.site.port != "output" or name in found:
+            continue
+        module, main = modules.get(name), kept.main
+        shapes = None
+        if module is not None:
+            own = [tuple(sorted(held.shape)) for held in parameters_of(module).values() if held is not None]
+            shapes = tuple(sorted(own))
+        tensor = None if main is None else main[1]
+        elements = 0 if tensor is None else tensor.numel()
+        found[name] = _Layer(name, kept.type.lower(), elements, shapes, _size(tensor), _holds_any(name, found))
+    return list(found.values())
+
+
+def _holds_any(name: str, found: dict[str, _Layer]) -> bool:
+    """Return whether a module inside of *name* has ended before."""
+    return not name or any(other.startswith(f"{name}.") for other in found)
+
+
+def _size(tensor: Tensor | None) -> float:
+    if tensor is None or tensor.is_meta or not tensor.numel():
+        return 0.0
+    return float(as_numbers(tensor).square().mean().sqrt())
+
+
+def _scores(one: list[_Layer], other: list[_Layer]) -> np.ndarray:
+    scores = np.zeros((len(one), len(other)))
+    for i, here in enumerate(one):
+        for j, there in enumerate(other):
+            if here.elements == there.elements:
+                scores[i, j] = _score(here, there)
+    scores[scores < _LEAST] = 0.0
+    return scores
+
+
+def _score(here: _Layer, there: _Layer) -> float:
+    score = 2.0 + _same_kind(here.type, there.type) + (1.0 if here.is_container == there.is_container else -2.0)
+    if here.parameters is not None and there.parameters is not None:
+        if here.parameters == there.parameters:
+            score += 3.0 if here.parameters else 0.5
+        elif bool(here.parameters) != bool(there.parameters):
+            score -= 3.0
+        else:
+            score -= 1.0
+    mine, theirs = here.name.split("."), there.name.split(".")
+    score += 1.0 * (mine[-1] == theirs[-1]) + 0.5 * (_digits(mine) == _digits(theirs))
+    if here.size and abs(here.size - there.size) <= _NEAR * max(here.size, there.size):
+        score += 2.0
+    return score
+
+
+def _same_kind(one: str, other: str) -> float:
+    if one == other:
+        return 2.0
+    words = ("norm", "linear", "conv", "embedding", "dropout", "att", "mlp", "relu", "elu", "pool", "block", "layer")
+    return 1.0 if any(word in one and word in other for word in words) else 0.0
+
+
+def _digits(parts: list[str]) -> list[str]:
+    return [part for part in parts if part.isdigit()]
+
+
+def _aligned(scores: np.ndarray) -> list[tuple[int, int]]:
+    """Return the pairs of rows and columns, both growing, with the largest sum of scores."""
+    rows, columns = scores.shape
+    best = np.zeros((rows + 1, columns + 1))
+    for row in range(rows):
+        best[row + 1, 1:] = np.maximum(best[row, 1:], best[row, :-1] + scores[row])
+        np.maximum.accumulate(best[row + 1], out=best[row + 1])
+    pairs = []
+    row, column = rows, columns
+    while row and column:
+        if best[row, column] == best[row - 1, column]:
+            row -= 1
+        elif best[row, column] == best[row, column - 1]:
+            column -= 1
+        else:
+            row, column = row - 1, column - 1
+            pairs.append((row, column))
+    return pairs[::-1]
+
+
+def _patterns(pairs: list[tuple[str, str]]) -> dict[str, str]:
+    """Return patterns that give all *pairs*: numbers that both names have in the same order become ``*``."""
+    made: dict[str, str] = {}
+    conflicts: set[str] = set()
+    for name, beside in pairs:
+        pattern, other = _starred(name, beside)
+        if made.setdefault(pattern, other) != other:
+            conflicts.add(pattern)
+    return {pattern: other for pattern, other in made.items() if pattern not in conflicts and pattern != other}
+
+
+def _starred(name: str, beside: str) -> tuple[str, str]:
+    if _digits(name.split(".")) != _digits(beside.split(".")):
+        return name, beside
+    number = re.compile(r"(?<![^.])\d+(?![^.])")
+    return number.sub("*", name), number.sub("*", beside)
+
+
+def few_in_common(a: Side, b: Side) -> bool:
+    """Return whether less than half of the smaller side's modules have a name of the other."""
+    here, there = set(a.types()), set(b.types())
+    smaller = min(len(here), len(there)) - 1
+    return smaller > 0 and len((here & there) - {""}) < smaller / 2
