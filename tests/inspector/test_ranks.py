@@ -190,14 +190,14 @@ def evaluate_alone(folder: Path) -> None:
     model = DistributedDataParallel(nn.Linear(4, 3))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with sonde.watch(model, optimizer, every=1, evaluation=True, to=folder / "run") as inspector:
-        for _ in range(3):
+        for step in range(3):
             optimizer.zero_grad()
             model(torch.ones(6, 4)).sum().backward()
             optimizer.step()
             if dist.get_rank() == 1:
                 model.eval()
                 with torch.no_grad():
-                    model(torch.ones(5, 4))
+                    (model if step else model.module)(torch.ones(5, 4))
                 model.train()
                 inspector.push_metric("accuracy", 0.5)
 

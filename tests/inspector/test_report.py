@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from tests.inspector.training import small, train
-from torch import Tensor
+from torch import Tensor, nn
 
 from sonde import lens
 from sonde.engine import ProbeError
@@ -119,6 +119,25 @@ def test_a_forgotten_train_is_said_at_the_second_step_and_at_the_end(capsys: pyt
     assert found.message == "2 of 5 logged steps had a training forward: is the model in eval()? The first without: step 4."
     assert found.message in capsys.readouterr().out
     assert inspector.run.alerts[0]["message"] == found.message
+
+
+def test_an_evaluation_inside_the_root_has_rows_of_its_step() -> None:
+    """As of ``ddp.module(x)``, which does not call the root."""
+    model = nn.Sequential(nn.Sequential(nn.Linear(4, 3), nn.ReLU()))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    said = {"every": 2, "lenses": lens.moments(), "to": "memory", "quiet": True}
+    with watch(model, optimizer, evaluation=True, calls="joined", **said) as inspector:
+        for step in range(3):
+            train(model, optimizer, 1)
+            model.eval()
+            with torch.no_grad():
+                model[0](torch.randn(5 + step, 4))
+                model[0](torch.randn(1, 4))
+            model.train()
+    for site in ("0.0:output", "0.1:output"):
+        steps, counts = inspector.run.series(site, "count", family="moments_eval")
+        assert steps.tolist() == [0, 1, 2]
+        assert counts.tolist() == [3 * (6 + step) for step in range(3)]
 
 
 def test_evaluation_between_steps_is_no_finding() -> None:

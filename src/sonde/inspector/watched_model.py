@@ -223,5 +223,7 @@ class WatchedModel:
 
     def take_evaluation(self) -> None:
         """Take the rows of the evaluation passes since the last step, if there were any."""
-        if self.rows.evaluated:
+        alone = 0 if self._clock is None else self._clock.evaluated_alone
+        if self.rows.evaluated or alone != self.rows.evaluated_alone:
+            self.rows.evaluated_alone = alone
             self.rows.take_evaluation(*self.moment(in_step=False))

@@ -35,6 +35,7 @@ class Counters:
         stamp: changes with epoch, step and micro-step, so that a forward can keep the tick it has made.
         is_observed: a probe observes; else only forwards and steps are counted.
         has_begun: a forward of the root, or a backward pass, was seen since the last step.
+        evaluated_alone: calls of modules in evaluation outside of any call of the root, as of ``ddp.module``.
         local: the forward of each thread.
         number: of this observer, see ``unseen.py``.
         on_error: called with an error of the clock itself, which stops an observer; each with whether the observer is strict.
@@ -50,6 +51,7 @@ class Counters:
         self.stamp = 0
         self.is_observed = False
         self.has_begun = True
+        self.evaluated_alone = 0
         self.local = _Current()
         self.number = next_number()
         self.on_error: dict[Callable[[Exception], None], bool] = {}
@@ -106,7 +108,9 @@ class Counters:
         if self.local.depth or task != -1:
             return forward.training
         root = self.root()
-        return torch.is_grad_enabled() and (root is None or root.training)
+        is_training = torch.is_grad_enabled() and (root is None or root.training)
+        self.evaluated_alone += not is_training
+        return is_training
 
     def forget_forwards(self) -> None:
         """Drop every thread's forward, which knows hooks and through these the model."""

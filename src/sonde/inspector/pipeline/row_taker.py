@@ -34,6 +34,7 @@ class RowTaker:
     Attributes:
         measurements: all that are attached.
         evaluated: whether evaluation passes were seen since their rows were last taken.
+        evaluated_alone: of the clock's count of such calls outside of the root, those whose rows were taken.
         modes: in which logged steps no forward was in training mode.
 
     Args:
@@ -43,6 +44,7 @@ class RowTaker:
     def __init__(self, model: nn.Module, name: str, settings: Settings, send: Send) -> None:
         self.measurements: list[Measurement] = []
         self.evaluated = False
+        self.evaluated_alone = 0
         self.modes = ForwardModes(name)
         self._send = send
         self._scaling = Scaling(settings.scaler)
@@ -144,9 +146,7 @@ class RowTaker:
             self._waiting.append(builder.batch())
 
     def take_evaluation(self, epoch: int, step: int) -> None:
-        """Take the rows of the evaluation passes since the last step, if there were any."""
-        if not self.evaluated:
-            return
+        """Take the rows of the evaluation passes since the last step."""
         self.evaluated = False
         builder = BatchBuilder(epoch, step)
         for measurement in self.measurements:
