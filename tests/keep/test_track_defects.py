@@ -404,6 +404,11 @@ def test_t25_an_error_in_stash_value_does_not_stop_the_training() -> None:
     assert [str(error.site) for error in tracker.errors] == ["1:output", "1:grad_output"]
     reasons = {str(line.site): line.reason for line in tracker.coverage()}
     assert reasons["1:output"] == reasons["1:grad_output"] == "stopped: ValueError: no threes"
+    counts = {str(line.site): line.count for line in tracker.coverage()}
+    assert counts == {
+        f"{name}:{port}": 0 if name == "1" else 2 for name in ("(root)", *"012") for port in ("output", "grad_output")
+    }
+    assert {str(line.site) for line in tracker.coverage().missing} == {"1:output", "1:grad_output"}
     with pytest.raises(ValueError, match="no threes"), sonde.track(model, stash_value=broken, strict=True):
         model(torch.ones(2, 4))
 

@@ -115,6 +115,7 @@ class Keeper:
             if slot is None:
                 return
         if self.stopped and self._place(event, slot) in self.stopped:
+            self._refuse(event)
             return
         try:
             value = self.take(event)
@@ -123,6 +124,7 @@ class Keeper:
             elif value is not NOTHING:
                 self._add_to(slot, value, event)
         except Exception as error:
+            self._refuse(event)
             self._stop(self._place(event, slot), error)
 
     def _look_up(self, site: Site) -> Subrecorder | None:
@@ -171,6 +173,11 @@ class Keeper:
         if self.attachment is None:
             raise error
         self.attachment.delivery.failed_at(site, error, self, was="kept")
+
+    def _refuse(self, event: Event) -> None:
+        """Note that nothing is kept of *event*: the coverage does not count it."""
+        if self.attachment is not None:
+            self.attachment.delivery.refused[event.site] += 1
 
     def _warn_of_broadcast(self, text: str) -> None:
         place = "" if self._filling is None else f" in slot {self._filling.index} ({self._filling.site})"

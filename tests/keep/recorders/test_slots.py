@@ -449,7 +449,8 @@ def test_a_failing_condition_does_not_reach_the_training() -> None:
         model(torch.zeros(1))
     assert str(recorder.errors[0].error) == "no label"
     assert recorder.samples(0) == 0
-    assert [line.reason for line in recorder.coverage()] == ["stopped: RuntimeError: no label"]
+    model(torch.zeros(1))
+    assert [(line.count, line.reason) for line in recorder.coverage()] == [(0, "stopped: RuntimeError: no label")]
 
 
 @pytest.mark.filterwarnings("error")

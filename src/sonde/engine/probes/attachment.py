@@ -222,6 +222,7 @@ class Attachment:
         self._wanted.clear()
         self.roots.clear()
         self.delivery.notes.clear()
+        self.delivery.refused.clear()
 
     def _start(self, root: Root, inventory: Inventory) -> None:
         root.clock.start(inventory)

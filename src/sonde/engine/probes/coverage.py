@@ -86,8 +86,9 @@ class Coverage(ShownAsTable):
         averaged = any(is_averaged_later(root.model) for root in attachment.roots)
         lines = []
         for hook in held:
-            for port, count in hook.counts().items():
+            for port, delivered in hook.counts().items():
                 site = hook.sites[port]
+                count = delivered - attachment.delivery.refused[site]
                 reason = attachment.delivery.why_stopped(site) or notes.get(site, "")
                 if count:
                     reason = reason or (_UNFUSED if hook.module in unfused else "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -73,6 +74,7 @@ class Delivery:
         errors: records of these failures.
         stopped_by: the failure that stopped the probe.
         stopped: sites that have failed, where nothing more is observed; the reason, as text, by site.
+        refused: by site, how many of the events the observer has made nothing of, since it has failed there.
         notes: by site, why it could not be observed, or not everything of it.
         pending: gradients of structured values that have not all come.
     """
@@ -88,6 +90,7 @@ class Delivery:
         self.errors: list[ProbeError] = []
         self.stopped_by: Exception | None = None
         self.stopped: dict[Site, str] = {}
+        self.refused: Counter[Site] = Counter()
         self.notes: dict[Site, str] = {}
         self.pending = Pending()
         self._leaves: dict[tuple[int, int], _Leaf] = {}
