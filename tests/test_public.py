@@ -44,6 +44,7 @@ PUBLIC = {
     "quiet",
     "preprocessor",
     "recorders",
+    "replay",
     "rmap_tensor",
     "sites",
     "stats",

@@ -23,6 +23,7 @@ from .engine import sites as sites
 from .engine import where as where
 from .inspector import Inspector as Inspector
 from .inspector import PyTorchInspector as PyTorchInspector
+from .inspector import replay as replay
 from .inspector import watch as watch
 from .inspector.sinks import play as play
 from .keep import Stash as Stash

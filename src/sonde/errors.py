@@ -15,6 +15,7 @@
     ├── StaleTensorError       (RuntimeError) a kept tensor that the model has written into since
     ├── StoreError             (ValueError)   a folder or file that cannot be written or read as asked
     ├── RankError              (RuntimeError) ranks of a distributed training that disagree, or do not answer
+    ├── NonFiniteError         (ArithmeticError) a step with NaN or infinity that was not to be taken (``on_nonfinite="stop"``)
     └── MissingExtraError      (ImportError)  a feature whose optional package is not installed
 
     ObservationWarning         (UserWarning)  observation is not complete; the training itself goes on
@@ -34,6 +35,7 @@ __all__ = [
     "LossShapeError",
     "MissingExtraError",
     "ModelError",
+    "NonFiniteError",
     "ObservationWarning",
     "RankError",
     "SelectionError",
@@ -99,6 +101,10 @@ class StoreError(SondeError, ValueError):
 
 class RankError(SondeError, RuntimeError):
     """Ranks of a distributed training that disagree, or that do not answer."""
+
+
+class NonFiniteError(SondeError, ArithmeticError):
+    """A step whose gradients are not finite; no parameter was changed by it."""
 
 
 class MissingExtraError(SondeError, ImportError):

@@ -193,15 +193,15 @@ def test_the_interval_can_be_changed_while_it_runs() -> None:
 
 
 def test_no_layer_has_a_hook_between_logged_steps() -> None:
-    """Only the root counts its calls."""
+    """Only the root counts its calls, and keeps the gradients at its outputs."""
     model, optimizer = small()
     with watch(model, every=lambda tick: tick.step == 1, to="memory", quiet=True):
         hooked = []
         for _ in range(3):
-            hooked.append(sum(len(module._forward_hooks) for module in model.modules()))
+            hooked.append(sum(len(module._forward_hooks) for module in list(model.modules())[1:]))
             train(model, optimizer, 1)
         assert hooked[0] == 0
-        assert hooked[1] > 3
+        assert hooked[1] >= 3
         assert hooked[2] == 0
 
 

@@ -57,7 +57,10 @@ def test_what_only_the_training_knew_is_kept() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1)).eval()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with pytest.warns(UserWarning, match="is the model in eval"), watch(model, every=5, to="memory", quiet=True) as inspector:
+    with (
+        pytest.warns(UserWarning, match="is the model in eval"),
+        watch(model, every=5, to="memory", on_nonfinite=None, quiet=True) as inspector,
+    ):
         for step in range(12):
             if step == 7:
                 nn.init.constant_(model[0].weight, math.nan)

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import random
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from sonde.engine import structure
+from sonde.engine.random_state import RandomState
 from sonde.engine.selection import members, parameters
 from sonde.engine.stand_in import StandIn
 from sonde.engine.torch_api import hooks
@@ -158,24 +157,11 @@ def gradients_put_aside(tensors: Iterable[Tensor]) -> Iterator[None]:
 @contextlib.contextmanager
 def _random_state(used: Iterable[Tensor]) -> Iterator[None]:
     """Restore the random state of Python, NumPy, torch on the CPU, and accelerators: of *used*, and the current one."""
-    python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    accelerator = torch.accelerator.current_accelerator()
-    device_module: Any = torch.get_device_module(accelerator) if accelerator is not None else None
-    places: list[tuple[int, ...]] = []
-    if accelerator is not None:
-        indices = {tensor.device.index or 0 for tensor in used if tensor.device.type == accelerator.type}
-        if indices or getattr(device_module, "is_initialized", bool)():  # never the first to wake a device
-            indices.add(torch.accelerator.current_device_index())
-        places = [()] if accelerator.type == "mps" else [(index,) for index in sorted(indices)]
-    states = [(place, device_module.get_rng_state(*place)) for place in places]
+    before = RandomState.now(used)
     try:
         yield
     finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
-        torch.set_rng_state(cpu)
-        for place, state in states:
-            device_module.set_rng_state(state, *place)
+        before.restore()
 
 
 def _plain_python() -> contextlib.AbstractContextManager[Any]:

@@ -13,6 +13,7 @@ as one Parquet part.
 from sonde.inspector.inspector import Inspector
 from sonde.inspector.lenses.lens import Lens, LossMetrics
 from sonde.inspector.schedule import Schedule, Warmup
+from sonde.inspector.sentinel.replayed_step import replay
 from sonde.inspector.sinks.base import LoggedRows, RowBlock, Rows, RunSink, Scalar, Sink
 from sonde.inspector.watch import watch
 from sonde.rules import Finding
@@ -34,5 +35,6 @@ __all__ = [
     "Schedule",
     "Sink",
     "Warmup",
+    "replay",
     "watch",
 ]

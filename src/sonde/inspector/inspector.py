@@ -11,11 +11,10 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
-from sonde.engine import Coverage, Event, Probe, ProbeError, Site, observe
+from sonde.engine import Coverage, Probe, ProbeError, Site, observe
 from sonde.engine.probes.probe import replace_former
 from sonde.engine.probes.statistic_hooks import Calls, rows_for_calls
 from sonde.engine.selection import Where
@@ -27,9 +26,11 @@ from sonde.inspector.budget import share_of
 from sonde.inspector.lenses.builtin import AnyLens, default_lenses
 from sonde.inspector.lenses.layer_selection import Choice
 from sonde.inspector.lenses.lens import Lens, LossMetrics
+from sonde.inspector.loss_listeners import LossListener, LossReader
 from sonde.inspector.ranks import Participation, Ranks, check_ranks, participate
 from sonde.inspector.report import described
 from sonde.inspector.schedule import Every, InEpochs, Schedule, Steps, in_epochs, schedule_of
+from sonde.inspector.sentinel.sentinel import ON_NONFINITE, OnNonFinite
 from sonde.inspector.settings import GRADIENTS, Gradients, Settings, bytes_of
 from sonde.inspector.sinks.base import RunSink
 from sonde.inspector.sinks.destinations import open_destinations
@@ -92,6 +93,8 @@ class Inspector(Observer):
         strict: raise what a statistic raises, instead of going on without it with a warning.
         quiet: print nothing at the end.
         train_loss_str, non_train_loss_str: the names under which losses of training and of evaluation are recorded.
+        on_nonfinite: what is done about NaN and infinity in the gradients of a step: ``"warn"``, ``"stop"`` or None; see
+            :func:`sonde.watch`.
         ranks, per_rank, group, timeout, exit_timeout: in a training of several processes, see :func:`sonde.watch`.
         is_active_fn: in which epochs steps are logged: a callable that is given the number of the epoch, counted from 1; or n for
             the epochs whose number n divides.
@@ -132,12 +135,15 @@ class Inspector(Observer):
         quiet: bool = False,
         ranks: Ranks = "merged",
         per_rank: bool = False,
+        on_nonfinite: OnNonFinite | None = "warn",
         group: Any = None,
         timeout: float = 300.0,
         exit_timeout: float = 20.0,
     ) -> None:
         if gradients not in GRADIENTS:
             raise ArgumentError(f"gradients={gradients!r}: give one of {', '.join(map(repr, GRADIENTS))}")
+        if on_nonfinite not in ON_NONFINITE:
+            raise ArgumentError(f"on_nonfinite={on_nonfinite!r}: give one of {', '.join(map(repr, ON_NONFINITE))}")
         if train_loss_str == non_train_loss_str:
             raise ArgumentError(f"the losses of training and of evaluation cannot both be called {train_loss_str!r}")
         self._ranks = check_ranks(ranks)
@@ -177,6 +183,7 @@ class Inspector(Observer):
             strict,
             bytes_of(update_memory),
             rows_for_calls(calls),
+            on_nonfinite=on_nonfinite,
         )
         self._optimizers = optimizers_of(optimizer)
         self._open = partial(open_destinations, to, "resume" if resume else exists, step, visualizer, epoch)
@@ -274,9 +281,9 @@ class Inspector(Observer):
         for lens in lenses:
             if isinstance(lens, LossMetrics):
                 self._metrics |= set(lens.metrics)
-                lens.read_by(_LossReader(weakref.ref(self)))
+                lens.read_by(LossReader(weakref.ref(self)))
                 if lens.loss_fn is not None:
-                    listener = _LossListener(weakref.ref(self), lens)
+                    listener = LossListener(weakref.ref(self), lens)
                     self._losses.append(observe(lens.loss_fn, listener, include=lambda name, module: name == ""))
 
     # Time
@@ -457,39 +464,3 @@ def _detach_at_exit(held: weakref.ref[Inspector], process: int) -> None:
     inspector = held()
     if inspector is not None and os.getpid() == process:
         inspector._detach(hastily=getattr(sys, "last_value", None) is not None)  # an error ends the process
-
-
-class _LossReader:
-    """Reads the losses of the last epoch that has ended from the run of an inspector, without keeping the inspector alive."""
-
-    def __init__(self, inspector: weakref.ref[Inspector]) -> None:
-        self._inspector = inspector
-
-    def __call__(self, train: bool) -> list[float]:
-        inspector = self._inspector()
-        if inspector is None or inspector._ended_epoch is None:
-            raise ArgumentError("a loss is that of the last epoch, and none has ended: call tick_epoch() at the end of each")
-        epoch, name = inspector._ended_epoch, inspector._loss_names[0 if train else 1]
-        rows = inspector.run.sql(f"SELECT name, value FROM scalars WHERE epoch = {epoch:d} ORDER BY step").fetchall()
-        values = [value for found, value in rows if found == name]
-        if not values:
-            raise ArgumentError(
-                f"epoch {epoch} has no {name!r}: give the loss module in LossMetrics(loss_fn=...), or push_loss(..., train={train})"
-            )
-        return values
-
-
-class _LossListener:
-    """Pushes what a loss module returns to an inspector, without keeping the inspector alive."""
-
-    def __init__(self, inspector: weakref.ref[Inspector], lens: LossMetrics) -> None:
-        self._inspector = inspector
-        self._lens = lens
-
-    def __call__(self, event: Event) -> None:
-        inspector = self._inspector()
-        if inspector is None or not inspector.attached:
-            return
-        module = self._lens.loss_fn
-        train = torch.is_grad_enabled() if self._lens.evaluation_from_grad else module is not None and module.training
-        inspector.push_loss(event.value, train=train)

@@ -13,6 +13,7 @@ from sonde.inspector.arguments import in_words
 from sonde.inspector.lenses.layer_selection import Choice
 from sonde.inspector.lenses.lens import Lens
 from sonde.inspector.ranks import Participation
+from sonde.inspector.sentinel.sentinel import OnNonFinite
 from sonde.run.schema import VERSION
 
 __all__ = ["GRADIENTS", "Gradients", "Settings", "bytes_of"]
@@ -39,6 +40,7 @@ class Settings:
         by_default: whether these are the default lenses. One of them may find nothing to observe.
         part: how this process takes part in the run.
         batch_ranks: the ranks that run the models on batches of their own; None: find them.
+        on_nonfinite: what is done about a step whose gradients are not finite; None: no step but logged ones is looked at.
     """
 
     lenses: tuple[Lens, ...]
@@ -52,6 +54,7 @@ class Settings:
     by_default: bool = False
     part: Participation = Participation()
     batch_ranks: tuple[int, ...] | None = None
+    on_nonfinite: OnNonFinite | None = None
 
     def in_common(self) -> dict[str, Any]:
         """Return what must be alike in all processes of a training, in words."""

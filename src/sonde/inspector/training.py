@@ -19,6 +19,7 @@ from sonde.inspector.pipeline.scalars import ScalarBuffer
 from sonde.inspector.ranks import Participation
 from sonde.inspector.report import closing_lines, coverage_data, coverage_of
 from sonde.inspector.schedule import Every, Schedule, seconds_of, with_interval
+from sonde.inspector.sentinel.bad_steps import BadSteps
 from sonde.inspector.settings import Settings
 from sonde.inspector.sinks.destinations import Destinations, Visualizer
 from sonde.inspector.watched_model import WatchedModel
@@ -75,6 +76,9 @@ class WatchedTraining:
         self._whens = (-1, 0)  # the steps of all models at the last batch, and its number among the batches since then
         self._coverage_written = False
         self._told: list[Finding] = []  # by other ranks
+        policy = settings.on_nonfinite
+        rank = part.rank if part.size > 1 else None
+        self._bad_steps = None if policy is None else BadSteps(policy, lambda: destinations.path, self._flush_own, rank)
 
     def attach(self) -> None:
         """Put every lens on every model.
@@ -87,7 +91,9 @@ class WatchedTraining:
             if not self.watched:  # this process records nothing
                 self.attached = True
                 return
-            refused = [watched.attach(self.destinations.first_step, self.destinations.epoch) for watched in self.watched]
+            bad_step = None if self._bad_steps is None else self._bad_steps.report
+            first_step, epoch = self.destinations.first_step, self.destinations.epoch
+            refused = [watched.attach(first_step, epoch, bad_step) for watched in self.watched]
             blind = [name for name in refused[0] if all(name in each for each in refused)]
             optional = {lens.name for lens in settings.lenses if lens.optional} if any(w.observes for w in self.watched) else set()
             strange = [name for name in blind if name not in optional]
@@ -254,6 +260,11 @@ class WatchedTraining:
         self._put_rest(everything=False)
         self._writer.flush()
 
+    def _flush_own(self) -> None:
+        """Write what is complete, where that needs no other rank."""
+        if self._merger is None:
+            self.flush()
+
     @property
     def part(self) -> Participation:
         """How this process takes part in the run."""
@@ -267,8 +278,7 @@ class WatchedTraining:
 
     def coverage(self) -> Coverage:
         """Return which sites delivered, and why the others did not."""
-        joins = self._writer.merging is not None and not self._writer.merging.has_failed
-        return coverage_of(self.measurements(), self._writer.seen(), self._writer.ended, attached=self.attached, joins=joins)
+        return coverage_of(self.measurements(), self._writer.seen(), self._writer.ended, attached=self.attached)
 
     @property
     def findings(self) -> list[Finding]:
@@ -281,7 +291,12 @@ class WatchedTraining:
     def _findings(self) -> list[Finding]:
         """Return the findings in the rows that were written so far, after those about the loop itself."""
         of_loop = (watched.rows.modes.finding(watched.logged) for watched in self.watched)
-        return [found for found in of_loop if found is not None] + self._writer.findings.all()
+        bad_steps = [] if self._bad_steps is None else self._bad_steps.findings
+        of_rows = self._writer.findings.all()
+        if bad_steps:  # the rows of later steps only show what has become of it
+            first = min(found.step for found in bad_steps)
+            of_rows = [found for found in of_rows if found.rule != "nonfinite" or found.step < first]
+        return [*bad_steps, *(found for found in of_loop if found is not None), *of_rows]
 
     @property
     def errors(self) -> tuple[ProbeError, ...]:

@@ -16,6 +16,7 @@ from sonde.inspector.inspector import Inspector
 from sonde.inspector.lenses.builtin import AnyLens
 from sonde.inspector.ranks import Ranks
 from sonde.inspector.schedule import Steps
+from sonde.inspector.sentinel.sentinel import OnNonFinite
 from sonde.inspector.settings import Gradients
 from sonde.run.store.open import Existing
 
@@ -52,6 +53,7 @@ def watch(
     batch: Any = None,
     ranks: Ranks = "merged",
     per_rank: bool = False,
+    on_nonfinite: OnNonFinite | None = "warn",
     group: Any = None,
     timeout: float = 300.0,
     exit_timeout: float = 20.0,
@@ -113,6 +115,9 @@ def watch(
             numbers of all; ``"each"``, one run in which each writes its own, without any communication after this call;
             ``"first"``, rank 0 records alone, and nothing communicates.
         per_rank: write the rows of each process too, in families with the suffix ``_rank``.
+        on_nonfinite: what is done about a step with NaN or infinity in the gradients that the optimizer is about to use, also
+            between logged steps: ``"warn"``, keep the step, find the operation that made them, and warn; ``"stop"``, the same,
+            and raise :class:`~sonde.errors.NonFiniteError` before the optimizer changes any parameter; None, nothing.
         group: the process group, or the ``DeviceMesh``, of the ranks that run the model on batches of their own; by default that
             of DDP or FSDP, or all ranks.
         timeout, exit_timeout: the seconds after which a process is given up that shows no sign of life; and the seconds that the
@@ -153,6 +158,7 @@ def watch(
         quiet=quiet,
         ranks=ranks,
         per_rank=per_rank,
+        on_nonfinite=on_nonfinite,
         group=group,
         timeout=timeout,
         exit_timeout=exit_timeout,

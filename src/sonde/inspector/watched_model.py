@@ -18,6 +18,7 @@ from sonde.inspector.measurement.fitting import fit, fit_norms
 from sonde.inspector.measurement.measurement import Measurement
 from sonde.inspector.pipeline.row_taker import RowTaker, Send
 from sonde.inspector.schedule import Pace, Schedule
+from sonde.inspector.sentinel.sentinel import BadStep, Sentinel
 from sonde.inspector.settings import Settings
 
 __all__ = ["WatchedModel"]
@@ -25,6 +26,8 @@ __all__ = ["WatchedModel"]
 
 class WatchedModel:
     """One model under an inspector.
+
+    The class is large because each moment of a training comes here, for the schedule, the meter, the rows and the sentinel.
 
     Attributes:
         model, name: the model, and its name in the sites.
@@ -50,6 +53,7 @@ class WatchedModel:
         self._settings = settings
         self._failed = failed
         self._clock: Clock | None = None
+        self._sentinel: Sentinel | None = None
         self._first_step = self._last_step = 0
         self._attached = False
         self._ended = False  # a step has, and its rows were not taken yet
@@ -58,8 +62,14 @@ class WatchedModel:
 
     # Life
 
-    def attach(self, first_step: int | None, epoch: int) -> dict[str, SelectionError]:
-        """Put every lens on the model; return by name the errors of those that find nothing here."""
+    def attach(
+        self, first_step: int | None, epoch: int, bad_step: Callable[[BadStep], None] | None = None
+    ) -> dict[str, SelectionError]:
+        """Put every lens on the model; return by name the errors of those that find nothing here.
+
+        Args:
+            bad_step: called with a step whose gradients are not finite; None: not every step is looked at.
+        """
         settings = self._settings
         refused = {}
         for lens in settings.lenses:
@@ -74,6 +84,9 @@ class WatchedModel:
         if self.pace.on and self._clock is not None:
             self.rows.watch_order()
             self.rows.look_at_start(self._clock.step)
+        if bad_step is not None and self._clock is not None:
+            self._sentinel = Sentinel(self.model, self.name, self._clock, settings.scaler, settings.update_memory, bad_step)
+            self._sentinel.attach()
         return refused
 
     def _put_on(self, measurement: Measurement, first_step: int | None, epoch: int) -> None:
@@ -97,6 +110,8 @@ class WatchedModel:
     def detach(self) -> None:
         """Take everything off; rows of a step that has not ended are dropped."""
         clock = self._clock
+        if self._sentinel is not None:
+            self._sentinel.detach()
         if clock is not None and self._attached:
             clock.end_open()
             self._attached, self._last_step = False, clock.step

@@ -33,7 +33,17 @@ from sonde.run.json_tree import decode
 from sonde.site import Site
 from sonde.suggest import nearest
 
-__all__ = ["FORMAT", "SHARD_BYTES", "VERSION", "TensorStore", "TensorWriter", "open_tensors", "write_tensors"]
+__all__ = [
+    "FORMAT",
+    "SHARD_BYTES",
+    "VERSION",
+    "TensorStore",
+    "TensorWriter",
+    "needs_pairs",
+    "open_tensors",
+    "writable",
+    "write_tensors",
+]
 
 FORMAT = "sonde-tensors"
 VERSION = 3
@@ -112,17 +122,17 @@ class TensorWriter:
         if self._tensors:
             storages: set[int] = set()
             name = f"tensors-{self._next_shard:05d}.safetensors"
-            as_pairs = [key for key, tensor in self._tensors.items() if _needs_pairs(tensor)]
-            writable = {key: _writable(tensor, storages) for key, tensor in self._tensors.items()}
+            as_pairs = [key for key, tensor in self._tensors.items() if needs_pairs(tensor)]
+            ready = {key: writable(tensor, storages) for key, tensor in self._tensors.items()}
             with ThreadPoolExecutor(_THREADS) as pool:  # the checksums are formed while the file is written
-                large = [key for key, tensor in writable.items() if tensor.nbytes >= _LARGE]
-                made = {key: pool.submit(_checksum, writable[key]) for key in large}
-                save_file(writable, self.folder / name, metadata={"format": "pt"})
+                large = [key for key, tensor in ready.items() if tensor.nbytes >= _LARGE]
+                made = {key: pool.submit(_checksum, ready[key]) for key in large}
+                save_file(ready, self.folder / name, metadata={"format": "pt"})
                 self._index["checksums"] |= {
-                    key: made[key].result() if key in made else _checksum(tensor) for key, tensor in writable.items()
+                    key: made[key].result() if key in made else _checksum(tensor) for key, tensor in ready.items()
                 }
             self._next_shard += 1
-            self._index["weight_map"] |= dict.fromkeys(writable, name)
+            self._index["weight_map"] |= dict.fromkeys(ready, name)
             self._index["as_pairs"] += as_pairs
             file = self.folder / name
             self._index["shards"][name] = {"bytes": file.stat().st_size, "header": _header_checksum(file)}
@@ -266,12 +276,12 @@ def _number_of(shard: str) -> int:
     return int(found[1]) if found is not None else 0
 
 
-def _writable(tensor: Any, storages: set[int]) -> Any:
+def writable(tensor: Any, storages: set[int]) -> Any:
     """*tensor* on the CPU, dense, contiguous, in memory that no other tensor of the shard shares; safetensors needs it so."""
     tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
     if str(tensor.layout) != "torch.strided":
         tensor = tensor.to_dense()
-    if _needs_pairs(tensor):
+    if needs_pairs(tensor):
         tensor = tensor.contiguous().unsqueeze(-1).view(tensor.real.dtype)
     tensor = tensor.contiguous()
     memory = tensor.untyped_storage().data_ptr()
@@ -302,7 +312,7 @@ def _header_checksum(file: Path) -> str:
     return file_checksum(file, first=length)
 
 
-def _needs_pairs(tensor: Any) -> bool:
+def needs_pairs(tensor: Any) -> bool:
     """Whether *tensor* is complex of a type that safetensors lacks, and is written as pairs of real numbers."""
     return bool(tensor.is_complex() and tensor.element_size() != 8)
 

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from sonde.engine.clock.backward_counter import BackwardCounter
 from sonde.engine.clock.counters import Counters
 from sonde.engine.inventory import inventory_of
-from sonde.engine.torch_api import compiled, compiler_state, hooks, operators
+from sonde.engine.torch_api import compiled, hooks
 from sonde.engine.torch_api.autograd_state import graph_task, is_shape_inference, modules_running
 from sonde.engine.unseen import blocks, quiet
 
 __all__ = ["ForwardCounter"]
 
-_is_traced = compiler_state.is_traced
+_is_traced = compiled.is_traced
 
 
 class ForwardCounter:
@@ -33,6 +33,8 @@ class ForwardCounter:
         after_first: called when a root whose parameters had no shape has returned.
         between: called before a forward begins, for the step that may have ended.
         at_rest: called, instead of all others, as a forward begins while no probe observes.
+        arguments: called with the arguments of each forward that eager code begins, also while no probe observes.
+        outputs: called with the output of each such forward; see ``take_outputs``.
     """
 
     def __init__(self, counters: Counters, backwards: BackwardCounter, at_rest: Callable[[], None]) -> None:
@@ -43,6 +45,8 @@ class ForwardCounter:
         self.after_first: list[Callable[[], None]] = []
         self.between: Callable[[], None] = lambda: None
         self.at_rest = at_rest
+        self.arguments: list[Callable[[Any, Any], None]] = []
+        self.outputs: list[Callable[[Any], None]] = []
         self.counters = counters
         self._backwards = backwards
         self._ends = _End(self)
@@ -61,9 +65,25 @@ class ForwardCounter:
         if self._end is None or not self._end.put_back(self._ends):
             self._end = hooks.on_forward(root, self._ends, always=True)
 
+    def take_outputs(self, take: Callable[[Any], None]) -> None:
+        """Call *take* with the output of each forward that returns to eager code, also while no probe observes. Idempotent."""
+        root = self.counters.root()
+        if root is not None and take not in self.outputs:
+            self.outputs.append(take)
+            self.follow(root)
+
+    def take_no_more(self, take: Callable[..., None]) -> None:
+        """Call *take* no more, neither with arguments nor with outputs. Idempotent."""
+        for held in (self.arguments, self.outputs):
+            callbacks: list[Any] = held
+            if take in callbacks:
+                callbacks.remove(take)
+        if not (self.outputs or self.counters.is_observed):
+            self.rest()
+
     def rest(self) -> None:
         """Count beginnings alone. Idempotent."""
-        if self._end is not None:
+        if self._end is not None and not self.outputs:
             self._end.remove()
         local = self.counters.local
         local.depth = 0
@@ -72,6 +92,7 @@ class ForwardCounter:
 
     def stop(self) -> None:
         """Take both hooks out."""
+        self.outputs.clear()
         self.rest()
         self._end = None
         if self._begin is not None:
@@ -137,18 +158,18 @@ class _Begin(hooks.Hook):
 
     def __init__(self, counter: ForwardCounter) -> None:
         self.counter = counter
-        self.token = operators.Token(self)
+        self.token = compiled.Token(self)
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any = None) -> None:
         if _is_traced():
             compiled.trace_mark(self.token)
         elif (compiler := hooks.compiler_at_work()) is not None:
             self.counter.is_compiled = True
-            hooks.undisturbed(compiler, self._eager)
+            hooks.undisturbed(compiler, self._eager, args, kwargs)
         else:
-            self._eager()
+            self._eager(args, kwargs)
 
-    def _eager(self) -> None:
+    def _eager(self, args: Any, kwargs: Any) -> None:
         counter = self.counter
         counter.look_for_inference()
         if graph_task() != -1 or (blocks and counter.counters.is_quiet()):
@@ -159,6 +180,8 @@ class _Begin(hooks.Hook):
                 counter.begin()
             else:
                 counter.at_rest()
+            for take in tuple(counter.arguments):
+                take(args, kwargs)
         except Exception as error:
             counter.counters.failed(error)
 
@@ -183,7 +206,7 @@ class _End(hooks.Hook):
 
     def __init__(self, counter: ForwardCounter) -> None:
         self.counter = counter
-        self.token = operators.Token(self)
+        self.token = compiled.Token(self)
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any = hooks.NOT_GIVEN) -> None:
         if output is hooks.NOT_GIVEN:
@@ -199,7 +222,10 @@ class _End(hooks.Hook):
         if graph_task() == -1 and not (blocks and self.counter.counters.is_quiet()):
             returned = output is not None or sys.exc_info()[0] is None
             try:
-                self.counter.end(returned=returned)
+                if self.counter.counters.is_observed:
+                    self.counter.end(returned=returned)
+                for take in tuple(self.counter.outputs):
+                    take(output)
             except Exception as error:
                 self.counter.counters.failed(error)
 

@@ -10,9 +10,21 @@ from typing import Any, Protocol
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from sonde.engine.torch_api import compiler_state, hooks
+from sonde.engine.torch_api import compiled, hooks
 
-__all__ = ["announce", "follow", "has_closure", "held_by", "is_skipped", "learning_rates", "leave", "may_nest", "stop_announcing"]
+__all__ = [
+    "announce",
+    "follow",
+    "has_closure",
+    "held_by",
+    "is_skipped",
+    "learning_rates",
+    "leave",
+    "look_before",
+    "look_no_more",
+    "may_nest",
+    "stop_announcing",
+]
 
 
 class Follower(Protocol):
@@ -28,7 +40,15 @@ class Follower(Protocol):
         """One of these calls has raised *error*, which must not reach the user's step, unless an observer is strict."""
 
 
+class Looker(Protocol):
+    """Looks at the gradients of an optimizer before a step."""
+
+    def look(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """*optimizer* is about to step. What this raises leaves the step: the parameters are not changed."""
+
+
 _followers: dict[int, weakref.ref[Follower]] = {}
+_lookers: dict[int, weakref.ref[Looker]] = {}
 _announced: set[int] = set()  # followers that are called before a step as well
 _hooks: dict[str, hooks.Handle] = {}
 _lock = threading.RLock()  # probes come and go in several threads
@@ -49,6 +69,26 @@ def announce(follower: Follower) -> None:
         _announced.add(id(follower))
         if "before" not in _hooks:
             _hooks["before"] = hooks.on_before_optimizer_step(_steps)
+
+
+def look_before(looker: Looker) -> None:
+    """Call *looker*, which is held weakly, before every step, and before any follower."""
+    key = id(looker)
+    with _lock:
+        _lookers[key] = weakref.ref(looker, lambda _: _drop_looker(key))
+        if "before" not in _hooks:
+            _hooks["before"] = hooks.on_before_optimizer_step(_steps)
+
+
+def look_no_more(looker: Looker) -> None:
+    """Stop calling *looker*. Idempotent."""
+    _drop_looker(id(looker))
+
+
+def _drop_looker(key: int) -> None:
+    with _lock:
+        _lookers.pop(key, None)
+        _take_out_unused()
 
 
 def stop_announcing(follower: Follower) -> None:
@@ -72,15 +112,19 @@ def _drop(key: int) -> None:
 
 def _take_out_unused() -> None:
     """Hooks are there while anybody follows, and not a moment longer."""
-    for hook, users in (("before", _announced), ("after", _followers)):
+    for hook, users in (("before", _announced or _lookers), ("after", _followers)):
         if not users and hook in _hooks:
             _hooks.pop(hook).remove()
 
 
 def _steps(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    if compiler_state.is_traced():
+    if compiled.is_traced():
         return
-    for reference in tuple(_followers.values()):
+    for looking in tuple(_lookers.values()):
+        looker = looking()
+        if looker is not None:
+            looker.look(optimizer, args, kwargs)
+    for reference in tuple(_followers.values()) if _announced else ():
         follower = reference()
         if follower is not None:
             try:
@@ -90,7 +134,7 @@ def _steps(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 def _stepped(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    if compiler_state.is_traced():
+    if compiled.is_traced():
         return
     for reference in tuple(_followers.values()):
         follower = reference()

@@ -112,6 +112,7 @@ class StepCounter:
         turns: which optimizer made which step.
         again: the optimizer that steps is part of a step that was counted already.
         is_announced: steps are seen before they are taken.
+        says_steps: the loop has no optimizer of torch, and says its steps.
     """
 
     def __init__(self, counters: Counters, backwards: BackwardCounter) -> None:
@@ -137,7 +138,7 @@ class StepCounter:
         self._in_pass: set[int] = set()
         self._changed_in_pass: frozenset[int] = frozenset()
         # a loop without optimizers
-        self._says_steps = False
+        self.says_steps = False
         self._said: _Attempt | None = None
         # steps that nobody says
         self._witness = Witness()
@@ -180,7 +181,7 @@ class StepCounter:
         These are all if several optimizers make steps, or none has made one yet; else those that the one optimizer does not hold.
         """
         everything = self._of_root()
-        if self._says_steps or (self._last is not None and not self.turns.are_several):
+        if self.says_steps or (self._last is not None and not self.turns.are_several):
             return everything - self._changed
         return everything
 
@@ -276,7 +277,7 @@ class StepCounter:
             self._last = weakref.ref(optimizer)
             self._last_own = own
             self._may_nest = optimizers.may_nest(optimizer)
-            self._recognises = self._says_steps = False
+            self._recognises = self.says_steps = False
             self._end(optimizer, held, own)
         for callback in tuple(self.after_optimizer):
             callback(optimizer, taken)
@@ -328,7 +329,7 @@ class StepCounter:
         self._backwards.settle()
         own = self._of_root()
         attempt, self._said = self._said, None
-        self._says_steps, self.again = True, False
+        self.says_steps, self.again = True, False
         if attempt is None:
             attempt = _Attempt([observer for observer in self.observers if observer.is_on])
         for observer in attempt.observers:
@@ -347,13 +348,13 @@ class StepCounter:
         if self.turns.last == -1 or self._recognises:
             root = self._counters.root()
             self._witness.choose(() if root is None else root.parameters())
-        if self._counters.is_observed and not self._attempts and (self._says_steps or self.turns.last == -1):
+        if self._counters.is_observed and not self._attempts and (self.says_steps or self.turns.last == -1):
             self._begin_said()
 
     def _begin_said(self) -> None:
         """Begin the step that the loop may say, with the gradients so far: again after each backward pass."""
         if self._said is None:
-            observers = [observer for observer in self.observers if observer.is_on and (self._says_steps or observer.can_undo)]
+            observers = [observer for observer in self.observers if observer.is_on and (self.says_steps or observer.can_undo)]
             if not observers:
                 return
             self._said = _Attempt(observers)
@@ -399,7 +400,7 @@ class StepCounter:
 
     def _recognise(self) -> None:
         """Count the steps that nobody has said, without the rows that they have in common, and recognise those that come."""
-        self._recognises = self._says_steps = True
+        self._recognises = self.says_steps = True
         self._said = None
         self._tell_of_step(taken=False)
         own = self._of_root()

@@ -123,8 +123,9 @@ _TABLE = {
         "torch.distributed._functional_collectives.AsyncCollectiveTensor": "results of running collectives may be read too early",
         "torch.distributed.tensor._utils.compute_local_shape_and_global_offset": "distributed parameters cannot be observed",
     },
-    "to copy parameters, take structured values apart, and call functions without overrides": {
+    "to copy parameters, look at gradients, take structured values apart, and call functions without overrides": {
         "torch._foreach_clone": "parameters are copied one by one, more slowly",
+        "torch._foreach_norm": "gradients are looked at one by one, more slowly",
         "torch.utils._pytree": _NO_IMPORT,
         "torch._C.DisableTorchFunction": _NO_IMPORT,
     },

@@ -10,7 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["clone_each", "fake_tensors", "loss_scale_of", "storage_of", "takes_loss_scale", "version_of", "without_overrides"]
+__all__ = [
+    "clone_each",
+    "fake_tensors",
+    "loss_scale_of",
+    "norms_of",
+    "storage_of",
+    "takes_loss_scale",
+    "version_of",
+    "without_overrides",
+]
 
 version_of: Callable[[Tensor], int] = attrgetter("_version")
 """Return how often a tensor was written into. An inference tensor has no version: RuntimeError."""
@@ -46,3 +55,11 @@ def loss_scale_of(scaler: Any) -> Tensor | None:
         return None
     scale: Tensor | None = scaler._get_scale_async()
     return scale
+
+
+def norms_of(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Return the Euclidean norm of each tensor, made by one call, on its device."""
+    norms: Callable[[list[Tensor]], Sequence[Tensor]] | None = getattr(torch, "_foreach_norm", None)
+    if not tensors:
+        return []
+    return [tensor.norm() for tensor in tensors] if norms is None else norms(list(tensors))

@@ -1,0 +1,119 @@
+"""Look whether the gradients of an optimizer are finite, in a share of the step's time that stays below a limit.
+
+Nothing that is not finite gets from a forward or backward pass into a parameter without standing in a gradient that an optimizer is
+about to use. So all gradients are looked at before each step where that takes less than ``SHARE`` of the time between two steps.
+In faster loops two small gradients are looked at before each step, and all before every n-th. The two are of the first and
+of the last quarter of the parameters. A NaN of the forward is in the gradients of the last layers, and a NaN of the backward in
+those of all layers before the place where it began. Only one weight's own gradient can overflow without being seen there: then
+it is found at the next look at all gradients, or as the parameter makes everything else NaN.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from math import ceil, isfinite
+
+import torch
+from torch import Tensor
+
+from sonde.engine.structure import is_floating
+from sonde.engine.torch_api.tensors import norms_of
+from sonde.stats.pieces import PLAIN, local
+
+__all__ = ["SHARE", "GradientLook", "are_finite", "is_finite"]
+
+SHARE = 0.0025
+"""The share of the time between two steps that looks at all gradients may take."""
+
+
+class GradientLook:
+    """Looks at the gradients of *parameters*, which one optimizer steps, given in the order of the model.
+
+    Attributes:
+        every: all gradients are looked at before every so many steps.
+    """
+
+    __slots__ = ("_before_all", "_cost", "_ends", "every", "parameters")
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        self.parameters = parameters
+        self.every = 1
+        self._before_all = 0  # steps until all gradients are looked at again
+        self._ends: tuple[Tensor, ...] = ()
+        self._cost = 0.0
+
+    def is_finite(self, step_time: float) -> bool:
+        """Return whether all gradients that are looked at now are finite. Waits for a device that they are on.
+
+        Args:
+            step_time: seconds between two steps; 0 if that is not known.
+        """
+        if self._before_all > 0:
+            self._before_all -= 1
+            return self.is_finite_at_ends()
+        begun = time.perf_counter()
+        finite = are_finite(self.gradients())
+        cost = time.perf_counter() - begun
+        self._cost = cost if not self._cost else min(cost, 1.02 * self._cost)  # another program may have taken the processor
+        if step_time:
+            self.every = max(1, ceil(self._cost / (SHARE * step_time)))
+        self._before_all = self.every - 1
+        return finite
+
+    def is_finite_at_ends(self) -> bool:
+        """Return whether the gradients of two small parameters, near the input and near the output, are finite."""
+        for end in self._ends:
+            gradient = end.grad
+            if gradient is None:
+                self._ends = ()
+                break
+            is_plain = type(gradient) is Tensor and gradient.dtype in _WIDE and gradient.layout is _STRIDED
+            if not (is_plain and isfinite(gradient.sum().item())) and not is_finite(gradient):  # a sum may overflow
+                return False
+        if not self._ends:
+            self._ends = self._small()
+            return all(end.grad is None or is_finite(end.grad) for end in self._ends)
+        return True
+
+    def gradients(self) -> list[Tensor]:
+        """Return the gradients that there are."""
+        return [gradient for parameter in self.parameters if (gradient := parameter.grad) is not None]
+
+    def _small(self) -> tuple[Tensor, ...]:
+        having = [each for each in self.parameters if each.grad is not None and is_floating(each.grad) and each.numel()]
+        quarter = -(-len(having) // 4)
+        ends = [min(part, key=Tensor.numel) for part in (having[:quarter], having[-quarter:]) if part]
+        return tuple({id(end): end for end in ends}.values())
+
+
+def are_finite(tensors: Sequence[Tensor]) -> bool:
+    """Return whether all numbers of *tensors* are finite; of distributed ones those that this rank holds."""
+    plain = [
+        each for each in tensors if type(each) is Tensor and each.dtype in _WIDE and each.layout is _STRIDED and not each.is_meta
+    ]
+    total = sum(norm.item() for norm in norms_of(plain))
+    if not isfinite(total):  # of finite numbers squares may overflow
+        return all(map(is_finite, tensors))
+    return len(plain) == len(tensors) or all(is_finite(each) for each in tensors if not any(each is known for known in plain))
+
+
+_WIDE = (torch.float32, torch.float64)  # norms of others overflow, or are slow
+_STRIDED = torch.strided
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Return whether all numbers of *tensor* are finite; of a distributed one those that this rank holds."""
+    part = _dense_part(tensor)
+    return part is None or bool(part.isfinite().all())
+
+
+def _dense_part(tensor: Tensor) -> Tensor | None:
+    """Return the numbers of *tensor* that this rank holds; None if it holds none, or they are no floating-point numbers."""
+    part = tensor if type(tensor) in PLAIN else local(tensor)
+    if part is None or not is_floating(part) or part.is_meta:
+        return None
+    part = part.detach()
+    if part.layout is not torch.strided:
+        return part.coalesce().values() if part.is_sparse else part.to_dense()
+    return part if part.numel() else None

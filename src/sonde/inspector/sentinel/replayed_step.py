@@ -1,0 +1,206 @@
+"""Run a kept step again, looking at every operation, and say which one made the first bad value."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sonde.diagnosis.nonfinite.non_finite import NonFinite
+from sonde.diagnosis.nonfinite.why_nan import Outcomes, observe_step
+from sonde.engine import structure
+from sonde.engine.restore import gradients_put_aside, set_apart
+from sonde.engine.selection import check_model, parameters
+from sonde.errors import ArgumentError
+from sonde.inspector.sentinel.gradients import is_finite
+from sonde.inspector.sentinel.kept_step import KeptStep, Pass, read_step
+from sonde.stats.pieces import PLAIN
+
+__all__ = ["Replayed", "replay", "replayed", "write_report"]
+
+
+@dataclass(slots=True)
+class Replayed:
+    """What was found when a step was run again.
+
+    Attributes:
+        report: the answer for the pass that made the bad values; None if no pass could be run.
+        summary: in a sentence or two; ends with a full stop.
+        site: where the bad values began; ``""`` if that is not known.
+        advice: what to do; may be empty.
+    """
+
+    summary: str
+    report: NonFinite | None = None
+    site: str = ""
+    advice: str = ""
+    notes: list[str] = field(default_factory=list)
+
+
+def replay(path: str | os.PathLike[str], model: nn.Module, loss_fn: Callable[[Any], Any] | None = None) -> NonFinite:
+    """Run a step again that a watched training has kept, and return the first operation that made a NaN or an infinity.
+
+    A copy of *model* is given the parameters and buffers from before the step, and runs under the same autocast and random state.
+
+    Args:
+        path: the folder of the step, ``RUN/nonfinite/step-...``.
+        model: a model of the same class and sizes, as the program makes it. It stays as it is.
+        loss_fn: from the model's output to a scalar, which is sent backward. Without it the gradients are sent backward that had
+            arrived at the model's outputs.
+
+    Raises:
+        StoreError: the folder holds no kept step.
+        ArgumentError: the model is another one, or no arguments were kept.
+        ModelError: *model* is no module.
+    """
+    step = read_step(path)
+    check_model(model)
+    own = {name: parameter for name, parameter, _ in parameters(model)}
+    strange = [name for name, value in step.parameters.items() if name not in own or own[name].shape != value.shape]
+    strange += [name for name in own if name not in step.parameters] if step.parameters else []
+    if strange:
+        raise ArgumentError(
+            f"this {type(model).__name__} is not the model of the step, a {step.type}: the parameter {strange[0]!r} is missing in "
+            f"one of them or has another shape (and {len(strange) - 1:,} more). Make the model as the training does"
+        )
+    if not step.passes:
+        raise ArgumentError(
+            f"{path} holds no arguments of the model ({'; '.join(step.notes)}): give them to sonde.why_nan(model, batch)"
+        )
+    reports = _reports(step, model, loss_fn, whole=True)
+    return next((report for report in reports if report), reports[-1])
+
+
+def replayed(step: KeptStep, model: nn.Module, *, in_backward: bool = False) -> Replayed:
+    """Run *step* again on a copy of *model*, which has its parameters. Whatever fails is said in the summary."""
+    broken = [name for name, parameter, _ in parameters(model) if not is_finite(parameter)]
+    if broken:
+        return Replayed(
+            f"The parameter {broken[0]!r} was not finite before this step"
+            f"{f' ({len(broken):,} in all)' if len(broken) > 1 else ''}: by an update, or by code that wrote it.",
+            site=f"{broken[0]}:param",
+            advice="lower the learning rate or raise the optimizer's eps; load the last good checkpoint",
+        )
+    if in_backward:
+        return Replayed("It was not run again: the optimizer steps inside the backward pass, and has changed parameters already.")
+    if any(type(parameter) not in PLAIN for parameter in model.parameters()):
+        return Replayed("It was not run again: parameters are spread over ranks, which would all have to take part.")
+    if not step.passes:
+        return Replayed("It was not run again: no call of the model was seen in eager code.")
+    try:
+        reports = _alone(lambda: _reports(step, model, None, whole=False))
+    except Exception as error:
+        return Replayed(f"It could not be run again ({type(error).__name__}: {error}).")
+    report = next((report for report in reports if report), None)
+    if report is not None and (found := report.finding()) is not None:
+        return Replayed(f"{found.message}.", report, found.site, found.advice)
+    if any(not is_finite(gradient) for each in step.passes for gradient in each.gradients.values()):
+        return Replayed(
+            "The model's outputs are finite and the gradient that arrived at them is not: the loss function has made it.",
+            reports[-1],
+            "(root):grad_output",
+            "run sonde.why_nan(model, batch, loss_fn) with the loss function, or sonde.replay(path, model, loss_fn)",
+        )
+    lost = next((origin for each in reports for origin in each.harmless), None)
+    if lost is not None:  # as on the way to a gradient that is sparse
+        layer = "" if lost.place.path is None else f" in {lost.place.path or '(root)'}"
+        return Replayed(
+            f"Run again, {lost.kind} was made by {lost.name}{layer}, and could not be followed any further.", reports[-1]
+        )
+    return Replayed(
+        "Run again, everything was finite: another rank's batch, code between the backward pass and the step, or an operation "
+        "without a fixed order has made the difference.",
+        reports[-1],
+    )
+
+
+def _alone(run: Callable[[], list[NonFinite]]) -> list[NonFinite]:
+    """Return what *run* returns, run by a thread of its own: not inside the optimizer's step, nor inside a backward pass."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(copy_context().run, run).result()
+
+
+def _reports(step: KeptStep, model: nn.Module, loss_fn: Callable[[Any], Any] | None, *, whole: bool) -> list[NonFinite]:
+    """Run the passes of *step*, the last one first, up to one that is bad; return the answer for each that ran.
+
+    Args:
+        whole: *model* lacks the parameters of the step.
+    """
+    reports: list[NonFinite] = []
+    for each in reversed(step.passes):
+        reports.append(_report(step, each, model, loss_fn, whole=whole))
+        if reports[-1]:
+            break
+    return reports
+
+
+def _report(step: KeptStep, each: Pass, model: nn.Module, loss_fn: Any, *, whole: bool) -> NonFinite:
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    with set_apart(model, (each.args, each.kwargs, loss_fn)) as apart, gradients_put_aside(list(apart.model.parameters())):
+        args, kwargs, loss_fn = apart.args
+        if whole and not apart.undoes_writes:
+            raise ArgumentError("the model is too large to be copied: give a new one, and load the step with KeptStep.load_into")
+        step.load_into(apart.model, with_parameters=whole)
+        if whole:
+            args, kwargs = structure.remap((args, kwargs), lambda tensor: tensor.to(device))
+        notes = list(step.notes)
+        run = _Run(apart.model, args, kwargs, each, loss_fn, notes)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.enable_grad())
+            for kind, dtype in each.autocast.items():
+                stack.enter_context(torch.autocast(kind, dtype=dtype))
+            each.random.restore()  # set_apart puts the present state back
+            return observe_step(apart.model, run.step, outcomes=run.outcomes, notes=notes, batch=(args, kwargs))
+
+
+class _Run:
+    """One pass on a model: forward, and backward from a loss or from the gradients that had arrived at the outputs."""
+
+    def __init__(self, model: nn.Module, args: Any, kwargs: Any, kept: Pass, loss_fn: Any, notes: list[str]) -> None:
+        self.outcomes: Outcomes = []
+        self._model, self._args, self._kwargs = model, args, kwargs
+        self._kept, self._loss_fn, self._notes = kept, loss_fn, notes
+
+    def step(self) -> None:
+        """Run it; what it makes is put into ``outcomes``."""
+        output = self._model(*self._args, **self._kwargs)
+        tensors = [tensor for _, tensor in structure.walk(output)]
+        self.outcomes += [("the output", tensor) for tensor in tensors]
+        if self._loss_fn is not None:
+            loss = self._loss_fn(output)
+            self.outcomes.append(("the loss", loss))
+            with torch.autocast(loss.device.type, enabled=False):
+                torch.autograd.backward(loss)
+            return
+        gradients = {place: gradient for place, gradient in self._kept.gradients.items() if place < len(tensors)}
+        if not gradients:
+            gradients = {place: torch.ones_like(tensor) for place, tensor in enumerate(tensors) if tensor.requires_grad}
+            self._notes.append("the gradient at the model's output was not kept: ones went backward in its place")
+        ready = {place: gradient.to(tensors[place].device) for place, gradient in gradients.items() if tensors[place].requires_grad}
+        if not ready or any(not is_finite(gradient) for gradient in ready.values()):
+            return  # the bad values come from the loss, or from the forward: the backward has no news
+        roots: list[Tensor] = [tensors[place] for place in ready]
+        with contextlib.ExitStack() as stack:
+            for kind in self._kept.autocast:
+                stack.enter_context(torch.autocast(kind, enabled=False))
+            torch.autograd.backward(roots, list(ready.values()))
+
+
+def write_report(folder: Path, found: Replayed) -> None:
+    """Write what was found into the *folder* of the step: as text, and as a script that runs the operation alone."""
+    report = found.report
+    text = [found.summary, *([] if report is None else ["", str(report)])]
+    (folder / "report.txt").write_text("\n".join(text) + "\n", encoding="utf-8")
+    if report is not None and report.reproduction:
+        comment = found.summary.replace("\n", " ")
+        line = "" if report.line is None else f"# {report.line}\n"
+        script = f"# {comment}\n{line}import torch\n\nprint({report.reproduction})\n"
+        (folder / "reproduce.py").write_text(script, encoding="utf-8")
