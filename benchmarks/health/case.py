@@ -40,6 +40,8 @@ class Truth:
         allowed: symptoms that follow from the fault too: right, but not enough.
         step: the step at which the fault begins to show; None where it grows slowly, and no step is the first.
         until: the last step at which it can begin to show; by default *step*.
+        spreads: whether the fault reaches every layer before the next step: rows of later steps cannot show where it began, so that
+            the layer counts only where *step* itself is logged.
         hidden: why nothing can be seen in the recorded numbers; such a case is in the table, but counts for nothing.
     """
 
@@ -47,6 +49,7 @@ class Truth:
     allowed: frozenset[str] = frozenset()
     step: int | None = None
     until: int | None = None
+    spreads: bool = False
     hidden: str = ""
 
     def __post_init__(self) -> None:
@@ -61,10 +64,11 @@ def truth(
     *,
     step: int | None = None,
     until: int | None = None,
+    spreads: bool = False,
 ) -> Truth:
     """Return a truth; symptoms without a place are those of the whole network."""
     places = dict(expected) if isinstance(expected, Mapping) else dict.fromkeys(expected, "")
-    return Truth(places, frozenset(allowed), step, until)
+    return Truth(places, frozenset(allowed), step, until, spreads)
 
 
 def hidden(why: str) -> Truth:

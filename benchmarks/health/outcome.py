@@ -128,7 +128,7 @@ def judged(outcome: Outcome, truth: Truth) -> Outcome:
     first = right[0]
     outcome.found = True
     place = truth.expected[first.symptom]
-    if place:
+    if place and not (truth.spreads and truth.step is not None and truth.step % outcome.every):
         outcome.placed = bool(first.site) and re.fullmatch(place, Site.parse(first.site).path) is not None
     if truth.step is not None:
         latest = (truth.step if truth.until is None else truth.until) + outcome.every * SPARSE.get(first.symptom, 1)

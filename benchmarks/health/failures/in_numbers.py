@@ -110,7 +110,7 @@ def weight(kind: str, seed: int) -> tuple[Training, Truth]:
                 parameter().view(-1)[3] = math.nan
 
     training.before.append(spoil)
-    return training, truth({"not finite": rf"{name}(\..*)?"}, WITH, step=45)
+    return training, truth({"not finite": rf"{name}(\..*)?"}, WITH, step=45, spreads=True)
 
 
 @failure("a loss by hand: the logarithm of a probability that is zero", "mlp cnn")
