@@ -68,6 +68,13 @@ def test_a_step_is_right_within_the_interval_of_logged_steps(every: int, step: i
     assert of([Alarm("spike", "spike", "", step)], truth(["spike"], step=50), every).timed is timed
 
 
+def test_a_fault_that_spreads_has_no_place_where_its_step_is_not_logged() -> None:
+    right = truth({"not finite": "4"}, step=45, spreads=True)
+    alarms = [Alarm("nonfinite", "not finite", "0:output", 50)]
+    assert of(alarms, right, 10).placed is None
+    assert of(alarms, right, 5).placed is False
+
+
 def test_what_is_neither_expected_nor_follows_is_false() -> None:
     found = of([Alarm("spike", "spike"), Alarm("dead", "dead"), Alarm("update_large", "large steps")], truth(["spike"], ["dead"]))
     assert (found.found, found.placed, found.timed, found.false) == (True, None, None, ["update_large"])
