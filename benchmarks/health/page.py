@@ -23,8 +23,8 @@ trace in the recorded numbers; they are listed below and count for nothing.
 - *recall*: the share of faults of which at least one finding names a symptom that shows the fault;
 - *right layer*, *right step*: of the found ones, the share where the first such finding names the planted layer, and a step within
   one interval of logged steps (of ten, where the lens of dead units looks at each tenth logged step). A fault of the whole network
-  has no layer, and a slow one no step; a NaN that arises between logged steps is in every layer by the next one, so that rows cannot
-  show its layer (`sonde.why_nan` on the batch can);
+  has no layer, and a slow one no step. A NaN that arises between logged steps is in every layer by the next one: rows cannot show
+  its layer (`sonde.why_nan` on the batch can);
 - *healthy with an alarm*: healthy trainings with any finding;
 - *failures without a false one*: faults beside which no finding speaks of a symptom that neither shows the fault nor follows from
   it.
