@@ -23,6 +23,8 @@ SQL = re.compile(r"\b(SELECT|FROM|WHERE|COPY|DESCRIBE|CREATE|DROP|INSERT|UNION|G
 WRITES_SQL = {"quoted", "literal", "condition", "of_rank", "rows_of"}
 CHECKED = {  # texts that are SQL already; each was made from the functions above
     ("run/folder/duckdb_sql.py", "where"): "the caller's own condition, parsed to be one condition",
+    ("run/comparison/side_by_side.py", "axis.column"): "made by Axis.column",
+    ("run/comparison/side_by_side.py", "axis.condition"): "made by Axis.condition",
     ("run/heatmap.py", "condition"): "made by condition()",
     ("view/plots/table.py", "cells"): "made by _cells()",
     ("view/plots/table.py", "self._where.get(family, 'false')"): "made by _moment() and _one_step()",

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
@@ -17,18 +17,43 @@ from sonde.diagnosis.compare.comparison import Comparison, first_parted
 from sonde.diagnosis.compare.live_runs import Loss, Request, live_side
 from sonde.diagnosis.compare.names import Names, check_match
 from sonde.diagnosis.compare.proposal import few_in_common, proposed_match
+from sonde.diagnosis.compare.recorded_runs import compare_recorded, is_recorded
 from sonde.diagnosis.compare.scene import Scene
 from sonde.diagnosis.compare.sides import Side, of_stashes, of_store
 from sonde.engine import structure
 from sonde.errors import ArgumentError
 from sonde.keep.tracker import Tracker
 from sonde.rules import Finding
+from sonde.run.run import Run
 from sonde.run.tensors import TensorStore, open_tensors
 from sonde.suggest import nearest
+from sonde.view.run_comparison import RunComparison
 
 __all__ = ["compare"]
 
 _NOTHING: Any = object()
+
+
+@overload
+def compare(
+    a: Run, b: Run, *, match: Mapping[str, str] | None = None, baseline: Sequence[Run | str | os.PathLike[str]] = ()
+) -> RunComparison: ...
+
+
+@overload
+def compare(
+    a: Any,
+    b: Any,
+    batch: Any = _NOTHING,
+    *,
+    batch_b: Any = _NOTHING,
+    loss_fn: Loss | tuple[Loss, Loss] | None = None,
+    optimizer: Any = None,
+    match: Mapping[str, str] | None = None,
+    noise: float | None = None,
+    backward: bool = True,
+    quiet: bool = False,
+) -> Comparison: ...
 
 
 def compare(
@@ -43,8 +68,9 @@ def compare(
     noise: float | None = None,
     backward: bool = True,
     quiet: bool = False,
-) -> Comparison:
-    """Compare two models on one batch, or two saved trackers: the first place where they part beyond rounding, and the cause.
+    baseline: Sequence[Run | str | os.PathLike[str]] = (),
+) -> Comparison | RunComparison:
+    """Compare two models on one batch, two saved trackers, or two recorded runs: the first place where they part, and the cause.
 
     >>> import sonde, torch
     >>> mine, theirs = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
@@ -57,8 +83,11 @@ def compare(
     How far rounding alone moves each tensor is measured by two more runs of each side, in which the result of every operation is
     multiplied by ``1 + d``, with random ``|d|`` up to the ``eps`` of its type.
 
+    Two *runs* are compared by what they have recorded: the first step and layer at which they part beyond what seeds and noise
+    explain; see :func:`sonde.view.run_comparison.compare_runs`. Of the arguments only *match* and *baseline* are for runs.
+
     Args:
-        a, b: two models; or two trackers, opened folders or paths of folders (``Tracker.save``).
+        a, b: two models; or two trackers, opened folders or paths of folders (``Tracker.save``); or two runs, opened or as paths.
         batch: the arguments of the models' call: a tuple or list holds positional arguments, a dict or another mapping keyword
             arguments, anything else is the only argument. Not for saved sides.
         batch_b: the batch of ``b``, if it needs another form; the default is *batch* on the device of ``b``, and in the type of
@@ -72,6 +101,7 @@ def compare(
         noise: the relative distance that counts as equal everywhere, in place of the measured one.
         backward: compare gradients.
         quiet: show no progress.
+        baseline: of runs, repeats of ``a`` with other seeds, as runs or paths: what these differ by counts as equal.
 
     Returns:
         The comparison: ``same``, ``culprit``, ``cause``, ``places``. In a console or notebook it shows a ladder of layers that
@@ -81,6 +111,12 @@ def compare(
         ArgumentError: the two cannot be compared, or an argument cannot be used.
         ModelError, StoreError: a side is no model, or a folder cannot be read.
     """
+    if is_recorded(a) or is_recorded(b):
+        of_batch = {"batch": batch is not _NOTHING, "batch_b": batch_b is not _NOTHING, "loss_fn": loss_fn is not None}
+        others = of_batch | {"optimizer": optimizer is not None, "noise": noise is not None, "backward": not backward}
+        return compare_recorded(a, b, match, baseline, others)
+    if baseline:
+        raise ArgumentError("baseline= is for two runs: repeats of a with other seeds")
     _check(noise, batch, batch_b, backward, optimizer)
     if isinstance(a, nn.Module) and isinstance(b, nn.Module):
         return _models(a, b, batch, batch_b, loss_fn, optimizer, match, noise, backward, quiet)

@@ -1,0 +1,1 @@
+"""Compare the rows of two runs: read them side by side, and find where they part."""

@@ -1,0 +1,261 @@
+"""Show where two runs part: a headline, what was set otherwise, and a row for each layer in the order in which they part."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sonde.rules import Finding
+from sonde.run.comparison.two_runs import Difference, Parting, Parts, compare_rows
+from sonde.run.run import Run
+from sonde.run.run_settings import setting_text
+from sonde.site import Site
+from sonde.view.table import Cell, Grid, ShownAsTable, Tone
+
+__all__ = ["RunComparison", "compare_runs"]
+
+_SHOWN = 24  # layers in the table
+_SETTINGS = 8  # that a line names
+_ADVICE = {
+    "apart": "look at what is set otherwise, and at this layer before that step",
+    "no rows": "look whether the layer still runs, and whether the parameter was frozen: it has no gradient any more",
+    "not finite": "find the operation that made the first NaN or infinity, with sonde.why_nan",
+}
+
+
+@dataclass(frozen=True, repr=False)
+class RunComparison(ShownAsTable):
+    """Where two runs part; :func:`compare_runs` makes one. In a terminal and a notebook, a table of the layers in that order.
+
+    Attributes:
+        a, b: the names of the runs.
+        parts: all that was found, as plain data.
+    """
+
+    a: str
+    b: str
+    parts: Parts
+
+    @property
+    def identical(self) -> bool:
+        """Whether all numbers that both runs have at common steps are equal, to the last bit."""
+        return self.parts.identical
+
+    @property
+    def same(self) -> bool:
+        """Whether no number differs by more than two trainings of one setting do."""
+        return not self.parts.partings and not self.parts.scalars
+
+    @property
+    def partings(self) -> tuple[Parting, ...]:
+        """The numbers of places that part, the earliest first; of one step in the order forward, backward, update."""
+        return self.parts.partings
+
+    @property
+    def scalars(self) -> tuple[Parting, ...]:
+        """The scalars that part, the earliest first."""
+        return self.parts.scalars
+
+    @property
+    def first(self) -> Parting | None:
+        """The first number of a place that parts; where none does, the first scalar; None where nothing parts."""
+        return next(iter((*self.parts.partings, *self.parts.scalars)), None)
+
+    @property
+    def first_difference(self) -> Difference | None:
+        """The first difference to the last bit of two runs that were equal before, or that began with equal weights; else None."""
+        return self.parts.difference
+
+    @property
+    def step(self) -> int | None:
+        """The step at which the two begin to differ: of :attr:`first_difference`, else of :attr:`first`."""
+        found = self.first_difference or self.first
+        return None if found is None else found.step
+
+    @property
+    def site(self) -> str | None:
+        """The place at which they begin to differ, as the first run names it; None if there is none."""
+        found = self.first_difference or next(iter(self.partings), None)
+        return None if found is None else found.site
+
+    @property
+    def settings(self) -> Mapping[str, tuple[Any, ...]]:
+        """The settings that differ (``config``, first learning rates, environment), each as the pair of both values."""
+        return self.parts.settings
+
+    @property
+    def steps(self) -> npt.NDArray[np.int64]:
+        """The steps that were compared; of long runs, the first of each interval."""
+        return self.parts.steps
+
+    @property
+    def finding(self) -> Finding | None:
+        """The first place where the runs part as a finding; None where they do not."""
+        first = self.first
+        if first is None:
+            return None
+        evidence = {"a": first.a, "b": first.b, "gap": first.gap, "allowed": first.allowed}
+        return Finding(
+            "parts",
+            f"{_place(first)} {_words(first)}",
+            first.site,
+            step=first.step,
+            value=first.factor,
+            call=first.call,
+            first_step=first.step,
+            evidence=evidence,
+            advice=_ADVICE[first.kind],
+        )
+
+    def _headline(self) -> str:
+        if self.identical:
+            return f"{self.a} and {self.b} are identical at {_many(len(self.steps), 'common step')}"
+        first = self.first
+        if first is None:
+            return f"{self.a} and {self.b} do not part: no number differs by more than seeds and noise explain"
+        return f"{self.a} and {self.b} part at step {first.step:,} in {_place(first)}: {_words(first)}"
+
+    def _grid(self) -> Grid:
+        rows: dict[tuple[str, int], list[Parting]] = {}
+        for parting in (*self.scalars, *self.partings):
+            owner = Site.parse(parting.site).owner.name if parting.site else parting.number
+            rows.setdefault((owner, bool(parting.site)), []).append(parting)
+        of_layers = sorted((key for key in rows if key[1]), key=lambda key: rows[key][0].step)
+        keys = [*(key for key in rows if not key[1]), *of_layers]
+        cells = [_cells(name, bool(is_place), rows[name, is_place]) for name, is_place in keys[:_SHOWN]]
+        more = len(keys) - len(cells)
+        columns = ["part", "where", "number", "a", "b", "b / a", "then"]
+        return Grid(
+            self._headline(),
+            columns,
+            cells,
+            [*([f"and {_many(more, 'more layer')}, later"] if more > 0 else []), *self._remarks()],
+            empty="nothing parts",
+            optional=("then",),
+        )
+
+    def _remarks(self) -> list[str]:
+        """The lines below the table: settings, the first difference, other layers, what was compared, and how to read it."""
+        parts = self.parts
+        found = []
+        if parts.settings:
+            shown = list(parts.settings.items())[:_SETTINGS]
+            pairs = [f"{name} {setting_text(one)} → {setting_text(other)}" for name, (one, other) in shown]
+            more = len(parts.settings) - len(shown)
+            found.append("set otherwise: " + " · ".join(pairs) + (f" · and {more} more" if more else ""))
+        if (first := parts.difference) is not None:
+            before = f"equal up to step {first.since:,}; " if first.since is not None else "equal weights at the beginning; "
+            change = f"{first.number} {_size(first.a)} → {_size(first.b)}"
+            found.append(
+                f"{before}the first numbers that differ at all: step {first.step:,}, {first.site} ({change}), "
+                f"{first.places:,} of {first.of:,} places"
+            )
+        found += parts.layers[:_SETTINGS]
+        found += [f"and {len(parts.layers) - _SETTINGS} more modules differ"] if len(parts.layers) > _SETTINGS else []
+        for name, sites in (("a", parts.only_a), ("b", parts.only_b)):
+            if sites:
+                found.append(f"in {name} alone: {', '.join(sites[:3])}" + (f" and {len(sites) - 3} more" if len(sites) > 3 else ""))
+        found += parts.notes
+        span = f"{_many(parts.places, 'number')} at {_many(len(parts.steps), 'common step')}"
+        each = f", medians of {parts.resolution:,} steps each" if parts.resolution > 1 else ""
+        ends = f" ({parts.steps[0]:,} to {parts.steps[-1]:,}{each})" if len(parts.steps) else ""
+        return [*found, f"compared: {span}{ends}; a: {self.a}, b: {self.b}"]
+
+
+def compare_runs(
+    a: Run,
+    b: Run,
+    *,
+    baseline: Sequence[Run] = (),
+    rename: Callable[[Site], Site | None] | None = None,
+) -> RunComparison:
+    """Compare two recorded trainings: the first step and the first layer at which they part beyond what seeds and noise explain.
+
+    Numbers are compared at the steps that both runs logged, place by place and call by call: root mean squares of outputs,
+    gradients, parameters and updates (of other families their main number), the ratio of update to parameter, shares of dead
+    units, and scalars. :mod:`sonde.run.comparison.parting` says what is allowed. Runs that began equal are compared to the last
+    bit, too: the first number that differs at all names step and layer of a change that is too small to matter at once.
+
+    Args:
+        a, b: the runs.
+        baseline: repeats of the setting of *a* with other seeds: what these differ by, by place, takes the place of the built-in
+            allowance for seeds.
+        rename: gives the site of *b* for one of *a*, where layers have other names; None for a layer that *b* lacks.
+
+    Raises:
+        ArgumentError: a run is empty, or the two have no step or no place in common.
+    """
+    return RunComparison(*_names(a, b), compare_rows(a, b, baseline=baseline, rename=rename))
+
+
+def _names(a: Run, b: Run) -> tuple[str, str]:
+    """Return what the runs are called: the names of their folders, with as many of those above as tell them apart."""
+    paths = [run.path for run in (a, b)]
+    one, other = (("in memory",) if path is None else path.parts for path in paths)
+    for length in range(1, max(len(one), len(other)) + 1):
+        if one[-length:] != other[-length:]:
+            return "/".join(one[-length:]), "/".join(other[-length:])
+    return one[-1], other[-1]
+
+
+def _cells(name: str, is_place: bool, partings: Sequence[Parting]) -> list[Cell]:
+    """The row of one layer or scalar: where it parts first; the last cell names its other numbers."""
+    first = partings[0]
+    number = f"{first.number} of {_within(first)}" if is_place else "scalar"
+    rest = list(dict.fromkeys(f"{_within(each)} at {each.step:,}" for each in partings[1:] if each.step > first.step))
+    factor = "" if not math.isfinite(first.factor) else f"{first.factor:.3g} ×"
+    tone: Tone = "bad" if first.kind != "apart" else "plain"
+    return [
+        Cell(f"step {first.step:,}", align="right"),
+        Cell(name, "strong"),
+        Cell(number + (f", call {first.call}" if first.call > 0 else "")),
+        Cell(_value(first, first.a), tone, "right"),
+        Cell(_value(first, first.b), tone, "right"),
+        Cell(factor, align="right"),
+        Cell(", ".join(rest[:3]) + (", ..." if len(rest) > 3 else ""), "quiet"),
+    ]
+
+
+def _within(parting: Parting) -> str:
+    """The place as its layer's row says it: ``weight:update``, ``output``."""
+    site = Site.parse(parting.site)
+    own = site.path.rpartition(".")[2] if site.path != site.owner.path else ""
+    return f"{own}:{site.port}" if own else f"{site.port}{site.leaf}"
+
+
+def _place(parting: Parting) -> str:
+    return parting.number if not parting.site else parting.site + (f" (call {parting.call})" if parting.call > 0 else "")
+
+
+def _value(parting: Parting, value: float) -> str:
+    if math.isfinite(value):
+        return _size(value)
+    return {"no rows": "no rows", "not finite": "NaN or infinite"}.get(parting.kind, "–")
+
+
+def _words(parting: Parting) -> str:
+    """What the two runs have there."""
+    if parting.kind == "no rows":
+        return f"only {'a' if math.isfinite(parting.a) else 'b'} has rows of it from there on"
+    if parting.kind == "not finite":
+        return "elements are NaN or infinite in one of the two"
+    what = (
+        f"{parting.number} {_size(parting.a)} → {_size(parting.b)}" if parting.site else f"{_size(parting.a)} → {_size(parting.b)}"
+    )
+    if parting.a > 0 and parting.b > 0:
+        ratio = parting.factor if parting.factor >= 1 else 1 / parting.factor
+        return f"{what}, {ratio:.3g} times {'larger' if parting.factor >= 1 else 'smaller'} in b"
+    return what
+
+
+def _size(value: float) -> str:
+    return f"{value:.3g}"
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
