@@ -13,6 +13,7 @@ from tests.processes import on_ranks, values
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import sonde
@@ -122,13 +123,15 @@ def test_a_rank_that_watches_alone_records_alone(tmp_path: Path, rank: int) -> N
 
 
 def beside(folder: Path) -> None:
-    loop(to=folder / "run", per_rank=True)
+    loop(to=folder / "run", per_rank=True, gradients="both")
 
 
 def test_rows_of_each_rank_are_written_beside_the_joined_ones(tmp_path: Path) -> None:
+    """Rows that join none are there once: DDP has not averaged gradients after a backward pass."""
     on_ranks(2, beside, tmp_path)
     run = open_run(tmp_path / "run")
-    assert run.families == ("activation", "activation_rank", "moments", "moments_rank", "scalars")
+    assert run.families == ("activation", "activation_rank", "moments", "moments_micro", "moments_rank", "scalars")
+    assert run.sql("SELECT DISTINCT rank, scope FROM moments_micro ORDER BY rank").fetchall() == [(0, "rank"), (1, "rank")]
     assert run.sql("SELECT DISTINCT rank, scope, count FROM moments_rank WHERE site = '0:output' ORDER BY rank").fetchall() == [
         (0, "rank", 18),
         (1, "rank", 18),
@@ -225,6 +228,28 @@ def test_a_run_in_memory_is_that_of_rank_0() -> None:
     first, second = values(on_ranks(2, in_memory))
     assert first == [(36,)] * STEPS
     assert "rank 0" in second
+
+
+def sharded(folder: Path) -> list[str]:
+    torch.manual_seed(0)
+    model = fully_shard(nn.Linear(4, 6))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    pairs = lens.Lens("pairs", Updates(), ("update",))
+    with sonde.watch(model, optimizer, every=1, to=folder / "run", lenses=[lens.moments(), pairs], quiet=True) as inspector:
+        model(torch.ones(6, 4)).sum().backward()
+        optimizer.step()
+    return [covered.reason for covered in inspector.coverage() if str(covered.site) in ("weight:param", "weight:update")]
+
+
+def test_the_coverage_of_joined_parts_is_that_of_the_whole_parameter(tmp_path: Path) -> None:
+    """Only of rows that do not join a part is named."""
+    for rank, (param, update) in enumerate(values(on_ranks(2, sharded, tmp_path))):
+        assert param == ""
+        assert f"rank {rank}'s part" in update
+        assert "pairs: numbers of this rank alone" in update
+    run = open_run(tmp_path / "run")
+    assert run.sql("SELECT count, ranks FROM moments WHERE site = 'weight:param'").fetchall() == [(24, 2)]
+    assert {line["site"] for line in run.coverage["notes"]} == {"weight:update", "bias:update"}
 
 
 def of_pairs(folder: Path) -> str:

@@ -43,6 +43,60 @@ def test_of_several_ranks_each_place_is_read_once(tmp_path: Path) -> None:
     assert run.table("moments").num_rows == 36
 
 
+def test_a_series_is_of_one_rank(tmp_path: Path) -> None:
+    """The first that has a row which the condition allows, or the rank that is asked for."""
+    own = Layout(["fc:output"], scope="rank")
+    with start_run(tmp_path / "run") as first, join_run(tmp_path / "run", rank=1, attempt=1) as second:
+        for step in range(3):
+            first.append("moments", own, {"rms": 10.0 + step}, step=step)
+        for step in range(4):
+            second.append("moments", own, {"rms": 20.0 + step}, step=step)
+    run = open_run(tmp_path / "run")
+    assert [part.tolist() for part in run.series("fc", "rms")] == [[0, 1, 2, 3], [10.0, 11.0, 12.0, 23.0]]
+    assert [part.tolist() for part in run.series("fc", "rms", rank=1)] == [[0, 1, 2, 3], [20.0, 21.0, 22.0, 23.0]]
+    assert run.series("fc", "rms", where="rank = 1 OR step > 1")[1].tolist() == [20.0, 21.0, 12.0, 23.0]
+
+
+def test_what_several_ranks_have_found_is_said_once(tmp_path: Path) -> None:
+    """All rows are in the table; alerts without a rule are the loop's own, each by its words."""
+    with start_run(tmp_path / "run") as first, join_run(tmp_path / "run", rank=1, attempt=1) as second:
+        for rank, writer in enumerate((first, second)):
+            writer.alert(f"fc: {90 + rank} % dead", step=4 + rank, rule="dead", site="fc:output")
+            writer.alert("a checkpoint was written", step=6)
+        second.alert("head: 100 % dead", step=4, rule="dead", site="head:output")
+    run = open_run(tmp_path / "run")
+    assert [(alert["rank"], alert["message"]) for alert in run.alerts] == [
+        (0, "fc: 90 % dead"),
+        (1, "head: 100 % dead"),
+        (0, "a checkpoint was written"),
+    ]
+    assert run.table("alerts").num_rows == 5
+
+
+def test_the_coverage_of_several_ranks_is_that_of_all(tmp_path: Path) -> None:
+    """A site is missing where no rank has rows of it; each rank's notes stay."""
+
+    def data(observed: int, missing: list[str], notes: dict[str, str]) -> dict[str, object]:
+        return {
+            "sites": observed + len(missing),
+            "observed": observed,
+            "missing": [{"site": site, "reason": "a branch not taken"} for site in missing],
+            "notes": [{"site": site, "note": note} for site, note in notes.items()],
+        }
+
+    with start_run(tmp_path / "run") as first, join_run(tmp_path / "run", rank=1, attempt=1) as second:
+        first.append("moments", Layout(["a:output", "lstm:output[0]", "lstm:output[1]"]), {"rms": 1.0}, step=0)
+        second.append("moments", Layout(["b:output"]), {"rms": 1.0}, step=0)
+        first.document("coverage", data(2, ["b:output", "c:output"], {"a:output": "half"}))
+        second.document("coverage", data(1, ["c:output", "d:output"], {"a:output": "other half", "b:output": "alone"}))
+    assert open_run(tmp_path / "run").coverage == {
+        "sites": 5,
+        "observed": 3,
+        "missing": [{"site": site, "reason": "a branch not taken"} for site in ("c:output", "d:output")],
+        "notes": [{"site": "a:output", "note": "half; other half"}, {"site": "b:output", "note": "alone"}],
+    }
+
+
 def test_rows_of_each_rank_beside_merged_ones_are_read_only_by_their_name(tmp_path: Path) -> None:
     merged, own = Layout(["fc:output"], scope="data-parallel"), Layout(["fc:output"], scope="rank")
     with start_run(tmp_path / "run") as writer:

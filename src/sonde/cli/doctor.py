@@ -124,7 +124,7 @@ def _accelerator() -> list[_Line]:
 def _compiler() -> _Line:
     import torch
 
-    from sonde.engine.torch_api.compiled import limits_raised
+    from sonde.engine.torch_api.compiler_state import limits_raised
     from sonde.stats import Moments
 
     x = torch.arange(100.0)

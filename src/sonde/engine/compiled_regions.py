@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from sonde.engine import selection
-from sonde.engine.torch_api import compiled, modules
+from sonde.engine.torch_api import compiler_state, modules
 
 __all__ = ["Region", "regions"]
 
@@ -36,7 +36,7 @@ class Region:
 
     def has_code(self) -> bool:
         """Return whether anything was compiled for the region, or may have been (torch's own classes cannot be asked)."""
-        return not self.calls_hooks_of_top() or compiled.has_compiled(type(self.top).forward.__code__)
+        return not self.calls_hooks_of_top() or compiler_state.has_compiled(type(self.top).forward.__code__)
 
 
 def regions(root: nn.Module, entered: Collection[nn.Module] = ()) -> list[Region]:

@@ -20,7 +20,8 @@ from sonde.inspector.lenses.lens import Lens, LossMetrics
 from sonde.inspector.measurement.measurement import Measurement
 from sonde.paths import short_path
 from sonde.rules import Finding
-from sonde.site import Site
+from sonde.site import PARAMETER_PORTS, Site
+from sonde.stats.pieces import is_here
 
 __all__ = ["closing_lines", "coverage_data", "coverage_of", "described"]
 
@@ -69,7 +70,12 @@ def _environment() -> dict[str, str]:
 
 
 def coverage_of(
-    measurements: Iterable[Measurement], seen: Mapping[tuple[str, str], int], lost: Mapping[str, str], *, attached: bool
+    measurements: Iterable[Measurement],
+    seen: Mapping[tuple[str, str], int],
+    lost: Mapping[str, str],
+    *,
+    attached: bool,
+    joins: bool = False,
 ) -> Coverage:
     """Return the coverage of all measurements as one, with a line for each site, whatever its number of families.
 
@@ -78,6 +84,7 @@ def coverage_of(
         seen: by family and site, how often something was added in the logged steps.
         lost: by family, why its rows could not be finished.
         attached: whether the hooks are in.
+        joins: whether rows join those of other ranks: then a row of a parameter is of all its parts.
     """
     lines: dict[Site, Covered] = {}
     events: dict[tuple[str, Site], int] = {}  # of a site with several leaves: those of the leaf that was there most often
@@ -90,13 +97,16 @@ def coverage_of(
         notes = measurement.attachment.delivery.notes
         for line in measurement.coverage():
             count = events.get((measurement.family, line.site), 0) + line.count
+            why = None if measurement.keys is None else measurement.keys.reasons.get((measurement.family, line.site))
             noted = measurement.attachment.delivery.why_stopped(line.site) or notes.get(line.site, "")
             reason = noted if count and not line.count else line.reason
+            if joins and why is None and line.site.port in PARAMETER_PORTS and is_here(reason):
+                reason = ""
             reason = reason if count else lost.get(measurement.family, reason)
             known = lines.get(line.site)
             if known is None or known.count < count:
                 lines[line.site] = Covered(line.site, count, reason)
-            if measurement.keys is not None and (why := measurement.keys.reasons.get((measurement.family, line.site))):
+            if why is not None:
                 so_far = lines[line.site]
                 both = filter(None, [so_far.reason, f"{measurement.family}: {why}"])
                 lines[line.site] = replace(so_far, reason="; ".join(both))

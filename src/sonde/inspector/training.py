@@ -278,7 +278,8 @@ class WatchedTraining:
 
     def coverage(self) -> Coverage:
         """Return which sites delivered, and why the others did not."""
-        return coverage_of(self.measurements(), self._writer.seen(), self._writer.ended, attached=self.attached)
+        joins = self._writer.merging is not None and not self._writer.merging.has_failed
+        return coverage_of(self.measurements(), self._writer.seen(), self._writer.ended, attached=self.attached, joins=joins)
 
     @property
     def findings(self) -> list[Finding]:

@@ -17,7 +17,7 @@ from sonde.escape import escape_html, printable
 from sonde.number import described as described_numbers
 from sonde.number import number_of
 from sonde.paths import absolute_path, short_path
-from sonde.run.folder.duckdb_sql import check_query, condition, connect, connect_locked, of_rank, quoted
+from sonde.run.folder.duckdb_sql import check_query, condition, connect, connect_locked, first_rank, literal, of_rank, quoted
 from sonde.run.folder.run_json import Description
 from sonde.run.folder.source import Answer, Ask, DiskSource, Source
 from sonde.run.heatmap import Heatmap, Reduce, heatmap_of
@@ -139,13 +139,19 @@ class Run:
 
     @property
     def alerts(self) -> list[dict[str, Any]]:
-        """The findings, in order: epoch, step, rank, severity, rule, site, value, message."""
+        """The findings, in order: epoch, step, rank, severity, rule, site, value, message.
+
+        What several ranks have found by the same rule at the same site is that of the first. ``sql`` has all rows of ``alerts``.
+        """
 
         def question(connection: duckdb.DuckDBPyConnection, families: tuple[str, ...]) -> list[dict[str, Any]]:
             if "alerts" not in families:
                 return []
             found: list[dict[str, Any]] = _all(connection, "alerts").to_pylist()
-            return found
+            first: dict[Any, int] = {}
+            for alert in sorted(found, key=lambda alert: alert["rank"]):
+                first.setdefault(_what(alert), alert["rank"])
+            return [alert for alert in found if first[_what(alert)] == alert["rank"]]
 
         return self._ask(question)
 
@@ -156,8 +162,10 @@ class Run:
 
     @property
     def coverage(self) -> Any:
-        """Which sites delivered, and why others did not, as plain data, or None."""
-        return self.document("coverage")
+        """Which sites delivered, and why others did not, as plain data, or None. Of several ranks: on any of them."""
+        parts = [self.document("coverage", rank=rank) for rank in sorted({0, *self.ranks})]
+        there = [part for part in parts if part is not None]
+        return _joined_coverage(there, self.sites) if len(there) > 1 else next(iter(there), None)
 
     def document(self, name: str, *, rank: int = 0) -> Any:
         """A document as one rank wrote it, as plain data; None where there is none."""
@@ -192,18 +200,19 @@ class Run:
         return frame
 
     def series(
-        self, site: Any, number: str, *, family: str | None = None, where: str | None = None
+        self, site: Any, number: str, *, family: str | None = None, where: str | None = None, rank: int | None = None
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any]]:
         """One number of one site over time: ``(steps, values)``.
 
-        A step appears once for each row that the site has in it, in order of micro-step, rank and call. Rows in which the
+        A step appears once for each row that the site has in it, in order of micro-step and call. Rows in which the
         number was not recorded are left out. Where each row has a list of k numbers, the values are of shape (rows, k).
 
         Args:
             site: a site or its text; the port is ``output`` where none is written.
             number: a column, as ``rms``.
             family: needed where several families have a number of this name.
-            where: an SQL condition on the rows, as ``"call = 0 AND rank = 0"``.
+            where: an SQL condition on the rows, as ``"call = 0 AND epoch > 3"``.
+            rank: the process that wrote the rows; by default, at each moment the first that has one which *where* allows.
 
         Raises:
             UnknownSiteError: there is no such family, number or site; the message names the nearest.
@@ -212,11 +221,12 @@ class Run:
 
         def question(connection: duckdb.DuckDBPyConnection, families: tuple[str, ...]) -> tuple[Any, Any]:
             chosen = self._family_of(connection, families, number, family)
+            chosen_rank = first_rank(chosen) if rank is None else f"AND rank = {literal(rank)}"
             texts = dict.fromkeys([str(site) if ":" in str(site) else f"{site}:output", *_literally(str(site))])
             for text in texts:
                 rows = connection.sql(
                     f"SELECT step, {quoted(number)} FROM {quoted(chosen)} WHERE site = $site AND {quoted(number)} IS NOT NULL"
-                    f"{condition(where)} ORDER BY step, micro_step, rank, call",
+                    f"{condition(where)} {chosen_rank} ORDER BY step, micro_step, call",
                     params={"site": encodable(text)},
                 ).to_arrow_table()
                 if rows.num_rows:
@@ -375,6 +385,22 @@ class Run:
         head = ["Run in memory", state] if path is None else [f"Run {path.name}", state, short_path(path)]
         said = [self.described_ranks] if self.described_ranks else []
         return [" · ".join(head), *said, *(rows or ["nothing recorded yet"])]
+
+
+def _what(alert: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return what an alert is about: on another rank the same is no other."""
+    return alert["rule"], alert["site"], *(() if alert["rule"] else (alert["step"], alert["message"]))
+
+
+def _joined_coverage(parts: Sequence[Mapping[str, Any]], sites: Sequence[str]) -> dict[str, Any]:
+    """Return one coverage of those of several ranks; *sites* are those that have rows of any rank."""
+    seen = {str(Site.parse(site).at("")) for site in sites}
+    missing = {line["site"]: line for part in parts for line in part["missing"] if line["site"] not in seen}
+    notes: dict[str, list[str]] = {}
+    for line in (line for part in parts for line in part["notes"]):
+        notes.setdefault(line["site"], []).append(line["note"])
+    said = [{"site": site, "note": "; ".join(dict.fromkeys(texts))} for site, texts in notes.items()]
+    return {"sites": len(seen | missing.keys()), "observed": len(seen), "missing": list(missing.values()), "notes": said}
 
 
 _SINGLE = ("scalars", "alerts")

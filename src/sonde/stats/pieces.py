@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeGuard
 import torch
 from torch import Tensor, nn
 
-__all__ = ["PLAIN", "Piece", "here", "is_part", "is_partial_sum", "local", "may_come", "piece_of"]
+__all__ = ["PLAIN", "Piece", "here", "is_here", "is_part", "is_partial_sum", "local", "may_come", "piece_of"]
 
 PLAIN: frozenset[type] = frozenset({Tensor, nn.Parameter})
 """The classes of tensors that are never distributed, and read as they are."""
@@ -113,7 +113,15 @@ def here(tensor: Tensor) -> str:
     piece = piece_of(tensor)
     if piece is None:
         return f"rank {_rank()} holds no part of it"
-    return "" if piece.is_whole else f"rank {_rank()}'s part {piece}"
+    return "" if piece.is_whole else f"{_OWN.format(_rank())}{piece}"
+
+
+def is_here(words: str) -> bool:
+    """Return whether *words* are those of :func:`here` for a part of a tensor on this rank."""
+    return words.startswith(_OWN.format(_rank()))
+
+
+_OWN = "rank {}'s part "
 
 
 def _rank() -> int:

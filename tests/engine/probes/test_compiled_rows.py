@@ -13,7 +13,7 @@ import torch._dynamo.utils
 from torch import Tensor, nn
 
 import sonde
-from sonde.engine.torch_api import compiled
+from sonde.engine.torch_api import compiler_state
 from sonde.stats import Moments
 
 Step = Callable[[nn.Module], Tensor]
@@ -207,19 +207,19 @@ def test_each_block_may_have_a_graph_for_observed_and_one_for_other_steps(fresh_
             optimizer.step()
         assert {line.count for line in probe.coverage()} == {2}
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2 * len(model)
-    assert compiled.limits_raised()["recompile_limit"] == (8, torch._dynamo.config.recompile_limit)
+    assert compiler_state.limits_raised()["recompile_limit"] == (8, torch._dynamo.config.recompile_limit)
     torch._dynamo.config.recompile_limit = before
 
 
 def test_a_limit_that_is_set_for_a_while_does_not_raise_the_former_one_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program sets 3 in a block, three times: within, the limit is four times that; outside it stays four times 10."""
-    monkeypatch.setattr(compiled, "_raised", {name: {} for name in compiled._LIMITS})
+    monkeypatch.setattr(compiler_state, "_raised", {name: {} for name in compiler_state._LIMITS})
     config = torch._dynamo.config
     with config.patch(recompile_limit=10, accumulated_recompile_limit=100):
         for _ in range(3):
-            compiled.notice_hooks()
-            assert compiled.limits_raised() == {"recompile_limit": (10, 40), "accumulated_recompile_limit": (100, 400)}
+            compiler_state.notice_hooks()
+            assert compiler_state.limits_raised() == {"recompile_limit": (10, 40), "accumulated_recompile_limit": (100, 400)}
             with config.patch(recompile_limit=3):
-                compiled.notice_hooks()
-                assert compiled.limits_raised()["recompile_limit"] == (3, 12)
+                compiler_state.notice_hooks()
+                assert compiler_state.limits_raised()["recompile_limit"] == (3, 12)
             assert config.recompile_limit == 40

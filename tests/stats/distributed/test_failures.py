@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -128,6 +129,28 @@ def test_a_busy_rank_is_waited_for(what: str) -> None:
 
 
 @pytest.mark.slow
+def suspended() -> dict[str, Any]:
+    """Stop every rank for longer than the time-out, as a scheduler does with a job that has to make room."""
+    made = merger()
+    rank = dist.get_rank()
+    made.merge(offer(0))
+    first, second = (0.7, 3.9) if rank == 1 else (1.2, 3.0)  # rank 0 has seen the last sign of rank 1, and goes on before it
+    stopping = subprocess.Popen(
+        ["sh", "-c", f"sleep {first * TIMEOUT}; kill -STOP {os.getpid()}; sleep {second * TIMEOUT}; kill -CONT {os.getpid()}"]
+    )
+    if rank == 1:
+        time.sleep(0.9 * TIMEOUT)
+    merged = made.merge(offer(1))
+    stopping.wait()
+    made.close()
+    return {"ranks": merged.blocks[0].joined.tolist(), "failed": merged.failed}
+
+
+@pytest.mark.slow
+def test_a_job_that_is_suspended_as_a_whole_goes_on() -> None:
+    assert values(on_ranks(2, suspended)) == [{"ranks": [2], "failed": ""}] * 2
+
+
 class Late:
     """A collective whose result arrives just as a slice of the wait is over."""
 

@@ -19,7 +19,7 @@ from sonde.engine.calls.module_paths import ModuleNames, ModuleNode, is_transpar
 from sonde.engine.calls.thread_state import ThreadState
 from sonde.engine.compiled_regions import regions
 from sonde.engine.failures import ProbeError
-from sonde.engine.torch_api import autograd_state, compiled, hooks
+from sonde.engine.torch_api import autograd_state, compiler_state, hooks
 from sonde.engine.torch_api.autograd_state import ACCUMULATES, modules_running, nodes_running, sequence_of_node
 from sonde.engine.torch_api.modules import is_called_compiled, is_compiled_wrapper
 from sonde.engine.unseen import blocks, is_quiet, next_number
@@ -31,7 +31,7 @@ __all__ = ["ModuleTracker"]
 _sequence_now: Callable[[], int] = autograd_state.next_sequence
 _graph_task: Callable[[], int] = autograd_state.graph_task
 _current_node: Callable[[], Any] = autograd_state.current_node
-_is_traced = compiled.is_traced
+_is_traced = compiler_state.is_traced
 _compiler_at_work = hooks.compiler_at_work
 _NOWHERE = RootCall(0, -1, False, None)
 

@@ -10,13 +10,13 @@ from torch.nn.parameter import is_lazy
 
 from sonde.engine.clock.counters import Counters
 from sonde.engine.inventory import inventory_of
-from sonde.engine.torch_api import compiled, hooks
+from sonde.engine.torch_api import compiler_state, hooks
 from sonde.engine.torch_api.autograd_state import graph_task, has_substituted_parameters, is_nested_pass
 from sonde.engine.unseen import blocks
 
 __all__ = ["BackwardCounter"]
 
-_is_traced = compiled.is_traced
+_is_traced = compiler_state.is_traced
 
 
 class BackwardCounter:

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from sonde.engine.clock.backward_counter import BackwardCounter
 from sonde.engine.clock.counters import Counters
 from sonde.engine.inventory import inventory_of
-from sonde.engine.torch_api import compiled, hooks
+from sonde.engine.torch_api import compiled, compiler_state, hooks, operators
 from sonde.engine.torch_api.autograd_state import graph_task, is_shape_inference, modules_running
 from sonde.engine.unseen import blocks, quiet
 
 __all__ = ["ForwardCounter"]
 
-_is_traced = compiled.is_traced
+_is_traced = compiler_state.is_traced
 
 
 class ForwardCounter:
@@ -158,7 +158,7 @@ class _Begin(hooks.Hook):
 
     def __init__(self, counter: ForwardCounter) -> None:
         self.counter = counter
-        self.token = compiled.Token(self)
+        self.token = operators.Token(self)
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any = None) -> None:
         if _is_traced():
@@ -206,7 +206,7 @@ class _End(hooks.Hook):
 
     def __init__(self, counter: ForwardCounter) -> None:
         self.counter = counter
-        self.token = compiled.Token(self)
+        self.token = operators.Token(self)
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any = hooks.NOT_GIVEN) -> None:
         if output is hooks.NOT_GIVEN:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from sonde.engine.torch_api import compiled, hooks
+from sonde.engine.torch_api import compiler_state, hooks
 
 __all__ = [
     "announce",
@@ -118,7 +118,7 @@ def _take_out_unused() -> None:
 
 
 def _steps(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    if compiled.is_traced():
+    if compiler_state.is_traced():
         return
     for looking in tuple(_lookers.values()):
         looker = looking()
@@ -134,7 +134,7 @@ def _steps(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 def _stepped(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    if compiled.is_traced():
+    if compiler_state.is_traced():
         return
     for reference in tuple(_followers.values()):
         follower = reference()

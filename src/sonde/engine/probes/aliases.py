@@ -14,7 +14,7 @@ from torch import nn
 from sonde.engine.clock.clock import Clock
 from sonde.engine.clock.forward import Forward
 from sonde.engine.selection import Named
-from sonde.engine.torch_api import compiled, hooks
+from sonde.engine.torch_api import compiler_state, hooks
 from sonde.engine.unseen import blocks
 
 __all__ = ["Aliases", "ParentMark"]
@@ -53,7 +53,7 @@ class _Enter(hooks.Hook):
         self.parent = parent
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any = None) -> None:
-        if compiled.is_traced() or (blocks and self.clock.is_quiet()):
+        if compiler_state.is_traced() or (blocks and self.clock.is_quiet()):
             return
         try:
             self.clock.current().running.append((self.parent, {}))
@@ -69,7 +69,7 @@ class _Leave(hooks.Hook):
         self.parent = parent
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any = None) -> None:
-        if compiled.is_traced() or (blocks and self.clock.is_quiet()):
+        if compiler_state.is_traced() or (blocks and self.clock.is_quiet()):
             return
         try:
             running = self.clock.current().running

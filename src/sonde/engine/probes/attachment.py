@@ -19,7 +19,7 @@ from sonde.engine.probes.delivery import Delivery
 from sonde.engine.probes.hook_set import HookSet
 from sonde.engine.probes.targets import Target, Wanted, choose, is_scripted, sites_of
 from sonde.engine.selection import Named, Where
-from sonde.engine.torch_api import compiled
+from sonde.engine.torch_api import compiler_state
 from sonde.engine.torch_api.autograd_state import has_substituted_parameters
 from sonde.engine.unseen import next_number
 from sonde.site import MODULE_PORTS, Port, Site
@@ -176,7 +176,7 @@ class Attachment:
         self.delivery.stopped_by = None
         self.delivery.stopped.clear()  # sites that have failed begin again
         self.delivery.number = next_number()
-        compiled.notice_hooks()
+        compiler_state.notice_hooks()
         try:
             for root in self.roots:
                 self._start(root, root.inventory if just_observed else inventory_of(root.model))

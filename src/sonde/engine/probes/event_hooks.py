@@ -25,7 +25,7 @@ from sonde.engine.probes.gradients import GradientCollector, sequence_of
 from sonde.engine.probes.site_hook import SiteHook
 from sonde.engine.probes.targets import Sites
 from sonde.engine.selection import Named
-from sonde.engine.torch_api import compiled, hooks
+from sonde.engine.torch_api import compiled, compiler_state, hooks, operators
 from sonde.engine.torch_api.autograd_state import current_node, graph_task, sequence_of_node, transforms
 from sonde.engine.torch_api.forms import paths_of, rebuild
 from sonde.engine.torch_api.input_alias import alias, aliased_in_trace, of_inputs
@@ -37,8 +37,8 @@ from sonde.stats.pieces import PLAIN, local
 __all__ = ["EventHook", "InputEventHook", "ModuleEventHook", "OutputEventHook", "ParameterEventHook"]
 
 _graph_task: Callable[[], int] = graph_task
-_is_traced = compiled.is_traced
-_is_exported = compiled.is_exported
+_is_traced = compiler_state.is_traced
+_is_exported = compiler_state.is_exported
 _thread: Callable[[], int] = threading.get_ident
 _compiler = hooks.compiler_at_work
 _transforms: Callable[[], Any] = transforms
@@ -104,7 +104,7 @@ class ModuleEventHook(EventHook):
         self.aliases: Aliases | None = None
         self.entrance: InputEventHook | None = None
         self.plan = compiled.plan_of(self.value_port if self._site is not None else "", self._gradients or "")
-        self.token = compiled.Token(self)
+        self.token = operators.Token(self)
 
     @property
     def kind(self) -> type[nn.Module]:

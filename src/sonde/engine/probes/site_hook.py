@@ -16,7 +16,7 @@ from sonde.engine.clock.forward import Forward
 from sonde.engine.probes.delivery import Delivery
 from sonde.engine.probes.targets import Sites
 from sonde.engine.selection import Named
-from sonde.engine.torch_api import compiled, hooks
+from sonde.engine.torch_api import compiler_state, hooks
 from sonde.engine.torch_api.autograd_state import graph_task, is_transformed, transforms
 from sonde.engine.unseen import blocks, is_quiet
 from sonde.site import Port
@@ -29,7 +29,7 @@ _AT_THE_BORDER = (
     "are not in its gradient"
 )
 
-_is_exported = compiled.is_exported
+_is_exported = compiler_state.is_exported
 _thread: Callable[[], int] = threading.get_ident
 
 
@@ -123,7 +123,7 @@ class SiteHook(hooks.Hook, ABC):
 
     def note_border(self, port: Port, tensors: Iterable[Tensor]) -> None:
         """Note in the coverage of *port* if *tensors*, whose gradients are observed, come out of one call of compiled code."""
-        if compiled.come_out_together(tensors):
+        if compiler_state.come_out_together(tensors):
             self.delivery.note([self.sites[port]], _AT_THE_BORDER)
 
     def failed(self, error: Exception) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from sonde.engine import structure
 from sonde.engine.layer_axes import axes_of, unit_axis
 from sonde.engine.probes.site_hook import SiteHook
-from sonde.engine.torch_api import compiled, hooks
+from sonde.engine.torch_api import compiled, compiler_state, hooks, operators
 from sonde.engine.torch_api.autograd_state import graph_task
 from sonde.engine.torch_api.forms import paths_of
 from sonde.engine.torch_api.input_alias import alias, aliased_in_trace
@@ -42,7 +42,7 @@ __all__ = [
 
 _graph_task: Callable[[], int] = graph_task
 _with_gradients: Callable[[], bool] = torch.is_grad_enabled
-_is_traced = compiled.is_traced
+_is_traced = compiler_state.is_traced
 _thread: Callable[[], int] = threading.get_ident
 
 Calls = Literal["each", "joined"] | int
@@ -143,7 +143,7 @@ class StatisticHook(SiteHook):
         self.measure = compiled.Measure.of(statistic, lambda: compiled.Measure(Table(statistic).measured, _is_compiled))
         most = _MOST_LEAVES if statistic.is_of_every_leaf else 1
         self.plan = compiled.plan_of(self.adds or "", self.listens or "", most, self.measure.number)
-        self.token = compiled.Token(self)
+        self.token = operators.Token(self)
         if not self.is_on_module:
             for port, row in list(unused.items()):
                 self._take((port, "", OTHER_CALLS), row.device)
@@ -404,7 +404,7 @@ class StatisticHook(SiteHook):
 
     def _replayed(self, port: str, leaf: str, call: int, tensor: Tensor) -> None:
         """Add a row that compiled code has measured, or a tensor that it has handed over."""
-        place: Any = port.removeprefix(compiled.AS_TENSOR), leaf, row_of_call(call, self.apart)
+        place: Any = port.removeprefix(operators.AS_TENSOR), leaf, row_of_call(call, self.apart)
         (self._merge if place[0] == port else self._add)(place, tensor)
 
 

@@ -1,205 +1,41 @@
-"""Run ordinary Python from compiled code: two operators, and the setting by which compiled code notices hooks.
+"""Deliver what passes a hook that ``torch.compile`` traces, by the operators of ``operators.py``.
 
-A hook that ``torch.compile`` traces may not count, look anything up, or append to a list: the hook would be recompiled for
-each module, or be silently wrong. But a hook may call an operator on tensors that the hook owns, its *token*. At run time the
-operator reads from the token which hook called it, and runs ordinary Python there.
-
-* ``sonde::deliver`` hands tensors to the hook at their place in the execution, or the rows of a statistic that the compiled code
-  has measured. No buffer of a size known beforehand is needed.
-* ``sonde::deliver_gradient`` hands over a gradient in the backward pass, or its measured row. It names the call of ``deliver`` that
-  it belongs to by the token's *ticket*, a new one for each execution of a graph, and by the place in the graph.
-
-What compiled code does for an observer costs time twice: when it is compiled, and when it runs. Therefore Dynamo, the slowest
-part, traces no more of a hook than the structure of the value; all else is one call in its graph (``_observe``), which the
-backend traces. And a statistic is a part of the compiled code only on accelerators (``sonde.stats.kernels.fused.is_fused``):
-there its operations are fused with the model's own. On the CPU the operator gets the tensor, and the row is added as in eager
-mode.
-
-No compiler may drop, duplicate or reorder these. The first runs in the forward and declares a write into the token: an *effect*
-there is refused in a graph with an activation checkpoint. It returns nothing, so that the backward needs nothing from it: a result
-would be computed again in a checkpoint, which reads the token that another graph has written into meanwhile; or it would be
-saved, as a buffer of the graph's own, and torch refuses ``retain_graph=True`` where there is any. A ticket is an input of the
-graph, and nobody writes into it. The second operator has an effect, and declares no write into an argument: a tensor that a
-backward graph writes into is saved by the forward pass, and autograd then refuses the backward of a model that was called twice
-before it ("modified by an inplace operation"). For the same reason a token that a forward graph writes into is handed over as
-``.data``. The rows of a statistic are no arguments of compiled code.
-
-Compiled code runs without gradients where the program has them: an argument of ``deliver`` says what the program has, and the
-Python of a hook runs with that.
+What compiled code does for an observer costs time twice: when it is compiled, and when it runs. Dynamo, the slowest part, traces
+no more of a hook than the structure of the value. Python decides while Dynamo traces what is to be delivered (``_decide``), and all
+else is one call in Dynamo's graph (``_observe``), which the backend traces. And a statistic is a part of the compiled code only on
+accelerators (``sonde.stats.kernels.fused.is_fused``): there its operations are fused with the model's own. On the CPU the operator
+gets the tensor, and the row is added as in eager mode.
 """
 
 from __future__ import annotations
 
 import logging
-import sys
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import count
-from types import CodeType
-from typing import Any, Protocol
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._guards import TracingContext
-from torch._library.effects import EffectType
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
-from sonde.engine.torch_api.forms import form_of, number_of
+from sonde.engine.torch_api.compiler_state import is_exported, notice_hooks
+from sonde.engine.torch_api.forms import form_of
+from sonde.engine.torch_api.forms import number_of as number_of_form
+from sonde.engine.torch_api.operators import WRITTEN, Sent, Token, deliver, deliver_gradient, number_of, sent
 from sonde.stats.pieces import local
 
-__all__ = [
-    "AS_TENSOR",
-    "Measure",
-    "Replayed",
-    "Token",
-    "come_out_together",
-    "compile_error",
-    "has_compiled",
-    "is_exported",
-    "is_traced",
-    "limits_raised",
-    "notice_hooks",
-    "plan_of",
-    "trace_mark",
-    "trace_value",
-]
-
-is_traced: Callable[[], bool] = torch.compiler.is_dynamo_compiling
-"""Return whether the code that calls this is being traced by ``torch.compile``."""
-
-is_exported: Callable[[], bool] = torch.compiler.is_exporting
-"""Return whether ``torch.export`` runs: a program that is written down must not hold sonde's operators."""
-
-AS_TENSOR = "tensor "
-"""Begins the port of a tensor that compiled code delivers in place of its row: see ``_sent``."""
+__all__ = ["Measure", "plan_of", "trace_mark", "trace_value"]
 
 
 def _at_trace(function: Callable[..., Any]) -> Callable[..., Any]:
     """Have *function* called by Python while the code that calls it is traced; its result is a constant of the compiled code."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as torch.compiler.assume_constant_result, unimported
     return function
-
-
-# ------------------------------------------------------------------------------------------------------------- tokens
-
-
-class Replayed(Protocol):
-    """What compiled code reaches through a token."""
-
-    token: Token
-
-    def replay(self, leaves: list[Tensor], form: int, port: str) -> Moment:
-        """Run the Python of a module hook."""
-
-
-Moment = tuple[int, int]
-"""The indices of a forward and of a call."""
-
-_owners: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-_numbers = count(1)
-
-
-def _integers(*numbers: int) -> Tensor:
-    """Return a tensor of *numbers* in main memory, also in inference mode. Costs a fifth of ``torch.tensor``."""
-    if torch.is_inference_mode_enabled():
-        with torch.inference_mode(False):
-            return _integers(*numbers)
-    return torch.from_numpy(np.array(numbers, np.int64))
-
-
-class Token:
-    """Names a hook in compiled code, and there each execution of a graph.
-
-    Attributes:
-        written: the operator in the forward declares that it writes here, and so is neither dropped nor moved.
-        ticket: holds the number of the hook, and that of the next execution.
-    """
-
-    __slots__ = ("_given", "_moments", "_number", "ticket", "written")
-
-    def __init__(self, owner: Replayed) -> None:
-        self._number = next(_numbers)
-        _owners[self._number] = owner
-        self._given = 0
-        self._moments: dict[int, tuple[weakref.ref[Tensor], dict[tuple[int, int], Moment]]] = {}
-        self.written = _integers(0)
-        self._next_ticket()
-
-    def _next_ticket(self) -> None:
-        self._given += 1
-        self.ticket = _integers(self._number, self._given)
-
-    def note(self, ticket: int, place: int, moment: Moment) -> None:
-        """Note when the hook was called at *place* in the execution that has *ticket*, as long as anything holds the ticket."""
-        moments = self._moments
-        if ticket == self._given:
-            moments[ticket] = weakref.ref(self.ticket, lambda _: moments.pop(ticket, None)), {}
-            self._next_ticket()
-        if ticket in moments:
-            moments[ticket][1][place, threading.get_ident()] = moment
-
-    def moment(self, ticket: int, place: int) -> Moment | None:
-        """Return when the hook was called at *place* in the execution that has *ticket*; None if nothing was delivered there.
-
-        Where several threads have begun one execution at the same time, they have one ticket.
-        """
-        noted = self._moments[ticket][1] if ticket in self._moments else {}
-        own = noted.get((place, threading.get_ident()))
-        return own or next((moment for (at, _), moment in noted.items() if at == place), None)
-
-
-# ---------------------------------------------------------------------------------------------------------- operators
-
-_library = torch.library.Library("sonde", "DEF")
-_unsafe = (torch.Tag.cudagraph_unsafe,)  # a replayed CUDA graph would not run Python
-_library.define(
-    "deliver(Tensor(a!) written, Tensor ticket, int place, Tensor[] leaves, int form, str port, bool recording) -> ()", tags=_unsafe
-)
-_library.define("deliver_gradient(Tensor ticket, int place, Tensor gradient, int leaf, int form, str port) -> ()", tags=_unsafe)
-
-
-def _deliver(written: Tensor, ticket: Tensor, place: int, leaves: list[Tensor], form: int, port: str, recording: bool) -> None:
-    number, execution = ticket.tolist()
-    owner = _owners.get(number)
-    if owner is None:
-        return
-    runs_with = torch.is_grad_enabled()
-    torch.set_grad_enabled(recording)
-    try:
-        # new objects: the compiler writes into memory again under the same object and version, so a change could not be found
-        moment = owner.replay([leaf.detach() for leaf in leaves], form, port)
-        if place:
-            owner.token.note(execution, place, moment)
-    except Exception as error:
-        owner.failed(error)
-    finally:
-        torch.set_grad_enabled(runs_with)
-
-
-def _deliver_gradient(ticket: Tensor, place: int, gradient: Tensor, leaf: int, form: int, port: str) -> None:
-    number, execution = ticket.tolist()
-    owner = _owners.get(number)
-    moment = None if owner is None else owner.token.moment(execution, place)
-    if owner is not None and moment is not None:
-        try:
-            owner.replay_gradient(*moment, gradient.detach(), leaf, form, port)
-        except Exception as error:
-            owner.failed(error)
-
-
-_library.impl("deliver", _deliver, "CompositeExplicitAutograd")
-_library.impl("deliver", lambda *_: None, "Meta")
-_library.impl("deliver_gradient", _deliver_gradient, "CompositeExplicitAutograd")
-_library.impl("deliver_gradient", lambda *_: None, "Meta")
-_library._register_effectful_op("sonde::deliver_gradient", EffectType.ORDERED)
-
-_op_deliver = torch.ops.sonde.deliver.default
-_op_gradient = torch.ops.sonde.deliver_gradient.default
-
-# ------------------------------------------------------------------------------------------------- called while traced
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,68 +90,51 @@ class Measure:
     def of(cls, key: Hashable, make: Callable[[], Measure]) -> Measure:
         """Return the one measure for *key*, a statistic; *make* returns a new one."""
         try:
-            found = _by_key.get(key)
+            found, is_value = _by_key.get(key), type(key).__eq__ is not object.__eq__
         except TypeError:  # a statistic that has a list
-            key, found = id(key), None
+            key = id(key)
+            found, is_value = _by_key.get(key), False
         if found is None:
             found = _by_key[key] = make()
-            if type(key).__eq__ is not object.__eq__:  # a value: later ones that are equal get the number, and with it the plan
+            if is_value:  # later ones that are equal get the number, and with it the plan
                 found.number = _numbers_of_values.setdefault(key, found.number)
             _measures[found.number] = found
         return found
 
 
+_numbers = count(1)
 _by_key: weakref.WeakValueDictionary[Hashable, Measure] = weakref.WeakValueDictionary()
 _measures: weakref.WeakValueDictionary[int, Measure] = weakref.WeakValueDictionary()
 _numbers_of_values: dict[Hashable, int] = {}
 
-
-@_at_trace
-def _intern(form: Any) -> int:
-    """Return the number of *form*. Runs while code is traced, before the first call of ``_observe`` in that code."""
-    notice_hooks()
-    torch.compiler.allow_in_graph([_observe, _as_result])
-    return number_of(form)
-
-
-_places: weakref.WeakKeyDictionary[Any, count[int]] = weakref.WeakKeyDictionary()
-
-
-@_at_trace
-def _next_place() -> int:
-    """Return a number that no other place in the code that is being compiled has, from 1."""
-    return next(_places.setdefault(TracingContext.get(), count(1)))
+# ------------------------------------------------------------------------------------------------- called while traced
 
 
 def trace_mark(token: Token) -> None:
     """Call ``replay`` of the token's owner at run time, without a value."""
     if not is_exported():
-        _observe(token.written, token.ticket, 0, torch.is_grad_enabled(), _intern(("other",)), _NOTHING, 0)
+        _observe(WRITTEN, token.ticket, torch.is_grad_enabled(), _decide(_NOTHING, ("other",)))
 
 
 def trace_value(token: Token, plan: int, value: Any) -> None:
     """Deliver *value*, and its gradients, as *plan* says."""
     if is_exported():
         return
-    if type(value) is Tensor and (_takes_all(plan) or value.is_floating_point() or value.is_complex()):
-        leaves, form = [value], _intern(("tensor",))
+    leaves: tuple[Tensor, ...]
+    if type(value) is Tensor and (value.is_floating_point() or value.is_complex() or _takes_all(plan)):
+        leaves, form = (value,), ("tensor",)
     else:
         found: list[Tensor] = []
-        form = _intern(form_of(value, found, not _takes_all(plan)))
-        leaves = found[: _most(plan)]
-    inputs = place = 0
-    if _has_gradients(plan):
-        place = _next_place()
-        for index, leaf in enumerate(leaves):
-            if leaf.requires_grad:
-                _comptime()(_look_at_leaf)
-                inputs += _is_input() << index
-    _observe(token.written, token.ticket, place, torch.is_grad_enabled(), form, plan, inputs, *leaves)
-    if inputs:
+        form = form_of(value, found, not _takes_all(plan))
+        leaves = tuple(found[: _most(plan)])
+    _comptime()(_look_at_leaves)
+    what = _decide(plan, form)
+    _observe(WRITTEN, token.ticket, torch.is_grad_enabled(), what, *leaves)
+    if what & 1:
         ticket = _as_result(token.ticket)
         for index, leaf in enumerate(leaves):
-            if inputs >> index & 1:
-                _listen_outside(ticket, place, leaf, index, form, plan)
+            if _is_outside(what, index):
+                _listen_outside(ticket, leaf, index, what)
 
 
 @_at_trace
@@ -329,10 +148,23 @@ def _most(plan: int) -> int | None:
 
 
 @_at_trace
-def _has_gradients(plan: int) -> bool:
-    return bool(_plans[plan].gradient_port)
+def _decide(plan: int, form: Any) -> int:
+    """Return twice the number of what is sent, plus 1 if gradients of tensors from outside of the compiled code are.
+
+    Runs while code is traced, after ``_look_at_leaves`` and before ``_observe`` in that code.
+    """
+    notice_hooks()
+    torch.compiler.allow_in_graph([_observe, _as_result])
+    wanted = _plans[plan]
+    place = outside = 0
+    if wanted.gradient_port:
+        place = next(_places.setdefault(TracingContext.get(), count(1)))
+        outside = _local.outside
+    what = Sent(wanted.port, wanted.gradient_port, number_of_form(form), place, wanted.measure, outside)
+    return 2 * number_of(what) + bool(outside)
 
 
+_places: weakref.WeakKeyDictionary[Any, count[int]] = weakref.WeakKeyDictionary()  # the next one, from 1, in what is compiled now
 _NOTHING = plan_of("", "")
 _local = threading.local()
 
@@ -343,21 +175,25 @@ def _comptime() -> Any:
     return comptime
 
 
-def _look_at_leaf(context: Any) -> None:
-    """Note whether the tensor ``leaf`` of the traced frame comes from outside of the compiled code, and is no parameter.
+def _look_at_leaves(context: Any) -> None:
+    """Note which of the tensors ``leaves`` of the traced frame come from outside of the compiled code, and are no parameters.
 
     Hooks on a parameter would stay there; uses of it in other compiled code are not in the gradient that is delivered.
     """
-    leaf = context.get_local("leaf")
+    _local.outside = 0
     try:
-        _local.is_input = leaf._ComptimeVar__variable.source is not None and not isinstance(leaf.as_fake(), nn.Parameter)
+        leaves = context.get_local("leaves")
+        for index, leaf in enumerate(leaves._ComptimeVar__variable.items):
+            shown = type(leaves)(leaf.realize())
+            if leaf.realize().source is not None and (fake := shown.as_fake()).requires_grad:
+                _local.outside |= (not isinstance(fake, nn.Parameter)) << index
     except AttributeError:  # another version of torch
-        _local.is_input = False
+        pass
 
 
 @_at_trace
-def _is_input() -> int:
-    return int(_local.is_input)
+def _is_outside(what: int, index: int) -> bool:
+    return bool(sent(what >> 1).outside >> index & 1)
 
 
 def _as_result(ticket: Tensor) -> Tensor:
@@ -365,32 +201,37 @@ def _as_result(ticket: Tensor) -> Tensor:
     return ticket
 
 
-def _observe(
-    written: Tensor, ticket: Tensor, place: int, recording: bool, form: int, plan: int, inputs: int, *leaves: Tensor
-) -> None:
-    """Deliver *leaves*, and their gradients but for the *inputs*, which are the bits of a number.
+def _observe(written: Tensor, ticket: Tensor, recording: bool, what: int, *leaves: Tensor) -> None:
+    """Deliver *leaves*, and their gradients but for those from outside of the compiled code.
 
     Dynamo puts the call into its graph and does not look inside; the backend traces what is called here, or runs it.
     """
-    wanted = _plans[plan]
-    port, sent = _sent(wanted, wanted.port, [leaf.detach() for leaf in leaves] if wanted.port else [])
-    _op_deliver(written.data, ticket, place, sent, form, port, recording)
-    if wanted.gradient_port:
+    if _is_looked_at(ticket):
+        return
+    number = what >> 1
+    given = sent(number)
+    measured, tensors = _measured(given, leaves if given.port else ())
+    deliver(written.data, ticket, tensors, number, measured, recording)
+    if given.gradient_port:
         for index, leaf in enumerate(leaves):
-            if leaf.requires_grad and not inputs >> index & 1:
-                deliver = partial(_observe_gradient, ticket, place, index, form, plan)
-                if isinstance(leaf, nn.Parameter):  # only code that runs has real ones
-                    if not _is_fake(leaf):
-                        _listen_once(leaf, deliver)
-                else:
-                    leaf.register_hook(deliver)
+            if leaf.requires_grad and not given.outside >> index & 1:
+                listener = partial(_observe_gradient, ticket, index, number)
+                if not isinstance(leaf, nn.Parameter):
+                    leaf.register_hook(listener)
+                elif not isinstance(leaf, _fakes()):  # only code that runs has real ones
+                    _listen_once(leaf, listener)
 
 
-def _is_fake(tensor: Tensor) -> bool:
-    """Return whether *tensor* stands for a tensor while Dynamo looks at the code."""
+def _is_looked_at(ticket: Tensor) -> bool:
+    """Return whether Dynamo runs the code on tensors without data, only to learn what comes out: nothing does."""
+    return isinstance(ticket, _fakes()) and get_proxy_mode() is None
+
+
+def _fakes() -> type[Tensor]:
+    """Return the class of tensors that stand for others where code is compiled."""
     from torch._subclasses.fake_tensor import FakeTensor
 
-    return isinstance(tensor, FakeTensor)
+    return FakeTensor
 
 
 def _listen_once(leaf: Tensor, deliver: Callable[[Tensor], None]) -> None:
@@ -403,97 +244,38 @@ def _listen_once(leaf: Tensor, deliver: Callable[[Tensor], None]) -> None:
     handle = leaf.register_hook(hook)
 
 
-def _observe_gradient(ticket: Tensor, place: int, leaf: int, form: int, plan: int, gradient: Tensor) -> None:
+def _observe_gradient(ticket: Tensor, leaf: int, number: int, gradient: Tensor) -> None:
     """Deliver the gradient of tensor number *leaf* of a value when the backward pass computes the gradient."""
-    wanted = _plans[plan]
-    port, (sent,) = _sent(wanted, wanted.gradient_port, [gradient.detach()])
-    _op_gradient(ticket, place, sent, leaf, form, port)
+    measured, (tensor,) = _measured(sent(number), (gradient,))
+    deliver_gradient(ticket, tensor, number, measured, leaf)
 
 
-def _listen_outside(ticket: Tensor, place: int, leaf: Tensor, index: int, form: int, plan: int) -> None:
+def _listen_outside(ticket: Tensor, leaf: Tensor, index: int, what: int) -> None:
     """Deliver the gradient of *leaf*, a tensor from outside of the compiled code: the sum over all uses, inside and outside."""
 
     def hook(gradient: Tensor) -> None:
-        _observe_gradient(ticket, place, index, form, plan, gradient)
+        _observe_gradient(ticket, index, what >> 1, gradient)
 
     leaf.register_hook(hook)
 
 
-def _sent(wanted: _Plan, port: str, tensors: list[Tensor]) -> tuple[str, list[Tensor]]:
-    """Return what the operator is given, and the port: rows, or with ``AS_TENSOR`` before the port the tensors themselves.
+def _measured(given: Sent, tensors: tuple[Tensor, ...]) -> tuple[bool, list[Tensor]]:
+    """Return what an operator is given: rows, or the tensors themselves, and whether these are rows.
 
     An error of the statistic is raised again, and reported, where the tensor is measured at run time.
     """
-    measure = _measures.get(wanted.measure)
-    tensors = [torch.empty(0, device=tensor.device) if (part := local(tensor)) is None else part for tensor in tensors]
-    if measure is None or not tensors:
-        return port, tensors
-    if all(map(measure.is_compiled, tensors)):
-        silent, _fakes.disabled = _fakes.disabled, True  # torch logs an operator that does not take its tensors as an error
-        try:
-            with torch.no_grad():
-                return port, [measure.row_of(tensor) for tensor in tensors]
-        except Exception:  # an error of traced code would end the user's program
-            pass
-        finally:
-            _fakes.disabled = silent
-    return AS_TENSOR + port, tensors
+    measure = _measures.get(given.measure)
+    parts = [torch.empty(0, device=tensor.device) if (part := local(tensor)) is None else part for tensor in tensors]
+    if measure is None or not parts or not all(map(measure.is_compiled, parts)):
+        return False, parts
+    silent, _fake_log.disabled = _fake_log.disabled, True  # torch logs an operator that does not take its tensors as an error
+    try:
+        with torch.no_grad():
+            return True, [measure.row_of(part.detach()) for part in parts]
+    except Exception:  # an error of traced code would end the user's program
+        return False, parts
+    finally:
+        _fake_log.disabled = silent
 
 
-_fakes = logging.getLogger("torch._subclasses.fake_tensor")
-
-
-# ---------------------------------------------------------------------------------------------------- compiled code
-
-
-def notice_hooks() -> None:
-    """Let code that is compiled from now on notice hooks put in or taken out later, and have a graph for each state of a probe.
-
-    By default Dynamo does not check whether a module has got or lost hooks since it was traced, so an observer attached later would
-    silently see nothing. And it compiles one function a limited number of times, here once for each state of the probes.
-    """
-    config: Any = sys.modules.get("torch._dynamo.config")
-    if getattr(config, "skip_nnmodule_hook_guards", False):
-        config.skip_nnmodule_hook_guards = False
-    for name in _LIMITS:
-        limit = getattr(config, name, None)
-        if limit is not None and limit not in _raised[name]:
-            _raised[name][limit * _STATES] = limit
-            setattr(config, name, limit * _STATES)
-
-
-_STATES = 4  # of probes, for which code may be compiled: without them, with a few lenses, with all, in evaluation
-_LIMITS = ("recompile_limit", "accumulated_recompile_limit")
-_raised: dict[str, dict[int, int]] = {name: {} for name in _LIMITS}  # of each limit: values it was raised to, with former ones
-
-
-def limits_raised() -> dict[str, tuple[int, int]]:
-    """Return the limits of Dynamo on recompilations, each with its value and the one that it has once a model is observed."""
-    config: Any = sys.modules.get("torch._dynamo.config")
-    found = {name: value for name in _LIMITS if (value := getattr(config, name, None)) is not None}
-    return {name: (former[now], now) if now in (former := _raised[name]) else (now, now * _STATES) for name, now in found.items()}
-
-
-def compile_error() -> type[Exception]:
-    """Return the class of the errors that Dynamo raises where code cannot be traced. Imports Dynamo, which takes seconds."""
-    import torch._dynamo
-
-    return torch._dynamo.exc.TorchDynamoException
-
-
-def has_compiled(code: CodeType) -> bool:
-    """Return whether Dynamo has compiled anything for *code*."""
-    return bool(torch._C._dynamo.eval_frame._debug_get_cache_entry_list(code))
-
-
-def come_out_together(tensors: Iterable[Tensor]) -> bool:
-    """Return whether two of *tensors* are results of one call of compiled code.
-
-    Autograd sees that call as one node. A hook on such a result gets the gradient from uses outside of the compiled code alone; the
-    code may use one result to compute another.
-    """
-    nodes = [id(tensor.grad_fn) for tensor in tensors if tensor.grad_fn is not None and tensor.grad_fn.name() == _COMPILED_NODE]
-    return len(set(nodes)) < len(nodes)
-
-
-_COMPILED_NODE = "CompiledFunctionBackward"
+_fake_log = logging.getLogger("torch._subclasses.fake_tensor")

@@ -52,6 +52,11 @@ class RowIndex:
         return joined.take(self.index, axis=0)
 
     @cached_property
+    def joins(self) -> bool:
+        """Whether any row joins rows of other ranks."""
+        return self.keys is not None and any(key is not None for key in self.keys)
+
+    @cached_property
     def alone(self) -> RowIndex:
         """The index of the same rows of this rank, in the order of the sites."""
         return replace(self, index=np.arange(len(self.layout)), keys=None)

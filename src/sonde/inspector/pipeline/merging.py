@@ -44,6 +44,7 @@ class Merging:
     Attributes:
         counted: by row index, how often something was added here to each row.
         interval: the place of a logged step, and the number of steps between logged ones that rank 0 has chosen then.
+        has_failed: whether ranks were lost, so that rows are of this rank alone from then on.
         all_have_ended: whether all ranks have made their last offers, and they were joined.
     """
 
@@ -56,6 +57,7 @@ class Merging:
     ) -> None:
         self.counted: dict[RowIndex, npt.NDArray[np.float64]] = {}
         self.interval = (-1, 0)
+        self.has_failed = False
         self.all_have_ended = False
         self._merger = merger
         self._norms = norms
@@ -134,6 +136,7 @@ class Merging:
         """Return what has become of the rows and of the totals of *offer*."""
         merged = self._merger.merge(offer)
         if merged.failed and not (offer.is_last and merged.failed == self._ending):
+            self.has_failed = True
             self._note(f"{merged.failed}: from step {self._step} on each rank records numbers of its own")
         return iter(merged.blocks), (_Number(*total) for total in merged.totals)
 
@@ -153,7 +156,7 @@ class Merging:
             yield rows(raw.index.joined, merged.rows, joined)
         if own_rows.any():
             yield rows(raw.index.alone, merged.rows, own_rows)
-        if self._part.rows_beside and not raw.hidden:
+        if self._part.rows_beside and raw.index.joins and not raw.hidden:
             beside = rows(raw.index.beside, raw.index.rows_in(arrays[raw.blocks]), None)
             yield replace(beside, norms=frozenset(), ranks=None)
 

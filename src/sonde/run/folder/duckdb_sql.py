@@ -16,7 +16,18 @@ from sonde.errors import ArgumentError
 if TYPE_CHECKING:
     import duckdb
 
-__all__ = ["check_query", "condition", "connect", "connect_locked", "damage", "literal", "of_rank", "quoted", "rows_of"]
+__all__ = [
+    "check_query",
+    "condition",
+    "connect",
+    "connect_locked",
+    "damage",
+    "first_rank",
+    "literal",
+    "of_rank",
+    "quoted",
+    "rows_of",
+]
 
 _EXPLAIN = re.compile(r"\s*explain\s+(analyze\s+)?", re.IGNORECASE)
 _PIVOT = re.compile(r"\s*\(?\s*(pivot|from|select|with)\b", re.IGNORECASE)
@@ -108,8 +119,13 @@ def of_rank(family: str, rank: int | None, ranks: Sequence[int] = ()) -> str:
         return f"(FROM {quoted(family)} WHERE rank = {literal(rank)})"
     if len(ranks) == 1:
         return quoted(family)
+    return f"(FROM {quoted(family)} {first_rank(family)})"
+
+
+def first_rank(family: str) -> str:
+    """Return the SQL that chooses, of the rows of *family* that a query has found, at each moment those of the lowest rank."""
     place = "name" if family == "scalars" else "site, call, micro_step"
-    return f"(FROM {quoted(family)} QUALIFY rank = min(rank) OVER (PARTITION BY step, epoch, {place}))"
+    return f"QUALIFY rank = min(rank) OVER (PARTITION BY step, epoch, {place})"
 
 
 def rows_of(files: Sequence[tuple[Path, int | None]]) -> str:

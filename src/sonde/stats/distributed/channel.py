@@ -160,16 +160,26 @@ class _Watch:
         self._channel = channel
         self._next = time.monotonic() + min(_LOOK, channel.beats.every)
         self._next_signs = self._next
+        self._looked = time.monotonic()
         self._was_gone = False
         self._was_ahead = False
         self._seen: dict[int, tuple[int, float]] = {}  # of each rank: the number of the last sign, and when it was new
 
     def look(self) -> None:
-        """Raise if the wait is to end.
+        """Raise if the wait is to end. Time in which this process was stopped, as the whole job may have been, does not count.
 
         Raises:
             LostError: a rank has left or shows no sign of life, or the time is over.
         """
+        stopped = time.monotonic() - self._looked
+        if stopped > _LOOK:
+            self._seen = {rank: (number, since + stopped) for rank, (number, since) in self._seen.items()}
+        try:
+            self._look()
+        finally:
+            self._looked = time.monotonic()
+
+    def _look(self) -> None:
         channel, now = self._channel, time.monotonic()
         if channel.lost is not None:  # closed by another thread
             raise channel.lost

@@ -1,0 +1,80 @@
+"""What torch's compiler is doing, what it has compiled, and the settings by which compiled code notices hooks."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from types import CodeType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "come_out_together",
+    "compile_error",
+    "has_compiled",
+    "is_exported",
+    "is_traced",
+    "limits_raised",
+    "notice_hooks",
+]
+
+is_traced: Callable[[], bool] = torch.compiler.is_dynamo_compiling
+"""Return whether the code that calls this is being traced by ``torch.compile``."""
+
+is_exported: Callable[[], bool] = torch.compiler.is_exporting
+"""Return whether ``torch.export`` runs: a program that is written down must not hold sonde's operators."""
+
+
+def notice_hooks() -> None:
+    """Let code that is compiled from now on notice hooks put in or taken out later, and have a graph for each state of a probe.
+
+    By default Dynamo does not check whether a module has got or lost hooks since it was traced, so an observer attached later would
+    silently see nothing. And it compiles one function a limited number of times, here once for each state of the probes.
+    """
+    config: Any = sys.modules.get("torch._dynamo.config")
+    if getattr(config, "skip_nnmodule_hook_guards", False):
+        config.skip_nnmodule_hook_guards = False
+    for name in _LIMITS:
+        limit = getattr(config, name, None)
+        if limit is not None and limit not in _raised[name]:
+            _raised[name][limit * _STATES] = limit
+            setattr(config, name, limit * _STATES)
+
+
+_STATES = 4  # of probes, for which code may be compiled: without them, with a few lenses, with all, in evaluation
+_LIMITS = ("recompile_limit", "accumulated_recompile_limit")
+_raised: dict[str, dict[int, int]] = {name: {} for name in _LIMITS}  # of each limit: values it was raised to, with former ones
+
+
+def limits_raised() -> dict[str, tuple[int, int]]:
+    """Return the limits of Dynamo on recompilations, each with its value and the one that it has once a model is observed."""
+    config: Any = sys.modules.get("torch._dynamo.config")
+    found = {name: value for name in _LIMITS if (value := getattr(config, name, None)) is not None}
+    return {name: (former[now], now) if now in (former := _raised[name]) else (now, now * _STATES) for name, now in found.items()}
+
+
+def compile_error() -> type[Exception]:
+    """Return the class of the errors that Dynamo raises where code cannot be traced. Imports Dynamo, which takes seconds."""
+    import torch._dynamo
+
+    return torch._dynamo.exc.TorchDynamoException
+
+
+def has_compiled(code: CodeType) -> bool:
+    """Return whether Dynamo has compiled anything for *code*."""
+    return bool(torch._C._dynamo.eval_frame._debug_get_cache_entry_list(code))
+
+
+def come_out_together(tensors: Iterable[Tensor]) -> bool:
+    """Return whether two of *tensors* are results of one call of compiled code.
+
+    Autograd sees that call as one node. A hook on such a result gets the gradient from uses outside of the compiled code alone; the
+    code may use one result to compute another.
+    """
+    nodes = [id(tensor.grad_fn) for tensor in tensors if tensor.grad_fn is not None and tensor.grad_fn.name() == _COMPILED_NODE]
+    return len(set(nodes)) < len(nodes)
+
+
+_COMPILED_NODE = "CompiledFunctionBackward"
