@@ -17,6 +17,7 @@ from torch import Tensor
 
 from sonde.stats import Accumulator, Cosine, ExponentHistogram, Field, Moments, Norm, Statistic, reduce
 from sonde.stats.distributed import Key, Merged, Offer, Rows, Total
+from sonde.stats.distributed.rows import rows_of
 
 MERGING = [(statistic, sample) for statistic, sample in MEMBERS if isinstance(statistic, Statistic)]
 
@@ -309,6 +310,8 @@ def test_totals_are_means_sums_the_lowest_ranks_or_the_largest() -> None:
     )
     assert found[0].totals == [(3.0, 2, True), (1.0, 1, True), (0.1, 1, True), (0.7, 2, True), (9.0, 2, True)]
     assert found[1].totals == [(0.1, 0, True), (0.7, 0, True), (3.0, 0, True), (0.3, 1, True), (9.0, 0, True)]
+    statistic = rows_of([Total("loss", 6.0, 2)], {}).statistic
+    assert statistic.measure(torch.tensor([1.0, 5.0])).tolist() == [6.0, 2.0, 5.0]
 
 
 @dataclass(frozen=True)

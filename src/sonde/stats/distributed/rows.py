@@ -8,6 +8,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from sonde.number import Number
 from sonde.stats.statistic import Column, Field, Statistic
@@ -145,13 +147,14 @@ class Merged:
 
 @dataclass(frozen=True)
 class _Totals(Statistic):
-    """Sum, count and maximum, so that totals travel as rows."""
+    """Sum, count and maximum of numbers, so that totals travel as rows."""
 
     fields = (Field("total", per="call"), Field("count", per="call"), Field("most", "max", per="call"))
     numbers = (Number("total"), Number("count"), Number("most"))
 
-    def measure(self, tensor: Any) -> Any:
-        raise NotImplementedError  # rows are made of numbers
+    def measure(self, tensor: Tensor) -> Tensor:
+        numbers = tensor.double()
+        return torch.stack([numbers.sum(), numbers.new_tensor(numbers.numel()), numbers.amax()])
 
     def finish(self, columns: Any) -> dict[str, Column]:
         return dict(columns)
