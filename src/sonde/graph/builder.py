@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from torch import Tensor, nn
@@ -142,6 +142,17 @@ class Builder:
         before = self._lookup(tensor) or self._source(tensor)
         node.outputs.append(before.value)
         self._known[id(tensor)] = _Known(weakref.ref(tensor), node, before.value, node.id, within, before)
+
+    def follow(self, tensor: Tensor, other: Tensor) -> None:
+        """Note that *tensor* is what *other* is, where a node gave *other*."""
+        known = self._lookup(other)
+        if known is not None:
+            self._known[id(tensor)] = replace(known, tensor=weakref.ref(tensor))
+
+    def own(self, kind: Kind, name: str, tensor: Tensor) -> None:
+        """Note that *tensor* is a parameter or buffer now, as of FSDP2, which has gathered it for a call of its module."""
+        if tensor.grad_fn is None:  # else an operation has made the tensor
+            self._owned.setdefault(id(tensor), (kind, name, tensor))
 
     def leave(self, call: Draft, returned: Iterable[Tensor]) -> None:
         """End a module call; tensors in *returned* that it returned unchanged now count as given within its caller."""

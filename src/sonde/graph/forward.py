@@ -110,6 +110,8 @@ class Forward:
         node.type, node.path, node.call = class_of(module).__name__, item.name, call
         node.site = str(Site(item.name))
         node.parameters = self._size_of(module)
+        for owned in _owned([item]):
+            builder.own(*owned)
         builder.running.append((module, node))
         given: list[tuple[Tensor, int]] = []
         if not self._is_open(module):

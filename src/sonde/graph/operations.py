@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from sonde.engine.torch_api.autograd_state import graph_task, transforms
+from sonde.engine.torch_api.autograd_state import graph_task, is_gathering, transforms
 from sonde.engine.torch_api.tensors import without_overrides
 from sonde.graph.builder import Builder, Draft
 from sonde.graph.flops import count_flops
@@ -98,6 +98,10 @@ class OperationMode(TorchFunctionMode):
         kwargs = kwargs or {}
         if self.silent or function in _QUIET or graph_task() != -1 or transforms() is not None:
             return function(*args, **kwargs)
+        if is_gathering():  # of a plain parameter from its shards: no operation of the model
+            result = function(*args, **kwargs)
+            self._follow(tensors_in(*args, *kwargs.values()), result)
+            return result
         began = time.perf_counter()
         given = tensors_in(*args, *kwargs.values())
         versions = [version_of(tensor) for tensor in given]
@@ -116,6 +120,15 @@ class OperationMode(TorchFunctionMode):
             self.failure, self.silent = error, sys.maxsize  # raised again when the module call ends, where it is contained
         self._builder.overhead += time.perf_counter() - began - (ended - started)
         return result
+
+    def _follow(self, given: list[Tensor], result: Any) -> None:
+        """Let tensors that are views of all of a known one stand for it."""
+        with without_overrides():
+            for tensor in tensors_in(result):
+                storage = storage_of(tensor)
+                for other in given:
+                    if storage is not None and storage_of(other) == storage and tensor.shape == other.shape:
+                        self._builder.follow(tensor, other)
 
     def _record(
         self,

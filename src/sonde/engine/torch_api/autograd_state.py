@@ -149,6 +149,7 @@ _CALL = nn.Module._call_impl.__code__
 _BACKWARD = torch.autograd.function.BackwardCFunction.apply.__code__
 _RUN_BACKWARD: CodeType | None = getattr(getattr(torch.autograd.graph, "_engine_run_backward", None), "__code__", None)
 _INFERENCE = ("_forward_metadata_inference", "_shape_inference")  # since torch 2.13, and before
+_GATHERING = ("pre_forward", "post_forward", "unshard", "wait_for_unshard", "reshard")
 _SUBSTITUTED = getattr(getattr(stateless, "_functional_call", None), "__code__", None)
 # every optimizer's step is wrapped by this one function
 _STEP = next((code for code in Optimizer.profile_hook_step.__code__.co_consts if isinstance(code, CodeType)), None)
@@ -188,6 +189,13 @@ def is_shape_inference() -> bool:
     """Return whether a pipeline stage calls its module only to learn the shapes of its tensors, as before its first step."""
     stage = getattr(sys.modules.get("torch.distributed.pipelining.stage"), "PipelineStage", None)
     codes = {getattr(getattr(stage, name, None), "__code__", None) for name in _INFERENCE} - {None}
+    return bool(codes) and any(frame.f_code in codes for frame in _frames())
+
+
+def is_gathering() -> bool:
+    """Return whether FSDP2 gathers parameters from their shards, or lets go of them, in the hooks around a module's call."""
+    group = getattr(sys.modules.get("torch.distributed.fsdp._fully_shard._fsdp_param_group"), "FSDPParamGroup", None)
+    codes = {getattr(getattr(group, name, None), "__code__", None) for name in _GATHERING} - {None}
     return bool(codes) and any(frame.f_code in codes for frame in _frames())
 
 

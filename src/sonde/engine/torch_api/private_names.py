@@ -63,6 +63,7 @@ def _example(kind: str) -> Any:
 _NO_IMPORT = "sonde cannot be imported"
 _NO_COMPILE = "models that are compiled cannot be observed"
 _NO_MESH = "the ranks that run a model on batches of their own are taken from the mesh of its parameters, or from group="
+_NO_GATHERING = "a graph holds the operations that gather parameters"
 
 _TABLE = {
     "to find the backward pass, the node and the numbers of autograd": {
@@ -145,6 +146,11 @@ _TABLE = {
     "to find the ranks over which FSDP2 shards a model": {
         "torch.distributed.fsdp.FSDPModule._get_fsdp_state": _NO_MESH,
         "torch.distributed.fsdp._fully_shard._fsdp_state.FSDPState._fsdp_param_group": _NO_MESH,
+    },
+    "to leave the gathering of parameters by FSDP2 out of a graph": {
+        "torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup.pre_forward": _NO_GATHERING,
+        "torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup.post_forward": _NO_GATHERING,
+        "torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup.unshard": _NO_GATHERING,
     },
     "to capture a graph without computing": {
         "torch._subclasses.fake_tensor.FakeTensorMode": "a graph can be captured of real tensors alone",
