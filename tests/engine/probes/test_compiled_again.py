@@ -113,6 +113,26 @@ def test_one_instrument_more_does_not_confuse_those_that_stay(fresh_compiler: No
         probe.detach()
 
 
+@pytest.mark.parametrize("do", [Moments(), lambda event: None], ids=["statistic", "events"])
+def test_code_that_was_compiled_for_one_probe_serves_two_that_rest_at_different_times(fresh_compiler: None, do: Any) -> None:
+    """Compiled code asks one hook of a probe whether the probe is awake; hooks of other probes may stand where its others were."""
+    model = make()
+    called: Any = torch.compile(model, backend="eager")
+    ports = ("output", "grad_output")
+    with sonde.observe(model, do, ports=ports, strict=True):
+        called(torch.ones(1, 3)).sum().backward()
+    halves = [sonde.observe(model, do, include, ports=ports, strict=True) for include in (r"^[01]?$", r"^2$")]
+    counts = []
+    for resting in (1, 0, 1, None):
+        for number, probe in enumerate(halves):
+            probe.pause() if number == resting else probe.resume()
+        called(torch.ones(1, 3)).sum().backward()
+        counts.append([{line.count for line in probe.coverage()} for probe in halves])
+    assert counts == [[{1}, {0}], [{1}, {1}], [{2}, {1}], [{3}, {2}]]
+    for probe in halves:
+        probe.detach()
+
+
 class Branch(nn.Module):
     """A class of which several modules are compiled one by one, and share their graph."""
 

@@ -220,6 +220,18 @@ def test_hooks_that_died_are_reported(way: str) -> None:
         assert len(probe.coverage().observed) == len(net.blocks) * 4
 
 
+def test_hooks_that_rested_while_the_model_ran_are_not_dead(fresh_compiler: None) -> None:
+    """A probe that is paused before the first forward has seen nothing, and its hooks run as soon as it observes."""
+    model = nn.Sequential(nn.Linear(2, 2))
+    called: Any = torch.compile(model, backend="eager")
+    with sonde.observe(model, Moments(), strict=True) as probe:
+        probe.pause()
+        called(torch.ones(1, 2))
+        probe.resume()
+        called(torch.ones(1, 2))
+        assert {line.count for line in probe.coverage()} == {1}
+
+
 def test_hooks_of_gradients_alone_are_judged_after_a_backward_pass() -> None:
     """Forwards without gradients, and two forwards before one backward pass, say nothing of them."""
     net = Net("whole")

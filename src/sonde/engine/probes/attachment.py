@@ -240,6 +240,8 @@ class Attachment:
         """Observe from now on, if the probe is attached; *just_started*: the models were looked at as the clocks started."""
         if not self.attached:
             return
+        if not self.delivery.switch.on:
+            self._dead_hooks.begin()
         self.delivery.switch.on = self.delivery.switch.in_code = True
         for root in self.roots:
             root.clock.wake(self, just_started=just_started)

@@ -22,7 +22,7 @@ __all__ = ["DeadHookCheck", "Root", "dead_among"]
 
 @dataclass(slots=True)
 class Root:
-    """A model under observation, its clock, and the clock's counts when the probe was attached to it.
+    """A model under observation, its clock, and the clock's counts when the probe was attached to it, or began to observe again.
 
     Attributes:
         inventory: of the model when it was last looked at.
@@ -113,6 +113,12 @@ class DeadHookCheck:
         if self.is_due and self._delivery.switch.on and self._can_judge(hooked):
             self.is_due = False
             self.report(dead_among(self._roots, hooked), len(hooked))
+
+    def begin(self) -> None:
+        """Judge by forwards from now on, as long as the check is due: the probe has rested, and hooks that rest do not fire."""
+        if self.is_due:
+            for root in self._roots:
+                root.returned, root.backwards = root.clock.forward_counter.returned, root.clock.backward_counter.count
 
     def note_used(self) -> None:
         """Note at the end of a backward pass which parameters it has reached, as long as the check is due."""

@@ -8,8 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sonde.engine.event import Event, Subscriber, weakly
 from sonde.engine.failures import ProbeError, name_of
@@ -37,17 +36,6 @@ class Switch:
     def __init__(self, training: bool | None) -> None:
         self.on = self.in_code = False
         self.training = training
-
-    def refuses_traced(self, module: weakref.ref[nn.Module]) -> bool:
-        """Return whether code of *module* that is traced now is to deliver nothing: surely no observed pass, or at rest.
-
-        Without gradients code of a model in training mode may be a part of a reentrant checkpoint: the clock decides at run time.
-        """
-        if self.training is None or not self.in_code:
-            return not self.in_code
-        model = module()
-        is_training = model is None or model.training
-        return not is_training if self.training else is_training and torch.is_grad_enabled()
 
 
 @dataclass(slots=True)

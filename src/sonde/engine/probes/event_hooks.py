@@ -309,8 +309,7 @@ class OutputEventHook(ModuleEventHook):
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any = hooks.NOT_GIVEN) -> None:
         if _is_traced():
-            if not self.switch.refuses_traced(self.clock.module):
-                compiled.trace_value(self.token, self.plan, output)
+            compiled.trace_value(self, output)
             return
         if not self.switch.on or output is hooks.NOT_GIVEN:
             return
@@ -459,13 +458,11 @@ class InputEventHook(ModuleEventHook):
         return structure.remap(value, lambda tensor: None if tensor.is_nested else tensor)
 
     def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self.switch.refuses_traced(self.clock.module):
-            return None
-        if self._gradients is None:
-            compiled.trace_value(self.token, self.plan, (args, kwargs))
+        if self._gradients is None or self.rests_in_trace():
+            compiled.trace_value(self, (args, kwargs))
             return None
         given, seen = aliased_in_trace((args, kwargs))
-        compiled.trace_value(self.token, self.plan, seen)
+        compiled.trace_value(self, seen)
         return given
 
 

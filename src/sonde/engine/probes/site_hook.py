@@ -134,6 +134,19 @@ class SiteHook(hooks.Hook, ABC):
         """Return whether what happens now in this thread is not to be seen. Asked only while ``unseen.blocks`` has any."""
         return is_quiet(self.delivery.number, self.module, self.target, self.clock.root())
 
+    def rests_in_trace(self) -> bool:
+        """Return whether code of the module that is traced now is to deliver nothing: surely no observed pass, or at rest.
+
+        Without gradients code of a model in training mode may be a part of a reentrant checkpoint: the clock decides at run time.
+        Compiled code has a graph for each answer.
+        """
+        switch = self.switch
+        if switch.training is None or not switch.in_code:
+            return not switch.in_code
+        model = self.clock.module()
+        is_training = model is None or model.training
+        return not is_training if switch.training else is_training and torch.is_grad_enabled()
+
     def _admitted(self) -> Forward | None:
         """Return the forward that an eager module call belongs to; None if nothing of the call may be delivered."""
         self.was_eager = True

@@ -372,11 +372,6 @@ class StatisticHook(SiteHook):
 
     # Compiled code
 
-    def _trace(self, value: Any) -> None:
-        """Have *value*, and its gradients, measured by the code that is being compiled, and added at run time."""
-        if not self.switch.refuses_traced(self.clock.module):
-            compiled.trace_value(self.token, self.plan, value)
-
     def replay(self, leaves: list[Tensor], form: int, port: Port | str) -> tuple[int, int]:
         """Add the rows of a value, where compiled code has reached the module.
 
@@ -422,7 +417,7 @@ class OutputStatisticHook(StatisticHook):
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any = hooks.NOT_GIVEN) -> None:
         if _is_traced():
-            self._trace(output)
+            compiled.trace_value(self, output)
         elif not self.switch.on or output is hooks.NOT_GIVEN:
             return
         elif (compiler := hooks.compiler_at_work()) is not None:
@@ -457,11 +452,11 @@ class InputStatisticHook(StatisticHook):
         return (args, kwargs) if aliases else None
 
     def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self.listens is None or not torch.is_grad_enabled() or self.switch.refuses_traced(self.clock.module):
-            self._trace((args, kwargs))
+        if self.listens is None or not torch.is_grad_enabled() or self.rests_in_trace():
+            compiled.trace_value(self, (args, kwargs))
             return None
         given, seen = aliased_in_trace((args, kwargs))
-        self._trace(seen)
+        compiled.trace_value(self, seen)
         return given
 
     @staticmethod

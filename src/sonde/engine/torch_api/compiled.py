@@ -16,7 +16,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import count
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +29,7 @@ from sonde.engine.torch_api.forms import number_of as number_of_form
 from sonde.engine.torch_api.operators import WRITTEN, Sent, Token, deliver, deliver_gradient, number_of, sent
 from sonde.stats.pieces import local
 
-__all__ = ["Measure", "plan_of", "trace_mark", "trace_value"]
+__all__ = ["Measure", "Traced", "plan_of", "trace_mark", "trace_value"]
 
 
 def _at_trace(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -68,6 +68,25 @@ def plan_of(port: str, gradient_port: str, most: int | None = None, measure: int
     """
     _plans.append(_Plan(port, gradient_port, most, measure))
     return len(_plans) - 1
+
+
+class Traced(Protocol):
+    """A hook whose value compiled code delivers.
+
+    Attributes:
+        plan: the number of its plan.
+        token: names the hook in compiled code.
+    """
+
+    plan: int
+    token: Token
+
+    @property
+    def switch(self) -> Hashable:
+        """The switch of its probe."""
+
+    def rests_in_trace(self) -> bool:
+        """Return whether code that is traced now is to deliver nothing. Traced."""
 
 
 class Measure:
@@ -116,10 +135,13 @@ def trace_mark(token: Token) -> None:
         _observe(WRITTEN, token.ticket, torch.is_grad_enabled(), _decide(_NOTHING, ("other",)))
 
 
-def trace_value(token: Token, plan: int, value: Any) -> None:
-    """Deliver *value*, and its gradients, as *plan* says."""
-    if is_exported():
+def trace_value(hook: Traced, value: Any) -> None:
+    """Deliver *value*, and its gradients, as the plan of *hook* says, unless the hook rests."""
+    look = _comptime()
+    look(_look_at_hook)
+    if not _is_awake() and (is_exported() or hook.rests_in_trace()):
         return
+    plan = hook.plan
     leaves: tuple[Tensor, ...]
     if type(value) is Tensor and (value.is_floating_point() or value.is_complex() or _takes_all(plan)):
         leaves, form = (value,), ("tensor",)
@@ -127,11 +149,11 @@ def trace_value(token: Token, plan: int, value: Any) -> None:
         found: list[Tensor] = []
         form = form_of(value, found, not _takes_all(plan))
         leaves = tuple(found[: _most(plan)])
-    _comptime()(_look_at_leaves)
+    look(_look_at_leaves)
     what = _decide(plan, form)
-    _observe(WRITTEN, token.ticket, torch.is_grad_enabled(), what, *leaves)
+    _observe(WRITTEN, hook.token.ticket, torch.is_grad_enabled(), what, *leaves)
     if what & 1:
-        ticket = _as_result(token.ticket)
+        ticket = _as_result(hook.token.ticket)
         for index, leaf in enumerate(leaves):
             if _is_outside(what, index):
                 _listen_outside(ticket, leaf, index, what)
@@ -173,6 +195,31 @@ def _comptime() -> Any:
     from torch._dynamo.comptime import comptime
 
     return comptime
+
+
+def _look_at_hook(context: Any) -> None:
+    """Note whether ``hook`` of the traced frame surely is awake: another one of its probe was asked here. False in an export.
+
+    Asking costs guards for each hook. A hook that is awake needs none of its own: where the code is used for another probe, the
+    operator asks again at run time. A hook that rests needs them: the operator is not called for that hook.
+    """
+    _local.is_awake = False
+    try:
+        hook = context.get_local("hook")._ComptimeVar__variable.value
+    except AttributeError:  # another version of torch
+        return
+    asked = _asked.setdefault(TracingContext.get(), set())
+    if not (is_exported() or hook.rests_in_trace()):
+        _local.is_awake = hook.switch in asked
+        asked.add(hook.switch)
+
+
+_asked: weakref.WeakKeyDictionary[Any, set[Any]] = weakref.WeakKeyDictionary()  # the switches, in what is compiled now
+
+
+@_at_trace
+def _is_awake() -> bool:
+    return bool(_local.is_awake)
 
 
 def _look_at_leaves(context: Any) -> None:
