@@ -163,3 +163,14 @@ def test_weak_references_to_other_objects_stay() -> None:
     with set_apart(linear) as apart:
         refs: Any = vars(apart.model)["refs"]
         assert (refs[0](), refs[1]()) == (other, None)
+
+
+def test_a_copy_of_a_nested_tensor_goes_forward_and_backward() -> None:
+    """A deep copy of its offsets would be those of another nested tensor, which torch refuses to mix with the first."""
+    given = torch.nested.nested_tensor([torch.ones(2, 4), torch.ones(3, 4)], layout=torch.jagged)
+    model = nn.Linear(4, 3)
+    stand_in = StandIn(model)
+    copied, made = stand_in.copied(model), stand_in.copied(given)
+    copied(made).values().sum().backward()
+    assert torch.equal(copied.weight.grad, torch.full((3, 4), 5.0))
+    assert made.values().data_ptr() != given.values().data_ptr()

@@ -156,7 +156,8 @@ class StandIn:
         except Exception as error:
             return cast(Tensor, self._note(tensor, self._keep(tensor, error)))
         self._note(tensor, made)
-        for name, held in vars(tensor).items():  # the hooks that step an optimizer of a parameter are not copied
+        for name in vars(tensor).keys() - vars(made).keys():  # a nested tensor has copied its own
+            held = vars(tensor)[name]  # the hooks that step an optimizer of a parameter are not copied
             vars(made)[name] = held if name == "_in_backward_optimizers" else self.copied(held)
         return made
 
@@ -299,9 +300,11 @@ _MAKERS: dict[type, Callable[[StandIn, Any], Any]] = {
 
 def _copied(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
     """Return a copy of *tensor*, with its memory, which other views of the same memory share."""
+    if tensor.is_nested:  # a deep copy of its offsets is those of another nested tensor, and backward refuses to mix the two
+        return tensor.clone()
     try:
         return copy.deepcopy(tensor, memo)
-    except (NotImplementedError, RuntimeError):  # a nested tensor
+    except (NotImplementedError, RuntimeError):
         return tensor.clone()
 
 

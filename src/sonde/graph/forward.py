@@ -21,7 +21,7 @@ from sonde.graph.tensors import version_of
 from sonde.run.graph.data import Kind
 from sonde.site import Site
 
-__all__ = ["Forward", "in_backward"]
+__all__ = ["Forward", "in_backward", "named_inputs"]
 
 
 def in_backward() -> bool:
@@ -56,7 +56,7 @@ class Forward:
     def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[int, int]:
         """Add the inputs and start to record functions. Return the node of each input by ``id(tensor)``."""
         named: dict[int, tuple[Tensor, list[str], str]] = {}
-        for name, leaf, tensor in _inputs(self._root, args, kwargs):
+        for name, leaf, tensor in named_inputs(self._root, args, kwargs):
             named.setdefault(id(tensor), (tensor, [], leaf))[1].append(name)
         found: dict[int, int] = {}
         for tensor, names, leaf in named.values():
@@ -214,7 +214,7 @@ def _owned(found: Iterable[Named]) -> Iterator[tuple[Kind, str, Tensor]]:
                 yield "buffer", prefix + name, buffer
 
 
-def _inputs(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[str, str, Tensor]]:
+def named_inputs(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[str, str, Tensor]]:
     """Yield each tensor that the model is called with: its name for people, its leaf in ``(root):input``, the tensor."""
     names: list[str] = []
     try:

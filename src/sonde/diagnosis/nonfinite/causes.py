@@ -14,7 +14,7 @@ from sonde.diagnosis.nonfinite.operation import Operation
 from sonde.diagnosis.nonfinite.origins import Cause
 from sonde.diagnosis.nonfinite.tensor_facts import dtype_name, number_text
 
-__all__ = ["cause_of", "limit_of"]
+__all__ = ["cause_of", "exact_element", "limit_of", "number_cause"]
 
 
 def cause_of(operation: Operation, producers: dict[str, str]) -> Cause:
@@ -24,6 +24,9 @@ def cause_of(operation: Operation, producers: dict[str, str]) -> Cause:
         operation: with the first bad element found.
         producers: by the name of an operand, the operation that made it: ``std``.
     """
+    given = next(((name, number) for name, number in operation.numbers.items() if not math.isfinite(number)), None)
+    if given is not None:
+        return number_cause(operation.name, *given)
     special = _SPECIAL.get(operation.name)
     with contextlib.suppress(RuntimeError, IndexError, ValueError, TypeError, KeyError):
         found = special(operation, producers) if special is not None else None
@@ -33,6 +36,12 @@ def cause_of(operation: Operation, producers: dict[str, str]) -> Cause:
     return Cause(
         "unknown", f"{operation.name} made {_article(operation.kind)} of finite numbers", "look at the numbers that went in"
     )
+
+
+def number_cause(name: str, argument: str, number: float) -> Cause:
+    """Return the cause of a bad element where the operation *name* was given a bad *number* for *argument*."""
+    sentence = f"{name} was given {argument}={number_text(number)}"
+    return Cause(f"{number_text(number)} in the code", sentence, "write a finite number, or keep the infinity away from the loss")
 
 
 def _article(kind: str) -> str:
@@ -51,7 +60,7 @@ def _overflow(operation: Operation) -> Cause | None:
     """Return the cause of a result that is too large for its dtype; None if the exact result is not."""
     dtype = operation.result.dtype
     limit = limit_of(dtype)
-    exact = _exact(operation)
+    exact = exact_element(operation)
     if exact is None and operation.kind == "NaN":
         return None
     if exact is None:
@@ -71,7 +80,7 @@ def _on_overflow(dtype: torch.dtype) -> str:
     return "scale down what goes in: normalise it, clip it, lower the learning rate"
 
 
-def _exact(operation: Operation) -> float | None:
+def exact_element(operation: Operation) -> float | None:
     """Return the element that should have come out, computed in float64; None where that is not known."""
     name, tensors = operation.name, operation.tensors
     if operation.is_product:
@@ -345,6 +354,12 @@ def _addc(operation: Operation, producers: dict[str, str]) -> Cause | None:
     return _quotient(one, other, "") if operation.name == "addcdiv" else _factors(one, other)
 
 
+def _fused_adam(operation: Operation, producers: dict[str, str]) -> Cause | None:
+    if operation.element("exp_avg_sqs") == 0 and operation.numbers.get("eps") == 0:
+        return Cause("0 / 0", "the second moment is 0 and eps is 0: the update is 0 / 0", "give the optimizer an eps, as 1e-8")
+    return None
+
+
 def _inverse(operation: Operation, producers: dict[str, str]) -> Cause | None:
     return Cause(
         "singular matrix", f"{operation.name} of a matrix that is singular, or nearly so", "add a small multiple of the identity"
@@ -404,6 +419,7 @@ _SPECIAL: dict[str, Callable[[Operation, dict[str, str]], Cause | None]] = {
     **dict.fromkeys(("remainder", "fmod", "floor_divide"), _remainder),
     **dict.fromkeys(("xlogy", "special_xlogy"), _xlogy),
     **dict.fromkeys(("lgamma", "digamma", "polygamma", "special_zeta"), _lgamma),
+    **dict.fromkeys(("fused_adam", "fused_adamw"), _fused_adam),
     "acosh": _domain(1, math.inf, None),
     "logit": _logit,
     "mean": _mean,

@@ -87,6 +87,8 @@ class NonFinite(ShownAsTable):
             return None
         if self.origin.source == "parameter":
             return Site(self.origin.name, "param")
+        if self.origin.parameter:
+            return Site(self.origin.parameter, "update")
         if self.origin.source == "input":
             return Site("", "input")
         return self.origin.place.site
@@ -199,7 +201,9 @@ class NonFinite(ShownAsTable):
         rows = []
         if origin.cause is not None:
             rows.append(_row("why", origin.cause.sentence, "bad"))
-        if origin.place.path is not None:
+        if origin.parameter:
+            rows.append(_row("parameter", origin.parameter, "strong"))
+        if origin.place.path is not None and origin.source != "input":
             kind = f" ({origin.place.kind})" if origin.place.kind else ""
             rows.append(_row("layer", f"{origin.place.path or '(root)'}{kind}{_call(origin)}", "strong"))
         line = self.line

@@ -49,6 +49,7 @@ class Operation:
         tensors: the floating-point operands by the names of the arguments.
         others: the operands of integers and truth values.
         numbers: the numbers among the arguments.
+        written: of the operands that the operator wrote into, the tensor itself, with the new numbers.
         result: the tensor that was looked at.
         new: which elements of the result are bad and come from good operands; None if none is.
         kind: ``NaN`` or ``inf``: what these elements are.
@@ -65,6 +66,7 @@ class Operation:
     tensors: dict[str, Tensor]
     others: dict[str, Tensor]
     numbers: dict[str, float]
+    written: dict[str, Tensor]
     result: Tensor
     new: Tensor | None = None
     kind: Kind = "NaN"
@@ -202,7 +204,8 @@ def operations_of(
                 continue
             here = {key: _at(part, position) if foreach else part for key, part in before.items()}
             tensors, others, numbers = _sorted(here)
-            given_now = (before_args, before_kwargs, tensors, others, numbers, held)
+            new = {key: _at(given[key], position) if foreach else given[key] for key in written}
+            given_now = (before_args, before_kwargs, tensors, others, numbers, new, held)
             yield Operation(function, name, *given_now, by_element=by_element or foreach)
 
 

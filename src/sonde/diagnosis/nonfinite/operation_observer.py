@@ -12,15 +12,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from sonde.diagnosis.nonfinite.causes import cause_of, limit_of
+from sonde.diagnosis.nonfinite.causes import cause_of, exact_element, limit_of, number_cause
 from sonde.diagnosis.nonfinite.derivatives import derivative_cause, forward_name
 from sonde.diagnosis.nonfinite.operation import Operation, base_name, operations_of
-from sonde.diagnosis.nonfinite.origins import Cause, Flow, Kind, ModulePlace, Operand, Origin, Producer, Source
+from sonde.diagnosis.nonfinite.origins import Cause, Flow, Kind, ModulePlace, Operand, Origin, Producer, Source, memory_of
 from sonde.diagnosis.nonfinite.reproduction import reproductions
 from sonde.diagnosis.nonfinite.source_lines import SourceLine, calling_frames, line_of, lines_of
 from sonde.diagnosis.nonfinite.tensor_facts import dense, dtype_name, facts_of, largest, number_text
 from sonde.engine import ModuleTracker
-from sonde.engine.selection import unwrap
+from sonde.engine.selection import parameters, unwrap
 from sonde.engine.structure import is_floating
 from sonde.engine.torch_api import autograd_state
 from sonde.engine.torch_api.dispatch import OperatorMode, argument_names, is_view, saved_by, written_names
@@ -64,8 +64,9 @@ class Largest:
         return self.value * NEAR >= self.limit
 
     def __str__(self) -> str:
-        share = self.value / self.limit
-        return f"{self.dtype}: {number_text(self.value)}, {share:.2g} of the limit {number_text(self.limit)}, by {self.operation}"
+        times = self.limit / self.value if self.value else math.inf
+        far = f", {times:.2g} times as much" if times < 1e6 else ""
+        return f"{self.dtype} {number_text(self.value)} by {self.operation}; the limit is {number_text(self.limit)}{far}"
 
 
 class OperationObserver(OperatorMode):
@@ -76,6 +77,7 @@ class OperationObserver(OperatorMode):
     Args:
         model: whose modules are named.
         tracker: an entered tracker, which knows the module call that runs.
+        loss_scale: by which the loss was multiplied before the backward pass.
 
     Attributes:
         flow: which memory holds non-finite values, and from where.
@@ -85,7 +87,7 @@ class OperationObserver(OperatorMode):
         failure: raised by the observer itself, which has stopped then.
     """
 
-    def __init__(self, model: nn.Module, tracker: ModuleTracker) -> None:
+    def __init__(self, model: nn.Module, tracker: ModuleTracker, loss_scale: float = 1.0) -> None:
         super().__init__()
         self.flow = Flow()
         self.origins: list[Origin] = []
@@ -94,6 +96,9 @@ class OperationObserver(OperatorMode):
         self.failure: Exception | None = None
         self._model = unwrap(model)
         self._tracker = tracker
+        self._loss_scale = loss_scale
+        memory = ((name, memory_of(parameter)) for name, parameter, _ in parameters(model))
+        self._parameters = {reference.cdata: name for name, reference in memory if reference is not None}
         self._nodes: dict[tuple[int, int], Producer] = {}
         self._read_out: tuple[Origin, ...] = ()
         self._numbers = itertools.count()
@@ -120,7 +125,7 @@ class OperationObserver(OperatorMode):
         index = _first(bad)
         value = held[index].item()
         what: Kind = "NaN" if facts.nan else "inf"
-        word = {"outside": "a tensor of the code", "uninitialised": "uninitialised memory"}.get(source, f"the {source}")
+        word = {"outside": "the tensor", "uninitialised": "uninitialised memory"}.get(source, f"the {source}")
         sentence = f"{word} {name} holds {facts.numbers}; the first at {list(index)}".replace("  ", " ")
         operand = Operand(name, facts, value if not isinstance(value, complex) else None)
         given = value if isinstance(value, float) and facts.positive_infinities == 0 else math.inf
@@ -128,6 +133,10 @@ class OperationObserver(OperatorMode):
             next(self._numbers), what, source, place, name, operands=[operand], result=facts, index=index,
             cause=Cause(f"non-finite {source}", sentence, _ADVICE[source]), given=given,
         )  # fmt: skip
+
+    def unexplained(self, name: str, tensor: Tensor) -> Origin:
+        """Return the origin of bad values in *tensor* that no operation was seen to make."""
+        return self._given("outside", name, tensor, ModulePlace(None, "", None, "forward"))
 
     # Operations
 
@@ -158,16 +167,15 @@ class OperationObserver(OperatorMode):
         if name in _EMPTY:
             self._note_uninitialised(result)
             return
-        is_bad = False
-        for output in _floating(result, function, args, kwargs):
-            size = largest(output)
+        sizes = [(output, largest(output)) for output in _floating(result, function, args, kwargs)]
+        if any(size is not None and not math.isfinite(size) for _, size in sizes):
+            found = [each for each in operations_of(function, args, kwargs, result, written) if not each.result.isfinite().all()]
+            parents = [self._parents(operation) for operation in found]  # of all, before any result is noted
+            for operation, origins in zip(found, parents, strict=True):
+                self._note_bad(operation, producer, origins)
+        for output, size in sizes:
             if size is not None and math.isfinite(size):
                 self._note_finite(output, size, args, kwargs, producer)
-            is_bad |= size is not None and not math.isfinite(size)
-        if is_bad:
-            for operation in operations_of(function, args, kwargs, result, written):
-                if not math.isfinite(largest(operation.result) or 0.0):
-                    self._note_bad(operation, producer)
 
     def _note_finite(self, output: Tensor, size: float, args: Any, kwargs: Any, producer: Producer) -> None:
         limit, constant = limit_of(output.dtype), False
@@ -183,8 +191,7 @@ class OperationObserver(OperatorMode):
             found = Largest(dtype_name(output.dtype), size, limit, called.place, words, line_of(called.lines))
             self.largest[output.dtype] = found
 
-    def _note_bad(self, operation: Operation, producer: Producer) -> None:
-        parents = self._parents(operation)
+    def _note_bad(self, operation: Operation, producer: Producer, parents: tuple[Origin, ...]) -> None:
         if operation.find():
             origins: tuple[Origin, ...] = (self._made(operation, producer, parents),)
             origins += tuple(parent for parent in parents if operation.kind == "inf")
@@ -201,7 +208,8 @@ class OperationObserver(OperatorMode):
             size = largest(tensor)
             if size is None or math.isfinite(size):
                 continue
-            origins = self._origins_before(operation, name, tensor)
+            stored = self.flow.of(operation.written.get(name, tensor))
+            origins = () if stored is None else stored.origins
             if not origins:
                 lines = lines_of(calling_frames())
                 shown = _name_of(name, operation, lines)
@@ -212,12 +220,6 @@ class OperationObserver(OperatorMode):
             found.update((origin.number, origin) for origin in self._read_out)
         return tuple(found.values())
 
-    def _origins_before(self, operation: Operation, name: str, tensor: Tensor) -> tuple[Origin, ...]:
-        stored = self.flow.of(tensor)
-        if (stored is None or not stored.origins) and name in written_names(operation.function):
-            stored = self.flow.of(operation.result)  # the copy from before has memory of its own
-        return () if stored is None else stored.origins
-
     # Origins
 
     def _made(self, operation: Operation, producer: Producer, parents: tuple[Origin, ...]) -> Origin:
@@ -226,6 +228,7 @@ class OperationObserver(OperatorMode):
         origin = Origin(
             next(self._numbers), operation.kind, "operation", called.place, called.operation, operation.operator, called.lines,
             index=operation.index, derivative=called.node.rpartition("::")[2], parents=parents,
+            parameter=self._parameter_of(operation) if called.place.phase == "step" else "",
         )  # fmt: skip
         self.origins.append(origin)
         if len(self.origins) > _EXPLAINED:
@@ -241,25 +244,42 @@ class OperationObserver(OperatorMode):
             facts = facts_of(tensor)
             if facts is not None:
                 shown = name if called.node else _name_of(name, operation, called.lines)
+                shown = "input" if shown == "self" else shown
                 origin.operands.append(Operand(shown, facts, operation.element(name) if operation.by_element else None))
         stored = {name: self.flow.of(tensor) for name, tensor in operation.tensors.items()}
         made_by = {name: held.producer.operator for name, held in stored.items() if held is not None and held.producer is not None}
         origin.cause = derivative_cause(operation, made_by) if called.node else cause_of(operation, made_by)
         if origin.cause.name == "log of zero" and origin.kind == "inf" and _is_mask(operation):
             origin.source = "constant"
+        if called.node and self._loss_scale != 1.0 and origin.cause.name.startswith("overflow"):
+            origin.cause = self._scaled(operation, origin.cause)
         origin.reproductions = reproductions(operation)
         return origin
+
+    def _scaled(self, operation: Operation, cause: Cause) -> Cause:
+        """Return *cause* with the remark that the gradient would fit without the scale of the loss."""
+        exact = exact_element(operation)
+        if exact is None or abs(exact) / self._loss_scale > limit_of(operation.result.dtype):
+            return cause
+        without = f"without the loss scale {number_text(self._loss_scale)} it would be {number_text(exact / self._loss_scale)}"
+        advice = "nothing, if it is rare: a GradScaler skips such a step and lowers its scale; else begin with a smaller scale"
+        return Cause(f"{cause.name} by the loss scale", f"{cause.sentence}; {without}", advice)
+
+    def _parameter_of(self, operation: Operation) -> str:
+        """Return the name of the parameter whose memory *operation* wrote; ``""`` if it is none."""
+        reference = memory_of(operation.result)
+        return "" if reference is None else self._parameters.get(reference.cdata, "")
 
     def _constant(self, operation: Operation, producer: Producer) -> Origin:
         """Return the origin of the bad values that *operation* was given as a number."""
         called = self._call_of(producer)
         name, number = next((name, number) for name, number in operation.numbers.items() if not math.isfinite(number))
+        cause = number_cause(called.operation, name, number)
         kind: Kind = "NaN" if math.isnan(number) else "inf"
         source: Source = "operation" if called.place.phase == "step" else "constant"
-        sentence = f"{called.operation} was given {name}={number_text(number)}"
         origin = Origin(
             next(self._numbers), kind, source, called.place, called.operation, operation.operator, called.lines,
-            result=facts_of(operation.result), cause=Cause(f"{number_text(number)} in the code", sentence, _ADVICE["constant"]),
+            result=facts_of(operation.result), cause=cause, parameter=self._parameter_of(operation),
             parents=self._read_out if kind == "NaN" else (),
         )  # fmt: skip
         self.origins.append(origin)
@@ -298,13 +318,14 @@ class OperationObserver(OperatorMode):
         node = autograd_state.current_node() if place.phase == "backward" else None
         if node is None:
             inner = next((line.operation for line in lines if line.operation), "")
-            return _CallOf(place, inner if inner and not inner.startswith("_") else producer.operator, lines, "")
+            known = inner if inner not in _VARIABLES and not inner.startswith("_") else ""
+            return _CallOf(place, known or producer.operator, lines, "")
         name = type(node).__name__ if isinstance(node, torch.autograd.Function) else node.name()
         forward = self._forward_of(node)
         if forward is not None and all(line.owner == "torch" for line in lines):
             lines = lines_of(forward.frames)
             inner = next((line.operation for line in lines if line.operation), "")
-            known = inner if inner not in ("apply", "forward", "") else ""
+            known = inner if inner not in _VARIABLES else ""
             return _CallOf(place, known or forward_name(name), lines, name)
         return _CallOf(place, forward_name(name), lines, name)
 
@@ -330,6 +351,9 @@ class _CallOf(NamedTuple):
     lines: list[SourceLine]
     node: str
 
+
+_VARIABLES = {"apply", "forward", "func", "fn", "f", "function", "op"}
+"""Words for whatever function is called, which name none."""
 
 _ADVICE: dict[Source, str] = {
     "operation": "",

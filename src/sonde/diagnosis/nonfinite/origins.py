@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from sonde.diagnosis.nonfinite.source_lines import RawFrame, SourceLine
-from sonde.diagnosis.nonfinite.tensor_facts import TensorFacts
+from sonde.diagnosis.nonfinite.tensor_facts import TensorFacts, dense
 from sonde.site import Phase, Site
 
-__all__ = ["Cause", "Flow", "Kind", "ModulePlace", "Operand", "Origin", "Producer", "Source", "ancestors"]
+__all__ = ["Cause", "Flow", "Kind", "ModulePlace", "Operand", "Origin", "Producer", "Source", "ancestors", "memory_of"]
 
 Kind = Literal["NaN", "inf"]
 Source = Literal["operation", "constant", "input", "parameter", "buffer", "gradient", "uninitialised", "outside"]
@@ -106,6 +106,7 @@ class Origin:
         cause: why.
         derivative: the autograd node that ran, and the backward written in Python that did.
         reproductions: lines of Python that may make such a value again, the best first.
+        parameter: of an operation in an optimizer's step, the name of the parameter that it writes.
         parents: origins of non-finite values that went in.
         given: of a tensor that was there before: -inf if its only bad values are -inf.
     """
@@ -122,6 +123,7 @@ class Origin:
     index: tuple[int, ...] | None = None
     cause: Cause | None = None
     derivative: str = ""
+    parameter: str = ""
     reproductions: list[str] = field(default_factory=list)
     parents: tuple[Origin, ...] = ()
     given: float | None = None
@@ -163,7 +165,7 @@ class Flow:
 
     def of(self, tensor: Tensor) -> _Stored | None:
         """Return what is known of the memory of *tensor*; None where nothing is, or it has none."""
-        reference = _memory_of(tensor)
+        reference = memory_of(tensor)
         if reference is None:
             return None
         held = self._stored.get(reference.cdata)
@@ -171,7 +173,7 @@ class Flow:
 
     def note(self, tensor: Tensor, origins: tuple[Origin, ...], producer: Producer | None, *, holds_constant: bool = False) -> None:
         """Note that *producer* wrote into the memory of *tensor*, and where its non-finite values come from."""
-        reference = _memory_of(tensor)
+        reference = memory_of(tensor)
         if reference is None:
             return
         before = self.of(tensor)
@@ -183,12 +185,17 @@ class Flow:
             self._stored = {key: held for key, held in self._stored.items() if not held.memory.expired()}
 
 
-def _memory_of(tensor: Tensor) -> StorageWeakRef | None:
+def memory_of(tensor: Tensor) -> StorageWeakRef | None:
+    """Return a weak reference to the memory that *tensor* lies in; None where it has none of its own."""
+    held = dense(tensor)
+    if held is None:
+        return None
     with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
-        return StorageWeakRef(tensor.untyped_storage())
+        return StorageWeakRef(held.untyped_storage())
     return None
 
 
 def _covers(tensor: Tensor) -> bool:
     """Return whether *tensor* is all of its memory."""
-    return tensor.numel() * tensor.element_size() >= tensor.untyped_storage().nbytes()
+    held = dense(tensor)
+    return held is None or held.numel() * held.element_size() >= held.untyped_storage().nbytes()

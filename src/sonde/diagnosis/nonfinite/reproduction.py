@@ -16,12 +16,13 @@ from sonde.diagnosis.nonfinite.operation import Operation
 __all__ = ["first_that_works", "reproductions"]
 
 _MOST = 24  # numbers in a literal
+_LONGEST = 240  # characters of a line
 
 
 def reproductions(operation: Operation) -> list[str]:
     """Return lines of Python that may make the value again that *operation* made, the best first. None has been run."""
     with contextlib.suppress(RuntimeError, IndexError, KeyError):
-        return list(_candidates(operation))
+        return [line for line in _candidates(operation) if len(line) <= _LONGEST]
     return []
 
 
@@ -55,6 +56,7 @@ def _candidates(operation: Operation) -> Iterator[str]:
     if operation.is_product:
         yield from _product(operation)
     yield from _calls(operation, lambda tensor: tensor)
+    yield from _calls(operation, lambda tensor: _constant(tensor, operation))
     first = operation.first()
     if first is not None and operation.name in _REDUCTIONS and first[1].numel():
         largest = first[1].abs().max()
@@ -127,6 +129,14 @@ def _picked(tensor: Tensor, operation: Operation) -> Tensor | None:
     with contextlib.suppress(RuntimeError, IndexError):
         return torch.broadcast_to(tensor, operation.result.shape)[operation.index]
     return None
+
+
+def _constant(tensor: Tensor, operation: Operation) -> Tensor | None:
+    """Return a tensor of the same shape whose elements are all the one at the bad position, or the first one."""
+    if tensor.numel() == 0:
+        return tensor
+    found = operation.element_of(tensor) if tensor.shape == operation.result.shape else None
+    return torch.full_like(tensor, tensor.flatten()[0].item() if found is None else found)
 
 
 def _row(tensor: Tensor, operation: Operation) -> Tensor | None:

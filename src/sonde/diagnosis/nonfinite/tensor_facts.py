@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sonde.engine.torch_api.tensors import stored_values
 from sonde.stats.pieces import PLAIN, local
 
 __all__ = ["TensorFacts", "dense", "dtype_name", "facts_of", "largest", "number_text", "shape_text"]
@@ -100,10 +101,8 @@ def dense(tensor: Tensor) -> Tensor | None:
             return None
         if tensor.is_nested:
             tensor = tensor.values() if tensor.layout == torch.jagged else torch.cat([part.flatten() for part in tensor.unbind()])
-        elif tensor.layout == torch.sparse_coo:
-            tensor = tensor.coalesce().values()
         elif tensor.layout != torch.strided:
-            tensor = tensor.to_dense() if "mkldnn" in str(tensor.layout) else tensor.values()
+            tensor = tensor.to_dense() if "mkldnn" in str(tensor.layout) else stored_values(tensor)
         held: Tensor = tensor.detach().resolve_conj().resolve_neg()
         return held if type(held) in PLAIN else None
     return None

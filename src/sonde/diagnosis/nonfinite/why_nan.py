@@ -19,9 +19,10 @@ from sonde.diagnosis.nonfinite.tensor_facts import largest
 from sonde.engine import ModuleTracker, structure
 from sonde.engine.compiled_regions import regions
 from sonde.engine.restore import gradients_put_aside, set_apart
-from sonde.engine.selection import check_model, members, parameters
+from sonde.engine.selection import check_model, members, parameters, unwrap
 from sonde.engine.torch_api.modules import buffers_of, class_of
 from sonde.errors import ArgumentError, ObservationWarning
+from sonde.graph.forward import named_inputs
 
 __all__ = ["observe_step", "why_nan"]
 
@@ -70,7 +71,8 @@ def why_nan(
         raise ArgumentError(f"loss_fn={loss_fn!r} cannot be called: give a function from the model's output to a scalar")
     if any(parameter.is_meta for parameter in model.parameters()):
         raise ArgumentError("the model is on the device 'meta', where tensors have no numbers: load its weights first")
-    notes = ["compiled modules ran as plain Python"] if any(regions(module) for module in [model]) else []
+    is_compiled = bool(regions(model))
+    notes = ["compiled modules ran as plain Python"] if is_compiled else []
     args, kwargs = structure.as_arguments(batch)
     scale = 1.0 if scaler is None or not scaler.is_enabled() else float(scaler.get_scale())
     with set_apart(model, (args, kwargs, loss_fn, optimizer)) as apart, gradients_put_aside(list(model.parameters())):
@@ -82,7 +84,13 @@ def why_nan(
         for tensor in trained:
             tensor.grad = None
         run = _Run(apart.model, args, kwargs, loss_fn, optimizer, scale, notes)
-        return observe_step(apart.model, run.step, outcomes=run.outcomes, notes=notes, batch=(args, kwargs))
+        found = observe_step(apart.model, run.step, outcomes=run.outcomes, notes=notes, batch=(args, kwargs), loss_scale=scale)
+        if is_compiled and not found:
+            found.notes.append(
+                'if the compiled model gives NaN on this batch, its compiler does: try torch.compile(model, backend="aot_eager"), '
+                "then torch._inductor.config.emulate_precision_casts = True"
+            )
+        return found
 
 
 class _Run:
@@ -131,7 +139,8 @@ def observe_step(
     *,
     outcomes: Outcomes | None = None,
     notes: list[str] | None = None,
-    batch: Any = (),
+    batch: tuple[tuple[Any, ...], dict[str, Any]] = ((), {}),
+    loss_scale: float = 1.0,
 ) -> NonFinite:
     """Call *step* once, look at every operation in it, and return the first one that made a bad value.
 
@@ -143,7 +152,8 @@ def observe_step(
             parameters and buffers of *model* afterwards.
         outcomes: tensors that *step* puts here count as well, each with a word for its kind.
         notes: shown with the answer; *step* may add to them.
-        batch: a value whose tensors are called the input, for answers about the data.
+        batch: the positional and the keyword arguments that *model* is called with, for answers about the data.
+        loss_scale: by which *step* multiplies the loss before it is sent backward.
 
     Raises:
         Exception: what *step* raised, if nothing bad was found before; else it is the answer's ``error``.
@@ -153,8 +163,9 @@ def observe_step(
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*is compiled: no Python runs inside", category=ObservationWarning)
         with ModuleTracker(model) as tracker:
-            observer = OperationObserver(model, tracker)
-            _give_all(observer, model, batch)
+            observer = OperationObserver(model, tracker, loss_scale)
+            inputs = [(name, tensor) for name, _, tensor in named_inputs(unwrap(model), *batch)]
+            _give_all(observer, model, inputs)
             with observer, torch.set_grad_enabled(torch.is_grad_enabled()):
                 try:
                     returned = _called(step)
@@ -165,6 +176,7 @@ def observe_step(
         notes.append(
             f"sonde failed in the middle ({type(observer.failure).__name__}: {observer.failure}): what came after was not seen"
         )
+    outcomes += [("a gradient of the input", tensor.grad) for _, tensor in inputs if tensor.is_leaf and tensor.grad is not None]
     found = _judge(model, observer, [*outcomes, *_state_of(model)], notes, error)
     if error is not None and found.origin is None:
         raise error
@@ -176,21 +188,15 @@ def _called(step: Callable[[], Any]) -> Any:
     return step()
 
 
-def _give_all(observer: OperationObserver, model: nn.Module, batch: Any) -> None:
+def _give_all(observer: OperationObserver, model: nn.Module, inputs: Outcomes) -> None:
     for name, parameter, _ in parameters(model):
         observer.give("parameter", name, parameter, name.rpartition(".")[0], "")
         if parameter.grad is not None:
             observer.give("gradient", name, parameter.grad, name.rpartition(".")[0], "")
     for name, buffer in _buffers(model):
         observer.give("buffer", name, buffer, name.rpartition(".")[0], "")
-    for leaf, tensor in structure.walk(batch):
-        observer.give("input", _argument(leaf), tensor, "", "")
-
-
-def _argument(leaf: str) -> str:
-    """Return the name of an argument: ``[0]`` of ``[0][0]``, and ``mask`` of ``[1]['mask']``."""
-    shown = leaf[3:] if leaf.startswith(("[0]", "[1]")) else leaf
-    return shown.strip("[]'\"") if leaf.startswith("[1]") and shown.count("[") == 1 else shown
+    for name, tensor in inputs:
+        observer.give("input", name, tensor, "", "")
 
 
 def _buffers(model: nn.Module) -> Outcomes:
@@ -209,7 +215,7 @@ def _state_of(model: nn.Module) -> Outcomes:
     return [*found, *(("parameters", parameter) for parameter in held), *(("buffers", buffer) for _, buffer in _buffers(model))]
 
 
-_MATTERS = {"the loss", "gradients", "parameters"}
+_MATTERS = {"the loss", "gradients", "a gradient of the input", "parameters"}
 """An infinity that was written on purpose may stand in an output or a buffer; in one of these it does harm."""
 
 
@@ -224,7 +230,8 @@ def _judge(
         size = largest(tensor)
         if size is not None and not math.isfinite(size):
             stored = observer.flow.of(tensor)
-            bad.append((word, () if stored is None else stored.origins))
+            origins = () if stored is None else stored.origins
+            bad.append((word, origins or (observer.unexplained(word, tensor),)))
     if error is not None:
         bad.append(("an exception", tuple(observer.origins)))
     behind = ancestors(origin for _, origins in bad for origin in origins)

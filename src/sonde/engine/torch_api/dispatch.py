@@ -41,7 +41,13 @@ def written_names(function: Any) -> set[str]:
     schema = getattr(function, "_schema", None)
     if schema is None:
         return set()
+    if schema.name in _UNDECLARED:
+        return {"running_mean", "running_var"}
     return {argument.name for argument in schema.arguments if argument.alias_info is not None and argument.alias_info.is_write}
+
+
+_UNDECLARED = {"aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::miopen_batch_norm"}
+"""Operators that write the running statistics, which their schemas do not declare."""
 
 
 def saved_by(node: Any) -> dict[str, Any]:

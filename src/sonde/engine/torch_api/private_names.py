@@ -117,6 +117,7 @@ _TABLE = {
         "torch.nn.modules.conv._ConvTransposeNd": _NO_IMPORT,
     },
     "to see that a tensor was written into, and where it lies": {
+        "Tensor._values": "non-finite values of sparse gradients are not followed to where they came from",
         "Tensor._version": "tensors that were changed in place cannot be recognised",
         "torch._C._storage_id": _NO_IMPORT,
     },

@@ -16,6 +16,7 @@ __all__ = [
     "loss_scale_of",
     "norms_of",
     "storage_of",
+    "stored_values",
     "takes_loss_scale",
     "version_of",
     "without_overrides",
@@ -29,6 +30,11 @@ storage_of: Callable[[Tensor], int] = torch._C._storage_id  # type: ignore[attr-
 
 without_overrides: Callable[[], AbstractContextManager[Any]] = torch._C.DisableTorchFunction
 """Return a context in which no ``__torch_function__`` is called, neither of tensor classes nor of modes."""
+
+
+def stored_values(tensor: Tensor) -> Tensor:
+    """Return the stored elements of a sparse tensor, without summing those of equal positions, which would copy them."""
+    return tensor._values() if tensor.layout == torch.sparse_coo else tensor.values()
 
 
 def clone_each(tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -1,0 +1,408 @@
+"""``why_nan`` in all situations: whose fault it is, what is intended, what is left as it was, and clear errors."""
+
+from __future__ import annotations
+
+import copy
+import math
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.optim import SGD, Adam
+
+import sonde
+from sonde.diagnosis.nonfinite.why_nan import observe_step
+from sonde.engine import structure
+from sonde.errors import ArgumentError, ModelError
+from sonde.testing import ZOO
+from sonde.testing.zoo import Entry
+
+X = torch.linspace(-1, 1, 20).reshape(5, 4)
+LABELS = torch.tensor([0, 1, 2, 0, 1])
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def cross_entropy(output: Tensor) -> Tensor:
+    return functional.cross_entropy(output, LABELS)
+
+
+class Calls(nn.Module):
+    """A linear layer, and a function of its output."""
+
+    def __init__(self, function: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.linear, self.function = nn.Linear(4, 4), function
+
+    def forward(self, x: Tensor) -> Any:
+        return self.function(self.linear(x))
+
+
+# Nothing is wrong
+
+
+def test_a_healthy_model_is_said_to_be_healthy_with_its_largest_values() -> None:
+    found = sonde.why_nan(network(), X, cross_entropy)
+    assert not found
+    assert found.origin is found.kind is found.layer is found.line is found.finding() is None
+    assert [each.dtype for each in found.largest] == ["float32"]
+    assert found.near_limit == []
+    assert "nothing that is not finite" in repr(found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("entry", [held for held in ZOO.values() if held.name not in ("meta_device", "not_finite")], ids=str)
+def test_no_model_of_the_zoo_is_blamed(entry: Entry) -> None:
+    """Each runs forward and backward under observation, which never fails, and nothing is found."""
+    (args, kwargs), model = entry.batch(), entry.build()
+
+    def loss(output: Any) -> Tensor:
+        found = [tensor for _, tensor in structure.walk(output) if tensor.requires_grad]
+        parts = [tensor.values() if tensor.layout == torch.jagged else tensor for tensor in found]
+        flat = [torch.cat([each.flatten() for each in part.unbind()]) if part.is_nested else part for part in parts]
+        return sum((part.abs().sum() for part in flat), torch.zeros((), requires_grad=True))
+
+    found = sonde.why_nan(model, kwargs if kwargs else args, loss)
+    assert not found, found
+    assert not any("failed" in note for note in found.notes)
+
+
+def test_a_value_near_the_limit_of_its_format_is_named_before_it_overflows() -> None:
+    model = Calls(lambda x: (x.sign() * 30_000).half().float())
+    found = sonde.why_nan(model, X)
+    (near,) = found.near_limit
+    assert (near.dtype, near.value, near.limit, near.place.path) == ("float16", 30_000, 65_504, "")
+    assert "near the limit" in repr(found)
+
+
+def test_a_large_mask_is_no_value_near_the_limit() -> None:
+    model = Calls(lambda x: (x.masked_fill(x > 0, torch.finfo(x.dtype).min)).softmax(-1))
+    assert sonde.why_nan(model, X, lambda output: output.square().sum()).near_limit == []
+
+
+# What is intended, and what reaches nothing
+
+INTENDED: dict[str, Callable[[Tensor], Tensor]] = {
+    "masked_fill": lambda x: x.masked_fill(x < 0, -math.inf).logsumexp(-1),
+    "full": lambda x: (x + torch.full((5, 4), -math.inf).triu(1)).softmax(-1),
+    "start of a minimum": lambda x: torch.minimum(x, torch.full_like(x, math.inf)),
+    "start of a maximum in place": lambda x: x.new_empty(4).fill_(-math.inf).maximum(x[0]),
+    "log of a mask": lambda x: (x + torch.tensor([1.0, 1.0, 0.0, 1.0]).log()).softmax(-1),
+    "where": lambda x: torch.where(x < 10, x, math.inf),
+    "clamp": lambda x: x.clamp(-math.inf, math.inf),
+    "pad": lambda x: functional.pad(x, (1, 1), value=-math.inf).amax(-1),
+    "a tensor of the code": lambda x: (x + torch.tensor([0.0, -math.inf, 0.0, 0.0])).softmax(-1),
+    "a square root behind a safe where": lambda x: torch.where(x > 0, torch.where(x > 0, x, 1.0).sqrt(), 0.0),
+    "a mask in half precision": lambda x: (x + torch.tensor([-1e9, 0.0, 0.0, 0.0]).half().float()).softmax(-1),
+}
+
+
+@pytest.mark.parametrize("name", INTENDED)
+def test_intended_infinities_are_not_blamed(name: str) -> None:
+    assert not sonde.why_nan(Calls(INTENDED[name]), X, lambda output: output.nan_to_num().sum())
+
+
+def test_intended_infinities_are_said_to_have_been_seen() -> None:
+    found = sonde.why_nan(Calls(INTENDED["masked_fill"]), X, lambda output: output.sum())
+    assert [origin.name for origin in found.intended] == ["masked_fill"]
+    assert "on purpose: masked_fill" in repr(found)
+
+
+def test_a_mask_given_as_argument_or_buffer_is_not_blamed_but_the_softmax_of_it_is() -> None:
+    class Masked(nn.Module):
+        def __init__(self, rows: int) -> None:
+            super().__init__()
+            mask = torch.zeros(4, 4)
+            mask[:rows] = -math.inf
+            self.register_buffer("mask", mask)
+
+        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+            return (x + self.mask + mask).softmax(-1)
+
+    x, open_mask = torch.zeros(4, 4, requires_grad=True), torch.tensor([0.0, -math.inf, 0.0, 0.0])
+    model = Masked(0)
+    assert not sonde.why_nan(model, (x, open_mask), lambda output: output.square().sum())
+    for rows, mask in ((1, open_mask), (0, torch.full((4,), -math.inf))):
+        found = sonde.why_nan(Masked(rows), (x, mask), lambda output: output.sum())
+        assert (found.operation, found.cause and found.cause.name) == ("softmax", "softmax of a row of -inf")
+        assert not found.inputs[0].facts.is_finite
+
+
+def test_an_intended_infinity_that_reaches_the_loss_is_blamed() -> None:
+    found = sonde.why_nan(Calls(lambda x: x.masked_fill(x < 10, math.inf)), X, lambda output: output.sum())
+    assert (found.source, found.operation, found.kind) == ("constant", "masked_fill", "inf")
+    assert found.reached == ["the output", "the loss"]
+
+
+def test_bad_values_that_reach_nothing_are_harmless() -> None:
+    def function(x: Tensor) -> Tensor:
+        torch.log(x.detach() - x.detach())
+        return x
+
+    found = sonde.why_nan(Calls(function), X, lambda output: output.sum())
+    assert not found
+    assert [origin.name for origin in found.harmless] == ["log"]
+
+
+# What was bad before
+
+
+def test_a_bad_input_is_named_with_its_place() -> None:
+    x = X.clone()
+    x[3, 2] = math.nan
+    found = sonde.why_nan(network(), x, cross_entropy)
+    assert (found.source, found.index, str(found.site)) == ("input", (3, 2), "(root):input")
+    assert found.inputs[0].name == "input"
+    assert found.reached[:2] == ["the output", "the loss"]
+
+
+def test_a_bad_parameter_is_named() -> None:
+    model = network()
+    model[2].weight.data[1, 3] = math.inf
+    found = sonde.why_nan(model, X, cross_entropy)
+    assert (found.source, found.operation, found.index, str(found.site)) == ("parameter", "2.weight", (1, 3), "2.weight:param")
+
+
+def test_a_bad_buffer_is_named() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).eval()
+    model[1].running_var[1] = math.nan
+    found = sonde.why_nan(model, X, lambda output: output.sum())
+    assert (found.source, found.operation, found.layer) == ("buffer", "1.running_var", "1")
+
+
+def test_a_bad_target_in_the_loss_function_is_named() -> None:
+    target = torch.zeros(5, 3)
+    target[1, 2] = math.nan
+    found = sonde.why_nan(network(), X, lambda output: functional.mse_loss(output, target))
+    assert (found.source, found.operation, found.index, found.layer) == ("outside", "target", (1, 2), None)
+
+
+def test_a_buffer_that_the_forward_breaks_is_found() -> None:
+    model = nn.BatchNorm1d(4)
+    found = sonde.why_nan(model, X.sign() * 3e30, lambda output: output.sum())
+    assert found.operation == "batch_norm"
+    assert "1 of 3 buffers" in found.reached
+
+
+# Loss, optimizer, scaler
+
+
+def test_a_loss_whose_labels_are_all_ignored() -> None:
+    found = sonde.why_nan(network(), X, lambda output: functional.cross_entropy(output, torch.full((5,), -100)))
+    assert (found.layer, found.operation, found.cause and found.cause.name) == (None, "cross_entropy", "mean of nothing")
+    assert found.cause is not None
+    assert "all 5 labels are ignore_index=-100" in found.cause.sentence
+
+
+@pytest.mark.parametrize("how", [{}, {"foreach": True}, {"fused": True}], ids=str)
+def test_an_optimizer_without_eps(how: dict[str, bool]) -> None:
+    """A unit that is dead has gradients of 0, of which Adam divides 0 by 0."""
+    model = network()
+    nn.init.constant_(model[0].bias, -9)
+    found = sonde.why_nan(model, X, cross_entropy, optimizer=Adam(model.parameters(), eps=0.0, **how))
+    assert (found.phase, found.cause and found.cause.name, str(found.site)[:2]) == ("step", "0 / 0", "0.")
+    assert str(found.site).endswith(":update")
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
+
+
+def test_an_infinite_learning_rate() -> None:
+    model = network()
+    found = sonde.why_nan(model, X, cross_entropy, optimizer=SGD(model.parameters(), lr=math.inf))
+    assert found.phase == "step"
+    assert found.cause is not None
+    assert found.cause.name == "-inf in the code"
+
+
+def test_an_overflow_by_the_scale_of_the_loss_is_told_apart() -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
+    scaler.scale(torch.zeros(()))  # the scale is there from the first use on
+    with torch.autocast("cpu", torch.float16):
+        found = sonde.why_nan(network(), X, lambda output: (output.float() * 50).square().sum(), scaler=scaler)
+    assert (found.phase, found.cause and found.cause.name) == ("backward", "overflow of float16 by the loss scale")
+
+
+# Kinds of models
+
+
+def test_the_call_of_a_module_that_is_called_twice() -> None:
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.root = Calls(torch.sqrt)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                self.root.linear.weight.fill_(1)
+                self.root.linear.bias.fill_(9)
+            first = self.root(x)
+            return first + self.root(-first * 100)
+
+    found = sonde.why_nan(Shared(), X, lambda output: output.sum())
+    assert (found.layer, found.call, found.operation) == ("root", 1, "sqrt")
+
+
+def test_a_checkpoint_whose_recomputation_differs_from_the_forward() -> None:
+    class Changes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.calls = nn.Linear(4, 4), 0
+
+        def part(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            y = self.linear(x)
+            return (y * y + 1 - 1e9 * (self.calls > 1)).sqrt()
+
+        def forward(self, x: Tensor) -> Any:
+            return torch.utils.checkpoint.checkpoint(self.part, x, use_reentrant=False)
+
+    found = sonde.why_nan(Changes(), X, lambda output: output.sum())
+    assert (found.phase, found.operation, found.layer) == ("recompute", "sqrt", "")
+
+
+def test_complex_sparse_double_and_in_place() -> None:
+    found = sonde.why_nan(nn.Linear(4, 4, dtype=torch.complex64), X.cfloat(), lambda output: (output - output).abs().log().sum())
+    assert (found.operation, found.kind) == ("log", "inf")
+    found = sonde.why_nan(nn.Embedding(5, 3, sparse=True), LABELS, lambda output: (output * 0).sqrt().sum())
+    assert (found.phase, found.operation) == ("backward", "sqrt")
+    found = sonde.why_nan(Calls(lambda x: x.double().sub_(x.double()).log_()), X, lambda output: output.sum())
+    assert (found.operation, found.cause and found.cause.name) == ("log_", "log of zero")
+    assert found.inputs[0].value == 0
+
+
+def test_numbers_that_python_reads_from_a_tensor_are_followed() -> None:
+    found = sonde.why_nan(Calls(lambda x: x * (x[0, 0].detach() * 0 - 1).sqrt().item()), X, lambda output: output.sum())
+    assert found.operation == "sqrt"
+
+
+def test_uninitialised_memory_is_named() -> None:
+    class Fills(torch.utils._python_dispatch.TorchDispatchMode):
+        """Memory that nobody has written holds NaN."""
+
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            made = function(*args, **(kwargs or {}))
+            return made.fill_(math.nan) if str(function).startswith("aten.empty.") and made.is_floating_point() else made
+
+    with Fills():
+        found = sonde.why_nan(Calls(lambda x: x + torch.empty(4)), X, lambda output: output.sum())
+    assert found.source == "uninitialised"
+
+
+def test_a_compiled_model_runs_as_python_and_the_answer_says_so() -> None:
+    model = torch.compile(Calls(lambda x: (x - x).log()), backend="eager")
+    found = sonde.why_nan(model, X, lambda output: output.sum())
+    assert (found.operation, found.layer) == ("log", "")
+    assert "compiled modules ran as plain Python" in found.notes
+    healthy = sonde.why_nan(torch.compile(network(), backend="eager"), X, cross_entropy)
+    assert any("aot_eager" in note for note in healthy.notes)
+
+
+def test_an_exception_of_the_model_is_kept_where_a_bad_value_led_to_it() -> None:
+    def function(x: Tensor) -> Tensor:
+        y = torch.log(x - x)
+        if y.isinf().any():
+            raise ValueError("y is infinite")
+        return y
+
+    found = sonde.why_nan(Calls(function), X, lambda output: output.sum())
+    assert (found.operation, str(found.error)) == ("log", "y is infinite")
+    with pytest.raises(RuntimeError, match="shapes"):
+        sonde.why_nan(network(), X[:, :2], cross_entropy)
+
+
+def test_a_loss_in_the_output_needs_no_loss_function() -> None:
+    class WithLoss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor, *, labels: Tensor) -> dict[str, Tensor]:
+            y = self.linear(x)
+            return {"loss": ((y - y.detach()).sqrt() * labels[0]).sum(), "y": y}
+
+    found = sonde.why_nan(WithLoss(), {"x": X, "labels": LABELS})
+    assert (found.phase, found.operation, found.layer) == ("backward", "sqrt", "")
+    forward_only = sonde.why_nan(network(), X)
+    assert any("only the forward ran" in note for note in forward_only.notes)
+
+
+def test_other_threads_are_not_looked_at() -> None:
+    def function(x: Tensor) -> Tensor:
+        thread = threading.Thread(target=lambda: torch.log(torch.zeros(3)))
+        thread.start()
+        thread.join()
+        return x
+
+    found = sonde.why_nan(Calls(function), X, lambda output: output.sum())
+    assert not found
+    assert found.harmless == []
+
+
+# Nothing changes
+
+
+def test_model_optimizer_gradients_batch_and_random_state_stay_as_they_were() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(), nn.Linear(4, 3))
+    optimizer = Adam(model.parameters())
+    cross_entropy(model(X)).backward()
+    optimizer.step()
+    x = X.clone().requires_grad_()
+    state, gradients = copy.deepcopy(model.state_dict()), [parameter.grad for parameter in model.parameters()]
+    values = [gradient.clone() for gradient in gradients if gradient is not None]
+    moments, random = copy.deepcopy(optimizer.state_dict()), torch.get_rng_state()
+    penalty = model[0].weight
+    sonde.why_nan(model, x, lambda output: cross_entropy(output) + penalty.square().sum(), optimizer=optimizer)
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    assert all(parameter.grad is held for parameter, held in zip(model.parameters(), gradients, strict=True))
+    assert all(torch.equal(held, value) for held, value in zip(gradients, values, strict=True) if held is not None)
+    assert str(optimizer.state_dict()) == str(moments)
+    assert torch.equal(torch.get_rng_state(), random)
+    assert x.grad is None
+
+
+def test_a_step_of_ones_own_is_observed_as_it_runs() -> None:
+    model = network()
+
+    def step() -> Tensor:
+        loss = cross_entropy(model(X)) + (model[2].bias - model[2].bias.detach()).sqrt().sum()
+        loss.backward()
+        return loss
+
+    found = observe_step(model, step)
+    assert (found.phase, found.layer) == ("backward", None)
+    assert "1 of 4 gradients" in found.reached
+
+
+# The answer
+
+
+def test_the_answer_as_text_html_and_finding() -> None:
+    found = sonde.why_nan(Calls(lambda x: (x - x).log()), X, lambda output: output.sum())
+    text = repr(found)
+    for part in ("why", "log of 0 is -inf", "test_why_nan.py", "reproduce", "torch.log(torch.tensor(0.0))", "reached", "the loss"):
+        assert part in text
+    assert "log of 0 is -inf" in found._repr_html_()
+    finding = found.finding()
+    assert finding is not None
+    assert (finding.rule, finding.severity, finding.site, finding.call) == ("nonfinite", "bad", "(root):output", 0)
+    assert finding.evidence == {"nan": 0.0, "inf": 20.0, "count": 20.0}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ((X, X), ModelError, "must be a torch.nn.Module"),
+        ((network(), X, 3), ArgumentError, "cannot be called"),
+        ((network(), X, lambda output: output), ArgumentError, "must return a scalar"),
+        ((nn.Linear(2, 2, device="meta"), torch.ones(2)), ArgumentError, "meta"),
+    ],
+)
+def test_clear_errors(arguments: Any, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        sonde.why_nan(*arguments)
