@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from sonde.engine.restore import set_apart
+from sonde.engine.stand_in import StandIn
 
 X = torch.linspace(-1.0, 1.0, 12).reshape(3, 4)
 

@@ -291,10 +291,6 @@ def _both_infinities(operation: Operation) -> Cause | None:
     return None
 
 
-def _sum(operation: Operation, producers: dict[str, str]) -> Cause | None:
-    return _both_infinities(operation)
-
-
 def _product(operation: Operation, producers: dict[str, str]) -> Cause | None:
     """Return the cause of a NaN in a product of matrices: 0 x inf or inf - inf."""
     if operation.kind != "NaN":
@@ -324,28 +320,25 @@ def _nll(operation: Operation, producers: dict[str, str]) -> Cause | None:
         return Cause(
             "mean of nothing", sentence, 'leave out batches without any label, or use reduction="sum" and divide by the count'
         )
-    if operation.kind == "inf":
-        return None
     return None
 
 
 def _norm(operation: Operation, producers: dict[str, str]) -> Cause | None:
-    eps = operation.numbers.get("eps", 0.0)
-    if operation.kind == "NaN" or not operation.result.isnan().any():
-        given = operation.tensors.get("input")
-        if given is not None and eps == 0:
-            return Cause(
-                "normalisation of equal numbers", "the variance is 0 and eps is 0: 0 / 0", "give the normalisation an eps, as 1e-5"
-            )
-        running = operation.tensors.get("running_var")
-        if running is not None and bool((running < 0).any()):
-            return Cause(
-                "sqrt of a negative", f"the running variance is {number_text(float(running.min()))}", "reset the running statistics"
-            )
-    return None
-
-
-def _embedding(operation: Operation, producers: dict[str, str]) -> Cause | None:
+    given, running = operation.tensors.get("input"), operation.tensors.get("running_var")
+    if given is None or not given.isfinite().all():
+        return None
+    size, limit = float(given.abs().max()), limit_of(torch.float64 if given.dtype == torch.float64 else torch.float32)
+    if size * size > limit:
+        sentence = (
+            f"the variance of numbers as large as {number_text(size)} overflows: their squares are beyond {number_text(limit)}"
+        )
+        return Cause("overflow of the variance", sentence, _on_overflow(torch.float32))
+    if operation.numbers.get("eps", 0.0) == 0:
+        sentence = "the variance is 0 and eps is 0: 0 / 0"
+        return Cause("normalisation of equal numbers", sentence, "give the normalisation an eps, as 1e-5")
+    if running is not None and bool((running < 0).any()):
+        sentence = f"the running variance is {number_text(float(running.min()))}, whose root is NaN"
+        return Cause("sqrt of a negative", sentence, "reset the running statistics")
     return None
 
 
@@ -425,5 +418,5 @@ _SPECIAL: dict[str, Callable[[Operation, dict[str, str]], Cause | None]] = {
     "mean": _mean,
     "mul": _mul,
     "pow": _pow,
-    "sum": _sum,
+    "sum": lambda operation, producers: _both_infinities(operation),
 }

@@ -185,10 +185,10 @@ class NonFinite(ShownAsTable):
                 if each.line is not None and each.is_near:
                     rows.append(_row("", str(each.line), "quiet"))
         if self.intended:
-            names = sorted({_at(origin) for origin in self.intended})
+            names = list(dict.fromkeys(_line_of_origin(origin) for origin in self.intended))
             rows.append(_row("intended", f"infinities that the code writes on purpose: {_listed(names)}", "quiet"))
         if self.harmless:
-            names = sorted({f"{origin.kind} by {_at(origin)}" for origin in self.harmless})
+            names = list(dict.fromkeys(f"{origin.kind} by {_line_of_origin(origin)}" for origin in self.harmless))
             rows.append(_row("harmless", f"reached nothing: {_listed(names)}", "quiet"))
         if self.error is not None:
             rows.append(_row("raised", f"{type(self.error).__name__}: {self.error}".splitlines()[0], "warn"))
@@ -248,6 +248,11 @@ def _how(origin: Origin) -> str:
 def _at(origin: Origin) -> str:
     line = line_of(origin.lines)
     return f"{origin.name}{_where(origin.place.path, None)}{f' ({line.name})' if line is not None else ''}"
+
+
+def _line_of_origin(origin: Origin) -> str:
+    line = line_of(origin.lines)
+    return f"{origin.name}{_where(origin.place.path, None)}" if line is None else f"{origin.name} ({line.name})"
 
 
 def _where(path: str | None, call: int | None) -> str:

@@ -398,10 +398,15 @@ def _floating(result: Any, function: Any, args: tuple[Any, ...], kwargs: dict[st
 
 def _name_of(name: str, operation: Operation, lines: list[SourceLine]) -> str:
     """Return the text in the code of the operand *name*; *name* itself where the code calls something else than the operator."""
-    position = list(operation.tensors).index(name) if name in operation.tensors else -1
+    names = argument_names(operation.function)
+    position = names.index(name) if name in names else -1
     shown = line_of(lines)
     for line in (shown, *lines[:1]):
-        if line is not None and position >= 0 and _is_call_of(line.operation, operation.name) and position < len(line.operands):
+        if line is None or not _is_call_of(line.operation, operation.name):
+            continue
+        if operation.name == "addmm":  # called as linear(input, weight, bias)
+            position = {"mat1": 0, "mat2": 1, "self": 2}.get(name, -1)
+        if 0 <= position < len(line.operands):
             return line.operands[position]
     return name
 

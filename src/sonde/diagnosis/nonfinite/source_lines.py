@@ -18,7 +18,7 @@ import torch
 
 import sonde
 
-__all__ = ["RawFrame", "SourceLine", "calling_frames", "line_of", "lines_of", "until_here"]
+__all__ = ["RawFrame", "SourceLine", "calling_frames", "is_of_users", "line_of", "lines_of", "until_here"]
 
 Owner = Literal["user", "library", "torch"]
 
@@ -112,6 +112,12 @@ def line_of(lines: list[SourceLine]) -> SourceLine | None:
 
 
 # Whose code
+
+
+def is_of_users(code: CodeType) -> bool:
+    """Return whether *code* is a user's or a library's: neither of torch, nor of sonde, nor of Python itself."""
+    return _owner(code.co_filename) in ("user", "library")
+
 
 _TORCH = str(Path(torch.__file__).parent)
 _SONDE = str(Path(sonde.__file__).parent)

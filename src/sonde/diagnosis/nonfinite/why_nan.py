@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from sonde.diagnosis.nonfinite.non_finite import NonFinite
 from sonde.diagnosis.nonfinite.operation_observer import OperationObserver
 from sonde.diagnosis.nonfinite.origins import Origin, ancestors
 from sonde.diagnosis.nonfinite.reproduction import first_that_works
-from sonde.diagnosis.nonfinite.source_lines import until_here
+from sonde.diagnosis.nonfinite.source_lines import is_of_users, until_here
 from sonde.diagnosis.nonfinite.tensor_facts import largest
 from sonde.engine import ModuleTracker, structure
 from sonde.engine.compiled_regions import regions
@@ -215,6 +215,17 @@ def _state_of(model: nn.Module) -> Outcomes:
     return [*found, *(("parameters", parameter) for parameter in held), *(("buffers", buffer) for _, buffer in _buffers(model))]
 
 
+def _around(error: Exception | None) -> Iterator[Tensor]:
+    """Yield the bad tensors among the local variables of the functions that *error* came out of, outside of torch and sonde."""
+    trace = None if error is None else error.__traceback__
+    while trace is not None:
+        if is_of_users(trace.tb_frame.f_code):
+            for _, tensor in structure.walk(dict(trace.tb_frame.f_locals)):
+                if not math.isfinite(largest(tensor) or 0.0):
+                    yield tensor
+        trace = trace.tb_next
+
+
 _MATTERS = {"the loss", "gradients", "a gradient of the input", "parameters"}
 """An infinity that was written on purpose may stand in an output or a buffer; in one of these it does harm."""
 
@@ -232,8 +243,9 @@ def _judge(
             stored = observer.flow.of(tensor)
             origins = () if stored is None else stored.origins
             bad.append((word, origins or (observer.unexplained(word, tensor),)))
-    if error is not None:
-        bad.append(("an exception", tuple(observer.origins)))
+    for tensor in _around(error):
+        stored = observer.flow.of(tensor)
+        bad.append(("an exception", () if stored is None else stored.origins))
     behind = ancestors(origin for _, origins in bad for origin in origins)
     blamed = [origin for origin in behind if not origin.is_intended]
     if not blamed:
