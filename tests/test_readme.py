@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import io
+import linecache
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -57,6 +58,7 @@ class Session:
     """One page as a program.
 
     Attributes:
+        lines: how many lines all Python blocks have.
         names: the variables of all Python blocks.
         answers: the rows of each block of SQL.
         outputs: the output of each Python block.
@@ -65,11 +67,17 @@ class Session:
     names: dict[str, Any] = field(default_factory=lambda: {"__name__": "page"})
     answers: list[list[tuple[Any, ...]]] = field(default_factory=list)
     outputs: list[str] = field(default_factory=list)
+    lines: int = 0
 
 
-def output(block: str, page: str, names: dict[str, Any]) -> str:
-    """Run *block* in *names*; return what a notebook shows below it: printed text, then the value of a last expression."""
-    tree = ast.parse(block)
+def output(block: str, page: str, names: dict[str, Any], before: int = 0) -> str:
+    """Run *block* in *names*; return what a notebook shows below it: printed text, then the value of a last expression.
+
+    All blocks of a page are one file, which tracebacks can read; *before* is the number of lines of the blocks before.
+    """
+    tree = ast.increment_lineno(ast.parse(block), before)
+    source = [*linecache.getlines(page)[:before], *block.splitlines(keepends=True)]
+    linecache.cache[page] = (len("".join(source)), None, source, page)
     last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
     shown = io.StringIO()
     with contextlib.redirect_stdout(shown):
@@ -90,7 +98,8 @@ def play(page: str) -> Session:
     session, before, compared = Session(), "", 0
     for language, block in re.findall(r"^```(\w*)\n(.*?)^```$", PAGES[page], re.MULTILINE | re.DOTALL):
         if language == "python":
-            session.outputs.append(output(block, page, session.names))
+            session.outputs.append(output(block, "train.py", session.names, session.lines))
+            session.lines += block.count("\n")
         elif language == "sql":
             session.answers.append(duckdb.sql(block).fetchall())
         elif language in ("", "text") and before == "python":

@@ -65,7 +65,10 @@ def _overflow(operation: Operation) -> Cause | None:
         return None
     if exact is None:
         sizes = [float(tensor.abs().max()) for tensor in operation.tensors.values() if tensor.numel()]
-        large = f" (the largest number that went in is {number_text(max(sizes))})" if sizes else ""
+        count = max((tensor.numel() for tensor in operation.tensors.values()), default=0)
+        if not sizes or max(sizes) ** 2 * count < limit:  # no sum of products of these numbers is beyond the limit
+            return None
+        large = f" (the largest number that went in is {number_text(max(sizes))})"
         sentence = f"{operation.name} overflows {dtype_name(dtype)}, which ends at {number_text(limit)}{large}"
     elif not abs(exact) > limit:
         return None

@@ -53,9 +53,9 @@ def _behind_zero(operation: Operation, found: Cause) -> Cause:
 
 def _of_node(operation: Operation) -> Cause | None:
     name, saved = forward_name(operation.node), operation.saved
-    unknown = not saved  # a checkpoint gives a saved tensor once: the only number at which these are infinite is assumed
     value = _element(operation, saved.get("self"))
     result = _element(operation, saved.get("result"))
+    unknown = value is None and result is None  # as in a checkpoint: the only number at which these are infinite is assumed
     if name in ("sqrt", "rsqrt") and (unknown or result == 0 or (result is not None and math.isinf(result))):
         sentence = f"the derivative of {name} at 0 is infinite: 1 / (2 · {name}(0))"
         return Cause(f"{name}'(0)", sentence, "add an eps inside the root: sqrt(x + eps)")
@@ -65,7 +65,7 @@ def _of_node(operation: Operation) -> Cause | None:
         return Cause("log1p'(-1)", "the derivative of log1p at -1 is 1 / 0", "clamp what goes in above -1")
     if name in ("div", "reciprocal"):
         divisor = _element(operation, saved.get("other")) if name == "div" else value
-        if unknown or divisor == 0 or (name == "reciprocal" and result is not None and math.isinf(result)):
+        if divisor == 0 or (unknown and divisor is None) or (name == "reciprocal" and result is not None and math.isinf(result)):
             return Cause("(1/x)'(0)", "the derivative of 1 / x at 0 is infinite", "add an eps to the divisor")
     if name == "pow" and (unknown or value == 0):
         power = operation.saved_numbers.get("exponent", _element(operation, saved.get("exponent")))

@@ -169,6 +169,8 @@ class NonFinite(ShownAsTable):
         origin = self.origin
         if origin is None:
             return f"{self.model}: nothing that is not finite"
+        if origin.source == "constant":
+            return f"{self.model}: the first {origin.kind} is written {_how(origin)}"
         if origin.source != "operation":
             word = {"outside": "tensor", "uninitialised": "uninitialised memory"}.get(origin.source, origin.source)
             return f"{self.model}: the first {origin.kind} is in the {word} {origin.name}".rstrip()
@@ -212,14 +214,14 @@ class NonFinite(ShownAsTable):
             users = next((each for each in self.lines if each.owner == "user"), None)
             if users is not None and users is not line:
                 rows.append(_row("called at", str(users)))
+        if origin.derivative:
+            rows.append(_row("operator", f"{origin.operator}, a part of {origin.derivative}"))
         if origin.source == "operation":
             rows += [_row("in" if not place else "", _operand(each)) for place, each in enumerate(self.inputs[:_MOST_OPERANDS])]
             if origin.result is not None:
                 at = f", the first at {list(origin.index[:_MOST_INDICES])}" if origin.index else ""
                 rows.append(_row("out", f"{origin.result}{at}"))
-        rows += [
-            _row("then", f"{each.kind} by {_at(each)}: {each.cause.sentence if each.cause else ''}") for each in self.later[:3]
-        ]
+        rows += [_row("then", text) for text in _grouped(self.later)[:3]]
         if self.reached:
             rows.append(_row("reached", ", ".join(self.reached)))
         if origin.cause is not None and origin.cause.advice:
@@ -248,6 +250,21 @@ def _how(origin: Origin) -> str:
 def _at(origin: Origin) -> str:
     line = line_of(origin.lines)
     return f"{origin.name}{_where(origin.place.path, None)}{f' ({line.name})' if line is not None else ''}"
+
+
+def _grouped(origins: Sequence[Origin]) -> list[str]:
+    """Return one text for all origins that have the same line, operation and kind, as those of equal layers."""
+    first: dict[tuple[str, str], Origin] = {}
+    counts: dict[tuple[str, str], int] = {}
+    for origin in origins:
+        key = (origin.kind, _line_of_origin(origin))
+        first.setdefault(key, origin)
+        counts[key] = counts.get(key, 0) + 1
+    texts = []
+    for key, origin in first.items():
+        more = f", and {counts[key] - 1} more" if counts[key] > 1 else ""
+        texts.append(f"{origin.kind} by {_at(origin)}{more}: {origin.cause.sentence if origin.cause else ''}")
+    return texts
 
 
 def _line_of_origin(origin: Origin) -> str:

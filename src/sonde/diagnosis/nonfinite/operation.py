@@ -156,7 +156,7 @@ class Operation:
         elif self.name in _ALONG_DIM:
             mask = mask.any(int(self.numbers.get("dim", -1)), keepdim=True)
         elif not (self.by_element or self.is_product):
-            return mask.any()
+            return mask.any().to(self.result.device)
         try:
             return torch.broadcast_to(mask.to(self.result.device), shape)
         except RuntimeError:

@@ -213,12 +213,23 @@ class OperationObserver(OperatorMode):
             if not origins:
                 lines = lines_of(calling_frames())
                 shown = _name_of(name, operation, lines)
-                origins = (self._given("outside", shown, tensor, self._place()),)
+                origin = self._given("outside", shown, tensor, self._place())
+                origin.lines = lines
+                if tensor.dim() == 0 and operation.name in ("copy", "fill"):  # x[0] = math.nan
+                    self._write_down(origin, float(tensor.real), lines)
+                origins = (origin,)
                 self.flow.note(tensor, origins, None)
             found.update((origin.number, origin) for origin in origins)
         if any(math.isnan(number) for number in operation.numbers.values()):
             found.update((origin.number, origin) for origin in self._read_out)
         return tuple(found.values())
+
+    def _write_down(self, origin: Origin, number: float, lines: list[SourceLine]) -> None:
+        """Make *origin* that of a number which the code writes into a tensor."""
+        called = next((line.operation for line in lines if line.operation), "getitem").replace("getitem", "setitem")
+        origin.source, origin.name = "constant", called
+        origin.cause = number_cause(called, "value", number)
+        origin.operands = []
 
     # Origins
 

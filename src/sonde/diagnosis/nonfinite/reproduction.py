@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -37,7 +38,8 @@ def first_that_works(lines: list[str], kind: str) -> str:
 def _makes(line: str, kind: str) -> bool:
     """Return whether the value of *line* holds what *kind* names."""
     try:
-        with torch.enable_grad():
+        with torch.enable_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             made = eval(line, {"torch": torch})
     except Exception:
         return False

@@ -124,7 +124,8 @@ _SONDE = str(Path(sonde.__file__).parent)
 _STANDARD = sysconfig.get_paths()["stdlib"]
 _INSTALLED = ("site-packages", "dist-packages")
 _BETWEEN = tuple(
-    f"{_TORCH}/{part}" for part in ("_dynamo/", "_compile.py", "_ops.py", "_tensor.py", "utils/_", "nn/modules/module.py")
+    f"{_TORCH}/{part}"
+    for part in ("_dynamo/", "_compile.py", "_ops.py", "_library/", "_tensor.py", "utils/_", "nn/modules/module.py")
 )
 """Parts of torch that stand between the code that calls an operation and the operation."""
 
@@ -148,6 +149,8 @@ def _short(file: str, owner: Owner) -> str:
             return rest
     if owner == "torch" and file.startswith(_TORCH):
         return f"torch{file[len(_TORCH) :]}"
+    if "ipykernel_" in file or file.startswith("<ipython-input"):
+        return "this notebook"
     path = Path(file)
     return path.name if path.is_absolute() else file
 
