@@ -254,8 +254,8 @@ def _at(origin: Origin) -> str:
 
 def _grouped(origins: Sequence[Origin]) -> list[str]:
     """Return one text for all origins that have the same line, operation and kind, as those of equal layers."""
-    first: dict[tuple[str, str], Origin] = {}
-    counts: dict[tuple[str, str], int] = {}
+    first: dict[tuple[Kind, str], Origin] = {}
+    counts: dict[tuple[Kind, str], int] = {}
     for origin in origins:
         key = (origin.kind, _line_of_origin(origin))
         first.setdefault(key, origin)
