@@ -282,6 +282,55 @@ def test_numbers_that_python_reads_from_a_tensor_are_followed() -> None:
     assert found.operation == "sqrt"
 
 
+def test_a_number_that_the_code_writes_into_a_tensor_is_named() -> None:
+    def function(x: Tensor) -> Tensor:
+        y = x.clone()
+        y[1, 1] = math.nan
+        return y
+
+    found = sonde.why_nan(Calls(function), X, lambda output: output.sum())
+    assert (found.source, found.operation, found.line and found.line.text) == ("constant", "setitem", "y[1, 1] = math.nan")
+
+
+def test_values_that_no_operation_made_are_found_where_they_are_read() -> None:
+    def function(x: Tensor) -> Tensor:
+        held = x.detach().numpy().copy()
+        held[2, 1] = math.nan
+        return x + torch.from_numpy(held)  # read here
+
+    found = sonde.why_nan(Calls(function), X, lambda output: output.sum())
+    assert (found.source, found.operation, found.index) == ("outside", "torch.from_numpy(held)", (2, 1))
+    assert found.line is not None
+    assert found.line.text.endswith("# read here")
+
+
+@torch.library.custom_op("sonde_test::quotient", mutates_args=())
+def quotient(x: Tensor) -> Tensor:
+    return x / (x - x)
+
+
+def test_an_operator_of_ones_own_is_named_as_a_whole() -> None:
+    found = sonde.why_nan(Calls(lambda x: quotient(x + 0)), X)
+    assert (found.operation, found.operator, found.cause and found.cause.name) == ("quotient", "sonde_test::quotient", "unknown")
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16])
+def test_small_formats(dtype: torch.dtype) -> None:
+    found = sonde.why_nan(Calls(lambda x: (-1 - x.detach().abs()).log().to(dtype).float() + x), X)
+    assert (found.operation, found.kind) == ("log", "NaN")
+    assert not any("failed" in note for note in found.notes)
+
+
+def test_modes_without_gradients_and_transforms() -> None:
+    def by_row(x: Tensor) -> Tensor:
+        return torch.vmap(lambda row: torch.log(row - row))(x)
+
+    with torch.inference_mode():
+        assert sonde.why_nan(Calls(by_row), X).operation == "log"
+    with torch.no_grad():
+        assert sonde.why_nan(Calls(by_row), X, lambda output: output.sum()).operation == "log"
+
+
 def test_uninitialised_memory_is_named() -> None:
     class Fills(torch.utils._python_dispatch.TorchDispatchMode):
         """Memory that nobody has written holds NaN."""
@@ -313,6 +362,9 @@ def test_an_exception_of_the_model_is_kept_where_a_bad_value_led_to_it() -> None
 
     found = sonde.why_nan(Calls(function), X, lambda output: output.sum())
     assert (found.operation, str(found.error)) == ("log", "y is infinite")
+    harmless = Calls(lambda x: torch.log(x.detach() * 0) and None)
+    with pytest.raises(RuntimeError, match="ambiguous"):  # the infinity has not led to it
+        sonde.why_nan(harmless, X)
     with pytest.raises(RuntimeError, match="shapes"):
         sonde.why_nan(network(), X[:, :2], cross_entropy)
 

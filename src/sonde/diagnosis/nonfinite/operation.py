@@ -123,7 +123,8 @@ class Operation:
 
     def find(self) -> bool:
         """Look for bad elements of the result that come from good operands; return whether there are any."""
-        nan, inf = self.result.isnan(), self.result.isinf()
+        result = _computable(self.result)
+        nan, inf = result.isnan(), result.isinf()
         nan_in, inf_in = self._bad_operands()
         if any(math.isnan(number) for number in self.numbers.values()):
             nan_in = nan_in | True
@@ -145,7 +146,8 @@ class Operation:
         shape = self.result.shape
         nan = torch.zeros((), dtype=torch.bool, device=self.result.device)
         inf = nan.clone()
-        for name, tensor in self.tensors.items():
+        for name, held in self.tensors.items():
+            tensor = _computable(held)
             nan, inf = (before | self._reach(name, mask, shape) for before, mask in ((nan, tensor.isnan()), (inf, tensor.isinf())))
         return torch.broadcast_to(nan, shape), torch.broadcast_to(inf, shape)
 
@@ -161,6 +163,11 @@ class Operation:
             return torch.broadcast_to(mask.to(self.result.device), shape)
         except RuntimeError:
             return mask.any().to(self.result.device)
+
+
+def _computable(tensor: Tensor) -> Tensor:
+    """Return *tensor*; of a dtype of 8 bits, which few operations take, a copy in float32."""
+    return tensor.float() if tensor.element_size() == 1 else tensor
 
 
 def base_name(function: Any) -> str:

@@ -169,7 +169,7 @@ class OperationObserver(OperatorMode):
             return
         sizes = [(output, largest(output)) for output in _floating(result, function, args, kwargs)]
         if any(size is not None and not math.isfinite(size) for _, size in sizes):
-            found = [each for each in operations_of(function, args, kwargs, result, written) if not each.result.isfinite().all()]
+            found = [each for each in operations_of(function, args, kwargs, result, written) if _is_bad(each.result)]
             parents = [self._parents(operation) for operation in found]  # of all, before any result is noted
             for operation, origins in zip(found, parents, strict=True):
                 self._note_bad(operation, producer, origins)
@@ -442,6 +442,11 @@ def _is_mask(operation: Operation) -> bool:
     """Return whether the operand holds nothing but 0 and 1: the log of a mask is one of 0 and -inf."""
     first = operation.first()
     return first is not None and bool(((first[1] == 0) | (first[1] == 1)).all()) and bool((first[1] == 1).any())
+
+
+def _is_bad(tensor: Tensor) -> bool:
+    size = largest(tensor)
+    return size is not None and not math.isfinite(size)
 
 
 def _first(bad: Tensor) -> tuple[int, ...]:
