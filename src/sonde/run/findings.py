@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -16,6 +16,7 @@ from sonde.run.defects import FirstDefect
 from sonde.run.place_history import RECENT, Growth, History, Numbers, Streaks, extended
 from sonde.run.schema import main_families
 from sonde.run.store.rows import RowBlock
+from sonde.site import Site
 
 __all__ = ["Findings"]
 
@@ -338,7 +339,8 @@ def _joined(history: History, found: Sequence[tuple[int, Finding]]) -> Iterator[
     if not found:
         return
     column, first = found[0]
-    names = list(dict.fromkeys(_name(history, each) for each, _ in found))
+    times = Counter(history.sites)
+    names = list(dict.fromkeys(_name(history, each, times) for each, _ in found))
     message = f"{names[0]}: {first.message}"
     if len(names) > 1:
         rest = len(names) - _NAMED
@@ -352,7 +354,7 @@ def _joined(history: History, found: Sequence[tuple[int, Finding]]) -> Iterator[
     )
 
 
-def _name(history: History, column: int) -> str:
-    """The place in words, with the call where there are several."""
+def _name(history: History, column: int, times: Mapping[Site, int]) -> str:
+    """The place in words, with the call where there are several; *times*: how often each site is in *history*."""
     site, call = history.sites[column], history.calls[column]
-    return site.name if call <= 0 and history.sites.count(site) == 1 else f"{site.name} (call {call})"
+    return site.name if call <= 0 and times[site] == 1 else f"{site.name} (call {call})"
