@@ -22,6 +22,7 @@ DOUBLES = {
     "activation": "the statistic, and the picture of it",
     "base": "the abstract class of the kind of thing that the folder holds",
     "causes": "known causes of what was found: of a number that is not finite, and of two sides that part",
+    "compare": "the function, and the command",
     "data": "the plain values of the folder: what a graph and what a recorded value consist of",
     "exponents": "the statistic, and the picture of it",
     "forward": "one run of the root: as the clock counts it, and as a graph records it",

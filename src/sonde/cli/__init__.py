@@ -15,6 +15,7 @@ from sonde.errors import SondeError
 __all__ = ["COMMANDS", "main"]
 
 COMMANDS = {
+    "compare": "find the first place where two saved models, or two runs, part",
     "demo": "train a small network on real data, look inside it, and find the layer that died",
     "doctor": "print which kernels are in use and why, whether the compiler works, and which packages are installed",
     "show": "print the table of a run, layer by layer",

@@ -14,6 +14,7 @@ from sonde.testing.complete import assert_complete
 from sonde.testing.laws import assert_laws, assert_traceable, members
 from sonde.testing.oracle import Oracle, assert_oracle, situations
 from sonde.testing.report import zoo_report
+from sonde.testing.same import assert_same
 from sonde.testing.trial import same_bits
 from sonde.testing.undisturbed import PROBES, MakeProbe, assert_undisturbed
 from sonde.testing.zoo import ZOO, Entry, mean_square
@@ -29,6 +30,7 @@ __all__ = [
     "assert_laws",
     "assert_no_hooks_left",
     "assert_oracle",
+    "assert_same",
     "assert_traceable",
     "assert_undisturbed",
     "mean_square",

@@ -161,14 +161,18 @@ def _without_unused(places: list[Place]) -> list[Place]:
 
 def _gone(kept: Kept, other: Site) -> Place:
     main = kept.main
-    shape = "" if main is None else shape_text(main[1].shape)
+    shape = "" if main is None else _shape(main[1])
     return Place(
         "backward", kept.site, other, kept.call, kept.type, shape, math.inf, parts=_is_nonzero(kept), remark="no gradient in b"
     )
 
 
 def _is_nonzero(kept: Kept) -> bool:
-    return any(bool((as_numbers(tensor) != 0).any()) for tensor in kept.leaves.values())
+    return any(tensor.is_meta or bool((as_numbers(tensor) != 0).any()) for tensor in kept.leaves.values())
+
+
+def _shape(tensor: Tensor) -> str:
+    return f"{tensor.size(0)} nested" if tensor.is_nested else shape_text(tensor.shape)
 
 
 def _place(stage: Stage, one: Kept, other: Kept, judge: Judge) -> Place | None:
@@ -179,14 +183,14 @@ def _place(stage: Stage, one: Kept, other: Kept, judge: Judge) -> Place | None:
             return None
         held, lacking = (other, "a") if not one.leaves else (one, "b")
         main = held.main
-        shape = "" if main is None else shape_text(main[1].shape)
+        shape = "" if main is None else _shape(main[1])
         remark = f"no gradient in {lacking}" if stage == "backward" else f"no tensor in {lacking}"
         return Place(stage, site, other.site, one.call, one.type, shape, math.inf, parts=_is_nonzero(held), remark=remark)
     pairs = list(_pairs(one, other, only_main=port == "input" or stage == "update"))
     if not pairs:
         return None
     (x, y), *rest = pairs
-    shape = shape_text(x.shape)
+    shape = _shape(x)
     if x.is_meta or y.is_meta:
         same = x.shape == y.shape
         return Place(
@@ -196,7 +200,7 @@ def _place(stage: Stage, one: Kept, other: Kept, judge: Judge) -> Place | None:
     if laid is None:
         if port == "input":
             return None
-        remark = f"shape {shape} in a, {shape_text(y.shape)} in b"
+        remark = f"shape {shape} in a, {_shape(y)} in b"
         return Place(stage, site, other.site, one.call, one.type, shape, math.inf, parts=True, remark=remark)
     apart = distance(as_numbers(x), laid[0])
     floor = judge.floor(one, other, (x, y))
@@ -232,7 +236,9 @@ def _pairs(one: Kept, other: Kept, *, only_main: bool) -> Iterator[tuple[Tensor,
         return
     for leaf, tensor in one.leaves.items():
         beside = other.leaves.get(leaf)
-        if leaf != main[0] and leaf != others[0] and beside is not None and beside.shape == tensor.shape and is_floating(tensor):
+        if leaf in (main[0], others[0]) or beside is None or tensor.is_nested or beside.is_nested:
+            continue
+        if beside.shape == tensor.shape and is_floating(tensor) and not tensor.is_meta and not beside.is_meta:
             yield tensor, beside
 
 

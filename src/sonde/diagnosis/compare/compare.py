@@ -256,6 +256,7 @@ def _compared(a: Side, b: Side, match: Mapping[str, str] | None, noise: float | 
         tuple(names.only_a()),
         tuple(names.only_b()),
         tuple(notes),
+        tuple(_error(side) for side in (a, b) if side.error is not None),
     )
 
 
@@ -281,13 +282,12 @@ def _check_common(a: Side, b: Side, names: Names, places: list[Place]) -> None:
 
 
 def _notes(a: Side, b: Side) -> list[str]:
-    lines = []
-    for side in (a, b):
-        if side.error is not None:
-            text = f"{type(side.error).__name__}: {side.error}".splitlines()[0]
-            lines.append(f"{side.name} raised in the {side.stage}, and was compared up to there: {text}")
-        lines += [f"{side.name}: {note}" for note in side.notes]
-    return lines
+    return [f"{side.name}: {note}" for side in (a, b) for note in side.notes]
+
+
+def _error(side: Side) -> str:
+    text = f"{type(side.error).__name__}: {side.error}".splitlines()[0]
+    return f"{side.name} raised in the {side.stage}, and was compared up to there: {text}"
 
 
 def _hints(a: Side, b: Side, names: Names, places: list[Place], culprit: Place | None) -> Iterator[Finding]:

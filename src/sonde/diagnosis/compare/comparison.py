@@ -39,6 +39,7 @@ class Comparison(Facts, ShownAsTable):
         match: the patterns of names that were used.
         only_a, only_b: modules that ran in one side alone.
         notes: how the sides were run, in words.
+        errors: the sides that raised, which were compared up to there, in words.
     """
 
     @property

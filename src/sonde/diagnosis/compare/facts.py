@@ -26,6 +26,7 @@ class Facts:
         match: the patterns of names that were used.
         only_a, only_b: modules that ran in one side alone.
         notes: how the sides were run, in words.
+        errors: the sides that raised, which were compared up to there, in words.
     """
 
     a: str
@@ -39,11 +40,12 @@ class Facts:
     only_a: tuple[str, ...] = ()
     only_b: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    errors: tuple[str, ...] = ()
 
     @property
     def same(self) -> bool:
-        """Whether the sides do not part anywhere beyond rounding."""
-        return self.culprit is None
+        """Whether the sides do not part anywhere beyond rounding, and none raised."""
+        return self.culprit is None and not self.errors
 
     @property
     def cause(self) -> Finding | None:

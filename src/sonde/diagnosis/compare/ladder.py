@@ -179,7 +179,8 @@ def _title(comparison: Facts) -> str:
     if culprit is None:
         if not comparison.places:
             return f"Comparison of {sides}: no place was compared"
-        return f"Comparison of {sides}: no difference beyond rounding in {len(comparison.places)} places"
+        raised = ", then a side raised" if comparison.errors else ""
+        return f"Comparison of {sides}: no difference beyond rounding in {len(comparison.places)} places{raised}"
     return f"Comparison of {sides}: they part in the {culprit.stage} at {culprit.site}"
 
 
@@ -203,7 +204,7 @@ def _footer(comparison: Facts) -> list[str]:
         if names:
             more = f" and {len(names) - 4} more" if len(names) > 4 else ""
             lines.append(f"in {side} alone: {', '.join(name or _ROOT for name in names[:4])}{more}")
-    lines += comparison.notes
+    lines += [*comparison.errors, *comparison.notes]
     lines.append(
         "difference: norm of the difference / norm of the tensor; rounding: the largest difference that rounding explains, measured"
     )

@@ -17,7 +17,7 @@ from sonde.engine import Event, observe
 from sonde.engine.restore import Apart, set_apart
 from sonde.engine.selection import parameters
 from sonde.engine.structure import as_arguments, first_floating
-from sonde.engine.torch_api.modules import class_of
+from sonde.engine.torch_api.modules import class_of, compiled_like, unwrap
 from sonde.errors import ArgumentError
 from sonde.keep.stash import Copying
 from sonde.site import Site
@@ -52,7 +52,7 @@ class Request:
 
 def live_side(name: str, request: Request, *, measure: bool, progress: Callable[[str], None]) -> Side:
     """Return the side of a live model: one run that is kept, and with *measure* the runs that measure its scatter."""
-    side = Side(name, class_of(request.model).__name__, model=request.model)
+    side = Side(name, class_of(unwrap(request.model)).__name__, model=request.model)
     progress(f"run {name}")
     drew = _run(request, _Keeper(side), side)
     if measure:
@@ -94,8 +94,9 @@ _RANDOM = 8.0
 
 
 def _moved(first: Kept, again: Kept) -> float:
-    shared = [(first.leaves[leaf], tensor) for leaf, tensor in again.leaves.items() if leaf in first.leaves]
-    moved = [distance(as_numbers(one), as_numbers(other)).relative for one, other in shared if one.shape == other.shape]
+    shared = [(first.leaves[leaf], tensor) for leaf, tensor in again.leaves.items() if leaf in first.leaves and not tensor.is_meta]
+    numbers = [(as_numbers(one), as_numbers(other)) for one, other in shared]
+    moved = [distance(one, other).relative for one, other in numbers if one.shape == other.shape]
     return max(moved, default=0.0)
 
 
@@ -158,11 +159,17 @@ def _run(
             except Exception as error:  # not one of the model
                 failures.append(error)
 
+        model = apart.model
+        compiled = compiled_like(model, request.model) if mode is None and not reseed else None
+        if compiled is not None:  # the run that is kept is that of compiled code; rounding is measured in plain Python
+            stack.enter_context(torch.compiler.set_stance("default"))
+            side.notes.append("ran compiled")
+            model = compiled
         before = torch.get_rng_state()
-        stack.enter_context(observe(apart.model, deliver, ports=("input", "output", "grad_output"), strict=True))
+        stack.enter_context(observe(model, deliver, ports=("input", "output", "grad_output"), strict=True))
         if mode is not None:
             stack.enter_context(mode)
-        loss = _forward(request, apart, side)
+        loss = _forward(request, model, apart, side)
         drew = not torch.equal(before, torch.get_rng_state())
         if loss is not None:
             _backward(request, apart, side, loss)
@@ -177,10 +184,10 @@ def _run(
     return drew
 
 
-def _forward(request: Request, apart: Apart, side: Side) -> Tensor | None:
+def _forward(request: Request, model: nn.Module, apart: Apart, side: Side) -> Tensor | None:
     side.stage = "forward"
     try:
-        output = apart.model(*apart.args, **apart.kwargs)
+        output = model(*apart.args, **apart.kwargs)
         if not request.backward:
             return None
         side.stage = "loss"

@@ -19,6 +19,7 @@ __all__ = [
     "children",
     "children_of",
     "class_of",
+    "compiled_like",
     "holds_parameters_elsewhere",
     "is_called_compiled",
     "is_compiled_wrapper",
@@ -165,6 +166,18 @@ def class_of(module: nn.Module) -> type[nn.Module]:
 def is_compiled_wrapper(module: nn.Module) -> bool:
     """Return whether *module* is what ``torch.compile(another_module)`` has returned."""
     return _COMPILED in module._modules
+
+
+def compiled_like(module: nn.Module, original: nn.Module) -> nn.Module | None:
+    """Return *module* compiled as *original* is: with its backend and options, or by ``compile()``; None if it is not compiled."""
+    if is_compiled_wrapper(original):
+        kind: Any = type(original)
+        compiled: nn.Module = kind(module, getattr(original, "dynamo_ctx"))  # noqa: B009  # the stubs do not know it
+        return compiled
+    if is_called_compiled(original):
+        module.compile()
+        return module
+    return None
 
 
 def is_called_compiled(module: nn.Module) -> bool:

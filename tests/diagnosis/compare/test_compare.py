@@ -1,0 +1,201 @@
+"""Two sides are aligned and compared; healthy pairs do not part."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.diagnosis.compare.networks import cnn, gpt, images, tokens
+from torch import Tensor, nn
+
+import sonde
+from sonde.cli import main
+from sonde.diagnosis.compare.names import Names
+from sonde.errors import ArgumentError, ModelError, StoreError
+from sonde.testing import ZOO, assert_same
+
+
+def doubled(model: nn.Module) -> nn.Module:
+    return copy.deepcopy(model).double()
+
+
+def halved(model: nn.Module) -> nn.Module:
+    return copy.deepcopy(model).bfloat16()
+
+
+PAIRS: dict[str, Any] = {
+    "the same model": (gpt, copy.deepcopy, tokens),
+    "float64": (gpt, doubled, tokens),
+    "float64, convolutions": (cnn, doubled, images),
+    "bfloat16": (gpt, halved, tokens),
+    "dropout on both sides, from one random state": (lambda: gpt().train(), copy.deepcopy, tokens),
+    "batch statistics": (lambda: cnn().train(), doubled, images),
+}
+
+
+@pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)
+def test_healthy_pairs_do_not_part(pair: Any) -> None:
+    make, change, batch = pair
+    a = make()
+    found = sonde.compare(a, change(a), batch())
+    assert found.same, found
+    assert found.cause is None
+    assert {place.stage for place in found.places} == {"forward", "backward"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in ZOO if name not in ("lazy", "meta_device")])
+def test_no_model_of_the_zoo_parts_from_itself_or_from_its_wider_type(name: str) -> None:
+    entry = ZOO[name]
+    args, kwargs = entry.batch()
+    if args and kwargs:
+        pytest.skip("both positional and keyword arguments")
+    model = entry.build()
+    assert sonde.compare(model, model, args or kwargs).same
+    if not name.startswith("nested"):
+        assert sonde.compare(model, doubled(model), args or kwargs).same
+
+
+def test_a_coarser_type_is_named_where_it_makes_no_difference_beyond_its_rounding() -> None:
+    found = sonde.compare(gpt(), halved(gpt()), tokens())
+    assert [hint.message.split(" from ")[0] for hint in found.hints if hint.rule == "dtype"] == ["float32 in a, bfloat16 in b"]
+
+
+def test_numbers_of_a_place_are_those_of_plain_torch() -> None:
+    a, b = nn.Linear(3, 2), nn.Linear(3, 2)
+    batch = torch.randn(5, 3)
+    place = sonde.compare(a, b, batch, backward=False)["(root):output"][0]
+    x, y = a(batch).detach().double(), b(batch).detach().double()
+    assert place.relative == pytest.approx(float((x - y).norm() / max(x.norm(), y.norm())))
+    assert place.cosine == pytest.approx(float(nn.functional.cosine_similarity(x.flatten(), y.flatten(), dim=0)))
+    assert place.largest == pytest.approx(float((x - y).abs().max()))
+
+
+def renamed() -> nn.Module:
+    """The convolutional network with other names."""
+    model = nn.Sequential()
+    names = ("stem", "norm", "act", "conv", "norm2", "act2", "pool", "flat", "head")
+    for name, layer in zip(names, cnn(), strict=True):
+        model.add_module(name, layer)
+    return model.eval()
+
+
+def test_other_names_are_matched_by_order_and_shape_with_a_notice() -> None:
+    found = sonde.compare(cnn(), renamed(), images())
+    assert found.same
+    assert (found.match["0"], found.match["4"], found.match["8"]) == ("stem", "norm2", "head")
+    assert "match=" in found.notes[0]
+    assert found.only_a == found.only_b == ()
+
+
+def test_patterns_rename_what_they_stand_for() -> None:
+    names = Names(
+        {"layers.*.mlp": "blocks.*.ff", "layers.*": "blocks.*", "*": "model.*"}, [], ["blocks.1.ff", "blocks.1", "model.out"]
+    )
+    assert [names.of_b(name) for name in ("layers.1.mlp", "layers.1", "out", "other")] == [
+        "blocks.1.ff",
+        "blocks.1",
+        "model.out",
+        None,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("match", "words"),
+    [
+        ({"8": "nothing"}, "'nothing' fits no module or parameter of b"),
+        ({"0.*": "stem"}, "0.*' has 1 times \\*"),
+        ("0", "give a dict"),
+    ],
+)
+def test_a_pattern_that_cannot_be_used_says_why(match: Any, words: str) -> None:
+    with pytest.raises(ArgumentError, match=words):
+        sonde.compare(cnn(), renamed(), images(), match=match)
+
+
+def kept(model: nn.Module, path: Path) -> Path:
+    """The folder in which the tensors of one pass are kept."""
+    with sonde.track(model) as tracker:
+        model(tokens()).square().mean().backward()
+    return tracker.save(path)
+
+
+def test_saved_sides_are_compared_without_a_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a, same, other = gpt(), gpt(), gpt()
+    other.blocks[1].norm2.eps = 0.1
+    one, two, three = (str(kept(model, tmp_path / name)) for model, name in ((a, "a"), (same, "b"), (other, "c")))
+    assert sonde.compare(one, two).same
+    assert str(sonde.compare(one, sonde.open_tensors(three)).culprit.site) == "blocks.1.norm2:output"  # type: ignore[union-attr]
+    assert main(["compare", one, two]) == 0
+    page = tmp_path / "page.html"
+    assert main(["compare", one, three, "--html", str(page)]) == 1
+    assert "parts here" in capsys.readouterr().out
+    assert "blocks.1.norm2:output" in page.read_text()
+
+
+class Raising(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self:
+            x = layer(x)
+            if isinstance(layer, nn.ReLU):
+                raise ValueError("no further")
+        return x
+
+
+def test_a_side_that_raises_is_compared_up_to_there() -> None:
+    layers = cnn()
+    found = sonde.compare(layers, Raising(*layers).eval(), images())
+    assert found.culprit is None
+    assert not found.same
+    assert found.errors == ("b raised in the forward, and was compared up to there: ValueError: no further",)
+    assert str(found.places[-1].site) == "2:output"
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "words"),
+    [
+        (lambda m: sonde.compare(m, m), ArgumentError, "on a batch"),
+        (lambda m: sonde.compare(m, "folder", images()), ArgumentError, "cannot be compared with saved tensors"),
+        (lambda m: sonde.compare("here", "there"), StoreError, "is not a folder of tensors"),
+        (lambda m: sonde.compare(m, m, images(), noise=-1.0), ArgumentError, "noise=-1.0"),
+        (lambda m: sonde.compare(m, m, images(), optimizer=3), ArgumentError, "optimizer=3"),
+        (lambda m: sonde.compare(m, m, images(), loss_fn=lambda y: y), ArgumentError, "one element"),
+        (lambda m: sonde.compare(m, type(m), images()), (ArgumentError, ModelError), "model"),
+    ],
+)
+def test_an_argument_that_cannot_be_used_says_why(call: Any, kind: Any, words: str) -> None:
+    with pytest.raises(kind, match=words):
+        call(cnn())
+
+
+def test_updates_are_compared() -> None:
+    a, b = cnn(), cnn()
+    found = sonde.compare(
+        a, b, images(), optimizer=(torch.optim.SGD(a.parameters(), lr=0.1), torch.optim.SGD(b.parameters(), lr=0.2))
+    )
+    assert found.culprit is not None
+    assert found.cause is not None
+    assert (found.culprit.stage, found.cause.rule) == ("update", "scaled")
+    assert found.cause.evidence["factor"] == pytest.approx(2.0)
+
+
+def test_assert_same_raises_with_the_ladder() -> None:
+    a, b = cnn(), cnn()
+    assert_same(a, b, images())
+    b[0].bias.data += 1
+    with pytest.raises(AssertionError, match=r"(?s)models are not the same.*0:output"):
+        assert_same(a, b, images())
+
+
+@pytest.mark.slow
+def test_compiled_code_is_compared_with_eager_code() -> None:
+    a = cnn()
+    found = sonde.compare(a, torch.compile(cnn()), images())
+    assert found.same
+    assert found.notes == ("b: ran compiled",)
+    changed = cnn()
+    changed[1].eps = 1e-3
+    assert str(sonde.compare(a, torch.compile(changed), images()).culprit.site) == "1:output"  # type: ignore[union-attr]
