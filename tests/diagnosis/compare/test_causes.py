@@ -128,6 +128,15 @@ def test_a_rotary_embedding_with_swapped_halves_is_named() -> None:
     assert "halves, base 10000 in a, halves swapped, base 10000 in b" in found.cause.message
 
 
+def test_a_weight_that_is_tied_in_one_side_alone_is_named() -> None:
+    a, b = gpt(), gpt()
+    a.head.weight = a.words.weight
+    b.head.weight.data = b.words.weight.data.clone()
+    found = sonde.compare(a, b, tokens())
+    assert found.cause is not None
+    assert (found.cause.rule, str(found.culprit.site)) == ("tied", "words.weight:grad")  # type: ignore[union-attr]
+
+
 def kernel(model: Any) -> None:
     model[3].weight.data = model[3].weight.data.transpose(2, 3).contiguous()
 

@@ -76,9 +76,10 @@ def compare(
     >>> mine, theirs = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
     >>> _ = mine.load_state_dict({"weight": theirs.weight.T, "bias": theirs.bias})
     >>> sonde.compare(mine, theirs, torch.randn(4, 3)).cause.message
-    "weight: b's weight equals a's weight.T"
+    "b's weight equals a's weight.T"
 
-    Copies of the models run, each from the present random state; models, batch, gradients and random state stay as they are.
+    Copies of the models run, each from the present random state; models, batch, gradients and random state stay as they are. A
+    model that is compiled as a whole runs compiled; compiled parts of a model run as plain Python.
     Every output of a module is compared, and every input, in the order of execution; then gradients; then the step of an optimizer.
     How far rounding alone moves each tensor is measured by two more runs of each side, in which the result of every operation is
     multiplied by ``1 + d``, with random ``|d|`` up to the ``eps`` of its type.
@@ -97,7 +98,8 @@ def compare(
         optimizer: compare one step too: an optimizer of ``a``, from which one of the same class and settings is made for ``b``; or
             a function from parameters to an optimizer; or a tuple of two of these.
         match: from names of modules (or parameters) of ``a`` to those of ``b``, with ``*`` for any text:
-            ``{"layers.*": "blocks.*"}``.
+            ``{"layers.*": "blocks.*"}``. Without it, where less than half of the names are in both, layers are matched by order,
+            class, shapes and values; the notes of the result say how.
         noise: the relative distance that counts as equal everywhere, in place of the measured one.
         backward: compare gradients.
         quiet: show no progress.
