@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -131,6 +132,32 @@ def test_code_that_was_compiled_for_one_probe_serves_two_that_rest_at_different_
     assert counts == [[{1}, {0}], [{1}, {1}], [{2}, {1}], [{3}, {2}]]
     for probe in halves:
         probe.detach()
+
+
+def test_threads_that_call_one_compiled_module_for_the_first_time_are_both_seen(fresh_compiler: None) -> None:
+    """Two threads begin one execution at the same time; calls and gradients of both are counted."""
+    model = make()
+    called: Any = torch.compile(model, backend="eager")
+    start = threading.Barrier(2)
+    failures: list[BaseException] = []
+
+    def work(x: Tensor) -> None:
+        try:
+            start.wait()
+            for _ in range(3):
+                called(x).sum().backward()
+        except BaseException as error:
+            failures.append(error)
+
+    probe = sonde.observe(model, Moments(), ports=("output", "grad_output"), strict=True)
+    threads = [threading.Thread(target=work, args=(torch.full((2, 3), float(number)),)) for number in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert {line.count for line in probe.coverage()} == {6}
+    probe.detach()
 
 
 class Branch(nn.Module):
