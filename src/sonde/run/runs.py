@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import pandas
     import pyarrow
 
-__all__ = ["Runs", "open_runs"]
+__all__ = ["Runs", "names_apart", "open_runs"]
 
 State = Literal["closed", "not closed"]
 
@@ -266,6 +266,20 @@ class Runs(Sequence[Run]):
         tail = [f"{more} more settings differ: runs.settings"] if more > 0 else []
         tail += [f"not read: {name}: {why}" for name, why in self.unreadable.items()]
         return [head, *(lines if self._runs else []), *tail]
+
+
+def names_apart(runs: Sequence[Run]) -> list[str]:
+    """Return what *runs* are called where several are shown: the names of their folders, with as many above as tell them apart.
+
+    Runs that no name tells apart, in memory or twice the same, are numbered.
+    """
+    parts = [("in memory",) if run.path is None else run.path.parts for run in runs]
+    names = ["/".join(each[-1:]) for each in parts]
+    for length in range(2, max(map(len, parts), default=0) + 1):
+        if len(set(names)) == len(set(parts)):
+            break
+        names = ["/".join(each[-length:]) for each in parts]
+    return [f"{name} ({names[: place + 1].count(name)})" if names.count(name) > 1 else name for place, name in enumerate(names)]
 
 
 def _cut(text: str) -> str:

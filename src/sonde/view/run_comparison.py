@@ -14,6 +14,7 @@ from sonde.rules import Finding
 from sonde.run.comparison.two_runs import Difference, Parting, Parts, compare_rows
 from sonde.run.run import Run
 from sonde.run.run_settings import setting_text
+from sonde.run.runs import names_apart
 from sonde.site import Site
 from sonde.view.table import Cell, Grid, ShownAsTable, Tone
 
@@ -190,17 +191,8 @@ def compare_runs(
     Raises:
         ArgumentError: a run is empty, or the two have no step or no place in common.
     """
-    return RunComparison(*_names(a, b), compare_rows(a, b, baseline=baseline, rename=rename))
-
-
-def _names(a: Run, b: Run) -> tuple[str, str]:
-    """Return what the runs are called: the names of their folders, with as many of those above as tell them apart."""
-    paths = [run.path for run in (a, b)]
-    one, other = (("in memory",) if path is None else path.parts for path in paths)
-    for length in range(1, max(len(one), len(other)) + 1):
-        if one[-length:] != other[-length:]:
-            return "/".join(one[-length:]), "/".join(other[-length:])
-    return one[-1], other[-1]
+    one, other = names_apart([a, b])
+    return RunComparison(one, other, compare_rows(a, b, baseline=baseline, rename=rename))
 
 
 def _cells(name: str, is_place: bool, partings: Sequence[Parting]) -> list[Cell]:

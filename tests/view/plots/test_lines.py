@@ -10,6 +10,8 @@ from matplotlib.collections import FillBetweenPolyCollection
 from tests.view.plots.drawn import STEPS, rms, texts_of, written
 
 from sonde.errors import ArgumentError
+from sonde.run.schema import Layout
+from sonde.run.store.memory_writer import memory_run
 from sonde.view import plots
 
 
@@ -64,3 +66,29 @@ def test_lines_of_several_aggregates_and_a_band_of_quartiles() -> None:
     quartiles = np.quantile(values, [0.25, 0.75], axis=1)
     assert np.allclose([extent.y0, extent.y1], [quartiles[0].min(), quartiles[1].max()])
     assert "median and max over 5 logged steps" in texts_of(figure)
+
+
+def test_several_runs_share_each_panel_on_one_scale_with_a_colour_each() -> None:
+    one, other = written(), written(rms=lambda layer, step: 3 * rms(layer, step))
+    figure = plots.lines([one, other], "rms", intervals=5, log=False)
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["blocks.0.fc", "blocks.1.fc", "blocks.2.fc", "head"]
+    steps = STEPS.reshape(5, 2).mean(axis=1)
+    for layer, axes in enumerate(figure.axes):
+        first, second = axes.lines
+        values = np.array([rms(layer, step) for step in STEPS]).reshape(5, 2).mean(axis=1)
+        assert np.allclose(first.get_xydata(), np.column_stack([steps, values]))
+        assert np.allclose(second.get_xydata(), np.column_stack([steps, 3 * values]))
+        assert first.get_color() != second.get_color()
+        assert axes.get_ylim() == figure.axes[0].get_ylim()
+    texts = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert texts[:2] == ["in memory (1)", "in memory (2)"]
+    assert "2 runs" in texts_of(figure)
+
+
+def test_layers_that_one_run_alone_has_are_drawn_too() -> None:
+    with memory_run() as writer:
+        for step in range(4):
+            writer.append("moments", Layout(["head:output", "extra:output"]), {"rms": [1.0, 2.0]}, step=step)
+    figure = plots.lines([written(), writer.run()], "rms")
+    drawn = {axes.get_title(loc="left"): len(axes.lines) for axes in figure.axes}
+    assert drawn == {"blocks.0.fc": 1, "blocks.1.fc": 1, "blocks.2.fc": 1, "head": 2, "extra": 1}

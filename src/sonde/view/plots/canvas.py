@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from sonde.errors import ArgumentError, MissingExtraError
 from sonde.run.run import Run
+from sonde.run.runs import names_apart
 from sonde.view.plots.layer_names import plain
 from sonde.view.scales import SEQUENTIAL
 
@@ -31,11 +32,14 @@ __all__ = [
     "Theme",
     "by_depth",
     "canvas",
+    "colours_of_runs",
     "legend",
     "look_of",
     "mark_defects",
     "mark_steps",
     "need_matplotlib",
+    "run_handles",
+    "runs_of",
     "subtitle",
 ]
 
@@ -206,10 +210,38 @@ def mark_defects(axes: Axes, steps: npt.NDArray[np.int64], defects: npt.NDArray[
     ]
 
 
-def subtitle(run: Run, *facts: str) -> str:
-    """Return the headline's second line: the run's name and *facts*; empty ones are left out."""
-    name = plain(run.path.name) if run.path is not None else "in memory"
-    return "  ·  ".join([f"run {name}", *(fact for fact in facts if fact)])
+def subtitle(run: Run | Sequence[Run], *facts: str) -> str:
+    """Return the headline's second line: the name of the run, or the number of runs, and *facts*; empty ones are left out."""
+    runs = [run] if isinstance(run, Run) else run
+    name = f"run {plain(names_apart(runs)[0])}" if len(runs) == 1 else f"{len(runs)} runs"
+    return "  ·  ".join([name, *(fact for fact in facts if fact)])
+
+
+def runs_of(given: Any) -> list[Run]:
+    """Return one run, or several in a sequence, as a list.
+
+    Raises:
+        ArgumentError: there is none, or something else.
+    """
+    runs = [given] if isinstance(given, Run) else list(given) if isinstance(given, Iterable) and not isinstance(given, str) else []
+    if not runs or not all(isinstance(run, Run) for run in runs):
+        raise ArgumentError(f"{given!r:.80} cannot be drawn: give a run, as sonde.open_run(path) returns it, or a list of runs")
+    return runs
+
+
+def colours_of_runs(runs: Sequence[Run], look: Look) -> list[Any]:
+    """Return a colour for each of several runs; of more than there are different colours, shades from the first to the last."""
+    return list(look.lines[: len(runs)]) if len(runs) <= len(look.lines) else by_depth(len(runs), look)
+
+
+def run_handles(runs: Sequence[Run], look: Look) -> list[Artist]:
+    """Return the handles of a legend that names each of several runs; none for a single one."""
+    from matplotlib.lines import Line2D
+
+    if len(runs) < 2:
+        return []
+    pairs = zip(names_apart(runs), colours_of_runs(runs, look), strict=True)
+    return [Line2D([], [], color=colour, linewidth=1.8, label=plain(name)) for name, colour in pairs]
 
 
 def need_matplotlib() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import cycle
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,19 @@ import numpy.typing as npt
 from sonde.errors import ArgumentError
 from sonde.run.run import Run
 from sonde.view.aggregation import BANDS, POINTS, band_of, checked, mean_of, point_of, starts_of
-from sonde.view.plots.canvas import ZERO, Look, Theme, canvas, legend, mark_defects, mark_steps, subtitle
+from sonde.view.plots.canvas import (
+    ZERO,
+    Look,
+    Theme,
+    canvas,
+    colours_of_runs,
+    legend,
+    mark_defects,
+    mark_steps,
+    run_handles,
+    runs_of,
+    subtitle,
+)
 from sonde.view.plots.layer_names import Include, labels, prefix_fact, spaced
 from sonde.view.plots.layer_series import Matrix, epochs_of, matrix
 from sonde.view.plots.number_names import axis_of, title_of
@@ -36,7 +48,7 @@ _STYLES: tuple[Literal["-", "--", ":", "-."], ...] = ("-", "--", ":", "-.")
 
 
 def lines(
-    run: Run,
+    run: Run | Sequence[Run],
     number: str = "rms",
     port: str = "output",
     *,
@@ -55,10 +67,10 @@ def lines(
 
     A line is the mean, or another aggregate, over the logged steps of an interval, and the bands show how far the number varied
     within it. Steps with NaN or infinite elements are left out, and marked on the axis: by red ticks and by triangles. On a
-    logarithmic axis exact zeros are left out, and marked by circles.
+    logarithmic axis exact zeros are left out, and marked by circles. Several runs share each panel and have a colour each.
 
     Args:
-        run: the run.
+        run: the run, or several: a list, or what :func:`sonde.open_runs` returns. Layers are joined by name.
         number, port, family, include, exclude, where, theme: see :func:`~sonde.view.plots.heatmap`.
         aggregates: the lines to draw: of ``"mean"``, ``"median"``, ``"min"``, ``"max"``, ``"std"``, ``"Q1"``, ``"Q3"``, ``"IQR"``.
         ranges: the bands to draw.
@@ -79,47 +91,60 @@ def lines(
         raise ArgumentError(f"aggregates={aggregates!r}: give a sequence of one or more of {', '.join(map(repr, POINTS))}")
     if most < 2:
         raise ArgumentError(f"most={most}: at least two panels are drawn")
-    found = matrix(run, number, port, family=family, include=include, exclude=exclude, where=where)
-    drawn = found.rows(spaced(len(found.names), most))
-    starts, every = _intervals(run, drawn, intervals)
-    columns = (
-        min((_COLUMNS, _COLUMNS - 1), key=lambda width: -len(drawn.names) % width)
-        if len(drawn.names) > _COLUMNS
-        else len(drawn.names)
-    )
-    rows = -(-len(drawn.names) // columns)
-    short, _ = labels(drawn.names, 34)
+    runs = runs_of(run)
+    read = [matrix(each, number, port, family=family, include=include, exclude=exclude, where=where) for each in runs]
+    found, names = read[0], list(dict.fromkeys(name for each in read for name in each.names))
+    shown_names = [names[place] for place in spaced(len(names), most)]
+    drawn = [_of_names(each, shown_names) for each in read]
+    intervals_of = [_intervals(one, each, intervals) for one, each in zip(runs, drawn, strict=True)]
+    every = intervals_of[0][1]
+    is_joined = any(len(starts) < len(each.steps) for (starts, _), each in zip(intervals_of, drawn, strict=True))
+    count = len(shown_names)
+    columns = min((_COLUMNS, _COLUMNS - 1), key=lambda width: -count % width) if count > _COLUMNS else count
+    rows = -(-count // columns)
+    short, _ = labels(shown_names, 34)
     if log is None:
-        log = is_wide(drawn.finite)
-    shown = replace(drawn, values=np.where(drawn.zero, np.nan, drawn.values)) if log else drawn
+        log = is_wide(np.concatenate([each.finite.ravel() for each in drawn]))
     facts = (
-        f"{len(drawn.names)} of {len(found.names)} layers" if len(drawn.names) < len(found.names) else "",
-        f"{' and '.join(aggregates)} over {every}" if len(starts) < len(found.steps) else "",
-        prefix_fact(drawn.names),
+        f"{count} of {len(names)} layers" if count < len(names) else "",
+        f"{' and '.join(aggregates)} over {every}" if is_joined else "",
+        prefix_fact(shown_names),
     )
     width = 9.0 if columns > 1 else 6.0
-    with canvas(width, rows * 1.35 + 1.3, theme, title_of(found.described, port), subtitle(run, *facts)) as (figure, look):
+    with canvas(width, rows * 1.35 + 1.3, theme, title_of(found.described, port), subtitle(runs, *facts)) as (figure, look):
         panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
-        for panel in panels.flat[len(drawn.names) :]:
+        for panel in panels.flat[count:]:
             panel.remove()
         marks: list[Artist] = []
-        for row, panel in enumerate(panels.flat[: len(drawn.names)]):
-            _panel(panel, shown, row, starts, aggregates, ranges, look)
-            marks += mark_defects(panel, drawn.steps, drawn.defects[row], look)
-            marks += mark_steps(panel, drawn.steps[drawn.zero[row]], ZERO, look) if log else []
-            panel.set_title(short[row], loc="left", fontsize=8, pad=3)
+        for each, (starts, _), colour in zip(drawn, intervals_of, colours_of_runs(runs, look), strict=True):
+            shown = replace(each, values=np.where(each.zero, np.nan, each.values)) if log else each
+            at = {name: row for row, name in enumerate(each.names)}
+            for name, panel in zip(shown_names, panels.flat, strict=False):
+                if name in at:
+                    _panel(panel, shown, at[name], starts, aggregates, ranges, colour, len(runs))
+                    marks += mark_defects(panel, each.steps, each.defects[at[name]], look)
+                    marks += mark_steps(panel, each.steps[each.zero[at[name]]], ZERO, look) if log else []
+        for text, panel in zip(short, panels.flat, strict=False):
+            panel.set_title(text, loc="left", fontsize=8, pad=3)
         if log:
             panels[0, 0].set_yscale("log")
             logarithmic(panels[0, 0].yaxis, *panels[0, 0].get_ylim())
         elif found.described.kind == "share":
             panels[0, 0].set_ylim(0, 1)
-        for panel in panels.flat[max(len(drawn.names) - columns, 0) : len(drawn.names)]:
+        for panel in panels.flat[max(count - columns, 0) : count]:
             panel.tick_params(labelbottom=True)
             panel.set_xlabel("step", fontsize=8)
         figure.supylabel(axis_of(found.described, port), fontsize=9)
-        several = _lines(aggregates, look) if len(aggregates) > 1 else []
-        legend(figure, [*several, *_bands(ranges if len(starts) < len(found.steps) else (), look), *marks])
+        several = _lines(aggregates, look, len(runs)) if len(aggregates) > 1 else []
+        bands = _bands(ranges if is_joined else (), look, len(runs))
+        legend(figure, [*run_handles(runs, look), *several, *bands, *marks])
     return figure
+
+
+def _of_names(found: Matrix, names: Sequence[str]) -> Matrix:
+    """Return the rows of *found* that *names* has, in the order of *names*."""
+    at = {name: row for row, name in enumerate(found.names)}
+    return found.rows([at[name] for name in names if name in at])
 
 
 def _panel(
@@ -129,15 +154,16 @@ def _panel(
     starts: npt.NDArray[np.intp],
     aggregates: Sequence[str],
     ranges: Sequence[Range],
-    look: Look,
+    colour: Any,
+    runs: int,
 ) -> None:
-    """Draw the lines and the bands of one layer."""
+    """Draw the lines and the bands of one layer of one of so many *runs*; bands of several are paler."""
     values = drawn.finite[row]
     steps = mean_of(drawn.steps.astype(np.float64), starts)
-    colour = look.lines[0]
     if len(starts) < len(values):
         for band in sorted(ranges, key=_OPACITY.__getitem__):  # the widest below
-            axes.fill_between(steps, *band_of(values, starts, band), color=colour, alpha=_OPACITY[band], linewidth=0)
+            opacity = _OPACITY[band] / runs**0.5
+            axes.fill_between(steps, *band_of(values, starts, band), color=colour, alpha=opacity, linewidth=0)
     for style, each in zip(cycle(_STYLES), aggregates, strict=False):
         axes.plot(steps, point_of(values, starts, each), style, color=colour, linewidth=1.2)
     axes.grid(axis="y")
@@ -154,16 +180,17 @@ def _intervals(run: Run, drawn: Matrix, intervals: int | Literal["epoch"]) -> tu
     return starts_of(count, intervals), f"{-(-count // intervals)} logged steps"
 
 
-def _lines(aggregates: Sequence[str], look: Look) -> list[Artist]:
+def _lines(aggregates: Sequence[str], look: Look, runs: int) -> list[Artist]:
     from matplotlib.lines import Line2D
 
     return [
-        Line2D([], [], color=look.lines[0], linestyle=style, label=each)
+        Line2D([], [], color=look.lines[0] if runs == 1 else look.quiet, linestyle=style, label=each)
         for style, each in zip(cycle(_STYLES), aggregates, strict=False)
     ]
 
 
-def _bands(ranges: Sequence[Range], look: Look) -> list[Artist]:
+def _bands(ranges: Sequence[Range], look: Look, runs: int) -> list[Artist]:
     from matplotlib.patches import Patch
 
-    return [Patch(color=look.lines[0], alpha=_OPACITY[each], linewidth=0, label=BANDS[each]) for each in ranges]
+    colour = look.lines[0] if runs == 1 else look.quiet
+    return [Patch(color=colour, alpha=_OPACITY[each] / runs**0.5, linewidth=0, label=BANDS[each]) for each in ranges]
