@@ -226,7 +226,7 @@ class OperationObserver(OperatorMode):
 
     def _write_down(self, origin: Origin, number: float, lines: list[SourceLine]) -> None:
         """Make *origin* that of a number which the code writes into a tensor."""
-        called = next((line.operation for line in lines if line.operation), "getitem").replace("getitem", "setitem")
+        called = next((line.operation for line in lines if line.operation), "setitem")
         origin.source, origin.name = "constant", called
         origin.cause = number_cause(called, "value", number)
         origin.operands = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dis
 import functools
 import itertools
 import linecache
@@ -169,20 +170,20 @@ def _expression(frame: RawFrame) -> str:
         return ""
     lines[-1] = lines[-1][:end]
     lines[0] = lines[0][start:]
-    text = b"".join(lines).decode(errors="replace")
-    return " ".join(textwrap.dedent(text).split())
+    text = " ".join(textwrap.dedent(b"".join(lines).decode(errors="replace")).split())
+    return f"{text} = ..." if dis.opname[frame.code.co_code[frame.instruction]] == "STORE_SUBSCR" else text
 
 
 @functools.lru_cache(1024)
-def _parsed(expression: str) -> ast.expr | ast.AugAssign | None:
+def _parsed(expression: str) -> ast.expr | ast.AugAssign | ast.Assign | None:
     try:
         found = ast.parse(expression).body
     except (SyntaxError, ValueError):
         return None
     statement = found[0] if len(found) == 1 else None
-    if isinstance(statement, ast.AugAssign):
+    if isinstance(statement, ast.AugAssign | ast.Assign):
         return statement
-    if isinstance(statement, ast.Return | ast.Expr | ast.Assign):
+    if isinstance(statement, ast.Return | ast.Expr):
         return statement.value
     return None
 
@@ -202,9 +203,9 @@ def _called(expression: str) -> str:
         return _OPERATORS.get(type(parsed.op), "")
     if isinstance(parsed, ast.AugAssign):
         return f"{_OPERATORS.get(type(parsed.op), '')}_"
-    if isinstance(parsed, ast.Subscript):
-        return "getitem"
-    return ""
+    if isinstance(parsed, ast.Assign):
+        return "setitem"
+    return "getitem" if isinstance(parsed, ast.Subscript) else ""
 
 
 def _operands(expression: str) -> list[str]:
