@@ -235,10 +235,10 @@ def test_every_lens_is_in_the_table_with_the_family_that_it_writes() -> None:
     assert [each.name for each in default_lenses() if isinstance(each, lens.Lens)] == ["moments"]
 
 
-def test_the_limits_of_the_rules_are_those_of_the_code() -> None:
-    page = PAGES["docs/watch.md"]
-    assert f"more than {rules.DEAD_MOST * 100:.0f} %" in page
-    assert f"over {rules.GRADIENT_LARGE:.0f} times" in page
+def test_every_rule_is_on_the_page_with_the_condition_and_the_source_of_the_code() -> None:
+    page = PAGES["docs/rules.md"]
+    for name, rule in rules.RULES.items():
+        assert f"| `{name}` | {rule.condition} | {rule.source} |" in page
 
 
 def test_the_memory_of_rows_is_that_of_the_code() -> None:

@@ -38,6 +38,8 @@ from .keep import track as track
 from .model_summary import Summary as Summary
 from .model_summary import SummaryRow as SummaryRow
 from .model_summary import summary as summary
+from .rules import rule as rule
+from .run.checking import check as check
 from .run.run import Run as Run
 from .run.run import open_run as open_run
 from .run.runs import Runs as Runs

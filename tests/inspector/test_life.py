@@ -218,7 +218,13 @@ def test_what_the_run_says_of_itself() -> None:
         info = inspector.run.info
         assert "attached" in repr(inspector)
     assert [line["type"] for line in info["model"]] == ["Sequential", "Linear", "ReLU", "Linear"]
-    assert info["model"][1] == {"name": "0", "type": "Linear", "parameters": 40, "trainable": 40, "matrices": ["weight"]}
+    assert info["model"][1] == {
+        "name": "0",
+        "type": "Linear",
+        "parameters": 40,
+        "trainable": 40,
+        "shapes": {"weight": [8, 4], "bias": [8]},
+    }
     assert info["environment"]["torch"] == torch.__version__
     assert [shown["family"] for shown in info["lenses"]] == ["moments", "activation", "scalars"]
 

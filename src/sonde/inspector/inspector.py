@@ -36,7 +36,7 @@ from sonde.inspector.sinks.base import RunSink
 from sonde.inspector.sinks.destinations import open_destinations
 from sonde.inspector.training import WatchedTraining
 from sonde.preprocessor.base import AbstractPreprocessor
-from sonde.rules import Finding
+from sonde.rules import Chosen, Finding, Given
 from sonde.run.run import Run
 from sonde.run.store.open import Existing
 
@@ -91,7 +91,8 @@ class Inspector(Observer):
         visualizer: ``"print"``, ``"matplotlib"`` or ``"tensorboard"``; or the same as *to*; or several of these, beside *to*.
             Without *to* the run is in memory.
         strict: raise what a statistic raises, instead of going on without it with a warning.
-        quiet: print nothing at the end.
+        quiet: print nothing, neither alarms nor the lines at the end.
+        rules: which rules watch the training, and with which thresholds, see :func:`sonde.watch`.
         train_loss_str, non_train_loss_str: the names under which losses of training and of evaluation are recorded.
         on_nonfinite: what is done about NaN and infinity in the gradients of a step: ``"warn"``, ``"stop"`` or None; see
             :func:`sonde.watch`.
@@ -133,6 +134,7 @@ class Inspector(Observer):
         module_name_prefix: str = ".",
         strict: bool = False,
         quiet: bool = False,
+        rules: Given = None,
         ranks: Ranks = "merged",
         per_rank: bool = False,
         on_nonfinite: OnNonFinite | None = "warn",
@@ -184,6 +186,7 @@ class Inspector(Observer):
             bytes_of(update_memory),
             rows_for_calls(calls),
             on_nonfinite=on_nonfinite,
+            rules=Chosen.of(rules),
         )
         self._optimizers = optimizers_of(optimizer)
         self._open = partial(open_destinations, to, "resume" if resume else exists, step, visualizer, epoch)
@@ -229,11 +232,12 @@ class Inspector(Observer):
             part.group.agree(own | settings.in_common())
         destinations = part.open(self._open)
         try:
-            about = described(models, every) | part.described() | self._config
+            rules = {"rules": given} if (given := settings.rules.described()) != {} else {}
+            about = described(models, every) | part.described() | self._config | rules
             for sink in destinations.sinks if part.leads else ():
                 sink.open(about)
             models = models if part.records else {}
-            training = WatchedTraining(models, settings, self._schedule, self._budget, destinations)
+            training = WatchedTraining(models, settings, self._schedule, self._budget, destinations, about, quiet=self._quiet)
         except BaseException:
             destinations.close()
             raise

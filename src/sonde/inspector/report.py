@@ -48,9 +48,14 @@ def _modules(model: nn.Module, name: str) -> list[dict[str, Any]]:
             "parameters": sum(parameter.numel() for parameter in own),
             "trainable": sum(parameter.numel() for parameter in own if parameter.requires_grad),
         }
-        ready = {id(parameter): parameter.dim() for parameter in own}
-        if matrices := [name for name, parameter in held.items() if ready.get(id(parameter), 0) >= 2]:
-            line["matrices"] = matrices
+        ready = {name: parameter for name, parameter in held.items() if parameter is not None and not is_lazy(parameter)}
+        kinds = {name: str(parameter.dtype).removeprefix("torch.") for name, parameter in ready.items()}
+        more = {
+            "shapes": {name: list(parameter.shape) for name, parameter in ready.items()},
+            "frozen": [name for name, parameter in ready.items() if not parameter.requires_grad],
+            "dtypes": {name: kind for name, kind in kinds.items() if kind != "float32"},
+        }
+        line |= {name: value for name, value in more.items() if value}
         lines.append({"model": name, **line} if name else line)
     return lines
 

@@ -14,6 +14,7 @@ from sonde.inspector.lenses.layer_selection import Choice
 from sonde.inspector.lenses.lens import Lens
 from sonde.inspector.ranks import Participation
 from sonde.inspector.sentinel.sentinel import OnNonFinite
+from sonde.rules import Chosen
 from sonde.run.schema import VERSION
 
 __all__ = ["GRADIENTS", "Gradients", "Settings", "bytes_of"]
@@ -41,6 +42,7 @@ class Settings:
         part: how this process takes part in the run.
         batch_ranks: the ranks that run the models on batches of their own; None: find them.
         on_nonfinite: what is done about a step whose gradients are not finite; None: no step but logged ones is looked at.
+        rules: those that are applied to the rows.
     """
 
     lenses: tuple[Lens, ...]
@@ -55,6 +57,7 @@ class Settings:
     part: Participation = Participation()
     batch_ranks: tuple[int, ...] | None = None
     on_nonfinite: OnNonFinite | None = None
+    rules: Chosen = Chosen()
 
     def in_common(self) -> dict[str, Any]:
         """Return what must be alike in all processes of a training, in words."""

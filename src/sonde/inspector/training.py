@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -53,6 +54,9 @@ class WatchedTraining:
         schedule: Schedule,
         budget: float | None,
         destinations: Destinations,
+        about: Mapping[str, object],
+        *,
+        quiet: bool = True,
     ) -> None:
         self.destinations = destinations
         self.attached = False
@@ -72,13 +76,18 @@ class WatchedTraining:
             destinations.sinks,
             part=part,
             merger=self._merger,
+            about=about,
+            rules=settings.rules,
+            alarm=self._alarm,
         )
+        self._quiet = quiet or not part.leads
         self._whens = (-1, 0)  # the steps of all models at the last batch, and its number among the batches since then
         self._coverage_written = False
         self._told: list[Finding] = []  # by other ranks
         policy = settings.on_nonfinite
         rank = part.rank if part.size > 1 else None
         self._bad_steps = None if policy is None else BadSteps(policy, lambda: destinations.path, self._flush_own, rank)
+        self._alarmed: set[tuple[str, str, int]] = set()  # the findings that were alarms
 
     def attach(self) -> None:
         """Put every lens on every model.
@@ -291,7 +300,8 @@ class WatchedTraining:
 
     def _findings(self) -> list[Finding]:
         """Return the findings in the rows that were written so far, after those about the loop itself."""
-        of_loop = (watched.rows.modes.finding(watched.logged) for watched in self.watched)
+        of_loop = [watched.rows.modes.finding(watched.logged) for watched in self.watched]
+        of_loop = of_loop if self._settings.rules.is_on("no_training_forward") else []
         bad_steps = [] if self._bad_steps is None else self._bad_steps.findings
         of_rows = self._writer.findings.all()
         if bad_steps:  # the rows of later steps only show what has become of it
@@ -348,17 +358,27 @@ class WatchedTraining:
         self._write_coverage()
         have_ended = self._writer.merging is not None and self._writer.merging.all_have_ended
         self._told = self.part.findings_of_others(self._findings(), have_ended=have_ended)
+        for found in self._findings():
+            if found.identity not in self._alarmed:
+                self._alarm(found, aloud=False)  # the closing lines say it
+
+    def _alarm(self, found: Finding, *, aloud: bool = True) -> None:
+        """Write a finding into the run as an alert, and print one line: in the writer thread, while the training goes on."""
+        if aloud and found.rule == "nonfinite" and self._bad_steps is not None and self._bad_steps.findings:
+            return  # its beginning is known better
+        self._alarmed.add(found.identity)
         if self.destinations.recorded is not None:
-            for found in self._findings():
-                self.destinations.recorded.writer.alert(
-                    found.message,
-                    step=found.step,
-                    epoch=found.epoch,
-                    severity=found.severity,
-                    rule=found.rule,
-                    site=found.site,
-                    value=found.value,
-                )
+            self.destinations.recorded.writer.alert(
+                found.message,
+                step=found.step,
+                epoch=found.epoch,
+                severity=found.severity,
+                rule=found.rule,
+                site=found.site,
+                value=found.value,
+            )
+        if aloud and not self._quiet:
+            sys.stderr.write(f"sonde: step {found.step:,}: {found.message} ({found.rule}): {found.advice}\n")
 
     def try_to_show(self, visualizer: Visualizer, run: Run) -> None:
         """Call a visualizer; one that raises is not called again."""

@@ -18,6 +18,7 @@ from sonde.inspector.ranks import Ranks
 from sonde.inspector.schedule import Steps
 from sonde.inspector.sentinel.sentinel import OnNonFinite
 from sonde.inspector.settings import Gradients
+from sonde.rules import Given
 from sonde.run.store.open import Existing
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ def watch(
     visualizer: Any = None,
     strict: bool = False,
     quiet: bool = False,
+    rules: Given = None,
     batch: Any = None,
     ranks: Ranks = "merged",
     per_rank: bool = False,
@@ -106,7 +108,10 @@ def watch(
         visualizer: ``"print"``, ``"matplotlib"`` or ``"tensorboard"``; or the same as *to*; or several of these, beside *to*.
             Without *to* the run is in memory.
         strict: raise what a statistic raises, instead of going on without it with a warning.
-        quiet: print nothing at the end.
+        quiet: print nothing, neither alarms nor the lines at the end.
+        rules: the rules watch each logged step, and print a line as soon as one finds something: by name False to leave a
+            rule out, or its thresholds, as ``{"dead": False, "spike": {"deviations": 6}}``; False alone leaves out all. See
+            ``sonde.rules.RULES`` and :func:`sonde.rule`.
         batch: an example of the model's input: a tuple or list of positional arguments, a mapping of keyword arguments (as a
             dict or the ``BatchEncoding`` of a tokenizer), or the only argument. The execution graph is captured on it before the
             training begins, and kept in the run: ``sonde.graph.Graph.of(run.graph)`` reads it back, to be drawn with the run's
@@ -156,6 +161,7 @@ def watch(
         visualizer=visualizer,
         strict=strict,
         quiet=quiet,
+        rules=rules,
         ranks=ranks,
         per_rank=per_rank,
         on_nonfinite=on_nonfinite,

@@ -7,10 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sonde.errors import ArgumentError
-from sonde.rules.finding import RULES, Finding
+from sonde.rules.finding import RULES, Finding, Rule
 from sonde.suggest import nearest
 
-__all__ = ["Chosen", "Given"]
+__all__ = [
+    "Chosen",
+    "Given",
+]
 
 Given = Mapping[str, bool | Mapping[str, float]] | bool | None
 """The argument ``rules=``: by rule False to leave it out, or its thresholds by name; False alone leaves out all."""
@@ -66,6 +69,10 @@ class Chosen:
     def is_on(self, name: str) -> bool:
         """Return whether the rule *name* is applied."""
         return not self.none and name not in self.off and name in RULES
+
+    def applied(self) -> dict[str, Rule]:
+        """Return the rules that are applied to runs, by name."""
+        return {name: rule for name, rule in RULES.items() if rule.needs and self.is_on(name)}
 
     def limit(self, name: str, threshold: str) -> float:
         """Return the *threshold* of the rule *name*."""

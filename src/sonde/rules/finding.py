@@ -13,7 +13,15 @@ from typing import Any, Literal, ParamSpec
 from sonde.errors import ArgumentError
 from sonde.site import PORTS
 
-__all__ = ["RULES", "Finding", "Rule", "Severity", "percent", "rule", "short"]
+__all__ = [
+    "RULES",
+    "Finding",
+    "Rule",
+    "Severity",
+    "percent",
+    "rule",
+    "short",
+]
 
 Severity = Literal["note", "warn", "bad"]
 """``note``: worth a look, shown in tables; ``warn``: unusual; ``bad``: wrong in any training. Findings are ``warn`` and ``bad``."""
@@ -47,6 +55,11 @@ class Finding:
     first_step: int | None = None
     evidence: Mapping[str, float] = field(default_factory=dict)
     advice: str = ""
+
+    @property
+    def identity(self) -> tuple[str, str, int]:
+        """What tells alarms apart: the rule, the model of the site, and of a NaN or infinity the step too."""
+        return self.rule, self.site.partition("/")[0] if "/" in self.site else "", self.step if self.rule == "nonfinite" else -1
 
     def at(self, site: str, epoch: int, step: int, message: str = "") -> Finding:
         """The same finding at a place and a time, with *message* if one is given."""

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from sonde.rules.finding import Finding, rule, short
 
-__all__ = ["OUTPUT_GROWTH", "OUTPUT_LARGE", "WEIGHT_GROWTH", "output_growth", "output_large", "weight_growth"]
+__all__ = [
+    "OUTPUT_GROWTH",
+    "OUTPUT_LARGE",
+    "OUTPUT_SMALL",
+    "WEIGHT_GROWTH",
+    "output_growth",
+    "output_large",
+    "output_small",
+    "weight_growth",
+    "weight_shrinking",
+]
 
 OUTPUT_GROWTH, WEIGHT_GROWTH = 100.0, 10.0
 """Growth of an output over a run, against the largest output of the network at the beginning; and of a weight (torchmortem: 10).
@@ -12,16 +22,19 @@ In two dozen healthy trainings outputs of hidden layers grew 12-fold at most (56
 5-fold; in a GPT under AdamW with a learning rate of 3e-2 outputs grew 230-fold."""
 OUTPUT_LARGE = 1000.0
 """An output's size against that of the first layer, or 1; float16 ends at 65,504."""
+OUTPUT_SMALL = 1e3
+"""Sizes of the outputs of the first quarter of the layers against those of the last, both medians, at the first logged step."""
 
 
 @rule(
     f"an output {OUTPUT_GROWTH:g} x as large as it was and as any output was at the beginning",
     "our own, measured on healthy trainings",
     "lower the learning rate, or warm it up; normalise between layers",
+    needs=("rms:output",),
 )
-def output_growth(size: float, before: float) -> Finding | None:
+def output_growth(size: float, before: float, *, factor: float = OUTPUT_GROWTH) -> Finding | None:
     """Judge the *size* of an output; *before* is the larger of its smallest size so far and the largest output at the beginning."""
-    if not (before > 0 and size >= OUTPUT_GROWTH * before):
+    if not (before > 0 and size >= factor * before):
         return None
     words = f"output grew {short(size / before)}-fold, to {short(size)}"
     return Finding("", words, value=size / before, severity="bad", evidence={"size": size, "before": before})
@@ -31,10 +44,11 @@ def output_growth(size: float, before: float) -> Finding | None:
     f"an output {OUTPUT_LARGE:g} x as large as the first layer's, and {OUTPUT_LARGE:g} or more, from the beginning on",
     "our own; AutoTrainer has an absolute mean of 10",
     "scale the initial weights by 1 / sqrt(inputs), normalise between layers, or scale the data",
+    needs=("rms:output",),
 )
-def output_large(size: float, first: float) -> Finding | None:
+def output_large(size: float, first: float, *, factor: float = OUTPUT_LARGE) -> Finding | None:
     """Judge the *size* of an output at its first logged step; *first* is that of the layer that runs first."""
-    if not size >= OUTPUT_LARGE * max(first, 1.0):
+    if not size >= factor * max(first, 1.0):
         return None
     words = f"output of size {short(size)} from the beginning, {short(first)} in the first layer"
     return Finding("", words, value=size, evidence={"size": size, "first": first})
@@ -44,10 +58,39 @@ def output_large(size: float, first: float) -> Finding | None:
     f"a weight {WEIGHT_GROWTH:g} x as large as it was and as half of the weights were at the beginning",
     "torchmortem",
     "lower the learning rate, or decay the weights",
+    needs=("rms:param",),
 )
-def weight_growth(size: float, before: float) -> Finding | None:
+def weight_growth(size: float, before: float, *, factor: float = WEIGHT_GROWTH) -> Finding | None:
     """Judge the *size* of a weight; *before* is the larger of its smallest size so far and the median weight at the beginning."""
-    if not (before > 0 and size >= WEIGHT_GROWTH * before):
+    if not (before > 0 and size >= factor * before):
         return None
     words = f"weight grew {short(size / before)}-fold, to {short(size)}"
+    return Finding("", words, value=size / before, evidence={"size": size, "before": before})
+
+
+@rule(
+    f"outputs of the last quarter of the layers {OUTPUT_SMALL:g} x smaller than those of the first, at the first logged step",
+    "Glorot and Bengio, 2010, section 4.2; smdebug has 10 (variances of activation inputs)",
+    "scale the initial weights by 1 / sqrt(inputs), or normalise between layers",
+    needs=("rms:output",),
+)
+def output_small(first: float, last: float, *, factor: float = OUTPUT_SMALL) -> Finding | None:
+    """Judge the median size of the outputs of the *last* quarter of the layers against that of the *first*."""
+    if not (first > 0 and last * factor <= first):
+        return None
+    words = f"outputs fade through the network from the beginning: from {short(first)} to {short(last)}"
+    return Finding("", words, value=last / first, evidence={"first": first, "last": last})
+
+
+@rule(
+    f"a weight shrinks to 1/{WEIGHT_GROWTH:g} of its size at the first logged step, in 3 of 5 logged steps",
+    "torchmortem has 10 for growth; our own for its counterpart",
+    "lower the weight decay, or the learning rate that multiplies it",
+    needs=("rms:param",),
+)
+def weight_shrinking(size: float, before: float, *, factor: float = WEIGHT_GROWTH) -> Finding | None:
+    """Judge the *size* of a weight; *before* is its size at the first logged step."""
+    if not (before > 0 and size * factor <= before):
+        return None
+    words = f"weight shrank to {short(size)}, 1/{short(before / size) if size > 0 else 'inf'} of what it was"
     return Finding("", words, value=size / before, evidence={"size": size, "before": before})

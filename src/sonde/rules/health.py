@@ -1,12 +1,34 @@
-"""Rules about values: what is not finite, dead, constant or saturated."""
+"""Rules about single tensors: what is not finite, dead, constant, saturated, or at the end of its format."""
 
 from __future__ import annotations
 
 import math
 
-from sonde.rules.finding import Finding, Severity, percent, rule
+from sonde.rules.finding import Finding, Severity, percent, rule, short
 
-__all__ = ["DEAD_MOST", "DEAD_SAMPLES", "DEAD_SOME", "SATURATED_AT", "all_zero", "constant", "dead", "nonfinite", "saturated"]
+__all__ = [
+    "CONSTANT",
+    "DEAD_MOST",
+    "DEAD_SAMPLES",
+    "DEAD_SOME",
+    "DROPPED",
+    "FLAT",
+    "FORMATS",
+    "NEAR_END",
+    "SATURATED_AT",
+    "SATURATED_SHARE",
+    "VANISHED",
+    "all_zero",
+    "constant",
+    "constant_weight",
+    "dead",
+    "dropped",
+    "flat",
+    "nonfinite",
+    "overflow_near",
+    "saturated",
+    "underflow",
+]
 
 DEAD_SOME, DEAD_MOST = 0.25, 0.9
 """Share of a layer's units without any output: from the first on it is a note, above the second it is bad."""
@@ -16,12 +38,22 @@ SATURATED_AT, SATURATED_SHARE = 0.99, 0.5
 """Magnitude beyond which a tanh is saturated (a sigmoid: as near to its limits); share of a layer's elements that is a note."""
 CONSTANT = 1e-7
 """Standard deviation / mean of an output that is one value: the rounding of float32."""
+FLAT = 0.05
+"""Mean slope of a tanh or sigmoid, of its largest one. The slope is 1 - y^2 of a tanh and y (1 - y) of a sigmoid with the output y,
+so that its mean over a batch follows exactly from mean and root mean square. A tanh at its ends in 95 of 100 elements has 0.05."""
+DROPPED = 0.9
+"""Share of zeros behind a dropout layer."""
+NEAR_END = 0.5
+"""Largest magnitude / largest number of the format: one doubling before an overflow."""
+VANISHED = 0.5
+"""Share of a gradient's elements that are zero, or too small for the normal numbers of a half precision."""
 
 
 @rule(
     "any NaN or infinity",
     "IEEE 754: neither comes from finite numbers by a valid operation",
     "look at what goes into this place: a log or root of 0, a division by 0, an overflow of half precision",
+    needs=("nan:output|nan:grad|loss",),
 )
 def nonfinite(nan: float, inf: float, count: float, *, what: str = "") -> Finding | None:
     """Judge *nan* and *inf* of *count* elements; NaN if that number is not known.
@@ -36,15 +68,16 @@ def nonfinite(nan: float, inf: float, count: float, *, what: str = "") -> Findin
 
 
 @rule(
-    f"{percent(DEAD_SOME)} of a layer's units or more without output",
+    f"{percent(DEAD_SOME)} of a layer's units or more without output (a note), more than {percent(DEAD_MOST)} (bad)",
     "smdebug, DeadRelu, has 50 % of units inactive; the limits are our own",
     "lower the learning rate, look at the bias and the scale of what comes before, or use an activation that is never flat",
+    needs=("call_death:output|zeros:output",),
 )
-def dead(share: float) -> Finding | None:
-    """Judge the *share* of the units that are zero at every sample and position."""
-    if not share >= DEAD_SOME:
+def dead(share: float, *, some: float = DEAD_SOME, most: float = DEAD_MOST) -> Finding | None:
+    """Judge the *share* of the units that are zero at every sample and position: from *some* on a note, above *most* bad."""
+    if not share >= some:
         return None
-    severity: Severity = "bad" if share > DEAD_MOST else "note"
+    severity: Severity = "bad" if share > most else "note"
     return Finding("", f"{percent(share)} dead", value=share, severity=severity, evidence={"dead": share})
 
 
@@ -52,6 +85,7 @@ def dead(share: float) -> Finding | None:
     "all elements of an output are exactly 0",
     "the layers behind get the same input for every sample",
     "look for a multiplication by 0, a mask that covers everything, or weights that were never initialised",
+    needs=("zeros:output",),
 )
 def all_zero(zeros: float, count: float) -> Finding | None:
     """Judge the number of *zeros* among *count* elements."""
@@ -64,10 +98,11 @@ def all_zero(zeros: float, count: float) -> Finding | None:
     f"std of an output at most {CONSTANT:g} of its mean",
     "the rounding of float32",
     "look for a layer whose weights are equal, or an input that is the same for every sample",
+    needs=("std:output",),
 )
-def constant(mean: float, std: float, count: float) -> Finding | None:
-    """Judge the mean and the standard deviation of *count* elements."""
-    if count <= 1 or not std <= CONSTANT * max(abs(mean), 1e-30):
+def constant(mean: float, std: float, count: float, *, spread: float = CONSTANT) -> Finding | None:
+    """Judge the mean and the standard deviation of *count* elements; *spread* is the limit of std / mean."""
+    if count <= 1 or not std <= spread * max(abs(mean), 1e-30):
         return None
     return Finding("", "constant", value=mean, evidence={"mean": mean, "std": std})
 
@@ -77,8 +112,81 @@ def constant(mean: float, std: float, count: float) -> Finding | None:
     "Glorot and Bengio, 2010, section 3",
     "scale down what goes in: smaller initial weights, a normalisation before it",
 )
-def saturated(share: float) -> Finding | None:
-    """Judge the *share* of the elements that are saturated."""
-    if not share >= SATURATED_SHARE:
+def saturated(share: float, *, most: float = SATURATED_SHARE) -> Finding | None:
+    """Judge the *share* of the elements that are saturated; from *most* on it is a note."""
+    if not share >= most:
         return None
     return Finding("", f"{percent(share)} saturated", value=share, severity="note", evidence={"saturated": share})
+
+
+@rule(
+    f"a hidden tanh or sigmoid whose mean slope is below {FLAT:g} of its largest, in 3 of 5 logged steps",
+    "Glorot and Bengio, 2010, section 3; the slope is measured, smdebug takes limits of the input",
+    "scale down what goes in: smaller initial weights, a lower learning rate, a normalisation before it",
+    needs=("rms:output",),
+)
+def flat(slope: float, *, least: float = FLAT) -> Finding | None:
+    """Judge the mean *slope* of an activation over its outputs, as a share of the largest slope it can have."""
+    if not slope < least:
+        return None
+    words = f"saturated: its mean slope is {max(slope, 0.0):.2g} of the largest"
+    return Finding("", words, value=slope, severity="warn", evidence={"slope": slope})
+
+
+@rule(
+    "a weight whose elements are all one value, in 3 of 5 logged steps, though it has a gradient",
+    "Goodfellow et al., Deep Learning, 8.4: units with equal weights stay equal",
+    "initialise it at random",
+    needs=("std:param",),
+)
+def constant_weight(mean: float, std: float, *, spread: float = CONSTANT) -> Finding | None:
+    """Judge the mean and the standard deviation of a weight; *spread* is the limit of std / mean."""
+    if not std <= spread * max(abs(mean), 1e-30):
+        return None
+    words = f"all elements are {mean:.3g}: its units are all alike, and stay so"
+    return Finding("", words, value=mean, severity="bad", evidence={"mean": mean, "std": std})
+
+
+@rule(
+    f"a dropout layer leaves more than {percent(DROPPED)} zeros, beyond those that it is given, in 3 of 5 logged steps",
+    "Srivastava et al., 2014, section A.4: rates of 0.2 to 0.5",
+    "lower the rate",
+    needs=("zeros:output",),
+)
+def dropped(share: float, *, most: float = DROPPED) -> Finding | None:
+    """Judge the *share* of zeros that a dropout layer has added."""
+    if not share > most:
+        return None
+    return Finding("", f"{percent(share)} dropped", value=share, evidence={"zeros": share})
+
+
+FORMATS = {"float16": (65504.0, 2.0**-14), "bfloat16": (3.39e38, 2.0**-126), "e4m3": (448.0, 2.0**-6), "e5m2": (57344.0, 2.0**-14)}
+"""Of each format the largest number and the smallest normal one (torch.finfo of the formats without infinities: e4m3fn)."""
+
+
+@rule(
+    f"largest magnitude above {NEAR_END:g} of the largest number of float16, where the parameters are in float16",
+    "torch.finfo(torch.float16).max is 65,504",
+    "scale down: a lower learning rate, a normalisation, or bfloat16, which has the range of float32",
+    needs=("absmax:output|absmax:param",),
+)
+def overflow_near(absmax: float, largest: float, *, share: float = NEAR_END) -> Finding | None:
+    """Judge the magnitude *absmax* against the *largest* number of its format."""
+    if not absmax > share * largest:
+        return None
+    words = f"magnitudes up to {short(absmax)}, the format ends at {short(largest)}"
+    return Finding("", words, value=absmax, evidence={"absmax": absmax, "largest": largest})
+
+
+@rule(
+    f"{percent(VANISHED)} of a gradient or more is zero in float16, and the rest below its normal numbers, in 3 of 5 logged steps",
+    "Micikevicius et al., Mixed precision training, 2018, section 3.2",
+    "scale the loss (torch.amp.GradScaler), or use bfloat16",
+    needs=("absmax:grad",),
+)
+def underflow(zeros: float, absmax: float, smallest: float, *, share: float = VANISHED) -> Finding | None:
+    """Judge a gradient: its share of *zeros*, and its *absmax* against the *smallest* normal number of its format."""
+    if not (absmax < smallest and (zeros >= share or absmax == 0)):
+        return None
+    words = f"gradient underflows: {percent(zeros)} zero, the rest up to {absmax:.1e}, where normal numbers begin at {smallest:.1e}"
+    return Finding("", words, value=zeros, evidence={"zeros": zeros, "absmax": absmax, "smallest": smallest})

@@ -2,26 +2,49 @@
 
 from __future__ import annotations
 
-from sonde.rules.finding import Finding, rule, short
+from sonde.rules.finding import Finding, percent, rule, short
 
-__all__ = ["SPIKE", "SPIKE_VALUES", "no_training_forward", "spike"]
+__all__ = [
+    "NEAR_CHANCE",
+    "OVERFIT",
+    "RISING",
+    "SPIKE",
+    "SPIKE_VALUES",
+    "STUCK",
+    "STUCK_STEPS",
+    "loss_rising",
+    "loss_stuck",
+    "loss_unbounded",
+    "no_training_forward",
+    "overfitting",
+    "spike",
+]
 
-SPIKE, SPIKE_VALUES = 10.0, 64
+SPIKE, SPIKE_VALUES = 10.0, 24
 """Deviations from the median of the last 128 values, both of logarithms, and the fewest values. OLMo-core's SpikeScore has 6
 standard deviations above the mean of 128 values; healthy trainings on small batches, with losses of all sizes, reach 8."""
+RISING = 1.5
+"""Median of the last 5 logged losses against the first ones."""
+STUCK, STUCK_STEPS = 0.02, 100
+"""Fall of the loss, of its size at the beginning, and the fewest steps after which it is judged."""
+NEAR_CHANCE = 0.05
+"""Distance of a loss that falls no more from ln(outputs of the last layer), the cross-entropy of a guess, as a share of that."""
+OVERFIT = 1.15
+"""Validation loss against its smallest value."""
 
 
 @rule(
     f"a loss or norm {SPIKE:g} deviations above the median of 128 logged values (of logarithms), and as large as at the beginning",
     "OLMo-core, SpikeScore; Megatron-LM, 10 x the largest of the first 100",
     "look at the batch of this step; clip the gradient norm, lower the learning rate",
+    needs=("loss|grad_norm",),
 )
-def spike(value: float, median: float, deviations: float) -> Finding | None:
-    """Judge a *value*, *deviations* above the *median* of the values before it."""
-    if not deviations >= SPIKE:
+def spike(value: float, median: float, away: float, *, deviations: float = SPIKE) -> Finding | None:
+    """Judge a *value*, so many deviations *away* from the *median* of the values before it."""
+    if not away >= deviations:
         return None
     words = f"jumped to {short(value)}, {short(value / median)} x its median"
-    evidence = {"value": value, "median": median, "deviations": deviations}
+    evidence = {"value": value, "median": median, "deviations": away}
     return Finding("", words, value=value, evidence=evidence)
 
 
@@ -36,3 +59,80 @@ def no_training_forward(missed: int, logged: int) -> Finding | None:
         return None
     words = f"{logged - missed:,} of {logged:,} logged steps had a training forward: is the model in eval()?"
     return Finding("", words, value=missed, severity="bad", evidence={"missed": missed, "logged": logged})
+
+
+@rule(
+    f"the loss is {RISING:g} x as large as at the beginning, or has lost half of what it had won (3 of 5 medians of 5 values)",
+    "TheDeepChecker has 2 x the smallest loss, five times",
+    "lower the learning rate, clip the gradient norm; look at the sign of the loss",
+    needs=("loss",),
+)
+def loss_rising(loss: float, first: float, lowest: float, *, factor: float = RISING) -> Finding | None:
+    """Judge the median *loss* of the last values; *first* is that of the first values, *lowest* the smallest median so far."""
+    if first <= 0 or lowest < 0:  # a loss around 0, as that of a policy, says nothing
+        return None
+    came_back = lowest < 0.7 * first and loss > (first + lowest) / 2 and loss > 2 * lowest
+    if not (loss > factor * first or came_back):
+        return None
+    words = f"the loss rises: {short(loss)}, where it was {short(first)} at first and {short(lowest)} at best"
+    return Finding("", words, value=loss, severity="bad", evidence={"loss": loss, "first": first, "lowest": lowest})
+
+
+@rule(
+    "a loss that began above 0 falls below minus ten times its first value",
+    "our own: a loss that trains towards a goal has a floor",
+    "look at the sign of the loss",
+    needs=("loss",),
+)
+def loss_unbounded(loss: float, first: float, *, factor: float = 10.0) -> Finding | None:
+    """Judge the median *loss* of the last values; *first* is that of the first values."""
+    if not (first != 0 and loss < -factor * abs(first) and loss < 2 * first):
+        return None
+    words = f"the loss falls without bound: from {short(first)} to {short(loss)}"
+    return Finding("", words, value=loss, evidence={"loss": loss, "first": first})
+
+
+@rule(
+    f"after {STUCK_STEPS} steps or more the loss has fallen by less than {percent(STUCK)}, or stays at ln(outputs), as a guess",
+    "smdebug, LossNotDecreasing; TheDeepChecker has 5 % of the loss in five checks",
+    "raise the learning rate; look whether labels belong to their samples, and whether the gradient arrives",
+    needs=("loss",),
+)
+def loss_stuck(
+    late: float, middle: float, early: float, error: float, chance: float, *, fall: float = STUCK, near: float = NEAR_CHANCE
+) -> Finding | None:
+    """Judge the mean loss of the last third (*late*), of the *middle* one and of the first (*early*).
+
+    *error* is that of the difference of two thirds; *chance* is the cross-entropy of a guess, NaN if that is not known.
+    """
+    has_not_fallen = abs(early - late) + 2 * error < fall * early
+    guesses = middle - late + error < fall * late and abs(late - chance) < near * chance
+    if not (early > 0 and (has_not_fallen or guesses)):
+        return None
+    words = f"the loss does not fall: {early:.4g} in the first third, {late:.4g} in the last"
+    return Finding(
+        "", words, value=late / early, evidence={"late": late, "middle": middle, "early": early, "error": error, "chance": chance}
+    )
+
+
+@rule(
+    f"the validation loss is {OVERFIT:g} x its smallest value in 2 of 3 evaluations, and the training loss has fallen since",
+    "smdebug, Overfit, has 0.1 (validation - training) / training",
+    "stop at the smallest validation loss; more data, weight decay, dropout",
+    needs=("val_loss", "loss"),
+)
+def overfitting(
+    held_out: float, lowest: float, first: float, loss: float, then: float, *, factor: float = OVERFIT
+) -> Finding | None:
+    """Judge the validation loss *held_out*, its *lowest* and its *first* value; the training *loss* was *then* at the lowest.
+
+    A rise of less than a twentieth of the first value is none.
+    """
+    rises = lowest > 0 and held_out >= max(factor * lowest, lowest + 0.05 * first)
+    if not (rises and held_out > loss and loss <= then):
+        return None
+    words = (
+        f"overfitting: the validation loss is {short(held_out)}, {short(held_out / lowest)} x its smallest, the loss {short(loss)}"
+    )
+    evidence = {"held_out": held_out, "lowest": lowest, "loss": loss, "then": then}
+    return Finding("", words, value=held_out / lowest, evidence=evidence)

@@ -11,7 +11,12 @@ from sonde.rules.gradients import gradient_large, gradient_small, gradient_zero
 from sonde.rules.health import all_zero, constant, dead, nonfinite, saturated
 from sonde.rules.updates import update_large, update_small
 
-__all__ = ["of_gradient", "of_output", "of_size", "of_update"]
+__all__ = [
+    "of_gradient",
+    "of_output",
+    "of_size",
+    "of_update",
+]
 
 
 def of_output(seen: Any, *, dead_share: float | None = None, saturated_share: float = 0.0) -> list[Finding]:

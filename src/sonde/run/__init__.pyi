@@ -1,3 +1,5 @@
+from .checking import Checked as Checked
+from .checking import check as check
 from .heatmap import Heatmap as Heatmap
 from .recorded_findings import findings_in as findings_in
 from .run import Run as Run

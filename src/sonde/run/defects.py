@@ -66,7 +66,20 @@ class _Found:
     @property
     def first(self) -> _Place:
         """The first place with a defect: forward, then backward from the last layer, then the parameters."""
-        return min((place for place in self.places if place.defects), key=lambda place: place.rank)
+        first = min((place for place in self.places if place.defects), key=lambda place: place.rank)
+        return self._before_call(first) if first.phase == 0 and first.call > 0 else first
+
+    def _before_call(self, later: _Place) -> _Place:
+        """Return the place where the defect of a second call began, if not there: the order of a module is that of its first call.
+
+        It is the first place whose layer is called once, and before which every call of the layer next to it is finite.
+        """
+        forward = [place for place in self.places if place.phase == 0]
+        for place in sorted((each for each in forward if each.defects and each.call <= 0), key=lambda each: each.rank):
+            near = max((each.order for each in forward if each.order < place.order), default=-1)
+            if near > later.order and not any(each.defects for each in forward if each.order == near):
+                return place
+        return later
 
     @property
     def rank(self) -> tuple[Any, ...]:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from sonde.run.model_facts import Fact, ModelFacts
 from sonde.run.schema import Layout
 from sonde.run.store.rows import RowBlock
 from sonde.site import Port, Site
 
-__all__ = ["DEFECTS", "RECENT", "Growth", "History", "Numbers", "Streaks", "defects_in", "extended"]
+__all__ = ["DEFECTS", "RECENT", "Columns", "Growth", "Held", "History", "Mask", "Numbers", "defects_in", "extended"]
 
 Numbers = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+Columns = npt.NDArray[np.intp]
 
 RECENT = 20
-"""Logged steps that medians are over."""
+"""Logged steps of a place that are remembered."""
 
 DEFECTS = ("nan", "inf", "nonfinite")
 """The numbers that count elements which are not finite."""
@@ -36,52 +40,73 @@ def extended(array: Numbers, length: int, fill: float = np.nan) -> Numbers:
 class History:
     """One number at all places of one model: a column for each place (a site and a call), a line for each logged step.
 
+    The class is large because each kind of fact about the columns is an array of its own.
+
     Where elements of a row are not finite, its number is NaN here: a size over the other elements says nothing of the tensor.
+
+    Args:
+        number: its name.
+        facts: about the layers of the model.
 
     Attributes:
         number: the name of the number.
         sites, calls: of each column.
+        facts: of each column, what is known of its layer or parameter.
         ports: of each column.
         order: of each column, its place in the order of execution.
-        matrix: of each column, whether it is a parameter of two dimensions or more.
-        moments: epoch and step of the last ``RECENT`` logged steps.
-        recent: the values of these steps, of shape ``(steps, columns)``.
+        matrix: of each column, whether it is of a weight that mixes inputs (``Fact.is_matrix``).
+        moments, recent: epoch and step of the last ``RECENT`` logged steps, and their values, of shape ``(steps, columns)``.
+        window_moments, window: the same, and behind them all lines that were added last.
+        changes: how often columns were added, or their order changed.
     """
 
-    def __init__(self, number: str) -> None:
+    def __init__(self, number: str, facts: ModelFacts) -> None:
         self.number = number
         self.sites: list[Site] = []
         self.calls: list[int] = []
+        self.facts: list[Fact] = []
         self.ports = np.empty(0, dtype="U16")
         self.order = np.empty(0, np.int64)
         self.matrix = np.empty(0, bool)
-        self.moments = np.empty((0, 2), np.int64)
+        self.moments = self.window_moments = np.empty((0, 2), np.int64)
         self.recent: Numbers = np.empty((0, 0))
+        self.window = self.recent
+        self.changes = 0
+        self._facts = facts
         self._columns: dict[tuple[str, int], int] = {}
-        self._layouts: dict[int, tuple[Layout, npt.NDArray[np.intp]]] = {}
+        self._times: Counter[Site] = Counter()  # of each site, how many columns
+        self._layouts: dict[int, tuple[Layout, Columns]] = {}
+        self._added: tuple[RowBlock, Columns, Columns, Mask] | None = None
 
     def __len__(self) -> int:
         return len(self.sites)
 
-    def add(self, block: RowBlock, matrices: npt.NDArray[np.bool_]) -> Numbers:
-        """Add the rows of *block*; return their values, of shape ``(moments, columns)``, NaN where a place has no row.
-
-        *matrices* tells which rows of the layout belong to parameters of two dimensions or more.
-        """
-        columns = self._columns_of(block.layout, matrices)[block.rows]
-        values = np.where(defects_in(block) > 0, np.nan, block.numbers[self.number])
+    def add(self, block: RowBlock) -> Numbers:
+        """Add the rows of *block*; return their values, of shape ``(moments, columns)``, NaN where a place has no row."""
+        columns = self._columns_of(block.layout)[block.rows]
         lines = np.repeat(np.arange(len(block)), np.diff(block.edges))
-        found = np.full((len(block), len(self)), np.nan)
-        found[lines, columns] = values
+        self._added = block, lines, columns, defects_in(block) > 0
+        found = self.of(self.number)
         axis = np.unique(np.concatenate([self.moments, block.moments[:, :2]]), axis=0)  # a step may come in several blocks
         joined = np.full((len(axis), len(self)), np.nan)
         place = {moment: line for line, moment in enumerate(map(tuple, axis.tolist()))}
         joined[[place[moment] for moment in map(tuple, self.moments.tolist())]] = extended(self.recent, len(self))
-        joined[np.array([place[moment] for moment in map(tuple, block.moments[:, :2].tolist())])[lines], columns] = values
+        at = np.array([place[moment] for moment in map(tuple, block.moments[:, :2].tolist())])
+        joined[at[lines], columns] = found[lines, columns]
+        self.window_moments, self.window = axis, joined
         self.moments, self.recent = axis[-RECENT:], joined[-RECENT:]
         return found
 
-    def _columns_of(self, layout: Layout, matrices: npt.NDArray[np.bool_]) -> npt.NDArray[np.intp]:
+    def of(self, number: str) -> Numbers:
+        """Return another *number* of the rows that were added last, as :meth:`add` does; NaN throughout if they have none."""
+        assert self._added is not None
+        block, lines, columns, broken = self._added
+        found = np.full((len(block), len(self)), np.nan)
+        if number in block.numbers:
+            found[lines, columns] = np.where(broken, np.nan, block.numbers[number])
+        return found
+
+    def _columns_of(self, layout: Layout) -> Columns:
         """Return the column of each place of *layout*."""
         known = self._layouts.get(id(layout))
         if known is not None:
@@ -92,22 +117,15 @@ class History:
             if column == len(self.sites):
                 self.sites.append(Site.parse(site))
                 self.calls.append(call)
+                self.facts.append(self._facts.of(self.sites[-1]))
+                self._times[self.sites[-1]] += 1
         found = np.array(columns, np.intp)
         self.ports = np.array([site.port for site in self.sites])
         self.order = extended(self.order.astype(float), len(self), 0).astype(np.int64)
         self.order[found] = layout.order
-        self.matrix = extended(self.matrix.astype(float), len(self), 0).astype(bool)
-        self.matrix[found] = matrices
+        self.matrix = np.array([fact.is_matrix for fact in self.facts], bool)
+        self.changes += 1
         self._layouts = {id(layout): (layout, found)}  # the layout of a training rarely changes
-        return found
-
-    def medians(self) -> Numbers:
-        """Return the median of each column over the recent steps; NaN without any."""
-        found = np.full(len(self), np.nan)
-        known = ~np.isnan(self.recent).all(axis=0)  # of a column without a value numpy would warn, and filters are of all threads
-        if known.any():
-            with np.errstate(invalid="ignore"):
-                found[known] = np.nanmedian(self.recent[:, known], axis=0)
         return found
 
     def rank(self, column: int) -> tuple[int, bool, str, int]:
@@ -115,12 +133,17 @@ class History:
         site = self.sites[column]
         return int(self.order[column]), site.path.endswith("bias"), str(site), self.calls[column]
 
-    def at(self, port: str) -> npt.NDArray[np.bool_]:
+    def name(self, column: int) -> str:
+        """Return the place in words, with the call where there are several."""
+        site, call = self.sites[column], self.calls[column]
+        return site.name if call <= 0 and self._times[site] == 1 else f"{site.name} (call {call})"
+
+    def at(self, port: str) -> Mask:
         """Return which columns are of *port*."""
-        found: npt.NDArray[np.bool_] = self.ports == port
+        found: Mask = self.ports == port
         return found
 
-    def beside(self, port: Port, *others: Port) -> tuple[npt.NDArray[np.intp], ...]:
+    def beside(self, port: Port, *others: Port) -> tuple[Columns, ...]:
         """Return the columns of matrices at *port* that have columns at the *others*, too, and these columns, port by port."""
         columns = {(site, call): column for column, (site, call) in enumerate(zip(self.sites, self.calls, strict=True))}
         found = [
@@ -130,7 +153,7 @@ class History:
         ]
         return tuple(np.array(found, np.intp).reshape(-1, 1 + len(others)).T)
 
-    def is_output_of_model(self) -> npt.NDArray[np.bool_]:
+    def is_output_of_model(self) -> Mask:
         """Return which columns are the outputs of the model itself: of the root, and of those that make its last tensor."""
         found = np.zeros(len(self), bool)
         outputs = np.flatnonzero(self.at("output"))
@@ -185,30 +208,65 @@ class Growth:
         self._low = low[-1]
 
 
-class Streaks:
-    """The steps during which a condition held without a break at each column: the longest time, and the one that goes on.
+_BITS = np.array([line.bit_count() for line in range(1 << 5)])
+
+
+class Held:
+    """Columns at which a condition held in *most* of the last *of* logged steps that had a value there.
 
     Attributes:
-        since: the first step of the time that goes on, of each column; -1 where the condition does not hold.
-        length: how many logged steps the longest time had.
-        first, last: its steps.
+        since: of each column, the step from which on the condition held so; -1 where it never did.
+        worst, step: the value furthest off while it held, and its step.
+        others: further numbers at that step, as the value was compared with them.
+        last: the last step at which the condition held.
+        count: at how many logged steps it held.
+
+    Args:
+        most, of: see above; *of* is 5 at most.
+        smallest: a smaller value is further off.
     """
 
-    def __init__(self) -> None:
-        self.since = self.length = self.first = self.last = self._running = np.empty(0)
+    def __init__(self, most: int = 3, of: int = 5, *, smallest: bool = False) -> None:
+        self.most, self._of, self.smallest = most, of, smallest
+        self.since = self.worst = self.step = self.last = self.count = self._begun = np.empty(0)
+        self.others: list[Numbers] = []
+        self._bits = np.empty(0, np.int64)
 
-    def add(self, holds: npt.NDArray[np.bool_], seen: npt.NDArray[np.bool_], steps: npt.NDArray[np.int64]) -> None:
-        """Add whether the condition holds, and where anything was *seen*: shape ``(moments, columns)``."""
+    def add(self, holds: Mask, values: Numbers, steps: npt.NDArray[np.int64], *others: Numbers) -> None:
+        """Add whether the condition holds, of what values: shape ``(moments, columns)``. A NaN is no value."""
         width = holds.shape[1]
-        self.since, self.first, self.last = (extended(each, width, -1) for each in (self.since, self.first, self.last))
-        self.length, self._running = extended(self.length, width, 0), extended(self._running, width, 0)
-        if not holds.any() and not self._running.any():
+        if width > len(self.since):
+            self.since, self.step, self.last, self._begun = (
+                extended(each, width, -1) for each in (self.since, self.step, self.last, self._begun)
+            )
+            self.worst, self.count = extended(self.worst, width), extended(self.count, width, 0)
+            self._bits = np.pad(self._bits, (0, width - len(self._bits)))
+            self.others = [extended(each, width) for each in self.others or [np.empty(0)] * len(others)]
+        if not self.is_waiting and not holds.any():
             return
         for line, step in enumerate(steps.tolist()):
-            held = holds[line] & seen[line]
-            broken = seen[line] & ~holds[line]
-            self.since[held & (self._running == 0)] = step
-            self._running[held] += 1
-            self._running[broken], self.since[broken] = 0, -1
-            longer = held & (self._running > self.length)
-            self.length[longer], self.first[longer], self.last[longer] = self._running[longer], self.since[longer], step
+            seen = np.isfinite(values[line])
+            held = holds[line] & seen
+            if not held.any() and not self._bits.any():
+                continue
+            self._begun[held & (self._bits == 0)] = step
+            self._bits = np.where(seen, (self._bits << 1 | held) & ((1 << self._of) - 1), self._bits)
+            fired = (_BITS[self._bits] >= self.most) & (self.since < 0)
+            self.since[fired] = self._begun[fired]
+            self.last[held], self.count[held] = step, self.count[held] + 1
+            value = values[line]
+            with np.errstate(invalid="ignore"):
+                further = value < self.worst if self.smallest else value > self.worst
+            better = held & (np.isnan(self.worst) | further)
+            self.worst[better], self.step[better] = value[better], step
+            for known, other in zip(self.others, others, strict=True):
+                known[better] = other[line][better]
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the condition held lately, so that further values matter."""
+        return bool(self._bits.any())
+
+    def columns(self) -> Columns:
+        """Return the columns at which the condition held."""
+        return np.flatnonzero(self.since >= 0)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from sonde import rules
-from sonde.rules import Finding
+from sonde.rules import Chosen, Finding
 from sonde.run.findings import Findings
 from sonde.run.folder.duckdb_sql import literal, of_rank
 from sonde.run.place_history import DEFECTS
@@ -20,10 +20,10 @@ from sonde.site import Site
 if TYPE_CHECKING:
     from sonde.run.run import Run
 
-__all__ = ["findings_in"]
+__all__ = ["chosen_in", "findings_in", "judged", "with_alerts"]
 
 _AT_ONCE = 256  # steps that are read together
-_READ = ("rms", "call_death", "count", *DEFECTS)
+_READ = ("rms", "mean", "std", "absmax", "zeros", "call_death", "count", *DEFECTS)
 _OF_THE_LOOP = ("nonfinite", "no_training_forward")  # of these the training itself knew more than the rows say
 
 
@@ -36,25 +36,52 @@ def findings_in(run: Run, *, rank: int | None = None) -> list[Finding]:
         run: on disk or in memory.
         rank: the process whose rows are judged; by default, of each place at each step the first that has rows of it.
     """
-    findings = Findings()
-    matrices = _Matrices(run.info)
-    for family, numbers in run.numbers.items():
-        wanted = [name for name in _READ if name in numbers]
-        if set(wanted) - {"count"}:
-            for block in _blocks(run, family, wanted, rank):
-                findings.look(block, matrices.in_layout(block.layout))
-    if "scalars" in run.families:
-        of_ranks = of_rank("scalars", rank, run.ranks)
-        for name, value, epoch, step in run.sql(f"SELECT name, value, epoch, step FROM {of_ranks} ORDER BY step, epoch").fetchall():
-            findings.look_at_scalar(name, value, epoch, step)
-    return _with_alerts(findings.all(), run, rank)
+    chosen = chosen_in(run)
+    return with_alerts(judged(run, chosen, rank=rank).all(), run, rank, chosen)
 
 
-def _with_alerts(found: list[Finding], run: Run, rank: int | None) -> list[Finding]:
+def chosen_in(run: Run) -> Chosen:
+    """Return the rules that the training applied, as far as this process has them."""
+    given = run.info.get("rules")
+    if isinstance(given, Mapping):
+        return Chosen.of({name: wanted for name, wanted in given.items() if name in rules.RULES})
+    return Chosen.of(False if given is False else None)
+
+
+def judged(run: Run, chosen: Chosen, *, rank: int | None = None) -> Findings:
+    """Return what the rules *chosen* find in the rows and scalars of a run, which are read once, in the order of the steps."""
+    findings = Findings(run.info, chosen)
+    wanted = {*_READ, *(name for rule in chosen.applied().values() if rule.at for name in rule.reads)}
+    having = {family: [name for name in names if name in wanted] for family, names in run.numbers.items()}
+    families = [_Family(run, family, names, rank) for family, names in having.items() if set(names) - {"count"}]
+    scalars = deque(_scalars(run, rank))
+    steps = sorted({step for family in families for step in family.steps})
+    for start in range(0, len(steps), _AT_ONCE):
+        first, last = steps[start], steps[min(start + _AT_ONCE, len(steps)) - 1]
+        for family in families:
+            for block in family.between(first, last):
+                findings.look(block)
+        while scalars and scalars[0][3] <= last:
+            findings.look_at_scalar(*scalars.popleft())
+    for scalar in scalars:
+        findings.look_at_scalar(*scalar)
+    return findings
+
+
+def _scalars(run: Run, rank: int | None) -> list[tuple[str, float, int, int]]:
+    if "scalars" not in run.families:
+        return []
+    rows = of_rank("scalars", rank, run.ranks)
+    found: list[tuple[str, float, int, int]]
+    found = run.sql(f"SELECT name, value, epoch, step FROM {rows} ORDER BY step, epoch, name").fetchall()
+    return found
+
+
+def with_alerts(found: list[Finding], run: Run, rank: int | None, chosen: Chosen) -> list[Finding]:
     """Add what only the training could see: the beginning of a NaN between logged steps, steps without a training forward."""
     for alert in run.alerts:
         rule = alert["rule"]
-        if rule not in _OF_THE_LOOP or (rank is not None and alert["rank"] != rank):
+        if rule not in _OF_THE_LOOP or not chosen.is_on(rule) or (rank is not None and alert["rank"] != rank):
             continue
         same = next((each for each in found if each.rule == rule), None)
         if same is None or same.step == alert["step"]:
@@ -65,54 +92,40 @@ def _with_alerts(found: list[Finding], run: Run, rank: int | None) -> list[Findi
     return found
 
 
-class _Matrices:
-    """Which parameters have two dimensions or more, as run.json says; in a run that does not say, those that are no bias."""
+class _Family:
+    """The rows of one family of numbers, to be read in spans of steps.
 
-    def __init__(self, about: Mapping[str, object]) -> None:
-        lines = about.get("model")
-        lines = [line for line in lines if isinstance(line, Mapping)] if isinstance(lines, Sequence) else []
-        self._known = {
-            (str(line.get("model", "")), f"{line.get('name')}.{name}" if line.get("name") else str(name))
-            for line in lines
-            if isinstance(line.get("matrices"), list)
-            for name in line["matrices"]
-        }
-        self._is_said = any("matrices" in line for line in lines)
-        self._layout: tuple[Layout | None, npt.NDArray[np.bool_]] = (None, np.empty(0, bool))
+    Attributes:
+        steps: those that have rows.
+    """
 
-    def in_layout(self, layout: Layout) -> npt.NDArray[np.bool_]:
-        """Return which rows of *layout* belong to such parameters."""
-        if self._layout[0] is not layout:
-            self._layout = layout, np.array([self._is_matrix(Site.parse(text)) for text in layout.site], bool)
-        return self._layout[1]
+    def __init__(self, run: Run, family: str, names: Sequence[str], rank: int | None) -> None:
+        self._run, self._family, self._names = run, family, names
+        self._rows = of_rank(family, rank, run.ranks)
+        places = run.sql(f'SELECT site, call, max("order") FROM {self._rows} GROUP BY site, call ORDER BY 3, 1, 2').fetchall()
+        self.steps = [step for (step,) in run.sql(f"SELECT DISTINCT step FROM {self._rows} ORDER BY step").fetchall()]
+        models = {site: Site.parse(site).model for site, *_ in places}
+        self._layouts: list[tuple[Layout, dict[tuple[str, int], int]]] = []
+        for model in dict.fromkeys(models.values()):
+            own = [place for place in places if models[place[0]] == model]
+            layout = Layout([site for site, *_ in own], [call for _, call, _ in own], [order for *_, order in own])
+            self._layouts.append((layout, {place[:2]: row for row, place in enumerate(own)}))
 
-    def _is_matrix(self, site: Site) -> bool:
-        return (site.model, site.path) in self._known if self._is_said else site.path.rpartition(".")[2] != "bias"
-
-
-def _blocks(run: Run, family: str, names: Sequence[str], rank: int | None) -> Iterator[RowBlock]:
-    """Yield the rows of a family, model by model, in order of their steps."""
-    rows_of_rank = of_rank(family, rank, run.ranks)
-    places = run.sql(f'SELECT site, call, max("order") FROM {rows_of_rank} GROUP BY site, call ORDER BY 3, 1, 2').fetchall()
-    steps = [step for (step,) in run.sql(f"SELECT DISTINCT step FROM {rows_of_rank} ORDER BY step").fetchall()]
-    models = {site: Site.parse(site).model for site, *_ in places}
-    for model in dict.fromkeys(models.values()):
-        own = [place for place in places if models[place[0]] == model]
-        layout = Layout([site for site, *_ in own], [call for _, call, _ in own], [order for *_, order in own])
-        row_of = {place[:2]: row for row, place in enumerate(own)}
-        for start in range(0, len(steps), _AT_ONCE):
-            chosen = steps[start : start + _AT_ONCE]
-            between = f"step BETWEEN {literal(chosen[0])} AND {literal(chosen[-1])}"
-            table = run.sql(f"SELECT * FROM {rows_of_rank} WHERE {between} ORDER BY step, epoch, micro_step").to_arrow_table()
-            keys = list(zip(table.column("site").to_pylist(), table.column("call").to_pylist(), strict=True))
+    def between(self, first: int, last: int) -> Iterator[RowBlock]:
+        """Yield the rows of the steps from *first* to *last*, both inclusive, a block for each model."""
+        between = f"step BETWEEN {literal(first)} AND {literal(last)}"
+        table = self._run.sql(f"SELECT * FROM {self._rows} WHERE {between} ORDER BY step, epoch, micro_step").to_arrow_table()
+        keys = list(zip(table.column("site").to_pylist(), table.column("call").to_pylist(), strict=True))
+        numbers = {name: np.asarray(table.column(name).to_numpy(), np.float64) for name in self._names}
+        every = np.column_stack([table.column(name).to_numpy() for name in ("epoch", "step", "micro_step")])
+        for layout, row_of in self._layouts:
             kept = np.array([key in row_of for key in keys], bool)
             if not kept.any():
                 continue
             rows = np.array([row_of[key] for key in keys if key in row_of], np.intp)
-            when = np.column_stack([table.column(name).to_numpy() for name in ("epoch", "step", "micro_step")])[kept]
+            when = every[kept]
             edges = np.flatnonzero((np.diff(when, axis=0) != 0).any(axis=1)) + 1
             edges = np.concatenate([[0], edges, [len(when)]])
-            numbers = {name: np.asarray(table.column(name).to_numpy(), np.float64)[kept] for name in names}
-            numbers |= {name: np.nan_to_num(numbers[name]) for name in DEFECTS if name in numbers}
+            own = {name: np.nan_to_num(column[kept]) if name in DEFECTS else column[kept] for name, column in numbers.items()}
             counts = np.full(len(rows), np.nan)
-            yield RowBlock(family, layout, rows, when[edges[:-1]].astype(np.int64), edges, counts, numbers)
+            yield RowBlock(self._family, layout, rows, when[edges[:-1]].astype(np.int64), edges, counts, own)

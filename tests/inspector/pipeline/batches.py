@@ -44,7 +44,6 @@ def rowed(family: str, statistic: RowStatistic, sites: list[str], model: str = "
         Layout(names, -1, order),
         np.arange(len(sites))[::-1] + 1,
         tuple(site.partition(":")[2] for site in sites),  # type: ignore[misc]
-        np.array([site.startswith("w") for site in sites]),
         np.array([4.5 if site == "v:update" else 1.0 for site in sites]),
     )
 

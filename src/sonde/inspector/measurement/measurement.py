@@ -207,7 +207,6 @@ class Measurement:
         calls: list[int] = []
         rows: list[Tensor] = []
         orders: list[int] = []
-        matrices: list[bool] = []
         sizes: list[float] = []
         hooks: list[SiteHook] = []
         for site, call, row, hook in self._rows():
@@ -215,7 +214,6 @@ class Measurement:
             calls.append(call)
             rows.append(row)
             orders.append(order.get(hook.name, order.get(hook.name.rpartition(".")[0], len(order))))
-            matrices.append(isinstance(hook.target, nn.Parameter) and hook.target.dim() >= 2)
             sizes.append(size_factor(hook, site.port))
             hooks.append(hook)
         layout = Layout(sites, calls, orders, self.scope)
@@ -228,7 +226,6 @@ class Measurement:
             layout,
             self.table.positions(rows),
             tuple(site.port for site in sites),
-            np.array(matrices, bool),
             np.array(sizes),
             keys,
         )

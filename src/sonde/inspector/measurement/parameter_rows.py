@@ -108,7 +108,6 @@ class ParameterRows:
                     Layout([hook.sites[self.port] for hook in hooks], OTHER_CALLS, orders, scope),
                     self.table.positions([self._rows[id(hook)] for hook in hooks]),
                     (self.port,) * len(hooks),
-                    np.zeros(len(hooks), bool),
                     np.ones(len(hooks)),
                     None if self.keys is None else self.keys.of(self._name, self.table.statistic, places, moment=self._name),
                 ),

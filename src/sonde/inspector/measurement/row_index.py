@@ -32,7 +32,6 @@ class RowIndex:
         layout: the sites.
         index: of each site, the position of its row in all blocks joined.
         ports: of each site, its port.
-        matrices: of each site, whether its tensor is a parameter of two dimensions or more.
         sizes: of each site, how many times as large its tensor is as the part that was measured: 1, or more for a sample.
         keys: of each site, which rows of other ranks its row joins, None for none; None where no row joins any.
     """
@@ -42,7 +41,6 @@ class RowIndex:
     layout: Layout
     index: npt.NDArray[np.intp]
     ports: tuple[Port, ...]
-    matrices: npt.NDArray[np.bool_]
     sizes: Numbers
     keys: tuple[Key | None, ...] | None = None
 

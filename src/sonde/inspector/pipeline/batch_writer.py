@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import methodcaller
 
@@ -18,6 +18,7 @@ from sonde.inspector.pipeline.finishing import Arrays, Finishing
 from sonde.inspector.pipeline.merging import Merging
 from sonde.inspector.ranks import Participation
 from sonde.inspector.sinks.base import LoggedRows, RunSink, Sink
+from sonde.rules import Chosen, Finding
 from sonde.run.findings import Findings
 from sonde.run.store.writer_thread import QueueLimits, WriteQueue, WriterThread
 from sonde.stats.distributed import Merger
@@ -51,6 +52,9 @@ class BatchWriter:
         limits: when batches are finished.
         part: how this process takes part in the run; None: it is the only one.
         merger: joins rows with those of other ranks; None: nothing is joined.
+        about: the description that the run begins with, for the rules.
+        rules: those that are applied.
+        alarm: called in the thread with each finding that is new.
     """
 
     def __init__(
@@ -60,8 +64,12 @@ class BatchWriter:
         *,
         part: Participation | None = None,
         merger: Merger | None = None,
+        about: Mapping[str, object] | None = None,
+        rules: Chosen | None = None,
+        alarm: Callable[[Finding], None] | None = None,
     ) -> None:
-        self.findings = Findings()
+        self.findings = Findings(about, rules)
+        self._alarm = alarm
         self.errors: list[ProbeError] = []
         self.lost = 0
         self.has_written = False
@@ -187,11 +195,14 @@ class BatchWriter:
             if self.merging is None:
                 counts = self._counted.setdefault(index, np.zeros(len(index.layout)))
                 counts += np.bincount(block.rows, block.counts, len(index.layout))
-            self.findings.look(block, index.matrices)
+            self.findings.look(block)
         for scalar in logged.scalars:
             self.findings.look_at_scalar(scalar.name, scalar.value, scalar.epoch, scalar.step)
         if logged.sequence:
             self._each(methodcaller("write_all", logged))
+        if self._alarm is not None:
+            for found in self.findings.fresh():
+                self._alarm(found)
 
     def _each(self, call: Callable[[Sink], None]) -> None:
         """Call every sink; one that raises is not called again."""

@@ -1,0 +1,145 @@
+"""Check a run: apply the rules to its rows, and say what they find and what they could not judge."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, overload
+
+from sonde.errors import ArgumentError
+from sonde.escape import escape_html, printable
+from sonde.rules import RULES, Chosen, Finding, Given
+from sonde.run.recorded_findings import chosen_in, judged, with_alerts
+from sonde.run.run import Run, open_run
+
+__all__ = ["Checked", "check"]
+
+_SOURCES = {
+    "call_death": "the lens OutputActivation",
+    "loss": "push_loss(loss, train=True)",
+    "val_loss": "push_loss(loss, train=False)",
+    "grad_norm": "the lens moments()",
+}
+
+
+def check(run: Run | str | os.PathLike[str], *, rules: Given = None, rank: int | None = None) -> Checked:
+    """Return what the rules find in a run, the gravest first, and the rules that lack their numbers.
+
+    They are the rules that a training applies to itself, with the same findings: also for a run that was killed, that still goes
+    on, or that another program wrote.
+
+    Args:
+        run: a run, or its folder.
+        rules: by name False to leave a rule out, or its thresholds, as ``{"dead": False, "spike": {"deviations": 6}}``; by
+            default as the training had them.
+        rank: the process whose rows are judged; by default, of each place at each step the first that has rows of it.
+
+    Raises:
+        ArgumentError: *rules* names no rule or threshold, or *run* is none; the message names the nearest.
+        StoreError: the folder holds no run.
+    """
+    opened = run if isinstance(run, Run) else _opened(run)
+    chosen = chosen_in(opened) if rules is None else Chosen.of(rules)
+    findings = judged(opened, chosen, rank=rank)
+    found = with_alerts(findings.all(), opened, rank, chosen)
+    name = "in memory" if opened.path is None else opened.path.name
+    return Checked(found, findings.not_judged(), name, len(chosen.applied()))
+
+
+def _opened(run: Any) -> Run:
+    if not isinstance(run, str | os.PathLike):
+        raise ArgumentError(f"run={run!r}: give a run, as inspector.run, or the folder of one, as 'runs/quiet-otter'")
+    return open_run(run)
+
+
+class Checked(Sequence[Finding]):
+    """The findings of a check, the gravest first.
+
+    Attributes:
+        findings: all of them.
+        not_judged: by rule, what it needs and the run does not have.
+        name: of the run.
+        applied: how many rules were applied.
+    """
+
+    def __init__(self, findings: Sequence[Finding], not_judged: Mapping[str, str], name: str, applied: int) -> None:
+        self.findings = tuple(findings)
+        self.not_judged = dict(not_judged)
+        self.name = name
+        self.applied = applied
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether nothing was found."""
+        return not self.findings
+
+    @overload
+    def __getitem__(self, index: int) -> Finding: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Finding, ...]: ...
+    def __getitem__(self, index: int | slice) -> Finding | tuple[Finding, ...]:
+        return self.findings[index]
+
+    def __len__(self) -> int:
+        return len(self.findings)
+
+    def __iter__(self) -> Iterator[Finding]:
+        return iter(self.findings)
+
+    def to_json(self) -> str:
+        """Return the findings as JSON: ``findings``, each with its rule's ``condition`` and ``source``, and ``not_judged``."""
+        listed = [
+            {**asdict(each), "condition": RULES[each.rule].condition, "source": RULES[each.rule].source} for each in self.findings
+        ]
+        return json.dumps(_finite({"run": self.name, "findings": listed, "not_judged": self.not_judged}), indent=2)
+
+    def __repr__(self) -> str:
+        judged = f"{self.applied - len(self.not_judged)} rules judged"
+        many = f"{len(self.findings)} finding{'s' if len(self.findings) != 1 else ''}" if self.findings else "no findings"
+        lines = [f"Check of run {self.name}: {many}, {judged}"]
+        for each in self.findings:
+            lines += [
+                f"{each.severity:<4} {each.rule}: {each.message}",
+                f"     {_evidence(each)}",
+                f"     {each.advice}",
+            ]
+        needs: dict[str, list[str]] = {}
+        for rule, missing in self.not_judged.items():
+            needs.setdefault(missing, []).append(rule)
+        lines += [f"not judged: {', '.join(rules)}: needs {_in_words(missing)}" for missing, rules in needs.items()]
+        return printable("\n".join(lines))
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape_html(repr(self))}</pre>"
+
+
+def _evidence(found: Finding) -> str:
+    since = f"from step {found.first_step:,} on" if found.first_step is not None else ""
+    numbers = ", ".join(f"{name} {value:.4g}" for name, value in found.evidence.items())
+    return " · ".join(filter(None, [since, numbers, f"rule: {RULES[found.rule].condition}"]))
+
+
+def _in_words(missing: str) -> str:
+    """Return the numbers that are missing in words, with what records each.
+
+    >>> _in_words("rms:grad, call_death:output|zeros:output")
+    'rms of grad (the lens moments()), call_death of output (the lens OutputActivation)'
+    """
+    words = []
+    for need in missing.split(", "):
+        number, _, port = need.split("|")[0].partition(":")
+        source = _SOURCES.get(number, "the lens moments()" if port else "a pushed value")
+        words.append(f"{number}{f' of {port}' if port else ''} ({source})")
+    return ", ".join(words)
+
+
+def _finite(value: Any) -> Any:
+    """Return *value* with None for each NaN or infinity, which JSON does not have."""
+    if isinstance(value, Mapping):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

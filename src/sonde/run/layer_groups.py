@@ -1,0 +1,121 @@
+"""Tell the columns of a history apart by what they are, take numbers of many columns together, and word findings about several."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from sonde.rules import Finding
+from sonde.run.model_facts import ModelFacts
+from sonde.run.place_history import Columns, History, Mask, Numbers
+
+__all__ = ["Groups", "among", "first_of", "joined", "medians", "rank_correlation"]
+
+_NAMED = 3
+_FEW = 3
+
+
+@dataclass
+class Groups:
+    """Columns by what they are, for as long as the columns stay the same.
+
+    Attributes:
+        inner: outputs of hidden layers.
+        first_to_last: of these, all in the order of execution.
+        weights, updates, moved, gradients: matrices that have all three, column by column; *moved* is those of *weights* alone.
+        usual: the sizes of weights as torch would initialise them.
+        deep: columns of weights and of their gradients, in the order of execution.
+        tanh, sigmoid, relu, dropout: hidden activations by their kind.
+        before_dropout: of each dropout layer, the output that it is given, or itself.
+        float16: outputs, parameters or gradients in this format.
+    """
+
+    inner: Mask
+    first_to_last: Columns
+    updates: Columns
+    weights: Columns
+    gradients: Columns
+    usual: Numbers
+    deep: tuple[Columns, ...]
+    tanh: Columns
+    sigmoid: Columns
+    zeros: Columns
+    dropout: Columns
+    before_dropout: Columns
+    float16: Columns
+
+    @staticmethod
+    def of(history: History, facts: ModelFacts) -> Groups:
+        outputs = history.at("output")
+        inner = outputs & ~history.is_output_of_model()
+        ordered = np.array(sorted(np.flatnonzero(inner).tolist(), key=history.rank), np.intp)
+        kinds = [fact.kind for fact in history.facts]
+
+        def of_kind(*names: str) -> Columns:
+            return np.array([c for c in ordered.tolist() if kinds[c] in names], np.intp)
+
+        updates, weights, gradients = history.beside("update", "param", "grad")
+        usual = np.array([history.facts[c].usual for c in weights.tolist()])
+        by_depth = sorted(
+            zip(*(each.tolist() for each in history.beside("param", "grad")), strict=True), key=lambda two: history.rank(two[0])
+        )
+        deep = np.array(by_depth, np.intp).reshape(-1, 2).T
+        dropout = np.array([c for c in ordered.tolist() if kinds[c].startswith("Dropout")], np.intp)
+        place = {c: spot for spot, c in enumerate(ordered.tolist())}
+        before = [int(ordered[place[c] - 1]) if place[c] else c for c in dropout.tolist()]
+        zeros = np.array([c for c in ordered.tolist() if "Drop" not in kinds[c]], np.intp)
+        halves = {fact.dtype for fact in facts.parameters.values()}
+        half = np.flatnonzero(outputs | history.at("grad")) if halves == {"float16"} else np.empty(0, np.intp)
+        return Groups(
+            inner, ordered, updates, weights, gradients, usual, (deep[0], deep[1]), of_kind("Tanh", "RNN"), of_kind("Sigmoid"),
+            zeros, dropout, np.array(before, np.intp), half,
+        )  # fmt: skip
+
+
+def first_of(values: Numbers, reduce: Callable[..., float]) -> float:
+    """*reduce* of the first line of *values* that has any; NaN if none has."""
+    lines = np.flatnonzero(np.isfinite(values).any(axis=1))
+    return float(reduce(values[lines[0]])) if len(lines) else math.nan
+
+
+def medians(values: Numbers) -> Numbers:
+    """Return the median of each line; NaN of a line without numbers, without the warning, whose filters are of all threads."""
+    found = np.full(len(values), np.nan)
+    known = ~np.isnan(values).all(axis=1)
+    if known.any():
+        found[known] = np.nanmedian(values[known], axis=1)
+    return found
+
+
+def rank_correlation(values: Numbers) -> float:
+    """Return Spearman's correlation of *values* with their positions, without those that are no numbers."""
+    values = values[np.isfinite(values)]
+    if len(values) < _FEW:
+        return 0.0
+    ranks = np.empty(len(values))
+    ranks[np.argsort(values, kind="stable")] = np.arange(len(values))
+    return float(np.corrcoef(ranks, np.arange(len(values)))[0, 1])
+
+
+def among(names: Sequence[str], message: str) -> str:
+    """Return *message* about the first of *names*, with the others behind it: a few by name."""
+    rest = len(names) - _NAMED
+    more = f" (also {', '.join(names[1:_NAMED])}" + (f" and {rest} more)" if rest > 0 else ")") if len(names) > 1 else ""
+    return f"{names[0]}: {message}{more}"
+
+
+def joined(history: History, found: Sequence[tuple[int, Finding]]) -> Iterator[Finding]:
+    """Yield the first of *found* at its place, with the names of the others; nothing if there is none."""
+    if not found:
+        return
+    column, first = found[0]
+    names = list(dict.fromkeys(history.name(each) for each, _ in found))
+    step = max(first.step, 0)
+    epochs = history.moments[history.moments[:, 1] <= step, 0]
+    epoch = first.epoch or (int(epochs[-1]) if len(epochs) else 0)
+    begun = step if first.first_step is None else first.first_step
+    site, call = str(history.sites[column]), history.calls[column]
+    yield replace(first, message=among(names, first.message), site=site, call=call, epoch=epoch, first_step=begun)

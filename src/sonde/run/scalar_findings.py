@@ -1,0 +1,282 @@
+"""Apply the rules about losses and norms to the values of a run, one after the other, in bounded memory."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from sonde.rules import SPIKE_VALUES, STUCK_STEPS, Chosen, Finding
+
+__all__ = ["ScalarFindings"]
+
+_GRADIENTS = ("grad_norm", "grad_norm_raw")
+_LOSSES = ("loss", "val_loss")
+_JUDGED = (*_LOSSES, *_GRADIENTS, "update_norm")
+_KEPT, _START, _LEAST_SPREAD = 128, 10, 0.02
+_JUMP = 3.0  # times the median, below which nothing is a spike
+_SMOOTH = 5  # values of a median
+_VALUES = 12  # of a loss, before it can be stuck
+_MOST = 256  # means that stand for a whole history
+
+Where = Callable[[int, float], tuple[str, float] | None]
+"""Which layer moved first at a step, by so many deviations."""
+
+
+class ScalarFindings:
+    """The findings about scalars.
+
+    Args:
+        chosen: the rules that are applied.
+        moved_first: names the layer that moved first.
+        chance: the cross-entropy of a guess of a model, by its name; NaN if that is not known.
+    """
+
+    def __init__(
+        self,
+        chosen: Chosen,
+        moved_first: Where = lambda step, deviations: None,
+        chance: Callable[[str], float] = lambda model: math.nan,
+    ) -> None:
+        self._chosen = chosen
+        self._moved_first = moved_first
+        self._chance_of = chance
+        self._scalars: dict[str, _Scalar] = {}
+        self._held_out: dict[str, _HeldOut] = {}
+
+    def add(self, name: str, value: float, epoch: int, step: int) -> None:
+        """Look at a pushed value or a norm."""
+        model, _, kind = name.rpartition("/")
+        if kind not in _JUDGED:
+            return
+        if kind == "val_loss":
+            loss = self._scalars.get(f"{model}/loss" if model else "loss")
+            self._held_out.setdefault(name, _HeldOut(name, self._chosen)).add(value, epoch, step, loss)
+            return
+        scalar = self._scalars.get(name)
+        if scalar is None:
+            scalar = self._scalars[name] = _Scalar(name, self._chosen, self._moved_first)
+        scalar.add(value, epoch, step)
+
+    def _chance(self, name: str) -> float:
+        return self._chance_of(name.rpartition("/")[0])
+
+    def findings(self) -> Iterator[Finding]:
+        """Yield one finding for all scalars by each rule: the first, with the names of the others."""
+        clipped = {f"{name}_raw" for name in self._scalars}  # the norm after clipping says nothing where that before is known
+        raw = {name.removesuffix("_raw") for name in self._scalars if name in clipped or name.endswith("_raw")}
+        judged = [each for name, each in self._scalars.items() if name not in raw]
+        columns = ([each.grown for each in judged], [each.spike for each in judged], [each.rises for each in judged])
+        for found in (*columns, [each.falls for each in judged], [each.stuck(self._chance(each.name)) for each in judged]):
+            first, *others = sorted((each for each in found if each is not None), key=lambda each: each.first_step or 0) or (None,)
+            if first is not None:
+                names = ", ".join(f"{each.message.partition(' ')[0]} at step {each.first_step:,}" for each in others)
+                yield replace(first, message=first.message + (f" (also {names})" if names else ""))
+        yield from (each.found for each in self._held_out.values() if each.found is not None)
+
+
+@dataclass
+class _Scalar:
+    """The history of one scalar.
+
+    Attributes:
+        name: as it was pushed.
+        chosen: the rules that are applied.
+        moved_first: names the layer that moved first.
+        spike: the first value that stands out of those before it.
+        grown: the growth of a norm of gradients, if that was too much.
+        rises, falls: a loss that rises, or falls without bound.
+    """
+
+    name: str
+    chosen: Chosen
+    moved_first: Where
+    spike: Finding | None = None
+    grown: Finding | None = None
+    rises: Finding | None = None
+    falls: Finding | None = None
+    _last: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    _first: list[float] = field(default_factory=list)
+    _least: float = math.inf
+    _loss: _Loss | None = None
+
+    @property
+    def kind(self) -> str:
+        """The name without that of a model."""
+        return self.name.rpartition("/")[2]
+
+    def add(self, value: float, epoch: int, step: int) -> None:
+        """Compare *value* with those before it."""
+        if not math.isfinite(value):
+            return
+        if self.kind in _LOSSES:
+            self._loss = self._loss or _Loss()
+            self._look_at_loss(self._loss, value, epoch, step)
+        if value <= 0:
+            return
+        if self.spike is None and len(self._last) >= SPIKE_VALUES:
+            self.spike = self._judged(value, epoch, step)
+        if self._first and self.kind in _GRADIENTS:
+            self._grow(value, epoch, step)
+        self._last.append(math.log(value))
+        self._least = min(self._least, value)
+        if len(self._first) < 100:
+            self._first.append(value)
+
+    def _look_at_loss(self, loss: _Loss, value: float, epoch: int, step: int) -> None:
+        loss.add(value, step)
+        if loss.smooth is None or loss.first is None:
+            return
+        rises = self.chosen.judge("loss_rising", loss.smooth, loss.first, loss.lowest)
+        falls = self.chosen.judge("loss_unbounded", loss.smooth, loss.first)
+        for number, found in enumerate((rises, falls)):
+            since = loss.held(number, found is not None, step)
+            if found is None or since is None:
+                continue
+            message = f"{self.name}: {found.message}, at step {step:,}"
+            told = replace(found, message=message, epoch=epoch, step=step, first_step=since)
+            if number == 0 and self.rises is None:
+                self.rises = told
+            if number == 1 and self.falls is None:
+                self.falls = told
+
+    def stuck(self, chance: float) -> Finding | None:
+        """Return the finding about a loss that has not fallen so far; *chance* is the cross-entropy of a guess."""
+        told = None if self._loss is None else self._loss.thirds()
+        if told is None or self._loss is None:
+            return None
+        found = self.chosen.judge("loss_stuck", *told, chance)
+        if found is None:
+            return None
+        first, last = self._loss.steps
+        message = f"{self.name}: {found.message}, from step {first:,} to {last:,}"
+        return replace(found, message=message, step=last, first_step=first)
+
+    def smooth(self) -> float:
+        """Return the median of the last values; infinity without any."""
+        return math.inf if self._loss is None or self._loss.smooth is None else self._loss.smooth
+
+    def _grow(self, value: float, epoch: int, step: int) -> None:
+        found = self.chosen.judge("gradient_growth", value, max(self._first[0], self._least))
+        if found is None or (self.grown is not None and found.value <= self.grown.value):
+            return
+        first = step if self.grown is None else self.grown.first_step
+        since = "" if first == step else f", {self.chosen.limit('gradient_growth', 'factor'):,.0f}-fold from step {first:,} on"
+        message = f"{self.name} {found.message} at step {step:,}{since}"
+        self.grown = replace(found, message=message, epoch=epoch, step=step, first_step=first)
+
+    def _judged(self, value: float, epoch: int, step: int) -> Finding | None:
+        """The finding if *value* is a spike that brings the training back to its beginning: other jumps are the noise of batches.
+
+        A loss must be as large as the first ones, a gradient norm twice as large, and an update norm ten times as large as all of
+        the first hundred, since a learning rate may begin anew.
+        """
+        begin = float(np.median(self._first[:_START]))
+        least = 10 * max(self._first) if self.kind == "update_norm" else begin if self.kind == "loss" else 2 * begin
+        if value < least:
+            return None
+        logs = np.array(self._last)
+        median = float(np.median(logs))
+        if value < _JUMP * math.exp(median):
+            return None
+        around = np.polynomial.Polynomial.fit(np.arange(len(logs)), logs, 1)(np.arange(len(logs)))  # the loss falls meanwhile
+        middles = (median, around) if self.kind == "loss" else (median,)
+        noise = min(float(np.median(np.abs(logs - middle))) for middle in middles)
+        spread = max(1.4826 * noise, _LEAST_SPREAD)  # of a normal distribution the standard deviation
+        found = self.chosen.judge("spike", value, math.exp(median), (math.log(value) - median) / spread)
+        if found is None:
+            return None
+        message = f"{self.name} {found.message} at step {step:,}"
+        moved = self.moved_first(step, self.chosen.limit("spike", "deviations"))
+        if moved is not None:
+            site, away = moved
+            message += f"; {site} moved first"
+            found = replace(found, site=site, evidence={**found.evidence, "deviations_at_site": away})
+        return replace(found, message=message, epoch=epoch, step=step, first_step=step)
+
+
+class _Loss:
+    """The history of a loss: medians of the last values, and the means of a bounded number of spans.
+
+    Attributes:
+        first: the median of the first values; None before there are so many.
+        smooth: the median of the last values.
+        lowest: the smallest such median.
+        steps: the first and the last step.
+    """
+
+    def __init__(self) -> None:
+        self.first: float | None = None
+        self.smooth: float | None = None
+        self.lowest = math.inf
+        self.steps = (0, 0)
+        self._last: deque[float] = deque(maxlen=_SMOOTH)
+        self._held: list[deque[int | None]] = [deque(maxlen=5), deque(maxlen=5)]
+        self._spans: list[float] = []
+        self._width, self._open = 1, [0.0, 0]
+
+    def add(self, value: float, step: int) -> None:
+        """Add a value."""
+        self.steps = (step if not self._last else self.steps[0], step)
+        self._last.append(value)
+        if len(self._last) == _SMOOTH:
+            self.smooth = float(np.median(self._last))
+            self.first = self.smooth if self.first is None else self.first
+            self.lowest = min(self.lowest, self.smooth)
+        self._open = [self._open[0] + value, self._open[1] + 1]
+        if self._open[1] == self._width:
+            self._spans.append(self._open[0] / self._width)
+            self._open = [0.0, 0]
+        if len(self._spans) == _MOST:
+            self._spans = [(left + right) / 2 for left, right in zip(self._spans[::2], self._spans[1::2], strict=True)]
+            self._width *= 2
+
+    def held(self, number: int, holds: bool, step: int) -> int | None:
+        """Note whether a condition *holds*; return the step since when, if it did in 3 of the last 5 values."""
+        record = self._held[number]
+        record.append(step if holds else None)
+        steps = [each for each in record if each is not None]
+        return steps[0] if len(steps) >= 3 else None
+
+    def thirds(self) -> tuple[float, float, float, float] | None:
+        """Return the means of the last, the middle and the first third, and the error of a difference; None: it is too early."""
+        third = len(self._spans) // 3
+        if len(self._spans) * self._width < _VALUES or self.steps[1] - self.steps[0] < STUCK_STEPS - 10:
+            return None
+        early, middle, late = (np.array(self._spans[third * place : third * (place + 1)]) for place in range(3))
+        error = math.hypot(float(middle.std(ddof=1)), float(late.std(ddof=1))) / math.sqrt(third)
+        return float(late.mean()), float(middle.mean()), float(early.mean()), error
+
+
+class _HeldOut:
+    """The history of a validation loss.
+
+    Attributes:
+        found: the finding that the training overfits; None so far.
+    """
+
+    def __init__(self, name: str, chosen: Chosen) -> None:
+        self.found: Finding | None = None
+        self._name, self._chosen = name, chosen
+        self._lowest, self._then, self._begin = math.inf, math.inf, math.nan
+        self._held: deque[int | None] = deque(maxlen=3)
+
+    def add(self, value: float, epoch: int, step: int, loss: _Scalar | None) -> None:
+        """Compare *value* with its lowest, and the training *loss* with what it was then."""
+        if not math.isfinite(value):
+            return
+        now = math.inf if loss is None else loss.smooth()
+        self._begin = value if math.isnan(self._begin) else self._begin
+        if value < self._lowest:
+            self._lowest, self._then = value, now
+        found = (
+            None if not math.isfinite(now) else self._chosen.judge("overfitting", value, self._lowest, self._begin, now, self._then)
+        )
+        self._held.append(step if found is not None else None)
+        steps = [each for each in self._held if each is not None]
+        if found is not None and len(steps) >= 2 and self.found is None:
+            message = f"{self._name}: {found.message}, at step {step:,}"
+            self.found = replace(found, message=message, epoch=epoch, step=step, first_step=steps[0])

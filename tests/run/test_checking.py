@@ -1,0 +1,163 @@
+"""Check a run: findings with their evidence, what could not be judged, thresholds, and rules of the user's own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import sonde
+from sonde.cli import main
+from sonde.errors import ArgumentError
+from sonde.rules import RULES
+from sonde.run import Layout, memory_run, start_run
+from sonde.run.store.writer import RunWriter
+
+
+def write(writer: RunWriter, sizes: list[float]) -> None:
+    """Write outputs of three layers, of which the second has *sizes* step by step."""
+    layout = Layout(["0:output", "1:output", "2:output"])
+    for step, size in enumerate(sizes):
+        writer.append("moments", layout, {"rms": [1.0, size, 1.0], "mean": [0.0, size / 2, 0.0]}, step=step)
+
+
+@pytest.fixture
+def own() -> Iterator[None]:
+    """Take rules of the test's own off the list again."""
+    known = dict(RULES)
+    yield
+    RULES.clear()
+    RULES.update(known)
+
+
+def test_a_check_says_what_it_found_and_what_it_could_not_judge() -> None:
+    with memory_run() as writer:
+        write(writer, [1.0, 1.0, 500.0])
+    found = sonde.check(writer.run())
+    assert [(each.rule, each.site, each.first_step) for each in found] == [("output_growth", "1:output", 2)]
+    assert found[0].evidence == {"size": 500.0, "before": 1.0}
+    assert not found.is_healthy
+    assert "dead" in found.not_judged
+    assert "output_growth" not in found.not_judged
+    text = repr(found)
+    assert "bad  output_growth: 1: output grew 500-fold, to 500 at step 2" in text
+    assert "size 500, before 1" in text
+    assert "overfitting: needs val_loss (push_loss(loss, train=False)), loss (push_loss(loss, train=True))" in text
+    assert json.loads(found.to_json())["findings"][0]["condition"] == RULES["output_growth"].condition
+
+
+def test_a_rule_can_be_left_out_or_given_another_threshold() -> None:
+    with memory_run() as writer:
+        write(writer, [1.0, 1.0, 500.0])
+    run = writer.run()
+    assert list(sonde.check(run, rules={"output_growth": False})) == []
+    assert list(sonde.check(run, rules=False)) == []
+    assert list(sonde.check(run, rules={"output_growth": {"factor": 1000}})) == []
+    assert len(sonde.check(run, rules={"output_growth": {"factor": 2}})) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"ded": False}, "'ded', which is no rule. Nearest: dead"),
+        ({"spike": {"deviation": 6}}, "no such threshold. It has deviations=10."),
+        ({"spike": {"deviations": "six"}}, "a threshold is a number"),
+        ({"spike": 6}, "give False, or the rule's thresholds"),
+        ("spike", "give a mapping"),
+    ],
+)
+def test_rules_that_there_are_not(given: object, words: str) -> None:
+    with pytest.raises(ArgumentError, match=words):
+        sonde.watch(nn.Linear(2, 2), rules=given, to="memory")  # type: ignore[arg-type]  # refused
+    with memory_run() as writer:
+        write(writer, [1.0])
+    with pytest.raises(ArgumentError, match=words):
+        sonde.check(writer.run(), rules=given)  # type: ignore[arg-type]  # refused
+
+
+def test_a_run_that_is_none() -> None:
+    with pytest.raises(ArgumentError, match="give a run"):
+        sonde.check(7)  # type: ignore[arg-type]  # refused
+
+
+@pytest.mark.usefixtures("own")
+def test_a_rule_of_the_users_own_is_judged_live_and_afterwards() -> None:
+    """Three of five logged steps; a threshold by name; off by name."""
+
+    @sonde.rule("an output is far off zero", at="output", advice="normalise it")
+    def off_centre(mean: float, rms: float, *, share: float = 0.9) -> bool:
+        return abs(mean) > share * rms
+
+    @sonde.rule("the loss is large", at="scalars")
+    def loss_large(loss: float) -> str | None:
+        return f"loss {loss:g}" if loss > 10 else None
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Sigmoid(), nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with sonde.watch(model, every=1, to="memory", quiet=True) as inspector:
+        for _ in range(4):
+            optimizer.zero_grad()
+            model(torch.randn(8, 4)).sum().backward()
+            optimizer.step()
+            inspector.push_loss(20.0, train=True)
+    found = {each.rule: each for each in inspector.findings}
+    assert (found["off_centre"].site, found["off_centre"].first_step, found["off_centre"].advice) == ("1:output", 0, "normalise it")
+    assert found["off_centre"].evidence.keys() == {"mean", "rms"}
+    assert found["loss_large"].message == "loss 20, from step 0 on"
+    assert {"off_centre", "loss_large"} <= {alert["rule"] for alert in inspector.run.alerts}
+    after = {each.rule: each for each in sonde.check(inspector.run)}
+    assert (after["off_centre"], after["loss_large"]) == (found["off_centre"], found["loss_large"])
+    assert "off_centre" not in {each.rule for each in sonde.check(inspector.run, rules={"off_centre": {"share": 2.0}})}
+
+
+@pytest.mark.usefixtures("own")
+def test_a_rule_that_cannot_be_judged_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="give a port"):
+        sonde.rule("anything", at="outputs")(lambda rms: None)
+    with pytest.raises(ArgumentError, match="takes no number"):
+
+        @sonde.rule("anything", at="output")
+        def empty() -> None: ...
+
+    with pytest.raises(ArgumentError, match="is a rule of sonde"):
+
+        @sonde.rule("anything", at="output")
+        def dead(rms: float) -> None: ...
+
+
+def test_the_command_says_by_its_exit_code_whether_a_run_is_healthy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with start_run(tmp_path / "run") as writer:
+        write(writer, [1.0, 1.0, 500.0])
+    path = str(tmp_path / "run")
+    assert main(["check", path]) == 1
+    assert "output_growth" in capsys.readouterr().out
+    assert main(["check", path, "--rules", "output_growth=off"]) == 0
+    assert "no findings" in capsys.readouterr().out
+    assert main(["check", path, "--rules", "output_growth:factor=1000", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["findings"] == []
+    assert main(["check", path, "--rules", "output_growth=6"]) == 1
+    assert "RULE:THRESHOLD=NUMBER" in capsys.readouterr().err
+
+
+def test_an_alarm_is_printed_once_while_the_training_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    """On the error stream, in one line; ``quiet=True`` leaves it out."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
+    nn.init.constant_(model[0].bias, -50.0)  # type: ignore[arg-type]  # a parameter
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with sonde.watch(model, every=1, to="memory") as inspector:
+        for step in range(30):
+            if step == 20:
+                _ = inspector.findings  # waits for the writing thread
+                assert {alert["rule"] for alert in inspector.run.alerts} == {"dead"}
+            optimizer.zero_grad()
+            model(torch.randn(8, 4)).sum().backward()
+            optimizer.step()
+    lines = capsys.readouterr().err.splitlines()
+    assert len([line for line in lines if "(dead)" in line]) == 1
+    assert lines[0].startswith("sonde: step ")
