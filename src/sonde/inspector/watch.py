@@ -123,6 +123,7 @@ def watch(
         on_nonfinite: what is done about a step with NaN or infinity in the gradients that the optimizer is about to use, also
             between logged steps: ``"warn"``, keep the step, find the operation that made them, and warn; ``"stop"``, the same,
             and raise :class:`~sonde.errors.NonFiniteError` before the optimizer changes any parameter; None, nothing.
+            On an accelerator ``"warn"`` does nothing, and ``"stop"`` waits for it before each step.
         group: the process group, or the ``DeviceMesh``, of the ranks that run the model on batches of their own; by default that
             of DDP or FSDP, or all ranks.
         timeout, exit_timeout: the seconds after which a process is given up that shows no sign of life; and the seconds that the

@@ -85,7 +85,15 @@ class WatchedModel:
             self.rows.watch_order()
             self.rows.look_at_start(self._clock.step)
         if bad_step is not None and self._clock is not None:
-            self._sentinel = Sentinel(self.model, self.name, self._clock, settings.scaler, settings.update_memory, bad_step)
+            self._sentinel = Sentinel(
+                self.model,
+                self.name,
+                self._clock,
+                settings.scaler,
+                settings.update_memory,
+                bad_step,
+                waits=settings.on_nonfinite == "stop",
+            )
             self._sentinel.attach()
         return refused
 

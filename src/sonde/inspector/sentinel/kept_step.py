@@ -6,8 +6,7 @@
     model.safetensors      parameters and buffers as before the step, by their names
     passes.safetensors     tensors of the passes: arguments, gradients that arrived at the outputs, states of generators
     report.txt             what was found when the step was run again
-    reproduce.py           the operation that made the first bad value, alone; needs torch and safetensors
-    operation.safetensors  what went into this operation, if it is not in the script
+    reproduce.py           the operation that made the first bad value, alone, where its numbers fit into a line; needs torch
 """
 
 from __future__ import annotations

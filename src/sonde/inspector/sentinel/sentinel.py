@@ -124,23 +124,34 @@ class Sentinel:
 
     Nothing is kept from one step to the next but references to the arguments of the step that runs.
 
-    What fails in the sentinel itself never leaves a hook: it looks no more, with one warning.
+    What fails in the sentinel itself never leaves a hook: it looks no more, with one warning. The class is large because what a
+    pass, a backward pass and a step leave behind is one state, which a fault at any of them needs whole.
 
     Args:
         scaler: the ``GradScaler`` of the loop, or None.
         limit: the bytes that copies of buffers may take.
+        waits: look at gradients on an accelerator, too, and wait for it before each step. Else a model on one is not looked at.
         report: called with a step whose gradients are not finite. It may raise ``NonFiniteError``, which ends the step before
             any parameter has changed.
     """
 
     def __init__(
-        self, model: nn.Module, name: str, clock: Clock, scaler: Any, limit: float, report: Callable[[BadStep], None]
+        self,
+        model: nn.Module,
+        name: str,
+        clock: Clock,
+        scaler: Any,
+        limit: float,
+        report: Callable[[BadStep], None],
+        *,
+        waits: bool,
     ) -> None:
         self._model = model
         self._name = name
         self._clock = clock
         self._attempts = None if scaler is None else _Attempts(scaler)
         self._report = report
+        self._waits = waits
         self._buffers = BufferCopies(model, limit)
         self._looks: dict[frozenset[int], GradientLook | None] = {}  # by the parameters of an optimizer
         self._passes: list[KeptPass] = []
@@ -155,7 +166,9 @@ class Sentinel:
     # Life
 
     def attach(self) -> None:
-        """Begin to look."""
+        """Begin to look, if that is possible without waiting for a device that is not to be waited for."""
+        if not self._may_look(list(self._model.parameters())):
+            return
         self._clock.forward_counter.arguments.append(self._begins)
         self._clock.forward_counter.take_outputs(self._returned)
         look_before(self)
@@ -254,8 +267,14 @@ class Sentinel:
 
     def _new_look(self, held: frozenset[int]) -> GradientLook | None:
         own = [parameter for _, parameter, _ in parameters(self._model) if id(parameter) in held]
+        if not self._may_look(own):  # the model was moved since it was attached
+            self.detach()
+            return None
         found = self._looks[held] = GradientLook(own) if own else None
         return found
+
+    def _may_look(self, own: list[nn.Parameter]) -> bool:
+        return self._waits or all(parameter.device.type == "cpu" for parameter in own)
 
     def _is_quiet(self, optimizer: Optimizer) -> bool:
         return self._clock.is_quiet() or are_quiet(self._clock.number, held_by(optimizer))
