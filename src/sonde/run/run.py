@@ -17,6 +17,7 @@ from sonde.escape import escape_html, printable
 from sonde.number import described as described_numbers
 from sonde.number import number_of
 from sonde.paths import absolute_path, short_path
+from sonde.run.coverage_document import is_coverage, joined
 from sonde.run.folder.duckdb_sql import check_query, condition, connect, connect_locked, first_rank, literal, of_rank, quoted
 from sonde.run.folder.run_json import Description
 from sonde.run.folder.source import Answer, Ask, DiskSource, Source
@@ -165,7 +166,7 @@ class Run:
         """Which sites delivered, and why others did not, as plain data, or None. Of several ranks: on any of them."""
         parts = [self.document("coverage", rank=rank) for rank in sorted({0, *self.ranks})]
         there = [part for part in parts if part is not None]
-        return _joined_coverage(there, self.sites) if len(there) > 1 else next(iter(there), None)
+        return joined(there, self.sites) if len(there) > 1 and all(map(is_coverage, there)) else next(iter(there), None)
 
     def document(self, name: str, *, rank: int = 0) -> Any:
         """A document as one rank wrote it, as plain data; None where there is none."""
@@ -390,17 +391,6 @@ class Run:
 def _what(alert: Mapping[str, Any]) -> tuple[Any, ...]:
     """Return what an alert is about: on another rank the same is no other."""
     return alert["rule"], alert["site"], *(() if alert["rule"] else (alert["step"], alert["message"]))
-
-
-def _joined_coverage(parts: Sequence[Mapping[str, Any]], sites: Sequence[str]) -> dict[str, Any]:
-    """Return one coverage of those of several ranks; *sites* are those that have rows of any rank."""
-    seen = {str(Site.parse(site).at("")) for site in sites}
-    missing = {line["site"]: line for part in parts for line in part["missing"] if line["site"] not in seen}
-    notes: dict[str, list[str]] = {}
-    for line in (line for part in parts for line in part["notes"]):
-        notes.setdefault(line["site"], []).append(line["note"])
-    said = [{"site": site, "note": "; ".join(dict.fromkeys(texts))} for site, texts in notes.items()]
-    return {"sites": len(seen | missing.keys()), "observed": len(seen), "missing": list(missing.values()), "notes": said}
 
 
 _SINGLE = ("scalars", "alerts")

@@ -20,12 +20,13 @@ from sonde.run.store.writer import RunWriter
 
 SOURCE = Path(sonde.__file__).parent
 SQL = re.compile(r"\b(SELECT|FROM|WHERE|COPY|DESCRIBE|CREATE|DROP|INSERT|UNION|GROUP BY|ORDER BY|BETWEEN|SET)\b|\bAND \(?$")
-WRITES_SQL = {"quoted", "literal", "condition", "of_rank", "rows_of"}
+WRITES_SQL = {"quoted", "literal", "condition", "of_rank", "first_rank", "rows_of"}
 CHECKED = {  # texts that are SQL already; each was made from the functions above
     ("run/folder/duckdb_sql.py", "where"): "the caller's own condition, parsed to be one condition",
     ("run/comparison/side_by_side.py", "axis.column"): "made by Axis.column",
     ("run/comparison/side_by_side.py", "axis.condition"): "made by Axis.condition",
     ("run/heatmap.py", "condition"): "made by condition()",
+    ("run/recorded_findings.py", "self._rows"): "made by of_rank()",
     ("view/plots/table.py", "cells"): "made by _cells()",
     ("view/plots/table.py", "self._where.get(family, 'false')"): "made by _moment() and _one_step()",
 }
@@ -232,7 +233,7 @@ def test_before_the_first_rows_the_error_says_when_they_come(tmp_path: Path) -> 
         run = writer.run()
         for ask in (lambda: run.table("moments"), lambda: run.sql("FROM moments"), lambda: run.scalar("loss")):
             with pytest.raises(
-                UnknownSiteError, match=r"nothing is recorded there yet\. The first rows can be read some seconds after"
+                UnknownSiteError, match=r"nothing is recorded there yet\. The first rows can be read two seconds after"
             ):
                 ask()
 

@@ -238,7 +238,9 @@ def test_ranks_write_one_run(tmp_path: Path) -> None:
             writer.close()
     run = open_run(tmp_path / "run")
     assert len(list((tmp_path / "run/moments").iterdir())) == 3
-    assert run.series("fc", "rms")[1].tolist() == [0.0, 1.0, 2.0]
+    assert sorted(run.table("moments").column("rms").to_pylist()) == [0.0, 0.0, 1.0, 1.0, 2.0, 2.0]
+    assert run.series("fc", "rms")[1].tolist() == [0.0]  # of the lowest rank
+    assert [run.series("fc", "rms", rank=rank)[1].tolist() for rank in (1, 2)] == [[1.0], [2.0]]
     assert [run.scalar("loss", rank=rank)[1].tolist() for rank in (None, 0, 1, 2)] == [[0.0], [0.0], [0.1], [0.2]]
     assert run.scalar("loss", rank=2)[1].tolist() == [0.2]
     assert run.heatmap("rms").values.tolist() == [[1.0], [1.0]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -54,7 +55,7 @@ class BatchWriter:
         merger: joins rows with those of other ranks; None: nothing is joined.
         about: the description that the run begins with, for the rules.
         rules: those that are applied.
-        alarm: called in the thread with each finding that is new.
+        alarm: a method, called in the thread with each finding that is new. Its object is held weakly: it may hold a model.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class BatchWriter:
         alarm: Callable[[Finding], None] | None = None,
     ) -> None:
         self.findings = Findings(about, rules)
-        self._alarm = alarm
+        self._alarm = None if alarm is None else weakref.WeakMethod(alarm)
         self.errors: list[ProbeError] = []
         self.lost = 0
         self.has_written = False
@@ -200,9 +201,10 @@ class BatchWriter:
             self.findings.look_at_scalar(scalar.name, scalar.value, scalar.epoch, scalar.step)
         if logged.sequence:
             self._each(methodcaller("write_all", logged))
-        if self._alarm is not None:
+        alarm = None if self._alarm is None else self._alarm()
+        if alarm is not None:
             for found in self.findings.fresh():
-                self._alarm(found)
+                alarm(found)
 
     def _each(self, call: Callable[[Sink], None]) -> None:
         """Call every sink; one that raises is not called again."""

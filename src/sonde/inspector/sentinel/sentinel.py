@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -146,7 +147,7 @@ class Sentinel:
         *,
         waits: bool,
     ) -> None:
-        self._model = model
+        self._held = weakref.ref(model)  # the clock holds the sentinel as long as the model lives
         self._name = name
         self._clock = clock
         self._attempts = None if scaler is None else _Attempts(scaler)
@@ -163,11 +164,19 @@ class Sentinel:
         self._draws = True  # the model may draw from the generators of Python or NumPy
         self._has_drawn = False
 
+    @property
+    def _model(self) -> nn.Module:
+        """The model. Whatever calls the sentinel runs it, or steps its parameters."""
+        model = self._held()
+        if model is None:
+            raise ReferenceError("the model is gone")
+        return model
+
     # Life
 
     def attach(self) -> None:
         """Begin to look, if that is possible without waiting for a device that is not to be waited for."""
-        if not self._may_look(list(self._model.parameters())):
+        if not self._may_look([parameter for _, parameter, _ in parameters(self._model)]):
             return
         self._clock.forward_counter.arguments.append(self._begins)
         self._clock.forward_counter.take_outputs(self._returned)

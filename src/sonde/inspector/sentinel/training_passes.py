@@ -67,11 +67,14 @@ class KeptPass:
         return any(version_of(tensor) != version for tensor, version in self._versions if version >= 0)
 
     def listen(self, output: Any, arrived: Callable[[], None]) -> None:
-        """Keep the gradients that arrive at the tensors of *output*, and call *arrived* as the first one does."""
+        """Keep the gradients that arrive at the tensors of *output*, and call *arrived* as the first one does.
+
+        A leaf, as an argument that the model returns, is the program's own: a hook would stay on it.
+        """
         self.has_returned = True
         held = weakref.ref(self)  # a graph may live longer
         for place, (_, tensor) in enumerate(structure.walk(output)):
-            if tensor.requires_grad and type(tensor) is Tensor:
+            if tensor.grad_fn is not None and type(tensor) is Tensor:
                 hooks.on_result(tensor, _Arrives(held, place, arrived))
 
 
