@@ -174,6 +174,9 @@ def test_every_rule_is_listed_with_its_condition_and_source() -> None:
         "no_training_forward", "gradient_vanishing", "gradient_exploding", "update_huge", "update_lost", "unmoved", "unreached",
         "frozen", "output_small", "weight_shrinking", "flat", "constant_weight", "dropped", "overflow_near", "underflow",
         "loss_rising", "loss_unbounded", "loss_stuck", "overfitting",
+        "eval_mode", "labels_outside", "loss_broadcast", "softmax_twice", "initial_loss", "initial_error", "cut_off",
+        "missing_in_optimizer", "step_lost", "not_overfit", "zeroed_as_good", "input_unused", "samples_mixed",
+        "random_output",
     }  # fmt: skip
     assert all(each.condition and each.source and each.advice and each.judge.__name__ == name for name, each in rules.RULES.items())
 

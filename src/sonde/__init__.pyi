@@ -6,6 +6,8 @@ from . import recorders as recorders
 from . import stats as stats
 from . import testing as testing
 from .diagnosis import NonFinite as NonFinite
+from .diagnosis import Preflight as Preflight
+from .diagnosis import preflight as preflight
 from .diagnosis import why_nan as why_nan
 from .diagnosis.compare import Comparison as Comparison
 from .diagnosis.compare import compare as compare

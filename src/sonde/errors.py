@@ -15,6 +15,7 @@
     ├── StaleTensorError       (RuntimeError) a kept tensor that the model has written into since
     ├── StoreError             (ValueError)   a folder or file that cannot be written or read as asked
     ├── RankError              (RuntimeError) ranks of a distributed training that disagree, or do not answer
+    ├── PreflightError         (AssertionError) a model that is not ready to be trained (``preflight(...).raise_if_bad()``)
     ├── NonFiniteError         (ArithmeticError) a step with NaN or infinity that was not to be taken (``on_nonfinite="stop"``)
     └── MissingExtraError      (ImportError)  a feature whose optional package is not installed
 
@@ -37,6 +38,7 @@ __all__ = [
     "ModelError",
     "NonFiniteError",
     "ObservationWarning",
+    "PreflightError",
     "RankError",
     "SelectionError",
     "SiteError",
@@ -105,6 +107,10 @@ class RankError(SondeError, RuntimeError):
 
 class NonFiniteError(SondeError, ArithmeticError):
     """A step whose gradients are not finite; no parameter was changed by it."""
+
+
+class PreflightError(SondeError, AssertionError):
+    """A model, batch, loss or optimizer with which a training would go wrong; the message holds the findings."""
 
 
 class MissingExtraError(SondeError, ImportError):

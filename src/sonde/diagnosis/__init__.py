@@ -2,5 +2,7 @@
 
 from sonde.diagnosis.nonfinite.non_finite import NonFinite
 from sonde.diagnosis.nonfinite.why_nan import why_nan
+from sonde.diagnosis.preflight.preflight import preflight
+from sonde.diagnosis.preflight.verdicts import Preflight, Verdict
 
-__all__ = ["NonFinite", "why_nan"]
+__all__ = ["NonFinite", "Preflight", "Verdict", "preflight", "why_nan"]

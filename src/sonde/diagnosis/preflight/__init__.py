@@ -1,0 +1,1 @@
+"""Check a model, a batch, a loss and an optimizer before a training begins."""

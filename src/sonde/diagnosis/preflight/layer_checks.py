@@ -1,0 +1,89 @@
+"""Checks of the layers: their scale through depth, dead units, and the limits of number formats."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from statistics import median
+
+import torch
+
+from sonde import rules
+from sonde.diagnosis.preflight.subject import SkippedError, Subject
+from sonde.diagnosis.preflight.verdicts import Verdict
+from sonde.rules import Finding, short
+
+__all__ = ["alive", "depth", "dtype"]
+
+_DEEP = 8  # layers, from which on the first and the last quarter are compared
+_FLAT = 3  # layers, from which on a growth per layer is given
+_SHOWN = ("dead", "all_zero", "constant", "saturated")
+_TINY = 2.0**-24  # the smallest number of float16
+
+
+def depth(subject: Subject) -> Verdict:
+    """Judge how outputs and gradients grow or fade through the layers."""
+    weighty = {name.rpartition(".")[0] for name, parameter in subject.model.named_parameters() if parameter.dim() > 1}
+    ran = [layer for layer in subject.ran.layers if layer.name in weighty and layer.output is not None and layer.output.count]
+    sizes = [layer.output.rms for layer in ran if layer.output is not None]
+    back = [layer.gradient.norm for layer in ran if layer.gradient is not None and layer.gradient.norm > 0]
+    if len(sizes) < _FLAT:
+        raise SkippedError("fewer than three layers with weights")
+    found: list[Finding | None] = []
+    if len(sizes) >= _DEEP:
+        quarter = len(sizes) // 4
+        found.append(rules.output_small(median(sizes[:quarter]), median(sizes[-quarter:])))
+        if len(back) >= _DEEP:
+            ends = median(back[: len(back) // 4]), median(back[-(len(back) // 4) :])
+            found += [rules.gradient_vanishing(*ends), rules.gradient_exploding(*ends)]
+    grown = rules.output_large(max(sizes), sizes[0])
+    if grown is not None:
+        found.append(replace(grown, site=f"{ran[sizes.index(max(sizes))].name}:output"))
+    words = [f"outputs x {per_layer(sizes):.3g} per layer"] + ([f"gradients x {per_layer(back):.3g}"] if len(back) >= _FLAT else [])
+    return Verdict("depth", f"{', '.join(words)} ({len(sizes)} layers)", tuple(each for each in found if each is not None))
+
+
+def per_layer(sizes: list[float]) -> float:
+    """Return the factor from layer to layer: the slope of the least-squares line through the logarithms; NaN of zeros alone."""
+    points = [(place, math.log(size)) for place, size in enumerate(sizes) if size > 0 and math.isfinite(size)]
+    if len(points) < 2:
+        return math.nan
+    x, y = (sum(part) / len(points) for part in zip(*points, strict=True))
+    return math.exp(sum((a - x) * (b - y) for a, b in points) / sum((a - x) ** 2 for a, _ in points))
+
+
+def alive(subject: Subject) -> Verdict:
+    """Judge units that are dead, layers that are constant, and activations that are saturated."""
+    found, counted = [], 0
+    for layer in subject.ran.layers:
+        counted += layer.output is not None
+        for each in layer.findings:
+            if each.rule in _SHOWN and not (each.rule in ("all_zero", "constant") and _is_meant(layer.output)):
+                found.append(replace(each, site=f"{layer.name}:output"))
+    return Verdict("alive", f"{counted:,} layers looked at", tuple(found))
+
+
+def _is_meant(output: object) -> bool:
+    """Whether an output of zeros may be meant: a last layer or a branch that begins at zero is a way to initialise."""
+    return getattr(output, "absmax", math.nan) == 0
+
+
+def dtype(subject: Subject) -> Verdict:
+    """Judge how near outputs are to the end of their format, and what float16 would do."""
+    ran = subject.ran
+    found: list[Finding] = []
+    half = torch.finfo(torch.float16)
+    for name, (largest, kind) in ran.limits.items():
+        near = rules.overflow_near(largest, torch.finfo(kind).max) if math.isfinite(largest) else None
+        if near is not None:
+            found.append(replace(near, site=f"{name}:output"))
+        elif math.isfinite(largest) and largest > rules.NEAR_END * half.max:
+            words = f"magnitudes up to {short(largest)}: float16 ends at {short(half.max)}"
+            found.append(Finding("overflow_near", words, f"{name}:output", value=largest, severity="note"))
+    small = [name for name, largest in ran.largest.items() if 0 < largest < _TINY]
+    if small:
+        words = f"gradients of {len(small)} of {len(ran.largest)} parameters would be 0 in float16 without a GradScaler"
+        found.append(Finding("underflow", words, f"{small[0]}:grad", value=float(len(small)), severity="note"))
+    top = max((largest for largest, _ in ran.limits.values()), default=0.0)
+    kinds = ", ".join(dict.fromkeys(str(kind).removeprefix("torch.") for _, kind in ran.limits.values()))
+    return Verdict("dtype", f"{kinds or 'no floating-point output'}; outputs up to {short(top)}", tuple(found))

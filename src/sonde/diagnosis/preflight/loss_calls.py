@@ -1,0 +1,116 @@
+"""Note the calls of torch's loss functions while a model and its loss run: their inputs, targets and settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+__all__ = ["LossCall", "LossCalls"]
+
+_SEEN: dict[Any, str] = {
+    functional.cross_entropy: "cross_entropy",
+    functional.nll_loss: "nll_loss",
+    functional.binary_cross_entropy: "binary_cross_entropy",
+    functional.binary_cross_entropy_with_logits: "binary_cross_entropy_with_logits",
+    functional.mse_loss: "mse_loss",
+    functional.l1_loss: "l1_loss",
+    functional.smooth_l1_loss: "smooth_l1_loss",
+    functional.huber_loss: "huber_loss",
+}
+REGRESSION = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss")
+_DIFFERENCES = {"sub", "__sub__", "rsub", "__rsub__", "subtract"}
+
+
+@dataclass
+class LossCall:
+    """One call of a loss function.
+
+    Attributes:
+        name: of the function in ``torch.nn.functional``.
+        input, target: its arguments, detached.
+        kwargs: the further arguments by name.
+        mean: the function again on other tensors, with the mean over all elements as the reduction.
+    """
+
+    name: str
+    input: Tensor
+    target: Tensor
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    function: Callable[..., Tensor] = functional.mse_loss
+
+    def mean(self, given: Tensor) -> float:
+        """Return the loss of *given* in place of the input, with the mean as the reduction."""
+        kept = {name: held for name, held in self.kwargs.items() if name not in ("reduction", "size_average", "reduce")}
+        return float(self.function(given, self.target, **kept, reduction="mean"))
+
+    @property
+    def classes(self) -> int:
+        """The number of classes of a cross-entropy."""
+        return self.input.shape[1 if self.input.dim() > 1 else 0]
+
+    @property
+    def indices(self) -> Tensor | None:
+        """The class indices that count; None where the target holds probabilities."""
+        if self.name not in ("cross_entropy", "nll_loss") or self.target.is_floating_point() or self.target.numel() == 0:
+            return None
+        kept = self.target[self.target != self.kwargs.get("ignore_index", -100)]
+        return kept if kept.numel() else None
+
+
+class LossCalls(TorchFunctionMode):
+    """While active, note each call of a loss function. A class index outside of the classes raises ``IndexError`` beforehand,
+    since the device would stop at it.
+
+    Attributes:
+        found: the calls, in order.
+        pairs: numbers of samples and of elements of each difference of an ``(N, 1)`` and an ``(N,)`` tensor in the loss function.
+        in_loss: the loss function runs now, and no longer the model.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[LossCall] = []
+        self.pairs: list[tuple[str, int, int]] = []
+        self.in_loss = False
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        """Note the call and run it."""
+        given = dict(kwargs or {})
+        name = _SEEN.get(func)
+        if name is not None:
+            self._note(name, func, args, given)
+        elif self.in_loss and getattr(func, "__name__", "") in _DIFFERENCES and len(args) == 2:
+            self._compare("a difference", *args)
+        return func(*args, **given)
+
+    def _note(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        named = dict(zip(("input", "target", "weight"), args[:3], strict=False)) if name not in REGRESSION else {}
+        named = named or dict(zip(("input", "target"), args[:2], strict=False))
+        named |= kwargs
+        if not all(isinstance(named.get(each), Tensor) and not named[each].is_meta for each in ("input", "target")):
+            return
+        held = {key: value.detach() if isinstance(value, Tensor) else value for key, value in named.items()}
+        call = LossCall(name, held.pop("input"), held.pop("target"), held, func)
+        self.found.append(call)
+        self._compare(name, call.input, call.target)
+        indices = call.indices
+        if indices is not None and (int(indices.min()) < 0 or int(indices.max()) >= call.classes):
+            raise IndexError(f"class indices from {int(indices.min())} to {int(indices.max())}, and {call.classes} classes")
+
+    def _compare(self, what: str, one: Any, other: Any) -> None:
+        if not (isinstance(one, Tensor) and isinstance(other, Tensor) and {one.dim(), other.dim()} == {1, 2}):
+            return
+        column, line = (one, other) if one.dim() == 2 else (other, one)
+        if column.shape[1] == 1 and column.shape[0] == line.shape[0] > 1 and what not in ("cross_entropy", "nll_loss"):
+            self.pairs.append((what, line.shape[0], line.shape[0] ** 2))
+
+
+def is_probability(tensor: Tensor) -> bool:
+    """Return whether all elements are finite and lie from 0 to 1."""
+    return bool(((tensor >= 0) & (tensor <= 1)).all()) and bool(torch.isfinite(tensor).all())

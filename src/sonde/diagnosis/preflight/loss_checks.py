@@ -1,0 +1,121 @@
+"""Checks of the loss: its labels, its shapes, what goes into it, and its first value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+
+import torch
+
+from sonde import rules
+from sonde.diagnosis.preflight.loss_calls import REGRESSION, LossCall, is_probability
+from sonde.diagnosis.preflight.subject import SkippedError, Subject
+from sonde.diagnosis.preflight.verdicts import Verdict
+from sonde.rules import Finding, short
+
+__all__ = ["initial_loss", "labels", "loss_input", "loss_shape", "runs"]
+
+_WHY = "sonde.why_nan(model, batch, loss_fn) names the operation"
+_FEWEST = 16  # elements from 0 to 1 that are no chance
+
+
+def runs(subject: Subject) -> Verdict:
+    """Judge whether a forward and backward pass ends, with finite numbers."""
+    found = subject.first
+    if found.error is not None:
+        text = str(found.error).strip().splitlines()
+        words = f"{type(found.error).__name__}: {text[0] if text else ''}"
+        finding = Finding(
+            "raises", words, severity="bad", advice="sonde.summary(model, batch, on_error='partial') shows how far it came"
+        )
+        return Verdict("runs", "forward, loss and backward", (finding,))
+    wrong = []
+    if found.loss is not None and not math.isfinite(found.loss):
+        wrong.append(Finding("nonfinite", f"the loss is {found.loss}", severity="bad", advice=_WHY))
+        for layer in found.layers:
+            wrong += [replace(each, site=f"{layer.name}:output") for each in layer.findings if each.rule == "nonfinite"]
+    for name, size in found.gradients.items():
+        if size is not None and not math.isfinite(size):
+            wrong.append(Finding("nonfinite", "the gradient is not finite", f"{name}:grad", severity="bad", advice=_WHY))
+    said = "forward, no loss" if found.loss is None else f"forward and backward; the loss is {short(found.loss)}"
+    return Verdict("runs", said, tuple(wrong))
+
+
+def labels(subject: Subject) -> Verdict:
+    """Judge the class indices."""
+    judged = [(call, indices) for call in subject.first.calls if (indices := call.indices) is not None]
+    if not judged:
+        raise SkippedError("no loss function with class indices was seen")
+    found = [rules.labels_outside(int(indices.min()), int(indices.max()), call.classes) for call, indices in judged]
+    call, indices = judged[0]
+    said = f"{len(torch.unique(indices)):,} different labels of {call.classes:,} classes"
+    return Verdict("labels", said, _some(found))
+
+
+def loss_shape(subject: Subject) -> Verdict:
+    """Judge whether the loss compares each output with its own target."""
+    _ = subject.loss
+    pairs = subject.first.pairs
+    found = [rules.loss_broadcast(samples, pairs, what=what, is_sure=what != "a difference") for what, samples, pairs in pairs]
+    calls = ", ".join(dict.fromkeys(call.name for call in subject.first.calls))
+    return Verdict("loss_shape", calls or "a loss function of your own", _some(found))
+
+
+def loss_input(subject: Subject) -> Verdict:
+    """Judge whether logits go where logits are wanted."""
+    judged = [call for call in subject.first.calls if call.name not in REGRESSION and call.name != "binary_cross_entropy"]
+    if not judged:
+        raise SkippedError("no cross-entropy was seen")
+    found = _some(map(_of_input, judged))
+    said = "" if found else "log-probabilities" if judged[0].name == "nll_loss" else "logits"
+    return Verdict("loss_input", said or judged[0].name, found)
+
+
+def _of_input(call: LossCall) -> Finding | None:
+    given = call.input.float()
+    if given.numel() < _FEWEST and call.name == "binary_cross_entropy_with_logits":
+        return None
+    if call.name == "binary_cross_entropy_with_logits":
+        spread = given.numel() and float(given.max()) > float(given.min())
+        return rules.softmax_twice(given.numel(), float(given.mean()), what=call.name) if spread and is_probability(given) else None
+    rows = given.movedim(1, -1) if given.dim() > 1 else given[None]
+    sums = rows.sum(-1)
+    if call.name == "nll_loss":
+        total = rows.exp().sum(-1)
+        is_wrong = bool((total - 1).abs().max() >= 0.05) and is_probability(rows)
+        return rules.softmax_twice(sums.numel(), float(sums.mean()), what=call.name) if is_wrong else None
+    tolerance = rows.shape[-1] * torch.finfo(call.input.dtype).eps
+    are_sums = bool(((sums - 1).abs() <= max(tolerance, 1e-5)).all())
+    return rules.softmax_twice(sums.numel(), float(sums.mean()), what=call.name) if is_probability(rows) and are_sums else None
+
+
+def initial_loss(subject: Subject) -> Verdict:
+    """Judge the first loss against a guess: equal classes, or the mean of the targets."""
+    _ = subject.loss
+    found: list[Finding | None] = []
+    said = ""
+    for call in subject.first.calls:
+        if call.name in ("cross_entropy", "nll_loss"):
+            loss, guess = call.mean(call.input), math.log(max(call.classes, 1))
+            if call.classes > 1 and math.isfinite(loss):
+                found.append(rules.initial_loss(loss, guess))
+                said = said or f"{short(loss)}; a guess among {call.classes:,} classes has {short(guess)}"
+        elif call.name.startswith("binary"):
+            loss, guess = call.mean(call.input), math.log(2)
+            if "pos_weight" not in call.kwargs and call.kwargs.get("weight") is None:
+                found.append(rules.initial_loss(loss, guess))
+                said = said or f"{short(loss)}; a guess has {short(guess)}"
+        elif call.input.shape == call.target.shape and call.target.numel() > 1:
+            target = call.target
+            middle = target.mean() if call.name == "mse_loss" else target.median()
+            loss, constant = call.mean(call.input), call.mean(torch.full_like(call.input, float(middle)))
+            found.append(rules.initial_error(loss, constant))
+            said = said or f"{short(loss)}; the mean of the targets alone has {short(constant)}"
+    if not said:
+        raise SkippedError("no loss function of torch was seen whose guess is known")
+    return Verdict("initial_loss", said, _some(found))
+
+
+def _some(found: Iterable[Finding | None]) -> tuple[Finding, ...]:
+    return tuple(each for each in found if each is not None)

@@ -1,0 +1,175 @@
+"""Checks of the parameters: which get a gradient, which the optimizer holds, and how far its first step moves them."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from statistics import median
+
+import torch
+from torch import nn
+
+from sonde import rules
+from sonde.diagnosis.preflight.subject import Copy, SkippedError, Subject
+from sonde.diagnosis.preflight.verdicts import Verdict
+from sonde.engine.selection import parameters
+from sonde.rules import Finding, short
+
+__all__ = ["first_update", "gradients", "optimizer"]
+
+_MOST = 24  # parameters that are changed one by one
+
+
+def gradients(subject: Subject) -> Verdict:
+    """Judge which parameters no gradient reaches, and why."""
+    loss = subject.loss
+    ran = subject.ran
+    missing = [name for name, size in ran.gradients.items() if size is None]
+    zero = [name for name, size in ran.gradients.items() if size == 0]
+    frozen = [name for name, parameter, _ in parameters(subject.model) if not parameter.requires_grad]
+    found = []
+    if not ran.gradients:
+        found.append(Finding("frozen", "no parameter requires a gradient", severity="bad", advice="requires_grad_(True)"))
+    cut = _cut_off(subject, missing, loss)
+    found += [replace(each, site=f"{name}:param") for name, each in cut.items()]
+    unused = [name for name in missing if name not in cut]
+    if unused:
+        words = f"the loss does not depend on {len(unused)} trainable parameters: {_listed(unused)}"
+        found.append(Finding("unreached", words, f"{unused[0]}:param", value=float(len(unused)), severity="note"))
+    if zero:
+        words = f"the gradient of {len(zero)} parameters is zero throughout: {_listed(zero)}"
+        every = len(zero) == len(ran.gradients)
+        advice = "look at the findings about dead layers" if every else ""
+        found.append(
+            Finding("gradient_zero", words, f"{zero[0]}:grad", value=0.0, severity="bad" if every else "note", advice=advice)
+        )
+    reached = sum(size is not None and size > 0 for size in ran.gradients.values())
+    tied = _tied(subject.model)
+    said = f"{reached:,} of {len(ran.gradients):,} trainable parameters have one"
+    said += f"; {len(frozen):,} frozen" if frozen else ""
+    said += f"; tied: {_listed([' = '.join(names) for names in tied])}" if tied else ""
+    return Verdict("gradients", said, tuple(found))
+
+
+def _cut_off(subject: Subject, names: list[str], loss: float) -> dict[str, Finding]:
+    """Return a finding for each of the parameters *names*, which have no gradient, that the loss depends on."""
+    if not names or not math.isfinite(loss):
+        return {}
+
+    def change_of(wanted: set[str]) -> Callable[[Copy], None]:
+        def change(copy: Copy) -> None:
+            if not copy.is_free:
+                raise SkippedError("needs a copy of the parameters, which are too large, or cannot be copied")
+            for name, parameter, _ in parameters(copy.model):
+                if name in wanted:
+                    parameter.mul_(-1.5).add_(0.1)
+
+        return change
+
+    if subject.loss_after(change_of(set())) != loss:  # the loss is random: a change says nothing
+        return {}
+    if _same(subject.loss_after(change_of(set(names))), loss):
+        return {}
+    found = {}
+    for name in names[:_MOST]:
+        other = subject.loss_after(change_of({name}))
+        each = None if _same(other, loss) else rules.cut_off(abs(other - loss) if math.isfinite(other) else math.inf, loss)
+        if each is not None:
+            found[name] = each
+    return found
+
+
+def _same(one: float, other: float) -> bool:
+    return abs(one - other) <= 1e-6 * abs(other)
+
+
+def _tied(model: nn.Module) -> list[list[str]]:
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return [each for each in names.values() if len(each) > 1]
+
+
+def optimizer(subject: Subject) -> Verdict:
+    """Judge whether the optimizer holds each trained parameter once."""
+    given = subject.optimizer
+    if not isinstance(given, torch.optim.Optimizer):
+        raise SkippedError(
+            "needs optimizer=, the optimizer itself" if given is None else "a function makes the optimizer from all parameters"
+        )
+    held = Counter(id(parameter) for group in given.param_groups for parameter in group["params"])
+    own = {id(parameter): name for name, parameter, _ in parameters(subject.model)}
+    trained = [(name, parameter) for name, parameter, _ in parameters(subject.model) if parameter.requires_grad]
+    sizes = subject.first.gradients
+    judged = [(name, parameter) for name, parameter in trained if sizes.get(name, 0.0) is not None or id(parameter) in held]
+    found = [(name, rules.missing_in_optimizer(held[id(parameter)])) for name, parameter in judged]
+    wrong = [replace(each, site=f"{name}:param") for name, each in found if each is not None]
+    foreign = sum(key not in own for key in held)
+    if foreign:
+        words = f"{foreign:,} of its {len(held):,} parameters are none of this model's"
+        advice = "make the optimizer after the model is complete, and after it was moved or wrapped"
+        wrong.append(
+            Finding(
+                "missing_in_optimizer",
+                words,
+                value=float(foreign),
+                severity="bad" if foreign == len(held) else "note",
+                advice=advice,
+            )
+        )
+    said = f"{type(given).__name__} holds {len(held):,} parameters"
+    return Verdict("optimizer", said, tuple(wrong))
+
+
+def first_update(subject: Subject) -> Verdict:
+    """Judge how far the first step of the optimizer moves the weights."""
+    if subject.optimizer is None:
+        raise SkippedError("needs optimizer=")
+    if not math.isfinite(subject.loss):
+        raise SkippedError("the loss is not finite")
+    with subject.apart() as copy:
+        if not copy.is_free:
+            raise SkippedError("needs a copy of the parameters, which are too large, or cannot be copied")
+        stepper = copy.make_optimizer(subject.optimizer)
+        loss = copy.loss()
+        if loss is None or not loss.requires_grad:
+            raise SkippedError("the loss requires no gradient")
+        stepper.zero_grad()
+        torch.autograd.backward(loss)
+        weights = {
+            name: parameter
+            for name, parameter, owner in parameters(copy.model)
+            if parameter.dim() > 1
+            and parameter.is_floating_point()
+            and parameter.grad is not None
+            and not isinstance(owner.module, nn.Embedding)
+            and bool((parameter.grad != 0).any())
+        }
+        before = {name: parameter.detach().clone() for name, parameter in weights.items()}
+        stepper.step()
+        ratios = {name: _ratio(before[name], parameter.detach()) for name, parameter in weights.items()}
+        eps = max((torch.finfo(parameter.dtype).eps for parameter in weights.values()), default=0.0)
+    if not ratios:
+        raise SkippedError("no weight matrix has a gradient")
+    middle, worst = median(ratios.values()), max(ratios, key=lambda name: ratios[name])
+    huge = rules.step_large(middle) or rules.update_huge(ratios[worst])
+    if huge is not None and huge.rule == "update_huge":
+        huge = replace(huge, site=f"{worst}:update")
+    found = [huge, rules.step_lost(middle, eps)]
+    most = short(100 * ratios[worst])
+    said = f"a step moves a weight by {short(100 * middle)} % of its size (median of {len(ratios):,}), {most} % at most"
+    return Verdict("first_update", said, tuple(each for each in found if each is not None))
+
+
+def _ratio(before: torch.Tensor, after: torch.Tensor) -> float:
+    """Update / weight; a weight counts as at least as large as torch would initialise it, 1 / sqrt(3 inputs)."""
+    inputs = before[0].numel()
+    moved = float((after.double() - before.double()).square().mean().sqrt())
+    size = max(float(before.double().square().mean().sqrt()), 1 / math.sqrt(3 * inputs))
+    return moved / size
+
+
+def _listed(names: list[str], most: int = 3) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

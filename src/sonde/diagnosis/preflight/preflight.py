@@ -1,0 +1,172 @@
+"""``preflight``: check a model before its training."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from sonde.diagnosis.preflight import layer_checks, loss_checks, parameter_checks, sample_checks, training_checks
+from sonde.diagnosis.preflight.subject import SkippedError, Subject
+from sonde.diagnosis.preflight.verdicts import Preflight, Verdict
+from sonde.engine.compiled_regions import regions
+from sonde.engine.selection import check_model
+from sonde.errors import ArgumentError
+from sonde.suggest import nearest
+
+__all__ = ["CHECKS", "preflight"]
+
+CHECKS: dict[str, Callable[[Subject], Verdict]] = {
+    each.__name__: each
+    for each in (
+        loss_checks.runs,
+        sample_checks.mode,
+        loss_checks.labels,
+        loss_checks.loss_shape,
+        loss_checks.loss_input,
+        loss_checks.initial_loss,
+        layer_checks.depth,
+        layer_checks.alive,
+        layer_checks.dtype,
+        parameter_checks.gradients,
+        parameter_checks.optimizer,
+        parameter_checks.first_update,
+        sample_checks.deterministic,
+        sample_checks.input_used,
+        sample_checks.samples_apart,
+        training_checks.overfit,
+        training_checks.zeroed_inputs,
+        training_checks.learning_rate,
+    )
+}
+"""Every check by its name, in the order in which they run."""
+
+
+def preflight(
+    model: nn.Module,
+    batch: Any,
+    loss_fn: Callable[[Any], Any] | None = None,
+    optimizer: Any = None,
+    *,
+    checks: Collection[str] | None = None,
+    skip: Collection[str] = (),
+    steps: int = 100,
+    seconds: float = 30.0,
+    quiet: bool = False,
+) -> Preflight:
+    """Check *model*, *batch*, *loss_fn* and *optimizer* before a training: a table with a verdict of each check.
+
+    >>> import sonde, torch
+    >>> model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Softmax(-1))
+    >>> x, y = torch.randn(8, 4), torch.randint(3, (8,))
+    >>> found = sonde.preflight(model, x, lambda p: torch.nn.functional.cross_entropy(p, y), checks=["loss_input"])
+    >>> found["loss_input"].result
+    'bad'
+
+    Each check runs fresh copies, from the present random state; the model, its gradients and buffers, the batch, the optimizer
+    and the random state stay as they are. The model runs in its present mode; compiled modules run as plain Python. A check
+    that cannot be made says why.
+
+    Args:
+        model: any module.
+        batch: the arguments of the call: a tuple or list holds the positional arguments, a dict or another mapping the keyword
+            arguments, and anything else is its only argument.
+        loss_fn: from the model's output to a scalar. Without it, the output's own ``loss`` (an attribute or a key) is taken;
+            without either, checks that need a loss are skipped.
+        optimizer: the optimizer of the model, or a function from a list of parameters to one. Without it, one batch is learnt
+            with Adam, and the checks of the optimizer are skipped.
+        checks: the names of the checks to make; the default is all of them.
+        skip: the names of checks to leave out.
+        steps: of the training on the one batch.
+        seconds: after this time no further training step is taken; a check that has too few steps is skipped.
+        quiet: show no progress.
+
+    Returns:
+        The verdicts: ``ok``, ``note``, ``warn``, ``bad`` or ``skipped``, with findings, each with its evidence and an advice.
+        ``raise_if_bad()`` is for tests and scripts.
+
+    Raises:
+        ModelError: *model* is no module.
+        ArgumentError: an argument cannot be used, the model has no numbers (device ``meta``, or lazy parameters), or the loss is
+            no scalar.
+    """
+    check_model(model)
+    names = _names(checks, skip)
+    _check(model, loss_fn, optimizer, steps, seconds)
+    began = time.monotonic()
+    subject = Subject(model, batch, loss_fn, optimizer, steps, seconds)
+    if regions(model):
+        subject.notes.append("compiled modules ran as plain Python")
+    verdicts = []
+    with _progress(quiet, len(names)) as progress:
+        for name in names:
+            progress(name)
+            verdicts.append(_verdict(name, subject))
+    return Preflight(subject.name, verdicts, subject.curve, time.monotonic() - began, subject.notes)
+
+
+def _verdict(name: str, subject: Subject) -> Verdict:
+    try:
+        return CHECKS[name](subject)
+    except SkippedError as reason:
+        return Verdict(name, str(reason), skipped=True)
+    except ArgumentError:
+        raise
+    except Exception as error:  # of the model, in a copy that a check has changed
+        text = str(error).strip().splitlines()
+        return Verdict(name, f"the model raised {type(error).__name__}: {text[0] if text else ''}", skipped=True)
+
+
+def _names(checks: Collection[str] | None, skip: Collection[str]) -> list[str]:
+    for argument, given in (("checks", checks or ()), ("skip", skip)):
+        if isinstance(given, str):
+            raise ArgumentError(f"{argument}={given!r}: give a list of names, [{given!r}]")
+        for name in given:
+            if name not in CHECKS:
+                raise ArgumentError(f"{argument}= names {name!r}, which is no check. {nearest(str(name), CHECKS)}")
+    return [name for name in CHECKS if (checks is None or name in checks) and name not in skip]
+
+
+def _check(model: nn.Module, loss_fn: Any, optimizer: Any, steps: Any, seconds: Any) -> None:
+    if loss_fn is not None and not callable(loss_fn):
+        raise ArgumentError(f"loss_fn={loss_fn!r} cannot be called: give a function from the model's output to a scalar")
+    if optimizer is not None and not callable(optimizer) and not isinstance(optimizer, torch.optim.Optimizer):
+        raise ArgumentError(
+            f"optimizer={optimizer!r}: give an optimizer, or a function from a list of parameters to one, as "
+            "lambda parameters: torch.optim.AdamW(parameters, lr=3e-4)"
+        )
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        raise ArgumentError(f"steps={steps!r}: give the number of training steps on the batch, 1 or more")
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
+        raise ArgumentError(f"seconds={seconds!r}: give the time for training steps, above 0")
+    if any(is_lazy(parameter) for parameter in model.parameters()):
+        raise ArgumentError("the model has lazy parameters, which have no numbers: run it once on a batch first")
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise ArgumentError("the model is on the device 'meta', where tensors have no numbers: load its weights first")
+
+
+@contextmanager
+def _progress(quiet: bool, total: int) -> Iterator[Callable[[str], None]]:
+    """Yield a function that shows which check runs, in a terminal."""
+    if quiet or not (sys.stderr is not None and sys.stderr.isatty()):
+        yield lambda text: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("preflight", total=total)
+        place = 0
+
+        def advance(name: str) -> None:
+            nonlocal place
+            bar.update(task, description=name, completed=place)
+            place += 1
+
+        yield advance

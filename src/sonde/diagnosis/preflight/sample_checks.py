@@ -1,0 +1,131 @@
+"""Checks of the forward: its mode, its repeatability, its inputs, and whether samples stay apart."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sonde import rules
+from sonde.diagnosis.preflight.subject import Copy, SkippedError, Subject, distance_of, rounding_of
+from sonde.diagnosis.preflight.verdicts import Verdict
+from sonde.engine import structure
+from sonde.engine.selection import members, unwrap
+from sonde.graph.forward import named_inputs
+
+__all__ = ["deterministic", "input_used", "inputs_of", "mode", "samples_apart", "zero_inputs"]
+
+_NO_INPUT = re.compile(r"label|target|mask|position|length|(^|_)y($|_)|return_|cache", re.IGNORECASE)
+_TIME_FIRST = (nn.RNNBase, nn.MultiheadAttention)
+
+
+def mode(subject: Subject) -> Verdict:
+    """Judge whether the modules are in training mode."""
+    modules = [item.module for item in members(subject.model)]
+    evaluated = sum(not each.training for each in modules)
+    drops = sum(isinstance(each, nn.modules.dropout._DropoutNd) and each.p > 0 for each in modules)
+    said = f"{len(modules) - evaluated:,} of {len(modules):,} modules in training mode; dropout layers: {drops:,}"
+    found = rules.eval_mode(evaluated, len(modules))
+    return Verdict("mode", said, () if found is None else (found,))
+
+
+def deterministic(subject: Subject) -> Verdict:
+    """Judge whether two forwards from one random state give the same output."""
+    _ = subject.ran
+    one, other = subject.outputs(), subject.outputs()
+    if not one:
+        raise SkippedError("the output holds no floating-point tensor")
+    far = max(((distance_of(a, b), rounding_of(a)) for a, b in zip(one, other, strict=False)), default=(0.0, 0.0))
+    found = rules.random_output(*far)
+    return Verdict(
+        "deterministic", "two forwards are equal to the last bit" if found is None else "", () if found is None else (found,)
+    )
+
+
+def inputs_of(subject: Subject) -> dict[str, Tensor]:
+    """Return the tensors of the batch that are inputs by their names: no targets, masks or positions."""
+    args, kwargs = structure.as_arguments(subject.batch)
+    return {
+        name: tensor
+        for name, _, tensor in named_inputs(unwrap(subject.model), args, kwargs)
+        if not _NO_INPUT.search(name) and tensor.dtype != torch.bool and tensor.numel()
+    }
+
+
+def zero_inputs(subject: Subject, names: set[str]) -> Callable[[Copy], None]:
+    """Return a function that puts zeros in the place of the inputs of these *names* in a copy.
+
+    The tensors themselves stay: one may be the target as well, as the tokens of a language model are.
+    """
+
+    def change(copy: Copy) -> None:
+        found = named_inputs(unwrap(subject.model), copy.args, copy.kwargs)
+        zeroed = {id(tensor) for name, _, tensor in found if name in names}
+        kept = {key: value for key, value in copy.kwargs.items() if _NO_INPUT.search(key)}
+
+        def zero(tensor: Tensor) -> Tensor:
+            return torch.zeros_like(tensor).requires_grad_(tensor.requires_grad) if id(tensor) in zeroed else tensor
+
+        copy.args = structure.remap(copy.args, zero)
+        copy.kwargs = structure.remap(copy.kwargs, zero) | kept
+
+    return change
+
+
+def input_used(subject: Subject) -> Verdict:
+    """Judge whether the output changes where an input is zeroed."""
+    _ = subject.ran
+    inputs = {name: tensor for name, tensor in inputs_of(subject).items() if bool((tensor != 0).any())}
+    if not inputs:
+        raise SkippedError("the batch holds no tensor that could be zeroed")
+    before = subject.outputs()
+    unused = []
+    for name in inputs:
+        after = subject.outputs(zero_inputs(subject, {name}))
+        if len(after) == len(before) and all(distance_of(a, b) == 0 for a, b in zip(before, after, strict=True)):
+            unused.append(name)
+    found = rules.input_unused(len(inputs), len(unused), name=", ".join(unused))
+    said = f"the output depends on {', '.join(name for name in inputs if name not in unused) or 'no input'}"
+    return Verdict("input_used", said, () if found is None else (found,))
+
+
+def samples_apart(subject: Subject) -> Verdict:
+    """Judge whether the outputs of samples change where another sample is exchanged."""
+    _ = subject.ran
+    modules = [item.module for item in members(subject.model)]
+    if any(isinstance(each, nn.modules.batchnorm._BatchNorm) and each.training for each in modules):
+        raise SkippedError("batch normalisation in training mode mixes samples on purpose")
+    args, kwargs = structure.as_arguments(subject.batch)
+    tensors = [tensor for _, tensor in structure.walk((args, kwargs)) if tensor.dim()]
+    sizes = Counter(tensor.shape[0] for tensor in tensors)
+    samples = sizes.most_common(1)[0][0] if sizes else 0
+    before = subject.outputs()
+    judged = [place for place, tensor in enumerate(before) if tensor.dim() and tensor.shape[0] == samples]
+    if samples < 2 or not judged:
+        raise SkippedError("needs a batch of two samples or more, along the first axis of inputs and outputs")
+
+    def exchange(copy: Copy) -> None:
+        for _, tensor in structure.walk((copy.args, copy.kwargs)):
+            if tensor.dim() and tensor.shape[0] == samples:
+                tensor.detach()[-1] = tensor.detach()[0]
+
+    after = subject.outputs(exchange)
+    far = [
+        (distance_of(before[place][:-1], after[place][:-1]), rounding_of(before[place])) for place in judged if place < len(after)
+    ]
+    worst = max(far, key=lambda pair: pair[0] / pair[1], default=(0.0, 1.0))
+    is_sure = not any(_is_time_first(each) for each in modules)
+    found = rules.samples_mixed(*worst, is_sure=is_sure)
+    if found is not None and not is_sure:
+        words = f"{found.message}; a layer has batch_first=False, so that the first axis may be time"
+        found = type(found)(found.rule, words, value=found.value, severity="note", evidence=found.evidence, advice=found.advice)
+    said = f"exchanging one of {samples:,} samples" + ("" if found else " changes no other")
+    return Verdict("samples_apart", said, () if found is None else (found,))
+
+
+def _is_time_first(module: Any) -> bool:
+    return isinstance(module, _TIME_FIRST) and not module.batch_first

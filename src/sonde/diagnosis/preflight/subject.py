@@ -1,0 +1,285 @@
+"""The model, batch, loss and optimizer of a pre-flight: run on copies, each time from the same random state."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sonde.diagnosis.preflight.loss_calls import LossCall, LossCalls
+from sonde.engine import Event, observe, structure
+from sonde.engine.layer_axes import axes_of
+from sonde.engine.restore import gradients_put_aside, set_apart
+from sonde.engine.selection import parameters
+from sonde.engine.torch_api.modules import class_of
+from sonde.errors import ArgumentError, ObservationWarning
+from sonde.keep import layers
+
+__all__ = ["Copy", "FirstStep", "SkippedError", "Subject"]
+
+
+class SkippedError(Exception):
+    """A check cannot be made; the message says why."""
+
+
+@dataclass
+class Copy:
+    """Copies of everything, to be run once.
+
+    Attributes:
+        model, args, kwargs, loss_fn, optimizer: the copies.
+        is_free: the parameters are copies, so that they may be written into.
+    """
+
+    model: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    loss_fn: Callable[[Any], Any] | None
+    optimizer: Any
+    is_free: bool
+
+    def output(self) -> Any:
+        """Run the model."""
+        return self.model(*self.args, **self.kwargs)
+
+    def loss(self, calls: LossCalls | None = None) -> Tensor | None:
+        """Run the model and the loss function; None without a loss.
+
+        Raises:
+            ArgumentError: the loss is no scalar.
+        """
+        output = self.output()
+        if self.loss_fn is None:
+            held = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+            return held if isinstance(held, Tensor) and held.numel() == 1 else None
+        if calls is not None:
+            calls.in_loss = True
+        loss = self.loss_fn(output)
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            shown = f"one of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+            raise ArgumentError(f"loss_fn must return a scalar tensor; it returned {shown}")
+        return loss
+
+    def make_optimizer(self, given: Any) -> torch.optim.Optimizer:
+        """Return the optimizer of the copy: the copied one, or what the function *given* returns for its parameters."""
+        if isinstance(self.optimizer, torch.optim.Optimizer):
+            return self.optimizer
+        made = given(list(self.model.parameters()))
+        if not isinstance(made, torch.optim.Optimizer):
+            raise ArgumentError(
+                f"optimizer={given!r} returned a {type(made).__name__}: give an optimizer, or a function from a list of parameters "
+                "to one, as lambda parameters: torch.optim.AdamW(parameters, lr=3e-4)"
+            )
+        return made
+
+
+@dataclass
+class FirstStep:
+    """What one forward and backward pass has shown.
+
+    Attributes:
+        loss: None without a loss.
+        calls: of torch's loss functions.
+        pairs: see :class:`LossCalls`.
+        layers: the numbers of each layer, in order of execution.
+        limits: of each output, by layer, its largest magnitude and the largest number of its type.
+        gradients: of each trainable parameter the norm of its gradient; None without one.
+        largest: of each parameter's gradient the largest magnitude.
+        called: names of the modules that ran.
+        error: what the model, the loss or the backward pass raised.
+    """
+
+    loss: float | None = None
+    calls: list[LossCall] = field(default_factory=list)
+    pairs: list[tuple[str, int, int]] = field(default_factory=list)
+    layers: list[layers.Layer] = field(default_factory=list)
+    limits: dict[str, tuple[float, torch.dtype]] = field(default_factory=dict)
+    gradients: dict[str, float | None] = field(default_factory=dict)
+    largest: dict[str, float] = field(default_factory=dict)
+    called: set[str] = field(default_factory=set)
+    error: Exception | None = None
+
+
+class Subject:
+    """What is checked.
+
+    Attributes:
+        model, batch, loss_fn, optimizer: as the user has given them.
+        steps: of a training on the one batch.
+        notes: what the reader must know of how the checks ran.
+        curve: the losses of the first training on the one batch.
+        learnt: the losses, and the function that makes the optimizer, of a training that learnt the batch; None as yet.
+
+    Args:
+        seconds: the time that the trainings may take together.
+    """
+
+    def __init__(self, model: nn.Module, batch: Any, loss_fn: Any, optimizer: Any, steps: int, seconds: float) -> None:
+        self.model, self.batch, self.loss_fn, self.optimizer, self.steps = model, batch, loss_fn, optimizer, steps
+        self.notes: list[str] = []
+        self.curve: list[float] = []
+        self.learnt: tuple[list[float], Callable[[Copy], torch.optim.Optimizer]] | None = None
+        self._deadline = time.monotonic() + seconds
+
+    @property
+    def time_left(self) -> float:
+        """Seconds until no further training step is taken."""
+        return self._deadline - time.monotonic()
+
+    @property
+    def name(self) -> str:
+        """The class of the model."""
+        return class_of(self.model).__name__
+
+    @contextlib.contextmanager
+    def apart(self) -> Iterator[Copy]:
+        """Yield a fresh copy. Inside, gradients are enabled and warnings are not shown."""
+        args, kwargs = structure.as_arguments(self.batch)
+        given = self.optimizer if isinstance(self.optimizer, torch.optim.Optimizer) else None
+        with contextlib.ExitStack() as stack:
+            seen = stack.enter_context(warnings.catch_warnings(record=True))
+            warnings.simplefilter("always")
+            stack.callback(self._note, seen)
+            apart = stack.enter_context(set_apart(self.model, (args, kwargs, self.loss_fn, given)))
+            leaves = [*self.model.parameters(), *(tensor for _, tensor in structure.walk(self.batch) if tensor.is_leaf)]
+            stack.enter_context(gradients_put_aside(leaves))
+            stack.enter_context(torch.inference_mode(False))
+            stack.enter_context(torch.enable_grad())
+            args, kwargs, loss_fn, optimizer = apart.args
+            for parameter in apart.model.parameters():
+                parameter.grad = None
+            yield Copy(apart.model, args, kwargs, loss_fn, optimizer, apart.undoes_writes)
+
+    def _note(self, seen: list[warnings.WarningMessage]) -> None:
+        for each in seen:
+            if issubclass(each.category, ObservationWarning) and "is compiled: no Python" not in str(each.message):
+                self.notes += [text for text in [str(each.message)] if text not in self.notes]
+
+    @property
+    def ran(self) -> FirstStep:
+        """The first step.
+
+        Raises:
+            SkippedError: it raised an exception.
+        """
+        if self.first.error is not None:
+            raise SkippedError("the first step raised an exception")
+        return self.first
+
+    @property
+    def loss(self) -> float:
+        """The loss of the first step.
+
+        Raises:
+            SkippedError: there is none, or the step raised an exception.
+        """
+        found = self.ran.loss
+        if found is None:
+            raise SkippedError("needs a loss: give loss_fn, a function from the model's output to a scalar")
+        return found
+
+    @cached_property
+    def first(self) -> FirstStep:
+        """One forward and backward pass, observed."""
+        found, tallies = FirstStep(), dict[str, layers.Tally]()
+
+        def note(event: Event) -> None:
+            found.called.add(event.name)
+            floating = layers.first_measurable(event.leaves)
+            if floating is None or event.phase == "recompute":
+                return
+            kind: Any = event.type
+            tally = tallies.setdefault(event.name, layers.Tally(layers.Layer(event.name, kind)))
+            if event.grad:
+                tally.add_gradient(floating)
+                return
+            tally.layer.calls += 1
+            tally.add_output(floating.detach(), axes_of(floating, event.module), event.call)
+            largest = float(floating.detach().abs().max()) if floating.numel() else 0.0
+            if largest >= found.limits.get(event.name, (0.0, floating.dtype))[0]:
+                found.limits[event.name] = largest, floating.dtype
+
+        calls = LossCalls()
+        with self.apart() as copy:
+            try:
+                with observe(copy.model, note, ports=("output", "grad_output")):
+                    with calls:
+                        loss = copy.loss(calls)
+                    if loss is not None:
+                        found.loss = float(loss.detach())
+                        if loss.requires_grad:
+                            torch.autograd.backward(loss)
+            except ArgumentError:
+                raise
+            except Exception as error:
+                found.error = error
+            if loss_is_sent(found):
+                for name, parameter, _ in parameters(copy.model):
+                    if parameter.requires_grad:
+                        gradient = parameter.grad
+                        found.gradients[name] = None if gradient is None else norm_of(gradient)
+                        found.largest[name] = 0.0 if gradient is None or not gradient.numel() else largest_of(gradient)
+        found.calls, found.pairs = calls.found, calls.pairs
+        found.layers = [tally.finish() for tally in tallies.values()]
+        layers.annotate([layer for layer in found.layers if layer.calls])
+        return found
+
+    def outputs(self, change: Callable[[Copy], None] | None = None) -> list[Tensor]:
+        """Return the floating-point tensors of the output of a fresh copy, after *change*."""
+        with self.apart() as copy, torch.no_grad():
+            if change is not None:
+                change(copy)
+            return [tensor.detach().clone() for _, tensor in structure.walk(copy.output()) if structure.is_floating(tensor)]
+
+    def loss_after(self, change: Callable[[Copy], None]) -> float:
+        """Return the loss of a fresh copy, after *change*."""
+        with self.apart() as copy, torch.no_grad():
+            change(copy)
+            loss = copy.loss()
+            return math.nan if loss is None else float(loss)
+
+    def targets(self) -> list[Tensor]:
+        """Return the tensors that the loss functions took as targets, as long as they are parts of the batch itself."""
+        return [call.target for call in self.first.calls]
+
+
+def loss_is_sent(found: FirstStep) -> bool:
+    """Return whether the first step has come to its end with a loss."""
+    return found.error is None and found.loss is not None
+
+
+def norm_of(gradient: Tensor) -> float:
+    """Return the Euclidean norm, computed in float64."""
+    dense = gradient.to_dense() if gradient.layout != torch.strided else gradient
+    return float(torch.linalg.vector_norm(dense.detach().to(torch.complex128 if dense.is_complex() else torch.float64)))
+
+
+def largest_of(gradient: Tensor) -> float:
+    """Return the largest magnitude."""
+    dense = gradient.to_dense() if gradient.layout != torch.strided else gradient
+    return float(dense.detach().abs().max())
+
+
+def distance_of(one: Tensor, other: Tensor) -> float:
+    """Return the largest difference, as a share of the root mean square of *one*; infinite for other shapes."""
+    if one.shape != other.shape:
+        return math.inf
+    if one.numel() == 0 or bool((one == other).all()):
+        return 0.0
+    wide = torch.complex128 if one.is_complex() else torch.float64
+    one, other = one.to(wide), other.to(wide)
+    size = float(one.abs().square().mean().sqrt())
+    return float((one - other).abs().nan_to_num(0.0).max()) / size if size > 0 else math.inf
+
+
+def rounding_of(tensor: Tensor) -> float:
+    """Return the relative distance that rounding explains: the root of the type's eps."""
+    return math.sqrt(torch.finfo(tensor.dtype).eps)

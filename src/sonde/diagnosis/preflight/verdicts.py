@@ -1,0 +1,170 @@
+"""The result of a pre-flight: a verdict of each check, with its findings."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from sonde.errors import PreflightError, UnknownSiteError
+from sonde.rules import Finding
+from sonde.suggest import nearest
+from sonde.view.table import Cell, Grid, ShownAsTable, Tone
+
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = ["Preflight", "Verdict"]
+
+Result = Literal["ok", "note", "warn", "bad", "skipped"]
+_ORDER: tuple[Result, ...] = ("skipped", "ok", "note", "warn", "bad")
+_TONES: dict[str, Tone] = {"ok": "good", "note": "plain", "warn": "warn", "bad": "bad", "skipped": "quiet"}
+_MOST = 3
+_BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What one check says.
+
+    Attributes:
+        check: its name.
+        words: what was measured; where the check was skipped, why.
+        findings: what is wrong, worst first.
+        skipped: the check could not be made.
+    """
+
+    check: str
+    words: str
+    findings: tuple[Finding, ...] = ()
+    skipped: bool = False
+
+    @property
+    def result(self) -> Result:
+        """``ok``, ``note``, ``warn``, ``bad`` or ``skipped``: the worst severity of the findings."""
+        if self.skipped:
+            return "skipped"
+        return max((each.severity for each in self.findings), key=_ORDER.index, default="ok")
+
+
+@dataclass(repr=False)
+class Preflight(ShownAsTable):
+    """The verdicts of all checks on a model before its training; printed as a table.
+
+    Attributes:
+        model: class of the model.
+        verdicts: one of each check, in the order in which the checks ran.
+        curve: the losses of the training on the one batch, step by step; empty if there was none.
+        seconds: how long the checks took.
+        notes: what else the reader must know.
+    """
+
+    model: str
+    verdicts: list[Verdict]
+    curve: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """All findings, the worst first."""
+        found = [each for verdict in self.verdicts for each in verdict.findings]
+        return tuple(sorted(found, key=lambda each: -_ORDER.index(each.severity)))
+
+    @property
+    def result(self) -> Result:
+        """The worst result of all verdicts."""
+        return max((each.result for each in self.verdicts), key=_ORDER.index, default="skipped")
+
+    def __getitem__(self, check: str) -> Verdict:
+        """The verdict of a check, by its name.
+
+        Raises:
+            UnknownSiteError: there is no such verdict; the message names the nearest check.
+        """
+        for each in self.verdicts:
+            if each.check == check:
+                return each
+        raise UnknownSiteError(f"{check!r} was not checked. {nearest(check, [each.check for each in self.verdicts])}")
+
+    def raise_if_bad(self) -> Preflight:
+        """Return this result if no verdict is ``bad``.
+
+        Raises:
+            PreflightError: one is; the message holds all bad findings.
+        """
+        bad = [each for each in self.findings if each.severity == "bad"]
+        if bad:
+            lines = [f"{len(bad)} checks of {self.model} are bad:" if len(bad) > 1 else f"a check of {self.model} is bad:"]
+            raise PreflightError("\n".join([*lines, *(f"  {each.rule}: {_said(each)}" for each in bad)]))
+        return self
+
+    def to_frame(self) -> pandas.DataFrame:
+        """A pandas table with a row for each verdict.
+
+        Raises:
+            MissingExtraError: pandas is not installed.
+        """
+        from sonde.engine.probes import dataframes
+
+        rows = [{"check": each.check, "result": each.result, "words": each.words} for each in self.verdicts]
+        return dataframes.frame([{**row, "findings": len(each.findings)} for row, each in zip(rows, self.verdicts, strict=True)])
+
+    def to_json(self) -> str:
+        """The verdicts, findings and the loss curve as JSON; a number that is not finite is null."""
+        rows = [{**asdict(each), "result": each.result} for each in self.verdicts]
+        held = {"model": self.model, "result": self.result, "verdicts": rows, "curve": self.curve, "notes": self.notes}
+        return json.dumps(_finite(held), indent=2)
+
+    def to_text(self, width: int | None = None) -> str:
+        """The table as plain text, at most *width* characters wide; None is the width of the terminal."""
+        return self._grid().to_text(width)
+
+    def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
+        """The table as HTML; written to the file *path* too, if one is given."""
+        page = self._grid().to_html()
+        if path is not None:
+            Path(path).write_text(page, encoding="utf-8")
+        return page
+
+    def _grid(self) -> Grid:
+        counts = {result: sum(each.result == result for each in self.verdicts) for result in reversed(_ORDER)}
+        summed = ", ".join(f"{number} {result}" for result, number in counts.items() if number)
+        rows = []
+        for verdict in self.verdicts:
+            words = f"{verdict.words} {sparkline(self.curve)}".rstrip() if verdict.check == "overfit" else verdict.words
+            worst = sorted(verdict.findings, key=lambda each: -_ORDER.index(each.severity))
+            lines = [(_said(each), _TONES[each.severity]) for each in worst[:_MOST]]
+            lines += [(f"and {len(worst) - _MOST} more", "quiet")] if len(worst) > _MOST else []
+            advice = next((each.advice for each in worst if each.severity in ("warn", "bad") and each.advice), "")
+            lines += [(f"to do: {advice}", "quiet")] if advice else []
+            tone: Tone = "quiet" if verdict.result in ("ok", "skipped") else "plain"
+            rows.append([Cell(verdict.check), Cell(verdict.result, _TONES[verdict.result]), Cell(words, tone)])
+            rows += [[Cell(""), Cell(""), Cell(text, mark)] for text, mark in lines]
+        return Grid(f"Preflight of {self.model}: {summed}", ["check", "verdict", ""], rows, footer=self.notes)
+
+
+def sparkline(curve: list[float], width: int = 12) -> str:
+    """Return the curve in *width* characters, the largest finite value as a full block; ``""`` of fewer than two values."""
+    finite = [each for each in curve if math.isfinite(each)]
+    if len(finite) < 2:
+        return ""
+    low, high = min(finite), max(finite)
+    taken = [finite[round(place * (len(finite) - 1) / (width - 1))] for place in range(width)]
+    return "".join(_BLOCKS[round((each - low) / (high - low) * (len(_BLOCKS) - 1)) if high > low else 0] for each in taken)
+
+
+def _said(finding: Finding) -> str:
+    return f"{finding.site}: {finding.message}" if finding.site else finding.message
+
+
+def _finite(held: object) -> object:
+    if isinstance(held, dict):
+        return {key: _finite(value) for key, value in held.items()}
+    if isinstance(held, Iterable) and not isinstance(held, str):
+        return [_finite(value) for value in held]
+    return held if not isinstance(held, float) or math.isfinite(held) else None

@@ -1,0 +1,263 @@
+"""Each planted fault is named by its check."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import sonde
+
+Case = tuple[nn.Module, Any, Any, Any]
+
+
+def net(*last: nn.Module, out: int = 3) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, out), *last)
+
+
+def data() -> tuple[Tensor, Tensor]:
+    return torch.randn(16, 6), torch.arange(16) % 3
+
+
+def classify(y: Tensor) -> Callable[[Tensor], Tensor]:
+    return lambda output: functional.cross_entropy(output, y)
+
+
+class Around(nn.Module):
+    """A network with a function in the middle or at the beginning."""
+
+    def __init__(self, before: Callable[[Tensor], Tensor] = lambda x: x, between: Callable[[Tensor], Tensor] = lambda x: x) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 32), nn.Linear(32, 3)
+        self.before, self.between = before, between
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.between(self.first(self.before(x)).relu()))
+
+
+def softmax_before_cross_entropy() -> Case:
+    x, y = data()
+    return net(nn.Softmax(-1)), x, classify(y), None
+
+
+def sigmoid_before_logits_loss() -> Case:
+    x, _ = data()
+    return net(nn.Sigmoid(), out=1), x, lambda p: functional.binary_cross_entropy_with_logits(p, (x[:, :1] > 0).float()), None
+
+
+def probabilities_into_nll() -> Case:
+    x, y = data()
+    return net(nn.Softmax(-1)), x, lambda p: functional.nll_loss(p, y), None
+
+
+def too_few_classes() -> Case:
+    x, y = data()
+    return net(out=2), x, classify(y), None
+
+
+def negative_label() -> Case:
+    x, y = data()
+    return net(), x, classify(y - 1), None
+
+
+def broadcast_mse() -> Case:
+    x, _ = data()
+    return net(out=1), x, lambda p: functional.mse_loss(p, x[:, 0]), None
+
+
+def broadcast_difference() -> Case:
+    x, _ = data()
+    return net(out=1), x, lambda p: (p - x[:, 0]).square().mean(), None
+
+
+def large_last_layer() -> Case:
+    x, y = data()
+    model = net()
+    with torch.no_grad():
+        model[4].weight.mul_(100)
+    return model, x, classify(y), None
+
+
+def targets_not_scaled() -> Case:
+    x, _ = data()
+    return net(out=1), x, lambda p: functional.mse_loss(p, x[:, :1] + 500), None
+
+
+def detached() -> Case:
+    x, y = data()
+    return Around(between=Tensor.detach), x, classify(y), None
+
+
+def frozen_by_no_grad() -> Case:
+    x, y = data()
+
+    class Frozen(Around):
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                hidden = self.first(x).relu()
+            return self.last(hidden)
+
+    return Frozen(), x, classify(y), None
+
+
+def nothing_trainable() -> Case:
+    x, y = data()
+    return net().requires_grad_(False), x, classify(y), None
+
+
+def dead_units() -> Case:
+    x, y = data()
+    model = net()
+    nn.init.constant_(model[2].bias, -50.0)
+    return model, x, classify(y), None
+
+
+def head_missing_in_optimizer() -> Case:
+    x, y = data()
+    model = net()
+    optimizer = torch.optim.Adam(model.parameters())
+    model[4] = nn.Linear(32, 3)
+    return model, x, classify(y), optimizer
+
+
+def optimizer_of_another_model() -> Case:
+    x, y = data()
+    return net(), x, classify(y), torch.optim.Adam(net().parameters())
+
+
+def rate_too_large() -> Case:
+    x, y = data()
+    return net(), x, classify(y), lambda parameters: torch.optim.Adam(parameters, lr=1.0)
+
+
+def rate_too_small() -> Case:
+    x, y = data()
+    return net(), x, classify(y), lambda parameters: torch.optim.SGD(parameters, lr=1e-12)
+
+
+def input_times_zero() -> Case:
+    x, y = data()
+    return Around(before=lambda x: x * 0), x, classify(y), None
+
+
+def samples_viewed_into_each_other() -> Case:
+    x, y = data()
+    return Around(before=lambda x: x.T.reshape(16, 6)), x, classify(y), None
+
+
+def softmax_over_the_batch() -> Case:
+    x, y = data()
+    return Around(between=lambda h: h.softmax(0)), x, classify(y), None
+
+
+def in_eval_mode() -> Case:
+    x, y = data()
+    return net(nn.Dropout(0.1)).eval(), x, classify(y), None
+
+
+def log_of_a_negative() -> Case:
+    x, y = data()
+    return Around(before=torch.log), x, classify(y), None
+
+
+def gradients_fade() -> Case:
+    x, y = data()
+    layers: list[nn.Module] = [nn.Linear(6, 32)]
+    for _ in range(10):
+        layers.append(nn.Linear(32, 32))
+        nn.init.normal_(layers[-1].weight, std=0.01)  # type: ignore[arg-type]
+    return nn.Sequential(*layers, nn.Linear(32, 3)), x, classify(y), None
+
+
+def outputs_grow() -> Case:
+    x, y = data()
+    layers: list[nn.Module] = [nn.Linear(6, 32)]
+    for _ in range(6):
+        layers.append(nn.Linear(32, 32))
+        nn.init.normal_(layers[-1].weight, std=1.0)  # type: ignore[arg-type]
+    return nn.Sequential(*layers, nn.Linear(32, 3)), x, classify(y), None
+
+
+def shapes_that_do_not_fit() -> Case:
+    x, y = data()
+    return nn.Sequential(nn.Linear(6, 8), nn.Linear(9, 3)), x, classify(y), None
+
+
+_CALLS: list[None] = []
+
+
+def random_every_time() -> Case:
+    x, y = data()
+
+    def drifting(h: Tensor) -> Tensor:
+        _CALLS.append(None)  # a global, which no copy of the model takes along
+        return h + 0.01 * len(_CALLS)
+
+    return Around(between=drifting), x, classify(y), None
+
+
+def constant_loss() -> Case:
+    x, _ = data()
+    return net(), x, lambda p: p.softmax(-1).sum(-1).mean(), None
+
+
+@pytest.mark.parametrize(
+    ("make", "check", "rule", "result"),
+    [
+        (softmax_before_cross_entropy, "loss_input", "softmax_twice", "bad"),
+        (sigmoid_before_logits_loss, "loss_input", "softmax_twice", "bad"),
+        (probabilities_into_nll, "loss_input", "softmax_twice", "bad"),
+        (too_few_classes, "labels", "labels_outside", "bad"),
+        (negative_label, "labels", "labels_outside", "bad"),
+        (broadcast_mse, "loss_shape", "loss_broadcast", "bad"),
+        (broadcast_difference, "loss_shape", "loss_broadcast", "warn"),
+        (large_last_layer, "initial_loss", "initial_loss", "warn"),
+        (targets_not_scaled, "initial_loss", "initial_error", "warn"),
+        (detached, "gradients", "cut_off", "bad"),
+        (frozen_by_no_grad, "gradients", "cut_off", "bad"),
+        (nothing_trainable, "gradients", "frozen", "bad"),
+        (dead_units, "alive", "dead", "bad"),
+        (head_missing_in_optimizer, "optimizer", "missing_in_optimizer", "bad"),
+        (optimizer_of_another_model, "optimizer", "missing_in_optimizer", "bad"),
+        (rate_too_large, "first_update", "step_large", "warn"),
+        (rate_too_small, "first_update", "step_lost", "warn"),
+        (input_times_zero, "input_used", "input_unused", "bad"),
+        (samples_viewed_into_each_other, "samples_apart", "samples_mixed", "bad"),
+        (softmax_over_the_batch, "samples_apart", "samples_mixed", "bad"),
+        (in_eval_mode, "mode", "eval_mode", "warn"),
+        (log_of_a_negative, "runs", "nonfinite", "bad"),
+        (gradients_fade, "depth", "gradient_vanishing", "warn"),
+        (outputs_grow, "depth", "output_large", "warn"),
+        (shapes_that_do_not_fit, "runs", "raises", "bad"),
+        (random_every_time, "deterministic", "random_output", "warn"),
+        (constant_loss, "overfit", "not_overfit", "bad"),
+    ],
+)
+def test_a_planted_fault_is_named_by_its_check(make: Callable[[], Case], check: str, rule: str, result: str) -> None:
+    torch.manual_seed(0)
+    model, x, loss_fn, optimizer = make()
+    found = sonde.preflight(model, x, loss_fn, optimizer, checks=[check], steps=25)
+    assert found[check].result == result
+    assert rule in {each.rule for each in found[check].findings}
+
+
+def test_a_batch_that_zeros_learn_as_well_says_that_the_input_is_not_used() -> None:
+    """The input reaches the output, but only by a millionth."""
+    torch.manual_seed(0)
+    x, y = data()
+    model = Around(before=lambda x: x * 1e-6)
+    found = sonde.preflight(model, x, classify(torch.zeros_like(y)), checks=["overfit", "zeroed_inputs"], steps=60)
+    assert [each.result for each in found.verdicts] == ["ok", "warn"]
+
+
+def test_a_rate_with_which_the_loss_rises_gets_one_with_which_it_falls() -> None:
+    torch.manual_seed(0)
+    x, y = data()
+    found = sonde.preflight(net(), x, classify(y), lambda parameters: torch.optim.SGD(parameters, lr=30.0), steps=25)
+    assert found["learning_rate"].result == "warn"
+    assert found["overfit"].result == "bad"
+    assert "Adam learns it" in found["overfit"].findings[0].message

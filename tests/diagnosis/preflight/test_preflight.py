@@ -1,0 +1,222 @@
+"""Healthy models pass, nothing is changed, and arguments are checked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import sonde
+from sonde.diagnosis.preflight.preflight import CHECKS
+from sonde.diagnosis.preflight.verdicts import sparkline
+from sonde.errors import ArgumentError, ModelError, PreflightError, UnknownSiteError
+from sonde.testing import assert_no_hooks_left
+
+Case = tuple[nn.Module, Any, Any]
+
+
+def mlp() -> Case:
+    y = torch.arange(12) % 3
+    model = nn.Sequential(nn.Linear(6, 32), nn.Tanh(), nn.Dropout(0.1), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 3))
+    return model, torch.randn(12, 6), lambda logits: functional.cross_entropy(logits, y)
+
+
+def regression() -> Case:
+    x = torch.randn(12, 6)
+    y = x[:, :1] - x[:, 1:2]
+    return nn.Sequential(nn.Linear(6, 32), nn.GELU(), nn.Linear(32, 1)), x, lambda out: functional.mse_loss(out, y)
+
+
+def binary() -> Case:
+    x = torch.randn(20, 6)
+    y = (x[:, :1] > 0).float()
+    model = nn.Sequential(nn.Linear(6, 32), nn.ReLU(), nn.Linear(32, 1))
+    return model, x, lambda out: functional.binary_cross_entropy_with_logits(out, y)
+
+
+def convolutions() -> Case:
+    y = torch.arange(8) % 4
+    layers = [nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), nn.ReLU()]
+    model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(32, 4))
+    return model, torch.randn(8, 1, 10, 10), lambda logits: functional.cross_entropy(logits, y)
+
+
+def autoencoder() -> Case:
+    x = torch.randn(12, 6)
+    return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 6)), x, lambda out: functional.mse_loss(out, x)
+
+
+class Recurrent(nn.Module):
+    """An LSTM over tokens, with a tied head and a parameter that is not used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.lstm = nn.Embedding(11, 16), nn.LSTM(16, 16, batch_first=True)
+        self.head, self.spare = nn.Linear(16, 11), nn.Linear(2, 2)
+        self.head.weight = self.tokens.weight
+
+    def forward(self, tokens: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+        logits: Tensor = self.head(self.lstm(self.tokens(tokens))[0])
+        if labels is None:
+            return {"logits": logits}
+        return {"loss": functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()), "logits": logits}
+
+
+def recurrent() -> Case:
+    tokens = torch.randint(11, (6, 8))
+    return Recurrent(), {"tokens": tokens, "labels": tokens}, None
+
+
+class Variational(nn.Module):
+    """A variational autoencoder: the output is a tuple, the forward is random."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.decoder = nn.Linear(6, 8), nn.Linear(4, 6)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        mean, spread = self.encoder(x).chunk(2, -1)
+        return self.decoder(mean + torch.randn_like(mean) * (spread / 2).exp()), mean, spread
+
+
+def variational() -> Case:
+    x = torch.randn(16, 6)
+
+    def loss(output: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        out, mean, spread = output
+        return (out - x).square().sum(1).mean() - 0.5 * (1 + spread - mean.square() - spread.exp()).sum(1).mean()
+
+    return Variational(), x, loss
+
+
+def double_precision() -> Case:
+    x = torch.randn(12, 6, dtype=torch.float64)
+    return nn.Linear(6, 2).double(), x, lambda out: functional.smooth_l1_loss(out, x[:, :2])
+
+
+def transformer() -> Case:
+    y = torch.arange(6) % 3
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    model = nn.Sequential(nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), nn.Flatten(), nn.Linear(80, 3))
+    return model, torch.randn(6, 5, 16), lambda logits: functional.cross_entropy(logits, y)
+
+
+def adversary() -> Case:
+    """The generator of a pair: the loss is what a discriminator that is not trained says."""
+    judge = nn.Sequential(nn.Linear(6, 16), nn.LeakyReLU(0.2), nn.Linear(16, 1)).requires_grad_(False)
+    ones = torch.ones(12, 1)
+    model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 6))
+    return model, torch.randn(12, 4), lambda out: functional.binary_cross_entropy_with_logits(judge(out), ones)
+
+
+HEALTHY = [
+    mlp, regression, binary, convolutions, autoencoder, recurrent, variational, double_precision, transformer, adversary
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("make", HEALTHY)
+def test_a_healthy_model_passes_and_stays_as_it_is(make: Callable[[], Case]) -> None:
+    torch.manual_seed(0)
+    model, batch, loss_fn = make()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, 0.5)
+    gradients = [parameter.grad for parameter in model.parameters()]
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    state = torch.get_rng_state()
+    found = sonde.preflight(model, batch, loss_fn, optimizer, steps=25)
+    assert [each for each in found.findings if each.severity in ("warn", "bad")] == []
+    found.raise_if_bad()
+    assert list(before) == list(model.state_dict())
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert all(parameter.grad is kept for parameter, kept in zip(model.parameters(), gradients, strict=True))
+    assert all(bool((kept == 0.5).all()) for kept in gradients if kept is not None)
+    assert torch.equal(state, torch.get_rng_state())
+    assert not optimizer.state
+    assert_no_hooks_left(model)
+
+
+def test_what_is_tied_unused_and_frozen_is_named() -> None:
+    torch.manual_seed(0)
+    model, batch, _ = recurrent()
+    found = sonde.preflight(model, batch, checks=["gradients"])["gradients"]
+    assert "tied: tokens.weight = head.weight" in found.words
+    assert found.result == "note"
+    assert found.findings[0].message == "the loss does not depend on 2 trainable parameters: spare.weight, spare.bias"
+
+
+def test_every_check_has_a_verdict_and_can_be_had_by_name() -> None:
+    torch.manual_seed(0)
+    found = sonde.preflight(*mlp(), steps=25)
+    assert [each.check for each in found.verdicts] == list(CHECKS)
+    assert found["optimizer"].result == "skipped"
+    assert json.loads(found.to_json())["result"] == found.result == "ok"
+    assert len(found.to_frame()) == len(CHECKS)
+    assert found.to_html().count("<tr") > len(CHECKS)
+    with pytest.raises(UnknownSiteError, match="Nearest: overfit"):
+        found["overfitt"]
+
+
+def test_without_a_loss_what_needs_one_is_skipped() -> None:
+    torch.manual_seed(0)
+    found = sonde.preflight(nn.Linear(6, 3), torch.randn(4, 6))
+    assert found["samples_apart"].result == found["input_used"].result == "ok"
+    assert found["overfit"].words == "needs a loss: give loss_fn, a function from the model's output to a scalar"
+
+
+def test_a_training_has_a_time() -> None:
+    torch.manual_seed(0)
+    found = sonde.preflight(*mlp(), checks=["overfit"], seconds=1e-9)
+    assert found["overfit"].words == "only 1 steps in the time: give more seconds="
+
+
+def test_batch_normalisation_mixes_samples_on_purpose() -> None:
+    torch.manual_seed(0)
+    found = sonde.preflight(*convolutions(), checks=["samples_apart"])["samples_apart"]
+    assert (found.result, found.words) == ("skipped", "batch normalisation in training mode mixes samples on purpose")
+
+
+def test_raise_if_bad_names_the_findings() -> None:
+    torch.manual_seed(0)
+    model, x, loss_fn = mlp()
+    found = sonde.preflight(nn.Sequential(model, nn.Softmax(-1)), x, loss_fn, checks=["loss_input"])
+    with pytest.raises(PreflightError, match="softmax_twice: cross_entropy is given probabilities"):
+        found.raise_if_bad()
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"checks": ["overfitt"]}, "no check. Nearest: overfit"),
+        ({"skip": "overfit"}, r"give a list of names, \['overfit'\]"),
+        ({"steps": 0}, "steps=0: give the number of training steps"),
+        ({"seconds": -1}, "seconds=-1: give the time"),
+        ({"optimizer": 3}, "optimizer=3: give an optimizer"),
+        ({"loss_fn": 3}, "loss_fn=3 cannot be called"),
+        ({"loss_fn": lambda out: out}, "loss_fn must return a scalar tensor; it returned one of shape"),
+        ({"loss_fn": torch.sum, "optimizer": len}, "returned a int: give an optimizer"),
+    ],
+)
+def test_wrong_arguments_say_what_to_do(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(ArgumentError, match="(?i)" + words):
+        sonde.preflight(nn.Linear(6, 3), torch.randn(4, 6), **given)
+
+
+def test_models_without_numbers_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="meta"):
+        sonde.preflight(nn.Linear(6, 3, device="meta"), torch.randn(4, 6))
+    with pytest.raises(ArgumentError, match="lazy"):
+        sonde.preflight(nn.LazyLinear(3), torch.randn(4, 6))
+    with pytest.raises(ModelError):
+        sonde.preflight(3, torch.randn(4, 6))  # type: ignore[arg-type]
+
+
+def test_a_sparkline_goes_from_the_first_to_the_last_value() -> None:
+    assert sparkline([8.0, 1.0], 4) == "██▁▁"
+    assert sparkline([1.0, 1.0], 3) == "▁▁▁"
+    assert sparkline([float("nan"), 2.0]) == ""
