@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from sonde.rules import Chosen, Finding
 from sonde.run.defects import FirstDefect
@@ -30,6 +30,10 @@ _FOLLOWS: Mapping[str, frozenset[str]] = {
 class Findings:
     """The findings so far. The thread that writes feeds it with all rows, in order.
 
+    Attributes:
+        besides: return findings that the training itself makes, of what has no rows. A rule that finds something there is not
+            applied to the rows of the same model.
+
     Args:
         about: the description that the run begins with.
         chosen: the rules that are applied.
@@ -37,6 +41,7 @@ class Findings:
 
     def __init__(self, about: Mapping[str, object] | None = None, chosen: Chosen | None = None) -> None:
         self.chosen = Chosen() if chosen is None else chosen
+        self.besides: list[Callable[[], Iterable[Finding]]] = []
         self._facts = ModelFacts(about or {})
         self._defect = FirstDefect()
         self._layers: dict[tuple[str, str], LayerFindings] = {}  # by family and model
@@ -91,6 +96,9 @@ class Findings:
             found += layers.findings()
         found += self._scalars.findings()
         found += self._own.findings()
+        of_training = [each for told in self.besides for each in told()]
+        known = {each.identity for each in of_training}
+        found = [*of_training, *(each for each in found if each.identity not in known)]
         first = {(each.rule, each.site, each.call): each for each in reversed(found)}  # one of each, from the first family
         found = [each for each in found if first[each.rule, each.site, each.call] is each]
         return sorted(_causes(found), key=lambda each: each.severity != "bad")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,7 +25,8 @@ __all__ = ["chosen_in", "findings_in", "judged", "with_alerts"]
 
 _AT_ONCE = 256  # steps that are read together
 _READ = ("rms", "mean", "std", "absmax", "zeros", "call_death", "count", *DEFECTS)
-_OF_THE_LOOP = ("nonfinite", "no_training_forward")  # of these the training itself knew more than the rows say
+_LEFT_OUT = ("unmoved", "unreached")
+_OF_THE_LOOP = ("nonfinite", "no_training_forward", *_LEFT_OUT)  # of these the training itself knew more than the rows say
 
 
 def findings_in(run: Run, *, rank: int | None = None) -> list[Finding]:
@@ -88,6 +90,8 @@ def with_alerts(found: list[Finding], run: Run, rank: int | None, chosen: Chosen
             value = float("nan") if alert["value"] is None else alert["value"]
             known = Finding(rule, "", severity="bad", value=value, advice=rules.RULES[rule].advice)
             told = (same or known).at(alert["site"], alert["epoch"], alert["step"], alert["message"])
+            if same is None and rule in _LEFT_OUT:
+                told = replace(told, first_step=alert["step"])
             found = [told, *(each for each in found if each is not same)]
     return found
 

@@ -14,6 +14,7 @@ from sonde.engine.clock.optimizers import held_by, learning_rates
 from sonde.engine.probes.row_keys import RowKeys
 from sonde.engine.probes.site_hook import SiteHook
 from sonde.inspector.forward_modes import ForwardModes
+from sonde.inspector.left_out import LeftOut
 from sonde.inspector.measurement.execution_order import Ordering
 from sonde.inspector.measurement.measurement import Measurement
 from sonde.inspector.measurement.parameter_rows import ParameterRows
@@ -31,11 +32,14 @@ Send = Callable[[BatchBuilder, "list[Batch]"], None]
 class RowTaker:
     """The measurements of one model, and the moments at which their rows are taken.
 
+    The class is large because what the training itself knows, beside its rows, is noticed at the same moments.
+
     Attributes:
         measurements: all that are attached.
         evaluated: whether evaluation passes were seen since their rows were last taken.
         evaluated_alone: of the clock's count of such calls outside of the root, those whose rows were taken.
         modes: in which logged steps no forward was in training mode.
+        left_out: the parameters that the first logged steps leave as they are.
 
     Args:
         send: called with the data of each moment.
@@ -46,6 +50,7 @@ class RowTaker:
         self.evaluated = False
         self.evaluated_alone = 0
         self.modes = ForwardModes(name)
+        self.left_out = LeftOut(settings.rules)
         self._send = send
         self._scaling = Scaling(settings.scaler)
         self._ordering = Ordering(model, name)
@@ -70,6 +75,7 @@ class RowTaker:
     def detach(self) -> None:
         """Take all hooks out."""
         self._ordering.settle()
+        self.left_out.end(self._hooks_at("param"), self._order())
         for measurement in self.measurements:
             measurement.attachment.detach()
 
@@ -117,6 +123,8 @@ class RowTaker:
             scales["grad"] = scale
         builder = BatchBuilder(ended.epoch, ended.step, ends_interval=True)
         held = None if optimizer is None else held_by(optimizer)
+        if self.left_out.looks:
+            self.left_out.look(self._hooks_at("param"), held, ended.epoch, ended.step, self._order())
         builder.parameter_rows(self._starts, self._starts.row_index(self._order(), None), role="start")
         raw_scales = None if self._scaling.scale is None else {"grad": self._scaling.scale}
         builder.parameter_rows(self._raw, self._raw.row_index(self._order(), held), role="raw", scales=raw_scales)

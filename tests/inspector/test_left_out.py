@@ -1,0 +1,159 @@
+"""Parameters that a training leaves as they are: found where that is a fault, and silent where it is meant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
+
+import sonde
+from sonde.rules import Finding
+from sonde.run.recorded_findings import findings_in
+
+
+class Detach(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.detach()
+
+
+def deep(*middle: nn.Module) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), *middle, nn.Tanh(), nn.Linear(4, 2))
+
+
+def but(model: nn.Module, *left: str) -> list[nn.Parameter]:
+    return [parameter for name, parameter in model.named_parameters() if not name.startswith(left)]
+
+
+def found(
+    model: nn.Module,
+    *optimizers: Optimizer,
+    steps: int = 12,
+    to: Any = "memory",
+    turn: Callable[[int], Sequence[int]] | None = None,
+    before: Callable[[], object] = lambda: None,
+    **options: Any,
+) -> list[Finding]:
+    """Train with the *optimizers* whose numbers *turn* returns for a step; return the findings about what is left out."""
+    x = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))
+    with sonde.watch(model, every=1, to=to, quiet=True, **options) as inspector:
+        for step in range(steps):
+            for number in range(len(optimizers)) if turn is None else turn(step):
+                before()
+                model.zero_grad()
+                model(x).square().mean().backward()
+                optimizers[number].step()
+    return [each for each in inspector.findings if each.rule in ("unmoved", "unreached")]
+
+
+def test_a_layer_of_no_optimizer_is_unmoved_from_the_first_logged_step_on() -> None:
+    model = deep()
+    (one,) = found(model, SGD(but(model, "2."), 0.1))
+    assert (one.rule, one.site, one.severity, one.first_step) == ("unmoved", "2.weight:param", "bad", 0)
+    assert one.message == "2.weight: gets a gradient, and no optimizer moves it (also 2.bias)"
+    assert one.evidence == {"steps": 10.0}
+
+
+def test_layers_before_a_detach_are_unreached() -> None:
+    model = deep(Detach())
+    (one,) = found(model, SGD(model.parameters(), 0.1))
+    assert (one.rule, one.site, one.first_step) == ("unreached", "0.weight:param", 0)
+    assert one.message == "0.weight: no gradient reaches it (also 2.weight, 0.bias and 1 more)"
+
+
+def test_a_head_that_was_replaced_after_the_optimizer_was_made_is_unmoved() -> None:
+    model = deep()
+    optimizer = SGD(model.parameters(), 0.1)
+    model[-1] = nn.Linear(4, 2)
+    assert [each.site for each in found(model, optimizer)] == ["4.weight:param"]
+
+
+def test_a_run_on_disk_has_the_finding_too(tmp_path: Path) -> None:
+    model = deep()
+    (live,) = found(model, SGD(but(model, "2."), 0.1), to=tmp_path / "run")
+    (recorded,) = [each for each in findings_in(sonde.open_run(tmp_path / "run")) if each.rule == "unmoved"]
+    assert (recorded.site, recorded.message, recorded.severity) == (live.site, live.message, live.severity)
+    assert (recorded.step, recorded.first_step, recorded.value, recorded.advice) == (0, 0, 10.0, live.advice)
+
+
+@pytest.mark.parametrize(("steps", "number"), [(4, 0), (5, 1), (9, 1)])
+def test_a_short_run_is_judged_at_its_end_if_it_has_five_logged_steps(steps: int, number: int) -> None:
+    model = deep()
+    assert len(found(model, SGD(but(model, "2."), 0.1), steps=steps)) == number
+
+
+def test_a_rule_that_is_off_finds_nothing() -> None:
+    model = deep()
+    assert found(model, SGD(but(model, "2."), 0.1), rules={"unmoved": False}) == []
+
+
+def test_frozen_layers_are_meant() -> None:
+    model = deep()
+    model[2].requires_grad_(False)
+    assert found(model, SGD(but(model, "2."), 0.1)) == []
+
+
+def test_a_head_that_alone_is_trained_is_meant() -> None:
+    model = deep()
+    assert found(model, SGD(model[-1].parameters(), 0.1)) == []
+
+
+def test_a_second_optimizer_may_step_rarely() -> None:
+    model = deep()
+    optimizers = SGD(but(model, "2."), 0.1), SGD(model[2].parameters(), 0.1)
+    assert found(model, *optimizers, turn=lambda step: (0, 1) if step % 7 == 6 else (0,), steps=14) == []
+
+
+def test_a_layer_that_the_loop_changes_itself_is_moved() -> None:
+    model = deep()
+
+    def change() -> None:
+        with torch.no_grad():
+            model[2].weight.mul_(0.99)
+            model[2].bias.mul_(0.99)
+
+    assert found(model, SGD(but(model, "2."), 0.1), before=change) == []
+
+
+def test_a_teacher_without_gradients_that_no_optimizer_holds_is_meant() -> None:
+    class Taught(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.teacher, self.student = nn.Linear(4, 2), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                aim = self.teacher(x)
+            made: Tensor = self.student(x)
+            return made - aim
+
+    model = Taught()
+    assert found(model, SGD(model.student.parameters(), 0.1)) == []
+
+
+def test_a_layer_that_never_runs_is_not_unreached() -> None:
+    class Spare(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.spare, self.used = nn.Linear(4, 2), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            made: Tensor = self.used(x)
+            return made
+
+    model = Spare()
+    assert found(model, SGD(model.parameters(), 0.1)) == []
+
+
+def test_a_loop_that_says_its_steps_itself_has_no_such_findings() -> None:
+    model = deep()
+    with sonde.watch(model, every=1, to="memory", quiet=True) as inspector:
+        for _ in range(12):
+            model(torch.ones(2, 4)).sum().backward()
+            inspector.step()
+    assert not {"unmoved", "unreached"} & {each.rule for each in inspector.findings}
