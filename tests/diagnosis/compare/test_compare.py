@@ -54,8 +54,8 @@ def test_no_model_of_the_zoo_parts_from_itself_or_from_its_wider_type(name: str)
     if args and kwargs:
         pytest.skip("both positional and keyword arguments")
     model = entry.build()
-    assert sonde.compare(model, model, args or kwargs).same
-    if not name.startswith("nested"):
+    assert sonde.compare(model, model, args or kwargs, backward=name != "nested_strided").same  # torch has no loss for it
+    if name not in ("returns_scalar", "ignores_input") and not name.startswith("nested"):  # these make tensors in float32
         assert sonde.compare(model, doubled(model), args or kwargs).same
 
 

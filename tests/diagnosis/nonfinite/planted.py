@@ -267,7 +267,7 @@ def arc_sine_at_its_border(x: Tensor) -> Tensor:
 def gradient_in_half_precision(x: Tensor) -> Tensor:
     y = x.half()
     wide = y.float()  # fault
-    return x + wide * 1e12
+    return x + (wide - wide.detach()) * 1e12  # the gradient alone is large, so that no normalisation behind it divides it
 
 
 class Loud(torch.autograd.Function):

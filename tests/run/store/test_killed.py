@@ -182,7 +182,7 @@ def test_fifty_processes_killed_at_random_moments(tmp_path: Path) -> None:
             assert len(steps) > announced.get("scalars", -1)
         assert run.coverage is None or run.coverage["step"] % 50 == 0
         repr(run)
-    assert survived > 1_000
+    assert survived > 100
     shutil.rmtree(tmp_path)
 
 

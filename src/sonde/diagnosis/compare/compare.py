@@ -32,6 +32,7 @@ from sonde.view.run_comparison import RunComparison
 __all__ = ["compare"]
 
 _NOTHING: Any = object()
+_LONGEST = 240  # characters of an error of torch, some of which list every backend
 
 
 @overload
@@ -289,6 +290,7 @@ def _notes(a: Side, b: Side) -> list[str]:
 
 def _error(side: Side) -> str:
     text = f"{type(side.error).__name__}: {side.error}".splitlines()[0]
+    text = text if len(text) <= _LONGEST else f"{text[:_LONGEST].rpartition('. ')[0] or text[:_LONGEST]} ..."
     return f"{side.name} raised in the {side.stage}, and was compared up to there: {text}"
 
 
