@@ -10,8 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 import sonde
+from sonde import rules
 from sonde.diagnosis.preflight.preflight import CHECKS
 from sonde.diagnosis.preflight.verdicts import sparkline
 from sonde.errors import ArgumentError, ModelError, PreflightError, UnknownSiteError
@@ -114,8 +116,106 @@ def adversary() -> Case:
     return model, torch.randn(12, 4), lambda out: functional.binary_cross_entropy_with_logits(judge(out), ones)
 
 
+def zero_head() -> Case:
+    model, x, loss_fn = mlp()
+    assert isinstance(model, nn.Sequential)
+    nn.init.zeros_(model[5].weight)
+    nn.init.zeros_(model[5].bias)
+    return model, x, loss_fn
+
+
+def sparse() -> Case:
+    y = torch.arange(12) % 3
+    model = nn.Sequential(nn.EmbeddingBag(20, 16, sparse=True), nn.Linear(16, 3))
+    return model, torch.randint(1, 20, (12, 5)), lambda logits: functional.cross_entropy(logits, y)
+
+
+class Checkpointed(nn.Module):
+    """Two checkpoints, one of each kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.middle, self.last = nn.Linear(6, 32), nn.Linear(32, 32), nn.Linear(32, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x).relu()
+        for kind in (False, True):
+            hidden = checkpoint(lambda h: self.middle(h).relu(), hidden, use_reentrant=kind)
+        logits: Tensor = self.last(hidden)
+        return logits
+
+
+def checkpointed() -> Case:
+    y = torch.arange(12) % 3
+    return Checkpointed(), torch.randn(12, 6), lambda logits: functional.cross_entropy(logits, y)
+
+
+def compiled() -> Case:
+    model, x, loss_fn = checkpointed()
+    return torch.compile(model, backend="eager"), x, loss_fn  # type: ignore[return-value]
+
+
+def time_first() -> Case:
+    class Steps(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.lstm, self.head = nn.LSTM(6, 16), nn.Linear(16, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.lstm(x)[0]).flatten(0, 1)
+
+    y = torch.arange(35) % 3
+    return Steps(), torch.randn(7, 5, 6), lambda logits: functional.cross_entropy(logits, y)
+
+
+def complex_numbers() -> Case:
+    class Waves(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(6, 16, dtype=torch.complex64), nn.Linear(16, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            logits: Tensor = self.last(self.first(x.to(torch.complex64)).abs())
+            return logits
+
+    y = torch.arange(12) % 3
+    return Waves(), torch.randn(12, 6), lambda logits: functional.cross_entropy(logits, y)
+
+
+def autocast() -> Case:
+    model, x, loss_fn = mlp()
+
+    class Half(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.autocast("cpu", torch.bfloat16):
+                logits: Tensor = self.inner(x)
+            return logits
+
+    return Half(), x, loss_fn
+
+
+def pairs() -> Case:
+    """Similarities of all pairs of a batch, as contrastive losses take them."""
+
+    class Pairs(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.other = nn.Linear(6, 16), nn.Linear(6, 16)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return functional.normalize(self.one(x), dim=1) @ functional.normalize(self.other(x), dim=1).T
+
+    return Pairs(), torch.randn(12, 6), lambda logits: functional.cross_entropy(logits, torch.arange(12))
+
+
 HEALTHY = [
-    mlp, regression, binary, convolutions, autoencoder, recurrent, variational, double_precision, transformer, adversary
+    mlp, regression, binary, convolutions, autoencoder, recurrent, variational, double_precision, transformer, adversary,
+    zero_head, checkpointed, compiled, time_first, complex_numbers, autocast,
+    pairs,
 ]  # fmt: skip
 
 
@@ -160,6 +260,23 @@ def test_every_check_has_a_verdict_and_can_be_had_by_name() -> None:
     assert found.to_html().count("<tr") > len(CHECKS)
     with pytest.raises(UnknownSiteError, match="Nearest: overfit"):
         found["overfitt"]
+
+
+def test_sparse_gradients_and_optimizers_that_take_a_function_can_be_checked() -> None:
+    torch.manual_seed(0)
+    found = sonde.preflight(*sparse(), lambda parameters: torch.optim.SGD(parameters, lr=0.5), steps=25)
+    assert found.result in ("ok", "note")
+    assert found["first_update"].result == found["learning_rate"].result == "ok"
+    found = sonde.preflight(*regression(), torch.optim.LBFGS, steps=25)
+    assert found["overfit"].result == "ok"
+    assert not any("raised" in each.words for each in found.verdicts)
+
+
+def test_a_rate_of_zero_is_the_fault_of_the_optimizer() -> None:
+    torch.manual_seed(0)
+    found = sonde.preflight(*mlp(), lambda parameters: torch.optim.SGD(parameters, lr=0.0), steps=25)
+    assert found["first_update"].findings[0].message == "no weight moves"
+    assert "Adam learns it" in found["overfit"].findings[0].message
 
 
 def test_without_a_loss_what_needs_one_is_skipped() -> None:
@@ -214,6 +331,35 @@ def test_models_without_numbers_are_refused() -> None:
         sonde.preflight(nn.LazyLinear(3), torch.randn(4, 6))
     with pytest.raises(ModelError):
         sonde.preflight(3, torch.randn(4, 6))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("found", "severity"),
+    [
+        (rules.zeroed_as_good(1.1, 0.5, 0.55), "warn"),
+        (rules.zeroed_as_good(1.1, 0.5, 0.6), None),
+        (rules.zeroed_as_good(4.6, 0.02, 0.11), None),  # both learn, and the real inputs far better
+        (rules.not_overfit(1.0, 0.99), "bad"),
+        (rules.not_overfit(1.0, 0.97), None),
+        (rules.not_overfit(1.0, 0.97, half=0.5), "warn"),
+        (rules.not_overfit(1.0, float("nan")), "bad"),
+        (rules.initial_loss(1.66, 1.1), "warn"),
+        (rules.initial_loss(1.6, 1.1), None),
+        (rules.initial_error(10.0, 1.0), "warn"),
+        (rules.initial_error(9.9, 1.0), None),
+        (rules.labels_outside(0, 3, 4), None),
+        (rules.labels_outside(0, 4, 4), "bad"),
+        (rules.labels_outside(-1, 3, 4), "bad"),
+        (rules.eval_mode(3, 3), "warn"),
+        (rules.eval_mode(1, 3), "note"),
+        (rules.missing_in_optimizer(1), None),
+        (rules.missing_in_optimizer(2), "bad"),
+        (rules.step_lost(1e-7, 1.2e-7), "warn"),
+        (rules.step_lost(1.3e-7, 1.2e-7), None),
+    ],
+)
+def test_each_rule_at_its_limit(found: rules.Finding | None, severity: str | None) -> None:
+    assert (None if found is None else found.severity) == severity
 
 
 def test_a_sparkline_goes_from_the_first_to_the_last_value() -> None:

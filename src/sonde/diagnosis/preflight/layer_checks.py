@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from statistics import median
 
@@ -53,19 +54,26 @@ def per_layer(sizes: list[float]) -> float:
 
 
 def alive(subject: Subject) -> Verdict:
-    """Judge units that are dead, layers that are constant, and activations that are saturated."""
+    """Judge units that are dead, layers that are constant, and activations that are saturated.
+
+    An output of zeros alone whose own layer gets a gradient is none of them: a last layer or a branch may begin at zero.
+    """
     found, counted = [], 0
-    for layer in subject.ran.layers:
+    ran = subject.ran
+    for layer in ran.layers:
         counted += layer.output is not None
-        for each in layer.findings:
-            if each.rule in _SHOWN and not (each.rule in ("all_zero", "constant") and _is_meant(layer.output)):
-                found.append(replace(each, site=f"{layer.name}:output"))
+        begins_at_zero = layer.output is not None and layer.output.absmax == 0 and _learns(ran.gradients, layer.name)
+        found += [
+            replace(each, site=f"{layer.name}:output")
+            for each in layer.findings
+            if each.rule in _SHOWN and not (begins_at_zero and each.rule != "saturated")
+        ]
     return Verdict("alive", f"{counted:,} layers looked at", tuple(found))
 
 
-def _is_meant(output: object) -> bool:
-    """Whether an output of zeros may be meant: a last layer or a branch that begins at zero is a way to initialise."""
-    return getattr(output, "absmax", math.nan) == 0
+def _learns(gradients: Mapping[str, float | None], layer: str) -> bool:
+    """Return whether a parameter of *layer*, or below it, has a gradient that is not zero."""
+    return any(size for name, size in gradients.items() if not layer or name.startswith(f"{layer}."))
 
 
 def dtype(subject: Subject) -> Verdict:

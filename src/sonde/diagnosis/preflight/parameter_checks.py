@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from sonde import rules
-from sonde.diagnosis.preflight.subject import Copy, SkippedError, Subject
+from sonde.diagnosis.preflight.subject import Copy, SkippedError, Subject, norm_of
 from sonde.diagnosis.preflight.verdicts import Verdict
 from sonde.engine.selection import parameters
 from sonde.rules import Finding, short
@@ -145,10 +145,10 @@ def first_update(subject: Subject) -> Verdict:
             and parameter.is_floating_point()
             and parameter.grad is not None
             and not isinstance(owner.module, nn.Embedding)
-            and bool((parameter.grad != 0).any())
+            and norm_of(parameter.grad) > 0
         }
         before = {name: parameter.detach().clone() for name, parameter in weights.items()}
-        stepper.step()
+        copy.step(stepper)
         ratios = {name: _ratio(before[name], parameter.detach()) for name, parameter in weights.items()}
         eps = max((torch.finfo(parameter.dtype).eps for parameter in weights.values()), default=0.0)
     if not ratios:

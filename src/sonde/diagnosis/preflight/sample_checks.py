@@ -83,6 +83,8 @@ def input_used(subject: Subject) -> Verdict:
     if not inputs:
         raise SkippedError("the batch holds no tensor that could be zeroed")
     before = subject.outputs()
+    if not any(bool((tensor != 0).any()) for tensor in before):
+        raise SkippedError("the output is zero throughout, as where the last layer begins at zero")
     unused = []
     for name in inputs:
         after = subject.outputs(zero_inputs(subject, {name}))
@@ -115,7 +117,9 @@ def samples_apart(subject: Subject) -> Verdict:
 
     after = subject.outputs(exchange)
     far = [
-        (distance_of(before[place][:-1], after[place][:-1]), rounding_of(before[place])) for place in judged if place < len(after)
+        (distance_of(_others(before[place], samples), _others(after[place], samples)), rounding_of(before[place]))
+        for place in judged
+        if place < len(after)
     ]
     worst = max(far, key=lambda pair: pair[0] / pair[1], default=(0.0, 1.0))
     is_sure = not any(_is_time_first(each) for each in modules)
@@ -125,6 +129,11 @@ def samples_apart(subject: Subject) -> Verdict:
         found = type(found)(found.rule, words, value=found.value, severity="note", evidence=found.evidence, advice=found.advice)
     said = f"exchanging one of {samples:,} samples" + ("" if found else " changes no other")
     return Verdict("samples_apart", said, () if found is None else (found,))
+
+
+def _others(output: Tensor, samples: int) -> Tensor:
+    """Return *output* without the last sample, along each axis of so many *samples*: in a matrix of pairs there are two."""
+    return output[tuple(slice(samples - 1) if size == samples else slice(None) for size in output.shape)]
 
 
 def _is_time_first(module: Any) -> bool:

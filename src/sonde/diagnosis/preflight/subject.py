@@ -68,6 +68,21 @@ class Copy:
             raise ArgumentError(f"loss_fn must return a scalar tensor; it returned {shown}")
         return loss
 
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Take a step; an optimizer that evaluates the loss itself, as LBFGS does, is given a function for that."""
+        if not isinstance(optimizer, torch.optim.LBFGS):
+            optimizer.step()
+            return
+
+        def evaluate() -> float:
+            optimizer.zero_grad()
+            loss = self.loss()
+            assert loss is not None
+            torch.autograd.backward(loss)
+            return float(loss.detach())
+
+        optimizer.step(evaluate)
+
     def make_optimizer(self, given: Any) -> torch.optim.Optimizer:
         """Return the optimizer of the copy: the copied one, or what the function *given* returns for its parameters."""
         if isinstance(self.optimizer, torch.optim.Optimizer):

@@ -51,7 +51,7 @@ def train(subject: Subject, make: Make, steps: int, change: Callable[[Copy], Non
                 break
             optimizer.zero_grad()
             torch.autograd.backward(loss)
-            optimizer.step()
+            copy.step(optimizer)
     return curve
 
 
@@ -61,7 +61,10 @@ def _of_user(subject: Subject) -> Make:
 
 def _adam(rate: float) -> Make:
     def make(copy: Copy) -> torch.optim.Optimizer:
-        return torch.optim.Adam([each for each in copy.model.parameters() if each.requires_grad], lr=rate)
+        trained = [each for each in copy.model.parameters() if each.requires_grad]
+        if any(getattr(module, "sparse", False) for module in copy.model.modules()):  # gradients that Adam does not take
+            return torch.optim.Adagrad(trained, lr=10 * rate)
+        return torch.optim.Adam(trained, lr=rate)
 
     return make
 
@@ -75,8 +78,9 @@ def overfit(subject: Subject) -> Verdict:
     if not any(size is not None for size in subject.first.gradients.values()):
         raise SkippedError("no parameter has a gradient")
     given = [("the optimizer", _of_user(subject))] if subject.optimizer is not None else []
-    found: Finding | None = None
+    found: list[Finding] = []
     said: list[str] = []
+    falls = False  # the loss of the last training, at its end
     for name, make in [*given, *((f"Adam at {rate:g}", _adam(rate)) for rate in _RATES)]:
         curve = train(subject, make, subject.steps)
         if len(curve) < min(_FEWEST, subject.steps) and math.isfinite(curve[-1]) and abs(curve[-1]) > _LEARNT * abs(curve[0]):
@@ -84,22 +88,25 @@ def overfit(subject: Subject) -> Verdict:
                 raise SkippedError(f"only {len(curve)} steps in the time: give more seconds=")
             break
         said.append(f"{short(curve[0])} to {short(_last(curve))} in {len(curve)} steps with {name}")
-        if not subject.curve:
-            subject.curve = curve
+        subject.curve = subject.curve or curve
         judged = rules.not_overfit(curve[0], _last(curve), half=_expected(subject)) if abs(curve[0]) > _LEARNT else None
         if judged is None:
             subject.learnt = curve, make
             break
-        found = found if found is not None and found.severity == "bad" else judged
+        found.append(judged)
+        falls = curve[0] - _last(curve) > (1 + _NOISE) * (curve[0] - _last(curve[: len(curve) * 4 // 5]))
     words = f"one batch: {'; '.join(said)}"
-    if found is None or (subject.learnt is not None and found.severity == "warn"):
-        return Verdict("overfit", words)
-    if subject.learnt is not None and given:
+    is_learnt = subject.learnt is not None or any(each.severity == "warn" for each in found[1:])
+    if given and found and found[0].severity == "bad" and is_learnt:
         advice = "look at the learning rate of the optimizer, and at the parameters that it holds"
-        found = replace(found, message=f"{found.message} with the optimizer; Adam learns it", advice=advice)
-    elif subject.learnt is not None:
+        wrong = replace(found[0], message=f"{found[0].message} with the optimizer; Adam learns it", advice=advice)
+        return Verdict("overfit", words, (wrong,))
+    if subject.learnt is not None or not found:
         return Verdict("overfit", words)
-    return Verdict("overfit", words, (found,))
+    best = max(found, key=lambda each: each.value if math.isfinite(each.value) else -math.inf)
+    if best.severity == "warn" and falls:
+        best = replace(best, message=f"{best.message}, and still falls: give more steps=", severity="note")
+    return Verdict("overfit", words, (best,))
 
 
 def _expected(subject: Subject) -> float:
