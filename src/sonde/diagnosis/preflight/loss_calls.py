@@ -35,7 +35,7 @@ class LossCall:
         name: of the function in ``torch.nn.functional``.
         input, target: its arguments, detached.
         kwargs: the further arguments by name.
-        mean: the function again on other tensors, with the mean over all elements as the reduction.
+        function: the function itself.
     """
 
     name: str

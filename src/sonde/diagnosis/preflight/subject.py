@@ -127,7 +127,7 @@ class Subject:
     """What is checked.
 
     Attributes:
-        model, batch, loss_fn, optimizer: as the user has given them.
+        model, batch, loss_fn, optimizer: as they were given.
         steps: of a training on the one batch.
         notes: what the reader must know of how the checks ran.
         curve: the losses of the first training on the one batch.
@@ -260,10 +260,6 @@ class Subject:
             change(copy)
             loss = copy.loss()
             return math.nan if loss is None else float(loss)
-
-    def targets(self) -> list[Tensor]:
-        """Return the tensors that the loss functions took as targets, as long as they are parts of the batch itself."""
-        return [call.target for call in self.first.calls]
 
 
 def loss_is_sent(found: FirstStep) -> bool:
