@@ -18,7 +18,7 @@ def of(alarms: list[Alarm], right: Truth, every: int = 1, *, healthy: bool = Fal
     return judged(Outcome("case", "mlp", 0, every, "sonde", healthy, alarms=alarms), right)
 
 
-def test_every_rule_has_a_symptom() -> None:
+def test_every_rule_that_a_training_applies_has_a_symptom() -> None:
     """A new rule has a line in benchmarks/health/symptoms.py, or none of its findings can be counted."""
     assert symptoms.unknown_rules() == []
     assert set(symptoms.RULE_SYMPTOMS.values()) <= SYMPTOMS.keys()

@@ -55,5 +55,5 @@ def symptom_of(rule: str) -> str:
 
 
 def unknown_rules() -> list[str]:
-    """Return the rules of sonde that have no symptom here."""
-    return sorted(rules.RULES.keys() - RULE_SYMPTOMS.keys())
+    """Return the rules that a watched training applies and that have no symptom here; others judge tables, or before a training."""
+    return sorted({name for name, rule in rules.RULES.items() if rule.needs} - RULE_SYMPTOMS.keys())

@@ -50,3 +50,38 @@ def test_columns_that_come_later_are_judged_from_then_on() -> None:
         record.add(two > 1, two, np.array([step]))
     assert record.columns().tolist() == [1]
     assert record.since.tolist() == [-1, 1]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_condition_is_followed_in_each_column_as_step_by_step(seed: int) -> None:
+    """In pieces of any length, with columns that have no value at some steps; the oracle takes one value after the other."""
+    draw = np.random.default_rng(seed)
+    most, of = [(3, 5), (1, 1), (4, 5), (2, 3)][seed % 4]
+    held, width, length = Held(most, of, smallest=seed % 2 == 0), 4, 60
+    values = draw.integers(0, 6, (length, width)).astype(float)
+    values[draw.random((length, width)) < [0.0, 0.2][seed // 4 % 2]] = np.nan
+    holds, other, steps = draw.random((length, width)) < 0.4, draw.random((length, width)), np.arange(length) * 3
+    cuts = np.sort(draw.integers(0, length, 7))
+    for part in np.split(np.arange(length), cuts):
+        if len(part):
+            held.add(holds[part], values[part], steps[part], other[part])
+    for column in range(width):
+        record: list[int | None] = []  # of the steps with a value, those at which the condition held
+        since, worst = -1, (np.nan, -1, np.nan)
+        for line in np.flatnonzero(np.isfinite(values[:, column])).tolist():
+            record.append(int(steps[line]) if holds[line, column] else None)
+            if not holds[line, column]:
+                continue
+            if since < 0 and sum(each is not None for each in record[-of:]) >= most:
+                begin = next((end for end in range(len(record) - 1, 0, -1) if not any(_held(record[max(0, end - of) : end]))), 0)
+                since = next(each for each in record[begin:] if each is not None)
+            value = float(values[line, column])
+            if np.isnan(worst[0]) or (value < worst[0] if held.smallest else value > worst[0]):
+                worst = value, int(steps[line]), float(other[line, column])
+        all_held = [each for each in record if each is not None]
+        assert (held.since[column], held.count[column], held.last[column]) == (since, len(all_held), (all_held or [-1])[-1])
+        assert (held.worst[column], held.step[column], held.others[0][column]) == pytest.approx(worst, nan_ok=True, rel=0, abs=0)
+
+
+def _held(record: list[int | None]) -> list[bool]:
+    return [each is not None for each in record]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,6 +78,7 @@ class History:
         self._times: Counter[Site] = Counter()  # of each site, how many columns
         self._layouts: dict[int, tuple[Layout, Columns]] = {}
         self._added: tuple[RowBlock, Columns, Columns, Mask] | None = None
+        self._found: dict[str, Numbers] = {}  # the numbers of these rows that were asked for
 
     def __len__(self) -> int:
         return len(self.sites)
@@ -85,7 +87,7 @@ class History:
         """Add the rows of *block*; return their values, of shape ``(moments, columns)``, NaN where a place has no row."""
         columns = self._columns_of(block.layout)[block.rows]
         lines = np.repeat(np.arange(len(block)), np.diff(block.edges))
-        self._added = block, lines, columns, defects_in(block) > 0
+        self._added, self._found = (block, lines, columns, defects_in(block) > 0), {}
         found = self.of(self.number)
         axis = np.unique(np.concatenate([self.moments, block.moments[:, :2]]), axis=0)  # a step may come in several blocks
         joined = np.full((len(axis), len(self)), np.nan)
@@ -100,10 +102,13 @@ class History:
     def of(self, number: str) -> Numbers:
         """Return another *number* of the rows that were added last, as :meth:`add` does; NaN throughout if they have none."""
         assert self._added is not None
+        if number in self._found:
+            return self._found[number]
         block, lines, columns, broken = self._added
         found = np.full((len(block), len(self)), np.nan)
         if number in block.numbers:
             found[lines, columns] = np.where(broken, np.nan, block.numbers[number])
+        self._found[number] = found
         return found
 
     def _columns_of(self, layout: Layout) -> Columns:
@@ -208,9 +213,6 @@ class Growth:
         self._low = low[-1]
 
 
-_BITS = np.array([line.bit_count() for line in range(1 << 5)])
-
-
 class Held:
     """Columns at which a condition held in *most* of the last *of* logged steps that had a value there.
 
@@ -244,23 +246,45 @@ class Held:
             self.others = [extended(each, width) for each in self.others or [np.empty(0)] * len(others)]
         if not self.is_waiting and not holds.any():
             return
-        for line, step in enumerate(steps.tolist()):
-            seen = np.isfinite(values[line])
-            held = holds[line] & seen
-            if not held.any() and not self._bits.any():
-                continue
-            self._begun[held & (self._bits == 0)] = step
-            self._bits = np.where(seen, (self._bits << 1 | held) & ((1 << self._of) - 1), self._bits)
-            fired = (_BITS[self._bits] >= self.most) & (self.since < 0)
-            self.since[fired] = self._begun[fired]
-            self.last[held], self.count[held] = step, self.count[held] + 1
-            value = values[line]
-            with np.errstate(invalid="ignore"):
-                further = value < self.worst if self.smallest else value > self.worst
-            better = held & (np.isnan(self.worst) | further)
-            self.worst[better], self.step[better] = value[better], step
-            for known, other in zip(self.others, others, strict=True):
-                known[better] = other[line][better]
+        seen = np.isfinite(values)
+        held = holds & seen
+        if seen.all():
+            alike = [(np.arange(width), np.arange(len(steps)))]
+        else:
+            patterns, which = np.unique(seen, axis=1, return_inverse=True)
+            groups = enumerate(patterns.T)
+            alike = [(np.flatnonzero(which.ravel() == number), np.flatnonzero(lines)) for number, lines in groups if lines.any()]
+        for columns, lines in alike:
+            here = np.ix_(lines, columns)
+            self._add(columns, held[here], values[here], steps[lines], [other[here] for other in others])
+
+    def _add(self, columns: Columns, held: Mask, values: Numbers, steps: npt.NDArray[np.int64], others: Sequence[Numbers]) -> None:
+        """Add lines in which all *columns* have a value."""
+        lines, places = np.arange(len(steps))[:, None], np.arange(len(columns))
+        before = [self._bits[columns] >> age & 1 for age in range(self._of - 1, -1, -1)]
+        sums = np.cumsum(np.vstack([np.zeros_like(columns), *before, held]), axis=0)
+        often = sums[self._of :] - sums[: -self._of]  # of the lines up to the one before, and then up to each line
+        begins = np.maximum.accumulate(np.where(held & (often[:-1] == 0), lines, -1), axis=0)
+        begun = np.where(begins >= 0, steps[begins], self._begun[columns])
+        fired = often[1:] >= self.most
+        new = fired.any(axis=0) & (self.since[columns] < 0)
+        self.since[columns[new]] = begun[fired.argmax(axis=0), places][new]
+        self._begun[columns] = begun[-1]
+        for line in held[-self._of :]:
+            self._bits[columns] = (self._bits[columns] << 1 | line) & ((1 << self._of) - 1)
+        any_held = held.any(axis=0)
+        latest = len(steps) - 1 - held[::-1].argmax(axis=0)
+        self.last[columns[any_held]] = steps[latest][any_held]
+        self.count[columns] += held.sum(axis=0)
+        sign = -1 if self.smallest else 1
+        filled = np.where(held, sign * values, -np.inf)
+        best = filled.argmax(axis=0)
+        known = self.worst[columns]
+        better = any_held & (np.isnan(known) | (filled[best, places] > sign * known))
+        at, best, places = columns[better], best[better], places[better]
+        self.worst[at], self.step[at] = values[best, places], steps[best]
+        for kept, other in zip(self.others, others, strict=True):
+            kept[at] = other[best, places]
 
     @property
     def is_waiting(self) -> bool:

@@ -6,6 +6,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from statistics import median
 
 import numpy as np
 
@@ -174,19 +175,21 @@ class _Scalar:
         A loss must be as large as the first ones, a gradient norm twice as large, and an update norm ten times as large as all of
         the first hundred, since a learning rate may begin anew.
         """
-        begin = float(np.median(self._first[:_START]))
+        if value < _JUMP * math.exp(min(self._last)):
+            return None  # the median is no smaller
+        begin = median(self._first[:_START])
         least = 10 * max(self._first) if self.kind == "update_norm" else begin if self.kind == "loss" else 2 * begin
         if value < least:
             return None
         logs = np.array(self._last)
-        median = float(np.median(logs))
-        if value < _JUMP * math.exp(median):
+        middle = median(self._last)
+        if value < _JUMP * math.exp(middle):
             return None
         around = np.polynomial.Polynomial.fit(np.arange(len(logs)), logs, 1)(np.arange(len(logs)))  # the loss falls meanwhile
-        middles = (median, around) if self.kind == "loss" else (median,)
-        noise = min(float(np.median(np.abs(logs - middle))) for middle in middles)
+        levels = (middle, around) if self.kind == "loss" else (middle,)
+        noise = min(float(np.median(np.abs(logs - level))) for level in levels)
         spread = max(1.4826 * noise, _LEAST_SPREAD)  # of a normal distribution the standard deviation
-        found = self.chosen.judge("spike", value, math.exp(median), (math.log(value) - median) / spread)
+        found = self.chosen.judge("spike", value, math.exp(middle), (math.log(value) - middle) / spread)
         if found is None:
             return None
         message = f"{self.name} {found.message} at step {step:,}"
@@ -223,7 +226,7 @@ class _Loss:
         self.steps = (step if not self._last else self.steps[0], step)
         self._last.append(value)
         if len(self._last) == _SMOOTH:
-            self.smooth = float(np.median(self._last))
+            self.smooth = median(self._last)
             self.first = self.smooth if self.first is None else self.first
             self.lowest = min(self.lowest, self.smooth)
         self._open = [self._open[0] + value, self._open[1] + 1]
