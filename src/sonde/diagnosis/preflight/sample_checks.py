@@ -15,11 +15,13 @@ from sonde.diagnosis.preflight.subject import Copy, SkippedError, Subject, dista
 from sonde.diagnosis.preflight.verdicts import Verdict
 from sonde.engine import structure
 from sonde.engine.selection import members, unwrap
+from sonde.engine.torch_api.modules import BatchNorm
 from sonde.graph.forward import named_inputs
 
 __all__ = ["deterministic", "input_used", "inputs_of", "mode", "samples_apart", "zero_inputs"]
 
 _NO_INPUT = re.compile(r"label|target|mask|position|length|(^|_)y($|_)|return_|cache", re.IGNORECASE)
+_DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 _TIME_FIRST = (nn.RNNBase, nn.MultiheadAttention)
 
 
@@ -27,7 +29,7 @@ def mode(subject: Subject) -> Verdict:
     """Judge whether the modules are in training mode."""
     modules = [item.module for item in members(subject.model)]
     evaluated = sum(not each.training for each in modules)
-    drops = sum(isinstance(each, nn.modules.dropout._DropoutNd) and each.p > 0 for each in modules)
+    drops = sum(isinstance(each, _DROPOUTS) and each.p > 0 for each in modules)
     said = f"{len(modules) - evaluated:,} of {len(modules):,} modules in training mode; dropout layers: {drops:,}"
     found = rules.eval_mode(evaluated, len(modules))
     return Verdict("mode", said, () if found is None else (found,))
@@ -99,7 +101,7 @@ def samples_apart(subject: Subject) -> Verdict:
     """Judge whether the outputs of samples change where another sample is exchanged."""
     _ = subject.ran
     modules = [item.module for item in members(subject.model)]
-    if any(isinstance(each, nn.modules.batchnorm._BatchNorm) and each.training for each in modules):
+    if any(isinstance(each, BatchNorm) and each.training for each in modules):
         raise SkippedError("batch normalisation in training mode mixes samples on purpose")
     args, kwargs = structure.as_arguments(subject.batch)
     tensors = [tensor for _, tensor in structure.walk((args, kwargs)) if tensor.dim()]
