@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -26,7 +27,7 @@ Accumulator(Cosine()).update(torch.ones(2), torch.ones(2)).compute()
 @pytest.mark.slow
 def test_a_type_checker_refuses_rows_that_depend_on_order(tmp_path: Path) -> None:
     """Each use of a pair statistic as one that merges is an error, and nothing else is."""
-    file = tmp_path / "snippet.py"
+    file = tmp_path / f"snippet_{os.getpid()}.py"  # mypy remembers what it said of a module of this name, with its old path
     file.write_text(SNIPPET)
     command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--hide-error-context", str(file)]
     shown = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2])
