@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 
-__all__ = ["NO_TABLE", "Run", "open_run"]
+__all__ = ["Run", "answer_to", "open_run"]
 
 _NAMES = 8  # names that a line shows
 _NUMERIC = ("INT", "FLOAT", "DOUBLE", "DECIMAL", "BOOLEAN")
@@ -314,19 +315,7 @@ class Run:
             duckdb.Error: DuckDB refuses the query.
         """
         check_query(query)
-
-        def question(connection: duckdb.DuckDBPyConnection, families: tuple[str, ...]) -> pyarrow.Table:
-            import duckdb
-
-            try:
-                return connection.sql(query).to_arrow_table()
-            except duckdb.CatalogException as error:
-                found = NO_TABLE.search(str(error))
-                if found is None:
-                    raise
-                raise self._unknown("family", found[1], found[1], families) from None
-
-        return connect().from_arrow(self._ask(question, callers_sql=query))
+        return connect().from_arrow(self._ask(partial(answer_to, query, self._unknown_family), callers_sql=query))
 
     def connection(self) -> duckdb.DuckDBPyConnection:
         """Return a new DuckDB connection with a view of each family, for all that :meth:`sql` refuses.
@@ -338,9 +327,12 @@ class Run:
         self._source.ask(connection, lambda _, families: families)
         return connection
 
+    def _unknown_family(self, family: str, families: tuple[str, ...]) -> UnknownSiteError:
+        return self._unknown("family", family, family, families)
+
     def _known(self, family: str, families: tuple[str, ...]) -> str:
         if family not in families:
-            raise self._unknown("family", family, family, families)
+            raise self._unknown_family(family, families)
         return family
 
     def _unknown(self, kind: str, asked: str, family: str, families: tuple[str, ...]) -> UnknownSiteError:
@@ -393,9 +385,26 @@ def _what(alert: Mapping[str, Any]) -> tuple[Any, ...]:
     return alert["rule"], alert["site"], *(() if alert["rule"] else (alert["step"], alert["message"]))
 
 
+def answer_to(
+    query: str,
+    unknown: Callable[[str, tuple[str, ...]], Exception],
+    connection: duckdb.DuckDBPyConnection,
+    families: tuple[str, ...],
+) -> pyarrow.Table:
+    """Return the answer to *query*; of a table that is not there, raise what *unknown* makes of the name and of *families*."""
+    import duckdb
+
+    try:
+        return connection.sql(query).to_arrow_table()
+    except duckdb.CatalogException as error:
+        found = _NO_TABLE.search(str(error))
+        if found is None:
+            raise
+        raise unknown(found[1], families) from None
+
+
 _SINGLE = ("scalars", "alerts")
-NO_TABLE = re.compile(r"Table with name (\w+) does not exist")
-"""The words of DuckDB's error for a table that is not there; the group is its name."""
+_NO_TABLE = re.compile(r"Table with name (\w+) does not exist")  # in the words of DuckDB; the group is its name
 
 
 def open_run(path: str | os.PathLike[str]) -> Run:

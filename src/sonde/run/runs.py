@@ -7,7 +7,7 @@ import re
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -20,7 +20,7 @@ from sonde.paths import absolute_path, short_path
 from sonde.run.folder.duckdb_sql import check_query, connect, connect_locked, quoted
 from sonde.run.folder.run_json import FILE
 from sonde.run.folder.source import Answer, Ask, DiskSource, JoinedSource
-from sonde.run.run import NO_TABLE, Run
+from sonde.run.run import Run, answer_to
 from sonde.run.run_settings import differing, setting_text, settings_of
 from sonde.run.schema import READ_ORDER
 from sonde.suggest import unknown_name
@@ -162,7 +162,7 @@ class Runs(Sequence[Run]):
 
         def question(connection: duckdb.DuckDBPyConnection, families: tuple[str, ...]) -> pyarrow.Table:
             if family not in families:
-                raise unknown_name("family", family, families, self._within or "these runs")
+                raise self._unknown_family(family, families)
             columns = [name for name, *_ in connection.execute(f"DESCRIBE {quoted(family)}").fetchall()]
             order = ", ".join(quoted(name) for name in ("run", *READ_ORDER) if name in columns)
             return connection.sql(f"SELECT * FROM {quoted(family)} ORDER BY {order}").to_arrow_table()
@@ -225,19 +225,10 @@ class Runs(Sequence[Run]):
             duckdb.Error: DuckDB refuses the query.
         """
         check_query(query)
+        return connect().from_arrow(self._ask(partial(answer_to, query, self._unknown_family), callers_sql=True))
 
-        def question(connection: duckdb.DuckDBPyConnection, families: tuple[str, ...]) -> pyarrow.Table:
-            import duckdb
-
-            try:
-                return connection.sql(query).to_arrow_table()
-            except duckdb.CatalogException as error:
-                found = NO_TABLE.search(str(error))
-                if found is None:
-                    raise
-                raise unknown_name("family", found[1], families, self._within or "these runs") from None
-
-        return connect().from_arrow(self._ask(question, callers_sql=True))
+    def _unknown_family(self, family: str, families: tuple[str, ...]) -> UnknownSiteError:
+        return unknown_name("family", family, families, self._within or "these runs")
 
     # Showing
 

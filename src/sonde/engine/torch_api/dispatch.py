@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -15,7 +16,7 @@ unseen_by_modes: Callable[[], AbstractContextManager[Any]] = _disable_current_mo
 """Return a context in which no dispatch mode of this thread sees an operator."""
 
 
-class OperatorMode(TorchDispatchMode):
+class OperatorMode(TorchDispatchMode, ABC):
     """Calls :meth:`operator` in place of each operator that runs while the mode is entered.
 
     This holds also for threads that run a backward pass for the one that entered. Autograd, autocast and composite functions
@@ -25,9 +26,9 @@ class OperatorMode(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         return self.operator(func, args, kwargs or {})
 
+    @abstractmethod
     def operator(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the result of the operator *function*."""
-        raise NotImplementedError
 
 
 def argument_names(function: Any) -> list[str]:

@@ -15,7 +15,7 @@ from sonde.engine.random_state import RandomState, accelerator
 from sonde.engine.selection import members
 from sonde.engine.torch_api import hooks
 from sonde.engine.torch_api.modules import buffers_of
-from sonde.engine.torch_api.tensors import version_of
+from sonde.graph.tensors import version_of
 
 __all__ = ["MOST_PASSES", "BufferCopies", "KeptPass"]
 
@@ -106,9 +106,9 @@ def _versions(values: Iterable[Any]) -> list[tuple[Tensor, int]]:
     found = []
     for value in values:
         if isinstance(value, Tensor):
-            found.append((value, -1 if value.is_inference() else version_of(value)))
+            found.append((value, version_of(value)))
         elif value is not None and type(value) not in _PLAIN:
-            found += [(tensor, -1 if tensor.is_inference() else version_of(tensor)) for _, tensor in structure.walk(value)]
+            found += [(tensor, version_of(tensor)) for _, tensor in structure.walk(value)]
     return found
 
 
