@@ -1,0 +1,25 @@
+// The address of a picture: "#/run/ID/layers?number=moments.rms@output" is the view "layers" of a run, with its settings.
+
+export function here() {
+  const [place, settings = ""] = location.hash.replace(/^#\/?/, "").split("?");
+  const [kind = "", run = "", view = "", ...rest] = place.split("/").map((part) => { try { return decodeURIComponent(part); } catch { return part; } });
+  const args = Object.fromEntries(new URLSearchParams(settings));
+  if (kind === "compare") return { view: "compare", run: "", rest: "", args };
+  if (kind !== "run") return { view: "runs", run: "", rest: "", args };
+  return { view: view || "overview", run, rest: rest.join("/"), args };
+}
+
+export function linkTo(view, run = "", args = {}, rest = "") {
+  const given = new URLSearchParams();
+  for (const [name, value] of Object.entries(args)) if (value !== null && value !== undefined && value !== "") given.set(name, value);
+  const settings = given.toString() ? `?${given}` : "";
+  if (view === "runs") return `#/${settings}`;
+  if (view === "compare") return `#/compare${settings}`;
+  return `#/run/${encodeURIComponent(run)}${view === "overview" ? "" : `/${view}`}${rest ? `/${encodeURIComponent(rest)}` : ""}${settings}`;
+}
+
+// Change settings in the address without a new view, so that a reload shows the same.
+export function keep(args) {
+  const now = here();
+  history.replaceState(null, "", linkTo(now.view, now.run, { ...now.args, ...args }, now.rest));
+}

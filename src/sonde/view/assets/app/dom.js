@@ -1,0 +1,101 @@
+// Makes elements, and writes numbers, times and names as text. Text of a run only ever becomes a text node.
+
+export const byId = (id) => document.getElementById(id);
+
+const SVG = "http://www.w3.org/2000/svg";
+
+function furnish(element, settings, children) {
+  for (const [name, value] of Object.entries(settings ?? {})) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else if (name === "style") for (const [property, worth] of Object.entries(value)) element.style.setProperty(property, worth);
+    else element.setAttribute(name, value === true ? "" : String(value));
+  }
+  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  return element;
+}
+
+export const make = (tag, settings, ...children) => furnish(document.createElement(tag), settings, children);
+export const draw = (tag, settings, ...children) => furnish(document.createElementNS(SVG, tag), settings, children);
+
+// Numbers
+
+const RAISED = { "-": "⁻", 0: "⁰", 1: "¹", 2: "²", 3: "³", 4: "⁴", 5: "⁵", 6: "⁶", 7: "⁷", 8: "⁸", 9: "⁹" };
+export const raised = (power) => [...String(power)].map((sign) => RAISED[sign]).join("");
+export const minus = (text) => text.replace("-", "−");
+
+export function plain(value, digits = 4) {
+  if (value === null || value === undefined) return "–";
+  if (typeof value !== "number") return String(value);
+  if (Number.isNaN(value)) return "NaN";
+  if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";
+  const size = Math.abs(value);
+  if (Number.isInteger(value) && size < 1e6) return minus(value.toLocaleString("en"));
+  if (size >= 1e-3 && size < 1e6) return minus(String(Number(value.toPrecision(digits))));
+  const [head, power] = value.toExponential(Math.max(digits - 2, 0)).split("e");
+  return minus(`${Number(head)}`) + `·10${raised(Number(power))}`;
+}
+
+export const whole = (number) => (typeof number === "number" ? minus(number.toLocaleString("en")) : "–");
+export const percent = (share) => `${Number((share * 100).toPrecision(3))} %`;
+
+export function amount(number, unit = "") {
+  const size = Math.abs(number);
+  for (const [power, letter] of [[4, "T"], [3, "G"], [2, "M"], [1, "k"]]) {
+    if (size >= 999.5 * 1000 ** (power - 1)) return `${Number((number / 1000 ** power).toPrecision(3))} ${letter}${unit}`;
+  }
+  return `${Number(number.toPrecision(3))}${unit ? ` ${unit}` : ""}`;
+}
+
+export const many = (number, one, more = `${one}s`) => `${whole(number)} ${number === 1 ? one : more}`;
+
+// Times: in seconds since 1970.
+
+export function since(seconds) {
+  if (!seconds) return "–";
+  const gone = Math.max(0, Date.now() / 1000 - seconds);
+  if (gone < 60) return `${Math.floor(gone)} s ago`;
+  if (gone < 3600) return `${Math.floor(gone / 60)} min ago`;
+  if (gone < 86400) return `${Math.floor(gone / 3600)} h ago`;
+  return gone < 86400 * 30 ? many(Math.floor(gone / 86400), "day") + " ago" : new Date(seconds * 1000).toISOString().slice(0, 10);
+}
+
+export function lasting(seconds) {
+  if (!(seconds >= 0)) return "–";
+  if (seconds < 60) return `${Math.round(seconds)} s`;
+  if (seconds < 3600) return `${Math.floor(seconds / 60)} min`;
+  return seconds < 86400 ? `${Math.floor(seconds / 3600)} h ${Math.floor((seconds % 3600) / 60)} min` : `${Number((seconds / 86400).toPrecision(2))} days`;
+}
+
+// Names of sites: "blocks.0.up:output" is the layer "blocks.0.up" at the port "output".
+
+export function partsOf(site) {
+  const at = site.lastIndexOf(":");
+  return at < 0 ? [site, ""] : [site.slice(0, at), site.slice(at + 1)];
+}
+
+// What stays visible of a long name is its end, where names of layers differ.
+export function shortened(name, most) {
+  return name.length <= most ? name : `…${name.slice(name.length - most + 1)}`;
+}
+
+// Severities: each has a colour, a shape and a word.
+
+export const SEVERITIES = {
+  ok: ["ok", "●", "healthy"],
+  note: ["note", "◆", "note"],
+  warn: ["warning", "▲", "warning"],
+  bad: ["bad", "■", "bad"],
+};
+
+export function badge(severity, text) {
+  const [name, shape, word] = SEVERITIES[severity] ?? SEVERITIES.note;
+  return make("span", { class: `badge ${name}` }, make("i", { "aria-hidden": "true" }, shape), text ?? word);
+}
+
+// A notice in place of a picture: what there is, and what to do.
+export function notice(title, ...lines) {
+  return make("div", { class: "notice" }, make("h2", null, title), lines.map((line) => (typeof line === "string" ? make("p", null, line) : line)));
+}
+
+export const code = (text) => make("pre", null, make("code", null, text));

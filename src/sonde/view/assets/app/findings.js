@@ -1,0 +1,39 @@
+// The findings with their evidence, each one click from the picture that shows it.
+import { linkTo } from "./address.js";
+import { badge, make, many, notice, partsOf, plain, whole } from "./dom.js";
+
+// The address of the picture that shows a finding.
+export function pictureOf(run, finding) {
+  const link = finding.link ?? {};
+  const [layer] = partsOf(finding.site ?? "");
+  const view = link.view ?? (finding.site ? "layers" : "overview");
+  return linkTo(view, run.id, { number: link.number, site: link.site ?? finding.site, step: link.step ?? finding.first_step ?? finding.step }, view === "layer" ? layer : "");
+}
+
+export function card(run, finding, brief = false) {
+  const step = finding.first_step ?? finding.step;
+  const [layer, port] = partsOf(finding.site ?? "");
+  const where = [finding.site ? make("a", { href: linkTo("layer", run.id, { number: finding.link?.number, step }, layer) }, layer || "(root)") : "the whole training", port ? make("span", { class: "quiet" }, ` ${port}`) : null];
+  const evidence = (finding.evidence ?? []).map((each) => [make("dt", null, each.name), make("dd", null, plain(each.value))]);
+  return make("article", { class: `finding ${finding.severity}` },
+    make("div", { class: "what" }, badge(finding.severity, ""), make("div", null, make("h3", null, finding.message ?? finding.text), make("p", null, where, make("span", { class: "quiet" }, step === null || step === undefined || step < 0 ? "" : ` · from step ${whole(step)}`)))),
+    brief ? null : [
+      evidence.length ? make("dl", { class: "evidence" }, evidence) : null,
+      finding.advice ? make("p", { class: "advice" }, make("strong", null, "What to do: "), finding.advice) : null,
+      make("p", { class: "quiet small" }, `rule ${finding.rule}`, finding.condition ? `: ${finding.condition}` : "", finding.source ? ` (${finding.source})` : "", finding.call >= 0 ? ` · call ${finding.call}` : ""),
+    ],
+    make("a", { class: "button", href: pictureOf(run, finding) }, "See it"));
+}
+
+export async function findingsView({ root, source, run, isShown }) {
+  async function read() {
+    const { findings } = await source.ask(run.id, "findings");
+    if (!isShown()) return;
+    if (!findings.length) { root.replaceChildren(notice("No findings", `The rules judged ${run.last >= 0 ? `all logged steps up to step ${whole(run.last)}` : "no step yet"} and found nothing wrong.`)); return; }
+    const order = { bad: 0, warn: 1, note: 2 };
+    const sorted = [...findings].sort((one, other) => (order[one.severity] ?? 3) - (order[other.severity] ?? 3) || (one.first_step ?? one.step) - (other.first_step ?? other.step));
+    root.replaceChildren(make("div", { class: "bar" }, make("h1", null, many(findings.length, "finding")), make("p", { class: "quiet" }, "the worst first, then by step")), make("div", { class: "findings" }, sorted.map((finding) => card(run, finding))));
+  }
+  await read();
+  return { refresh: read };
+}

@@ -1,0 +1,104 @@
+// A number through depth: a dot for each layer at one step, a bar from the least to the greatest over the training.
+import { keep, linkTo } from "./address.js";
+import { draw, make, many, notice, partsOf, plain, shortened } from "./dom.js";
+import { nothingYet, numberChooser } from "./layers.js";
+import { player } from "./player.js";
+import { MARKS, axis, ends, lineColour, ticks } from "./scales.js";
+import { matrixOf, rowOf } from "./source.js";
+import { once } from "./span.js";
+import { hideTip, showTip } from "./tip.js";
+
+export async function flowView({ root, source, run, args, isShown }) {
+  const about = await source.ask(run.id, "numbers");
+  if (!about.numbers.length) { root.append(nothingYet(run)); return null; }
+  const first = ["grad_output", "grad", "output"].map((port) => about.numbers.find((each) => each.port === port && each.number === "rms")).find(Boolean) ?? about.numbers[0];
+  let number = about.numbers.some((each) => each.id === args.number) ? args.number : first.id;
+  const [title, facts, legend] = [make("h2"), make("p", { class: "quiet" }), make("div")];
+  const place = make("div");
+  const picture = make("div", { class: "flow", tabindex: 0, role: "img" });
+  const svg = draw("svg", { width: "100%" });
+  picture.append(svg);
+  let [found, rows, control, column] = [null, [], null, 0];
+  root.append(make("div", { class: "bar" }, make("label", null, "number ", numberChooser(about.numbers, number, (id) => { number = id; keep({ number, step: "" }); args.step = null; control = null; read(); })), place),
+    make("figure", null, make("figcaption", null, title, facts), picture, legend));
+
+  async function read() {
+    let answer;
+    try { answer = await source.ask(run.id, "heatmap", { number, columns: 600 }); } catch (error) { picture.hidden = true; legend.replaceChildren(notice("Nothing to draw", error.message)); return; }
+    if (!isShown()) return;
+    picture.hidden = false;
+    found = matrixOf(answer);
+    if (!found.columns) return;
+    found.names = found.layers ?? found.sites.map((site) => partsOf(site)[0]);
+    rows = found.sites.map((_, row) => {
+      const held = rowOf(found, row);
+      const there = held.values.filter((value) => value !== null && (!found.scale.log || value > 0)).sort((one, other) => one - other);
+      const at = (share) => there[Math.min(Math.floor(share * there.length), there.length - 1)];
+      return { ...held, low: there[0] ?? null, lower: at(0.25) ?? null, upper: at(0.75) ?? null, high: there.at(-1) ?? null };
+    });
+    const steps = found.middles.map(Math.round);
+    const described = about.numbers.find((each) => each.id === number);
+    title.replaceChildren(`${described.title} through depth`);
+    facts.replaceChildren(`${many(found.rows, "row")}, first layer on top · dots: one step · bars: least to greatest of the training, thick: the middle half`);
+    if (!control) {
+      const wanted = args.step ? steps.findLastIndex((step) => step <= Number(args.step)) : steps.length - 1;
+      control = player(steps, 0, (at) => { column = at; keep({ step: at === steps.length - 1 ? "" : steps[at] }); repaint(); });
+      place.replaceChildren(control.element);
+      control.to(Math.max(wanted, 0));
+    } else control.grow(steps);
+    repaint();
+  }
+
+  const geometry = { left: 0, each: 0, top: 8, x: null };
+  function paint() {
+    const width = picture.clientWidth;
+    if (!width || !found) return;
+    const each = Math.max(Math.min(20, 900 / found.rows), found.rows > 400 ? 1.6 : 3);
+    const height = found.rows * each;
+    const longest = Math.max(...found.names.map((name) => name.length), 4);
+    const left = Math.min(240, Math.max(width * 0.25, 80), 24 + longest * 7);
+    const right = width - 46;
+    const limits = ends([rows.flatMap(({ low, high }) => [low, high])], found.scale.log);
+    const x = axis(...limits, left, right, found.scale.log);
+    Object.assign(geometry, { left, each, x });
+    const top = geometry.top;
+    svg.setAttribute("height", height + top + 44);
+    const shell = draw("g", { class: "axis" });
+    for (const [value, text] of ticks(x, Math.max(3, Math.floor((right - left) / 80)))) {
+      const at = x.at(value);
+      if (at < left - 1 || at > right + 1) continue;
+      shell.append(draw("line", { x1: at, x2: at, y1: top, y2: top + height }), draw("text", { x: at, y: top + height + 17, "text-anchor": "middle" }, text));
+    }
+    const stride = Math.max(1, Math.ceil(15 / each));
+    const letters = Math.floor((left - 14) / 6.7);
+    for (let row = 0; row < found.rows; row += stride) shell.append(draw("text", { x: left - 8, y: top + (row + 0.5) * each + 4, "text-anchor": "end" }, shortened(found.names[row], letters)));
+    let [thin, thick, dots] = ["", "", ""];
+    const asides = [];
+    rows.forEach(({ low, lower, upper, high, values, marks }, row) => {
+      const y = (top + (row + 0.5) * each).toFixed(1);
+      if (low !== null) { thin += `M${x.at(low).toFixed(1)} ${y}H${x.at(high).toFixed(1)}`; thick += `M${x.at(lower).toFixed(1)} ${y}H${x.at(upper).toFixed(1)}`; }
+      const [value, mark] = [values[column], marks[column]];
+      if (value !== null && !(found.scale.log && value <= 0)) { const at = x.at(value); dots += `M${(at - 0.01).toFixed(2)} ${y}h.02`; }
+      if (mark > 1 && (mark !== 5 || found.scale.log)) asides.push(draw("text", { class: "glyph", x: mark === 5 ? left + 4 : right + 6, y: Number(y) + 4, style: mark === 5 ? null : { fill: `rgb(${MARKS[mark].colour.join(" ")})` } }, MARKS[mark].glyph));
+    });
+    const colour = lineColour(0);
+    svg.replaceChildren(shell, draw("path", { d: thin, stroke: colour, "stroke-width": 1, opacity: 0.35 }), draw("path", { d: thick, stroke: colour, "stroke-width": Math.max(Math.min(each * 0.35, 6), 1), opacity: 0.35 }),
+      draw("path", { d: dots, stroke: colour, "stroke-width": Math.max(Math.min(each * 0.5, 8), 2.4), "stroke-linecap": "round" }), ...asides,
+      draw("text", { class: "title", x: right, y: top + height + 36, "text-anchor": "end" }, `${found.axis ?? found.label}, ${found.scale.log ? "logarithmic" : "linear"}`));
+    const seen = new Set(rows.map(({ marks }) => marks[column]));
+    legend.replaceChildren(make("div", { class: "legend" }, MARKS.map((mark, at) => [mark, at]).filter(([mark, at]) => mark && seen.has(at) && at > 1 && (at !== 5 || found.scale.log)).map(([mark, at]) => make("span", null, make("b", { class: "glyph", style: at === 5 ? null : { color: `rgb(${mark.colour.join(" ")})` } }, mark.glyph), ` ${mark.name}`))));
+  }
+  const repaint = once(paint);
+  new ResizeObserver(repaint).observe(picture);
+  const rowAt = (event) => Math.floor((event.clientY - picture.getBoundingClientRect().top - geometry.top) / geometry.each);
+  picture.addEventListener("pointermove", (event) => {
+    const row = rowAt(event);
+    if (!found || row < 0 || row >= found.rows) { hideTip(); return; }
+    const { values, marks, low, high } = rows[row];
+    showTip(event, make("div", null, make("strong", null, found.names[row]), make("dl", null, make("dt", null, found.label), make("dd", null, marks[column] > 1 && marks[column] !== 5 ? `${MARKS[marks[column]].name} elements` : plain(values[column])), make("dt", null, "over the training"), make("dd", null, low === null ? "–" : `${plain(low, 3)} to ${plain(high, 3)}`))));
+  });
+  picture.addEventListener("pointerleave", hideTip);
+  picture.addEventListener("click", (event) => { const row = rowAt(event); if (found && row >= 0 && row < found.rows) location.hash = linkTo("layer", run.id, { number }, partsOf(found.sites[row])[0]); });
+  await read();
+  return { stop: () => control?.stop(), refresh: read };
+}

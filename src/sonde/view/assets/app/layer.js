@@ -1,0 +1,63 @@
+// One layer or parameter: its findings, its numbers with their histories, one of them in full.
+import { keep, linkTo } from "./address.js";
+import { lineChart, sparkline } from "./chart.js";
+import { amount, make, notice, plain } from "./dom.js";
+import { card } from "./findings.js";
+import { portWords } from "./layers.js";
+import { MARKS, lineColour } from "./scales.js";
+import { Span } from "./span.js";
+
+export async function layerView({ root, source, run, rest, args, isShown }) {
+  const span = new Span(run.first, Math.max(run.last, run.first + 1));
+  let number = args.number;
+  let held = null;
+  const [head, findings, table, title] = [make("div"), make("div", { class: "findings" }), make("div", { class: "table-wrap" }), make("h3")];
+  const chart = lineChart(span, { height: 260, label: "History of one number of this layer" });
+  const figure = make("figure", null, make("figcaption", null, title), chart.element);
+  const name = (entry) => entry.title ?? entry.label;
+  const keyOf = (entry) => `${entry.number} ${entry.site}`;
+
+  async function history() {
+    const entry = held.numbers.find((each) => keyOf(each) === number || each.number === number) ?? held.numbers[0];
+    if (!entry) { figure.hidden = true; return; }
+    number = keyOf(entry);
+    for (const row of table.querySelectorAll("tr[data-number]")) row.classList.toggle("chosen", row.dataset.number === number);
+    const part = span.isWhole ? {} : { from: Math.floor(span.from), to: Math.ceil(span.to) };
+    const answer = await source.ask(run.id, "lines", { number: entry.number, site: [entry.site], points: 800, ...part });
+    if (!isShown()) return;
+    const log = answer.scale?.log ?? entry.log;
+    title.replaceChildren(make("span", null, name(entry)), make("span", { class: "quiet" }, ` ${[answer.axis ?? answer.unit, log ? "logarithmic" : "linear"].filter(Boolean).join(", ")}`));
+    chart.show({
+      log, markers: held.findings.filter((finding) => finding.site === entry.site).map((finding) => ({ step: finding.first_step ?? finding.step, severity: finding.severity, text: finding.message ?? finding.text, href: location.hash })),
+      series: answer.lines.map((line, place) => ({ ...line, name: name(entry), colour: lineColour(place) })),
+    });
+    if (args.step) span.point(Number(args.step));
+  }
+
+  async function read() {
+    held = await source.ask(run.id, "layer", { layer: rest });
+    if (!isShown()) return;
+    const facts = [held.kind, held.parameters ? `${amount(held.parameters)} parameters` : "", held.shape ? `output ${held.shape}` : "", held.dtype ?? ""].filter(Boolean).join(" · ");
+    const number_ = args.number && !args.number.includes(" ") ? args.number : "";
+    head.replaceChildren(
+      make("p", { class: "crumbs" }, make("a", { href: linkTo("layers", run.id, { number: number_ }) }, "← heat-map"), (held.before ? make("a", { href: linkTo("layer", run.id, {}, held.before), "data-key": "back", title: "The layer before ([)" }, `‹ ${held.before}`) : null), (held.after ? make("a", { href: linkTo("layer", run.id, {}, held.after), "data-key": "forward", title: "The next layer (])" }, `${held.after} ›`) : null)),
+      make("h1", null, rest || "(root)"), make("p", { class: "quiet" }, facts));
+    findings.replaceChildren(...held.findings.map((finding) => card(run, finding)));
+    const rows = held.numbers.map((entry) => {
+      const key = keyOf(entry);
+      const lastMark = entry.marks?.findLast((mark) => mark !== 1) ?? 0;
+      const choose = () => { number = key; keep({ number: entry.number }); history(); };
+      return make("tr", { "data-number": key, onclick: choose },
+        make("td", null, make("button", { class: "plain", onclick: (event) => { event.stopPropagation(); choose(); } }, entry.title ?? entry.label)),
+        make("td", { class: "quiet" }, portWords(entry)), make("td", { class: "right" }, plain(entry.last), lastMark > 1 && lastMark !== 5 ? make("b", { class: "glyph", style: { color: `rgb(${MARKS[lastMark].colour.join(" ")})` } }, ` ${MARKS[lastMark].glyph}`) : null), make("td", { class: "quiet" }, entry.unit ?? ""),
+        make("td", null, entry.values ? sparkline(entry) : null));
+    });
+    table.replaceChildren(make("table", { class: "numbers" }, make("thead", null, make("tr", null, make("th", null, "number"), make("th", null, "of"), make("th", { class: "right" }, "last"), make("th", null, "unit"), make("th", null, "history"))), make("tbody", null, rows)));
+    if (!rows.length) table.replaceChildren(notice("No numbers of this layer", "The coverage says why."));
+    await history();
+  }
+  await read();
+  root.append(head, findings, figure, make("h2", null, "All numbers"), table);
+  span.on("rest", () => { if (source.isLive) history(); });
+  return { refresh: (now) => { span.grow(now.first, now.last); return read(); } };
+}

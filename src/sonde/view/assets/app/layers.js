@@ -1,0 +1,132 @@
+// The heat-map: one number of every layer, in the order of execution, over the steps; below it the histories of a cell's row and its neighbours.
+import { here, keep, linkTo } from "./address.js";
+import { lineChart } from "./chart.js";
+import { make, many, notice, partsOf } from "./dom.js";
+import { heatMap, legendOf } from "./heat.js";
+import { lineColour } from "./scales.js";
+import { layerOf, matrixOf, rowOf } from "./source.js";
+import { Span } from "./span.js";
+
+// A chooser of the numbers that can be drawn, grouped by the tensors they are of.
+export function numberChooser(numbers, chosen, onchange) {
+  const groups = new Map();
+  for (const number of numbers) {
+    if (!groups.has(number.port)) groups.set(number.port, []);
+    groups.get(number.port).push(number);
+  }
+  const words = { input: "inputs", output: "outputs", grad_output: "gradients of outputs", grad_input: "gradients of inputs", grad: "gradients of parameters", param: "parameters", update: "updates of parameters" };
+  const families = new Set(numbers.map((number) => number.family));
+  const select = make("select", { "aria-label": "Number", onchange: () => onchange(select.value) },
+    [...groups].map(([port, held]) => make("optgroup", { label: words[port] ?? port }, [...held].sort((one, other) => one.minor - other.minor).map((number) =>
+      make("option", { value: number.id, selected: number.id === chosen }, `${number.title}${families.size > 1 && held.filter((other) => other.label === number.label).length > 1 ? ` (${number.family})` : ""}`)))));
+  return select;
+}
+
+// The number that is shown first: the size of outputs, which every layer has.
+export const firstNumber = (about) => (about.numbers.find((number) => number.number === "rms" && number.port === "output") ?? about.numbers.find((number) => number.id === about.main) ?? about.numbers[0])?.id;
+
+export const portWords = (number) => ({ input: "inputs", output: "outputs", grad_output: "gradients of outputs", grad_input: "gradients of inputs", grad: "gradients of parameters", param: "parameters", update: "updates" })[number.port] ?? number.port;
+
+// As many columns as a screen has room for; finer data is fetched for a part of the training.
+export const columnsFor = (element) => Math.min(1200, Math.max(300, Math.round((element.clientWidth || innerWidth) - 200)));
+
+export async function layersView({ root, source, run, args, isShown }) {
+  const about = await source.ask(run.id, "numbers");
+  if (!about.numbers.length) { root.append(nothingYet(run)); return null; }
+  let number = about.numbers.some((each) => each.id === args.number) ? args.number : firstNumber(about);
+  const filter = make("input", { type: "search", placeholder: "Filter layers, as blocks.3 or weight$", "aria-label": "Filter layers", value: args.layers ?? "", autocomplete: "off", spellcheck: "false" });
+  const all = make("button", { hidden: true, onclick: () => { span.whole(); map.showRows(null); } }, "whole training");
+  const title = make("h2");
+  const facts = make("p", { class: "quiet" });
+  const legend = make("div");
+  const span = new Span(run.first, Math.max(run.last, run.first + 1), args.from ? Number(args.from) : null, args.to ? Number(args.to) : null);
+  const lines = lineChart(span, { height: 220, label: "Histories of the chosen layer and its neighbours" });
+  const linesTitle = make("h3");
+  let found = null;
+  let pinned = args.pinned ? args.pinned.split("|") : [];
+  let row = null;
+  const map = heatMap(span, {
+    label: "One number of every layer over the steps. Arrow keys move over the cells, enter opens the layer, p pins its line.",
+    height: Math.max(320, Math.min(620, innerHeight - 420)),
+    cell: (at) => { row = at; histories(); },
+    open: (at, column) => { location.hash = linkTo("layer", run.id, { number, step: Math.ceil(found.steps[column]) }, layerOf(found.sites[at])); },
+  });
+  map.element.addEventListener("keydown", (event) => {
+    if (event.key !== "p" || !map.cell) return;
+    const site = found.sites[map.cell.row];
+    pinned = pinned.includes(site) ? pinned.filter((each) => each !== site) : [...pinned, site].slice(-5);
+    keep({ pinned: pinned.join("|") });
+    histories();
+  });
+
+  root.append(
+    make("div", { class: "bar" }, make("label", null, "number ", numberChooser(about.numbers, number, (id) => { number = id; pinned = []; keep({ number, pinned: "" }); read(); })), filter, all),
+    make("figure", null, make("figcaption", null, title, facts), map.element, legend),
+    make("figure", null, make("figcaption", null, linesTitle), lines.element));
+
+  // Without a cell: the pinned rows, or those that stand out most.
+  function histories() {
+    if (!found?.rows) return;
+    const shown = row === null ? [] : [row - 1, row, row + 1].filter((each) => each >= 0 && each < found.rows);
+    const kept = pinned.map((site) => found.sites.indexOf(site)).filter((each) => each >= 0 && !shown.includes(each));
+    const chosen = [...kept, ...shown];
+    if (!chosen.length) chosen.push(...standingOut(found));
+    const middles = found.middles;
+    lines.show({
+      log: found.scale.log,
+      unit: found.unit,
+      series: chosen.map((each, place) => ({ name: found.names[each], colour: each === row ? lineColour(0) : kept.includes(each) ? lineColour(1 + kept.indexOf(each)) : row === null ? lineColour(place) : lineColour(7), quiet: row !== null && each !== row && !kept.includes(each), steps: middles, ...rowOf(found, each) })),
+    });
+    const swatches = chosen.map((each, place) => make("span", { class: "sign" }, make("i", { class: "line", style: { background: each === row ? lineColour(0) : kept.includes(each) ? lineColour(1 + kept.indexOf(each)) : row === null ? lineColour(place) : lineColour(7) } }), found.names[each]));
+    linesTitle.replaceChildren(make("span", null, row === null ? (kept.length ? "Pinned layers" : "Layers that stand out") : "History and neighbours"), make("span", { class: "quiet" }, ` ${found.unit ? `${found.unit}, ` : ""}${found.scale.log ? "logarithmic" : "linear"}`), make("span", { class: "signs" }, swatches));
+  }
+
+  let asked = 0;
+  async function read() {
+    const mine = (asked += 1);
+    const part = span.isWhole ? {} : { from: Math.floor(span.from), to: Math.ceil(span.to) };
+    let answer;
+    try {
+      answer = await source.ask(run.id, "heatmap", { number, layers: filter.value.trim(), columns: columnsFor(map.element), ...part });
+    } catch (error) {
+      if (mine === asked && isShown()) { map.element.hidden = true; legend.replaceChildren(notice("Nothing to draw", error.message)); }
+      return;
+    }
+    if (mine !== asked || !isShown()) return;
+    map.element.hidden = false;
+    found = matrixOf(answer);
+    found.names = found.layers ?? found.sites.map((site) => partsOf(site)[0]);
+    found.label = about.numbers.find((each) => each.id === number)?.label ?? found.label;
+    const described = about.numbers.find((each) => each.id === number);
+    title.replaceChildren(described?.title ?? found.title ?? found.label);
+    facts.replaceChildren(`${many(found.rows, "row")}, first layer on top · ${many(found.logged ?? found.columns, "logged step")}${found.logged > found.columns ? `, ${Math.ceil(found.logged / found.columns)} in a column` : ""}`);
+    legend.replaceChildren(legendOf(found, found.logged > found.columns ? found.reduction : null));
+    all.hidden = span.isWhole;
+    map.show(found);
+    if (row !== null && row >= found.rows) row = null;
+    histories();
+  }
+  span.on("move", () => { all.hidden = span.isWhole; });
+  span.on("rest", () => { keep(span.isWhole ? { from: "", to: "" } : { from: Math.floor(span.from), to: Math.ceil(span.to) }); if (source.isLive) read(); });
+  let typing = 0;
+  filter.addEventListener("input", () => { clearTimeout(typing); typing = setTimeout(() => { keep({ layers: filter.value.trim() }); read(); }, 250); });
+  await read();
+  if (args.site && found) { row = found.sites.indexOf(args.site); if (row < 0) row = null; else histories(); }
+  return { refresh: async (now) => { span.grow(now.first, now.last); await read(); } };
+}
+
+// The first two rows with NaN, infinities or zeros, and the rows that lie farthest from the middle one.
+function standingOut(found) {
+  const ill = [];
+  for (let row = 0; row < found.rows && ill.length < 2; row += 1) if (rowOf(found, row).marks.some((mark) => mark > 1 && (mark !== 5 || found.scale.log))) ill.push(row);
+  const levels = [];
+  for (let row = 0; row < found.rows; row += 1) {
+    const values = rowOf(found, row).values.filter((value) => value !== null && (!found.scale.log || value > 0)).sort((one, other) => one - other);
+    if (values.length) levels.push([values[values.length >> 1], row]);
+  }
+  levels.sort((one, other) => one[0] - other[0]);
+  const picked = levels.length <= 5 ? levels : [levels[0], levels[levels.length >> 1], levels.at(-1)];
+  return [...new Set([...ill, ...picked.map(([, row]) => row)])].slice(0, 6).sort((one, other) => one - other);
+}
+
+export const nothingYet = (run) => notice("Nothing is recorded yet", run.state === "running" ? "The first rows come within two seconds of the first logged step. This page shows them by itself." : "The run ended before its first logged step was written.");

@@ -1,0 +1,172 @@
+// The page around the views: which run, which view, whether the server still answers, keys.
+import { here, keep, linkTo } from "./address.js";
+import { compareView } from "./compare.js";
+import { coverageView } from "./coverage.js";
+import { distributionView } from "./distribution.js";
+import { badge, byId, code, make, notice, whole } from "./dom.js";
+import { findingsView } from "./findings.js";
+import { flowView } from "./flow.js";
+import { graphView } from "./graph.js";
+import { layerView } from "./layer.js";
+import { layersView } from "./layers.js";
+import { overviewView } from "./overview.js";
+import { runsView } from "./runs.js";
+import { Gone, sourceOf } from "./source.js";
+import { hideTip } from "./tip.js";
+import { updatesView } from "./updates.js";
+
+const TABS = [
+  ["overview", "Overview", overviewView],
+  ["layers", "Layers", layersView],
+  ["flow", "Flow", flowView],
+  ["updates", "Updates", updatesView],
+  ["distribution", "Distribution", distributionView],
+  ["graph", "Graph", graphView],
+  ["findings", "Findings", findingsView],
+  ["coverage", "Coverage", coverageView],
+];
+const VIEWS = { ...Object.fromEntries(TABS.map(([name, , view]) => [name, view])), layer: layerView, runs: runsView, compare: compareView };
+const STATES = { running: "running", ended: "ended", lost: "stopped without its end", damaged: "damaged", newer: "of a newer sonde" };
+
+let source = null;
+let listed = { runs: [] };
+let shown = null; // what is on the screen: {key, stop, refresh}
+
+function header(address, run) {
+  const which = byId("which");
+  which.replaceChildren();
+  byId("views").hidden = !run;
+  byId("home").hidden = false;
+  if (!source.isLive) byId("home").removeAttribute("href");
+  if (run) {
+    if (source.isLive && listed.runs.length > 1) {
+      const chooser = make("select", { "aria-label": "Run", onchange: () => { location.hash = linkTo(address.view === "layer" ? "layers" : address.view, chooser.value, { number: address.args.number }); } },
+        listed.runs.map((each) => make("option", { value: each.id, selected: each.id === run.id }, each.name)));
+      which.append(chooser);
+    } else which.append(make("strong", null, run.name));
+    byId("views").replaceChildren(...TABS.map(([name, title], place) => {
+      const isHere = name === address.view || (name === "layers" && address.view === "layer");
+      const count = name === "findings" && run.findings ? make("span", { class: `count ${run.health}` }, whole(run.findings)) : null;
+      return make("a", { href: linkTo(name, run.id), "aria-current": isHere ? "page" : null, title: `key ${place + 1}` }, title, count);
+    }));
+  }
+  status(run);
+  document.title = run ? `${run.name} · sonde` : "sonde";
+}
+
+function status(run) {
+  const state = byId("state");
+  state.replaceChildren();
+  if (!run) return;
+  if (!source.isLive) { state.append(make("span", { class: "quiet" }, `report · ${STATES[run.state] ?? run.state}`)); return; }
+  state.append(make("i", { class: `dot ${run.state}` }), make("span", null, STATES[run.state] ?? run.state), make("span", { class: "quiet" }, run.last >= 0 ? ` · step ${whole(run.last)}` : ""));
+}
+
+function failed(root, error) {
+  if (error instanceof Gone) {
+    root.replaceChildren(notice("The server does not answer", "The page tries again by itself. If the server was stopped, start it again:", code("sonde ui RUNS_DIR")));
+  } else {
+    root.replaceChildren(notice("This cannot be shown", error.message));
+    if (error.name !== "Error" && !(error.message ?? "").length) throw error;
+  }
+}
+
+async function show() {
+  const address = here();
+  const key = `${address.view} ${address.run} ${address.rest}`;
+  hideTip();
+  shown?.stop?.();
+  const root = make("div", { class: `view ${address.view}` });
+  const mine = { key, refresh: null, stop: null };
+  shown = mine;
+  if (!source.isLive && (address.view === "runs" || !address.run)) { location.replace(linkTo("overview", listed.runs[0].id)); return; }
+  const run = listed.runs.find((each) => each.id === address.run) ?? null;
+  header(address, run);
+  const old = byId("view").firstElementChild;
+  const waiting = setTimeout(() => { if (shown === mine) byId("view").replaceChildren(make("p", { class: "busy", role: "status" }, "reading …")); }, old?.classList.contains("view") ? 250 : 0);
+  try {
+    const view = VIEWS[address.view];
+    if (address.run && !run) throw new Error(`there is no run ${address.run} in this folder: choose one of the list`);
+    if (run && ["damaged", "newer"].includes(run.state) && run.error) throw new Error(run.error);
+    if (!view) throw new Error(`there is no view ${address.view}`);
+    const held = await view({ root, source, run, listed, args: address.args, rest: address.rest, keep, isShown: () => shown === mine });
+    Object.assign(mine, held ?? {});
+  } catch (error) {
+    if (shown === mine) failed(root, error);
+    if (!(error instanceof Gone) && error.constructor !== Error && error.constructor.name !== "Refused") console.error(error);
+  }
+  clearTimeout(waiting);
+  if (shown === mine) byId("view").replaceChildren(root);
+}
+
+// A message of the server: a run has new data, or the list has changed.
+const pending = new Set();
+let isReading = false;
+async function changed(message) {
+  if (message.run !== undefined) { source.forgetRun(message.run); pending.add(message.run); }
+  if (isReading) return;
+  isReading = true;
+  try {
+    listed = await source.runs();
+    const address = here();
+    const ids = new Set(pending);
+    pending.clear();
+    const run = listed.runs.find((each) => each.id === address.run);
+    header(address, run ?? null);
+    if (address.view === "runs" || ids.has(address.run) || (address.view === "compare" && ids.size)) {
+      if (shown?.refresh) await shown.refresh(run, listed);
+      else await show();
+    }
+  } catch (error) {
+    if (!(error instanceof Gone)) console.error(error);
+  } finally {
+    isReading = false;
+  }
+  if (pending.size) changed({});
+}
+
+let wasGone = false;
+function reachable(isThere) {
+  const lost = byId("lost");
+  if (isThere && wasGone) { wasGone = false; lost.hidden = true; source.forget("api/"); changed({ run: here().run || undefined }).then(() => { if (!shown?.refresh) show(); }); }
+  if (!isThere && !wasGone) { wasGone = true; lost.hidden = false; lost.textContent = "The server does not answer. This page shows what it has, and tries again every few seconds. To start the server again: sonde ui RUNS_DIR"; }
+}
+
+function keys(event) {
+  if (event.ctrlKey || event.metaKey || event.altKey || byId("keys").open || /^(INPUT|SELECT|TEXTAREA)$/.test(event.target.tagName)) return;
+  const { run } = here();
+  const tab = run && /^[1-9]$/.test(event.key) ? TABS[Number(event.key) - 1] : null;
+  const act = tab ? () => { location.hash = linkTo(tab[0], run); } : {
+    "?": () => byId("keys").showModal(), t: () => byId("theme").click(),
+    r: () => { if (source.isLive) location.hash = linkTo("runs"); },
+    "/": () => document.querySelector("input[type=search]")?.focus(),
+    "[": () => document.querySelector("[data-key=back]")?.click(), "]": () => document.querySelector("[data-key=forward]")?.click(),
+    " ": event.target.closest?.("button, a, summary") ? null : document.querySelector("[data-key=play]") ? () => document.querySelector("[data-key=play]").click() : null,
+    Escape: hideTip,
+  }[event.key];
+  if (!act) return;
+  event.preventDefault();
+  act();
+}
+
+async function begin() {
+  byId("help").addEventListener("click", () => byId("keys").showModal());
+  document.addEventListener("keydown", keys);
+  try {
+    source = await sourceOf(document);
+    listed = await source.runs();
+  } catch (error) {
+    source ??= { isLive: false };
+    failed(byId("view"), error);
+    if (source.isLive) setTimeout(begin, 3000);
+    return;
+  }
+  window.addEventListener("hashchange", show);
+  document.addEventListener("theme", show);
+  window.addEventListener("beforeprint", () => document.documentElement.classList.add("printing"));
+  source.follow(changed, reachable);
+  await show();
+  document.documentElement.dataset.ready = "";
+}
+
+begin();

@@ -1,0 +1,124 @@
+// The first look: how the training is, and where something is wrong.
+import { keep, linkTo } from "./address.js";
+import { lineChart } from "./chart.js";
+import { badge, make, many, plain, since, whole } from "./dom.js";
+import { card, pictureOf } from "./findings.js";
+import { heatMap, legendOf } from "./heat.js";
+import { columnsFor, firstNumber, nothingYet, numberChooser } from "./layers.js";
+import { lineColour } from "./scales.js";
+import { layerOf, matrixOf } from "./source.js";
+import { Span } from "./span.js";
+
+const GROUPS = [["loss", "Loss", 230], ["norm", "Norms", 170], ["lr", "Learning rate", 170], ["metric", "Metrics", 170], ["other", "Others", 170]];
+
+function verdict(run, findings) {
+  const bad = findings.filter((finding) => finding.severity === "bad").length;
+  const states = { running: "is running", ended: "has ended", lost: "stopped without its end" };
+  const first = [...findings].sort((one, other) => (one.first_step ?? one.step) - (other.first_step ?? other.step))[0];
+  const words = !findings.length ? "No rule finds anything wrong." : `${many(findings.length, "finding")}${bad && bad < findings.length ? `, ${whole(bad)} of them bad` : ""}. The first${first.site ? ` at ${layerOf(first.site) || "(root)"}` : ""}, step ${whole(first.first_step ?? first.step)}.`;
+  return make("section", { class: `verdict ${findings.length ? run.health : "ok"}` },
+    badge(findings.length ? run.health : "ok", !findings.length ? "Healthy" : run.health === "bad" ? "Unhealthy" : "Look here"),
+    make("p", null, words),
+    make("p", { class: "quiet" }, [`${states[run.state] ?? run.state}`, run.last >= 0 ? `steps ${whole(run.first)} to ${whole(run.last)}` : "", run.layers ? many(run.layers, "layer") : "", run.model, `last data ${since(run.updated)}`].filter(Boolean).join(" · ")));
+}
+
+export async function overviewView({ root, source, run, args, isShown }) {
+  const span = new Span(Math.max(run.first ?? 0, 0), Math.max(run.last, (run.first ?? 0) + 1), args.from ? Number(args.from) : null, args.to ? Number(args.to) : null);
+  const [top, pictures, aside, settings] = [make("div"), make("div", { class: "pictures" }), make("aside"), make("div", { class: "settings" })];
+  const charts = new Map();
+  const heatTitle = make("h3");
+  const legend = make("div");
+  const choose = make("span");
+  let [found, number, about, scalars] = [null, args.number ?? null, null, null];
+  const map = heatMap(span, {
+    label: "The main number of every layer over the steps. Arrow keys move over the cells, enter opens the layer.", height: 380, rowHeight: 15,
+    open: (row, column) => { location.hash = linkTo("layers", run.id, { number, site: found.sites[row], step: Math.ceil(found.steps[column]) }); },
+  });
+  const heat = make("figure", { class: "wide" }, make("figcaption", null, heatTitle, choose), map.element, legend);
+
+  function drawScalars(answer) {
+    scalars = answer.scalars;
+    const markers = answer.findings.map((finding) => ({ step: finding.first_step ?? finding.step, severity: finding.severity, text: finding.message ?? finding.text, href: pictureOf(run, finding) })).filter((marker) => marker.step >= 0);
+    for (const [group, title, height] of GROUPS) {
+      const held = scalars.filter((scalar) => scalar.group === group);
+      // Scalars share a chart where they share a unit and a scale.
+      const sets = new Map();
+      for (const scalar of held) {
+        const key = group === "loss" || group === "lr" ? group : group === "norm" ? scalar.unit : `${scalar.unit} ${scalar.log} ${group === "other" || scale(scalar)}`;
+        if (!sets.has(key)) sets.set(key, []);
+        sets.get(key).push(scalar);
+      }
+      for (const [key, some] of sets) {
+        const name = `${group} ${key}`;
+        if (!charts.has(name)) {
+          const caption = make("h3");
+          const chart = lineChart(span, { height, gutter: group === "loss" ? () => map.plot : null, label: `${title} over the steps` });
+          const figure = make("figure", { class: group === "loss" ? "wide" : "" }, make("figcaption", null, caption), chart.element);
+          charts.set(name, { caption, chart });
+          pictures.append(figure);
+          if (group === "loss") pictures.append(heat);
+        }
+        const { caption, chart } = charts.get(name);
+        const log = some[0].log;
+        const series = some.slice(0, 8).map((scalar, place) => ({ ...scalar, colour: lineColour(place) }));
+        caption.replaceChildren(make("span", null, some.length === 1 ? some[0].name.replaceAll("_", " ") : title), make("span", { class: "quiet" }, ` ${[some[0].unit, log ? "logarithmic" : "linear"].filter(Boolean).join(", ")}`),
+          make("span", { class: "signs" }, series.length > 1 ? series.map(({ name, colour }) => make("span", { class: "sign" }, make("i", { class: "line", style: { background: colour } }), name)) : null, make("b", { class: "last" }, lastOf(series[0]))));
+        chart.show({ series, log, markers: group === "loss" ? markers : [] });
+      }
+    }
+    if (!scalars.some((scalar) => scalar.group === "loss") && !heat.isConnected) pictures.prepend(heat);
+  }
+
+  function drawAside(answer) {
+    const order = { bad: 0, warn: 1, note: 2 };
+    const sorted = [...answer.findings].sort((one, other) => (order[one.severity] ?? 3) - (order[other.severity] ?? 3) || (one.first_step ?? one.step) - (other.first_step ?? other.step));
+    aside.hidden = !sorted.length;
+    root.classList.toggle("with-findings", Boolean(sorted.length));
+    aside.replaceChildren(make("h2", null, "Findings"), ...sorted.slice(0, 6).map((finding) => card(run, finding, true)), sorted.length > 6 ? make("a", { href: linkTo("findings", run.id) }, `all ${whole(sorted.length)} findings`) : "");
+    const table = (title, held) => {
+      const rows = (Array.isArray(held) ? held : Object.entries(held ?? {})).filter(([, value]) => value !== null && value !== "");
+      return rows.length ? make("details", { open: title === "Settings" }, make("summary", null, title), make("dl", null, rows.map(([name, value]) => [make("dt", null, name), make("dd", null, typeof value === "object" ? JSON.stringify(value) : typeof value === "number" ? plain(value, 6) : String(value))]))) : null;
+    };
+    settings.replaceChildren(...[table("Settings", answer.settings), table("Environment", answer.environment)].filter(Boolean));
+  }
+
+  async function readHeat() {
+    if (!about?.numbers.length) { heat.hidden = true; return; }
+    number = about.numbers.some((each) => each.id === number) ? number : firstNumber(about);
+    const part = span.isWhole ? {} : { from: Math.floor(span.from), to: Math.ceil(span.to) };
+    const answer = await source.ask(run.id, "heatmap", { number, columns: columnsFor(map.element), ...part });
+    if (!isShown()) return;
+    found = matrixOf(answer);
+    found.names = found.layers ?? found.sites;
+    const described = about.numbers.find((each) => each.id === number);
+    heatTitle.replaceChildren(make("span", null, described.title), make("span", { class: "quiet" }, " first layer on top"));
+    if (!choose.firstChild) choose.append(numberChooser(about.numbers, number, (id) => { number = id; keep({ number }); readHeat(); }));
+    legend.replaceChildren(legendOf(found));
+    map.show(found);
+    for (const { chart } of charts.values()) chart.again();
+  }
+
+  async function read() {
+    const part = span.isWhole ? {} : { from: Math.floor(span.from), to: Math.ceil(span.to) };
+    const [answer, numbers] = await Promise.all([source.ask(run.id, "overview", { points: 700, ...part }), source.ask(run.id, "numbers")]);
+    if (!isShown()) return;
+    about = numbers;
+    top.replaceChildren(verdict(run, answer.findings));
+    if (!answer.scalars.length && !about.numbers.length) { pictures.replaceChildren(nothingYet(run)); charts.clear(); return; }
+    if (pictures.querySelector(".notice")) pictures.replaceChildren();
+    drawScalars(answer);
+    drawAside(answer);
+    await readHeat();
+  }
+  root.append(top, make("div", { class: "columns" }, pictures, aside), settings);
+  await read();
+  span.on("rest", () => { keep(span.isWhole ? { from: "", to: "" } : { from: Math.floor(span.from), to: Math.ceil(span.to) }); if (source.isLive) read(); });
+  return { refresh: (now) => { run = now; span.grow(Math.max(now.first, 0), now.last); return read(); } };
+}
+
+const scale = (scalar) => { const values = scalar.values.filter((value) => value !== null); return Math.round(Math.log10(Math.max(...values.map(Math.abs), 1e-12)) / 2); };
+
+function lastOf(series) {
+  const last = series?.values.findLast((value) => value !== null);
+  return last === undefined ? "" : plain(last);
+}

@@ -1,0 +1,67 @@
+// All runs below the folder: their health at a glance; two of them can be compared.
+import { keep, linkTo } from "./address.js";
+import { badge, code, lasting, make, many, notice, plain, since, whole } from "./dom.js";
+
+const STATES = { running: ["running", "is being written"], ended: ["ended", "its writer has closed it"], lost: ["stopped", "its writer ended without closing it: it was killed, or the machine went down"], damaged: ["damaged", "a part of it cannot be read"], newer: ["newer", "a newer sonde wrote it"] };
+
+const SORTS = {
+  name: (run) => run.name.toLowerCase(), health: (run) => ["bad", "warn", "note", "unknown", "ok"].indexOf(run.health), steps: (run) => -(run.last ?? -1),
+  loss: (run) => run.loss_last ?? Infinity, updated: (run) => -(run.updated ?? 0), state: (run) => (run.state === "running" ? 0 : 1),
+};
+
+export function runsView({ root, listed, args }) {
+  const chosen = new Set(args.chosen ? args.chosen.split("|") : []);
+  let order = args.sort in SORTS ? args.sort : "updated";
+  let all = listed;
+  const filter = make("input", { type: "search", placeholder: "Filter runs", "aria-label": "Filter runs", value: args.filter ?? "", autocomplete: "off", spellcheck: "false" });
+  const compare = make("a", { class: "button" }, "Compare");
+  const table = make("div", { class: "table-wrap" });
+  const head = make("p", { class: "quiet" });
+  filter.addEventListener("input", () => { keep({ filter: filter.value }); fill(); });
+
+  function fill() {
+    if (!all.runs.length) {
+      root.replaceChildren(notice("No runs here yet", `sonde looked for runs in ${all.folder ?? "this folder"} and below it. A training that is watched makes one; this page shows it as soon as it is there:`,
+        code('import sonde\n\nwith sonde.watch(model, optimizer, every=10, to="runs/first"):\n    train()'), make("p", null, "Runs elsewhere? Start the page with their folder: ", make("code", null, "sonde ui FOLDER"))));
+      return;
+    }
+    root.replaceChildren(make("div", { class: "bar" }, make("h1", null, "Runs"), head, make("span", { class: "space" }), filter, compare), table);
+    const words = filter.value.trim().toLowerCase().split(/\s+/).filter(Boolean);
+    const shown = all.runs.filter((run) => words.every((word) => `${run.name} ${run.model ?? ""} ${run.state} ${run.health}`.toLowerCase().includes(word)));
+    shown.sort((one, other) => { const [a, b] = [SORTS[order](one), SORTS[order](other)]; return a < b ? -1 : a > b ? 1 : one.name.localeCompare(other.name); });
+    head.replaceChildren(`${many(all.runs.length, "run")} in ${all.folder ?? "this folder"}${shown.length < all.runs.length ? ` · ${shown.length} shown` : ""}`);
+    const title = (name, text, settings = {}) => make("th", { scope: "col", "aria-sort": order === name ? "ascending" : null, ...settings }, name in SORTS ? make("button", { class: "plain", onclick: () => { order = name; keep({ sort: name }); fill(); } }, text, order === name ? " ▾" : "") : text);
+    const rows = shown.map((run) => {
+      const box = make("input", { type: "checkbox", "aria-label": `Choose ${run.name} for a comparison`, checked: chosen.has(run.id), onchange: () => { if (box.checked) chosen.add(run.id); else chosen.delete(run.id); picked(); } });
+      const [state, words] = STATES[run.state] ?? [run.state, ""];
+      const broken = ["damaged", "newer"].includes(run.state);
+      return make("tr", null,
+        make("td", null, broken ? null : box),
+        make("td", null, make("a", { class: "name", href: linkTo("overview", run.id) }, run.name), run.error ? make("p", { class: "error" }, run.error) : null),
+        make("td", null, broken ? "" : run.health === "unknown" ? make("span", { class: "quiet" }, "–") : badge(run.health, run.findings ? many(run.findings, "finding") : "healthy")),
+        make("td", { title: words }, make("span", { class: "nowrap" }, make("i", { class: `dot ${run.state}`, "aria-hidden": "true" }), " ", state)),
+        make("td", { class: "right" }, run.last >= 0 ? whole(run.last) : "–"),
+        make("td", { class: "right" }, run.loss_last === null || run.loss_last === undefined ? "–" : plain(run.loss_last)),
+        make("td", null, run.model ?? ""),
+        make("td", { class: "right" }, whole(run.layers)),
+        make("td", { class: "right nowrap", title: `began ${since(run.started)}` }, since(run.updated)),
+        make("td", { class: "right nowrap" }, lasting((run.updated ?? 0) - (run.started ?? 0))));
+    });
+    table.replaceChildren(make("table", null, make("thead", null, make("tr", null, make("th", { "aria-label": "Choose" }), title("name", "run"), title("health", "health"), title("state", "state"), title("steps", "last step", { class: "right" }), title("loss", "last loss", { class: "right" }), make("th", { scope: "col" }, "model"), make("th", { scope: "col", class: "right" }, "layers"), title("updated", "last data", { class: "right" }), make("th", { scope: "col", class: "right" }, "lasted"))), make("tbody", null, rows)));
+    if (!shown.length) table.append(notice("No run has these words", "Change or empty the filter."));
+    picked();
+  }
+
+  function picked() {
+    const [a, b] = [...chosen];
+    const ready = chosen.size === 2;
+    compare.textContent = ready ? "Compare the two" : "Compare: choose two";
+    compare.classList.toggle("off", !ready);
+    if (ready) compare.href = linkTo("compare", "", { a, b });
+    else compare.removeAttribute("href");
+    keep({ chosen: [...chosen].join("|") });
+  }
+
+  fill();
+  return { refresh: (run, now) => { all = now; fill(); } };
+}

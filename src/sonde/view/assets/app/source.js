@@ -1,0 +1,201 @@
+// Where answers come from: the server of a live page, or the recording in a report. Views ask either in the same way.
+
+export class Refused extends Error {}
+export class Gone extends Error {}
+
+// Numbers travel as base64 of their bytes (little endian, as on every machine that runs a browser).
+function bytes(text) {
+  const signs = atob(text);
+  const held = new Uint8Array(signs.length);
+  for (let place = 0; place < signs.length; place += 1) held[place] = signs.charCodeAt(place);
+  return held;
+}
+
+// The steps of columns, as points of a line: the middle of the first and the last logged step of each.
+export function middlesOf(edges, ends) {
+  return edges.slice(0, -1).map((edge, column) => { const first = Math.ceil(edge); return ends ? (first + Math.max(ends[column], first)) / 2 : first; });
+}
+
+// A matrix as heatMap draws it.
+export function matrixOf(answer) {
+  const values = typeof answer.values === "string" ? new Float32Array(bytes(answer.values).buffer) : answer.values;
+  const marks = typeof answer.marks === "string" ? bytes(answer.marks) : answer.marks;
+  const columns = Math.max(answer.steps.length - 1, 0);
+  return { ...answer, values, marks, rows: answer.sites.length, columns, middles: middlesOf(answer.steps, answer.ends) };
+}
+
+const KEPT = 80;
+
+export class Live {
+  constructor() {
+    this.kept = new Map();
+    this.isLive = true;
+  }
+
+  async get(path, signal) {
+    const known = this.kept.get(path);
+    if (known) return known;
+    let response;
+    try {
+      response = await fetch(path, { headers: { accept: "application/json" }, signal });
+    } catch (error) {
+      if (error.name === "AbortError") throw error;
+      throw new Gone("the server does not answer");
+    }
+    let answer;
+    try {
+      answer = await response.json();
+    } catch {
+      throw new Refused(`the server answered ${response.status} without words of its own`);
+    }
+    if (!response.ok) throw new Refused(answer.error ?? `the server answered ${response.status}`);
+    this.kept.set(path, answer);
+    if (this.kept.size > KEPT) this.kept.delete(this.kept.keys().next().value);
+    return answer;
+  }
+
+  runs() { this.forget("api/runs"); return this.get("api/runs"); }
+
+  ask(run, name, settings = {}, signal = undefined) {
+    return this.get(`api/runs/${encodeURIComponent(run)}/${name}${query(settings)}`, signal);
+  }
+
+  compare(a, b) { return this.get(`api/compare${query({ a, b })}`); }
+
+  graph(run, number) { return { src: `api/runs/${encodeURIComponent(run)}/graph.html${query({ number })}` }; }
+
+  forget(start) { for (const path of [...this.kept.keys()]) if (path.startsWith(start)) this.kept.delete(path); }
+
+  forgetRun(run) { this.forget(`api/runs/${encodeURIComponent(run)}/`); this.forget("api/compare"); }
+
+  // Call `changed` with each message, `state` with true and false as the server comes and goes.
+  follow(changed, state) {
+    let [stream, timer] = [null, 0];
+    const open = () => {
+      stream = new EventSource("api/events");
+      stream.onopen = () => state(true);
+      stream.onmessage = (event) => { state(true); changed(JSON.parse(event.data)); };
+      stream.onerror = () => {
+        state(false);
+        if (stream.readyState === EventSource.CLOSED) { clearTimeout(timer); timer = setTimeout(open, 3000); }
+      };
+    };
+    open();
+  }
+}
+
+function query(settings) {
+  const given = new URLSearchParams();
+  for (const [name, value] of Object.entries(settings)) {
+    if (value === null || value === undefined || value === "") continue;
+    for (const each of Array.isArray(value) ? value : [value]) given.append(name, typeof each === "number" && !Number.isInteger(each) ? each.toFixed(2) : each);
+  }
+  const text = given.toString();
+  return text ? `?${text}` : "";
+}
+
+// A report holds heat-maps of its run; histories of a layer and the flow at a step are read from their rows and columns.
+export class Recording {
+  constructor(held) {
+    this.held = held;
+    this.isLive = false;
+  }
+
+  async runs() { return { runs: [this.held.run], version: 0 }; }
+
+  async ask(run, name, settings = {}) {
+    const { held } = this;
+    const given = {
+      heatmap: () => held.heatmap?.[settings.number],
+      distribution: () => held.distribution?.[settings.site],
+      lines: () => this.lines(settings),
+      flow: () => this.flow(settings),
+      layer: () => this.layer(settings.layer),
+    };
+    const answer = name in given ? given[name]() : held[name];
+    if (!answer) throw new Refused(`this report does not hold it: ${name} ${settings.number ?? settings.site ?? ""}. The live page does: sonde ui`);
+    return name === "heatmap" && settings.layers ? chosen(matrixOf(answer), settings.layers) : answer;
+  }
+
+  lines({ number, site: sites }) {
+    const heat = this.held.heatmap?.[number];
+    if (!heat) return null;
+    const found = matrixOf(heat);
+    return { ...described(found), lines: sites.filter((site) => found.sites.includes(site)).map((site) => ({ site, steps: found.middles, ...rowOf(found, found.sites.indexOf(site)) })) };
+  }
+
+  flow({ number, step }) {
+    const heat = this.held.heatmap?.[number];
+    if (!heat) return null;
+    const found = matrixOf(heat);
+    const column = Math.max(found.steps.findIndex((edge) => edge > step) - 1, 0);
+    const all = found.sites.map((_, row) => rowOf(found, row));
+    const there = all.map(({ values }) => values.filter((value) => Number.isFinite(value)));
+    return {
+      ...described(found), sites: found.sites, step: Math.ceil(found.steps[column]), steps: found.steps.slice(0, -1).map(Math.ceil),
+      values: all.map(({ values }) => values[column]), marks: all.map(({ marks }) => marks[column]),
+      low: there.map((values) => (values.length ? Math.min(...values) : null)), high: there.map((values) => (values.length ? Math.max(...values) : null)),
+    };
+  }
+
+  layer(name) {
+    const { numbers, findings } = this.held;
+    const layer = numbers.layers.find((each) => each.layer === name);
+    if (!layer) return null;
+    const rows = [];
+    for (const number of numbers.numbers) {
+      const heat = this.held.heatmap?.[number.id];
+      if (!heat) continue;
+      const found = matrixOf(heat);
+      found.sites.forEach((site, row) => {
+        if (layerOf(site) !== name) return;
+        const { values, marks } = rowOf(found, row);
+        const last = values.findLast((value, place) => marks[place] !== 1);
+        rows.push({ ...number, number: number.id, site, last: last ?? null, values, marks });
+      });
+    }
+    return { ...layer, numbers: rows, findings: findings.findings.filter((finding) => finding.site && layerOf(finding.site) === name) };
+  }
+
+  async compare() { throw new Refused("a report holds one run. The live page compares two: sonde ui"); }
+
+  graph() { return this.held.graph ? { srcdoc: this.held.graph } : null; }
+
+  forgetRun() {}
+
+  follow() {}
+}
+
+const described = ({ label, unit, axis, scale, number }) => ({ label, unit, axis, scale, number });
+
+export const layerOf = (site) => { const at = site.lastIndexOf(":"); return at < 0 ? site : site.slice(0, at); };
+
+export function rowOf(found, row) {
+  const [start, end] = [row * found.columns, (row + 1) * found.columns];
+  const marks = Array.from(found.marks.slice(start, end));
+  return { values: Array.from(found.values.slice(start, end), (value, place) => (marks[place] === 1 || !Number.isFinite(value) ? null : value)), marks };
+}
+
+// The rows whose layer has the words.
+function chosen(found, words) {
+  let matches = (site) => site.includes(words);
+  try { const pattern = new RegExp(words); matches = (site) => pattern.test(site); } catch { /* no pattern: a part of a name */ }
+  const rows = found.sites.map((_, row) => row).filter((row) => matches(found.sites[row]));
+  const [values, marks] = [new Float32Array(rows.length * found.columns), new Uint8Array(rows.length * found.columns)];
+  rows.forEach((row, place) => {
+    values.set(found.values.subarray(row * found.columns, (row + 1) * found.columns), place * found.columns);
+    marks.set(found.marks.subarray(row * found.columns, (row + 1) * found.columns), place * found.columns);
+  });
+  const some = (list) => list && rows.map((row) => list[row]);
+  return { ...found, sites: some(found.sites), layers: some(found.layers), kinds: some(found.kinds), values, marks };
+}
+
+// The recording in the page, or the server.
+export async function sourceOf(page) {
+  const held = page.getElementById("recording");
+  if (!held) return new Live();
+  if (held.type === "application/json") return new Recording(JSON.parse(held.textContent));
+  if (typeof DecompressionStream === "undefined") throw new Refused("this browser cannot unpack the report: it has no DecompressionStream. Open the report in a browser of 2023 or newer");
+  const packed = new Blob([bytes(held.textContent.trim())]).stream().pipeThrough(new DecompressionStream("gzip"));
+  return new Recording(JSON.parse(await new Response(packed).text()));
+}
