@@ -19,6 +19,7 @@ COMMANDS = {
     "demo": "train a small network on real data, look inside it, and find the layer that died",
     "doctor": "print which kernels are in use and why, whether the compiler works, and which packages are installed",
     "show": "print the table of a run, layer by layer",
+    "ui": "open a page that follows all runs below a folder",
     "check": "apply the rules to a run; the exit code is 0 if nothing is found, 1 otherwise",
     "env": "print the versions that a report of a defect should name",
 }

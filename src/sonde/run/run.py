@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -23,6 +23,7 @@ from sonde.run.folder.duckdb_sql import check_query, condition, connect, connect
 from sonde.run.folder.run_json import Description
 from sonde.run.folder.source import Answer, Ask, DiskSource, Source
 from sonde.run.heatmap import Heatmap, Reduce, heatmap_of
+from sonde.run.run_lines import family_cells, history, of_ranks
 from sonde.run.schema import KEYS, READ_ORDER, encodable, main_families
 from sonde.site import PORTS, Port, Site
 from sonde.suggest import unknown_name
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Run", "answer_to", "open_run"]
 
-_NAMES = 8  # names that a line shows
 _NUMERIC = ("INT", "FLOAT", "DOUBLE", "DECIMAL", "BOOLEAN")
 
 
@@ -90,6 +90,16 @@ class Run:
         return self._source.describe()
 
     @property
+    def version(self) -> str:
+        """A text that changes whenever there is something new to read."""
+        return self._source.version
+
+    @property
+    def lost(self) -> Mapping[str, tuple[str, ...]]:
+        """By family, in words, the parts that were found damaged or missing so far; their rows are not in any answer."""
+        return {family: tuple(said) for family, said in self._source.lost.items()}
+
+    @property
     def state(self) -> Literal["closed", "not closed"]:
         """Whether the last writer has closed the run; a run that is not closed is being written, or its writer was killed."""
         attempts = self.description.attempts
@@ -137,7 +147,7 @@ class Run:
     @property
     def described_ranks(self) -> str:
         """What the numbers of a run of several processes mean, in words; ``""`` for a run of one process."""
-        return _of_ranks(self.info.get("ranks"))
+        return of_ranks(self.info.get("ranks"))
 
     @property
     def alerts(self) -> list[dict[str, Any]]:
@@ -371,10 +381,10 @@ class Run:
 
     def _lines(self) -> list[str]:
         """A line for the run and one for each family."""
-        described = self._ask(lambda connection, families: [_family_cells(connection, family) for family in families])
+        described = self._ask(lambda connection, families: [family_cells(connection, family) for family in families])
         widths = [max((len(row[place]) for row in described), default=0) for place in range(3)]
         rows = ["  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]) for row in described]
-        state, path = self.state + _history(self.description), self.path
+        state, path = self.state + history(self.description), self.path
         head = ["Run in memory", state] if path is None else [f"Run {path.name}", state, short_path(path)]
         said = [self.described_ranks] if self.described_ranks else []
         return [" · ".join(head), *said, *(rows or ["nothing recorded yet"])]
@@ -451,47 +461,3 @@ def _values(column: pyarrow.ChunkedArray) -> npt.NDArray[Any]:
     if values.dtype == object and len({len(row) for row in values}) == 1:  # lists of one length
         return np.stack(list(values))
     return values
-
-
-def _history(description: Description) -> str:
-    """Where the run was resumed, and what was lost, in words."""
-    attempts = description.attempts
-    resumed = f", resumed at step {' and '.join(str(attempt.first_step) for attempt in attempts[1:])}" if len(attempts) > 1 else ""
-    lost = sum(attempt.lost for attempt in attempts)
-    return resumed + (f", {lost:,} rows lost" if lost else "")
-
-
-def _of_ranks(about: Any) -> str:
-    """Return what the numbers of a run of several processes mean, in words; ``""`` for a run of one."""
-    if not isinstance(about, Mapping) or not isinstance(size := about.get("size"), int):
-        return ""
-    if size == 1:
-        return f"rank {about.get('rank')} alone of several: its own batches, and its own parts of parameters"
-    if about.get("joined") is not True:
-        return f"{size:,} ranks, each with rows of its own"
-    return f"{size:,} ranks: outputs of their batches joined, parameters whole; the columns scope and ranks say it of each row"
-
-
-def _family_cells(connection: duckdb.DuckDBPyConnection, family: str) -> tuple[str, str, str, str]:
-    """The name of a family, its number of rows, their steps and sites, and its numbers."""
-    source = quoted(family)
-    size = f"SELECT count(*), count(DISTINCT step), min(step), max(step) FROM {source}"
-    rows, steps, first, last = connection.execute(size).fetchall()[0]
-    span = f"{_many(steps, 'step')}" + (f" ({first:,} to {last:,})" if steps > 1 else f" ({first:,})" if steps else "")
-    if family == "alerts":
-        messages = connection.execute(f"SELECT message FROM {source} ORDER BY step").fetchall()
-        return family, _many(rows, "row"), span, _listed([f"“{message}”" for (message,) in messages], 2)
-    if family == "scalars":
-        names = connection.execute(f"SELECT DISTINCT name FROM {source} ORDER BY name").fetchall()
-        return family, _many(rows, "row"), span, _listed([name for (name,) in names], _NAMES)
-    sites = connection.execute(f"SELECT count(DISTINCT site) FROM {source}").fetchall()[0][0]
-    columns = [name for name, *_ in connection.execute(f"DESCRIBE {source}").fetchall() if name not in KEYS]
-    return family, _many(rows, "row"), f"{_many(sites, 'site')} × {span}", _listed(columns, _NAMES)
-
-
-def _many(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
-def _listed(names: Sequence[str], most: int) -> str:
-    return ", ".join(names[:most]) + (f", ... ({len(names)})" if len(names) > most else "")

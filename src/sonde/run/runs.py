@@ -6,6 +6,7 @@ import os
 import re
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property, partial
 from pathlib import Path
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     import pandas
     import pyarrow
 
-__all__ = ["Runs", "names_apart", "open_runs"]
+__all__ = ["RunSummary", "Runs", "names_apart", "open_runs", "runs_below"]
 
 State = Literal["closed", "not closed"]
 
@@ -42,7 +43,7 @@ class Runs(Sequence[Run]):
     """Several runs on disk, in the order of their names; :func:`open_runs` makes one.
 
     ``runs[0]`` and ``runs["name"]`` are one :class:`Run`, ``runs[2:5]`` and :meth:`select` some of them. As a text, a table with a
-    row for each run.
+    row for each run. The class is large because people read several runs through it alone, as one through :class:`Run`.
 
     Attributes:
         names: of the runs: the path of each folder, seen from the opened one.
@@ -230,6 +231,11 @@ class Runs(Sequence[Run]):
     def _unknown_family(self, family: str, families: tuple[str, ...]) -> UnknownSiteError:
         return unknown_name("family", family, families, self._within or "these runs")
 
+    def summaries(self) -> dict[str, RunSummary]:
+        """Return by run what its scalars and alerts say: steps, findings, the last loss. Nothing else is read."""
+        known = self._ask(_summaries, only=("scalars", "alerts"))
+        return {name: known.get(name, RunSummary()) for name in self.names}
+
     # Showing
 
     def __repr__(self) -> str:
@@ -241,13 +247,13 @@ class Runs(Sequence[Run]):
 
     def _lines(self) -> list[str]:
         """A headline, a line for each run, the settings that all share in number, and the folders that were left out."""
-        known = self._ask(_summaries, only=("scalars", "alerts"))
+        known = self.summaries()
         settings = {name: self.settings[name] for name in list(self.settings)[:_SHOWN_SETTINGS]}
         rows = [["run", "state", "steps", "findings", "loss", *settings]]
         for place, (name, run) in enumerate(self._runs.items()):
-            last, findings, loss = known.get(name, (None, 0, None))
-            steps = run.last_step if last is None else last
-            row = [name, run.state, f"{steps + 1:,}" if steps >= 0 else "none", str(findings or ""), setting_text(loss)]
+            about = known[name]
+            steps = run.last_step if about.last is None else about.last
+            row = [name, run.state, f"{steps + 1:,}" if steps >= 0 else "none", str(about.findings or ""), setting_text(about.loss)]
             rows.append([*row, *(_cut(setting_text(values[place])) for values in settings.values())])
         cells = [[printable_line(cell) for cell in row] for row in rows]
         widths = [max(len(row[place]) for row in cells) for place in range(len(cells[0]))]
@@ -277,20 +283,37 @@ def _cut(text: str) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
 
-def _summaries(connection: duckdb.DuckDBPyConnection, families: tuple[str, ...]) -> dict[str, tuple[int | None, int, float | None]]:
-    """Return by run the last step of a scalar, the number of findings, and the last loss."""
-    found: dict[str, tuple[int | None, int, float | None]] = {}
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """What the scalars and alerts of a run say.
+
+    Attributes:
+        first, last: the steps of its scalars; None without any.
+        findings: how many there are.
+        severity: the worst of them; ``""`` without any.
+        loss: the last value of ``loss``, or of the scalar that is most like it; None without any.
+    """
+
+    first: int | None = None
+    last: int | None = None
+    findings: int = 0
+    severity: str = ""
+    loss: float | None = None
+
+
+def _summaries(connection: duckdb.DuckDBPyConnection, families: tuple[str, ...]) -> dict[str, RunSummary]:
+    found: dict[str, RunSummary] = {}
     if "scalars" in families:
         is_loss = "name = 'loss' OR contains(name, 'loss')"
         losses = f"SELECT run, name, arg_max(value, step) AS loss FROM scalars WHERE {is_loss} GROUP BY run, name"
         best = f"SELECT run, first(loss ORDER BY name <> 'loss', contains(name, 'val'), name) FROM ({losses}) GROUP BY run"
         of_run = dict(connection.execute(best).fetchall())
-        for name, last in connection.execute("SELECT run, max(step) FROM scalars GROUP BY run").fetchall():
-            found[name] = last, 0, of_run.get(name)
+        for name, first, last in connection.execute("SELECT run, min(step), max(step) FROM scalars GROUP BY run").fetchall():
+            found[name] = RunSummary(first, last, loss=of_run.get(name))
     if "alerts" in families:
-        for name, count in connection.execute("SELECT run, count(*) FROM alerts GROUP BY run").fetchall():
-            last, _, loss = found.get(name, (None, 0, None))
-            found[name] = last, count, loss
+        worst = "first(severity ORDER BY severity IN ('bad', 'error') DESC, severity IN ('warn', 'warning') DESC)"
+        for name, count, severity in connection.execute(f"SELECT run, count(*), {worst} FROM alerts GROUP BY run").fetchall():
+            found[name] = replace(found.get(name, RunSummary()), findings=count, severity=severity)
     return found
 
 
@@ -320,7 +343,7 @@ def open_runs(folder: str | os.PathLike[str]) -> Runs:
         raise StoreError(f"no runs can be opened in {top}: it {what}; give the folder that holds the folders of runs, as 'runs'")
     found: dict[str, Run] = {}
     unreadable: dict[str, str] = {}
-    for path in _runs_below(top):
+    for path in runs_below(top):
         name = path.relative_to(top).as_posix() if path != top else path.name
         try:
             found[name] = Run(DiskSource(path))
@@ -331,7 +354,7 @@ def open_runs(folder: str | os.PathLike[str]) -> Runs:
     return Runs(found, unreadable, within=short_path(top))
 
 
-def _runs_below(top: Path) -> list[Path]:
+def runs_below(top: Path) -> list[Path]:
     """Return the folders below *top* that hold a run.json, sorted; what lies inside a run is not searched."""
     found = []
     for at, folders, files in os.walk(top):

@@ -14,7 +14,7 @@ from sonde.run.folder.json_file import parse_json, read_bytes, write_json
 from sonde.run.folder.parts import cutoffs
 from sonde.run.schema import FORMAT, VERSION
 
-__all__ = ["FILE", "Attempt", "Description", "is_run"]
+__all__ = ["FILE", "Attempt", "Description", "is_run", "written_version"]
 
 FILE = "run.json"
 _OWN = ("format", "version", "attempts", "checksum")
@@ -140,6 +140,15 @@ class Description:
         except (KeyError, TypeError, ValueError) as error:
             raise StoreError(f"{folder} is not whole: its {FILE} has no usable list of attempts ({error})") from None
         return cls(attempts, {name: value for name, value in written.items() if name not in _OWN}, fits is True)
+
+
+def written_version(folder: Path) -> int | None:
+    """Return the version of the format in which the run in *folder* says it was written; None where it does not say so."""
+    try:
+        version = parse_json(read_bytes(folder / FILE), FILE)[0].get("version")
+    except (FileNotFoundError, StoreError):
+        return None
+    return version if isinstance(version, int) else None
 
 
 def is_run(folder: Path) -> bool:

@@ -6,12 +6,14 @@ A forked child (a worker of a data loader) does not own it: it neither releases 
 from __future__ import annotations
 
 import os
+import struct
+import sys
 from contextlib import suppress
 from pathlib import Path
 
 from sonde.errors import StoreError
 
-__all__ = ["Lock", "is_free"]
+__all__ = ["Lock", "is_free", "is_locked"]
 
 _held: set[Path] = set()  # by this process: the operating system would let it lock twice
 
@@ -72,3 +74,31 @@ def is_free(folder: Path, rank: int) -> bool:
     except (StoreError, OSError):
         return False
     return True
+
+
+def is_locked(folder: Path) -> bool | None:
+    """Return whether a process writes to the run in *folder*, as any rank; None where that cannot be known.
+
+    Nothing is locked or written meanwhile: a training may begin at this very moment. Writers on other machines are seen as far as
+    the file system tells.
+    """
+    paths = list(folder.resolve().glob(".lock-r*"))
+    if any(path in _held for path in paths):  # and closing a descriptor of the file would release the lock
+        return True
+    try:
+        return any(_is_locked(path) for path in paths)
+    except (ImportError, OSError):
+        return None
+
+
+def _is_locked(path: Path) -> bool:
+    import fcntl
+
+    described = "qqihh" if sys.platform == "darwin" else "hhqqi4x"  # struct flock: there start, length, process, type, whence
+    asked = (0, 0, 0, fcntl.F_WRLCK, os.SEEK_SET) if sys.platform == "darwin" else (fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        found = struct.unpack(described, fcntl.fcntl(descriptor, fcntl.F_GETLK, struct.pack(described, *asked)))
+    finally:
+        os.close(descriptor)
+    return bool(found[3 if sys.platform == "darwin" else 0] != fcntl.F_UNLCK)

@@ -34,11 +34,17 @@ class MemorySource:
         self._items: list[RowBlock | Lines] = []  # not in the tables yet
         self._tables: dict[str, pyarrow.Table] = {}
         self._lock = threading.Lock()
+        self._added = 0
+
+    @property
+    def version(self) -> str:
+        return f"{self._added}-{len(self.documents)}-{self.description.attempts[-1].ended}"
 
     def add(self, item: RowBlock | Lines) -> None:
         """Keep *item*."""
         with self._lock:
             self._items.append(item)
+            self._added += 1
 
     def describe(self) -> Description:
         return self.description

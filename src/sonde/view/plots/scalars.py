@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from sonde.view.plots.picture import Picture
 
-__all__ = ["scalars"]
+__all__ = ["kind_of", "phase_of", "scalars"]
 
 _SPLITS = re.compile(r"(?:^|[_/ ])(?:non_train|train|training|val|valid|validation|eval|evaluation|test)(?=$|[_/ ])[_/ ]?")
 _ASIDE = ("overhead",)
@@ -45,6 +45,7 @@ _SMOOTH = 60  # points; more get a running mean over them
 _INTERVALS = 40
 _DASHES: tuple[Literal["-", "--", ":", "-."], ...] = ("-", "--", ":", "-.")
 _LOSS, _METRIC, _NORM = 0, 1, 2  # kinds of scalars, in the order of their panels
+_KINDS: tuple[Literal["loss", "metric", "norm"], ...] = ("loss", "metric", "norm")
 
 
 Style: TypeAlias = tuple[Sequence[str], Sequence[str]]
@@ -137,6 +138,17 @@ def _names_in(run: Run) -> set[str]:
 
 def _stem(name: str) -> str:
     return _SPLITS.sub(lambda found: "" if found.start() == 0 or found.end() == len(name) else "_", name) or name
+
+
+def kind_of(name: str) -> Literal["loss", "norm", "metric"]:
+    """Return what kind of number the scalar *name* is, as its name says."""
+    return _KINDS[_kind(_stem(name))]
+
+
+def phase_of(name: str) -> Literal["training", "evaluation"]:
+    """Return the phase that the scalar *name* belongs to, as its name says."""
+    found = _SPLITS.search(name)
+    return "training" if found is None or found[0].strip("_/ ") in ("train", "training") else "evaluation"
 
 
 def _is_norm(name: str) -> bool:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from sonde.number import number_of
 from sonde.rules import UPDATE_USUAL as USUAL
 from sonde.run.run import Run
 from sonde.view.plots.canvas import ZERO, Look, Theme, by_depth, canvas, legend, mark_defects, mark_steps, subtitle
@@ -106,7 +107,9 @@ def ratio_of(run: Run, *, where: str | None = None) -> Matrix:
         update, weight = (matrix(run, "rms", port, where=where, known=known) for port in ("update", "param"))
         weight = weight.like(update)
         values = np.divide(update.values, weight.values, out=np.full(weight.values.shape, np.nan), where=weight.values > 0)
-        return replace(update, values=values, defects=np.maximum(update.defects, weight.defects), number="ratio")
+        return replace(
+            update, values=values, defects=np.maximum(update.defects, weight.defects), number="ratio", described=number_of("ratio")
+        )
     return matrix(run, "ratio", "update", where=where, known=known)
 
 

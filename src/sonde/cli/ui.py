@@ -1,0 +1,51 @@
+"""Open a page that follows all runs below a folder, those that are being trained and those that have ended, until Ctrl-C.
+
+The page is served to this machine alone. With --host it is served to others, too, which need the token in the printed address.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import webbrowser
+
+EXAMPLES = """examples:
+  sonde ui runs                       all runs below the folder "runs"
+  sonde ui runs/quiet-otter           one run
+  sonde ui runs --no-open --port 9000 print the address alone, as for a tunnel: ssh -L 9000:localhost:9000 machine"""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options to *parser*."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EXAMPLES
+    parser.add_argument("runs", nargs="?", default="runs", help="the folder that holds the runs, or one run (default: runs)")
+    parser.add_argument("--port", type=int, help="the port (default: 8420, or the next free one)")
+    parser.add_argument("--host", default="127.0.0.1", help="the address to listen at (default: 127.0.0.1, this machine alone)")
+    parser.add_argument("--no-open", action="store_true", help="do not open a browser")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Serve the page until the command is interrupted."""
+    from sonde.paths import absolute_path
+    from sonde.view.app.serving import PORT, LivePage
+
+    page = LivePage(absolute_path(options.runs), host=options.host, port=options.port)
+    found = len(page.followed)
+    more = "" if found else "; those to come appear by themselves"
+    print(f"{page.followed.shown}: {found or 'no'} run{'' if found == 1 else 's'}{more}")
+    port = page.address.split("/")[2].rpartition(":")[2]
+    print(page.address + (f"   (port {PORT} is taken)" if options.port is None and port != str(PORT) else ""), flush=True)
+    if "?token=" in page.address:
+        print("Other machines can read these runs with this address; the token is new at each start.", flush=True)
+    if not options.no_open and _has_screen():
+        webbrowser.open(page.address)
+    print("Ctrl-C ends it.", flush=True)
+    page.serve()
+    return 0
+
+
+def _has_screen() -> bool:
+    """Whether a browser that is opened can be seen: a text browser in the terminal would hide the address."""
+    return sys.platform in ("darwin", "win32") or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))

@@ -1,0 +1,61 @@
+"""Say in a few lines what a run holds: its families with rows, steps and sites, where it was resumed, and what its ranks mean."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from sonde.run.folder.duckdb_sql import quoted
+from sonde.run.folder.run_json import Description
+from sonde.run.schema import KEYS
+
+if TYPE_CHECKING:
+    import duckdb
+
+__all__ = ["family_cells", "history", "of_ranks"]
+
+_NAMES = 8  # names that a line shows
+
+
+def history(description: Description) -> str:
+    """Where the run was resumed, and what was lost, in words."""
+    attempts = description.attempts
+    resumed = f", resumed at step {' and '.join(str(attempt.first_step) for attempt in attempts[1:])}" if len(attempts) > 1 else ""
+    lost = sum(attempt.lost for attempt in attempts)
+    return resumed + (f", {lost:,} rows lost" if lost else "")
+
+
+def of_ranks(about: Any) -> str:
+    """Return what the numbers of a run of several processes mean, in words; ``""`` for a run of one."""
+    if not isinstance(about, Mapping) or not isinstance(size := about.get("size"), int):
+        return ""
+    if size == 1:
+        return f"rank {about.get('rank')} alone of several: its own batches, and its own parts of parameters"
+    if about.get("joined") is not True:
+        return f"{size:,} ranks, each with rows of its own"
+    return f"{size:,} ranks: outputs of their batches joined, parameters whole; the columns scope and ranks say it of each row"
+
+
+def family_cells(connection: duckdb.DuckDBPyConnection, family: str) -> tuple[str, str, str, str]:
+    """The name of a family, its number of rows, their steps and sites, and its numbers."""
+    source = quoted(family)
+    size = f"SELECT count(*), count(DISTINCT step), min(step), max(step) FROM {source}"
+    rows, steps, first, last = connection.execute(size).fetchall()[0]
+    span = f"{_many(steps, 'step')}" + (f" ({first:,} to {last:,})" if steps > 1 else f" ({first:,})" if steps else "")
+    if family == "alerts":
+        messages = connection.execute(f"SELECT message FROM {source} ORDER BY step").fetchall()
+        return family, _many(rows, "row"), span, _listed([f"“{message}”" for (message,) in messages], 2)
+    if family == "scalars":
+        names = connection.execute(f"SELECT DISTINCT name FROM {source} ORDER BY name").fetchall()
+        return family, _many(rows, "row"), span, _listed([name for (name,) in names], _NAMES)
+    sites = connection.execute(f"SELECT count(DISTINCT site) FROM {source}").fetchall()[0][0]
+    columns = [name for name, *_ in connection.execute(f"DESCRIBE {source}").fetchall() if name not in KEYS]
+    return family, _many(rows, "row"), f"{_many(sites, 'site')} × {span}", _listed(columns, _NAMES)
+
+
+def _many(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def _listed(names: Sequence[str], most: int) -> str:
+    return ", ".join(names[:most]) + (f", ... ({len(names)})" if len(names) > most else "")

@@ -1,0 +1,111 @@
+"""Answer what the overview shows: scalars with their extremes, findings, settings, and what kind of run it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from sonde.run.run_settings import setting_text, settings_of
+from sonde.site import PORTS
+from sonde.view.app.answers.found import alerts_data
+from sonde.view.app.answers.opened_run import OpenedRun
+from sonde.view.app.answers.reduction import REDUCTION, Bins, listed, marks_of
+from sonde.view.plots.scalars import kind_of, phase_of
+from sonde.view.scales import is_wide
+
+__all__ = ["overview", "scalars_data"]
+
+_UNITS = {"loss": "unit of the loss", "lr": "no unit", "overhead": "share of step time"}
+_OF_NORMS = {"grad_norm": PORTS["grad"].unit, "param_norm": PORTS["param"].unit, "update_norm": PORTS["update"].unit}
+
+
+def overview(opened: OpenedRun, *, first: int | None = None, last: int | None = None, points: int = 400) -> dict[str, Any]:
+    """Return what is known of a run as a whole.
+
+    Args:
+        opened: the run.
+        first, last: the steps of the scalars, both inclusive; None: from the first, to the last.
+        points: the most bins of each scalar.
+
+    Returns:
+        ``scalars``, ``findings``, ``settings`` and ``environment`` (lists of name and text), ``model``, ``layers`` and
+        ``parameters`` (how many), ``ranks`` in words, ``lost`` (parts that cannot be read, in words), ``steps`` (first and last).
+    """
+    run = opened.run
+    settings = settings_of(run)
+    modules = [line for line in run.info.get("model", ()) if isinstance(line, Mapping)] if _is_list(run.info.get("model")) else []
+    scalars = scalars_data(opened, first, last, points)
+    ends = [(each["all"][0], each["all"][1]) for each in scalars]
+    return {
+        "name": opened.name,
+        "scalars": scalars,
+        "findings": alerts_data(opened),
+        "settings": [[name, setting_text(value)] for name, value in settings.items() if not name.startswith("environment.")],
+        "environment": [
+            [name.removeprefix("environment."), setting_text(value)]
+            for name, value in settings.items()
+            if name.startswith("environment.")
+        ],
+        "model": str(modules[0].get("type", "")) if modules else "",
+        "modules": len(modules),
+        "parameters": sum(size for line in modules if isinstance(size := line.get("parameters"), int)),
+        "ranks": run.described_ranks,
+        "steps": [min(one for one, _ in ends), max(other for _, other in ends)] if ends else [],
+        "last_step": run.last_step,
+        "reduction": REDUCTION,
+    }
+
+
+def _is_list(given: Any) -> bool:
+    return isinstance(given, list | tuple)
+
+
+def scalars_data(opened: OpenedRun, first: int | None, last: int | None, points: int) -> list[dict[str, Any]]:
+    """Return the scalars of a run: losses first, then norms, learning rates, metrics. One without a step in between is left out."""
+    run = opened.run
+    if "scalars" not in run.families:
+        return []
+    names = [name for (name,) in run.sql("SELECT DISTINCT name FROM scalars ORDER BY name").fetchall()]
+    order = ("loss", "norm", "lr", "metric", "other")
+    found = []
+    for name in sorted(names, key=lambda each: (order.index(_group(each)), each)):
+        steps, values = run.scalar(name)
+        inside = (steps >= (steps[0] if first is None else first)) & (steps <= (steps[-1] if last is None else last))
+        if not inside.any():
+            continue
+        values = np.asarray(values, np.float64)
+        bins = Bins.of(steps, first, last, points)
+        middle, marks = bins.reduced(values, marks_of(values))
+        low, high = bins.extremes(values)
+        group = _group(name)
+        found.append(
+            {
+                "name": name,
+                "group": group,
+                "phase": phase_of(name),
+                "unit": _unit(name, group),
+                "log": group in ("loss", "norm", "lr") and bool(is_wide(values)),
+                "values": listed(middle),
+                "low": listed(low),
+                "high": listed(high),
+                "marks": marks.tolist(),
+                "last": float(values[-1]) if np.isfinite(values[-1]) else None,
+                "logged": len(steps),
+                "all": [int(steps[0]), int(steps[-1])],
+                **bins.plain(),
+            }
+        )
+    return found
+
+
+def _group(name: str) -> str:
+    if name == "lr" or name.startswith(("lr/", "lr_")):
+        return "lr"
+    return "other" if name in ("overhead", "epoch", "loss_scale") else kind_of(name)
+
+
+def _unit(name: str, group: str) -> str:
+    norm = next((unit for start, unit in _OF_NORMS.items() if name.rpartition("/")[2].startswith(start)), "")
+    return _UNITS.get(name) or norm or _UNITS.get(group, "")

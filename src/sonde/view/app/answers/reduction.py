@@ -1,0 +1,125 @@
+"""Reduce numbers over steps to what a screen shows: bins of logged steps, each with its median, its extremes and its worst mark."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sonde.errors import ArgumentError
+from sonde.suggest import nearest_steps
+from sonde.view.aggregation import point_of, starts_of
+
+__all__ = ["BROKEN", "INFINITE", "MISSING", "NAN", "NEGATIVE", "REDUCTION", "VALUE", "ZERO", "Bins", "listed", "marks_of", "packed"]
+
+Marks = npt.NDArray[np.uint8]
+Values = npt.NDArray[np.float64]
+
+VALUE, MISSING, NAN, INFINITE, NEGATIVE, ZERO, BROKEN = range(7)
+"""The codes of marks: a value, nothing recorded, NaN elements, infinite elements (or +inf), -inf, exactly zero, and NaN or infinite
+elements where the run counts both as one."""
+
+REDUCTION = (
+    "bins of equally many logged steps; value: median of the finite values, low and high: their extremes; the worst mark of a bin "
+    "wins; zero: the median is exactly 0"
+)
+"""How the steps of an answer are put together, in words for the page."""
+
+_RANKS = np.array([1, 0, 6, 4, 3, 1, 5], np.uint8)
+"""By code how bad a mark is: a bin has the worst; nothing recorded gives way to everything."""
+_OF_RANKS = np.array([MISSING, VALUE, VALUE, NEGATIVE, INFINITE, BROKEN, NAN], np.uint8)
+
+
+@dataclass(frozen=True, eq=False)
+class Bins:
+    """Bins of the logged steps from one step to another.
+
+    Attributes:
+        within: the positions of the steps among all logged ones.
+        starts: the position of the first step of each bin within these.
+        steps: the first step of each bin.
+        ends: the last step of each bin.
+        edges: the borders of the bins on an axis of steps, one more than bins.
+    """
+
+    within: slice
+    starts: npt.NDArray[np.intp]
+    steps: npt.NDArray[np.int64]
+    ends: npt.NDArray[np.int64]
+    edges: npt.NDArray[np.float64]
+
+    @staticmethod
+    def of(steps: npt.NDArray[np.int64], first: int | None, last: int | None, most: int) -> Bins:
+        """Return at most *most* bins of the ascending *steps* from *first* to *last*, both inclusive; None: from or to the end.
+
+        Raises:
+            ArgumentError: no step lies between them, or *most* is below 1.
+        """
+        if most < 1:
+            raise ArgumentError(f"{most} bins were asked for: give 1 or more")
+        begin = 0 if first is None else int(np.searchsorted(steps, first, "left"))
+        end = len(steps) if last is None else int(np.searchsorted(steps, last, "right"))
+        if begin >= end:
+            asked = first if first is not None else last
+            near = f" The nearest are {nearest_steps(asked or 0, steps.tolist())}." if len(steps) else ""
+            raise ArgumentError(f"no step from {first} to {last} was logged.{near}")
+        inside = steps[begin:end]
+        starts = starts_of(len(inside), most)
+        ends = inside[np.append(starts[1:], len(inside)) - 1]
+        gap = float(np.median(np.diff(inside))) if len(inside) > 1 else 1.0
+        edges = np.append(inside[starts], inside[-1] + gap).astype(np.float64)
+        return Bins(slice(begin, end), starts, inside[starts], ends, edges)
+
+    @property
+    def are_single(self) -> bool:
+        """Whether each bin holds one step."""
+        return len(self.starts) == int(self.within.stop - self.within.start)
+
+    def reduced(self, values: Values, marks: Marks) -> tuple[Values, Marks]:
+        """Return the median and the mark of each bin; *values* and *marks* are of shape (..., all steps)."""
+        values, marks = values[..., self.within], marks[..., self.within]
+        if self.are_single:
+            return np.where(np.isfinite(values), values, np.nan), marks
+        middle = point_of(values, self.starts, "median")
+        worst = _OF_RANKS[np.maximum.reduceat(_RANKS[marks], self.starts, axis=-1)]
+        return middle, np.where((worst == VALUE) & (middle == 0), ZERO, worst).astype(np.uint8)
+
+    def extremes(self, values: Values) -> tuple[Values, Values]:
+        """Return the least and the greatest finite value of each bin; NaN where there is none."""
+        values = values[..., self.within]
+        return point_of(values, self.starts, "min"), point_of(values, self.starts, "max")
+
+    def plain(self) -> dict[str, Any]:
+        """Return the first and the last step of each bin, for JSON."""
+        return {"steps": self.steps.tolist(), "ends": self.ends.tolist()}
+
+
+def marks_of(values: Values, defects: npt.NDArray[np.int8] | None = None) -> Marks:
+    """Return the mark of each value.
+
+    Args:
+        values: NaN is MISSING, unless there are no *defects*.
+        defects: codes of elements as in :class:`sonde.view.plots.layer_series.Matrix`; None: the values are all that is known,
+            and NaN is a value that was recorded.
+    """
+    nan = np.isnan(values)
+    marks = np.where(nan, NAN if defects is None else MISSING, np.where(values == 0, ZERO, VALUE))
+    marks = np.where(values == np.inf, INFINITE, np.where(values == -np.inf, NEGATIVE, marks))
+    if defects is not None:
+        of_elements = np.array([VALUE, INFINITE, BROKEN, NAN], np.uint8)[defects]
+        marks = np.where((of_elements != VALUE) & (marks != NEGATIVE), of_elements, marks)
+    return marks.astype(np.uint8)
+
+
+def packed(values: npt.NDArray[Any], kind: str) -> str:
+    """Return *values* as base64 of little-endian numbers of a *kind*, as ``"f4"`` or ``"u1"``, row by row."""
+    return base64.b64encode(np.ascontiguousarray(values, f"<{kind}").tobytes()).decode("ascii")
+
+
+def listed(values: Values) -> list[float | None]:
+    """Return *values* as a list for JSON: None for each NaN or infinity."""
+    finite = np.isfinite(values)
+    return [value if there else None for value, there in zip(values.tolist(), finite.tolist(), strict=True)]

@@ -1,0 +1,168 @@
+"""Serve the page and its answers: what each address gives, and events for readers where there is something new."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import sys
+import traceback
+from collections.abc import AsyncIterator, Callable
+from importlib import resources
+from typing import Any
+
+from anyio import CapacityLimiter, to_thread
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from sonde.errors import ArgumentError, MissingExtraError, SelectionError, SiteError, SondeError, StoreError, UnknownSiteError
+from sonde.view.app.answers.questions import answer_text
+from sonde.view.app.bounded_cache import BoundedCache
+from sonde.view.app.followed_runs import FollowedRuns
+
+__all__ = ["Changes", "make_app"]
+
+_LOOK = 0.7  # seconds between two looks while somebody reads
+_ALIVE = 15.0  # seconds after which a stream says that it is still there
+_ANSWERS = 128 << 20  # bytes of answers that stay in memory
+_THREADS = 4
+_KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+_STATUS: tuple[tuple[type[SondeError], int], ...] = (
+    (UnknownSiteError, 404),
+    (ArgumentError, 400),
+    (SelectionError, 400),
+    (SiteError, 400),
+    (StoreError, 422),
+    (MissingExtraError, 501),
+)
+
+
+class Changes:
+    """Looks at the followed runs while somebody reads, and sends every reader what has changed."""
+
+    def __init__(self, followed: FollowedRuns) -> None:
+        self._followed = followed
+        self._readers: set[asyncio.Queue[str | None]] = set()
+        self._looking: asyncio.Task[None] | None = None
+        self.ended = False
+
+    async def read(self) -> AsyncIterator[str]:
+        """Yield server-sent events: one for each run that has changed, and one where the list of runs has."""
+        queue: asyncio.Queue[str | None] = asyncio.Queue()
+        self._readers.add(queue)
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._look())
+        try:
+            yield "retry: 1000\n\n"
+            while not self.ended:
+                try:
+                    said = await asyncio.wait_for(queue.get(), _ALIVE)
+                except TimeoutError:
+                    yield ": still here\n\n"
+                    continue
+                if said is None:
+                    return
+                yield f"data: {said}\n\n"
+        finally:
+            self._readers.discard(queue)
+
+    async def _look(self) -> None:
+        while self._readers and not self.ended:
+            changed, list_changed = await to_thread.run_sync(self._followed.look)
+            said = [{"run": each, "version": self._followed.version(each)} for each in changed]
+            for each in [*said, *([{"runs": True}] if list_changed or changed else [])]:
+                for queue in self._readers:
+                    queue.put_nowait(json.dumps(each))
+            await asyncio.sleep(_LOOK)
+
+    def end(self) -> None:
+        """End all streams; in the thread of the server."""
+        self.ended = True
+        for queue in self._readers:
+            queue.put_nowait(None)
+
+
+def make_app(followed: FollowedRuns, changes: Changes | None = None) -> Starlette:
+    """Return the application of a page over *followed* runs. :class:`~sonde.view.app.guard.Guard` belongs in front of it."""
+    changes = changes or Changes(followed)
+    pages = _Answers(followed)
+    return Starlette(
+        routes=[
+            Route("/", functools.partial(_asset, "app/index.html")),
+            Route("/assets/{name:path}", _named_asset),
+            Route("/api/runs", pages.of(pages.runs)),
+            Route("/api/events", lambda request: StreamingResponse(changes.read(), media_type="text/event-stream")),
+            Route("/api/runs/{run}/{question}", pages.of(pages.question)),
+        ]
+    )
+
+
+class _Answers:
+    """Answers requests outside of the event loop, a few at a time, and keeps the answers of a version."""
+
+    def __init__(self, followed: FollowedRuns) -> None:
+        self._followed = followed
+        self._cache = BoundedCache(_ANSWERS)
+        self._threads = CapacityLimiter(_THREADS)
+
+    def of(self, answer: Callable[[Request], Response]) -> Callable[[Request], Any]:
+        """Return the endpoint that gives *answer*, or its error in words."""
+
+        async def endpoint(request: Request) -> Response:
+            return await to_thread.run_sync(functools.partial(_answered, answer, request), limiter=self._threads)
+
+        return endpoint
+
+    def runs(self, request: Request) -> Response:
+        self._followed.look()
+        return _json({"folder": self._followed.shown, "runs": self._followed.entries()})
+
+    def question(self, request: Request) -> Response:
+        run, name = request.path_params["run"], request.path_params["question"]
+        self._followed.look()
+        opened = self._followed.opened(run)
+        query = sorted(request.query_params.multi_items())
+        key = (run, opened.version, name, tuple(query))
+        return Response(self._cache.get(key, lambda: answer_text(name, opened, query), len), media_type="application/json")
+
+
+def _json(data: Any, status: int = 200) -> Response:
+    return Response(json.dumps(data, allow_nan=False, separators=(",", ":")), status, media_type="application/json")
+
+
+def _answered(answer: Callable[[Request], Response], request: Request) -> Response:
+    try:
+        return answer(request)
+    except SondeError as error:
+        return _json({"error": str(error)}, next((status for kind, status in _STATUS if isinstance(error, kind)), 500))
+    except Exception as error:  # a defect: the page says so, and goes on
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        said = f"sonde failed here: {type(error).__name__}: {error} ({place.filename}:{place.lineno})"
+        sys.stderr.write(said + "\n")
+        return _json({"error": said}, 500)
+
+
+@functools.cache
+def _assets() -> dict[str, bytes]:
+    """Return the files of the page by name: what is not in this table is not served."""
+    top = resources.files("sonde.view") / "assets"
+    folders = [(name, at) for name, at in (("", top), ("app/", top / "app")) if at.is_dir()]
+    files = [(f"{folder}{each.name}", each) for folder, at in folders for each in at.iterdir()]
+    return {name: each.read_bytes() for name, each in files if each.is_file() and _kind(name)}
+
+
+def _kind(name: str) -> str:
+    return next((kind for ending, kind in _KINDS.items() if name.endswith(ending)), "")
+
+
+async def _asset(name: str, request: Request) -> Response:
+    held = _assets().get(name)
+    if held is None:
+        return _json({"error": f"{name!r} is no file of the page"}, 404)
+    return Response(held, media_type=_kind(name))
+
+
+async def _named_asset(request: Request) -> Response:
+    return await _asset(request.path_params["name"], request)
