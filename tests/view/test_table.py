@@ -123,7 +123,9 @@ def cells(*rows: LayerRow) -> dict[str, list[str]]:
         ("zeros", Quantity(0.001), ""),
         ("zeros", Quantity(0.5), "50 %"),
         ("dead", Quantity(0.0), "0 %"),
-        ("gradient", Quantity(0.0), "0.0e+00"),
+        ("gradient", Quantity(0.0), "0"),
+        ("gradient", Quantity(1e-20), "1.0e-20"),
+        ("mean ± std", Quantity(0.0, 1e-9), " 0 ± 1.0e-09"),
         ("update / weight", Quantity(1e-3, nan=1e-9), "1.0e-03 (<1 % NaN)"),
     ],
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 from sonde.errors import ArgumentError
@@ -22,7 +21,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="names of a that are others in b, as 'layers.*=blocks.*'; repeat it",
     )
     parser.add_argument("--noise", type=float, help="relative distance that counts as equal (default: measured, or from the types)")
-    parser.add_argument("--html", metavar="FILE", help="write the comparison to this page too")
+    parser.add_argument("--html", metavar="FILE", help="write the comparison to this file too, as page.html")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -35,7 +34,7 @@ def run(options: argparse.Namespace) -> int:
     found: Any = compare(options.a, options.b, **given)
     standard_output().print(found)
     if options.html:
-        Path(options.html).write_text(found._repr_html_(), encoding="utf-8")
+        found.save(options.html)
     return 0 if found.same else 1
 
 

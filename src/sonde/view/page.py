@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 from collections.abc import Mapping, Sequence
 from importlib import resources
@@ -12,7 +13,7 @@ from typing import Any
 from sonde.errors import ArgumentError
 from sonde.escape import embed_json, escape_html
 
-__all__ = ["html_page", "in_frame"]
+__all__ = ["asset", "html_page", "in_frame"]
 
 
 def html_page(
@@ -20,6 +21,7 @@ def html_page(
     template: str,
     *,
     texts: Mapping[str, str] | None = None,
+    parts: Mapping[str, str] | None = None,
     styles: Sequence[str] = (),
     scripts: Sequence[str] = (),
     data: Mapping[str, Any] | None = None,
@@ -27,13 +29,14 @@ def html_page(
 ) -> str:
     """Return a self-contained page. Nothing in *title*, *texts* and *data* can run code or leave its element.
 
-    The policy in the page allows its own script by its hash, workers that the script makes, and WebAssembly; no other script,
-    and no network. The page is light or dark as the system is; a button with the id ``theme`` changes it.
+    The policy in the page allows its own script by its hash and, with *libraries*, workers that the script makes and WebAssembly;
+    no other script, and no network. The page is light or dark as the system is; a button with the id ``theme`` changes it.
 
     Args:
         title: the page's title.
         template: name of the asset that holds the body; ``$name`` in it stands for the text of that name.
         texts: texts for the template, escaped here.
+        parts: HTML for the template, made by functions that escape every text in it.
         styles, scripts: names of assets, put after the kit's own in this order.
         data: read in the script by ``JSON.parse(document.getElementById(name).textContent)``; NaN and infinities are texts.
         libraries: script texts of installed packages, for a worker that the page's script makes.
@@ -46,12 +49,14 @@ def html_page(
             raise ArgumentError(f"the library {name!r} cannot stand in a page: it holds the end of a script element")
     held = [f'<script id="{name}" type="application/json">{embed_json(part)}</script>\n' for name, part in (data or {}).items()]
     held += [f'<script id="{name}" type="text/plain">{library}</script>\n' for name, library in (libraries or {}).items()]
-    script = "\n".join(map(_asset, ("page.js", *scripts)))
-    return Template(_asset("page.html")).substitute(
+    script = "\n".join(map(asset, ("page.js", *scripts)))
+    return Template(asset("page.html")).substitute(
         title=escape_html(title),
-        policy=_policy(script),
-        style="".join(map(_asset, ("page.css", *styles))),
-        body=Template(_asset(template)).substitute({name: escape_html(text) for name, text in (texts or {}).items()}),
+        policy=_policy(script, with_workers=bool(libraries)),
+        style="".join(map(asset, ("page.css", *styles))),
+        body=Template(asset(template)).substitute(
+            {name: escape_html(text) for name, text in (texts or {}).items()}, **(parts or {})
+        ),
         held="".join(held),
         script=script,
     )
@@ -66,14 +71,17 @@ def in_frame(page: str, title: str, height: int) -> str:
     )
 
 
-def _asset(name: str) -> str:
+@functools.lru_cache(64)
+def asset(name: str) -> str:
+    """Return the text of a file of ``view/assets``."""
     return (resources.files("sonde.view") / "assets" / name).read_text(encoding="utf-8")
 
 
-def _policy(script: str) -> str:
-    """Return the content security policy of a page whose only script is *script*."""
+def _policy(script: str, *, with_workers: bool) -> str:
+    """Return the content security policy of a page whose only script is *script*, which may make workers from held libraries."""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    allowed = " 'wasm-unsafe-eval' blob:; worker-src blob:" if with_workers else ""
     return (
-        f"default-src 'none'; script-src 'sha256-{digest}' 'wasm-unsafe-eval' blob:; worker-src blob:; "
+        f"default-src 'none'; script-src 'sha256-{digest}'{allowed}; "
         "style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'"
     )

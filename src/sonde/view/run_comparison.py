@@ -10,18 +10,23 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sonde.number import number_of
 from sonde.rules import Finding
-from sonde.run.comparison.two_runs import Difference, Parting, Parts, compare_rows
+from sonde.run.comparison.two_runs import Curve, Difference, Parting, Parts, compare_rows
 from sonde.run.run import Run
 from sonde.run.run_settings import setting_text
 from sonde.run.runs import names_apart
 from sonde.site import Site
-from sonde.view.table import Cell, Grid, ShownAsTable, Tone
+from sonde.view.chart import Chart, Line, Mark
+from sonde.view.plots.number_names import axis_of
+from sonde.view.report import Fact, Part, Report, ShownAsReport
+from sonde.view.table import Cell, Grid, Tone
 
 __all__ = ["RunComparison", "compare_runs"]
 
 _SHOWN = 24  # layers in the table
 _SETTINGS = 8  # that a line names
+_UNIT = "differences of natural logarithms; of shares, plain ones"
 _ADVICE = {
     "apart": "look at what is set otherwise, and at this layer before that step",
     "no rows": "look whether the layer still runs, and whether the parameter was frozen: it has no gradient any more",
@@ -30,7 +35,7 @@ _ADVICE = {
 
 
 @dataclass(frozen=True, repr=False)
-class RunComparison(ShownAsTable):
+class RunComparison(ShownAsReport):
     """Where two runs part; :func:`compare_runs` makes one. In a terminal and a notebook, a table of the layers in that order.
 
     Attributes:
@@ -139,6 +144,35 @@ class RunComparison(ShownAsTable):
             empty="nothing parts",
             optional=("then",),
         )
+
+    def _report(self) -> Report:
+        first = self.first
+        facts = []
+        if first is not None:
+            facts.append(Fact("first", f"step {first.step:,} · {_place(first)} · {_words(first)}", "bad"))
+            if math.isfinite(first.gap):
+                words = f"beyond pace apart by {first.gap:.3g}; seeds and scatter explain {first.allowed:.3g} ({_UNIT})"
+                facts.append(Fact("", words, "quiet"))
+            facts.append(Fact("do", _ADVICE[first.kind], "good"))
+        for place, (name, (one, other)) in enumerate(self.settings.items()):
+            facts.append(Fact("" if place else "set otherwise", f"{name}: {setting_text(one)} → {setting_text(other)}"))
+        parts = [Part("", facts)] if facts else []
+        charts = [
+            Part(f"{each.number} of {each.site}" if each.site else each.number, self._chart(each)) for each in self.parts.curves
+        ]
+        parts += [*charts[:1], Part("Where they part, the earliest first", self._grid()), *charts[1:]]
+        tone: Tone = "good" if first is None else "warn" if self.first_difference is not None and not self.partings else "bad"
+        return Report("sonde.compare", f"a: {self.a} · b: {self.b}", tone, self._headline(), parts)
+
+    def _chart(self, curve: Curve) -> Chart:
+        key = curve.site, curve.call, curve.number
+        steps = [each.step for each in (*self.scalars, *self.partings) if (each.site, each.call, each.number) == key]
+        marks = [Mark(step, f"step {step:,}") for step in steps[:1]]
+        held = [float(value) for values in (curve.a, curve.b) for value in values if math.isfinite(value)]
+        log = bool(held) and min(held) >= 0 and max(held) > 4 * min(held)
+        lines = [Line(f"a: {self.a}", curve.a.tolist(), "one"), Line(f"b: {self.b}", curve.b.tolist(), "other")]
+        label = axis_of(number_of(curve.number), Site.parse(curve.site).port) if curve.site else curve.number
+        return Chart(self.steps.tolist(), lines, "step", label, log=log, marks=marks)
 
     def _remarks(self) -> list[str]:
         """The lines below the table: settings, the first difference, other layers, what was compared, and how to read it."""

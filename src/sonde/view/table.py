@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from sonde.escape import escape_html, printable, printable_line
+from sonde.view.page import asset
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -22,24 +23,6 @@ __all__ = ["Cell", "Grid", "ShownAsTable", "Tone", "standard_output"]
 Tone = Literal["plain", "quiet", "good", "warn", "bad", "strong"]
 
 _RICH: dict[Tone, str] = {"plain": "", "quiet": "dim", "good": "green", "warn": "yellow", "bad": "bold red", "strong": "bold"}
-
-_STYLE = """
-table.sonde{font:13px/1.45 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;border-collapse:collapse;color:inherit}
-table.sonde caption{caption-side:top;text-align:left!important;font-weight:600;padding:2px 10px 6px 0;color:inherit}
-table.sonde :is(th,td){text-align:left!important;vertical-align:top!important;padding:1px 14px 1px 0!important;border:0}
-table.sonde :is(th,td).right{text-align:right!important}
-table.sonde th{font-weight:600;border-bottom:1px solid rgba(128,128,128,.6)!important;white-space:nowrap!important}
-table.sonde tbody td{white-space:pre!important}
-table.sonde tbody td:last-child{white-space:pre-wrap!important;min-width:22em}
-table.sonde tbody tr:hover td{background:rgba(128,128,128,.14)}
-table.sonde .quiet{opacity:.6}table.sonde .good{color:#1a7f37}table.sonde .warn{color:#9a6700}
-table.sonde .bad{color:#cf222e;font-weight:600}table.sonde .strong{font-weight:600}
-table.sonde i.bar{display:inline-block;height:.62em;background:currentColor;opacity:.4;border-radius:1px}
-table.sonde tfoot td{opacity:.75;white-space:normal!important;padding-top:5px!important}
-@media(prefers-color-scheme:dark){table.sonde .good{color:#3fb950}table.sonde .warn{color:#d29922}table.sonde .bad{color:#ff7b72}}
-[data-jp-theme-light=false] table.sonde .good{color:#3fb950}[data-jp-theme-light=false] table.sonde .warn{color:#d29922}
-[data-jp-theme-light=false] table.sonde .bad{color:#ff7b72}
-"""  # !important: the styles of notebooks align all cells to the right and break their lines, with selectors of any weight
 
 _BLOCKS = " ▏▎▍▌▋▊▉█"
 _BAR_CELLS = 6
@@ -173,17 +156,19 @@ class Grid:
         return table
 
     def to_html(self) -> str:
-        """An HTML table that carries its own style and follows the reader's colour scheme."""
+        """An HTML table that carries its own style and follows the colour scheme of the page around it."""
+        return f"<style>{asset('table.css')}</style>{self.to_element(self.title)}"
+
+    def to_element(self, caption: str = "") -> str:
+        """The table alone, for a page that has the asset ``table.css``."""
         classes = [' class="right"' if self._is_right(place) else "" for place in range(len(self.columns))]
         head = "".join(f"<th{mark}>{escape_html(name)}</th>" for mark, name in zip(classes, self.columns, strict=True))
-        body = "".join("<tr>" + "".join(map(_html_cell, row)) + "</tr>" for row in self.rows)
+        body = "".join(map(_html_row, self.rows))
         if not self.rows:
             body = f'<tr><td class="quiet" colspan="{len(self.columns)}">{escape_html(self.empty)}</td></tr>'
         foot = "".join(f'<tr><td colspan="{len(self.columns)}">{escape_html(line)}</td></tr>' for line in self.footer)
-        return (
-            f'<style>{_STYLE}</style><table class="sonde"><caption>{escape_html(self.title)}</caption>'
-            f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody><tfoot>{foot}</tfoot></table>"
-        )
+        above = f"<caption>{escape_html(caption)}</caption>" if caption else ""
+        return f'<table class="sonde">{above}<thead><tr>{head}</tr></thead><tbody>{body}</tbody><tfoot>{foot}</tfoot></table>'
 
 
 class ShownAsTable(ABC):
@@ -192,6 +177,10 @@ class ShownAsTable(ABC):
     @abstractmethod
     def _grid(self) -> Grid:
         """Return the table."""
+
+    def to_text(self, width: int | None = None) -> str:
+        """The table as plain text, at most *width* characters wide; None is the width of the terminal."""
+        return self._grid().to_text(width)
 
     def __rich__(self) -> Grid:
         return self._grid()
@@ -239,6 +228,11 @@ def _with_bar(cell: Cell) -> str:
     full, rest = divmod(eighths, 8)
     drawn = "█" * full + (_BLOCKS[rest] if rest else "")
     return f"{cell.text} {drawn:<{_BAR_CELLS}}"
+
+
+def _html_row(row: list[Cell]) -> str:
+    """A row; one whose first cell is empty continues the row above."""
+    return f"<tr{'' if row[0].text else ' class=more'}>{''.join(map(_html_cell, row))}</tr>"
 
 
 def _html_cell(cell: Cell) -> str:

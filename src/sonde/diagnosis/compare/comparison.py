@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sonde.diagnosis.compare.aligned import Place
 from sonde.diagnosis.compare.facts import Facts
 from sonde.diagnosis.compare.ladder import ladder
+from sonde.diagnosis.compare.page import report_of
 from sonde.errors import UnknownSiteError
 from sonde.rules import Finding
 from sonde.site import Site
 from sonde.suggest import nearest
-from sonde.view.table import Grid, ShownAsTable
+from sonde.view.report import Report, ShownAsReport
+from sonde.view.table import Grid
 
 if TYPE_CHECKING:
     import pandas
@@ -25,7 +25,7 @@ __all__ = ["Comparison"]
 
 
 @dataclass(repr=False)
-class Comparison(Facts, ShownAsTable):
+class Comparison(Facts, ShownAsReport):
     """Two sides, compared place by place; printed as a ladder of layers that stops at the culprit.
 
     Attributes:
@@ -75,21 +75,11 @@ class Comparison(Facts, ShownAsTable):
 
         return dataframes.frame([_row(place) for place in self.places])
 
-    def to_text(self, width: int | None = None) -> str:
-        """The ladder as plain text, at most *width* characters wide; None is the width of the terminal."""
-        return self._grid().to_text(width)
-
-    def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
-        """The ladder as HTML; written to the file *path* too, if one is given."""
-        from sonde.diagnosis.compare.page import page_of
-
-        page = page_of(self)
-        if path is not None:
-            Path(path).write_text(page, encoding="utf-8")
-        return page
-
     def _grid(self) -> Grid:
         return ladder(self)
+
+    def _report(self) -> Report:
+        return report_of(self)
 
 
 def _row(place: Place) -> dict[str, object]:

@@ -117,8 +117,8 @@ def _are_numbered(one: Rung, other: Rung) -> bool:
     return bool(here and there and here[1] == there[1] and one.stage == other.stage and one.type == other.type)
 
 
-def ladder(comparison: Facts) -> Grid:
-    """Return the ladder as a table."""
+def ladder(comparison: Facts, *, with_causes: bool = True) -> Grid:
+    """Return the ladder as a table; without causes, its footer has neither those behind the first one nor what to do."""
     found = rungs(comparison)
     stages = list(dict.fromkeys(rung.stage for rung in found))
     rows = []
@@ -127,7 +127,14 @@ def ladder(comparison: Facts) -> Grid:
     columns = ["stage", "layer", "type", "places", "difference", "rounding", ""]
     if stages == ["forward"] or len(stages) < 2:
         columns, rows = columns[1:], [row[1:] for row in rows]
-    return Grid(_title(comparison), columns, rows, _footer(comparison), empty="no place was compared", optional=("places", "type"))
+    return Grid(
+        _title(comparison),
+        columns,
+        rows,
+        _footer(comparison, with_causes=with_causes),
+        empty="no place was compared",
+        optional=("places", "type"),
+    )
 
 
 def _cells(rung: Rung, comparison: Facts) -> list[Cell]:
@@ -184,14 +191,15 @@ def _title(comparison: Facts) -> str:
     return f"Comparison of {sides}: they part in the {culprit.stage} at {culprit.site}"
 
 
-def _footer(comparison: Facts) -> list[str]:
+def _footer(comparison: Facts, *, with_causes: bool) -> list[str]:
     lines = []
     culprit = comparison.culprit
     if culprit is not None:
-        lines += [f"also: {found.message}" for found in comparison.causes[1:]]
-        if comparison.cause is not None and comparison.cause.advice:
+        if with_causes:
+            lines += [f"also: {found.message}" for found in comparison.causes[1:]]
+        if with_causes and comparison.cause is not None and comparison.cause.advice:
             lines.append(f"to do: {comparison.cause.advice}")
-        if comparison.cause is None:
+        if with_causes and comparison.cause is None:
             lines.append("no cause was recognised: look at the code of the layer, between the last place that agrees and this one")
         after = comparison.places[comparison.places.index(culprit) + 1 :]
         parted = [place for place in after if place.parts]

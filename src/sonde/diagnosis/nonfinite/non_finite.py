@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sonde.diagnosis.nonfinite.operation_observer import Largest
 from sonde.diagnosis.nonfinite.origins import Cause, Kind, Operand, Origin, Source
 from sonde.diagnosis.nonfinite.source_lines import SourceLine, line_of
-from sonde.diagnosis.nonfinite.tensor_facts import TensorFacts, number_text
+from sonde.diagnosis.nonfinite.tensor_facts import TensorFacts, number_text, shape_text
 from sonde.rules import Finding
 from sonde.site import Phase, Site
-from sonde.view.table import Cell, Grid, ShownAsTable, Tone
+from sonde.view.report import Code, Fact, Part, Report, ShownAsReport
+from sonde.view.table import Cell, Grid, Tone
 
 __all__ = ["NonFinite"]
 
@@ -20,7 +22,7 @@ _MOST_INDICES = 8
 
 
 @dataclass(eq=False, repr=False)
-class NonFinite(ShownAsTable):
+class NonFinite(ShownAsReport):
     """The first operation that made a NaN or an infinity, or the news that none did.
 
     The class is large because it is the whole answer, read by people: each attribute is one line of the text.
@@ -177,62 +179,116 @@ class NonFinite(ShownAsTable):
         return f"{self.model}: the first {origin.kind} is made {_how(origin)}"
 
     def _grid(self) -> Grid:
-        rows = self._rows_of_origin() if self.origin is not None else []
+        facts = [*self._facts_of_origin(), *self._other_facts()]
+        rows = [[Cell(fact.label, "quiet"), Cell(fact.text, fact.tone)] for fact in facts]
+        return Grid(self._headline(), ["", self._looked_at()], rows)
+
+    def _report(self) -> Report:
+        headline = self._headline().removeprefix(f"{self.model}: ")
+        tone: Tone = "bad" if self.origin is not None else "warn" if self.near_limit or self.error is not None else "good"
+        facts = self._facts_of_origin(with_operands=False)
+        parts = [Part("", facts)] if facts else []
+        if self.line is not None and (code := Code.around(self.line.file, self.line.line, self.line.text)) is not None:
+            parts.append(Part("The line", code))
+        if self.inputs or self.output is not None:
+            parts.append(Part("What went in, and what came out", self._grid_of_operands()))
+        if len(self.lines) > 1:
+            calls = [Fact(line.name, line.text or f"in {line.function}") for line in self.lines]
+            parts.append(Part("The calls that led there, the innermost first", calls, folded=True))
+        others = self._other_facts()
+        parts += [Part("Other values" if facts else "", others)] if others else []
+        return Report("sonde.why_nan", self.model, tone, headline, parts, [self._looked_at()])
+
+    def _looked_at(self) -> str:
+        return f"{self.operations:,} operations looked at"
+
+    def _grid_of_operands(self) -> Grid:
+        names = [*(each.name for each in self.inputs), *(["result"] if self.output is not None else [])]
+        facts = [*(each.facts for each in self.inputs), *([self.output] if self.output is not None else [])]
+        made = "-inf" if self.kind == "inf" and self.output is not None and not self.output.positive_infinities else self.kind
+        there = [*(None if each.value is None else number_text(each.value) for each in self.inputs), made]
+        rows = []
+        for name, held, value in zip(names, facts, there, strict=False):
+            lost = {"NaN": held.nan, "inf": held.positive_infinities, "-inf": held.negative_infinities}
+            rows.append(
+                [
+                    Cell(name, "strong"),
+                    Cell(shape_text(held.shape)),
+                    Cell(held.dtype, "quiet"),
+                    *(Cell("" if math.isnan(end) else number_text(end), align="right") for end in (held.low, held.high)),
+                    Cell(f"{held.zeros:,}" if held.zeros else "", align="right"),
+                    *(Cell(f"{count:,}" if count else "", "bad", "right") for count in lost.values()),
+                    Cell(value or ""),
+                ]
+            )
+        where = f" {list(self.index[:_MOST_INDICES])}" if self.index else ""
+        columns = [
+            "tensor",
+            "shape",
+            "dtype",
+            "smallest",
+            "largest",
+            "zeros",
+            "NaN",
+            "inf",
+            "-inf",
+            f"at the first bad place{where}",
+        ]
+        return Grid("", columns, rows)
+
+    def _other_facts(self) -> list[Fact]:
+        """The values that are not to blame: the largest ones, infinities on purpose, harmless ones; and notes."""
+        facts = []
         for each in self.largest:
             if self.origin is None or each.is_near:
-                warn: Tone = "warn" if each.is_near else "plain"
-                rows += [
-                    _row("near the limit" if each.is_near else "largest", f"{each}{_where(each.place.path, each.place.call)}", warn)
-                ]
+                tone: Tone = "warn" if each.is_near else "plain"
+                label = "near the limit" if each.is_near else "largest"
+                facts.append(Fact(label, f"{each}{_where(each.place.path, each.place.call)}", tone))
                 if each.line is not None and each.is_near:
-                    rows.append(_row("", str(each.line), "quiet"))
+                    facts.append(Fact("", str(each.line), "quiet"))
         if self.intended:
             names = list(dict.fromkeys(_line_of_origin(origin) for origin in self.intended))
-            rows.append(_row("intended", f"infinities that the code writes on purpose: {_listed(names)}", "quiet"))
+            facts.append(Fact("intended", f"infinities that the code writes on purpose: {_listed(names)}", "quiet"))
         if self.harmless:
             names = list(dict.fromkeys(f"{origin.kind} by {_line_of_origin(origin)}" for origin in self.harmless))
-            rows.append(_row("harmless", f"reached nothing: {_listed(names)}", "quiet"))
+            facts.append(Fact("harmless", f"reached nothing: {_listed(names)}", "quiet"))
         if self.error is not None:
-            rows.append(_row("raised", f"{type(self.error).__name__}: {self.error}".splitlines()[0], "warn"))
-        rows += [_row("note", note, "quiet") for note in self.notes]
-        return Grid(self._headline(), ["", f"{self.operations:,} operations looked at"], rows)
+            facts.append(Fact("raised", f"{type(self.error).__name__}: {self.error}".splitlines()[0], "warn"))
+        return [*facts, *(Fact("note", note, "quiet") for note in self.notes)]
 
-    def _rows_of_origin(self) -> list[list[Cell]]:
+    def _facts_of_origin(self, *, with_operands: bool = True) -> list[Fact]:
         origin = self.origin
-        assert origin is not None
-        rows = []
+        if origin is None:
+            return []
+        rows: list[Fact] = []
         if origin.cause is not None:
-            rows.append(_row("why", origin.cause.sentence, "bad"))
+            rows.append(Fact("why", origin.cause.sentence, "bad"))
         if origin.parameter:
-            rows.append(_row("parameter", origin.parameter, "strong"))
+            rows.append(Fact("parameter", origin.parameter, "strong"))
         if origin.place.path is not None and origin.source != "input":
             kind = f" ({origin.place.kind})" if origin.place.kind else ""
-            rows.append(_row("layer", f"{origin.place.path or '(root)'}{kind}{_call(origin)}", "strong"))
+            rows.append(Fact("layer", f"{origin.place.path or '(root)'}{kind}{_call(origin)}", "strong"))
         line = self.line
         if line is not None:
-            rows.append(_row("line", str(line), "strong"))
+            rows.append(Fact("line", str(line), "strong"))
             users = next((each for each in self.lines if each.owner == "user"), None)
             if users is not None and users is not line:
-                rows.append(_row("called at", str(users)))
+                rows.append(Fact("called at", str(users)))
         if origin.derivative:
-            rows.append(_row("operator", f"{origin.operator}, a part of {origin.derivative}"))
-        if origin.source == "operation":
-            rows += [_row("in" if not place else "", _operand(each)) for place, each in enumerate(self.inputs[:_MOST_OPERANDS])]
+            rows.append(Fact("operator", f"{origin.operator}, a part of {origin.derivative}"))
+        if origin.source == "operation" and with_operands:
+            rows += [Fact("in" if not place else "", _operand(each)) for place, each in enumerate(self.inputs[:_MOST_OPERANDS])]
             if origin.result is not None:
                 at = f", the first at {list(origin.index[:_MOST_INDICES])}" if origin.index else ""
-                rows.append(_row("out", f"{origin.result}{at}"))
-        rows += [_row("then", text) for text in _grouped(self.later)[:3]]
+                rows.append(Fact("out", f"{origin.result}{at}"))
+        rows += [Fact("then", text) for text in _grouped(self.later)[:3]]
         if self.reached:
-            rows.append(_row("reached", ", ".join(self.reached)))
+            rows.append(Fact("reached", ", ".join(self.reached)))
         if origin.cause is not None and origin.cause.advice:
-            rows.append(_row("do", origin.cause.advice, "good"))
+            rows.append(Fact("do", origin.cause.advice, "good"))
         if self.reproduction:
-            rows.append(_row("reproduce", self.reproduction))
+            rows.append(Fact("reproduce", self.reproduction, is_code=True))
         return rows
-
-
-def _row(label: str, text: str, tone: Tone = "plain") -> list[Cell]:
-    return [Cell(label, "quiet"), Cell(text, tone)]
 
 
 def _how(origin: Origin) -> str:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from sonde.errors import PreflightError, UnknownSiteError
 from sonde.rules import Finding
 from sonde.suggest import nearest
-from sonde.view.table import Cell, Grid, ShownAsTable, Tone
+from sonde.view.chart import Chart, Line
+from sonde.view.report import Fact, Part, Report, ShownAsReport
+from sonde.view.table import Cell, Grid, Tone
 
 if TYPE_CHECKING:
     import pandas
@@ -24,6 +24,7 @@ Result = Literal["ok", "note", "warn", "bad", "skipped"]
 _ORDER: tuple[Result, ...] = ("skipped", "ok", "note", "warn", "bad")
 _TONES: dict[str, Tone] = {"ok": "good", "note": "plain", "warn": "warn", "bad": "bad", "skipped": "quiet"}
 _MOST = 3
+_MOST_FACTS = 8
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
 
@@ -52,7 +53,7 @@ class Verdict:
 
 
 @dataclass(repr=False)
-class Preflight(ShownAsTable):
+class Preflight(ShownAsReport):
     """The verdicts of all checks on a model before its training; printed as a table.
 
     Attributes:
@@ -120,20 +121,7 @@ class Preflight(ShownAsTable):
         held = {"model": self.model, "result": self.result, "verdicts": rows, "curve": self.curve, "notes": self.notes}
         return json.dumps(_finite(held), indent=2)
 
-    def to_text(self, width: int | None = None) -> str:
-        """The table as plain text, at most *width* characters wide; None is the width of the terminal."""
-        return self._grid().to_text(width)
-
-    def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
-        """The table as HTML; written to the file *path* too, if one is given."""
-        page = self._grid().to_html()
-        if path is not None:
-            Path(path).write_text(page, encoding="utf-8")
-        return page
-
     def _grid(self) -> Grid:
-        counts = {result: sum(each.result == result for each in self.verdicts) for result in reversed(_ORDER)}
-        summed = ", ".join(f"{number} {result}" for result, number in counts.items() if number)
         rows = []
         for verdict in self.verdicts:
             words = f"{verdict.words} {sparkline(self.curve)}".rstrip() if verdict.check == "overfit" else verdict.words
@@ -145,7 +133,43 @@ class Preflight(ShownAsTable):
             tone: Tone = "quiet" if verdict.result in ("ok", "skipped") else "plain"
             rows.append([Cell(verdict.check), Cell(verdict.result, _TONES[verdict.result]), Cell(words, tone)])
             rows += [[Cell(""), Cell(""), Cell(text, mark)] for text, mark in lines]
-        return Grid(f"Preflight of {self.model}: {summed}", ["check", "verdict", ""], rows, footer=self.notes)
+        return Grid(f"Preflight of {self.model}: {self._counts()}", ["check", "verdict", ""], rows, footer=self.notes)
+
+    def _report(self) -> Report:
+        worst = [each for each in self.findings if each.severity in ("warn", "bad")]
+        facts = []
+        for place, each in enumerate(worst[:_MOST_FACTS]):
+            before, behind = ([other.rule for other in worst[at : at + 1]] for at in (max(place - 1, 0), place + 1))
+            facts.append(Fact("" if place and before == [each.rule] else each.rule, _said(each), _TONES[each.severity]))
+            facts += [Fact("", each.advice, "quiet")] if each.advice and behind != [each.rule] else []
+        facts += [Fact("", f"and {len(worst) - _MOST_FACTS} more", "quiet")] if len(worst) > _MOST_FACTS else []
+        parts = [Part("", facts)] if facts else []
+        parts.append(Part("All checks", self._grid()))
+        if len(self.curve) > 1:
+            losses = Line("loss", self.curve)
+            log = min(self.curve) > 0 and max(self.curve) > 4 * min(self.curve)
+            chart = Chart(range(len(self.curve)), [losses], "step", "loss", log=log)
+            parts.append(
+                Part(
+                    "One batch, learnt again and again",
+                    chart,
+                    "A model that can learn at all brings the loss of one batch near zero.",
+                )
+            )
+        tone = _TONES[self.result] if self.result != "note" else "good"
+        verdict = {"bad": "not ready to be trained", "warn": "look at the warnings first"}.get(self.result, "nothing is wrong")
+        return Report(
+            "sonde.preflight",
+            self.model,
+            tone,
+            f"{verdict}: {self._counts()}",
+            parts,
+            [*self.notes, f"{len(self.verdicts)} checks in {self.seconds:.1f} s"],
+        )
+
+    def _counts(self) -> str:
+        counts = {result: sum(each.result == result for each in self.verdicts) for result in reversed(_ORDER)}
+        return ", ".join(f"{number} {result}" for result, number in counts.items() if number)
 
 
 def sparkline(curve: list[float], width: int = 12) -> str:

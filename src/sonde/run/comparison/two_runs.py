@@ -18,7 +18,7 @@ from sonde.run.run_settings import differing, settings_of
 from sonde.site import Site
 from sonde.suggest import nearest
 
-__all__ = ["Difference", "Parting", "Parts", "compare_rows"]
+__all__ = ["Curve", "Difference", "Parting", "Parts", "compare_rows"]
 
 SEEDS = {"update": 1.5, "": 1.5}
 """The factor by which healthy seeds may differ, by port; ``""`` is a scalar. It is our own: in 250 pairs of seeds of eleven small
@@ -32,6 +32,7 @@ _NOTHING, _LITTLE = (
 )  # of the median at its port: a number below the one, and in the other run below the other, is rounding
 _FEWEST = 4  # elements; the size of fewer says more of the seed than of the training
 _NAMED = 4  # modules in a line
+_CURVES = 2  # partings whose numbers are kept over all steps
 _LENGTHS = ("rms", "norm")
 _ROUNDING = 0.01  # distance of logarithms: numbers of other weights, or other data, are farther apart
 
@@ -91,6 +92,22 @@ class Parting:
         return self.b / self.a if self.a else math.nan
 
 
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """One number of one place in both runs, over the steps that were compared; NaN where a run has no row.
+
+    Attributes:
+        site, call, number: as of a :class:`Parting`.
+        a, b: the values, of shape (steps,).
+    """
+
+    site: str
+    call: int
+    number: str
+    a: Values
+    b: Values
+
+
 @dataclass(frozen=True)
 class Parts:
     """The answer of :func:`compare_rows`.
@@ -107,6 +124,7 @@ class Parts:
         places: how many numbers of places were compared.
         only_a, only_b: sites that one run alone has rows of.
         notes: what else should be known.
+        curves: the numbers of the first partings over the steps: of places, then of the scalar that parts first.
     """
 
     partings: tuple[Parting, ...]
@@ -121,6 +139,7 @@ class Parts:
     only_a: tuple[str, ...] = ()
     only_b: tuple[str, ...] = ()
     notes: tuple[str, ...] = field(default=())
+    curves: tuple[Curve, ...] = field(default=(), compare=False)
 
 
 def compare_rows(a: Run, b: Run, *, baseline: Sequence[Run] = (), rename: Rename | None = None) -> Parts:
@@ -152,9 +171,10 @@ def compare_rows(a: Run, b: Run, *, baseline: Sequence[Run] = (), rename: Rename
     if scopes[0] != scopes[1]:
         notes.append(f"a: {scopes[0]}; b: {scopes[1]}")
     difference = _difference(places, axis, runs, rename, partings)
+    of_scalars = _partings(scalars, axis)
     return Parts(
         tuple(partings),
-        tuple(_partings(scalars, axis)),
+        tuple(of_scalars),
         difference,
         _first_column(places) is None and _first_column(scalars) is None and not places.only_a and not places.only_b,
         differing([settings_of(a), settings_of(b)]),
@@ -165,7 +185,15 @@ def compare_rows(a: Run, b: Run, *, baseline: Sequence[Run] = (), rename: Rename
         tuple(dict.fromkeys(places.only_a)),
         tuple(dict.fromkeys(places.only_b)),
         tuple(notes),
+        (*_curves(partings[:_CURVES], places), *_curves(of_scalars[:1], scalars)),
     )
+
+
+def _curves(partings: Sequence[Parting], series: Series) -> list[Curve]:
+    """Return the values of both runs at the places of *partings*."""
+    rows = {(place.site, place.call, place.number): row for row, place in enumerate(series.places)}
+    found = [(each, rows[each.site, each.call, each.number]) for each in partings]
+    return [Curve(each.site, each.call, each.number, *(series.values[run][row] for run in (0, 1))) for each, row in found]
 
 
 def _nothing_common(places: Series) -> str:

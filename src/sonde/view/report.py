@@ -1,0 +1,203 @@
+"""A report: a verdict in one line, the facts behind it, tables, charts and code; a page of its own, or a part of a notebook."""
+
+from __future__ import annotations
+
+import linecache
+import os
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+from sonde.errors import ArgumentError
+from sonde.escape import escape_html, printable_line
+from sonde.view.chart import Chart
+from sonde.view.page import asset, html_page
+from sonde.view.table import Grid, ShownAsTable, Tone
+
+__all__ = ["Code", "Content", "Fact", "Part", "Report", "ShownAsReport"]
+
+_SIGNS: dict[Tone, tuple[str, str]] = {
+    "good": ("✓", "ok"),
+    "warn": ("▲", "warning"),
+    "bad": ("✕", "bad"),
+    "plain": ("•", "note"),
+    "quiet": ("•", "note"),
+    "strong": ("•", "note"),
+}
+"""Of each verdict a sign that needs no colour, and its word for those who listen to the page."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """One line of a list of facts.
+
+    Attributes:
+        label: what it says something about; ``""`` continues the fact above.
+        text: the fact.
+        tone: how it stands out.
+        is_code: the text is code, which the page can copy.
+    """
+
+    label: str
+    text: str
+    tone: Tone = "plain"
+    is_code: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """Lines of a file.
+
+    Attributes:
+        lines: the lines.
+        first: the number of the first one.
+        marked: the number of the line that is meant.
+        place: the file.
+    """
+
+    lines: Sequence[str]
+    first: int
+    marked: int
+    place: str
+
+    @classmethod
+    def around(cls, file: str, line: int, text: str, context: int = 4) -> Code | None:
+        """Return the lines around one of a file; None where it cannot be read, or holds another *text* by now."""
+        if not text or linecache.getline(file, line).strip() != text.strip():
+            return None
+        first = max(1, line - context)
+        lines = [linecache.getline(file, number) for number in range(first, line + context + 1)]
+        while lines and not lines[-1].strip():
+            lines.pop()
+        return cls(lines, first, line, f"{file}:{line}")
+
+
+Content: TypeAlias = Grid | Chart | Code | Sequence[Fact]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of a report.
+
+    Attributes:
+        title: its heading; ``""`` for none.
+        content: facts, a table (shown without its title), a chart, or code.
+        remark: a sentence below the heading: how to read the part.
+        folded: the part is closed until the reader opens it.
+    """
+
+    title: str
+    content: Content
+    remark: str = ""
+    folded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A report.
+
+    Attributes:
+        source: the call that made it: ``sonde.why_nan``.
+        subject: what was looked at: the model's class.
+        tone: of the verdict.
+        headline: the verdict in one sentence.
+        parts: in the order of their weight.
+        remarks: further lines at the end.
+    """
+
+    source: str
+    subject: str
+    tone: Tone
+    headline: str
+    parts: Sequence[Part]
+    remarks: Sequence[str] = field(default=())
+
+    def to_html(self) -> str:
+        """Return the report as a page: one file that loads nothing, light or dark as the system is."""
+        return html_page(
+            f"{self.subject} · {self.source}",
+            "report.html",
+            texts={"source": self.source},
+            parts={"article": self._article()},
+            styles=("table.css", "report.css"),
+            scripts=("report.js",),
+        )
+
+    def to_fragment(self) -> str:
+        """Return the report as a part of another page, a notebook's for instance; it has its style and no script."""
+        style = asset("table.css") + asset("report.css")
+        return f"<style>{style}</style>{self._article()}"
+
+    def _article(self) -> str:
+        sign, word = _SIGNS[self.tone]
+        remarks = "".join(f"<p>{escape_html(line)}</p>" for line in self.remarks)
+        footer = f"<footer>{remarks}</footer>" if remarks else ""
+        return (
+            f'<article class="sonde-report"><div class="verdict {self.tone}"><span class="sign" role="img" aria-label="{word}">'
+            f'{sign}</span><div><p class="subject">{escape_html(printable_line(self.subject))}</p>'
+            f"<h1>{escape_html(printable_line(self.headline))}</h1></div></div>"
+            f"{''.join(map(_part, self.parts))}{footer}</article>"
+        )
+
+
+class ShownAsReport(ShownAsTable):
+    """A result that is a table in a console, and a report in a notebook and as a page."""
+
+    @abstractmethod
+    def _report(self) -> Report:
+        """Return the report."""
+
+    def to_html(self) -> str:
+        """The report as a page: one file that loads nothing and opens offline, light or dark as the system is."""
+        return self._report().to_html()
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the report to a file: the page for ``.html``, the table as text for ``.txt``. Return its path.
+
+        Raises:
+            ArgumentError: the file has another ending.
+        """
+        file = Path(path)
+        ending = file.suffix.lower()
+        if ending not in (".html", ".htm", ".txt"):
+            raise ArgumentError(f"{file.name!r} cannot be written: give a file that ends in .html (the page) or .txt (the table)")
+        file.write_text(f"{self.to_text()}\n" if ending == ".txt" else self.to_html(), encoding="utf-8")
+        return file
+
+    def _repr_html_(self) -> str:
+        return self._report().to_fragment()
+
+
+def _part(part: Part) -> str:
+    remark = f'<p class="remark">{escape_html(part.remark)}</p>' if part.remark else ""
+    title = escape_html(printable_line(part.title))
+    held = f"{remark}{_content(part.content)}"
+    if part.folded:
+        return f"<details><summary><h2>{title}</h2></summary>{held}</details>"
+    return f"<section>{f'<h2>{title}</h2>' if title else ''}{held}</section>"
+
+
+def _content(content: Content) -> str:
+    if isinstance(content, Grid):
+        return f'<div class="wide" tabindex="0" role="region" aria-label="table">{content.to_element()}</div>'
+    if isinstance(content, Chart):
+        return f"<figure>{content.to_svg()}</figure>"
+    if isinstance(content, Code):
+        return _code(content)
+    return f'<dl class="facts">{"".join(map(_fact, content))}</dl>'
+
+
+def _fact(fact: Fact) -> str:
+    text = f'<code class="copied">{escape_html(fact.text)}</code>' if fact.is_code else escape_html(fact.text)
+    marked = f' class="{fact.tone}"' if fact.tone != "plain" else ""
+    return f"<dt>{escape_html(printable_line(fact.label))}</dt><dd{marked}>{text}</dd>"
+
+
+def _code(code: Code) -> str:
+    lines = []
+    for number, text in enumerate(code.lines, code.first):
+        marked = ' class="meant"' if number == code.marked else ""
+        lines.append(f"<span{marked}><i>{number}</i>{escape_html(printable_line(text.rstrip()))}</span>")
+    return f'<p class="remark">{escape_html(code.place)}</p><pre class="code" tabindex="0">{"".join(lines)}</pre>'
