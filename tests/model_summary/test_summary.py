@@ -636,7 +636,7 @@ def test_printed_table_of_a_small_model() -> None:
     nn.init.zeros_(model[0].bias)
     lines = repr(summary(model, torch.tensor([[1.0, 1.0], [-1.0, -1.0]]))).splitlines()
     assert lines[0] == "Sequential: 3 modules"
-    assert lines[1].split() == ["layer", "type", "input", "output", "params", "mean", "±", "std", "zeros"]
-    assert lines[4].split() == ["0", "Linear", "2×2", "2×3", "9", "0.000", "±", "2.00"]
-    assert lines[5].split() == ["1", "ReLU", "2×3", "2×3", "1.00", "±", "1.00", "50", "%", "███"]
-    assert lines[6] == "9 parameters (36 B), all trainable · module outputs of this batch 48 B · float32 · cpu"
+    assert lines[1].split() == ["layer", "type", "input", "output", "params", "FLOPs", "memory", "mean", "±", "std", "zeros"]
+    assert lines[4].split() == ["0", "Linear", "2×2", "2×3", "9", "24", "24", "B", "0", "±", "2.00"]
+    assert lines[5].split() == ["1", "ReLU", "2×3", "2×3", "24", "B", "1.00", "±", "1.00", "50", "%", "███"]
+    assert lines[6] == "9 parameters (36 B), all trainable · outputs of this batch 48 B · float32 · cpu"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import time
 from collections.abc import Callable
@@ -12,13 +11,13 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from sonde.engine.flops import count_flops, function_name
 from sonde.engine.torch_api.autograd_state import graph_task, is_gathering, transforms
 from sonde.engine.torch_api.tensors import without_overrides
 from sonde.graph.builder import Builder, Draft
-from sonde.graph.flops import count_flops
 from sonde.graph.tensors import storage_of, tensors_in, version_of
 
-__all__ = ["OperationMode", "arguments_text", "name_of"]
+__all__ = ["OperationMode", "arguments_text"]
 
 # Functions that copy the contents of a tensor to Python. Other functions without a tensor in their result only ask for
 # properties, and become no node.
@@ -37,27 +36,6 @@ _READS = {
     "is_nonzero",
     "array",
 }
-
-_names: dict[Any, str] = {}
-
-
-def name_of(function: Any) -> str:
-    """Return the public name of a function that torch reports: ``add``, ``getitem``, ``T``, ``relu_``."""
-    try:
-        return _names[function]
-    except (KeyError, TypeError):
-        name = getattr(function, "__name__", type(function).__name__)
-        if name == "__get__":  # of a property, as x.T
-            name = getattr(getattr(function, "__self__", None), "__name__", "get")
-        if name.startswith("__i") and name.endswith("__") and name[3:-2] in _IN_PLACE:
-            name = f"{name[3:-2]}_"
-        name = name.removeprefix("__").removesuffix("__")
-        with contextlib.suppress(TypeError):  # the function is not hashable
-            _names[function] = name
-        return name
-
-
-_IN_PLACE = {"add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift", "matmul"}
 
 # Functions that only read a tensor's properties. Models call them often; they are skipped before any other work.
 _QUIET = {
@@ -110,12 +88,12 @@ class OperationMode(TorchFunctionMode):
             result = function(*args, **kwargs)
         except Exception as error:
             with without_overrides():
-                self._on_raise(error, self._node(name_of(function), args, kwargs, given))
+                self._on_raise(error, self._node(function_name(function), args, kwargs, given))
             raise
         ended = time.perf_counter()
         try:
             with without_overrides():
-                self._record(name_of(function), args, kwargs, given, versions, result, ended - started)
+                self._record(function_name(function), args, kwargs, given, versions, result, ended - started)
         except Exception as error:
             self.failure, self.silent = error, sys.maxsize  # raised again when the module call ends, where it is contained
         self._builder.overhead += time.perf_counter() - began - (ended - started)

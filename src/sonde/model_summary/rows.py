@@ -38,12 +38,17 @@ class Outcome:
 
 @dataclass
 class Seen:
-    """The record of one module: its running sums, the shapes of its last call, and whether another call returned other shapes."""
+    """The record of one module: its running sums, the shapes of its last call, and whether another call returned other shapes.
+
+    ``flops`` and ``output_bytes`` are those of all its calls, the modules below it included.
+    """
 
     tally: layers.Tally
     inputs: Shapes = ()
     outputs: Shapes = ()
     varies: bool = False
+    flops: int = 0
+    output_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +62,7 @@ class _Place:
 
 
 def assemble(
-    model: nn.Module, seen: dict[str, Seen], outcome: Outcome, probe: Probe, output_bytes: int, depth: int | None
+    model: nn.Module, seen: dict[str, Seen], outcome: Outcome, probe: Probe, output_bytes: int, flops: int, depth: int | None
 ) -> Summary:
     """The summary of a run; *seen* holds the record of each module by its name."""
     finished = [held.tally.finish() for held in seen.values()]
@@ -79,6 +84,7 @@ def assemble(
         param_bytes=sum(map(_bytes, held)),
         buffer_bytes=sum(map(_bytes, buffers)),
         output_bytes=output_bytes,
+        flops=flops,
         dtypes=_largest_first(held or buffers, lambda tensor: str(tensor.dtype).removeprefix("torch.")),
         devices=_largest_first(held or buffers, lambda tensor: str(tensor.device)),
         loss=outcome.loss,
@@ -143,6 +149,8 @@ def _with_numbers(row: SummaryRow, seen: Seen) -> SummaryRow:
         inf=output.inf if output is not None else 0.0,
         gradient_nan=gradient.nan if gradient is not None else 0.0,
         gradient_inf=gradient.inf if gradient is not None else 0.0,
+        flops=seen.flops,
+        output_bytes=seen.output_bytes,
     )
 
 

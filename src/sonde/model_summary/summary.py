@@ -14,6 +14,7 @@ from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from sonde.engine import Event, observe, structure
+from sonde.engine.flops import FlopCounter
 from sonde.engine.layer_axes import axes_of
 from sonde.engine.restore import gradients_put_aside, set_apart, versions
 from sonde.engine.selection import check_model
@@ -74,11 +75,11 @@ def summary(
         watcher = _Watcher(set(_memory_of((*given, *model.parameters(), *model.buffers()))))
         with observe(model, watcher, ports=("input", "output", "grad_output")) as probe:
             before = versions(model)
-            outcome = _run(model, apart.args, apart.kwargs, loss_fn)
+            outcome = _run(model, apart.args, apart.kwargs, loss_fn, watcher.count_flops)
             outcome.running = [call.name for call in watcher.running]
             outcome.written = [name for name, version in versions(model).items() if version != before.get(name, version)]
             outcome.undone = apart.undoes_writes
-            found = assemble(model, watcher.records, outcome, probe, watcher.output_bytes, depth)
+            found = assemble(model, watcher.records, outcome, probe, watcher.output_bytes, watcher.flops, depth)
     if outcome.error is not None and on_error == "raise":
         outcome.error.add_note(found.as_note())
         raise outcome.error
@@ -97,11 +98,18 @@ def _check_arguments(loss_fn: Any, depth: Any, on_error: Any) -> None:
 # Running
 
 
-def _run(model: nn.Module, batch: tuple[Any, ...], kwargs: dict[str, Any], loss_fn: Callable[[Any], Tensor] | None) -> Outcome:
+def _run(
+    model: nn.Module,
+    batch: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    loss_fn: Callable[[Any], Tensor] | None,
+    count_flops: Callable[[int], None],
+) -> Outcome:
     outcome = Outcome()
     try:
         with torch.enable_grad() if loss_fn is not None else contextlib.nullcontext():
-            output = model(*batch, **kwargs)
+            with FlopCounter(count_flops):
+                output = model(*batch, **kwargs)
             outcome.stage = "loss_fn"
             loss = _own_loss(output) if loss_fn is None else loss_fn(output)
     except Exception as error:
@@ -194,6 +202,7 @@ class _Watcher:
     records: dict[str, Seen] = field(default_factory=dict)
     running: list[_Running] = field(default_factory=list)
     output_bytes: int = 0
+    flops: int = 0
     _owners: dict[int, tuple[weakref.ref[Tensor], int, str]] = field(default_factory=dict)
 
     def __call__(self, event: Event) -> None:
@@ -236,7 +245,16 @@ class _Watcher:
             record.tally.add_output(floating.detach(), axes, event.call)  # detached: the statistics are no part of the graph
             layer.same_as = self._owner(floating, layer.name)
         if not call.calls_others:
-            self.output_bytes += sum(map(self._new_bytes, (tensor for _, tensor in event.leaves)))
+            made = sum(map(self._new_bytes, (tensor for _, tensor in event.leaves)))
+            self.output_bytes += made
+            for name in {event.name, *(call.name for call in self.running)}:
+                self.records[name].output_bytes += made
+
+    def count_flops(self, flops: int) -> None:
+        """Add the FLOPs of a function to the modules that run now, each once."""
+        self.flops += flops
+        for name in {call.name for call in self.running}:
+            self.records[name].flops += flops
 
     def _returned_gradient(self, event: Event, record: Seen) -> None:
         floating = layers.first_measurable(event.leaves)

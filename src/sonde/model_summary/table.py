@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sonde.engine import Site, Tick
 from sonde.engine.probes import dataframes
-from sonde.run.graph.data import shape_text
+from sonde.run.graph.data import count_text, shape_text
 from sonde.view.layer_table import GRADIENT_IS, LayerRow, Note, Quantity, first_of, layer_table, number, size
 from sonde.view.table import Grid, ShownAsTable, Tone
 
@@ -19,9 +19,10 @@ __all__ = ["Note", "Shapes", "Summary", "SummaryRow", "is_within"]
 
 Shapes: TypeAlias = tuple[tuple[int, ...], ...]
 
+_FLOPS_ARE = "a multiplication and an addition are two, and element-wise functions are not counted"
 _MOST_ROWS_IN_NOTE = 40  # an exception's note stands in a traceback
 _ROWS_BEFORE_FAILURE = 12
-_DROPPED_FIRST = ("input", "calls", "zeros", "gradient", "mean ± std", "type", "output")
+_DROPPED_FIRST = ("input", "calls", "zeros", "gradient", "memory", "mean ± std", "type", "FLOPs", "output")
 """The columns that are left out, in this order, where the terminal is too narrow: a summary is read for types and shapes first."""
 
 
@@ -49,6 +50,10 @@ class SummaryRow:
         gradient_nan, gradient_inf: the same shares in that gradient.
         notes: remarks, each with its tone.
         failed: the model's exception was raised in this module.
+        flops: floating-point operations of its calls in the forward, those of the modules below it included: matrix products,
+            convolutions, attention and recurrent layers; a multiplication and an addition are two. Element-wise functions count 0.
+        output_bytes: bytes of the outputs of this module and those below it, of modules that call no other module, each piece of
+            memory counted at the module that returned it first.
     """
 
     name: str
@@ -71,6 +76,8 @@ class SummaryRow:
     inf: float = 0.0
     gradient_nan: float = 0.0
     gradient_inf: float = 0.0
+    flops: int = 0
+    output_bytes: int = 0
 
     @property
     def words(self) -> str:
@@ -88,6 +95,7 @@ class Summary(ShownAsTable):
         total_params, trainable_params: elements, each parameter tensor counted once.
         param_bytes, buffer_bytes: bytes of parameters and of buffers, each tensor counted once.
         output_bytes: bytes of the outputs of modules that call no other module, each piece of memory counted once.
+        flops: of the whole forward, as those of a row.
         dtypes, devices: of the parameters (of the buffers if there are none), the largest part first.
         loss: the loss that was sent backward; None if there was none.
         error: the exception of the model, the loss or the backward pass; the rows then show the modules that ran before.
@@ -102,6 +110,7 @@ class Summary(ShownAsTable):
     param_bytes: int
     buffer_bytes: int
     output_bytes: int
+    flops: int = 0
     dtypes: tuple[str, ...] = ()
     devices: tuple[str, ...] = ()
     loss: float | None = None
@@ -144,9 +153,11 @@ class Summary(ShownAsTable):
         trainable = "all" if self.trainable_params == self.total_params else f"{self.trainable_params:,}"
         parts = [f"{self.total_params:,} parameters ({size(self.param_bytes)}), {trainable} trainable"]
         parts += [f"buffers {size(self.buffer_bytes)}"] if self.buffer_bytes else []
-        parts += [f"module outputs of this batch {size(self.output_bytes)}"]
+        parts += [f"outputs of this batch {size(self.output_bytes)}"]
         parts += [", ".join(names) for names in (self.dtypes, self.devices) if names]
         lines = [" · ".join(parts)]
+        if self.flops:
+            lines.append(f"FLOPs: {count_text(self.flops)} in this forward; {_FLOPS_ARE}")
         if gradients:
             loss = "" if self.loss is None else f"; the loss is {number(self.loss).strip()}"
             lines.append(f"{GRADIENT_IS}{loss}")
@@ -160,6 +171,8 @@ def _layer_row(row: SummaryRow, several: bool) -> LayerRow:
     shapes = {"input": row.input_shapes, "output": row.output_shapes}
     texts = {heading: first_of([shape_text(shape) for shape in held]) for heading, held in shapes.items()}
     texts["params"] = _count(row)
+    texts |= {"FLOPs": count_text(row.flops)} if row.flops else {}
+    texts |= {"memory": size(row.output_bytes)} if row.output_bytes else {}
     texts |= {"calls": str(row.calls)} if several and row.calls else {}
     numbers: dict[str, Quantity] = {}
     if row.mean is not None:

@@ -69,8 +69,8 @@ class LayerRow:
     Attributes:
         name: the module's name in ``named_modules()``; ``""`` is the model itself.
         type: the module's class.
-        texts: the cells that are texts, by heading: ``input`` and ``output`` (shapes), ``calls``, ``params``; of a recorder
-            ``slot``, ``samples``, ``kept``, ``shape``.
+        texts: the cells that are texts, by heading: ``input`` and ``output`` (shapes), ``calls``, ``params``, ``FLOPs``,
+            ``memory``; of a recorder ``slot``, ``samples``, ``kept``, ``shape``.
         numbers: the cells that are numbers, by heading; the headings are those of ``COLUMNS``.
         notes: the words of the last column.
         depth: how far the row is indented, which then shows the last part of the name alone; None shows the whole name.
@@ -89,8 +89,10 @@ class LayerRow:
 
 
 def number(value: float) -> str:
-    """Three significant digits, with room for the sign."""
+    """Three significant digits, with room for the sign; exact zero is ``0``, and nothing else is."""
     magnitude = abs(value)
+    if not magnitude:
+        return " 0"
     if magnitude and not 1e-3 <= magnitude < 1e5:
         return f"{value: .1e}"
     decimals = 3 if magnitude < 0.9995 else 2 if magnitude < 9.995 else 1 if magnitude < 99.95 else 0
@@ -131,7 +133,7 @@ def _digits(quantity: Quantity) -> Cell:
 
 
 def _decades(quantity: Quantity) -> Cell:
-    return Cell(f"{quantity.value:.1e}", align="right")
+    return Cell(f"{quantity.value:.1e}" if quantity.value else "0", align="right")
 
 
 COLUMNS: Mapping[str, Callable[[Quantity], Cell] | None] = {
@@ -145,6 +147,8 @@ COLUMNS: Mapping[str, Callable[[Quantity], Cell] | None] = {
     "output": None,
     "calls": None,
     "params": None,
+    "FLOPs": None,
+    "memory": None,
     "mean ± std": _spread,
     "rms": _digits,
     "zeros": _zeros,
@@ -160,18 +164,19 @@ COLUMNS: Mapping[str, Callable[[Quantity], Cell] | None] = {
 DROPPED_FIRST = (
     "input",
     "weight",
+    "calls",
     "type",
     "zeros",
     "output",
-    "rms",
-    "calls",
     "weight grad",
-    "update / weight",
     "dead",
+    "update / weight",
     "gradient",
 )
-"""The columns that are left out first, in this order, from tables of measured numbers."""
-_RIGHT = ("slot", "samples", "calls", "params")
+"""The columns that are left out first, in this order, from tables of measured numbers: the size of the outputs stays."""
+_SIZES = ("rms", "gradient", "weight", "weight grad", "update / weight")
+"""Headings of sizes, which stand out where they are exactly 0."""
+_RIGHT = ("slot", "samples", "calls", "params", "FLOPs", "memory")
 
 
 def layer_table(
@@ -230,4 +235,4 @@ def _number_cell(heading: str, quantity: Quantity, tone: Tone) -> Cell:
     if lost and cell.text:
         shares = ", ".join(f"{percent(share)} {word}" for word, share in lost.items())
         return Cell(f"{cell.text} ({shares})".strip(), "bad", cell.align, cell.bar)
-    return Cell(cell.text, tone, cell.align, cell.bar)
+    return Cell(cell.text, "warn" if heading in _SIZES and not quantity.value else tone, cell.align, cell.bar)

@@ -7,16 +7,63 @@ and attention on the CPU are counted here and not in torch; a backward pass insi
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from math import prod
 from typing import Any
 
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import conv_flop_count, sdpa_flop_count
 
-__all__ = ["count_flops"]
+from sonde.engine.torch_api.autograd_state import graph_task, transforms
+from sonde.engine.torch_api.tensors import without_overrides
+
+__all__ = ["FlopCounter", "count_flops", "function_name"]
 
 Formula = Callable[[tuple[Any, ...], dict[str, Any], Any], int]
+
+_names: dict[Any, str] = {}
+
+
+class FlopCounter(TorchFunctionMode):
+    """While entered, call *count* with the FLOPs of each public torch function that a forward calls.
+
+    As in a graph, a backward pass inside the forward and code inside transforms of ``torch.func`` are not counted.
+    """
+
+    def __init__(self, count: Callable[[int], None]) -> None:
+        super().__init__()
+        self._count = count
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = function(*args, **(kwargs or {}))
+        name = function_name(function)
+        if name in _FORMULAS and graph_task() == -1 and transforms() is None:
+            with without_overrides():
+                self._count(count_flops(name, args, kwargs or {}, result))
+        return result
+
+
+def function_name(function: Any) -> str:
+    """Return the public name of a function that torch reports: ``add``, ``getitem``, ``T``, ``relu_``."""
+    try:
+        return _names[function]
+    except (KeyError, TypeError):
+        name = getattr(function, "__name__", type(function).__name__)
+        if name == "__get__":  # of a property, as x.T
+            name = getattr(getattr(function, "__self__", None), "__name__", "get")
+        if name.startswith("__i") and name.endswith("__") and name[3:-2] in _IN_PLACE:
+            name = f"{name[3:-2]}_"
+        name = name.removeprefix("__").removesuffix("__")
+        with contextlib.suppress(TypeError):  # the function is not hashable
+            _names[function] = name
+        return name
+
+
+_IN_PLACE = {"add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift", "matmul"}
 
 
 def count_flops(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
@@ -26,7 +73,7 @@ def count_flops(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result
         return 0
     try:
         return int(formula(args, kwargs, result))
-    except (AttributeError, AssertionError, IndexError, KeyError, TypeError, ValueError):  # a form of call that no formula reads
+    except Exception:  # a form of call that no formula reads, or tensors without a shape
         return 0
 
 
