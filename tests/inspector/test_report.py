@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +19,7 @@ from sonde.engine import ProbeError
 from sonde.errors import ObservationWarning
 from sonde.inspector import Inspector, Rows, Sink, watch
 from sonde.inspector.report import closing_lines
+from sonde.run.store.writer_thread import WriterThread
 from sonde.stats import Field, Statistic
 from sonde.stats.statistic import Column
 
@@ -152,3 +155,23 @@ def test_evaluation_between_steps_is_no_finding() -> None:
                 model(torch.randn(3, 4))
             model.train()
     assert inspector.findings == ()
+
+
+def test_coverage_is_in_the_run_while_the_training_goes_on_and_no_step_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the writer thread finishes may have to wait for other ranks."""
+    model, optimizer = small()
+    with watch(model, optimizer, every=1, to=tmp_path / "run", quiet=True) as inspector:
+        waits: list[str] = []
+        monkeypatch.setattr(WriterThread, "call", lambda thread, request, **_: waits.append(str(request)))
+        for _ in range(200):
+            train(model, optimizer, 1)
+            if (tmp_path / "run" / "coverage.json").exists():
+                break
+            time.sleep(0.05)
+        monkeypatch.undo()
+        written = json.loads((tmp_path / "run" / "coverage.json").read_text())
+    assert waits == []
+    assert written["observed"] == written["sites"] > 0
+    assert {name: written[name] for name in inspector.run.coverage} == inspector.run.coverage

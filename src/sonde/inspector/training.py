@@ -211,7 +211,7 @@ class WatchedTraining:
         if builder:
             self._writer.put(builder.batch())
         if not self._coverage_written and self._writer.has_written:
-            self._write_coverage()
+            self._write_coverage(waits=False)
 
     def _when(self, *, ends_interval: bool) -> int:
         """Return the place in the training of data that comes now: the same on all ranks, and greater than that of all before."""
@@ -286,10 +286,11 @@ class WatchedTraining:
         """Those of all models, except those that only feed the norms."""
         return (each for watched in self.watched for each in watched.rows.measurements if not each.hidden)
 
-    def coverage(self) -> Coverage:
-        """Return which sites delivered, and why the others did not."""
+    def coverage(self, *, waits: bool = True) -> Coverage:
+        """Return which sites delivered, and why the others did not; without *waits*, of the logged steps that are written."""
         joins = self._writer.merging is not None and not self._writer.merging.has_failed
-        return coverage_of(self.measurements(), self._writer.seen(), self._writer.ended, attached=self.attached, joins=joins)
+        seen = self._writer.seen(waits=waits)
+        return coverage_of(self.measurements(), seen, self._writer.ended, attached=self.attached, joins=joins)
 
     @property
     def findings(self) -> list[Finding]:
@@ -348,11 +349,11 @@ class WatchedTraining:
         ranks = self.part.size
         return closing_lines(path, steps, lost, found, self.errors, share, ended=ended, is_empty=empty, ranks=ranks)
 
-    def _write_coverage(self) -> None:
-        """Write the coverage into the run."""
+    def _write_coverage(self, *, waits: bool = True) -> None:
+        """Write the coverage into the run. In the training's thread it must not wait: other ranks may be slow."""
         self._coverage_written = True
         if self.destinations.recorded is not None and (self._settings.part.leads or self._writer.has_written):
-            self.destinations.recorded.writer.document("coverage", coverage_data(self.coverage()))
+            self.destinations.recorded.writer.document("coverage", coverage_data(self.coverage(waits=waits)))
 
     def _write_ends(self) -> None:
         """Write coverage and findings into the run: in the writer thread, when all rows are with the sinks."""

@@ -103,12 +103,17 @@ class BatchWriter:
                 self._problems.note("this process was forked from the one that writes; its steps are lost")
         self._thread.warn()
 
-    def seen(self) -> dict[tuple[str, str], int]:
-        """By family and site, how often something was added in all batches that were put before."""
-        self._thread.call(self._queue.drain)
+    def seen(self, *, waits: bool = True) -> dict[tuple[str, str], int]:
+        """By family and site, how often something was added in all batches that were put before.
+
+        Args:
+            waits: wait until the batches are finished, and with them other ranks; else those count that are finished already.
+        """
+        if waits:
+            self._thread.call(self._queue.drain)
         found: dict[tuple[str, str], int] = {}
         counted = self._counted if self.merging is None else self.merging.counted
-        for index, counts in counted.items():
+        for index, counts in list(counted.items()):  # the thread may add to them
             for site, count in zip(index.layout.site, counts.tolist(), strict=True):
                 found[index.family, site] = found.get((index.family, site), 0) + int(count)
         return found

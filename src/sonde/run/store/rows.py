@@ -14,6 +14,7 @@ import pyarrow
 
 from sonde.errors import ArgumentError
 from sonde.run.schema import ALERTS, KEY_COLUMNS, SCALARS, Key, Layout, encodable
+from sonde.run.store.arrow_arrays import array_of, number_array, text_array
 
 __all__ = ["Column", "Lines", "RowBlock", "column_of", "kind_of", "tables_of"]
 
@@ -166,7 +167,7 @@ def tables_of(items: Iterable[RowBlock | Lines], rank: int) -> Iterator[tuple[st
 
 def _line_table(lines: Sequence[Lines], schema: Mapping[str, str]) -> pyarrow.Table:
     columns = zip(*(line for several in lines for line in several.values), strict=True)
-    return pyarrow.table({name: pyarrow.array(column, kind) for (name, kind), column in zip(schema.items(), columns, strict=True)})
+    return pyarrow.table({name: array_of(column, kind) for (name, kind), column in zip(schema.items(), columns, strict=True)})
 
 
 def _block_table(blocks: Sequence[RowBlock], rank: int) -> pyarrow.Table:
@@ -194,7 +195,7 @@ class _Places:
             return np.concatenate(given)[self._rows]
         texts: dict[str, int] = {}
         codes = [texts.setdefault(text, len(texts)) for values in given for text in values]
-        return pyarrow.DictionaryArray.from_arrays(np.array(codes, np.int32)[self._rows], pyarrow.array(list(texts), "string"))
+        return pyarrow.DictionaryArray.from_arrays(number_array(np.array(codes, np.int32)[self._rows]), text_array(list(texts)))
 
 
 def _joined(blocks: list[RowBlock], rank: int) -> pyarrow.Table:
@@ -214,16 +215,20 @@ def _joined(blocks: list[RowBlock], rank: int) -> pyarrow.Table:
             columns[key.name] = places.column(key)
     for name in blocks[0].numbers:
         columns[name] = _arrow([block.numbers[name] for block in blocks])
-    return pyarrow.table(columns)
+    return pyarrow.table(
+        {name: column if isinstance(column, pyarrow.Array) else number_array(column) for name, column in columns.items()}
+    )
 
 
 def _arrow(columns: Sequence[Column]) -> pyarrow.Array:
     """One Arrow column of the same column of several blocks."""
     first = columns[0]
     if not isinstance(first, np.ndarray):
-        return pyarrow.array([text for column in columns for text in column], "string")
+        return text_array([text for column in columns for text in column])
     if first.ndim == 1:
-        return pyarrow.array(np.concatenate(columns))
+        return number_array(np.concatenate(columns))
     lengths = np.concatenate([np.full(len(column), np.shape(column)[1], np.int32) for column in columns])
     offsets = np.concatenate([np.zeros(1, np.int32), np.cumsum(lengths, dtype=np.int32)])
-    return pyarrow.ListArray.from_arrays(offsets, np.concatenate([np.ravel(column) for column in columns]))
+    return pyarrow.ListArray.from_arrays(
+        number_array(offsets), number_array(np.concatenate([np.ravel(column) for column in columns]))
+    )

@@ -1,0 +1,43 @@
+"""Make Arrow arrays of NumPy arrays and lists, without ``pyarrow.array``.
+
+``pyarrow.array`` looks whether its input is a pandas object, and imports pandas for that wherever it is installed: half a second
+in which the writer thread holds the interpreter's lock, in the middle of a training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow
+
+__all__ = ["array_of", "number_array", "text_array"]
+
+
+def array_of(values: Sequence[Any], kind: str) -> pyarrow.Array:
+    """Return *values* as an array of *kind*: ``string``, in which None is null, or a dtype of NumPy's."""
+    return text_array(values) if kind == "string" else number_array(np.asarray(values, kind))
+
+
+def number_array(values: npt.NDArray[Any]) -> pyarrow.Array:
+    """Return the numbers *values*, of one dimension, as an array of their dtype. No number is null, NaN included."""
+    bits = np.packbits(values, bitorder="little") if values.dtype == np.bool_ else np.ascontiguousarray(values)
+    return pyarrow.Array.from_buffers(pyarrow.from_numpy_dtype(values.dtype), len(values), [None, pyarrow.py_buffer(bits)])
+
+
+def text_array(texts: Sequence[str | None]) -> pyarrow.StringArray:
+    """Return *texts* as an array of strings, in which None is null.
+
+    Raises:
+        ValueError: the texts together are longer than 2 GiB.
+    """
+    encoded = [b"" if text is None else text.encode() for text in texts]
+    ends = np.cumsum([0, *map(len, encoded)])
+    if ends[-1] > np.iinfo(np.int32).max:
+        raise ValueError(f"the texts of a column have {ends[-1]:,} bytes; 2 GiB are the most that Arrow takes at once")
+    missing = [text is None for text in texts]
+    valid = pyarrow.py_buffer(np.packbits(~np.array(missing), bitorder="little")) if any(missing) else None
+    offsets = pyarrow.py_buffer(ends.astype(np.int32))
+    return pyarrow.StringArray.from_buffers(len(texts), offsets, pyarrow.py_buffer(b"".join(encoded)), valid)
