@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["RandomState", "accelerator"]
+__all__ = ["RandomState", "accelerator", "is_capturing"]
 
 
 @dataclass(slots=True)
@@ -63,6 +63,12 @@ class RandomState:
 def accelerator() -> torch.device | None:
     """Return the accelerator of this machine, without an index; None if there is none."""
     return torch.accelerator.current_accelerator()
+
+
+def is_capturing() -> bool:
+    """Return whether operations of the accelerator are being recorded to run later, as by ``torch.cuda.graph``."""
+    device = accelerator()
+    return device is not None and device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def _device_module() -> Any:

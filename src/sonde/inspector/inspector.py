@@ -94,8 +94,8 @@ class Inspector(Observer):
         quiet: print nothing, neither alarms nor the lines at the end.
         rules: which rules watch the training, and with which thresholds, see :func:`sonde.watch`.
         train_loss_str, non_train_loss_str: the names under which losses of training and of evaluation are recorded.
-        on_nonfinite: what is done about NaN and infinity in the gradients of a step: ``"warn"``, ``"stop"`` or None; see
-            :func:`sonde.watch`.
+        on_nonfinite: what is done about NaN and infinity in the gradients or the loss of a step: ``"warn"``, ``"stop"``,
+            ``"wait"`` or None; see :func:`sonde.watch`.
         ranks, per_rank, group, timeout, exit_timeout: in a training of several processes, see :func:`sonde.watch`.
         is_active_fn: in which epochs steps are logged: a callable that is given the number of the epoch, counted from 1; or n for
             the epochs whose number n divides.

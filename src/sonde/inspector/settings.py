@@ -41,7 +41,7 @@ class Settings:
         by_default: whether these are the default lenses. One of them may find nothing to observe.
         part: how this process takes part in the run.
         batch_ranks: the ranks that run the models on batches of their own; None: find them.
-        on_nonfinite: what is done about a step whose gradients are not finite; None: no step but logged ones is looked at.
+        on_nonfinite: what is done about a step whose gradients or loss are not finite; None: no step but logged ones is looked at.
         rules: those that are applied to the rows.
     """
 

@@ -196,6 +196,8 @@ class WatchedTraining:
         self._pushed.push(name, value, *watched.moment(in_step=in_step), running=running)
         if len(self._pushed) > _MANY:
             self._put_rest(everything=False)
+        if train:
+            watched.take_loss(value)
 
     def _send(self, builder: BatchBuilder, waited: list[Batch]) -> None:
         """Put what has *waited*, and the data of a step or an evaluation of one of the models."""

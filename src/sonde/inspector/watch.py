@@ -98,6 +98,7 @@ def watch(
         update_memory: the memory for copies of parameters, as ``"1GB"``, bytes, or None for any amount. Updates are measured on
             copies that are made before each logged step and dropped after it. Where the copies would take more, they hold every
             n-th element: shares and means are then of these elements, counts and norms are estimates, and the coverage says where.
+            On an accelerator *on_nonfinite* keeps copies in as much memory again.
         exists: what to do where the folder holds a run: ``"error"``; ``"resume"`` to continue it; ``"unique"`` to write beside
             it; ``"replace"`` to delete it.
         resume: the same as ``exists="resume"``: steps continue after the last one of the run in the folder, or at *step*.
@@ -120,10 +121,11 @@ def watch(
             numbers of all; ``"each"``, one run in which each writes its own, without any communication after this call;
             ``"first"``, rank 0 records alone, and nothing communicates.
         per_rank: write the rows of each process too, in families with the suffix ``_rank``.
-        on_nonfinite: what is done about a step with NaN or infinity in the gradients that the optimizer is about to use, also
-            between logged steps: ``"warn"``, keep the step, find the operation that made them, and warn; ``"stop"``, the same,
-            and raise :class:`~sonde.errors.NonFiniteError` before the optimizer changes any parameter; None, nothing.
-            On an accelerator ``"warn"`` does nothing, and ``"stop"`` waits for it before each step.
+        on_nonfinite: what is done about a step with NaN or infinity in its loss, or in the gradients that the optimizer is about to
+            use, also between logged steps: ``"warn"``, keep the step, find the operation that made them, and warn; ``"stop"``, the
+            same, and raise :class:`~sonde.errors.NonFiniteError` before the optimizer changes any parameter; None, nothing.
+            Neither waits for an accelerator: there a step is found as its numbers arrive, most often one or two steps later, and
+            ``"stop"`` raises then. ``"wait"`` is ``"stop"`` that waits before each step.
         group: the process group, or the ``DeviceMesh``, of the ranks that run the model on batches of their own; by default that
             of DDP or FSDP, or all ranks.
         timeout, exit_timeout: the seconds after which a process is given up that shows no sign of life; and the seconds that the

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,7 +19,8 @@ from sonde.inspector.measurement.fitting import fit, fit_norms
 from sonde.inspector.measurement.measurement import Measurement
 from sonde.inspector.pipeline.row_taker import RowTaker, Send
 from sonde.inspector.schedule import Pace, Schedule
-from sonde.inspector.sentinel.sentinel import BadStep, Sentinel
+from sonde.inspector.sentinel.bad_step import BadStep
+from sonde.inspector.sentinel.sentinel import Sentinel
 from sonde.inspector.settings import Settings
 
 __all__ = ["WatchedModel"]
@@ -68,7 +70,7 @@ class WatchedModel:
         """Put every lens on the model; return by name the errors of those that find nothing here.
 
         Args:
-            bad_step: called with a step whose gradients are not finite; None: not every step is looked at.
+            bad_step: called with a step whose gradients or loss are not finite; None: not every step is looked at.
         """
         settings = self._settings
         refused = {}
@@ -92,7 +94,7 @@ class WatchedModel:
                 settings.scaler,
                 settings.update_memory,
                 bad_step,
-                waits=settings.on_nonfinite == "stop",
+                waits=settings.on_nonfinite == "wait",
             )
             self._sentinel.attach()
         return refused
@@ -149,6 +151,15 @@ class WatchedModel:
     def steps(self) -> int:
         """The number of steps that have ended."""
         return (self._last_step if not self._attached else self.clock.step) - self._first_step
+
+    def take_loss(self, loss: Any) -> None:
+        """Look at a training loss that the loop gives: a number, or a tensor of one element.
+
+        Raises:
+            NonFiniteError: it is not finite, and the training is to stop.
+        """
+        if self._sentinel is not None:
+            self._sentinel.take_loss(loss)
 
     def moment(self, *, in_step: bool) -> tuple[int, int]:
         """Epoch and step of something that happens now: in the step that runs, if *in_step* and one does; else in the last."""

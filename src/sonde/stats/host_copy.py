@@ -29,6 +29,10 @@ class HostCopy:
         self._copies = copies
         self._sent = sent
 
+    def has_arrived(self) -> bool:
+        """Return whether all copies are on the host. Waits for nothing."""
+        return all(sent.arrived.query() for sent in self._sent)
+
     def unpack(self) -> list[npt.NDArray[np.float64]]:
         """Return the copies in the order in which the tensors were given. Wait for the devices, not for the training thread."""
         found = [np.empty(0) if copy is None else copy.numpy() for copy in self._copies]

@@ -24,7 +24,7 @@ from sonde.engine.torch_api.modules import buffers_of, class_of
 from sonde.errors import ArgumentError, ObservationWarning
 from sonde.graph.forward import named_inputs
 
-__all__ = ["observe_step", "why_nan"]
+__all__ = ["observe_step", "own_loss", "why_nan"]
 
 Outcomes = list[tuple[str, Tensor]]
 """What a step has made, each tensor with the word for its kind: ``the loss``."""
@@ -109,7 +109,7 @@ class _Run:
             torch.set_grad_enabled(True)
         output = self._model(*self._args, **self._kwargs)
         self.outcomes += [("the output", tensor) for _, tensor in structure.walk(output)]
-        loss = _own_loss(output) if self._loss_fn is None else self._loss_fn(output)
+        loss = own_loss(output) if self._loss_fn is None else self._loss_fn(output)
         if loss is None:
             self._notes.append("no loss_fn was given, and the output has no loss: only the forward ran")
             return
@@ -128,7 +128,8 @@ class _Run:
             self._optimizer.step()
 
 
-def _own_loss(output: Any) -> Tensor | None:
+def own_loss(output: Any) -> Tensor | None:
+    """Return the ``loss`` of what a model has returned, an attribute or a key; None if there is none of one element."""
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     return loss if isinstance(loss, Tensor) and loss.numel() == 1 else None
 

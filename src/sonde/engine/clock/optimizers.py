@@ -23,6 +23,7 @@ __all__ = [
     "look_before",
     "look_no_more",
     "may_nest",
+    "skips",
     "stop_announcing",
 ]
 
@@ -189,7 +190,13 @@ def learning_rates(optimizer: Optimizer, number: int) -> Iterator[tuple[str, flo
             yield (name if len(groups) == 1 else f"{name}/{index}"), rate
 
 
+def skips(optimizer: Optimizer) -> Tensor | None:
+    """Return the tensor by which a ``GradScaler`` tells a fused *optimizer* to skip the step, if it is not 0; None without one."""
+    found = getattr(optimizer, "found_inf", None)
+    return found if isinstance(found, Tensor) else None
+
+
 def is_skipped(optimizer: Optimizer) -> bool:
     """Return whether a fused optimizer under a ``GradScaler`` found infinities and left the parameters as they were."""
-    found = getattr(optimizer, "found_inf", None)
-    return isinstance(found, Tensor) and bool(found)
+    found = skips(optimizer)
+    return found is not None and bool(found)

@@ -127,6 +127,7 @@ _TABLE = {
     },
     "to copy parameters, look at gradients, take structured values apart, and call functions without overrides": {
         "torch._foreach_clone": "parameters are copied one by one, more slowly",
+        "torch._foreach_copy_": "parameters are copied one by one, more slowly",
         "torch._foreach_norm": "gradients are looked at one by one, more slowly",
         "torch.utils._pytree": _NO_IMPORT,
         "torch._C.DisableTorchFunction": _NO_IMPORT,

@@ -12,6 +12,7 @@ from torch import Tensor
 
 __all__ = [
     "clone_each",
+    "copy_each",
     "fake_tensors",
     "loss_scale_of",
     "norms_of",
@@ -43,6 +44,16 @@ def clone_each(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [tensor.clone() for tensor in tensors] if clone is None else list(clone(list(tensors)))
 
 
+def copy_each(targets: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
+    """Write each of *tensors* into the target at its position, by one call."""
+    copy: Callable[[list[Tensor], list[Tensor]], None] | None = getattr(torch, "_foreach_copy_", None)
+    if copy is not None and targets:
+        copy(list(targets), list(tensors))
+        return
+    for target, tensor in zip(targets, tensors, strict=True):
+        target.copy_(tensor)
+
+
 def fake_tensors() -> Any:
     """Return a mode in which tensors have shapes, dtypes and devices, and no memory; ``from_tensor`` of it makes such tensors."""
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -63,9 +74,9 @@ def loss_scale_of(scaler: Any) -> Tensor | None:
     return scale
 
 
-def norms_of(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Return the Euclidean norm of each tensor, made by one call, on its device."""
-    norms: Callable[[list[Tensor]], Sequence[Tensor]] | None = getattr(torch, "_foreach_norm", None)
+def norms_of(tensors: Sequence[Tensor], order: float = 2.0) -> Sequence[Tensor]:
+    """Return a norm of each tensor on its device, made by one call: the Euclidean one; with *order* inf the largest magnitude."""
+    norms: Callable[[list[Tensor], float], Sequence[Tensor]] | None = getattr(torch, "_foreach_norm", None)
     if not tensors:
         return []
-    return [tensor.norm() for tensor in tensors] if norms is None else norms(list(tensors))
+    return [tensor.norm(order) for tensor in tensors] if norms is None else norms(list(tensors), order)

@@ -1,14 +1,16 @@
-"""What is done about steps whose gradients are not finite: keep them, run them again, say what was found, stop."""
+"""What is done about steps whose gradients or loss are not finite: keep them, run them again, say what was found, stop."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
 
-from sonde.errors import NonFiniteError
+from sonde.diagnosis.nonfinite.tensor_facts import number_text
+from sonde.errors import NonFiniteError, StoreError
+from sonde.inspector.sentinel.bad_step import BadStep
 from sonde.inspector.sentinel.kept_step import KeptStep, count_text, step_of
 from sonde.inspector.sentinel.replayed_step import Replayed, replayed, write_report
-from sonde.inspector.sentinel.sentinel import BadStep, OnNonFinite
+from sonde.inspector.sentinel.sentinel import OnNonFinite
 from sonde.paths import short_path
 from sonde.rules import RULES, Finding
 from sonde.warn import warn_user
@@ -20,13 +22,13 @@ _MOST = 3
 
 
 class BadSteps:
-    """The steps of a training whose gradients were not finite.
+    """The steps of a training whose gradients or loss were not finite.
 
     Attributes:
         findings: one for each.
 
     Args:
-        policy: ``"warn"`` or ``"stop"``.
+        policy: ``"warn"``, ``"stop"`` or ``"wait"``.
         folder: returns the folder of the run; None if there is none on disk.
         flush: writes what was recorded so far.
         rank: of this process, in the names of folders; None if it is the only one.
@@ -45,16 +47,16 @@ class BadSteps:
         """Keep the step *found*, run it again, and warn or stop.
 
         Raises:
-            NonFiniteError: the policy is ``"stop"``.
+            NonFiniteError: the policy is ``"stop"`` or ``"wait"``.
         """
         what = _what(found)
         path, replay = None, None
         if len(self.findings) < _MOST:
-            step = step_of(found.model, found.name, (found.epoch, found.step), found.buffers, found.passes, found.gradients)
+            step = step_of(found)
             path = self._kept(step)
-            replay = replayed(step, found.model, in_backward=found.in_backward)
+            replay = replayed(step, found)
             if path is not None:
-                write_report(path, replay)
+                self._try_to_write(path, lambda: write_report(path, replay))
         self.findings.append(_finding(found, what, replay))
         cause = "" if replay is None else f" {replay.summary}"
         kept = (
@@ -63,9 +65,9 @@ class BadSteps:
             else f" The step is kept in {short_path(path)}: sonde.replay({short_path(path)!r}, model) runs it again."
         )
         message = f"step {found.step}{f' of {found.name}' if found.name else ''}: {what}.{cause}{kept}"
-        if self._policy == "stop" and not found.skipped:
+        if self._policy != "warn" and not (found.skipped or found.at_end):
             self._flush()
-            raise NonFiniteError(f"{message} The optimizer has not stepped: {_damage(found)}.")
+            raise NonFiniteError(f"{message} {_damage(found)}")
         warn_user(message)
 
     def _kept(self, step: KeptStep) -> Path | None:
@@ -82,26 +84,49 @@ class BadSteps:
         while path.exists():
             number += 1
             path = path.with_name(f"{name}-{number}")
+        return path if self._try_to_write(path, lambda: step.write(path)) else None
+
+    @staticmethod
+    def _try_to_write(path: Path, write: Callable[[], None]) -> bool:
         try:
-            step.write(path)
-        except OSError as error:
-            warn_user(f"the step could not be kept in {path}: {error}. The training goes on")
-            return None
-        return path
+            write()
+        except (OSError, StoreError) as error:
+            warn_user(f"the step could not be kept in {short_path(path)}: {error}. The training goes on")
+            return False
+        return True
 
 
 def _damage(found: BadStep) -> str:
-    return "some parameters have changed in this backward pass already" if found.in_backward else "no parameter has changed"
+    """Say of a step that stops the training what it has done to the parameters."""
+    if found.late:
+        return (
+            f"The training stops {_steps(found.late)} later, as nothing waits for the accelerator: parameters have changed since. "
+            'on_nonfinite="wait" stops before they do.'
+        )
+    if found.is_taken:
+        return "The optimizer has stepped already: the loss was given after its step."
+    if found.in_backward:
+        return "The optimizer has not stepped: some parameters have changed in this backward pass already."
+    return "The optimizer has not stepped: no parameter has changed."
+
+
+def _steps(number: int) -> str:
+    return "1 step" if number == 1 else f"{number:,} steps"
 
 
 def _what(found: BadStep) -> str:
     if found.skipped:
         return f"the GradScaler has skipped {found.skipped} attempts in a row, whatever the scale"
-    return count_text(found.gradients, len(found.gradients) + len(found.finite))
+    if found.gradients:
+        return count_text(found.gradients, found.looked_at, is_sample=found.is_sample)
+    return f"the loss is {number_text(found.loss)}, and the gradients are finite" if found.loss is not None else ""
 
 
 def _finding(found: BadStep, what: str, replay: Replayed | None) -> Finding:
-    nan, inf, count = (float(sum(numbers[place] for numbers in found.gradients.values())) for place in range(3))
+    kinds = list(found.gradients.values())
+    evidence = {"nan": float(kinds.count("NaN")), "inf": float(kinds.count("inf")), "count": float(found.looked_at)}
+    if found.loss is not None:
+        evidence["loss"] = found.loss
     prefix = f"{found.name}/" if found.name else ""
     first = next(iter(found.gradients), "")
     site = (replay.site if replay is not None else "") or (f"{first}:grad" if first else "")
@@ -112,9 +137,9 @@ def _finding(found: BadStep, what: str, replay: Replayed | None) -> Finding:
         f"{prefix}{site}" if site else "",
         found.epoch,
         found.step,
-        nan + inf,
+        float(len(kinds)) or 1.0,
         "bad",
         first_step=found.step,
-        evidence={"nan": nan, "inf": inf, "count": count},
+        evidence=evidence,
         advice=(replay.advice if replay is not None else "") or RULES["nonfinite"].advice,
     )

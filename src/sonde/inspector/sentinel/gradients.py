@@ -12,16 +12,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from math import ceil, isfinite
+from math import ceil, inf, isfinite, isnan
 
 import torch
 from torch import Tensor
 
 from sonde.engine.structure import is_floating
-from sonde.engine.torch_api.tensors import norms_of
+from sonde.engine.torch_api.tensors import norms_of, stored_values
 from sonde.stats.pieces import PLAIN, local
 
-__all__ = ["SHARE", "GradientLook", "are_finite", "is_finite"]
+__all__ = ["SHARE", "GradientLook", "are_finite", "is_finite", "kind_in", "kind_of"]
 
 SHARE = 0.0025
 """The share of the time between two steps that looks at all gradients may take."""
@@ -49,17 +49,37 @@ class GradientLook:
         Args:
             step_time: seconds between two steps; 0 if that is not known.
         """
-        if self._before_all > 0:
-            self._before_all -= 1
+        if self._rests():
             return self.is_finite_at_ends()
         begun = time.perf_counter()
         finite = are_finite(self.gradients())
-        cost = time.perf_counter() - begun
-        self._cost = cost if not self._cost else min(cost, 1.02 * self._cost)  # another program may have taken the processor
+        self._spent(time.perf_counter() - begun, step_time)
+        return finite
+
+    def magnitudes(self, step_time: float) -> list[tuple[list[Tensor], Tensor]]:
+        """Return the largest magnitude in each gradient that is looked at now, by device: the parameters, and their numbers.
+
+        The numbers stay on the device, in float64 or narrower. Nothing waits for it.
+        """
+        if self._rests():
+            self._ends = self._ends or self._small()
+            return _magnitudes(self._ends)
+        begun = time.perf_counter()
+        found = _magnitudes(self.parameters)
+        self._spent(time.perf_counter() - begun, step_time)
+        return found
+
+    def _rests(self) -> bool:
+        """Return whether all gradients were looked at so lately that two are enough."""
+        self._before_all -= 1
+        return self._before_all >= 0
+
+    def _spent(self, seconds: float, step_time: float) -> None:
+        """Choose how many steps later all gradients are looked at again, which took so many *seconds* now."""
+        self._cost = seconds if not self._cost else min(seconds, 1.02 * self._cost)  # another program may have taken the processor
         if step_time:
             self.every = max(1, ceil(self._cost / (SHARE * step_time)))
         self._before_all = self.every - 1
-        return finite
 
     def is_finite_at_ends(self) -> bool:
         """Return whether the gradients of two small parameters, near the input and near the output, are finite."""
@@ -102,18 +122,47 @@ _WIDE = (torch.float32, torch.float64)  # norms of others overflow, or are slow
 _STRIDED = torch.strided
 
 
+def _magnitudes(parameters: Sequence[Tensor]) -> list[tuple[list[Tensor], Tensor]]:
+    """Return the largest magnitude in the gradient of each of *parameters* that has one, by device."""
+    by_device: dict[torch.device, tuple[list[Tensor], list[Tensor]]] = {}
+    for parameter in parameters:
+        part = None if parameter.grad is None else _dense_part(parameter.grad, coalesced=False)
+        if part is not None and part.numel():
+            held, parts = by_device.setdefault(part.device, ([], []))
+            held.append(parameter)
+            parts.append(part)
+    return [(held, torch.stack(list(norms_of(parts, inf)))) for held, parts in by_device.values()]
+
+
 def is_finite(tensor: Tensor) -> bool:
     """Return whether all numbers of *tensor* are finite; of a distributed one those that this rank holds."""
     part = _dense_part(tensor)
     return part is None or bool(part.isfinite().all())
 
 
-def _dense_part(tensor: Tensor) -> Tensor | None:
-    """Return the numbers of *tensor* that this rank holds; None if it holds none, or they are no floating-point numbers."""
+def _dense_part(tensor: Tensor, *, coalesced: bool = True) -> Tensor | None:
+    """Return the numbers of *tensor* that this rank holds; None if it holds none, or they are no floating-point numbers.
+
+    Args:
+        coalesced: sum those of a sparse tensor that are of one position, which waits for a device.
+    """
     part = tensor if type(tensor) in PLAIN else local(tensor)
     if part is None or not is_floating(part) or part.is_meta:
         return None
     part = part.detach()
     if part.layout is not torch.strided:
-        return part.coalesce().values() if part.is_sparse else part.to_dense()
+        part = (
+            part.coalesce().values() if part.is_sparse and coalesced else stored_values(part) if part.is_sparse else part.to_dense()
+        )
     return part if part.numel() else None
+
+
+def kind_of(number: float) -> str:
+    """Return ``NaN`` or ``inf`` for a number that is not finite, and ``""`` for one that is."""
+    return "" if isfinite(number) else "NaN" if isnan(number) else "inf"
+
+
+def kind_in(tensor: Tensor) -> str:
+    """Return ``NaN``, or else ``inf``, if *tensor* holds such elements; ``""`` if all are finite."""
+    part = _dense_part(tensor)
+    return "" if part is None or bool(part.isfinite().all()) else "NaN" if bool(part.isnan().any()) else "inf"

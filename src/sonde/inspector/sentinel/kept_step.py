@@ -2,7 +2,7 @@
 
 ::
 
-    step.json              when it was, which gradients were not finite, and each pass: its arguments, autocast, random state
+    step.json              when it was, what was not finite, and each pass: its arguments, autocast, random state; checksums
     model.safetensors      parameters and buffers as before the step, by their names
     passes.safetensors     tensors of the passes: arguments, gradients that arrived at the outputs, states of generators
     report.txt             what was found when the step was run again
@@ -12,7 +12,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,9 @@ from sonde.engine.random_state import RandomState
 from sonde.engine.selection import members, parameters
 from sonde.engine.torch_api.modules import buffers_of, class_of
 from sonde.errors import StoreError
-from sonde.inspector.sentinel.training_passes import KeptPass
+from sonde.inspector.sentinel.bad_step import BadStep, Parameters
 from sonde.paths import absolute_path, is_inside
+from sonde.run.folder.checksum import file_checksum
 from sonde.run.folder.json_file import parse_json, read_bytes, write_json
 from sonde.run.json_tree import decode, encode
 from sonde.run.tensors import needs_pairs, writable
@@ -35,7 +37,7 @@ from sonde.stats.pieces import PLAIN
 __all__ = ["FORMAT", "KeptStep", "Pass", "count_text", "read_step", "step_of"]
 
 FORMAT = "sonde-step"
-VERSION = 1
+VERSION = 2
 STEP = "step.json"
 MODEL = "model.safetensors"
 PASSES = "passes.safetensors"
@@ -72,7 +74,9 @@ class KeptStep:
         parameters, buffers: as before the step, by name. A tensor that is spread over ranks is not among them.
         evaluating: names of the modules that were in evaluation mode.
         passes: in order.
-        gradients: by the name of the parameter, the numbers of NaN and of infinities in its gradient, and of its elements.
+        gradients: by the name of the parameter, of each gradient that is not finite: ``NaN``, or ``inf`` if it holds no NaN.
+        loss: a loss that is not finite; None if there was none.
+        lost: why parameters are missing, in words; ``""`` if all are there but those that are spread over ranks.
         notes: what is missing or not exact, in words.
     """
 
@@ -84,7 +88,9 @@ class KeptStep:
     buffers: dict[str, Tensor]
     evaluating: list[str]
     passes: list[Pass]
-    gradients: dict[str, tuple[int, int, int]]
+    gradients: dict[str, str]
+    loss: float | None = None
+    lost: str = ""
     notes: list[str] = field(default_factory=list)
 
     def load_into(self, model: nn.Module, *, with_parameters: bool = True) -> list[str]:
@@ -105,15 +111,24 @@ class KeptStep:
         return missing
 
     def write(self, folder: Path) -> None:
-        """Write everything into *folder*, which is made.
+        """Write everything into *folder*, which is made; it appears when all is written.
 
         Raises:
-            OSError: *folder* cannot be written.
+            OSError, StoreError: *folder* cannot be written. Nothing is left of it.
         """
-        folder.mkdir(parents=True)
+        part = folder.with_name(f"{folder.name}.part")
+        try:
+            part.mkdir(parents=True)
+            self._write(part)
+            part.rename(folder)
+        except BaseException:
+            shutil.rmtree(part, ignore_errors=True)
+            raise
+
+    def _write(self, folder: Path) -> None:
         tensors: dict[str, Tensor] = {}
         passes = [_written(each, f"pass{place}", tensors) for place, each in enumerate(self.passes)]
-        pairs = _save(folder / MODEL, self.parameters | self.buffers)
+        pairs = {MODEL: _save(folder / MODEL, self.parameters | self.buffers), PASSES: _save(folder / PASSES, tensors)}
         data = {
             "format": FORMAT,
             "version": VERSION,
@@ -123,42 +138,47 @@ class KeptStep:
             "step": self.step,
             "buffers": sorted(self.buffers),
             "evaluating": self.evaluating,
-            "gradients": {name: list(numbers) for name, numbers in self.gradients.items()},
+            "gradients": self.gradients,
+            "loss": None if self.loss is None else str(self.loss),
+            "lost": self.lost,
             "passes": passes,
-            "as_pairs": {MODEL: pairs, PASSES: _save(folder / PASSES, tensors)},
+            "as_pairs": pairs,
+            "checksums": {name: file_checksum(folder / name) for name in pairs},
             "notes": self.notes,
             "torch": torch.__version__,
         }
         write_json(folder / STEP, data, sync=False)
 
 
-def step_of(
-    model: nn.Module,
-    name: str,
-    when: tuple[int, int],
-    buffers: Mapping[str, Tensor],
-    passes: Sequence[KeptPass],
-    gradients: Mapping[str, tuple[int, int, int]],
-) -> KeptStep:
-    """Return a step of *model* at *when* (epoch, step), with references to its present parameters.
-
-    *buffers* replace the present buffers of these names.
-    """
-    notes = []
-    held = {each: parameter.detach() for each, parameter, _ in parameters(model) if not is_lazy(parameter)}  # type: ignore[redundant-expr]
-    whole = {each: tensor for each, tensor in held.items() if type(tensor) in PLAIN and not tensor.is_meta}
-    if len(whole) < len(held):
-        notes.append(f"{len(held) - len(whole):,} parameters are spread over ranks and are not kept: load a checkpoint")
-    kept = [Pass(each.args, each.kwargs, each.random, each.autocast, dict(each.gradients), each.is_changed()) for each in passes]
+def step_of(found: BadStep) -> KeptStep:
+    """Return the step *found*, with references to its model's present parameters where these are as before the step."""
+    model, notes = found.model, []
+    held = {name: (parameter, parameter.detach()) for name, parameter, _ in parameters(model) if not is_lazy(parameter)}  # type: ignore[redundant-expr]
+    plain = {name: pair for name, pair in held.items() if type(pair[1]) in PLAIN and not pair[1].is_meta}
+    if len(plain) < len(held):
+        notes.append(f"{len(held) - len(plain):,} parameters are spread over ranks and are not kept: load a checkpoint")
+    before = found.parameters or Parameters()
+    whole = {
+        name: before.copies.get(id(parameter), present)
+        for name, (parameter, present) in plain.items()
+        if id(parameter) not in before.lost
+    }
+    if found.is_taken and found.parameters is None:
+        notes.append("the parameters are those after the step: the loss was given after the optimizer had stepped")
+    kept = [
+        Pass(each.args, each.kwargs, each.random, each.autocast, dict(each.gradients), each.is_changed()) for each in found.passes
+    ]
     if any(each.is_changed for each in kept):
         notes.append("the program has written into an argument of the model since the forward: it is kept as it is now")
-    if any(each.too_large for each in passes):
+    if any(each.too_large for each in found.passes):
         notes.append("the gradient at an output is too large to be kept")
     if not kept:
         notes.append("no forward of the model itself was seen in this step, in eager code: no arguments are kept")
     evaluating = [item.name for item in members(model) if not item.module.training]
-    now = {each: tensor.detach() for each, tensor in (_buffers(model) | dict(buffers)).items()}
-    return KeptStep(name, class_of(model).__name__, *when, whole, now, evaluating, kept, dict(gradients), notes)
+    buffers = {name: tensor.detach() for name, tensor in (_buffers(model) | dict(found.buffers)).items()}
+    lost = before.reason if len(whole) < len(plain) else ""
+    when, kind = (found.epoch, found.step), class_of(model).__name__
+    return KeptStep(found.name, kind, *when, whole, buffers, evaluating, kept, dict(found.gradients), found.loss, lost, notes)
 
 
 def _buffers(model: nn.Module) -> dict[str, Tensor]:
@@ -172,10 +192,14 @@ def _buffers(model: nn.Module) -> dict[str, Tensor]:
 
 def _save(file: Path, tensors: Mapping[str, Tensor]) -> list[str]:
     """Write *tensors* to *file*; return the names of those that are written as pairs of real numbers."""
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     storages: set[int] = set()
-    save_file({name: writable(tensor, storages) for name, tensor in tensors.items()}, file, metadata={"format": "pt"})
+    try:
+        save_file({name: writable(tensor, storages) for name, tensor in tensors.items()}, file, metadata={"format": "pt"})
+    except SafetensorError as error:  # also of a full disk
+        raise StoreError(f"{file.name} cannot be written: {error}") from None
     return [name for name, tensor in tensors.items() if needs_pairs(tensor)]
 
 
@@ -219,34 +243,49 @@ def read_step(path: str | os.PathLike[str]) -> KeptStep:
     """Read a step that was kept. Nothing in the folder is executed.
 
     Raises:
-        StoreError: the folder holds no step, or is not whole.
+        StoreError: the folder holds no step, is not whole or is damaged, or was written by a newer version of sonde.
     """
     folder = absolute_path(path)
     try:
-        data, _ = parse_json(read_bytes(folder / STEP), STEP)
-    except FileNotFoundError:
+        data, is_sound = parse_json(read_bytes(folder / STEP), str(folder / STEP), ("", STEP))
+    except (FileNotFoundError, NotADirectoryError):
         raise StoreError(
             f"{folder} holds no kept step ({STEP}): give the folder that was printed, RUN/nonfinite/step-..."
         ) from None
-    if data.get("format") != FORMAT or data.get("version") != VERSION:
-        raise StoreError(f"{folder / STEP} is no step of version {VERSION}: it was written by another version of sonde")
+    except OSError as error:
+        raise StoreError(f"{folder / STEP} cannot be read: {error}") from None
+    version = data.get("version")
+    if data.get("format") != FORMAT or not isinstance(version, int):
+        raise StoreError(f"{folder / STEP} describes no kept step: its format is {data.get('format')!r} and not {FORMAT!r}")
+    if not 1 <= version <= VERSION:
+        raise StoreError(
+            f"{folder} is a kept step of version {version}, and this sonde reads versions 1 to {VERSION}: update sonde"
+        )
+    if is_sound is False:
+        raise StoreError(f"{folder / STEP} is damaged, or was changed since it was written: its checksum does not fit")
     try:
-        pairs = data["as_pairs"]
-        model = _load(folder, MODEL, pairs[MODEL])
-        tensors = _load(folder, PASSES, pairs[PASSES])
+        pairs, sums = data["as_pairs"], data.get("checksums", {})
+        model = _load(folder, MODEL, pairs[MODEL], sums.get(MODEL))
+        tensors = _load(folder, PASSES, pairs[PASSES], sums.get(PASSES))
         buffers = {name: model.pop(name) for name in data["buffers"]}
-        gradients = {str(name): (int(nan), int(inf), int(count)) for name, (nan, inf, count) in data["gradients"].items()}
+        gradients = {str(name): _kind(written) for name, written in data["gradients"].items()}
         passes = [_read(each, tensors) for each in data["passes"]]
-        texts = data["model"], data["type"], int(data["epoch"]), int(data["step"])
+        texts = str(data["model"]), str(data["type"]), int(data["epoch"]), int(data["step"])
         evaluating, notes = [str(name) for name in data["evaluating"]], [str(note) for note in data["notes"]]
-        return KeptStep(*texts, model, buffers, evaluating, passes, gradients, notes)
+        loss = None if data.get("loss") is None else float(data["loss"])
+        return KeptStep(*texts, model, buffers, evaluating, passes, gradients, loss, str(data.get("lost", "")), notes)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         if isinstance(error, StoreError):
             raise
         raise StoreError(f"{folder} is not whole: it lacks something or has it in another form ({error!r})") from None
 
 
-def _load(folder: Path, name: str, pairs: list[str]) -> dict[str, Tensor]:
+def _kind(written: Any) -> str:
+    """Return ``NaN`` or ``inf``; version 1 has the numbers of NaN and of infinities, and of all elements."""
+    return written if isinstance(written, str) else "NaN" if int(written[0]) else "inf"
+
+
+def _load(folder: Path, name: str, pairs: list[str], expected: str | None) -> dict[str, Tensor]:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -254,9 +293,12 @@ def _load(folder: Path, name: str, pairs: list[str]) -> dict[str, Tensor]:
     if not is_inside(folder, file):
         raise StoreError(f"{file} is a link out of this folder, and is not followed")
     try:
-        found: dict[str, Tensor] = load_file(file)
+        is_sound = expected is None or file_checksum(file) == expected
+        found: dict[str, Tensor] = load_file(file) if is_sound else {}
     except (OSError, SafetensorError) as error:
         raise StoreError(f"{file} cannot be read: {error}") from None
+    if not is_sound:
+        raise StoreError(f"{file} is damaged, or was changed since it was written: its checksum does not fit")
     return {key: torch.view_as_complex(tensor) if key in pairs else tensor for key, tensor in found.items()}
 
 
@@ -271,8 +313,7 @@ def _read(data: dict[str, Any], tensors: dict[str, Tensor]) -> Pass:
     return Pass(value["args"], value["kwargs"], state, autocast, value["gradients"], bool(data["is_changed"]))
 
 
-def count_text(gradients: Mapping[str, tuple[int, int, int]], total: int) -> str:
-    """Return in words how many of *total* gradients are not finite."""
-    nan, inf = (sum(numbers[place] for numbers in gradients.values()) for place in (0, 1))
-    kinds = " and ".join(kind for kind, number in (("NaN", nan), ("infinity", inf)) if number)
-    return f"{len(gradients):,} of {total:,} gradients hold {kinds}"
+def count_text(gradients: Mapping[str, str], total: int, *, is_sample: bool = False) -> str:
+    """Return in words how many of *total* gradients are not finite; *is_sample*: there were more, which were not looked at."""
+    kinds = " and ".join(word for kind, word in (("NaN", "NaN"), ("inf", "infinity")) if kind in gradients.values())
+    return f"{len(gradients):,} of {total:,} gradients{' that were looked at' if is_sample else ''} hold {kinds}"

@@ -15,11 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from sonde.diagnosis.nonfinite.non_finite import NonFinite
-from sonde.diagnosis.nonfinite.why_nan import Outcomes, observe_step
+from sonde.diagnosis.nonfinite.tensor_facts import dtype_name, shape_text
+from sonde.diagnosis.nonfinite.why_nan import Outcomes, observe_step, own_loss
 from sonde.engine import structure
 from sonde.engine.restore import gradients_put_aside, set_apart
 from sonde.engine.selection import check_model, parameters
 from sonde.errors import ArgumentError
+from sonde.inspector.sentinel.bad_step import BadStep
 from sonde.inspector.sentinel.gradients import is_finite
 from sonde.inspector.sentinel.kept_step import KeptStep, Pass, read_step
 from sonde.stats.pieces import PLAIN
@@ -63,14 +65,7 @@ def replay(path: str | os.PathLike[str], model: nn.Module, loss_fn: Callable[[An
     """
     step = read_step(path)
     check_model(model)
-    own = {name: parameter for name, parameter, _ in parameters(model)}
-    strange = [name for name, value in step.parameters.items() if name not in own or own[name].shape != value.shape]
-    strange += [name for name in own if name not in step.parameters] if step.parameters else []
-    if strange:
-        raise ArgumentError(
-            f"this {type(model).__name__} is not the model of the step, a {step.type}: the parameter {strange[0]!r} is missing in "
-            f"one of them or has another shape (and {len(strange) - 1:,} more). Make the model as the training does"
-        )
+    _check_fit(step, model)
     if not step.passes:
         raise ArgumentError(
             f"{path} holds no arguments of the model ({'; '.join(step.notes)}): give them to sonde.why_nan(model, batch)"
@@ -79,34 +74,72 @@ def replay(path: str | os.PathLike[str], model: nn.Module, loss_fn: Callable[[An
     return next((report for report in reports if report), reports[-1])
 
 
-def replayed(step: KeptStep, model: nn.Module, *, in_backward: bool = False) -> Replayed:
-    """Run *step* again on a copy of *model*, which has its parameters. Whatever fails is said in the summary."""
-    broken = [name for name, parameter, _ in parameters(model) if not is_finite(parameter)]
-    if broken:
+def _check_fit(step: KeptStep, model: nn.Module) -> None:
+    """Check that *model* has the parameters of *step*, and no others.
+
+    Raises:
+        ArgumentError: it has not.
+    """
+    own = {name: parameter.detach() for name, parameter, _ in parameters(model)}
+    kept = step.parameters
+    strange = [f"it has no parameter {name!r}" for name in kept if name not in own]
+    if not step.lost and not any("spread over ranks" in note for note in step.notes):
+        strange += [f"the step has no parameter {name!r}" for name in own if name not in kept]
+    for name, here in own.items():
+        value = kept.get(name, here)
+        if here.shape != value.shape:
+            strange.append(
+                f"its parameter {name!r} is {shape_text(tuple(here.shape))}, in the step {shape_text(tuple(value.shape))}"
+            )
+        elif here.dtype != value.dtype:
+            strange.append(f"its parameter {name!r} is {dtype_name(here.dtype)}, in the step {dtype_name(value.dtype)}")
+    if strange:
+        more = f" (and {len(strange) - 1:,} more)" if len(strange) > 1 else ""
+        raise ArgumentError(
+            f"this {type(model).__name__} differs from the model of the step, a {step.type}: {strange[0]}{more}. "
+            "Make the model as the training does"
+        )
+
+
+def replayed(step: KeptStep, found: BadStep) -> Replayed:
+    """Run *step* again on a copy of the model of *found*. Whatever fails is said in the summary."""
+    model = found.model
+    own = {name: parameter for name, parameter, _ in parameters(model)}
+    broken = [name for name, parameter in own.items() if not is_finite(step.parameters.get(name, parameter))]
+    if broken and not (step.lost or (found.is_taken and found.parameters is None)):
         return Replayed(
             f"The parameter {broken[0]!r} was not finite before this step"
             f"{f' ({len(broken):,} in all)' if len(broken) > 1 else ''}: by an update, or by code that wrote it.",
             site=f"{broken[0]}:param",
             advice="lower the learning rate or raise the optimizer's eps; load the last good checkpoint",
         )
-    if in_backward:
+    if found.in_backward:
         return Replayed("It was not run again: the optimizer steps inside the backward pass, and has changed parameters already.")
-    if any(type(parameter) not in PLAIN for parameter in model.parameters()):
+    if any(type(parameter) not in PLAIN for parameter in own.values()):
         return Replayed("It was not run again: parameters are spread over ranks, which would all have to take part.")
+    if step.lost:
+        return Replayed(f"It was not run again: {step.lost}.")
     if not step.passes:
         return Replayed("It was not run again: no call of the model was seen in eager code.")
     try:
-        reports = _alone(lambda: _reports(step, model, None, whole=False))
+        reports = _alone(lambda: _reports(step, model, None, whole=found.parameters is not None))
     except Exception as error:
         return Replayed(f"It could not be run again ({type(error).__name__}: {error}).")
     report = next((report for report in reports if report), None)
-    if report is not None and (found := report.finding()) is not None:
-        return Replayed(f"{found.message}.", report, found.site, found.advice)
+    if report is not None and (told := report.finding()) is not None:
+        return Replayed(f"{told.message}.", report, told.site, told.advice)
     if any(not is_finite(gradient) for each in step.passes for gradient in each.gradients.values()):
         return Replayed(
             "The model's outputs are finite and the gradient that arrived at them is not: the loss function has made it.",
             reports[-1],
             "(root):grad_output",
+            "run sonde.why_nan(model, batch, loss_fn) with the loss function, or sonde.replay(path, model, loss_fn)",
+        )
+    if step.loss is not None and not step.gradients:
+        return Replayed(
+            "The model's outputs are finite and the loss is not: the loss function has made it.",
+            reports[-1],
+            "(root):output",
             "run sonde.why_nan(model, batch, loss_fn) with the loss function, or sonde.replay(path, model, loss_fn)",
         )
     lost = next((origin for each in reports for origin in each.harmless), None)
@@ -148,10 +181,10 @@ def _report(step: KeptStep, each: Pass, model: nn.Module, loss_fn: Any, *, whole
         args, kwargs, loss_fn = apart.args
         if whole and not apart.undoes_writes:
             raise ArgumentError("the model is too large to be copied: give a new one, and load the step with KeptStep.load_into")
-        step.load_into(apart.model, with_parameters=whole)
+        missing = step.load_into(apart.model, with_parameters=whole)
         if whole:
             args, kwargs = structure.remap((args, kwargs), lambda tensor: tensor.to(device))
-        notes = list(step.notes)
+        notes = [*step.notes, *([f"the model has no buffer {missing[0]!r} ({len(missing):,} in all)"] if missing else [])]
         run = _Run(apart.model, args, kwargs, each, loss_fn, notes)
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.enable_grad())
@@ -173,7 +206,8 @@ class _Run:
         """Run it; what it makes is put into ``outcomes``."""
         output = self._model(*self._args, **self._kwargs)
         tensors = [tensor for _, tensor in structure.walk(output)]
-        self.outcomes += [("the output", tensor) for tensor in tensors]
+        own = output if isinstance(output, Tensor) and output.dim() == 0 else own_loss(output)
+        self.outcomes += [("the loss" if tensor is own else "the output", tensor) for tensor in tensors]
         if self._loss_fn is not None:
             loss = self._loss_fn(output)
             self.outcomes.append(("the loss", loss))

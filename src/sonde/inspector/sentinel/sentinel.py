@@ -1,139 +1,76 @@
-"""Look before each optimizer step, also between logged steps, whether the gradients are finite."""
+"""Look before each optimizer step, also between logged steps, whether the gradients and the loss are finite.
+
+On the CPU the answer is there at once. On an accelerator nothing waits for it: see ``pending_steps.py``.
+"""
 
 from __future__ import annotations
 
 import threading
-import time
 import weakref
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from math import isfinite
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
+from sonde.diagnosis.nonfinite.why_nan import own_loss
 from sonde.engine.clock.clock import Clock
-from sonde.engine.clock.optimizers import has_closure, held_by, is_skipped, look_before, look_no_more
+from sonde.engine.clock.optimizers import has_closure, held_by, is_skipped, look_before, look_no_more, skips
+from sonde.engine.random_state import is_capturing
 from sonde.engine.selection import parameters
 from sonde.engine.torch_api import hooks
 from sonde.engine.torch_api.autograd_state import graph_task
-from sonde.engine.torch_api.tensors import loss_scale_of, version_of
 from sonde.engine.unseen import are_quiet, blocks
 from sonde.errors import NonFiniteError, ObservationWarning
-from sonde.inspector.sentinel.gradients import GradientLook, is_finite
+from sonde.inspector.sentinel.attempts import Attempts, StepTimer
+from sonde.inspector.sentinel.bad_step import BadStep, Parameters
+from sonde.inspector.sentinel.gradients import GradientLook, kind_in, kind_of
+from sonde.inspector.sentinel.pending_steps import PendingStep, PendingSteps
 from sonde.inspector.sentinel.training_passes import MOST_PASSES, BufferCopies, KeptPass
 from sonde.warn import warn_user
 
-__all__ = ["ON_NONFINITE", "BadStep", "OnNonFinite", "Sentinel"]
+__all__ = ["ON_NONFINITE", "OnNonFinite", "Sentinel", "answers_at_once"]
 
-OnNonFinite = Literal["warn", "stop"]
-"""What is done about a step with gradients that are not finite."""
+OnNonFinite = Literal["warn", "stop", "wait"]
+"""What is done about a step whose gradients or loss are not finite."""
 
-ON_NONFINITE: tuple[OnNonFinite | None, ...] = ("warn", "stop", None)
+ON_NONFINITE: tuple[OnNonFinite | None, ...] = ("warn", "stop", "wait", None)
 
-_MOST_SKIPPED = 16  # attempts in a row that a GradScaler skips: as many as take its first scale, 65,536, to 1
 _OUTPUTS_FROM = 2e-3  # seconds between two steps from which gradients at the outputs are kept, which takes 6 us
 _TIMED = 8  # steps after which the time of a step is known
+_NO_MEMORY = (
+    "its parameters were not kept, since copies of them for each step that the accelerator has not ended would take more than "
+    "update_memory="
+)
 _LEARNS = 3  # first steps in which it is seen whether the model draws from the generators of Python and NumPy
 
 
-@dataclass(slots=True)
-class BadStep:
-    """A step whose gradients are not finite, before the optimizer has used them.
-
-    Attributes:
-        model, name: the model, and its name in the sites.
-        epoch, step: when.
-        gradients: by the name of the parameter, the numbers of NaN and of infinities in its gradient, and of its elements.
-        finite: the names of the parameters whose gradients are finite.
-        passes: the training passes of the step, in order.
-        buffers: as they were before the step, by name; of those that are not there the present ones are as good.
-        skipped: so many attempts in a row were skipped by a ``GradScaler``; 0 if none was.
-        in_backward: the optimizer runs inside the backward pass, so that some parameters have changed already.
-    """
-
-    model: nn.Module
-    name: str
-    epoch: int
-    step: int
-    gradients: dict[str, tuple[int, int, int]]
-    finite: list[str]
-    passes: list[KeptPass]
-    buffers: Mapping[str, Tensor] = field(default_factory=dict)
-    skipped: int = 0
-    in_backward: bool = False
+def answers_at_once(parameter: Tensor) -> bool:
+    """Return whether numbers made of *parameter* can be read without waiting for a device."""
+    return parameter.device.type == "cpu"
 
 
-class _StepTimer:
-    """Estimates the time between two steps.
-
-    Attributes:
-        steps: that were good.
-        seconds: between two; 0 while that is not known.
-    """
-
-    __slots__ = ("_last", "seconds", "steps")
-
-    def __init__(self) -> None:
-        self.steps = 0
-        self.seconds = 0.0
-        self._last = 0.0
-
-    def look(self) -> None:
-        """Note that a step is about to be taken."""
-        now = time.perf_counter()
-        between, self._last = now - self._last, now
-        if self.steps:  # a longer time may be that of an evaluation
-            self.seconds = min(between, 1.05 * self.seconds) if self.seconds else between
-
-
-class _Attempts:
-    """Counts the attempts in a row that a ``GradScaler`` skips: it writes into its scale, and no step was taken."""
-
-    __slots__ = ("_scaler", "_version", "skipped")
-
-    def __init__(self, scaler: Any) -> None:
-        self._scaler = scaler
-        self._version = self._now()
-        self.skipped = 0
-
-    def _now(self) -> int:
-        scale = loss_scale_of(self._scaler)
-        return 0 if scale is None else version_of(scale)
-
-    def was_skipped(self) -> bool:
-        """Return whether the scale was written into since the last call, or since ``step``."""
-        before, self._version = self._version, self._now()
-        return self._version != before
-
-    def are_too_many(self) -> bool:
-        """Return whether so many attempts in a row were skipped that no scale can be the cause. Reads a scale on the CPU alone."""
-        scale = loss_scale_of(self._scaler)
-        if scale is None or self.skipped < _MOST_SKIPPED:
-            return False
-        return scale.item() < 1.0 if scale.device.type == "cpu" else self.skipped >= 2 * _MOST_SKIPPED
-
-    def step(self) -> None:
-        """A step is about to be taken."""
-        self.skipped = 0
-        self._version = self._now() + 1  # update() comes after the step
+def _number(loss: Any) -> float:
+    return float(loss.item() if isinstance(loss, Tensor) else loss)
 
 
 class Sentinel:
-    """Looks at the gradients of one model before each step, and keeps what is needed to run the step again.
+    """Looks at the gradients and the loss of one model in each step, and keeps what is needed to run the step again.
 
-    Nothing is kept from one step to the next but references to the arguments of the step that runs.
+    On the CPU nothing is kept but references to the arguments of the last step; on an accelerator, the steps whose numbers have not
+    come.
 
     What fails in the sentinel itself never leaves a hook: it looks no more, with one warning. The class is large because what a
     pass, a backward pass and a step leave behind is one state, which a fault at any of them needs whole.
 
     Args:
         scaler: the ``GradScaler`` of the loop, or None.
-        limit: the bytes that copies of buffers may take.
-        waits: look at gradients on an accelerator, too, and wait for it before each step. Else a model on one is not looked at.
-        report: called with a step whose gradients are not finite. It may raise ``NonFiniteError``, which ends the step before
-            any parameter has changed.
+        limit: the bytes that copies of buffers may take, and those of parameters on an accelerator.
+        waits: wait for an accelerator before each step.
+        report: called with a step whose gradients or loss are not finite. It may raise ``NonFiniteError``, which ends the step that
+            is about to be taken.
     """
 
     def __init__(
@@ -150,19 +87,25 @@ class Sentinel:
         self._held = weakref.ref(model)  # the clock holds the sentinel as long as the model lives
         self._name = name
         self._clock = clock
-        self._attempts = None if scaler is None else _Attempts(scaler)
+        self._attempts = None if scaler is None else Attempts(scaler)
         self._report = report
         self._waits = waits
+        self._is_late = False  # numbers come later than they are asked for
         self._buffers = BufferCopies(model, limit)
+        self._pending = PendingSteps(limit)
         self._looks: dict[frozenset[int], GradientLook | None] = {}  # by the parameters of an optimizer
         self._passes: list[KeptPass] = []
+        self._last: list[KeptPass] = []  # of the step that has ended, up to the next pass
+        self._losses: list[Tensor | float] = []  # of the step that runs: on a device, or not finite
         self._holds = False  # the passes so far have made a bad gradient: no other takes their place
         self._is_bad = False  # the last look found something; it is not reported again before a good one
+        self._loss_is_bad = False  # so was the last loss
         self._since_look = 0  # passes since an optimizer was last looked at
         self._in_closure = False
-        self._timer = _StepTimer()
+        self._timer = StepTimer()
         self._draws = True  # the model may draw from the generators of Python or NumPy
         self._has_drawn = False
+        self._returns_loss = False
 
     @property
     def _model(self) -> nn.Module:
@@ -175,22 +118,43 @@ class Sentinel:
     # Life
 
     def attach(self) -> None:
-        """Begin to look, if that is possible without waiting for a device that is not to be waited for."""
-        if not self._may_look([parameter for _, parameter, _ in parameters(self._model)]):
+        """Begin to look."""
+        own = [parameter for _, parameter, _ in parameters(self._model)]
+        if any(parameter.is_meta for parameter in own):
             return
+        self._is_late = self._is_far(own)
         self._clock.forward_counter.arguments.append(self._begins)
         self._clock.forward_counter.take_outputs(self._returned)
         look_before(self)
 
+    def _is_far(self, own: list[nn.Parameter]) -> bool:
+        return not self._waits and not all(map(answers_at_once, own))
+
     def detach(self) -> None:
-        """Look no more, and let go of everything that was kept. Idempotent."""
+        """Look no more, and let go of everything that was kept; numbers on their way are waited for. Idempotent."""
+        if self._is_late:
+            self._is_late = False
+            try:
+                self._pending.send()
+                self._settle(at_end=True)
+            except ObservationWarning:  # a filter may make errors of warnings
+                self._let_go()
+                raise
+            except Exception as error:
+                self._broken(error)
+        self._let_go()
+
+    def _let_go(self) -> None:
         look_no_more(self)
         self._clock.forward_counter.take_no_more(self._begins)
         self._clock.forward_counter.take_no_more(self._returned)
         self._passes.clear()
+        self._last = []
+        self._losses.clear()
+        self._pending.clear()
 
     def _broken(self, error: Exception) -> None:
-        self.detach()
+        self._let_go()
         warn_user(
             f"looking for NaN and infinity between logged steps has failed ({type(error).__name__}: {error}) and is given up; "
             "logged steps are recorded as before, and the training goes on"
@@ -200,9 +164,14 @@ class Sentinel:
 
     def _begins(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         """Keep a training pass that begins."""
-        if not torch.is_grad_enabled() or self._is_bad:
+        if not torch.is_grad_enabled():
             return
         try:
+            if self._pending.open is not None:
+                self._pending.send()
+            self._last = []
+            if self._is_bad:
+                return
             if self._attempts is not None and self._attempts.was_skipped():
                 self._drop_attempt(self._attempts)
             passes = self._passes
@@ -211,7 +180,7 @@ class Sentinel:
             if not passes:
                 self._buffers.take()
             elif len(passes) >= MOST_PASSES:
-                if self._holds or self._found_bad_at_ends():
+                if self._holds or (not self._is_late and self._found_bad_at_ends()):
                     self._holds = True
                     return
                 del passes[0]
@@ -221,26 +190,71 @@ class Sentinel:
             self._broken(error)
 
     def _returned(self, output: Any) -> None:
-        """Listen to the gradients of what a pass has returned."""
+        """Listen to the gradients of what a pass has returned, and look at its loss."""
         thread = threading.get_ident()
         kept = next((kept for kept in reversed(self._passes) if kept.thread == thread and not kept.has_returned), None)
         if kept is None or output is None or not torch.is_grad_enabled():
             return
         try:
+            loss = output if isinstance(output, Tensor) and output.dim() == 0 else own_loss(output)
+            if loss is not None:
+                self._returns_loss = True
+                self._note_loss(loss)
             kept.listen(output, self._backward_begins)
         except Exception as error:
             self._broken(error)
 
-    def _drop_attempt(self, attempts: _Attempts) -> None:
+    def _drop_attempt(self, attempts: Attempts) -> None:
         """Drop the passes of an attempt that the ``GradScaler`` has skipped; the first of too many is reported."""
+        self._losses.clear()
         if self._passes:
             attempts.skipped += 1
             if attempts.are_too_many():
-                self._tell(self._bad_step({}, []))
+                self._is_bad = True
+                self._tell(self._bad_step({}, 0))
             self._passes.clear()
 
     def _found_bad_at_ends(self) -> bool:
         return any(look is not None and not look.is_finite_at_ends() for look in self._looks.values())
+
+    # Losses
+
+    def take_loss(self, loss: Any) -> None:
+        """Look at a training loss that the loop gives: a number, or a tensor of one element.
+
+        Raises:
+            NonFiniteError: the loss is not finite, the optimizer has stepped already, and the policy says stop.
+        """
+        if self._is_bad:
+            return
+        try:
+            if self._passes:
+                self._note_loss(loss)
+            elif isinstance(loss, Tensor) and not answers_at_once(loss):
+                if self._pending.open is not None:
+                    self._pending.open.add("loss", loss)
+            elif isfinite(value := _number(loss)):
+                self._loss_is_bad = False
+            elif self._pending.open is not None:
+                self._pending.open.losses.append(value)
+            elif not self._loss_is_bad:
+                self._loss_is_bad = True
+                self._tell(self._bad_step({}, 0, loss=value, is_taken=True))
+        except (NonFiniteError, ObservationWarning):
+            self._go_on()
+            raise
+        except Exception as error:
+            self._broken(error)
+
+    def _note_loss(self, loss: Any) -> None:
+        """Keep a loss of the step that runs, if it is not finite or not known yet."""
+        if isinstance(loss, Tensor) and not answers_at_once(loss):
+            if self._is_late:
+                self._losses.append(loss.detach())
+        elif isfinite(value := _number(loss)):
+            self._loss_is_bad = False
+        else:
+            self._losses.append(value)
 
     # Looks
 
@@ -255,46 +269,60 @@ class Sentinel:
             timer = self._timer
             timer.look()
             self._since_look = 0
-            if not look.is_finite(timer.seconds):
-                if not is_skipped(optimizer):
+            if self._is_late:
+                self._settle()
+                self._learn()
+                self._look_later(look, timer.seconds, skips(optimizer))
+            elif not look.is_finite(timer.seconds):
+                if is_skipped(optimizer):
+                    self._losses.clear()
+                else:
                     self._found(look, in_backward=graph_task() != -1)
                 return
-            self._is_bad = self._holds = False
-            if timer.steps < _LEARNS:
+            elif self._losses:
+                self._found_loss()
+                return
+            else:
+                self._is_bad = False
                 self._learn()
+            self._holds = False
             timer.steps += 1
-            if timer.steps == _TIMED and timer.seconds < _OUTPUTS_FROM and not self._in_closure:
+            if timer.steps == _TIMED and timer.seconds < _OUTPUTS_FROM and not (self._in_closure or self._returns_loss):
                 self._clock.forward_counter.take_no_more(self._returned)
-            self._passes.clear()
+            self._end_passes()
             if self._attempts is not None:
                 self._attempts.step()
-        except (NonFiniteError, ObservationWarning):  # a filter may make errors of warnings
-            self._is_bad = False  # if the loop goes on, the next one stops, too
+        except (NonFiniteError, ObservationWarning):
+            self._go_on()
             raise
         except Exception as error:
             self._broken(error)
 
     def _new_look(self, held: frozenset[int]) -> GradientLook | None:
         own = [parameter for _, parameter, _ in parameters(self._model) if id(parameter) in held]
-        if not self._may_look(own):  # the model was moved since it was attached
-            self.detach()
-            return None
+        self._is_late = self._is_late or self._is_far(own)  # the model may have been moved since it was attached
         found = self._looks[held] = GradientLook(own) if own else None
         return found
-
-    def _may_look(self, own: list[nn.Parameter]) -> bool:
-        return self._waits or all(parameter.device.type == "cpu" for parameter in own)
 
     def _is_quiet(self, optimizer: Optimizer) -> bool:
         return self._clock.is_quiet() or are_quiet(self._clock.number, held_by(optimizer))
 
     def _learn(self) -> None:
-        """See which buffers the step has changed, and whether it has drawn from the generators of Python and NumPy."""
+        """See in the first steps which buffers a step changes, and whether it draws from the generators of Python and NumPy."""
+        if self._timer.steps >= _LEARNS:
+            return
         self._buffers.learn(last=self._timer.steps + 1 == _LEARNS)
         if self._passes and self._passes[0].random.python is not None:
             drawn = self._passes[0].random.has_drawn_from_python()
             self._has_drawn |= drawn
             self._draws = self._has_drawn or self._timer.steps + 1 < _LEARNS
+
+    def _end_passes(self) -> None:
+        """Keep the passes of the step until the next one begins: an optimizer may follow, or the loop may give the loss now."""
+        if self._passes:
+            for kept in self._passes:
+                kept.let_go_of_graph()
+            self._last, self._passes = self._passes, []
 
     def _backward_begins(self) -> None:
         """Look after this backward pass too, where no optimizer step may follow that can be looked at before."""
@@ -307,21 +335,93 @@ class Sentinel:
         try:
             if says_steps and not self._looks:
                 self._new_look(frozenset(map(id, self._model.parameters())))
+            if self._is_late:
+                self._settle()
             for look in list(self._looks.values()):
                 if look is None:
                     continue
-                if not (look.is_finite(0.0) if says_steps else look.is_finite_at_ends()):
+                if self._is_late:
+                    if self._in_closure or says_steps:
+                        self._look_later(look, 0.0, None)
+                elif not (look.is_finite(0.0) if says_steps else look.is_finite_at_ends()):
                     self._holds = True
                     if self._in_closure or says_steps:
                         self._found(look, in_backward=False)
+                elif says_steps and self._losses:
+                    self._found_loss()
                 elif says_steps:
                     self._is_bad = self._holds = False
-                    self._passes.clear()
+                    self._end_passes()
+            if self._is_late and says_steps:
+                self._end_passes()
         except (NonFiniteError, ObservationWarning):
-            self._is_bad = False
+            self._go_on()
             raise
         except Exception as error:
             self._broken(error)
+
+    # Looks whose answer comes later
+
+    def _look_later(self, look: GradientLook, step_time: float, skipped: Tensor | None) -> None:
+        """Send the numbers of the step that is about to be taken, and keep what the step began with."""
+        if is_capturing():  # a graph of the device is being recorded, in which nothing goes to the host
+            return
+        clock, pending = self._clock, self._pending
+        opened = pending.open
+        if opened is None or opened.step != clock.step:
+            for kept in self._passes:
+                kept.let_go_of_graph()
+            opened = pending.begin(clock.epoch, clock.step, [] if self._is_bad else list(self._passes), self._buffers.give())
+        if not self._is_bad:
+            pending.keep(look.parameters)
+        for loss in self._losses:
+            if isinstance(loss, Tensor):
+                opened.add("loss", loss)
+            else:
+                opened.losses.append(loss)
+        self._losses.clear()
+        for held, magnitudes in look.magnitudes(step_time):
+            opened.add(held, magnitudes)
+        if skipped is not None:
+            opened.add("skipped", skipped)
+        opened.in_backward = graph_task() != -1
+
+    def _settle(self, *, at_end: bool = False) -> None:
+        """Report the first bad one of the steps whose numbers have come; *at_end* wait for those that are on their way, too."""
+        for step in self._pending.arrived(wait=at_end):
+            magnitudes, others = step.read()
+            if any(others.get("skipped", ())):
+                continue
+            losses = [loss for loss in (*step.losses, *others.get("loss", ())) if not isfinite(loss)]
+            kinds = {each: kind for each, number in magnitudes.items() if (kind := kind_of(number))}
+            is_new = bool(kinds and not self._is_bad) or bool(losses and not (kinds or self._is_bad or self._loss_is_bad))
+            self._is_bad = bool(kinds)
+            self._loss_is_bad = bool(losses)
+            if is_new:
+                self._report(self._bad_step_before(step, kinds, len(magnitudes), losses, at_end=at_end))
+
+    def _bad_step_before(
+        self, step: PendingStep, kinds: dict[int, str], looked_at: int, losses: list[float], *, at_end: bool
+    ) -> BadStep:
+        bad = {name: kinds[id(parameter)] for name, parameter, _ in parameters(self._model) if id(parameter) in kinds}
+        copies, lost = self._pending.parameters_before(step)
+        return BadStep(
+            self._model,
+            self._name,
+            step.epoch,
+            step.step,
+            bad,
+            looked_at,
+            step.passes,
+            step.buffers,
+            loss=losses[0] if losses else None,
+            parameters=Parameters(copies, frozenset(lost), _NO_MEMORY if lost else ""),
+            is_sample=step.looks_at_some,
+            late=max(self._clock.step - step.step, 0),
+            is_taken=True,
+            in_backward=step.in_backward and bool(lost),
+            at_end=at_end,
+        )
 
     # What was found
 
@@ -329,41 +429,64 @@ class Sentinel:
         """Report the step, unless the one before was bad already."""
         if self._is_bad:
             self._passes.clear()
+            self._losses.clear()
             return
-        bad: dict[str, tuple[int, int, int]] = {}
-        finite: list[str] = []
+        bad: dict[str, str] = {}
+        looked_at = 0
         held = set(map(id, look.parameters))
         for name, parameter, _ in parameters(self._model):
-            gradient = parameter.grad
-            if gradient is None or id(parameter) not in held:
-                continue
-            if is_finite(gradient):
-                finite.append(name)
-            else:
-                values = gradient.detach()
-                values = values.coalesce().values() if values.is_sparse else values
-                bad[name] = int(values.isnan().sum()), int(values.isinf().sum()), values.numel()
+            if parameter.grad is not None and id(parameter) in held:
+                looked_at += 1
+                if kind := kind_in(parameter.grad):
+                    bad[name] = kind
         if bad:
-            self._tell(self._bad_step(bad, finite, in_backward=in_backward))
+            self._is_bad = True
+            losses = [loss for loss in self._losses if isinstance(loss, float)]
+            self._tell(self._bad_step(bad, looked_at, loss=losses[0] if losses else None, in_backward=in_backward))
 
-    def _bad_step(self, bad: dict[str, tuple[int, int, int]], finite: list[str], *, in_backward: bool = False) -> BadStep:
+    def _found_loss(self) -> None:
+        """Report a step whose gradients are finite and whose loss is not, unless that of the one before was not either."""
+        is_new, loss = not self._loss_is_bad, next(each for each in self._losses if isinstance(each, float))
+        self._is_bad, self._loss_is_bad = False, True
+        if is_new:
+            self._tell(self._bad_step({}, 0, loss=loss))
+        self._losses.clear()
+        self._end_passes()
+
+    def _bad_step(
+        self,
+        bad: dict[str, str],
+        looked_at: int,
+        *,
+        loss: float | None = None,
+        is_taken: bool = False,
+        in_backward: bool = False,
+    ) -> BadStep:
         clock = self._clock
+        step = max(clock.step - is_taken, 0)
         return BadStep(
             self._model,
             self._name,
             clock.epoch,
-            clock.step,
+            step,
             bad,
-            finite,
-            list(self._passes),
+            looked_at,
+            list(self._passes or self._last),
             self._buffers.values(),
-            0 if self._attempts is None else self._attempts.skipped,
-            in_backward,
+            loss=loss,
+            is_taken=is_taken,
+            skipped=0 if self._attempts is None else self._attempts.skipped,
+            in_backward=in_backward,
         )
 
+    def _go_on(self) -> None:
+        """Forget what was found: if the loop goes on after the error, the next bad step stops it, too."""
+        self._is_bad = self._loss_is_bad = False
+        self._pending.clear()  # steps that were taken with the parameters that the bad one left
+
     def _tell(self, found: BadStep) -> None:
-        self._is_bad = True
         try:
             self._report(found)
         finally:
             self._passes.clear()
+            self._losses.clear()

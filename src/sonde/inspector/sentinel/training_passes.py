@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -16,6 +17,7 @@ from sonde.engine.selection import members
 from sonde.engine.torch_api import hooks
 from sonde.engine.torch_api.modules import buffers_of
 from sonde.graph.tensors import version_of
+from sonde.stats.host_copy import HostCopy, pack
 
 __all__ = ["MOST_PASSES", "BufferCopies", "KeptPass"]
 
@@ -62,6 +64,18 @@ class KeptPass:
         self.gradients: dict[int, Tensor] = {}
         self.too_large = False
 
+    @property
+    def nbytes(self) -> int:
+        """The bytes of arguments and gradients."""
+        held = sum(tensor.nbytes for tensor, _ in self._versions if tensor.layout is torch.strided)
+        return held + sum(gradient.nbytes for gradient in self.gradients.values())
+
+    def let_go_of_graph(self) -> None:
+        """Hold arguments that other code has computed without their graphs, which would live longer."""
+        if any(tensor.grad_fn is not None for tensor, _ in self._versions):
+            self.args, self.kwargs = structure.remap((self.args, self.kwargs), _without_graph)
+            self._versions = [(_without_graph(tensor), version) for tensor, version in self._versions]
+
     def is_changed(self) -> bool:
         """Return whether the program has written into an argument since the call began."""
         return any(version_of(tensor) != version for tensor, version in self._versions if version >= 0)
@@ -101,6 +115,10 @@ class _Arrives:
             self.arrived()
 
 
+def _without_graph(tensor: Tensor) -> Tensor:
+    return tensor if tensor.grad_fn is None else tensor.detach()
+
+
 def _versions(values: Iterable[Any]) -> list[tuple[Tensor, int]]:
     """Return the tensors in *values*, each with its version; -1 for one that has none."""
     found = []
@@ -136,10 +154,13 @@ class BufferCopies:
         ]
         self._copies: dict[str, Tensor] = {}
         self._changing: set[str] = set()
+        self._compared: deque[tuple[list[str], HostCopy, bool]] = deque()  # on their way to the host
         self._limit = limit
 
     def take(self) -> None:
         """Copy the buffers."""
+        if self._compared:
+            self._learn_from_arrived()
         before, left = self._copies, self._limit
         self._copies = {}
         for place, held, name in self._places:
@@ -155,15 +176,25 @@ class BufferCopies:
                 self._copies[place] = buffer.detach().clone()
 
     def learn(self, *, last: bool) -> None:
-        """See which buffers the step has changed; with *last*, the others are not copied any more."""
-        for place, held, name in self._places:
-            buffer, copy = held.get(name), self._copies.get(place)
-            if buffer is not None and copy is not None and not torch.equal(buffer, copy):
-                self._changing.add(place)
-        if last:
-            self._places = [each for each in self._places if each[0] in self._changing]
-            self._copies = {place: copy for place, copy in self._copies.items() if place in self._changing}
+        """See which buffers the step has changed; with *last*, the others are not copied any more. Waits for no device."""
+        pairs = [(place, held.get(name), self._copies.get(place)) for place, held, name in self._places]
+        known = [(place, now, copy) for place, now, copy in pairs if now is not None and copy is not None]
+        differ = [(now != copy).any().to(torch.float64) for _, now, copy in known]
+        self._compared.append(([place for place, *_ in known], pack(differ), last))
+
+    def _learn_from_arrived(self) -> None:
+        while self._compared and self._compared[0][1].has_arrived():
+            places, differ, last = self._compared.popleft()
+            self._changing |= {place for place, number in zip(places, differ.unpack(), strict=True) if number.item()}
+            if last:
+                self._places = [each for each in self._places if each[0] in self._changing]
+                self._copies = {place: copy for place, copy in self._copies.items() if place in self._changing}
 
     def values(self) -> dict[str, Tensor]:
         """Return the copies by the names of the buffers."""
         return dict(self._copies)
+
+    def give(self) -> dict[str, Tensor]:
+        """Return the copies, which are not written into again."""
+        copies, self._copies = self._copies, {}
+        return copies
