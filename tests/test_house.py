@@ -24,6 +24,7 @@ DOUBLES = {
     "causes": "known causes of what was found: of a number that is not finite, and of two sides that part",
     "compare": "the function, and the command",
     "check": "whether something is sound: a run (the command), and a graph",
+    "doctor": "the function, and the command",
     "data": "the plain values of the folder: what a graph and what a recorded value consist of",
     "exponents": "the statistic, and the picture of it",
     "forward": "one run of the root: as the clock counts it, and as a graph records it",

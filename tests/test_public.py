@@ -8,6 +8,7 @@ import sys
 import sonde
 
 PUBLIC = {
+    "Checkup",
     "Comparison",
     "Coverage",
     "Event",
@@ -34,6 +35,7 @@ PUBLIC = {
     "compare",
     "default_stash",
     "default_stash_value",
+    "doctor",
     "errors",
     "get_stash_fn",
     "graph",

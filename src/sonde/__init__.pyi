@@ -5,6 +5,8 @@ from . import preprocessor as preprocessor
 from . import recorders as recorders
 from . import stats as stats
 from . import testing as testing
+from .checkup import Checkup as Checkup
+from .checkup import doctor as doctor
 from .diagnosis import NonFinite as NonFinite
 from .diagnosis import Preflight as Preflight
 from .diagnosis import preflight as preflight

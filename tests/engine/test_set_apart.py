@@ -37,8 +37,7 @@ from sonde.engine import structure
 from sonde.engine.restore import set_apart
 from sonde.engine.stand_in import StandIn
 from sonde.errors import ObservationWarning
-from sonde.testing import assert_complete, assert_healthy, assert_undisturbed
-from sonde.testing.trial import same_bits
+from sonde.testing import assert_complete, assert_healthy, assert_undisturbed, same_bits
 
 X = torch.linspace(-1.0, 1.0, 12).reshape(3, 4)
 

@@ -8,6 +8,8 @@
 >>> testing.assert_healthy(model, batch, lambda output: output.square().mean())
 """
 
+from sonde.checkup.bits import same_bits
+from sonde.checkup.training import mean_square
 from sonde.testing import networks, values  # noqa: F401  # they fill the zoo
 from sonde.testing.checks import assert_healthy, assert_no_hooks_left
 from sonde.testing.complete import assert_complete
@@ -15,9 +17,8 @@ from sonde.testing.laws import assert_laws, assert_traceable, members
 from sonde.testing.oracle import Oracle, assert_oracle, situations
 from sonde.testing.report import zoo_report
 from sonde.testing.same import assert_same
-from sonde.testing.trial import same_bits
 from sonde.testing.undisturbed import PROBES, MakeProbe, assert_undisturbed
-from sonde.testing.zoo import ZOO, Entry, mean_square
+from sonde.testing.zoo import ZOO, Entry
 
 __all__ = [
     "PROBES",

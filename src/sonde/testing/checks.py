@@ -9,12 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from sonde import rules
+from sonde.checkup.facts import settled
 from sonde.engine import structure
 from sonde.engine.torch_api.hooks import hooks_on
 from sonde.keep import Tracker, track
 from sonde.keep.layers import layers_of
 from sonde.stats import Accumulator, Moments
-from sonde.testing.trial import Loss, Trial, listed, same_chance, settled
+from sonde.testing.trial import Loss, Trial, listed, same_chance
 
 __all__ = ["assert_healthy", "assert_no_hooks_left"]
 

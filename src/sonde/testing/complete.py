@@ -12,11 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from sonde.checkup.bits import difference, same_bits
+from sonde.checkup.facts import settled
 from sonde.engine import Coverage, Event, observe, sites, structure
 from sonde.engine.selection import Where
 from sonde.engine.torch_api.autograd_state import graph_task, is_transformed
 from sonde.keep import Tracker, track
-from sonde.testing.trial import Loss, Trial, difference, listed, same_bits, same_chance, settled
+from sonde.testing.trial import Loss, Trial, listed, same_chance
 
 __all__ = ["assert_complete"]
 

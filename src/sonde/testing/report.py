@@ -6,9 +6,10 @@ from collections.abc import Iterable
 
 import torch
 
+from sonde.checkup.facts import settled
 from sonde.engine import Coverage
 from sonde.keep import Tracker, track
-from sonde.testing.trial import same_chance, settled
+from sonde.testing.trial import same_chance
 from sonde.testing.zoo import ZOO, Entry
 from sonde.view.table import Cell, Grid
 

@@ -14,7 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["ZOO", "Batch", "Children", "Entry", "Net", "add", "entry", "mean_square", "one_layer", "rows", "two_layers"]
+from sonde.checkup.training import mean_square
+
+__all__ = ["ZOO", "Batch", "Children", "Entry", "Net", "add", "entry", "one_layer", "rows", "two_layers"]
 
 Batch = tuple[tuple[Any, ...], dict[str, Any]]
 """The arguments of a call: positional and keyword arguments; in the zoo one of the two is empty."""
@@ -63,29 +65,6 @@ class Net(nn.Module):
 
     def extra_repr(self) -> str:
         return self.function.__name__
-
-
-def mean_square(output: Any) -> Tensor:
-    """Return the sum of the mean squares of all tensors in *output* that need a gradient: a loss for any output.
-
-    The tensors are those in containers that ``sonde`` opens, and those that an iterator yields.
-
-    Raises:
-        ValueError: nothing in *output* needs a gradient.
-    """
-    from sonde.engine import structure
-
-    held = list(output) if isinstance(output, Iterator) else output
-    terms = [_dense(tensor).abs().square().mean() for _, tensor in structure.walk(held) if tensor.requires_grad]
-    if not terms:
-        raise ValueError("nothing in the output needs a gradient, so there is nothing to make a loss of")
-    return torch.stack([term.to(terms[0].dtype) for term in terms]).sum()
-
-
-def _dense(tensor: Tensor) -> Tensor:
-    if tensor.is_nested:
-        return torch.cat([part.flatten() for part in tensor.unbind()])
-    return tensor.to_dense() if tensor.layout == torch.sparse_coo else tensor
 
 
 # ---------------------------------------------------------------------------------------------------------- registering

@@ -20,7 +20,7 @@ from sonde.engine.selection import check_model
 from sonde.errors import ArgumentError
 from sonde.suggest import nearest
 
-__all__ = ["CHECKS", "preflight"]
+__all__ = ["CHECKS", "check_arguments", "check_count", "check_numbers", "preflight", "progress"]
 
 CHECKS: dict[str, Callable[[Subject], Verdict]] = {
     each.__name__: each
@@ -98,15 +98,17 @@ def preflight(
     """
     check_model(model)
     names = _names(checks, skip)
-    _check(model, loss_fn, optimizer, steps, seconds)
+    check_count("steps", steps, "the number of training steps on the batch")
+    check_arguments(loss_fn, optimizer, seconds)
+    check_numbers(model)
     began = time.monotonic()
     subject = Subject(model, batch, loss_fn, optimizer, steps, seconds)
     if regions(model):
         subject.notes.append("compiled modules ran as plain Python")
     verdicts = []
-    with _progress(quiet, len(names)) as progress:
+    with progress("preflight", len(names), quiet) as advance:
         for name in names:
-            progress(name)
+            advance(name)
             verdicts.append(_verdict(name, subject))
     return Preflight(subject.name, verdicts, subject.curve, time.monotonic() - began, subject.notes)
 
@@ -133,7 +135,22 @@ def _names(checks: Collection[str] | None, skip: Collection[str]) -> list[str]:
     return [name for name in CHECKS if (checks is None or name in checks) and name not in skip]
 
 
-def _check(model: nn.Module, loss_fn: Any, optimizer: Any, steps: Any, seconds: Any) -> None:
+def check_count(name: str, given: Any, what: str) -> None:
+    """Check that the argument *name* is a whole number above 0.
+
+    Raises:
+        ArgumentError: it is not; the message says *what* to give.
+    """
+    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+        raise ArgumentError(f"{name}={given!r}: give {what}, 1 or more")
+
+
+def check_arguments(loss_fn: Any, optimizer: Any, seconds: Any) -> None:
+    """Check the arguments that say how a model is trained.
+
+    Raises:
+        ArgumentError: one cannot be used.
+    """
     if loss_fn is not None and not callable(loss_fn):
         raise ArgumentError(f"loss_fn={loss_fn!r} cannot be called: give a function from the model's output to a scalar")
     if optimizer is not None and not callable(optimizer) and not isinstance(optimizer, torch.optim.Optimizer):
@@ -141,10 +158,16 @@ def _check(model: nn.Module, loss_fn: Any, optimizer: Any, steps: Any, seconds: 
             f"optimizer={optimizer!r}: give an optimizer, or a function from a list of parameters to one, as "
             "lambda parameters: torch.optim.AdamW(parameters, lr=3e-4)"
         )
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise ArgumentError(f"steps={steps!r}: give the number of training steps on the batch, 1 or more")
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
-        raise ArgumentError(f"seconds={seconds!r}: give the time for training steps, above 0")
+        raise ArgumentError(f"seconds={seconds!r}: give a time above 0")
+
+
+def check_numbers(model: nn.Module) -> None:
+    """Check that the parameters of *model* have numbers.
+
+    Raises:
+        ArgumentError: they have none, as on the device ``meta``.
+    """
     if any(is_lazy(parameter) for parameter in model.parameters()):
         raise ArgumentError("the model has lazy parameters, which have no numbers: run it once on a batch first")
     if any(parameter.is_meta for parameter in model.parameters()):
@@ -152,7 +175,7 @@ def _check(model: nn.Module, loss_fn: Any, optimizer: Any, steps: Any, seconds: 
 
 
 @contextmanager
-def _progress(quiet: bool, total: int) -> Iterator[Callable[[str], None]]:
+def progress(what: str, total: int, quiet: bool) -> Iterator[Callable[[str], None]]:
     """Yield a function that shows which check runs, in a terminal."""
     if quiet or not (sys.stderr is not None and sys.stderr.isatty()):
         yield lambda text: None
@@ -161,7 +184,7 @@ def _progress(quiet: bool, total: int) -> Iterator[Callable[[str], None]]:
     from rich.progress import Progress
 
     with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("preflight", total=total)
+        task = bar.add_task(what, total=total)
         place = 0
 
         def advance(name: str) -> None:

@@ -56,7 +56,14 @@ class Copy:
         Raises:
             ArgumentError: the loss is no scalar.
         """
-        output = self.output()
+        return self.loss_of(self.output(), calls)
+
+    def loss_of(self, output: Any, calls: LossCalls | None = None) -> Tensor | None:
+        """Return the loss of *output*; None without a loss.
+
+        Raises:
+            ArgumentError: the loss is no scalar.
+        """
         if self.loss_fn is None:
             held = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
             return held if isinstance(held, Tensor) and held.numel() == 1 else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from sonde.errors import PreflightError, UnknownSiteError
@@ -18,7 +18,7 @@ from sonde.view.table import Cell, Grid, Tone
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["Preflight", "Verdict"]
+__all__ = ["Preflight", "Result", "Verdict", "counts_of", "facts_of", "finite", "rows_of", "worst_of"]
 
 Result = Literal["ok", "note", "warn", "bad", "skipped"]
 _ORDER: tuple[Result, ...] = ("skipped", "ok", "note", "warn", "bad")
@@ -73,8 +73,7 @@ class Preflight(ShownAsReport):
     @property
     def findings(self) -> tuple[Finding, ...]:
         """All findings, the worst first."""
-        found = [each for verdict in self.verdicts for each in verdict.findings]
-        return tuple(sorted(found, key=lambda each: -_ORDER.index(each.severity)))
+        return worst_of(self.verdicts)
 
     @property
     def result(self) -> Result:
@@ -119,30 +118,19 @@ class Preflight(ShownAsReport):
         """The verdicts, findings and the loss curve as JSON; a number that is not finite is null."""
         rows = [{**asdict(each), "result": each.result} for each in self.verdicts]
         held = {"model": self.model, "result": self.result, "verdicts": rows, "curve": self.curve, "notes": self.notes}
-        return json.dumps(_finite(held), indent=2)
+        return json.dumps(finite(held), indent=2)
 
     def _grid(self) -> Grid:
-        rows = []
-        for verdict in self.verdicts:
-            words = f"{verdict.words} {sparkline(self.curve)}".rstrip() if verdict.check == "overfit" else verdict.words
-            worst = sorted(verdict.findings, key=lambda each: -_ORDER.index(each.severity))
-            lines = [(_said(each), _TONES[each.severity]) for each in worst[:_MOST]]
-            lines += [(f"and {len(worst) - _MOST} more", "quiet")] if len(worst) > _MOST else []
-            advice = next((each.advice for each in worst if each.severity in ("warn", "bad") and each.advice), "")
-            lines += [(f"to do: {advice}", "quiet")] if advice else []
-            tone: Tone = "quiet" if verdict.result in ("ok", "skipped") else "plain"
-            rows.append([Cell(verdict.check), Cell(verdict.result, _TONES[verdict.result]), Cell(words, tone)])
-            rows += [[Cell(""), Cell(""), Cell(text, mark)] for text, mark in lines]
-        return Grid(f"Preflight of {self.model}: {self._counts()}", ["check", "verdict", ""], rows, footer=self.notes)
+        shown = [
+            replace(each, words=f"{each.words} {sparkline(self.curve)}".rstrip()) if each.check == "overfit" else each
+            for each in self.verdicts
+        ]
+        return Grid(
+            f"Preflight of {self.model}: {counts_of(self.verdicts)}", ["check", "verdict", ""], rows_of(shown), footer=self.notes
+        )
 
     def _report(self) -> Report:
-        worst = [each for each in self.findings if each.severity in ("warn", "bad")]
-        facts = []
-        for place, each in enumerate(worst[:_MOST_FACTS]):
-            before, behind = ([other.rule for other in worst[at : at + 1]] for at in (max(place - 1, 0), place + 1))
-            facts.append(Fact("" if place and before == [each.rule] else each.rule, _said(each), _TONES[each.severity]))
-            facts += [Fact("", each.advice, "quiet")] if each.advice and behind != [each.rule] else []
-        facts += [Fact("", f"and {len(worst) - _MOST_FACTS} more", "quiet")] if len(worst) > _MOST_FACTS else []
+        facts = facts_of(self.findings)
         parts = [Part("", facts)] if facts else []
         parts.append(Part("All checks", self._grid()))
         if len(self.curve) > 1:
@@ -162,14 +150,48 @@ class Preflight(ShownAsReport):
             "sonde.preflight",
             self.model,
             tone,
-            f"{verdict}: {self._counts()}",
+            f"{verdict}: {counts_of(self.verdicts)}",
             parts,
             [*self.notes, f"{len(self.verdicts)} checks in {self.seconds:.1f} s"],
         )
 
-    def _counts(self) -> str:
-        counts = {result: sum(each.result == result for each in self.verdicts) for result in reversed(_ORDER)}
-        return ", ".join(f"{number} {result}" for result, number in counts.items() if number)
+
+def counts_of(verdicts: Iterable[Verdict]) -> str:
+    """Return how many of *verdicts* have each result, in words."""
+    results = [each.result for each in verdicts]
+    return ", ".join(f"{number} {result}" for result in reversed(_ORDER) if (number := results.count(result)))
+
+
+def facts_of(findings: Iterable[Finding]) -> list[Fact]:
+    """Return the facts of a report on *findings*, the worst first: what is wrong, and after each rule what to do."""
+    worst = [each for each in findings if each.severity in ("warn", "bad")]
+    facts = []
+    for place, each in enumerate(worst[:_MOST_FACTS]):
+        before, behind = ([other.rule for other in worst[at : at + 1]] for at in (max(place - 1, 0), place + 1))
+        facts.append(Fact("" if place and before == [each.rule] else each.rule, _said(each), _TONES[each.severity]))
+        facts += [Fact("", each.advice, "quiet")] if each.advice and behind != [each.rule] else []
+    return facts + ([Fact("", f"and {len(worst) - _MOST_FACTS} more", "quiet")] if len(worst) > _MOST_FACTS else [])
+
+
+def worst_of(verdicts: Iterable[Verdict]) -> tuple[Finding, ...]:
+    """Return all findings of *verdicts*, the worst first."""
+    found = [each for verdict in verdicts for each in verdict.findings]
+    return tuple(sorted(found, key=lambda each: -_ORDER.index(each.severity)))
+
+
+def rows_of(verdicts: Iterable[Verdict]) -> list[list[Cell]]:
+    """Return the rows of a table of *verdicts*: the name, the result, and the words, with a row for each of the worst findings."""
+    rows = []
+    for verdict in verdicts:
+        worst = worst_of([verdict])
+        lines = [(_said(each), _TONES[each.severity]) for each in worst[:_MOST]]
+        lines += [(f"and {len(worst) - _MOST} more", "quiet")] if len(worst) > _MOST else []
+        advice = next((each.advice for each in worst if each.severity in ("warn", "bad") and each.advice), "")
+        lines += [(f"to do: {advice}", "quiet")] if advice else []
+        tone: Tone = "quiet" if verdict.result in ("ok", "skipped") else "plain"
+        rows.append([Cell(verdict.check), Cell(verdict.result, _TONES[verdict.result]), Cell(verdict.words, tone)])
+        rows += [[Cell(""), Cell(""), Cell(text, mark)] for text, mark in lines]
+    return rows
 
 
 def sparkline(curve: list[float], width: int = 12) -> str:
@@ -186,9 +208,10 @@ def _said(finding: Finding) -> str:
     return f"{finding.site}: {finding.message}" if finding.site else finding.message
 
 
-def _finite(held: object) -> object:
+def finite(held: object) -> object:
+    """Return *held* with None in the place of each number that is not finite."""
     if isinstance(held, dict):
-        return {key: _finite(value) for key, value in held.items()}
+        return {key: finite(value) for key, value in held.items()}
     if isinstance(held, Iterable) and not isinstance(held, str):
-        return [_finite(value) for value in held]
+        return [finite(value) for value in held]
     return held if not isinstance(held, float) or math.isfinite(held) else None

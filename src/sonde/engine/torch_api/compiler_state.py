@@ -8,12 +8,17 @@ from types import CodeType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from sonde.engine.torch_api.modules import is_compiled_wrapper
 
 __all__ = [
+    "backend_of",
     "come_out_together",
     "compile_error",
+    "graph_breaks",
     "has_compiled",
+    "inductor",
     "is_exported",
     "is_traced",
     "limits_raised",
@@ -60,6 +65,36 @@ def compile_error() -> type[Exception]:
     import torch._dynamo
 
     return torch._dynamo.exc.TorchDynamoException
+
+
+def backend_of(module: nn.Module) -> Callable[..., Any] | None:
+    """Return the function that compiles the graphs of *module*; None if *module* is not compiled itself."""
+    if is_compiled_wrapper(module):
+        callback: Any = getattr(module, "dynamo_ctx").callback  # noqa: B009  # the stubs do not know it
+    else:
+        called: Any = module._compiled_call_impl
+        names = getattr(getattr(called, "__code__", None), "co_freevars", ())
+        callback = called.__closure__[names.index("callback")].cell_contents if "callback" in names else None
+    if callback is None:
+        return None
+    from torch._dynamo.eval_frame import innermost_backend
+
+    found: Callable[..., Any] = innermost_backend(callback)
+    return found
+
+
+def inductor() -> Callable[..., Any]:
+    """Return the backend that ``torch.compile`` uses by default. Imports Dynamo, which takes seconds."""
+    from torch._dynamo.backends.registry import lookup_backend
+
+    found: Callable[..., Any] = lookup_backend("inductor")
+    return found
+
+
+def graph_breaks() -> int:
+    """Return how often a graph was broken off since the process began."""
+    utils: Any = sys.modules.get("torch._dynamo.utils")
+    return 0 if utils is None else sum(utils.counters["graph_break"].values())
 
 
 def has_compiled(code: CodeType) -> bool:

@@ -34,7 +34,8 @@ class PrivateName:
     def is_present(self) -> bool:
         """Return whether the installed torch has it. Imports modules that the name lies in, as Dynamo, which takes seconds."""
         first, *rest = self.name.split(".")
-        found: Any = _example(first)
+        with torch.inference_mode(False), torch.enable_grad():
+            found: Any = _example(first)
         path = first
         for part in rest:
             path = f"{path}.{part}"
@@ -144,6 +145,11 @@ _TABLE = {
         "torch._subclasses.fake_tensor.FakeTensor": "gradients cannot be observed where compiled code returns a parameter",
         "torch._dynamo.config": "probes that are attached after a model was compiled may see nothing",
         "torch._dynamo.exc.TorchDynamoException": "the law that a statistic can be traced cannot be tested",
+    },
+    "to compile copies as a model is compiled, and count their graphs": {
+        "torch._dynamo.eval_frame.innermost_backend": "copies are compiled by inductor",
+        "torch._dynamo.backends.registry.lookup_backend": "copies of a model that is not compiled cannot be compiled",
+        "torch._dynamo.utils.counters": "graph breaks are not counted",
     },
     "to find the ranks over which FSDP2 shards a model": {
         "torch.distributed.fsdp.FSDPModule._get_fsdp_state": _NO_MESH,

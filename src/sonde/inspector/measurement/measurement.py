@@ -239,6 +239,14 @@ class Measurement:
                 for site in hook.sites.values():
                     yield from ((site.at(leaf), call, row, hook) for leaf, call, row in self._pairs.places(site))
 
+    def rows_by_port(self) -> Mapping[Port, tuple[int, int]]:
+        """Return how many rows there are for each port, and their bytes."""
+        found: dict[Port, tuple[int, int]] = {}
+        for site, _, row, _ in self._rows():
+            rows, size = found.get(site.port, (0, 0))
+            found[site.port] = rows + 1, size + row.numel() * row.element_size()
+        return found
+
     def coverage(self) -> Coverage:
         """Return which sites were really observed, and why the others were not."""
         if self.attachment.attached:

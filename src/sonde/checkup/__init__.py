@@ -1,0 +1,6 @@
+"""What observing does to one model: whether anything changes, what is seen, and what it costs."""
+
+from sonde.checkup.checkup import Checkup
+from sonde.checkup.doctor import doctor
+
+__all__ = ["Checkup", "doctor"]

@@ -1,0 +1,78 @@
+"""Compare tensors to the last bit, and say where and by how much they differ."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["difference", "largest_difference", "same_bits"]
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors hold the same bits; any NaN equals any other."""
+    return difference(one, other) == ""
+
+
+def difference(one: Tensor, other: Tensor) -> str:
+    """Return the difference between two tensors in words; ``""`` if all bits are the same (any NaN equals any other)."""
+    for what in ("dtype", "layout", "device", "is_nested"):
+        here, there = getattr(one, what), getattr(other, what)
+        if here != there:
+            return f"{what} {here} and {there}"
+    if type(one) is not type(other) and not {type(one), type(other)} <= {Tensor, nn.Parameter}:
+        return f"type {type(one).__name__} and {type(other).__name__}"
+    parts = _parts(one.detach()), _parts(other.detach())
+    if len(parts[0]) != len(parts[1]):
+        return f"{len(parts[0])} and {len(parts[1])} parts"
+    return next(filter(None, map(_plain_difference, *parts)), "")
+
+
+def largest_difference(one: Tensor, other: Tensor) -> float:
+    """Return the largest magnitude of the difference of two elements; infinite for tensors of other shapes or kinds."""
+    if one.layout != other.layout or one.device != other.device or one.is_nested != other.is_nested:
+        return math.inf
+    parts = _parts(one.detach()), _parts(other.detach())
+    if [part.shape for part in parts[0]] != [part.shape for part in parts[1]]:
+        return math.inf
+    largest = 0.0
+    for here, there in zip(*parts, strict=True):
+        if here.numel() and not here.is_meta:
+            apart = (here.to(torch.float64) - there.to(torch.float64)).abs()
+            same = (here == there) | (here.isnan() & there.isnan())
+            largest = max(largest, float(torch.where(same, 0.0, apart.nan_to_num(math.inf)).max()))
+    return largest
+
+
+def _parts(tensor: Tensor) -> list[Tensor]:
+    """Return dense tensors of real numbers that together hold all that *tensor* holds."""
+    tensor = tensor if type(tensor) in (Tensor, nn.Parameter) or tensor.is_nested else tensor.as_subclass(Tensor)
+    if tensor.is_nested:
+        return [part for held in tensor.unbind() for part in _parts(held)]
+    if tensor.layout == torch.sparse_coo:
+        held = tensor.coalesce()
+        return [held.indices(), *_parts(held.values())]
+    if tensor.layout != torch.strided:
+        return _parts(tensor.to_dense())
+    return [torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor]
+
+
+def _plain_difference(one: Tensor, other: Tensor) -> str:
+    if one.shape != other.shape:
+        return f"shape {tuple(one.shape)} and {tuple(other.shape)}"
+    if one.is_meta or one.numel() == 0:
+        return ""
+    kind = _INTEGERS.get(one.element_size())
+    if kind is None or not one.is_floating_point():
+        differs = one != other
+    else:
+        differs = (one.contiguous().view(kind) != other.contiguous().view(kind)) & ~(one.isnan() & other.isnan())
+    count = int(differs.sum())
+    if not count:
+        return ""
+    place = tuple(differs.nonzero()[0].tolist())
+    shown = f"{count} of {one.numel()} elements, first at {place}: " if one.ndim else ""
+    return f"{shown}{one[place].item()!r} and {other[place].item()!r}"
