@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from sonde.checkup.checks import CHECKS, numbers_of
 from sonde.checkup.checkup import Checkup
 from sonde.checkup.examination import Examination
+from sonde.checkup.questions import QUESTIONS, numbers_of
 from sonde.diagnosis.preflight.preflight import check_arguments, check_count, check_numbers, progress
 from sonde.diagnosis.preflight.subject import Subject
 from sonde.engine.selection import Where, check_model
@@ -89,9 +89,9 @@ def doctor(
     chosen: Any = (lenses,) if single else None if lenses is None else tuple(lenses)  # type: ignore[arg-type]
     given = {"include": include, "exclude": exclude}
     verdicts = []
-    with progress("doctor", len(CHECKS), quiet) as advance:
+    with progress("doctor", len(QUESTIONS), quiet) as advance:
         examined = Examination(subject, chosen, every, seconds, compile, given)
-        for name, check in CHECKS.items():
+        for name, check in QUESTIONS.items():
             advance(name)
             verdicts.append(check(examined))
     notes = [*examined.notes, *subject.notes]

@@ -10,10 +10,10 @@ from functools import cached_property, partial
 from typing import Any
 
 from sonde.checkup.compiling import Backend, Compilations, counted
-from sonde.checkup.facts import Change, Facts, changes, facts_of
-from sonde.checkup.operators import OperatorLog
+from sonde.checkup.copied_training import NEVER, Training, watching
+from sonde.checkup.operator_log import OperatorLog
+from sonde.checkup.pass_facts import Change, Facts, changes, facts_of
 from sonde.checkup.timing import Difference, Times, Way, interleaved
-from sonde.checkup.training import NEVER, Training, watching
 from sonde.diagnosis.preflight.subject import Subject
 from sonde.engine import Coverage, ProbeError
 from sonde.engine.compiled_regions import regions

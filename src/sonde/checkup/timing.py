@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 import torch
 
-from sonde.checkup.training import Training
+from sonde.checkup.copied_training import Training
 from sonde.inspector import Inspector
 
 __all__ = ["Difference", "Times", "interleaved"]

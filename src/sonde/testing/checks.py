@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sonde import rules
-from sonde.checkup.facts import settled
+from sonde.checkup.pass_facts import settled
 from sonde.engine import structure
 from sonde.engine.torch_api.hooks import hooks_on
 from sonde.keep import Tracker, track

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from sonde.checkup.bits import difference, same_bits
-from sonde.checkup.facts import settled
+from sonde.checkup.pass_facts import settled
 from sonde.engine import Coverage, Event, observe, sites, structure
 from sonde.engine.selection import Where
 from sonde.engine.torch_api.autograd_state import graph_task, is_transformed

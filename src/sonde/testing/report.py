@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import torch
 
-from sonde.checkup.facts import settled
+from sonde.checkup.pass_facts import settled
 from sonde.engine import Coverage
 from sonde.keep import Tracker, track
 from sonde.testing.trial import same_chance

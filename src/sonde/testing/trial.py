@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sonde.checkup.facts import Arguments, fresh, random_state
-from sonde.checkup.training import mean_square
+from sonde.checkup.copied_training import mean_square
+from sonde.checkup.pass_facts import Arguments, fresh, random_state
 from sonde.engine import quiet, structure
 from sonde.errors import ArgumentError
 

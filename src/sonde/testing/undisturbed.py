@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from torch import nn
 
-from sonde.checkup.facts import Facts, changes, facts_of
+from sonde.checkup.pass_facts import Facts, changes, facts_of
 from sonde.engine import observe
 from sonde.keep import track
 from sonde.stats import Moments

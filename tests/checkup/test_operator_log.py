@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 import sonde
-from sonde.checkup.operators import OperatorLog
+from sonde.checkup.operator_log import OperatorLog
 
 
 class Twice(nn.Module):

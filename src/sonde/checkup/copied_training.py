@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sonde.checkup.compiling import Backend, compiled_anew
-from sonde.checkup.facts import Arguments, fresh, settled
+from sonde.checkup.pass_facts import Arguments, fresh, settled
 from sonde.diagnosis.preflight.subject import Copy, Subject
 from sonde.engine import structure
 from sonde.inspector import Inspector, watch

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
 from sonde.checkup.examination import Examination
-from sonde.checkup.facts import Change
-from sonde.checkup.operators import OperatorLog
+from sonde.checkup.operator_log import OperatorLog
+from sonde.checkup.pass_facts import Change
 from sonde.checkup.timing import Difference
 from sonde.checkup.words import many, seconds_in_words
 from sonde.diagnosis.preflight.verdicts import Verdict
@@ -16,7 +16,7 @@ from sonde.rules import Finding
 from sonde.rules.finding import Severity
 from sonde.view.layer_table import size
 
-__all__ = ["CHECKS", "numbers_of"]
+__all__ = ["QUESTIONS", "numbers_of"]
 
 _SHOWN = 3
 
@@ -233,7 +233,7 @@ def numbers_of(examined: Examination) -> dict[str, Mapping[str, float]]:
     return found
 
 
-CHECKS: dict[str, Callable[[Examination], Verdict]] = {
+QUESTIONS: dict[str, Callable[[Examination], Verdict]] = {
     each.__name__: each for each in (unchanged, paths, compiled, reads, time, memory, coverage, torch)
 }
 """Every check by its name, in the order in which they are shown."""
