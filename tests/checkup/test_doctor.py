@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import sonde
-from sonde.checkup import questions
+from sonde.checkup import judgements
 from sonde.checkup.examination import Examination
 from sonde.errors import ArgumentError, ModelError
 from sonde.stats import Moments
@@ -40,7 +40,7 @@ def test_a_training_is_unchanged_and_seen_as_a_whole(batch: Tensor) -> None:
     model = net()
     found = sonde.doctor(model, batch, classify, torch.optim.AdamW(model.parameters()), **QUICK)
     results = {each.check: each.result for each in found.verdicts}
-    assert results == dict.fromkeys(questions.QUESTIONS, "ok") | {"compiled": "skipped", "time": "skipped"}
+    assert results == dict.fromkeys(judgements.QUESTIONS, "ok") | {"compiled": "skipped", "time": "skipped"}
     assert found.ok
     assert found.findings == ()
     assert found.numbers["coverage"] == {"sites": 28, "delivered": 28}  # 5 layers x 2 ports, 6 parameters x 3
@@ -220,7 +220,7 @@ def test_the_result_is_data_text_and_a_page(batch: Tensor) -> None:
     plain = json.loads(found.to_json())
     assert plain == found.to_dict()
     assert plain["ok"] is True
-    assert [each["check"] for each in plain["verdicts"]] == list(questions.QUESTIONS)
+    assert [each["check"] for each in plain["verdicts"]] == list(judgements.QUESTIONS)
     text = found.to_text(80)
     assert all(len(line) <= 80 for line in text.splitlines())
     assert "What observing does to Reading" in text

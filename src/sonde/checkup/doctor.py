@@ -11,7 +11,7 @@ from torch import nn
 
 from sonde.checkup.checkup import Checkup
 from sonde.checkup.examination import Examination
-from sonde.checkup.questions import QUESTIONS, numbers_of
+from sonde.checkup.judgements import QUESTIONS, numbers_of
 from sonde.diagnosis.preflight.preflight import check_arguments, check_count, check_numbers, progress
 from sonde.diagnosis.preflight.subject import Subject
 from sonde.engine.selection import Where, check_model
