@@ -225,7 +225,7 @@ def test_the_result_is_data_text_and_a_page(batch: Tensor) -> None:
     assert all(len(line) <= 80 for line in text.splitlines())
     assert "What observing does to Reading" in text
     assert repr(found) == found.to_text()
-    assert "<table" in found._repr_html_()
+    assert "sonde.doctor" in found.to_html()
     with pytest.raises(sonde.errors.UnknownSiteError, match="unchanged"):
         found["unchaged"]
 

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sonde.checkup.examination import Cost
 from sonde.checkup.words import seconds_in_words
-from sonde.diagnosis.preflight.verdicts import Result, Verdict, finite, rows_of, worst_of
+from sonde.diagnosis.preflight.verdicts import Verdict, counts_of, facts_of, finite, rows_of, worst_of
 from sonde.errors import UnknownSiteError
 from sonde.rules import Finding
 from sonde.suggest import nearest
 from sonde.view.layer_table import size
-from sonde.view.table import Cell, Grid, ShownAsTable
+from sonde.view.report import Part, Report, ShownAsReport
+from sonde.view.table import Cell, Grid, Tone
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -25,7 +24,7 @@ __all__ = ["Checkup"]
 
 
 @dataclass(repr=False)
-class Checkup(ShownAsTable):
+class Checkup(ShownAsReport):
     """What observing does to one model, a verdict on each question; printed as a table.
 
     Attributes:
@@ -80,18 +79,8 @@ class Checkup(ShownAsTable):
         """The tables as plain text, at most *width* characters wide; None is the width of the terminal."""
         return "\n\n".join(grid.to_text(width) for grid in self._grids())
 
-    def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
-        """The tables as HTML; written to the file *path* too, if one is given."""
-        page = "<br>".join(grid.to_html() for grid in self._grids())
-        if path is not None:
-            Path(path).write_text(page, encoding="utf-8")
-        return page
-
     def __repr__(self) -> str:
         return self.to_text()
-
-    def _repr_html_(self) -> str:
-        return self.to_html()
 
     def __rich__(self) -> Group:  # type: ignore[override]  # two tables
         from rich.console import Group
@@ -99,9 +88,20 @@ class Checkup(ShownAsTable):
         first, *others = self._grids()
         return Group(first, *(part for grid in others for part in ("", grid)))
 
+    def _report(self) -> Report:
+        facts = facts_of(self.findings)
+        parts = [Part("", facts)] if facts else []
+        parts.append(Part("All questions", self._grid()))
+        parts += [Part("Each lens at each port", self._cost_grid())] if self.costs else []
+        worst = next((each.severity for each in self.findings), "ok")
+        tone: Tone = "bad" if worst == "bad" else "warn" if worst == "warn" else "good"
+        said = {"bad": "observing is not safe here", "warn": "observing has an effect"}.get(worst, "observing changes nothing")
+        headline = f"{said}: {counts_of(self.verdicts)}"
+        return Report("sonde.doctor", self.model, tone, headline, parts, [*self.notes, f"examined in {self.seconds:.1f} s"])
+
     def _grid(self) -> Grid:
         return Grid(
-            f"What observing does to {self.model}: {_summed(self.verdicts)}",
+            f"What observing does to {self.model}: {counts_of(self.verdicts)}",
             ["question", "verdict", ""],
             rows_of(self.verdicts),
             footer=self.notes,
@@ -131,9 +131,3 @@ class Checkup(ShownAsTable):
         measured = any(cost.difference is not None for cost in self.costs)
         footer = ["time: what a step saves without the lens at the port, divided by its rows"] if measured else []
         return Grid("Each lens at each port", ["lens", "port", "rows", "time a row", "bytes a row", ""], rows, footer)
-
-
-def _summed(verdicts: list[Verdict]) -> str:
-    order: list[Result] = ["bad", "warn", "note", "ok", "skipped"]
-    counts = {result: sum(each.result == result for each in verdicts) for result in order}
-    return ", ".join(f"{number} {result}" for result, number in counts.items() if number)
