@@ -17,6 +17,7 @@ from sonde.checkup.timing import Difference, Times, Way, interleaved
 from sonde.diagnosis.preflight.subject import Subject
 from sonde.engine import Coverage, ProbeError
 from sonde.engine.compiled_regions import regions
+from sonde.engine.torch_api.private_names import PRIVATE_NAMES, PrivateName
 from sonde.errors import SelectionError
 from sonde.inspector import Inspector, Lens
 from sonde.inspector.arguments import flat
@@ -134,6 +135,11 @@ class Examination:
     @property
     def _used(self) -> tuple[AnyLens, ...]:
         return default_lenses(self.subject.model) if self.lenses is None else self.lenses
+
+    @cached_property
+    def private_parts(self) -> tuple[int, list[PrivateName]]:
+        """How many private parts of torch sonde uses, and those that are missing."""
+        return len(PRIVATE_NAMES), [private for private in PRIVATE_NAMES if not private.is_present()]
 
     # Whether anything changes
 

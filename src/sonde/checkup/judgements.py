@@ -11,7 +11,6 @@ from sonde.checkup.pass_facts import Change
 from sonde.checkup.timing import Difference
 from sonde.checkup.words import many, seconds_in_words
 from sonde.diagnosis.preflight.verdicts import Verdict
-from sonde.engine.torch_api.private_names import PRIVATE_NAMES
 from sonde.rules import Finding
 from sonde.rules.finding import Severity
 from sonde.view.layer_table import size
@@ -204,9 +203,9 @@ def coverage(examined: Examination) -> Verdict:
 
 def torch(examined: Examination) -> Verdict:
     """Judge whether the private parts of torch are there that sonde uses."""
-    missing = [private for private in PRIVATE_NAMES if not private.is_present()]
+    count, missing = examined.private_parts
     found = tuple(Finding("missing_part", f"{private.name} is missing: {private.without}", severity="warn") for private in missing)
-    return Verdict("torch", f"{len(PRIVATE_NAMES) - len(missing)} of {len(PRIVATE_NAMES)} private parts of torch are there", found)
+    return Verdict("torch", f"{count - len(missing)} of {count} private parts of torch are there", found)
 
 
 def numbers_of(examined: Examination) -> dict[str, Mapping[str, float]]:
