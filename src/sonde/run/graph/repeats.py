@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 
 from sonde.run.graph.data import Node, PlainGraph
 
-__all__ = ["Repeats", "repeats"]
+__all__ = ["Repeats", "repeated", "repeats"]
 
 _LONGEST_PERIOD = 8  # calls and operations of one parent that may repeat as a group
 
@@ -34,16 +34,34 @@ def repeats(graph: PlainGraph, least: int) -> Repeats:
     for parent in (None, *(node.id for node in graph.modules())):
         if parent in found.copy_of:
             continue  # inside a block that repeats as a whole: found in the next round
-        siblings = [node for node in graph.children.get(parent, ()) if node.kind in ("operation", "module")]
-        at = 0
-        while at < len(siblings):
-            period, count = _longest(siblings, at, blocks)
-            if count < least:
-                at += 1
-                continue
-            _note(found, blocks, siblings[at : at + period * count], period)
-            at += period * count
+        for run, period in _runs(graph, parent, least, blocks):
+            _note(found, blocks, run, period)
     return found
+
+
+def repeated(graph: PlainGraph) -> Iterator[tuple[list[Node], int]]:
+    """Yield the outermost nodes of equal blocks in a row, copy after copy, and the number of copies; also of blocks inside copies.
+
+    A block of several siblings counts from three copies on.
+    """
+    blocks = _Blocks(graph)
+    for parent in (None, *(node.id for node in graph.modules())):
+        for run, period in _runs(graph, parent, 2, blocks):
+            if period == 1 or len(run) >= 3 * period:
+                yield run, len(run) // period
+
+
+def _runs(graph: PlainGraph, parent: int | None, least: int, blocks: _Blocks) -> Iterator[tuple[list[Node], int]]:
+    """Yield the siblings of each repetition directly in *parent*, and the number of siblings of one copy."""
+    siblings = [node for node in graph.children.get(parent, ()) if node.kind in ("operation", "module")]
+    at = 0
+    while at < len(siblings):
+        period, count = _longest(siblings, at, blocks)
+        if count < least:
+            at += 1
+            continue
+        yield siblings[at : at + period * count], period
+        at += period * count
 
 
 def _longest(siblings: list[Node], start: int, blocks: _Blocks) -> tuple[int, int]:

@@ -1,77 +1,49 @@
-// Turns Graphviz source into a picture: layout in a worker, then an SVG that can be moved and zoomed.
+// Draws what was placed as an SVG that can be moved and zoomed.
 "use strict";
-
-const engine = (() => {
-  const asScript = (text) => URL.createObjectURL(new Blob([text], { type: "text/javascript" }));
-  // The engine is sent as text: a page opened as a file has an origin of its own, from which a worker may load nothing.
-  const worker = new Worker(asScript(`
-    let engine;
-    onmessage = async ({ data: { number, dot, library } }) => {
-      try {
-        if (library) {
-          const url = URL.createObjectURL(new Blob([library], { type: "text/javascript" }));
-          engine = import(url).then(({ Graphviz }) => Graphviz.load());
-          return;
-        }
-        const graphviz = await engine;
-        const began = performance.now();
-        const svg = graphviz.layout(dot, "svg", "dot");
-        postMessage({ number, svg, took: performance.now() - began });
-      } catch (error) {
-        postMessage({ number, error: String(error) });
-      }
-    };`));
-  worker.postMessage({ library: document.getElementById("engine").textContent });
-  const waiting = new Map();
-  const known = new Map();
-  let last = 0;
-  worker.onmessage = ({ data }) => {
-    const { resolve, reject } = waiting.get(data.number);
-    waiting.delete(data.number);
-    if (data.error) reject(new Error(data.error));
-    else resolve(data);
-  };
-  worker.onerror = (event) => {
-    for (const { reject } of waiting.values()) reject(new Error(event.message || "the layout engine did not start"));
-    waiting.clear();
-  };
-  return {
-    layout(dot) {
-      if (!known.has(dot)) {
-        if (known.size > 40) known.delete(known.keys().next().value);
-        known.set(dot, new Promise((resolve, reject) => {
-          waiting.set(++last, { resolve, reject });
-          worker.postMessage({ number: last, dot });
-        }));
-      }
-      return known.get(dot);
-    },
-  };
-})();
 
 const stage = document.getElementById("stage");
 const canvas = document.getElementById("canvas");
 const busy = document.getElementById("busy");
-const view = { x: 0, y: 0, scale: 1, width: 1, height: 1 };
+const view = { x: 0, y: 0, scale: 1, width: 1, height: 1, start: 0, isFitted: true };
 let picture = null; // the SVG element
 let drawn = { nodes: [], edges: [] };
+let elements = new Map(); // by "n5", "c5", "t5", "e5_6"
 let turn = 0;
 let first = true;
 
-const elementOf = (id) => picture?.getElementById(`n${id}`) ?? picture?.getElementById(`c${id}`) ?? null;
+const boxOf = (id) => elements.get(`n${id}`) ?? elements.get(`c${id}`) ?? null;
+const elementOf = (id) => elements.get(`n${id}`) ?? elements.get(`t${id}`) ?? null;
+
+function svg(tag, attributes, ...children) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const name in attributes) made.setAttribute(name, attributes[name]);
+  if (children.length) made.append(...children);
+  return made;
+}
+
+// The view
 
 function place() {
   if (picture) picture.firstElementChild.setAttribute("transform", `translate(${view.x} ${view.y}) scale(${view.scale})`);
 }
 
-function fit() {
+const MARGIN = 24;
+const room = () => { const { width, height } = stage.getBoundingClientRect(); return [Math.max(width - 2 * MARGIN, 50), Math.max(height - 2 * MARGIN, 50)]; };
+const whole = () => { const [width, height] = room(); return Math.min(width / view.width, height / view.height); };
+
+function isInside() {
   const { width, height } = stage.getBoundingClientRect();
-  view.scale = Math.min((width - 40) / view.width, (height - 40) / view.height, 1.3);
-  const readable = 0.75;
-  if (view.scale < readable && view.height > view.width) view.scale = Math.min(readable, (width - 40) / view.width); // tall: show its beginning
-  view.scale = Math.max(view.scale, 0.02);
-  view.x = (width - view.width * view.scale) / 2;
-  view.y = Math.max((height - view.height * view.scale) / 2, 20);
+  return view.x >= 0 && view.y >= 0 && view.x + view.width * view.scale <= width && view.y + view.height * view.scale <= height;
+}
+
+// Show all of the picture in the middle; *least* is the smallest scale: with it, what does not fit begins at the top.
+function fit(least = 0.02) {
+  const [width, height] = room();
+  view.scale = Math.max(Math.min(whole(), 1.25), least);
+  view.x = MARGIN + (width - view.width * view.scale) / 2;
+  if (view.width * view.scale > width) view.x = MARGIN + Math.min(Math.max(width / 2 - view.start * view.scale, width - view.width * view.scale), 0);
+  view.y = MARGIN + Math.max((height - view.height * view.scale) / 2, 0);
+  view.isFitted = true;
   place();
 }
 
@@ -88,13 +60,15 @@ function zoom(factor, x, y) {
   view.x = atX - ((atX - view.x) * scale) / view.scale;
   view.y = atY - ((atY - view.y) * scale) / view.scale;
   view.scale = scale;
+  view.isFitted = false;
   place();
 }
 
 function centre(id, scale) {
-  const element = elementOf(id);
+  const element = boxOf(id);
   if (!element) return;
   if (scale) view.scale = Math.max(view.scale, scale);
+  view.isFitted = false;
   place();
   const [box, around] = [element.getBoundingClientRect(), stage.getBoundingClientRect()];
   view.x += around.left + around.width / 2 - (box.left + box.width / 2);
@@ -102,54 +76,151 @@ function centre(id, scale) {
   place();
 }
 
+// Place what is visible in the stage: what is drawn, the boxes of nodes, and the layout in the size of the stage.
+async function placed() {
+  const next = visible();
+  const faces = new Map(next.nodes.filter((node) => !isOpen(node)).map((node) => [node.id, faceOf(node)]));
+  const { laid, took } = await engine.layout(toDot(next, faces));
+  const [width, height] = room();
+  return { next, faces, took, arrangement: arranged(places(laid), faces, width, height) };
+}
+
 // Lay out what is visible and show it; *anchor*, a node, stays where it is on the screen.
 async function draw(anchor) {
   const mine = ++turn;
-  const next = visible();
   const timer = setTimeout(() => { busy.hidden = false; }, first ? 0 : 150);
-  let laid;
+  let found;
   try {
-    laid = await engine.layout(toDot(next));
+    found = await placed();
   } catch (error) {
     clearTimeout(timer);
     busy.hidden = false;
     busy.classList.add("error");
-    busy.textContent = `The layout engine failed: ${error.message}`;
+    busy.textContent = `The layout engine failed: ${error.message}. It needs WebAssembly and workers, which every present browser has; a policy of this page’s frame may forbid them.`;
     return;
   }
   clearTimeout(timer);
   if (mine !== turn) return; // something newer is on its way
   busy.hidden = true;
-  const before = anchor === undefined ? null : elementOf(anchor)?.getBoundingClientRect();
-  drawn = next;
-  show(laid.svg);
+  const before = anchor === undefined ? null : boxOf(anchor)?.getBoundingClientRect();
+  const wasFitted = view.isFitted;
+  drawn = found.next;
+  show(found);
   decorate();
-  const after = before ? elementOf(anchor)?.getBoundingClientRect() : null;
+  const after = before ? boxOf(anchor)?.getBoundingClientRect() : null;
   if (before && after) {
     view.x += before.left + before.width / 2 - (after.left + after.width / 2);
     view.y += before.top - after.top;
     place();
-  } else if (first || !before) fit();
+    if (wasFitted && !isInside() && whole() >= LEGIBLE) fit(LEGIBLE);
+    else view.isFitted = wasFitted && isInside();
+  } else if (first || !before) fit(LEGIBLE);
   first = false;
   document.documentElement.dataset.ready = String(mine);
-  document.documentElement.dataset.layout = laid.took.toFixed(1);
+  document.documentElement.dataset.layout = found.took.toFixed(1);
   performance.mark("sonde-drawn");
 }
 
-function show(svg) {
-  const made = new DOMParser().parseFromString(svg, "image/svg+xml").documentElement;
-  const [, , width, height] = made.getAttribute("viewBox").split(/\s+/).map(Number);
-  const inner = made.querySelector("g.graph");
-  for (const title of made.querySelectorAll("title")) title.remove();
-  inner.querySelector(":scope > polygon")?.remove(); // the background
-  const outer = document.createElementNS("http://www.w3.org/2000/svg", "g");
-  outer.append(inner); // keeps its own translation, ours goes around it
-  made.replaceChildren(outer);
-  for (const name of ["viewBox", "width", "height"]) made.removeAttribute(name);
-  [view.width, view.height] = [width, height];
-  canvas.replaceChildren(document.adoptNode(made));
-  picture = made;
+const FULL = 250; // edges up to which each tensor has its shape beside it
+
+function show({ next, faces, arrangement }) {
+  const { boxes, frames, edges } = arrangement;
+  const made = new Map();
+  const layers = { frames: svg("g", { class: "frames" }), edges: svg("g", { class: "edges" }), shapes: svg("g", { class: "shapes" }), nodes: svg("g", { class: "nodes" }), titles: svg("g", { class: "titles" }) };
+  const isSmall = edges.length <= FULL;
+  const lines = isSmall ? edges.map(sampled) : [];
+  const titles = [];
+  for (const [frame, box] of frames) {
+    const group = frame[0] === "g";
+    const node = group ? null : model.nodes.get(Number(frame.slice(1)));
+    const outline = svg("g", { id: frame, class: `cluster ${group ? "group" : "module"}${node?.flags.includes("failed") ? " failed" : ""}` },
+      svg("rect", { x: box.left, y: box.top, width: box.right - box.left, height: box.bottom - box.top, rx: 9 }));
+    layers.frames.append(outline);
+    made.set(frame, outline);
+    const parts = frameTitle(frame);
+    const { x, free } = titlePlace(box, parts.own, lines);
+    const title = titleElement(group ? `t${frame}` : `t${frame.slice(1)}`, group ? Number(frame.slice(1)) : copiesOf(node)?.number, parts, x, box.top + 16, !free && isSmall);
+    titles.push({ left: x - 2, right: x + parts.own, top: box.top + 2, bottom: box.top + TITLE });
+    layers.titles.append(title);
+    made.set(group ? `t${frame}` : `t${frame.slice(1)}`, title);
+  }
+  for (const node of next.nodes) {
+    if (!boxes.has(node.id)) continue;
+    const element = nodeElement(node, faces.get(node.id), boxes.get(node.id));
+    layers.nodes.append(element);
+    made.set(`n${node.id}`, element);
+  }
+  for (const { from, to, path, points } of edges) {
+    const element = svg("path", { id: `e${from}_${to}`, class: "edge", d: path + arrow(points) });
+    layers.edges.append(element);
+    made.set(`e${from}_${to}`, element);
+  }
+  if (isSmall) {
+    const values = new Map(next.edges.map((edge) => [`${edge.from}_${edge.to}`, edge.values]));
+    for (const { text, x, y } of shapePlaces(arrangement, titles, lines, values)) layers.shapes.append(svg("text", { x, y: y + 4 }, text));
+  }
+  const hatch = svg("pattern", { id: "hatch", width: 5, height: 5, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" }, svg("rect", { width: 5, height: 5, class: "ground" }), svg("path", { d: "M0 0V5" }));
+  picture = svg("svg", {}, svg("g", {}, ...Object.values(layers)), svg("defs", {}, hatch));
+  elements = made;
+  [view.width, view.height, view.start] = [arrangement.width, arrangement.height, boxes.values().next().value?.x ?? 0];
+  canvas.replaceChildren(picture);
   place();
+}
+
+// The head of an arrow at the end of a curve, as two strokes.
+function arrow(points) {
+  const [x, y] = points.at(-1);
+  const [fromX, fromY] = points.at(-2);
+  const far = Math.hypot(x - fromX, y - fromY) || 1;
+  const [alongX, alongY] = [((x - fromX) / far) * 6, ((y - fromY) / far) * 6];
+  return `M${round(x - alongX - alongY * 0.6)} ${round(y - alongY + alongX * 0.6)}L${round(x)} ${round(y)}L${round(x - alongX + alongY * 0.6)} ${round(y - alongY - alongX * 0.6)}`;
+}
+
+const ROUNDED = { module: 7, operation: 11, input: 15, output: 15 };
+
+function nodeElement(node, face, box) {
+  const element = svg("g", { id: `n${node.id}`, class: `node ${node.kind}${node.flags.includes("failed") ? " failed" : ""}${node.holds ? " holds" : ""}`, transform: `translate(${round(box.left)} ${round(box.top)})` });
+  if (face.times.startsWith("×")) element.append(...[6, 3].map((by) => svg("rect", { class: "behind", x: by, y: by, width: face.width, height: face.height, rx: ROUNDED.module })));
+  element.prepend(svg("rect", { class: "box", width: face.width, height: face.height, rx: ROUNDED[node.kind] ?? 2 }));
+  if (element.childElementCount > 1) element.append(element.firstElementChild); // the box lies on the sheets behind it
+  const left = node.kind === "operation" ? 9 : 12;
+  face.lines.forEach((line, row) => {
+    let x = face.badge ? left : (face.width - face.wide(line)) / 2;
+    const y = (node.kind === "operation" ? 2.5 : 4.5) + row * LINE + 12.5;
+    for (const { text, style } of line) {
+      element.append(svg("text", { x: round(x), y, class: style }, text));
+      x += widthOf(text, style) + 7;
+    }
+  });
+  const copies = analogues(node);
+  if (copies.length > 1) element.append(stripElement(copies, face));
+  if (face.badge) element.append(badgeElement(copiesOf(node)?.number, face.times, face.width - face.badge - 8, 6, face.badge));
+  return element;
+}
+
+// One cell for each block that a node stands for, in which its number is shown.
+function stripElement(copies, { width, height }) {
+  const wide = (width - 16) / copies.length;
+  return svg("g", { class: "strip" }, ...copies.map((id, at) => svg("rect", { x: round(8 + at * wide), y: height - 6.5, width: round(wide * 0.92), height: 5 })));
+}
+
+// The number of copies, which opens and closes the repetition.
+function badgeElement(group, times, x, y, width) {
+  return svg("g", { ...(group === undefined ? { class: "badge" } : { class: "badge folds", "data-group": group }), transform: `translate(${round(x)} ${round(y)})` },
+    svg("rect", { width, height: 17, rx: 8.5 }), svg("text", { x: 7, y: 12.5, class: "quiet" }, times));
+}
+
+function titleElement(id, group, { name, type, times, own }, x, y, isStruck) {
+  const element = svg("g", { id, class: `title${isStruck ? " struck" : ""}`, transform: `translate(${round(x)} ${round(y)})` });
+  if (isStruck) element.append(svg("rect", { class: "plate", x: -4, y: -13, width: own + 6, height: 18, rx: 4 }));
+  let at = 0;
+  for (const [text, style] of [[name, "name"], [type, "quiet"]]) {
+    if (!text) continue;
+    element.append(svg("text", { x: at, y: 0, class: style }, text));
+    at += widthOf(text, style) + 7;
+  }
+  if (times) element.append(badgeElement(group, times, at, -12.5, widthOf(times, "quiet") + 14));
+  return element;
 }
 
 // Moving and zooming
@@ -157,7 +228,7 @@ function show(svg) {
 stage.addEventListener("wheel", (event) => {
   event.preventDefault();
   const box = stage.getBoundingClientRect();
-  if (event.shiftKey) { view.x -= event.deltaX + event.deltaY; place(); return; }
+  if (event.shiftKey) { view.x -= event.deltaX + event.deltaY; view.isFitted = false; place(); return; }
   const lines = event.deltaMode === 1 ? 16 : 1;
   zoom(Math.exp(-Math.max(-120, Math.min(120, event.deltaY * lines)) * (event.ctrlKey ? 0.012 : 0.0022)), event.clientX - box.left, event.clientY - box.top);
 }, { passive: false });
@@ -176,7 +247,7 @@ window.addEventListener("pointermove", (event) => {
   moved += Math.abs(dx) + Math.abs(dy);
   if (pointers.size === 1) {
     view.x += dx; view.y += dy;
-    if (moved > 4) stage.classList.add("dragging");
+    if (moved > 4) { stage.classList.add("dragging"); view.isFitted = false; }
     place();
   } else {
     const other = [...pointers].find(([id]) => id !== event.pointerId)[1];
@@ -189,3 +260,9 @@ window.addEventListener("pointermove", (event) => {
 for (const end of ["pointerup", "pointercancel"]) {
   window.addEventListener(end, (event) => { pointers.delete(event.pointerId); stage.classList.remove("dragging"); });
 }
+
+let resizing = null;
+new ResizeObserver(() => {
+  clearTimeout(resizing);
+  if (picture && view.isFitted) resizing = setTimeout(() => draw(), 120);
+}).observe(stage);

@@ -1,42 +1,64 @@
 // Connects buttons and keys, and draws the first picture.
 "use strict";
 
+const SHOWN = ["parameters", "constants", "small", "repeats"];
 function boxes() {
-  byId("parameters").checked = state.parameters;
-  byId("constants").checked = state.constants;
+  for (const name of SHOWN) byId(name).checked = state[name];
 }
-for (const name of ["parameters", "constants"]) {
-  byId(name).addEventListener("change", (event) => { state[name] = event.target.checked; draw(state.selected ?? undefined); });
+for (const name of SHOWN) {
+  byId(name).addEventListener("change", (event) => {
+    state[name] = event.target.checked;
+    if (name === "repeats") state.unfolded.clear();
+    draw(state.selected ?? undefined);
+  });
 }
 
-function shift(by) {
-  const opened = recorded.nodes.filter((node) => node.opens && state.open.has(node.id)).map((node) => node.depth + 1);
-  const level = by > 0 ? [...Array(model.depth + 1).keys()].find((depth) => recorded.nodes.some((node) => node.opens && node.depth === depth && !state.open.has(node.id))) : Math.max(0, ...opened) - 1;
-  if (level === undefined) return;
-  openTo(Math.min(Math.max(by > 0 ? level + 1 : level, 0), model.depth));
+function toLevel(level) {
+  openTo(Math.min(Math.max(level, 0), model.levels));
+  state.unfolded.clear();
+  view.isFitted = true;
   draw();
 }
-byId("more").onclick = () => shift(1);
-byId("fewer").onclick = () => shift(-1);
-byId("fit").onclick = fit;
+byId("depth").max = String(model.levels);
+byId("depth").addEventListener("input", (event) => toLevel(Number(event.target.value)));
+
+// One level more or less than is open; where modules were opened one by one, the next whole level.
+function shift(by) {
+  const now = levelNow();
+  if (now !== null) { toLevel(now + by); return; }
+  const opened = Math.max(0, ...recorded.nodes.filter((node) => node.holds && state.open.has(node.id)).map((node) => node.depth + 1));
+  const full = [...Array(model.levels + 1).keys()].findLast((level) => recorded.nodes.every((node) => !node.holds || node.depth >= level || state.open.has(node.id)));
+  toLevel(by > 0 ? full + 1 : opened - (recorded.nodes.some((node) => node.opens && !node.holds && state.open.has(node.id)) ? 0 : 1));
+}
+byId("fit").onclick = () => fit();
 byId("help").onclick = () => byId("keys").showModal();
 
 document.addEventListener("theme", () => { if (picture) tint(); });
 
 let themeBefore = null; // while the page is printed
 window.addEventListener("beforeprint", () => { themeBefore ??= document.documentElement.dataset.theme; theme("light"); select(null); fitWhole(720, 860); });
-window.addEventListener("afterprint", () => { theme(themeBefore ?? "light"); themeBefore = null; fit(); });
+window.addEventListener("afterprint", () => { theme(themeBefore ?? "light"); themeBefore = null; fit(LEGIBLE); });
 
 // Colours and steps
 
 const chooser = byId("number");
-chooser.append(new Option("by kind", ""), ...numbers.map((number) => new Option(number.title, number.title)));
+const group = (label, options) => { const made = make("optgroup"); made.label = label; made.append(...options); return options.length ? [made] : []; };
+const option = (number) => new Option(number.title, number.title);
+chooser.append(new Option("kind of node", ""), ...group("the run’s numbers", numbers.filter(({ steps }) => steps).map(option)), ...group("the graph’s numbers", numbers.filter(({ steps }) => !steps).map(option)));
 chooser.onchange = () => { state.number = chooser.value; recolour(); };
 
 function recolour() {
   tint();
   byId("legend").hidden = Boolean(current());
+  if (!current()?.steps) stop();
   if (state.selected !== null) details.replaceChildren(card(model.nodes.get(state.selected), true));
+}
+
+// The number before or after the one that colours the nodes, in the order of the list.
+function another(by) {
+  const options = [...chooser.options].map(({ value }) => value);
+  chooser.value = options[(options.indexOf(state.number) + by + options.length) % options.length];
+  chooser.onchange();
 }
 
 function toStep(step) {
@@ -47,29 +69,41 @@ function toStep(step) {
 }
 byId("step").addEventListener("input", (event) => toStep(Number(event.target.value)));
 
+const SECONDS = 6; // from the first step to the last at normal speed
 let playing = null;
+function stop() {
+  clearTimeout(playing);
+  playing = null;
+  byId("play").textContent = "▶";
+  byId("play").setAttribute("aria-label", "Play");
+}
+function next() {
+  const steps = current()?.steps;
+  if (!steps || state.step >= steps.length - 1) { stop(); return; }
+  toStep(state.step + 1);
+  const pause = (SECONDS * 1000) / steps.length / Number(byId("speed").value);
+  playing = setTimeout(next, Math.min(Math.max(pause, 30), 1000));
+}
 byId("play").onclick = () => {
   const steps = current()?.steps;
-  if (playing || !steps) {
-    clearInterval(playing);
-    playing = null;
-  } else {
-    if (state.step === steps.length - 1) toStep(0);
-    playing = setInterval(() => {
-      toStep(state.step + 1);
-      if (!current()?.steps || state.step === current().steps.length - 1) byId("play").click();
-    }, Math.max(60, 4000 / steps.length));
-  }
-  byId("play").textContent = playing ? "❚❚" : "▶";
+  if (playing !== null || !steps) { stop(); return; }
+  if (state.step === steps.length - 1) toStep(0);
+  byId("play").textContent = "❚❚";
+  byId("play").setAttribute("aria-label", "Pause");
+  playing = setTimeout(next, 150);
 };
+function faster(by) {
+  const speed = byId("speed");
+  speed.selectedIndex = Math.min(Math.max(speed.selectedIndex + by, 0), speed.options.length - 1);
+}
 
 // Keys
 
 function neighbour(key) {
   const here = state.selected;
-  const isDrawn = here !== null && elementOf(here);
-  if (!isDrawn) return drawn.nodes.find((node) => !node.opens || !state.open.has(node.id));
-  const middle = (id) => { const box = elementOf(id).getBoundingClientRect(); return [box.left + box.width / 2, box.top + box.height / 2]; };
+  const isDrawn = here !== null && boxOf(here);
+  if (!isDrawn) return drawn.nodes.find((node) => !isOpen(node));
+  const middle = (id) => { const box = boxOf(id).getBoundingClientRect(); return [box.left + box.width / 2, box.top + box.height / 2]; };
   const [x, y] = middle(here);
   const nearest = (ids, distance) => ids.map((id) => [distance(...middle(id)), id]).sort((one, other) => one[0] - other[0])[0]?.[1];
   if (key === "ArrowDown" || key === "ArrowUp") {
@@ -86,7 +120,7 @@ function step(key) {
   const next = neighbour(key);
   if (!next) return;
   select(next);
-  const [box, around] = [elementOf(next.id).getBoundingClientRect(), stage.getBoundingClientRect()];
+  const [box, around] = [boxOf(next.id).getBoundingClientRect(), stage.getBoundingClientRect()];
   if (box.left < around.left || box.right > around.right || box.top < around.top || box.bottom > around.bottom) centre(next.id);
 }
 
@@ -94,20 +128,37 @@ const KEYS = {
   "/": () => { search.focus(); search.select(); },
   "?": () => byId("keys").showModal(),
   "+": () => zoom(1.25), "=": () => zoom(1.25), "-": () => zoom(0.8), "−": () => zoom(0.8),
-  f: fit, 0: fit, e: () => shift(1), c: () => shift(-1), p: () => byId("parameters").click(), t: () => byId("theme").click(),
-  "[": () => toStep(state.step - 1), "]": () => toStep(state.step + 1), " ": () => byId("play").click(),
+  f: () => fit(), 0: () => fit(), 1: () => { fit(1); }, e: () => shift(1), c: () => shift(-1), t: () => byId("theme").click(),
+  p: () => byId("parameters").click(), v: () => byId("small").click(), r: repeat, n: () => another(1), N: () => another(-1),
+  "[": () => toStep(state.step - 1), "]": () => toStep(state.step + 1), " ": () => byId("play").click(), "<": () => faster(-1), ">": () => faster(1),
   ArrowUp: () => step("ArrowUp"), ArrowDown: () => step("ArrowDown"), ArrowLeft: () => step("ArrowLeft"), ArrowRight: () => step("ArrowRight"),
   Enter: () => { if (state.selected !== null) toggle(model.nodes.get(state.selected)); },
   Backspace: () => {
     const frame = state.selected === null ? undefined : model.nodes.get(state.selected).parent;
     if (frame === undefined) return;
-    select(model.nodes.get(frame));
-    toggle(model.nodes.get(frame));
+    const closed = model.nodes.get(frame);
+    toggle(closed);
+    select(closed);
   },
   Escape: () => select(null),
 };
+
+// Whether the control that has the focus uses this key itself.
+function isTaken({ target, key }) {
+  if (target.matches("input[type=search], select")) return true;
+  if (target.matches("input[type=range]")) return key.startsWith("Arrow");
+  return target.matches("button, summary, input") && (key === " " || key === "Enter");
+}
+
+// Fold or unfold the copies that are selected, or all.
+function repeat() {
+  const copies = state.selected === null ? null : copiesOf(model.nodes.get(state.selected));
+  if (copies) unfold(copies.number);
+  else byId("repeats").click();
+}
+
 document.addEventListener("keydown", (event) => {
-  if (event.ctrlKey || event.metaKey || event.altKey || /^(INPUT|SELECT|TEXTAREA|BUTTON)$/.test(event.target.tagName) || byId("keys").open) return;
+  if (event.ctrlKey || event.metaKey || event.altKey || byId("keys").open || isTaken(event)) return;
   const act = KEYS[event.key];
   if (!act) return;
   event.preventDefault();
@@ -117,29 +168,48 @@ document.addEventListener("keydown", (event) => {
 // The beginning
 
 const KINDS = [["module", "module"], ["operation", "operation"], ["input", "input, output"], ["parameter", "parameter"], ["constant", "buffer, constant"]];
-byId("legend").append(...KINDS.filter(([kind]) => recorded.nodes.some((node) => node.kind === kind || (kind === "constant" && node.kind === "buffer"))).map(([kind, title]) => {
-  const item = make("span");
-  const swatch = make("i");
-  swatch.style.background = `var(--${kind})`;
-  swatch.style.borderColor = `var(--${kind}-line)`;
-  item.append(swatch, title);
-  return item;
-}));
-const outer = (recorded.nodes.find((node) => node.kind === "module") ?? {});
+function nameKinds() {
+  const there = new Set(drawn.nodes.map(({ kind }) => (kind === "buffer" ? "constant" : kind === "output" ? "input" : kind)));
+  byId("legend").replaceChildren(...KINDS.filter(([kind]) => there.has(kind)).map(([kind, title]) => {
+    const item = make("span");
+    const swatch = make("i");
+    swatch.style.background = `var(--${kind})`;
+    swatch.style.borderColor = `var(--${kind}-line)`;
+    item.append(swatch, title);
+    return item;
+  }));
+}
+const outer = recorded.nodes.find((node) => node.kind === "module") ?? {};
 byId("totals").textContent = [
+  recorded.error ? `ended by ${recorded.error}` : "",
+  outer.parameters ? `${counted(outer.parameters)} parameters` : "",
+  outer.flops ? `${count(outer.flops)}FLOP` : "",
   `${recorded.nodes.filter((node) => node.kind === "module").length} module calls`,
   `${recorded.nodes.filter((node) => node.kind === "operation").length} operations`,
-  outer.parameters ? `${count(outer.parameters)} parameters` : "",
-  outer.flops ? `${count(outer.flops)}FLOP` : "",
-  recorded.error ? `ended by ${recorded.error}` : "",
 ].filter(Boolean).join(" · ");
+byId("totals").title = byId("totals").textContent;
 if (recorded.error) byId("totals").classList.add("warn");
 
-const READABLE = 90; // nodes in the first picture, if the model allows
-let depth = recorded.depth ?? 1;
-if (recorded.depth === null) while (depth < model.depth && countAt(depth + 1) <= READABLE) depth += 1;
-openTo(depth);
-if (recorded.error) for (const node of recorded.nodes) if (node.flags.includes("failed")) for (const frame of above(node)) state.open.add(frame);
-if (recorded.series?.length) { state.number = recorded.series[0].name; chooser.value = state.number; byId("legend").hidden = true; }
-boxes();
-draw();
+const MOST = 60; // nodes in the first picture
+async function firstLevel() {
+  if (recorded.depth !== null) return recorded.depth >= model.deepest ? model.levels : Math.min(recorded.depth, model.levels);
+  for (let level = model.frames || model.levels; level > 1; level -= 1) {
+    openTo(level);
+    if (visible().nodes.length > MOST) continue;
+    const { arrangement: { width, height } } = await placed();
+    [view.width, view.height] = [width, height];
+    if (whole() >= LEGIBLE) return level;
+  }
+  return Math.min(1, model.levels);
+}
+
+async function begin() {
+  let level = Math.min(1, model.levels);
+  try { level = await firstLevel(); } catch { /* drawing fails likewise, and says so */ }
+  openTo(level);
+  if (recorded.error) for (const node of recorded.nodes) if (node.flags.includes("failed")) for (const frame of above(node)) state.open.add(frame);
+  if (recorded.series?.length) { state.number = recorded.series[0].name; chooser.value = state.number; byId("legend").hidden = true; }
+  boxes();
+  await draw();
+}
+begin();

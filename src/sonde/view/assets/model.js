@@ -1,15 +1,18 @@
-// Holds the recorded graph and which of its modules are open, and writes the Graphviz source of the visible part.
+// Holds the recorded graph, which of its modules are open and which repeated blocks are folded, and selects what is visible.
 "use strict";
 
 const recorded = JSON.parse(document.getElementById("graph").textContent);
 
+const isSource = (node) => node.kind === "parameter" || node.kind === "buffer" || node.kind === "constant";
+
 const model = (() => {
   const nodes = new Map(recorded.nodes.map((node) => [node.id, node]));
   const inside = new Map();
-  for (const node of recorded.nodes) {
+  for (const [place, node] of recorded.nodes.entries()) {
     const parent = node.parent ?? null;
     if (!inside.has(parent)) inside.set(parent, []);
     inside.get(parent).push(node);
+    node.place = place;
     node.depth = parent === null ? 0 : nodes.get(parent).depth + 1;
     node.flags ??= [];
     node.outputs ??= [];
@@ -20,12 +23,31 @@ const model = (() => {
     reads.get(target).push([source, value]);
     readers.get(source).push([target, value]);
   }
-  const isFrame = (node) => (inside.get(node.id) ?? []).some((child) => child.kind === "operation" || child.kind === "module");
-  for (const node of recorded.nodes) node.opens = node.kind === "module" && isFrame(node);
-  return { nodes, inside, reads, readers, depth: Math.max(0, ...recorded.nodes.filter((node) => node.opens).map((node) => node.depth + 1)) };
+  for (const node of recorded.nodes) {
+    if (node.kind !== "module") continue;
+    const held = inside.get(node.id) ?? [];
+    node.holds = held.some((child) => child.kind === "module"); // a layer holds operations only
+    node.opens = node.holds || held.some((child) => child.kind === "operation");
+  }
+  const frames = Math.max(0, ...recorded.nodes.filter((node) => node.holds).map((node) => node.depth + 1));
+  const layers = recorded.nodes.some((node) => node.opens && !node.holds);
+  const deepest = Math.max(0, ...recorded.nodes.map((node) => node.depth));
+  return { nodes, inside, reads, readers, frames, levels: frames + (layers ? 1 : 0), deepest };
 })();
 
-const state = { open: new Set(), parameters: false, constants: false, selected: null, number: "", step: 0 };
+// Operations on constants and buffers alone, as a mask made of arange: no data of the inputs or parameters reaches them.
+const reached = new Set(recorded.nodes.filter((node) => node.kind === "input" || node.kind === "parameter").map((node) => node.id));
+for (const pending = [...reached]; pending.length;) {
+  for (const [target] of model.readers.get(pending.pop())) if (!reached.has(target)) { reached.add(target); pending.push(target); }
+}
+
+const state = { open: new Set(), unfolded: new Set(), parameters: false, constants: false, small: false, repeats: true, selected: null, number: "", step: 0 };
+
+// Groups of equal blocks in a row: member.get(id) is the group, the copy and the place in the copy of each outermost node of a copy.
+const groups = recorded.repeats.map(([count, ...ids]) => ({ count, period: ids.length / count, ids }));
+const member = new Map();
+for (const [number, group] of groups.entries()) group.ids.forEach((id, at) => member.set(id, { number, copy: Math.floor(at / group.period), at: at % group.period }));
+const isFolded = (number) => state.repeats && !state.unfolded.has(number);
 
 const above = (node) => {
   const found = [];
@@ -33,45 +55,119 @@ const above = (node) => {
   return found;
 };
 
-// The node that is drawn for a node: itself, or the outermost closed module around it.
-function shownFor(node) {
-  let shown = node.id;
-  for (const frame of above(node)) if (!state.open.has(frame)) shown = frame;
+// For each node the node that stands for it (itself, or the same node of the first copy of a folded group), and the folded copies that
+// it lies in, as pairs of group and copy, outermost first.
+function folding() {
+  const [like, copies, none] = [new Map(), new Map(), []];
+  for (const node of recorded.nodes) {
+    const { id } = node;
+    const parent = node.parent ?? null;
+    let [held, around] = [id, parent === null ? none : copies.get(parent)];
+    const part = member.get(id);
+    if (part && isFolded(part.number)) around = [...around, [part.number, part.copy]];
+    if (parent !== null && like.get(parent) !== parent) {
+      held = like.get(recorded.nodes[model.nodes.get(like.get(parent)).place + node.place - model.nodes.get(parent).place].id);
+    } else if (part && isFolded(part.number) && part.copy) held = groups[part.number].ids[part.at];
+    like.set(id, held);
+    copies.set(id, around);
+  }
+  return { like, copies };
+}
+
+// Whether an edge joins two copies of one folded group, or lies in a copy that is not drawn.
+const isRepeated = (one, other) => one.length > 0 && one.some(([number, copy]) => other.some(([also, as]) => also === number && (copy || as)));
+
+const exact = /^(u?int|bool)/;
+const isHiddenSource = (node) => (node.kind === "parameter" ? !state.parameters : isSource(node) && !state.constants);
+
+// Operations that say little of a network: they return their input's memory in another form, compute masks or indices, or give nothing on.
+function isHiddenOperation(node) {
+  if (node.kind !== "operation" || node.flags.includes("failed")) return false;
+  if (!reached.has(node.id)) return !state.constants;
+  if (state.small) return false;
+  if (!model.readers.get(node.id).length) return true;
+  if (node.flags.includes("inplace")) return false;
+  return node.flags.includes("view") || node.flags.includes("same") || (node.outputs.length > 0 && node.outputs.every((value) => exact.test(recorded.values[value][1])));
+}
+
+let empty = new Set(); // modules in which every operation is hidden: drawn as one node
+function findEmpty() {
+  empty = new Set(recorded.nodes.filter((node) => node.opens && !node.holds && model.inside.get(node.id).every((child) => isSource(child) || isHiddenOperation(child))).map((node) => node.id));
+}
+
+const isOpen = (node) => node.opens && state.open.has(node.id) && !empty.has(node.id);
+
+// A level is a number of opened modules around a node; layers, which hold operations only, open at the last level.
+function openTo(level) {
+  state.open = new Set(recorded.nodes.filter((node) => node.opens && (level >= model.levels || (node.holds && node.depth < level))).map((node) => node.id));
+}
+
+// The level that is open; null where modules were opened one by one.
+function levelNow() {
+  for (let level = 0; level <= model.levels; level += 1) {
+    if (recorded.nodes.every((node) => !node.opens || state.open.has(node.id) === (level >= model.levels || (node.holds && node.depth < level)))) return level;
+  }
+  return null;
+}
+
+// The node that is drawn for a node: itself, or the outermost closed module around the node that stands for it.
+function shownFor(node, like = folding().like) {
+  let shown = like.get(node.id);
+  for (const frame of above(model.nodes.get(shown))) if (!isOpen(model.nodes.get(frame))) shown = frame;
   return shown;
 }
 
-const hidden = (node) =>
-  (node.kind === "parameter" && !state.parameters) || ((node.kind === "buffer" || node.kind === "constant") && !state.constants);
-
-function openTo(depth) {
-  state.open = new Set(recorded.nodes.filter((node) => node.opens && node.depth < depth).map((node) => node.id));
-}
-
-function countAt(depth) {
-  let count = 0;
-  for (const node of recorded.nodes) if (node.depth <= depth && !hidden(node)) count += 1;
-  return count;
-}
-
-// The visible nodes in order, and each pair that an edge joins once, with the values on it.
+// The visible nodes in order, and each pair that an edge joins once, with the values on it. Edges go through hidden operations.
 function visible() {
-  const shown = new Map(recorded.nodes.map((node) => [node.id, shownFor(node)]));
-  const nodes = recorded.nodes.filter((node) => shown.get(node.id) === node.id && !hidden(node));
-  const edges = new Map();
-  for (const [source, target, value] of recorded.edges) {
-    if (hidden(model.nodes.get(source))) continue;
-    const [from, to] = [shown.get(source), shown.get(target)];
-    if (from === to) continue;
-    const key = `${from}_${to}`;
-    if (!edges.has(key)) edges.set(key, { from, to, values: [] });
-    if (!edges.get(key).values.includes(value)) edges.get(key).values.push(value);
+  findEmpty();
+  const { like, copies } = folding();
+  const shown = new Map();
+  for (const node of recorded.nodes) {
+    const parent = node.parent ?? null;
+    const held = like.get(node.id);
+    if (held !== node.id) shown.set(node.id, shown.get(held));
+    else if (isSource(node) && parent !== null && !isHiddenSource(node) && shown.get(parent) === parent && !model.nodes.get(parent).holds) shown.set(node.id, node.id); // beside its layer
+    else if (parent === null || (shown.get(parent) === parent && isOpen(model.nodes.get(parent)))) shown.set(node.id, node.id);
+    else shown.set(node.id, shown.get(parent));
   }
-  return { nodes, edges: [...edges.values()] };
+  const gone = new Set(recorded.nodes.filter((node) => shown.get(node.id) === node.id && (isHiddenSource(node) || isHiddenOperation(node))).map((node) => node.id));
+  const into = new Map(); // what flows into each drawn or hidden node
+  for (const [source, target, value] of recorded.edges) {
+    const [from, to] = [shown.get(source), shown.get(target)];
+    if (from === to || isRepeated(copies.get(source), copies.get(target)) || (gone.has(from) && isSource(model.nodes.get(from)))) continue;
+    if (!into.has(to)) into.set(to, []);
+    into.get(to).push([from, value]);
+  }
+  const origins = new Map();
+  const originsOf = (hidden) => { // without recursion, since hidden operations may form long chains
+    for (const pending = [hidden]; pending.length;) {
+      const at = pending.at(-1);
+      if (!origins.has(at)) {
+        origins.set(at, null);
+        pending.push(...(into.get(at) ?? []).map(([from]) => from).filter((from) => gone.has(from) && !origins.has(from)));
+        continue;
+      }
+      pending.pop();
+      if (origins.get(at) === null) origins.set(at, (into.get(at) ?? []).flatMap(([from, value]) => (gone.has(from) ? origins.get(from) ?? [] : [[from, value]])));
+    }
+    return origins.get(hidden);
+  };
+  const edges = new Map();
+  for (const [to, held] of into) {
+    if (gone.has(to)) continue;
+    for (const [from, value] of held.flatMap(([source, given]) => (gone.has(source) ? originsOf(source) : [[source, given]]))) {
+      if (from === to) continue;
+      const key = `${from}_${to}`;
+      if (!edges.has(key)) edges.set(key, { from, to, values: [] });
+      if (!edges.get(key).values.includes(value)) edges.get(key).values.push(value);
+    }
+  }
+  return { nodes: recorded.nodes.filter((node) => shown.get(node.id) === node.id && !gone.has(node.id)), edges: [...edges.values()] };
 }
+
+// Words
 
 const shapeOf = (value) => recorded.values[value][0].join("×") || "scalar";
-// A text as a Graphviz string; without control characters and lone surrogates, which the layout engine cannot read.
-const quoted = (text) => `"${text.replaceAll("&", "&amp;").replaceAll("\\", "\\\\").replaceAll('"', '\\"').replaceAll("\n", "\\n").replace(/[\p{Cc}\p{Cs}]/gu, "\ufffd")}"`;
 
 // A module's name as seen from the frame that it is drawn in.
 function shortName(node) {
@@ -81,46 +177,45 @@ function shortName(node) {
   return outer && node.path.startsWith(`${outer}.`) ? node.path.slice(outer.length + 1) : node.path;
 }
 
-function labelOf(node, isOpen) {
-  const times = (node.repeat ?? 1) > 1 ? ` × ${node.repeat}` : "";
-  const call = node.call ? ` (call ${node.call})` : "";
-  const name = shortName(node) + call + times;
-  if (isOpen) return `▾ ${name}${node.path ? `  ${node.type}` : ""}`;
-  const lines = [node.opens ? `▸ ${name}` : name];
-  if (node.kind === "module" && node.path) lines.push(node.type);
-  if (node.outputs.length && node.kind !== "output") {
-    const more = node.outputs.length > 2 ? ` +${node.outputs.length - 2}` : "";
-    lines.push(node.outputs.slice(0, 2).map(shapeOf).join(", ") + more);
-  }
-  return lines.join("\n");
+// The copies that a node stands for: { number, count, copy, first, last }, or null.
+function copiesOf(node) {
+  const part = member.get(node.id);
+  if (!part || !state.repeats) return null;
+  const group = groups[part.number];
+  return { number: part.number, count: group.count, copy: part.copy, folded: isFolded(part.number), last: model.nodes.get(group.ids[(group.count - 1) * group.period + part.at]) };
 }
 
-const SHAPES = { input: "ellipse", output: "ellipse", parameter: "note", buffer: "note", constant: "note" };
-
-const LARGE = 600; // nodes from which on Graphviz may stop polishing: half the time, and no one sees the difference
-
-function toDot({ nodes, edges }) {
-  const lines = [
-    "digraph G {",
-    nodes.length > LARGE ? "graph [nslimit=1, nslimit1=1];" : "",
-    'graph [rankdir=TB, ranksep=0.34, nodesep=0.22, fontname="Helvetica,Arial,sans-serif", fontsize=10, pad=0.2];',
-    'node [shape=box, style=rounded, fontname="Helvetica,Arial,sans-serif", fontsize=10, margin="0.14,0.06", height=0.28];',
-    "edge [arrowsize=0.55];",
-  ];
-  const frames = [];
-  for (const node of nodes) {
-    while (frames.length && frames.at(-1) !== node.parent) { frames.pop(); lines.push("}"); }
-    const failed = node.flags.includes("failed") ? " failed" : "";
-    if (node.opens && state.open.has(node.id)) {
-      frames.push(node.id);
-      lines.push(`subgraph cluster_${node.id} { graph [id="c${node.id}", label=${quoted(labelOf(node, true))}, labeljust=l, style=rounded, class="module${failed}", margin=10];`);
-      continue;
-    }
-    const shape = SHAPES[node.kind] ? `, shape=${SHAPES[node.kind]}, style=solid, margin="${SHAPES[node.kind] === "ellipse" ? "0.02,0.01" : "0.1,0.06"}"` : "";
-    lines.push(`n${node.id} [id="n${node.id}", label=${quoted(labelOf(node, false))}, class="${node.kind}${failed}"${shape}];`);
+// The nodes that a node stands for, in the copies of the outermost folded group that it lies in; else the node alone.
+function analogues(node) {
+  for (const id of [node.id, ...above(node)].reverse()) {
+    const part = member.get(id);
+    if (!part || !isFolded(part.number)) continue;
+    const { ids, count, period } = groups[part.number];
+    const offset = node.place - model.nodes.get(id).place;
+    return Array.from({ length: count }, (_, copy) => recorded.nodes[model.nodes.get(ids[copy * period + part.at]).place + offset].id);
   }
-  for (const _ of frames) lines.push("}");
-  for (const { from, to } of edges) lines.push(`n${from} -> n${to} [id="e${from}_${to}"];`);
-  lines.push("}");
-  return lines.join("\n");
+  return [node.id];
+}
+
+// A module's name and, of a folded group, that of its last copy: "h.0 … 11".
+function nameOf(node) {
+  const name = shortName(node) + (node.call ? ` (call ${node.call})` : "");
+  const copies = copiesOf(node);
+  if (!copies?.folded || node.kind !== "module" || !node.path) return name;
+  const last = shortName(copies.last);
+  if (last === shortName(node)) return copies.last.call ? `${shortName(node)} (calls ${node.call ?? 0} … ${copies.last.call})` : name;
+  const shared = last.slice(0, last.lastIndexOf(".") + 1);
+  return `${name} … ${shared && name.startsWith(shared) ? last.slice(shared.length) : last}`;
+}
+
+function timesOf(node) {
+  const copies = copiesOf(node);
+  const times = (node.repeat ?? 1) * (copies?.folded ? copies.count : 1);
+  return times > 1 ? `× ${times}` : copies && !copies.folded ? `${copies.copy + 1} of ${copies.count}` : "";
+}
+
+// What a module costs: its parameters and FLOPs, of one copy.
+function costOf(node) {
+  if (node.kind !== "module") return "";
+  return [node.parameters ? `${counted(node.parameters)} params` : "", node.flops ? `${count(node.flops)}FLOP` : ""].filter(Boolean).join(" · ");
 }

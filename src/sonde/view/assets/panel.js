@@ -1,4 +1,4 @@
-// Reacts to the reader: hover, select, open and close, search.
+// Reacts to the reader: hover, select, open and close, fold, search.
 "use strict";
 
 const byId = (id) => document.getElementById(id);
@@ -11,9 +11,8 @@ const make = (tag, className, text) => {
 };
 
 const nodeAt = (target) => {
-  const element = target.closest?.("g.node, g.cluster");
-  if (!element || (element.classList.contains("cluster") && target.tagName !== "text")) return null;
-  return model.nodes.get(Number(element.id.slice(1))) ?? null;
+  const element = target.closest?.("g.node, g.title");
+  return element ? model.nodes.get(Number(element.id.slice(1))) ?? null : null;
 };
 
 // Details
@@ -23,7 +22,9 @@ function card(node, full) {
   const called = node.path || node.type || node.name;
   box.append(make("h3", "", node.kind === "operation" ? node.name : node.kind === "module" ? called : node.name));
   const where = node.kind === "operation" ? `operation in ${node.path || "the model itself"}` : node.kind === "module" ? node.type : `${node.kind}${node.path ? ` ${node.path}` : ""}`;
-  box.append(make("p", "kind", where + (node.call ? `, call ${node.call}` : "") + ((node.repeat ?? 1) > 1 ? `, ${node.repeat} in a row` : "")));
+  const copies = copiesOf(node);
+  const repeated = copies?.folded ? `, the first of ${copies.count} equal blocks up to ${copies.last.path || copies.last.name}` : (node.repeat ?? 1) > 1 ? `, ${node.repeat} in a row` : "";
+  box.append(make("p", "kind", where + (node.call ? `, call ${node.call}` : "") + repeated));
   const list = make("dl");
   const row = (name, value) => {
     if (value === undefined || value === null || value === "") return;
@@ -33,12 +34,17 @@ function card(node, full) {
   };
   const values = (held) => [...new Set(held)].slice(0, full ? 12 : 3).map((value) => `${shapeOf(value)} ${recorded.values[value][1]}`).join("\n");
   const number = current();
+  const alike = analogues(node);
   if (number?.steps) row(number.title, plain(number.of(node, state.step) ?? ""));
+  if (number?.steps && alike.length > 1) {
+    const held = alike.map((id) => number.of(model.nodes.get(id), state.step)).filter((value) => typeof value === "number");
+    if (held.length > 1) row(`of ${alike.length} copies`, `${plain(Math.min(...held))} … ${plain(Math.max(...held))}`);
+  }
   row("in", values(incoming(node).map(([, value]) => value)));
   row("out", values(node.outputs));
   row("given", node.arguments);
-  row("FLOPs", node.flops ? count(node.flops) : "");
-  row("parameters", node.parameters ? count(node.parameters) : "");
+  row("FLOPs", node.flops ? counted(node.flops) : "");
+  row("parameters", node.parameters ? counted(node.parameters) : "");
   row("memory", node.bytes ? `${count(node.bytes)}B` : "");
   row("time", node.seconds ? duration(node.seconds) : "");
   if (full) row("site", node.site);
@@ -47,6 +53,7 @@ function card(node, full) {
   box.append(list);
   if (node.flags.includes("failed")) box.append(make("p", "warn", recorded.error));
   if (number?.steps) box.append(...line(number, node));
+  if (full) box.append(...acts(node));
   if (full) {
     const close = make("button", "close", "×");
     close.setAttribute("aria-label", "Close the details");
@@ -69,6 +76,16 @@ function card(node, full) {
   return box;
 }
 
+// Buttons for what can be done with a node: open or close it, fold or unfold its copies.
+function acts(node) {
+  const made = [];
+  const button = (text, act) => { const one = make("button", "act", text); one.onclick = act; made.push(one); };
+  if (node.opens && !empty.has(node.id)) button(isOpen(node) ? "close" : node.holds ? "open" : "show its operations", () => toggle(node));
+  const copies = copiesOf(node);
+  if (copies) button(copies.folded ? `show all ${copies.count} copies` : `fold the ${copies.count} copies`, () => unfold(copies.number));
+  return made;
+}
+
 // The edges of all that a node stands for.
 const within = (node) => (node.kind === "module" ? recorded.nodes.filter((other) => other === node || above(other).includes(node.id)) : [node]);
 function across(node, edges) {
@@ -78,27 +95,39 @@ function across(node, edges) {
 const incoming = (node) => across(node, model.reads);
 const outgoing = (node) => across(node, model.readers);
 
+// The curve of a node's number over the steps, with the ends of both axes and the value at the step that is shown.
 function line(number, node) {
   const held = number.all(node);
-  if (!held) return [];
-  const points = held.map((value, index) => [index, value]).filter(([, value]) => typeof value === "number");
-  if (points.length < 2) return [];
-  const heights = points.map(([, value]) => value);
-  const [low, high] = [Math.min(...heights), Math.max(...heights)];
-  const x = (index) => 3 + (index / (held.length - 1)) * 254;
-  const y = (value) => 42 - ((value - low) / (high - low || 1)) * 38;
-  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-  svg.setAttribute("viewBox", "0 0 260 46");
-  svg.setAttribute("class", "line");
-  const path = document.createElementNS(svg.namespaceURI, "path");
-  path.setAttribute("d", points.map(([index, value], at) => `${at ? "L" : "M"}${x(index).toFixed(1)} ${y(value).toFixed(1)}`).join(""));
-  svg.append(path);
-  if (typeof held[state.step] === "number") {
-    const dot = document.createElementNS(svg.namespaceURI, "circle");
-    for (const [name, value] of [["cx", x(state.step)], ["cy", y(held[state.step])], ["r", 3]]) dot.setAttribute(name, value);
-    svg.append(dot);
-  }
-  return [svg];
+  if (!held || held.length < 2) return [];
+  const heights = held.filter((value) => typeof value === "number");
+  if (!heights.length) return [];
+  const log = Boolean(number.scale?.log) && heights.every((value) => value >= 0) && heights.some((value) => value > 0);
+  const shown = log ? heights.filter((value) => value > 0) : heights;
+  const [low, high] = [Math.min(...shown), Math.max(...shown)];
+  const at = (value) => (log ? Math.log(value) : value);
+  const [left, right, top, bottom] = [62, 262, 10, 74];
+  const x = (index) => left + (index / (held.length - 1)) * (right - left);
+  const y = (value) => (high > low ? bottom - ((at(value) - at(low)) / (at(high) - at(low))) * (bottom - top) : (top + bottom) / 2);
+  const made = svg("svg", { viewBox: "0 0 270 98", class: "line", role: "img", "aria-label": `${number.title} from ${plain(low)} to ${plain(high)} over steps ${number.steps[0]} to ${number.steps.at(-1)}` });
+  made.append(svg("path", { class: "axis", d: `M${left} ${top - 4}V${bottom + 4}H${right}` }));
+  const text = (value, atX, atY, anchor) => made.append(svg("text", { x: atX, y: atY, "text-anchor": anchor }, value));
+  if (high > low) text(plain(high), left - 6, top + 5, "end");
+  text(plain(low), left - 6, high > low ? bottom + 2 : y(low) + 4, "end");
+  text(`step ${number.steps[0]}`, left, 93, "start");
+  text(String(number.steps.at(-1)), right, 93, "end");
+  let path = "";
+  let pen = false;
+  held.forEach((value, index) => {
+    const there = typeof value === "number" && (!log || value > 0);
+    if (there) path += `${pen ? "L" : "M"}${x(index).toFixed(1)} ${y(value).toFixed(1)}`;
+    else if (value !== null) made.append(svg("path", { class: value === 0 ? "zero" : "defect", d: `M${x(index).toFixed(1)} ${bottom + 1}v6` }));
+    if (there || value !== null) pen = there; // a step without a value does not break the curve
+  });
+  made.append(svg("path", { class: "curve", d: path }));
+  const now = held[state.step];
+  if (typeof now === "number" && (!log || now > 0)) made.append(svg("circle", { cx: x(state.step), cy: y(now), r: 3.5 }));
+  if (log) made.append(svg("text", { x: left + 5, y: top + 2, "text-anchor": "start", class: "kind" }, "logarithmic"));
+  return [made];
 }
 
 // Selecting, and what belongs to a selection
@@ -110,16 +139,19 @@ function select(node) {
   mark(node);
 }
 
+let marked = [];
 function mark(node) {
   if (!picture) return;
-  for (const element of picture.querySelectorAll(".near, .selected")) element.classList.remove("near", "selected");
+  for (const element of marked) element.classList.remove("near", "selected");
   picture.classList.toggle("focused", Boolean(node) && state.selected === node.id);
+  marked = [];
   if (!node) return;
-  elementOf(node.id)?.classList.add("selected");
+  const set = (element, name) => { if (element) { element.classList.add(name); marked.push(element); } };
+  for (const kind of ["n", "c", "t"]) set(elements.get(`${kind}${node.id}`), "selected");
   for (const { from, to } of drawn.edges) {
     if (from !== node.id && to !== node.id) continue;
-    picture.getElementById(`e${from}_${to}`)?.classList.add("near");
-    elementOf(from === node.id ? to : from)?.classList.add("near");
+    set(elements.get(`e${from}_${to}`), "near");
+    set(elements.get(`n${from === node.id ? to : from}`), "near");
   }
 }
 
@@ -128,33 +160,55 @@ function decorate() {
   highlight();
   const selected = state.selected === null ? null : model.nodes.get(state.selected);
   if (selected) mark(elementOf(selected.id) ? selected : null);
-  const open = state.open.size;
-  const level = [...Array(model.depth + 1).keys()].find((depth) => recorded.nodes.every((node) => !node.opens || state.open.has(node.id) === node.depth < depth));
-  byId("level").textContent = level === undefined ? `${open} open` : `${level} / ${model.depth}`;
+  const level = levelNow();
+  nameKinds();
+  if (level !== null) byId("depth").value = String(level);
+  byId("level").textContent = level === null ? `${state.open.size} open` : level === model.levels && model.levels > model.frames ? "operations" : `level ${level}`;
 }
 
 function toggle(node) {
   if (!node.opens) return;
   if (!state.open.delete(node.id)) state.open.add(node.id);
   tip.hidden = true;
-  draw(node.id);
+  draw(node.id).then(() => { if (state.selected === node.id) select(node); });
+}
+
+// Show all copies of a group of equal blocks, or fold them again.
+function unfold(number) {
+  if (!state.unfolded.delete(number)) state.unfolded.add(number);
+  tip.hidden = true;
+  const kept = model.nodes.get(groups[number].ids[0]);
+  draw(kept.id).then(() => { if (state.selected !== null) select(boxOf(state.selected) ? model.nodes.get(state.selected) : kept); });
 }
 
 async function reveal(node) {
-  const closed = above(node).filter((frame) => !state.open.has(frame));
-  for (const frame of closed) state.open.add(frame);
-  if (hidden(node)) { state[node.kind === "parameter" ? "parameters" : "constants"] = true; boxes(); closed.push(0); }
-  if (closed.length) await draw();
+  let isChanged = false;
+  const chain = [node.id, ...above(node)];
+  for (const id of chain) {
+    const part = member.get(id);
+    if (part && part.copy && isFolded(part.number)) { state.unfolded.add(part.number); isChanged = true; }
+  }
+  for (const frame of chain.slice(1)) if (!state.open.has(frame)) { state.open.add(frame); isChanged = true; }
+  if (isHiddenSource(node)) { state[node.kind === "parameter" ? "parameters" : "constants"] = true; isChanged = true; }
+  if (isHiddenOperation(node)) { state.small = true; if (!reached.has(node.id)) state.constants = true; isChanged = true; }
+  boxes();
+  if (isChanged) await draw();
   select(node);
-  centre(node.id, 0.9);
+  centre(node.id, 0.95);
 }
 
 stage.addEventListener("click", (event) => {
   if (moved > 4) return;
+  const badge = event.target.closest?.(".folds");
+  if (badge) { unfold(Number(badge.dataset.group)); return; }
   const node = nodeAt(event.target);
-  if (!node) { if (!event.target.closest("g.node")) select(null); return; }
-  if (node.opens) toggle(node);
+  if (!node) { select(null); return; }
+  if (node.holds || isOpen(node)) toggle(node);
   else select(node);
+});
+stage.addEventListener("dblclick", (event) => {
+  const node = nodeAt(event.target);
+  if (node && node.opens && !node.holds && !isOpen(node)) toggle(node);
 });
 stage.addEventListener("contextmenu", (event) => {
   const node = nodeAt(event.target);
@@ -184,7 +238,9 @@ let match = -1;
 function highlight() {
   if (!picture) return;
   for (const element of picture.querySelectorAll(".match")) element.classList.remove("match");
-  for (const node of new Set(matches.map((node) => shownFor(node)))) elementOf(node)?.classList.add("match");
+  if (!matches.length) return;
+  const { like } = folding();
+  for (const node of new Set(matches.map((match) => shownFor(match, like)))) elementOf(node)?.classList.add("match");
 }
 
 function seek() {

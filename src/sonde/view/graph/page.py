@@ -8,12 +8,13 @@ from typing import Any
 from sonde.errors import MissingExtraError
 from sonde.run.graph.data import PlainGraph
 from sonde.run.graph.passes import collapse
+from sonde.run.graph.repeats import repeated
 from sonde.view.graph.series import Series, join
 from sonde.view.page import html_page, in_frame
 
 __all__ = ["in_notebook", "to_html"]
 
-_SCRIPTS = ("model.js", "drawing.js", "colours.js", "panel.js", "main.js")
+_SCRIPTS = ("model.js", "colours.js", "layout.js", "drawing.js", "panel.js", "main.js")
 
 
 def to_html(graph: PlainGraph, depth: int | None = None, *, values: Series | None = None, title: str | None = None) -> str:
@@ -49,6 +50,7 @@ def _data(graph: PlainGraph) -> dict[str, Any]:
         "values": held["values"],
         "nodes": held["nodes"],
         "edges": [edge[:3] for edge in held["edges"]],
+        "repeats": [[count, *(node.id for node in run)] for run, count in repeated(graph)],
     }
 
 

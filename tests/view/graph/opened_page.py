@@ -1,0 +1,29 @@
+"""Read what a graph's page has drawn in a browser."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["boxes", "drawn", "fill", "settle"]
+
+
+def settle(page: Any, turn: int = 1) -> None:
+    """Wait until the picture number *turn*, which is the page's count of layouts, is drawn."""
+    page.locator(f'html[data-ready="{turn}"]').wait_for(state="attached")
+
+
+def drawn(page: Any, kind: str = "node") -> set[int]:
+    """The numbers of what is drawn."""
+    return {int(name[1:]) for name in page.locator(f"g.{kind}").evaluate_all("all => all.map((one) => one.id)")}
+
+
+def fill(page: Any, node: int) -> str:
+    """The colour that a node has."""
+    found: str = page.locator(f"#n{node} rect").first.evaluate("one => getComputedStyle(one).fill")
+    return found
+
+
+def boxes(page: Any, selector: str) -> list[tuple[float, float, float, float]]:
+    """The left, top, right and bottom of all elements on the screen that *selector* finds."""
+    script = "all => all.map((one) => { const box = one.getBoundingClientRect(); return [box.left, box.top, box.right, box.bottom]; })"
+    return [tuple(box) for box in page.locator(selector).evaluate_all(script)]

@@ -1,0 +1,237 @@
+"""The first look at a graph's page: blocks that repeat are one, text can be read, nothing strikes through a title."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sonde.graph import Graph, capture
+from sonde.testing.zoo import Net
+from tests.view.graph.opened_page import boxes, drawn, settle
+from tests.view.graph.test_page import data_of
+
+pytest.importorskip("easydot")
+
+
+class Block(nn.Module):
+    """A transformer's block: attention and a network of two layers, each with a residual connection."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.ln_1, self.ln_2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attn = nn.MultiheadAttention(width, 2, batch_first=True)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.ln_1(x)
+        x = x + self.attn(y, y, y)[0]
+        return x + self.mlp(self.ln_2(x))
+
+
+class Gpt(nn.Module):
+    """Two embeddings, blocks, a norm and a head."""
+
+    def __init__(self, blocks: int = 12, width: int = 8) -> None:
+        super().__init__()
+        self.wte, self.wpe, self.drop = nn.Embedding(50, width), nn.Embedding(16, width), nn.Dropout(0.0)
+        self.h = nn.ModuleList(Block(width) for _ in range(blocks))
+        self.ln_f, self.head = nn.LayerNorm(width), nn.Linear(width, 50, bias=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.drop(self.wte(ids) + self.wpe(torch.arange(ids.shape[1])))
+        for block in self.h:
+            x = block(x)
+        out: Tensor = self.head(self.ln_f(x))
+        return out
+
+
+@pytest.fixture(scope="module")
+def gpt() -> Graph:
+    return capture(Gpt(), torch.randint(50, (2, 6)))
+
+
+def folded_by_hand(graph: Graph, depth: int) -> tuple[set[int], set[tuple[int, int]]]:
+    """The nodes and edges that the library's passes leave: folded, closed from *depth* on, layers closed, sources and views hidden.
+
+    The library keeps the positions, a constant, since the embedding of positions would otherwise read nothing.
+    """
+    left = graph.fold()
+    layers = [node.site for node in left.modules() if all(child.kind != "module" for child in left.children.get(node.id, ()))]
+    left = left.collapse(at=layers if depth < graph.depth else ()).collapse(depth).hide(views=True, constants=True, parameters=True)
+    frames = {node.parent for node in left.nodes if node.kind in ("operation", "module")}
+    (positions,) = (node.id for node in left.nodes if node.name == "arange")
+    edges = {(edge.source, edge.target) for edge in left.edges if edge.source != positions}
+    return {node.id for node in left.nodes} - frames - {positions}, edges
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_equal_blocks_are_drawn_once_as_the_library_folds_them(opened: Any, gpt: Graph, depth: int) -> None:
+    page = opened(gpt, depth)
+    nodes, edges = folded_by_hand(gpt, depth)
+    assert drawn(page) == nodes
+    joined = page.locator(".edge").evaluate_all("all => all.map((one) => one.id.slice(1).split('_').map(Number))")
+    assert {tuple(ends) for ends in joined} == edges
+
+
+def test_blocks_inside_blocks_fold_in_every_copy() -> None:
+    """Four stages of three blocks: the stages are a group, and so are the blocks of each stage."""
+    stages = nn.Sequential(*(nn.Sequential(*(nn.Sequential(nn.Linear(3, 3), nn.Tanh()) for _ in range(3))) for _ in range(4)))
+    graph = capture(stages, torch.ones(2, 3))
+    repeats = data_of(graph.to_html())["repeats"]
+    paths = [[count, *(graph.by_id[number].path for number in numbers)] for count, *numbers in repeats]
+    assert paths == [[4, "0", "1", "2", "3"], *([3, f"{at}.0", f"{at}.1", f"{at}.2"] for at in range(4))]
+
+
+def test_one_click_shows_all_copies_of_a_block_and_one_folds_them(opened: Any, gpt: Graph) -> None:
+    page = opened(gpt, 1)
+    (block,) = gpt["h.0"]
+    assert page.locator(f"#n{block.id}").text_content() == "h.0 … 11Block872 params · 8.64 kFLOP each× 12".replace(
+        "872 params · 8.64 kFLOP", cost(block)
+    )
+    page.locator(f"#n{block.id} .badge").click()
+    settle(page, 2)
+    blocks = {gpt[f"h.{number}"][0].id for number in range(12)}
+    assert blocks <= drawn(page)
+    assert page.locator(f"#n{block.id} .badge").text_content() == "1 of 12"
+    page.keyboard.press("Escape")
+    page.locator(f"#n{block.id} .badge").click()
+    settle(page, 3)
+    assert drawn(page) & blocks == {block.id}
+
+
+def cost(node: Any) -> str:
+    return f"{node.parameters} params · {node.flops / 1000:.3g} kFLOP"
+
+
+@pytest.mark.parametrize("size", [(1400, 850), (800, 850), (700, 400)])
+def test_all_of_a_gpt_fits_and_can_be_read(opened: Any, gpt: Graph, size: tuple[int, int]) -> None:
+    """Every box lies on the stage, texts have 12 pixels or more, and no text overlaps another."""
+    page = opened(gpt, size=size)
+    (left, top, right, bottom) = boxes(page, "#stage")[0]
+    for box in boxes(page, "#canvas g.node, #canvas .cluster, #canvas .edge"):
+        assert left <= box[0] < box[2] <= right + 1
+        assert top <= box[1] < box[3] <= bottom + 1
+    sizes = page.locator("#canvas text").evaluate_all("all => all.map((one) => parseFloat(getComputedStyle(one).fontSize))")
+    assert min(sizes) * page.evaluate("view.scale") >= 12
+    texts = boxes(page, "#canvas text")
+    assert not [(one, other) for at, one in enumerate(texts) for other in texts[:at] if overlap(one, other)]
+
+
+def overlap(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
+    """Whether two boxes share more than a pixel in both directions."""
+    return min(one[2], other[2]) - max(one[0], other[0]) > 1 and min(one[3], other[3]) - max(one[1], other[1]) > 1
+
+
+def test_fit_shows_all_of_an_opened_model(opened: Any, gpt: Graph) -> None:
+    """However small the text becomes."""
+    page = opened(gpt, gpt.depth)
+    page.keyboard.press("r")
+    settle(page, 2)
+    page.locator("#fit").click()
+    (left, top, right, bottom) = boxes(page, "#stage")[0]
+    for box in boxes(page, "#canvas g.node"):
+        assert left <= box[0] < box[2] <= right
+        assert top <= box[1] < box[3] <= bottom
+
+
+@pytest.mark.parametrize("depth", [2, 3, 5])
+def test_no_edge_strikes_through_a_title(opened: Any, gpt: Graph, depth: int) -> None:
+    """No point of an edge lies on the text of a frame's title."""
+    page = opened(gpt, depth)
+    struck = page.evaluate("""() => {
+        const titles = [...document.querySelectorAll(".title text")].map((one) => [one.textContent, one.getBoundingClientRect()]);
+        const found = [];
+        for (const edge of document.querySelectorAll(".edge")) {
+            const [length, onScreen] = [edge.getTotalLength(), edge.getScreenCTM()];
+            for (let at = 0; at <= length; at += 3) {
+                const { x, y } = edge.getPointAtLength(at).matrixTransform(onScreen);
+                for (const [text, box] of titles) if (x > box.left && x < box.right && y > box.top && y < box.bottom) found.push(text);
+            }
+        }
+        return [...new Set(found)];
+    }""")
+    assert struck == []
+
+
+def test_layers_are_closed_until_their_operations_are_asked_for(opened: Any, gpt: Graph) -> None:
+    """The slider's last level is that of operations."""
+    page = opened(gpt)
+    assert page.locator("#level").inner_text().startswith("level ")
+    assert page.locator("#canvas .title").all_text_contents() == ["▾ h.0 … 11Block× 12", "▾ mlpSequential"]
+    page.locator("#depth").fill(page.locator("#depth").get_attribute("max"))
+    settle(page, 2)
+    assert page.locator("#level").inner_text() == "operations"
+    assert gpt["h.0.ln_1"][0].id not in drawn(page)
+
+
+def test_bookkeeping_of_batch_norm_is_not_drawn(opened: Any) -> None:
+    """In training mode it counts batches in a buffer that nothing reads; with buffers and constants shown, it is there."""
+    graph = capture(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU()), torch.ones(2, 3))
+    counted = next(node.id for node in graph.nodes if node.name == "add_")
+    page = opened(graph, graph.depth)
+    assert counted not in drawn(page)
+    page.locator("#show summary").click()
+    page.locator("#constants").check()
+    settle(page, 2)
+    assert counted in drawn(page)
+
+
+def test_hidden_operations_leave_no_gap(opened: Any) -> None:
+    """What a view reads is joined with what reads the view; shown, the view stands between them."""
+
+    def forward(net: Net, x: Tensor) -> Tensor:
+        out: Tensor = net.last(net.first(x).view(3, 2).transpose(0, 1))
+        return out
+
+    graph = capture(Net(forward, first=nn.Linear(3, 3), last=nn.Linear(3, 1)), torch.ones(2, 3))
+    (first,), (last,) = graph["first"], graph["last"]
+    page = opened(graph, 1)
+    assert page.locator(f"#e{first.id}_{last.id}").count() == 1
+    page.locator("#stage").press("v")
+    settle(page, 2)
+    assert page.locator(f"#e{first.id}_{last.id}").count() == 0
+    assert {graph.by_id[number].name for number in drawn(page)} >= {"view", "transpose"}
+
+
+def test_a_layer_without_flops_is_not_coloured_and_the_legend_says_so(opened: Any, gpt: Graph) -> None:
+    page = opened(gpt, 1)
+    page.locator("#number").select_option("FLOPs")
+    assert page.locator("#marks").inner_text() == "no FLOPs counted"
+    assert page.locator("#unit").inner_text() == "multiplications and additions of one forward"
+    assert page.locator("g.node.zero").count() == 5  # two embeddings, an addition, the dropout, the norm
+    assert page.locator("g.node.tinted").count() == 2
+
+
+def test_each_copy_of_a_folded_block_has_a_cell_of_its_own_colour(opened: Any, gpt: Graph) -> None:
+    """Twelve values, of which one is NaN and one was not recorded; the box itself has none of the twelve colours."""
+    values = {f"h.{number}:output": [(0, float("nan") if number == 3 else 10.0**number)] for number in range(11)}
+    page = opened(gpt, 1, values={"rms": values})
+    (block,) = gpt["h.0"]
+    cells = page.locator(f"#n{block.id} .strip rect")
+    colours = cells.evaluate_all("all => all.map((one) => getComputedStyle(one).fill)")
+    assert len(set(colours)) == 12
+    assert cells.nth(3).get_attribute("class") == "nan"
+    assert cells.nth(11).get_attribute("class") == "missing"
+    assert page.locator("#marks").inner_text().split("\n") == ["NaN", "not recorded"]
+    assert page.locator(f"#n{block.id}.tinted").count() == 0
+
+
+def test_the_curve_under_the_pointer_has_numbers(opened: Any, gpt: Graph) -> None:
+    page = opened(gpt, 1, values={"rms": {"head:output": [(0, 0.5), (10, 2.0), (20, 64.0)]}})
+    page.locator(f"#n{gpt['head'][0].id}").hover()
+    assert page.locator("#tip svg.line text").all_text_contents() == ["64", "0.5", "step 0", "20", "logarithmic"]
+
+
+def test_steps_play_and_the_number_is_chosen_by_key(opened: Any, gpt: Graph) -> None:
+    """From the first step to the last, and then they stop."""
+    page = opened(gpt, 1, values={"rms": {"head:output": [(0, 1.0), (5, 2.0), (9, 3.0)]}})
+    page.locator("#speed").select_option("4")
+    page.locator("#stage").press("Space")
+    page.locator("#at", has_text="step 9").wait_for()
+    page.locator('#play[aria-label="Play"]').wait_for()
+    page.locator("#stage").press("n")
+    assert page.locator("#number").input_value() == "FLOPs"
+    assert page.locator("#steps").is_hidden()
