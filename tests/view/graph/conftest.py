@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.view.graph.opened_page import settle
 
 from sonde.graph import Graph
-from tests.view.graph.opened_page import settle
 
 
 @pytest.fixture

@@ -25,5 +25,7 @@ def fill(page: Any, node: int) -> str:
 
 def boxes(page: Any, selector: str) -> list[tuple[float, float, float, float]]:
     """The left, top, right and bottom of all elements on the screen that *selector* finds."""
-    script = "all => all.map((one) => { const box = one.getBoundingClientRect(); return [box.left, box.top, box.right, box.bottom]; })"
+    script = (
+        "all => all.map((one) => { const box = one.getBoundingClientRect(); return [box.left, box.top, box.right, box.bottom]; })"
+    )
     return [tuple(box) for box in page.locator(selector).evaluate_all(script)]

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from tests.view.graph.opened_page import boxes, drawn, settle
+from tests.view.graph.test_page import data_of
 from torch import Tensor, nn
 
 from sonde.graph import Graph, capture
 from sonde.testing.zoo import Net
-from tests.view.graph.opened_page import boxes, drawn, settle
-from tests.view.graph.test_page import data_of
 
 pytest.importorskip("easydot")
 

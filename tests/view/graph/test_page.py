@@ -5,18 +5,17 @@ from __future__ import annotations
 import json
 import math
 import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tests.view.graph.opened_page import drawn, fill, settle
 from torch import Tensor, nn
 
 from sonde.errors import ArgumentError, MissingExtraError, UnknownSiteError
 from sonde.graph import Graph, capture
 from sonde.testing.zoo import Net
-from tests.view.graph.opened_page import drawn, fill, settle
 
 pytest.importorskip("easydot")
 
