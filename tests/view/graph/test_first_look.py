@@ -148,7 +148,8 @@ def test_no_edge_strikes_through_a_title(opened: Any, gpt: Graph, depth: int) ->
             const [length, onScreen] = [edge.getTotalLength(), edge.getScreenCTM()];
             for (let at = 0; at <= length; at += 3) {
                 const { x, y } = edge.getPointAtLength(at).matrixTransform(onScreen);
-                for (const [text, box] of titles) if (x > box.left && x < box.right && y > box.top && y < box.bottom) found.push(text);
+                const inside = ({ left, right, top, bottom }) => x > left && x < right && y > top && y < bottom;
+                for (const [text, box] of titles) if (inside(box)) found.push(text);
             }
         }
         return [...new Set(found)];
