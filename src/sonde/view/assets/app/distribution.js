@@ -21,7 +21,7 @@ export async function distributionView({ root, source, run, args, isShown }) {
   const [title, facts, legend, chooserPlace, under] = [make("h2"), make("p", { class: "quiet" }), make("div"), make("span"), make("h3")];
   const map = heatMap(span, {
     label: "The share of elements with each power of two, over the steps. Arrow keys move over the cells.",
-    rowHeight: 9, height: 460, least: 220, gutter: 84,
+    rowHeight: 9, height: 460, onlayout: () => chart.again(), least: 220, gutter: 84,
     rowText: (row, stride) => { const power = answer.powers[answer.powers.length - 1 - row]; return power % (stride > 3 ? 16 : 8) === 0 ? `2${raised(power)}` : ""; },
     guides: () => limits(),
     describe: (data, row, column) => {
@@ -30,7 +30,7 @@ export async function distributionView({ root, source, run, args, isShown }) {
       return make("div", null, make("strong", null, `2${raised(power)} to 2${raised(power + 1)}`), make("dl", null, make("dt", null, "magnitude"), make("dd", null, `${plain(2 ** power, 3)} to ${plain(2 ** (power + 1), 3)}`), make("dt", null, "share of elements"), make("dd", null, data.marks[row * data.columns + column] ? "none" : percent(share))), make("p", { class: "quiet" }, stepsOf(data, column)));
     },
   });
-  const chart = lineChart(span, { height: 150, label: "Share of elements that are exactly zero, NaN or infinite" });
+  const chart = lineChart(span, { height: 150, gutter: () => map.plot, label: "Share of elements that are exactly zero, NaN or infinite" });
 
   function limits() {
     const rowOfPower = (power) => answer.powers[answer.powers.length - 1] + 1 - power;

@@ -15,7 +15,7 @@ export function card(run, finding, brief = false) {
   const [layer, port] = partsOf(finding.site ?? "");
   const where = [finding.site ? make("a", { href: linkTo("layer", run.id, { number: finding.link?.number, step }, layer) }, layer || "(root)") : "the whole training", port ? make("span", { class: "quiet" }, ` ${port}`) : null];
   const evidence = (finding.evidence ?? []).map((each) => [make("dt", null, each.name), make("dd", null, plain(each.value))]);
-  return make("article", { class: `finding ${finding.severity}` },
+  return make("article", { class: `finding ${finding.severity}${brief ? " brief" : ""}` },
     make("div", { class: "what" }, badge(finding.severity, ""), make("div", null, make("h3", null, finding.message ?? finding.text), make("p", null, where, make("span", { class: "quiet" }, step === null || step === undefined || step < 0 ? "" : ` · from step ${whole(step)}`)))),
     brief ? null : [
       evidence.length ? make("dl", { class: "evidence" }, evidence) : null,

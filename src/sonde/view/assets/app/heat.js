@@ -40,7 +40,7 @@ function imageOf({ columns, values, marks, scale }, first, last, size, void_) {
 
 // Return {element, show(data), cell}. Data: {rows, columns, values, marks, steps (columns + 1 edges), names, scale, unit}.
 // Options: cell(row, column) is called with the cell under the pointer or cursor, or null; open(row, column) when one is chosen.
-export function heatMap(span, { label, cell, open, height: tallest = 560, least = 150, rowHeight = 19, describe, guides, gutter = 220, rowText } = {}) {
+export function heatMap(span, { label, cell, open, height: tallest = 560, least = 150, rowHeight = 19, describe, guides, gutter = 220, rowText, onlayout } = {}) {
   const canvas = make("canvas", { "aria-hidden": "true" });
   const svg = draw("svg", { width: "100%", height: "100%" });
   const brush = draw("rect", { class: "brush", visibility: "hidden" });
@@ -51,6 +51,7 @@ export function heatMap(span, { label, cell, open, height: tallest = 560, least 
   let at = null; // the cell of the cursor
   let picture = null; // the image, and what it was made of
   let plot = { left: 0, top: 4, width: 1, height: 1 };
+  let [wide, start] = [0, 0]; // of the plot, as last told to the pictures that stand on the same axis
 
   const shownRows = () => { const [from, to] = rows ?? [0, data.rows]; return [Math.max(0, Math.min(from, data.rows - 1)), Math.min(to, data.rows)]; };
   const left = (width) => Math.min(gutter, Math.max(70, width * 0.24), 24 + 7 * Math.max(...data.names.map((name) => name.length), 4));
@@ -87,6 +88,7 @@ export function heatMap(span, { label, cell, open, height: tallest = 560, least 
       if (end >= 0 && start <= across) pen.drawImage(picture.held, column, 0, 1, picture.lines, Math.floor(start), 0, Math.max(Math.ceil(end) - Math.floor(start), 1), down);
     }
     furniture(width, first, last);
+    if (onlayout && (wide !== plot.width || start !== plot.left)) { [wide, start] = [plot.width, plot.left]; onlayout(); }
   }
 
   function furniture(width, first, last) {

@@ -40,14 +40,14 @@ export async function layersView({ root, source, run, args, isShown }) {
   const facts = make("p", { class: "quiet" });
   const legend = make("div");
   const span = new Span(run.first, Math.max(run.last, run.first + 1), args.from ? Number(args.from) : null, args.to ? Number(args.to) : null);
-  const lines = lineChart(span, { height: 220, label: "Histories of the chosen layer and its neighbours" });
+  const lines = lineChart(span, { height: 220, gutter: () => map.plot, label: "Histories of the chosen layer and its neighbours" });
   const linesTitle = make("h3");
   let found = null;
   let pinned = args.pinned ? args.pinned.split("|") : [];
   let row = null;
   const map = heatMap(span, {
     label: "One number of every layer over the steps. Arrow keys move over the cells, enter opens the layer, p pins its line.",
-    height: Math.max(320, Math.min(620, innerHeight - 420)),
+    height: Math.max(320, Math.min(620, innerHeight - 420)), onlayout: () => lines.again(),
     cell: (at) => { row = at; histories(); },
     open: (at, column) => { location.hash = linkTo("layer", run.id, { number, step: Math.ceil(found.steps[column]) }, layerOf(found.sites[at])); },
   });

@@ -86,7 +86,7 @@ async function show() {
   const waiting = setTimeout(() => { if (shown === mine) byId("view").replaceChildren(make("p", { class: "busy", role: "status" }, "reading …")); }, old?.classList.contains("view") ? 250 : 0);
   try {
     const view = VIEWS[address.view];
-    if (address.run && !run) throw new Error(`there is no run ${address.run} in this folder: choose one of the list`);
+    if (!run && !["runs", "compare"].includes(address.view)) throw new Error(`there is no run "${address.run}" in this folder: choose one of the list of runs`);
     if (run && ["damaged", "newer"].includes(run.state) && run.error) throw new Error(run.error);
     if (!view) throw new Error(`there is no view ${address.view}`);
     const held = await view({ root, source, run, listed, args: address.args, rest: address.rest, keep, isShown: () => shown === mine });

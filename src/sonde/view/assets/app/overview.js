@@ -31,7 +31,7 @@ export async function overviewView({ root, source, run, args, isShown }) {
   const choose = make("span");
   let [found, number, about, scalars] = [null, args.number ?? null, null, null];
   const map = heatMap(span, {
-    label: "The main number of every layer over the steps. Arrow keys move over the cells, enter opens the layer.", height: 380, rowHeight: 15,
+    label: "The main number of every layer over the steps. Arrow keys move over the cells, enter opens the layer.", height: 380, rowHeight: 15, onlayout: () => { for (const { chart } of charts.values()) chart.again(); },
     open: (row, column) => { location.hash = linkTo("layers", run.id, { number, site: found.sites[row], step: Math.ceil(found.steps[column]) }); },
   });
   const heat = make("figure", { class: "wide" }, make("figcaption", null, heatTitle, choose), map.element, legend);
@@ -95,7 +95,6 @@ export async function overviewView({ root, source, run, args, isShown }) {
     if (!choose.firstChild) choose.append(numberChooser(about.numbers, number, (id) => { number = id; keep({ number }); readHeat(); }));
     legend.replaceChildren(legendOf(found));
     map.show(found);
-    for (const { chart } of charts.values()) chart.again();
   }
 
   async function read() {

@@ -37,17 +37,17 @@ export function runsView({ root, listed, args }) {
       const broken = ["damaged", "newer"].includes(run.state);
       return make("tr", null,
         make("td", null, broken ? null : box),
-        make("td", null, make("a", { class: "name", href: linkTo("overview", run.id) }, run.name), run.error ? make("p", { class: "error" }, run.error) : null),
+        make("td", { class: "run" }, make("a", { class: "name", href: linkTo("overview", run.id) }, run.name), run.error ? make("p", { class: "error" }, run.error) : null),
         make("td", null, broken ? "" : run.health === "unknown" ? make("span", { class: "quiet" }, "–") : badge(run.health, run.findings ? many(run.findings, "finding") : "healthy")),
         make("td", { title: words }, make("span", { class: "nowrap" }, make("i", { class: `dot ${run.state}`, "aria-hidden": "true" }), " ", state)),
         make("td", { class: "right" }, run.last >= 0 ? whole(run.last) : "–"),
         make("td", { class: "right" }, run.loss_last === null || run.loss_last === undefined ? "–" : plain(run.loss_last)),
-        make("td", null, run.model ?? ""),
-        make("td", { class: "right" }, whole(run.layers)),
+        make("td", { class: "spare" }, run.model ?? ""),
+        make("td", { class: "right spare" }, whole(run.layers)),
         make("td", { class: "right nowrap", title: `began ${since(run.started)}` }, since(run.updated)),
-        make("td", { class: "right nowrap" }, lasting((run.updated ?? 0) - (run.started ?? 0))));
+        make("td", { class: "right nowrap spare" }, lasting((run.updated ?? 0) - (run.started ?? 0))));
     });
-    table.replaceChildren(make("table", null, make("thead", null, make("tr", null, make("th", { "aria-label": "Choose" }), title("name", "run"), title("health", "health"), title("state", "state"), title("steps", "last step", { class: "right" }), title("loss", "last loss", { class: "right" }), make("th", { scope: "col" }, "model"), make("th", { scope: "col", class: "right" }, "layers"), title("updated", "last data", { class: "right" }), make("th", { scope: "col", class: "right" }, "lasted"))), make("tbody", null, rows)));
+    table.replaceChildren(make("table", null, make("thead", null, make("tr", null, make("th", { "aria-label": "Choose" }), title("name", "run"), title("health", "health"), title("state", "state"), title("steps", "last step", { class: "right" }), title("loss", "last loss", { class: "right" }), make("th", { scope: "col", class: "spare" }, "model"), make("th", { scope: "col", class: "right spare" }, "layers"), title("updated", "last data", { class: "right" }), make("th", { scope: "col", class: "right spare" }, "lasted"))), make("tbody", null, rows)));
     if (!shown.length) table.append(notice("No run has these words", "Change or empty the filter."));
     picked();
   }

@@ -12,10 +12,10 @@ export async function updatesView({ root, source, run, args, isShown }) {
   const span = new Span(run.first, Math.max(run.last, run.first + 1), args.from ? Number(args.from) : null, args.to ? Number(args.to) : null);
   const [title, facts, legend, under] = [make("h2"), make("p", { class: "quiet" }), make("div"), make("h3")];
   let [found, row] = [null, null];
-  const chart = lineChart(span, { height: 240, label: "Update / weight of the chosen parameter" });
+  const chart = lineChart(span, { height: 240, gutter: () => map.plot, label: "Update / weight of the chosen parameter" });
   const map = heatMap(span, {
     label: "Update / weight of every parameter over the steps. Arrow keys move over the cells, enter opens the parameter.",
-    height: Math.max(320, Math.min(620, innerHeight - 420)),
+    height: Math.max(320, Math.min(620, innerHeight - 420)), onlayout: () => chart.again(),
     cell: (at) => { row = at; histories(); },
     open: (at) => { location.hash = linkTo("layer", run.id, {}, partsOf(found.sites[at])[0]); },
   });
