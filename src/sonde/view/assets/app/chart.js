@@ -7,16 +7,19 @@ import { hideTip, showTip } from "./tip.js";
 const MARGINS = [66, 14];
 const LANE = 5; // pixels: the marks of each line have a lane of their own
 
+const tenth = (pixel) => Math.round(pixel * 10) / 10; // far cheaper than toFixed
+
 // The path through the points, broken where a value is missing.
 function lineOf(steps, values, x, y) {
-  let [text, open] = ["", false];
+  const parts = [];
+  let open = false;
   for (let place = 0; place < steps.length; place += 1) {
     const value = values[place];
     const there = value !== null && Number.isFinite(value) && !(y.log && value <= 0);
-    if (there) text += `${open ? "L" : "M"}${x.at(steps[place]).toFixed(1)} ${y.at(value).toFixed(1)}`;
+    if (there) parts.push(open ? "L" : "M", tenth(x.at(steps[place])), " ", tenth(y.at(value)));
     open = there;
   }
-  return text;
+  return parts.join("");
 }
 
 function envelopeOf(steps, low, high, x, y) {
@@ -28,11 +31,11 @@ function envelopeOf(steps, low, high, x, y) {
     while (there(until)) until += 1;
     const [forth, back] = [[], []];
     for (let at = place; at < until; at += 1) {
-      const left = x.at(steps[at]).toFixed(1);
-      forth.push(`${left} ${y.at(high[at]).toFixed(1)}`);
-      back.unshift(`${left} ${y.at(y.log ? Math.max(low[at], y.low) : low[at]).toFixed(1)}`);
+      const left = tenth(x.at(steps[at]));
+      forth.push(`${left} ${tenth(y.at(high[at]))}`);
+      back.push(`${left} ${tenth(y.at(y.log ? Math.max(low[at], y.low) : low[at]))}`);
     }
-    text += `M${forth.join("L")}L${back.join("L")}Z`;
+    text += `M${forth.join("L")}L${back.reverse().join("L")}Z`;
     place = until;
   }
   return text;
@@ -72,6 +75,7 @@ export function lineChart(span, { height = 190, label, onmarker, gutter } = {}) 
   const svg = draw("svg", { width: "100%", height });
   const brush = draw("rect", { class: "brush", visibility: "hidden" });
   element.append(svg);
+  let width = 0;
   let data = { series: [] };
   let [x, y] = [axis(0, 1, left, left + 1), axis(0, 1, 1, 0)];
   const hasLane = ({ values, marks }) => (marks ? marks.some((mark) => mark > 1 && mark !== 5) : values.some((value) => typeof value === "number" && !Number.isFinite(value)));
@@ -81,7 +85,6 @@ export function lineChart(span, { height = 190, label, onmarker, gutter } = {}) 
   const named = new Set();
 
   function paint() {
-    const width = element.clientWidth;
     if (!width) return;
     const beside = gutter?.();
     [left, right] = beside && beside.width > 1 ? [beside.left, width - beside.left - beside.width] : MARGINS;
@@ -223,8 +226,9 @@ export function lineChart(span, { height = 190, label, onmarker, gutter } = {}) 
   const repaint = once(paint);
   span.on("move", repaint);
   span.on("point", once(point));
-  new ResizeObserver(repaint).observe(element);
-  return { element, show(next) { data = next; repaint(); }, again: repaint };
+  // The width is remembered: to ask for it in each picture would lay out the whole page each time.
+  new ResizeObserver(() => { width = element.clientWidth; repaint(); }).observe(element);
+  return { element, show(next) { data = next; repaint(); }, again: repaint, frame: paint };
 }
 
 // A small line without axes: the history of a number beside its name.

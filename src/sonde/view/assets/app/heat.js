@@ -46,6 +46,7 @@ export function heatMap(span, { label, cell, open, height: tallest = 560, least 
   const brush = draw("rect", { class: "brush", visibility: "hidden" });
   const cross = draw("g", { class: "cross" });
   const element = make("div", { class: "heat", tabindex: 0, role: "application", "aria-roledescription": "heat-map", "aria-label": label }, canvas, svg);
+  let width = 0;
   let data = null;
   let rows = null; // the rows shown, from and to; null: all
   let at = null; // the cell of the cursor
@@ -57,7 +58,6 @@ export function heatMap(span, { label, cell, open, height: tallest = 560, least 
   const left = (width) => Math.min(gutter, Math.max(70, width * 0.24), 24 + 7 * Math.max(...data.names.map((name) => name.length), 4));
 
   function paint() {
-    const width = element.clientWidth;
     if (!width || !data) return;
     const [first, last] = shownRows();
     const height = Math.max(Math.min((last - first) * rowHeight, tallest), Math.min(least, (last - first) * 40));
@@ -229,7 +229,8 @@ export function heatMap(span, { label, cell, open, height: tallest = 560, least 
   const repaint = once(paint);
   span.on("move", repaint);
   span.on("point", once(mark));
-  new ResizeObserver(repaint).observe(element);
+  // The width is remembered: to ask for it in each picture would lay out the whole page each time.
+  new ResizeObserver(() => { width = element.clientWidth; repaint(); }).observe(element);
   return {
     element,
     get cell() { return at; },

@@ -1,5 +1,5 @@
 // The heat-map: one number of every layer, in the order of execution, over the steps; below it the histories of a cell's row and its neighbours.
-import { here, keep, linkTo } from "./address.js";
+import { keep, linkTo } from "./address.js";
 import { lineChart } from "./chart.js";
 import { make, many, notice, partsOf } from "./dom.js";
 import { heatMap, legendOf } from "./heat.js";

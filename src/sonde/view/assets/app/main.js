@@ -3,7 +3,7 @@ import { here, keep, linkTo } from "./address.js";
 import { compareView } from "./compare.js";
 import { coverageView } from "./coverage.js";
 import { distributionView } from "./distribution.js";
-import { badge, byId, code, make, notice, whole } from "./dom.js";
+import { byId, code, make, notice, whole } from "./dom.js";
 import { findingsView } from "./findings.js";
 import { flowView } from "./flow.js";
 import { graphView } from "./graph.js";
@@ -26,7 +26,7 @@ const TABS = [
   ["coverage", "Coverage", coverageView],
 ];
 const VIEWS = { ...Object.fromEntries(TABS.map(([name, , view]) => [name, view])), layer: layerView, runs: runsView, compare: compareView };
-const STATES = { running: "running", ended: "ended", lost: "stopped without its end", damaged: "damaged", newer: "of a newer sonde" };
+const STATE_WORDS = { running: "running", ended: "ended", lost: "stopped without its end", damaged: "damaged", newer: "of a newer sonde" };
 
 let source = null;
 let listed = { runs: [] };
@@ -58,8 +58,8 @@ function status(run) {
   const state = byId("state");
   state.replaceChildren();
   if (!run) return;
-  if (!source.isLive) { state.append(make("span", { class: "quiet" }, `report · ${STATES[run.state] ?? run.state}`)); return; }
-  state.append(make("i", { class: `dot ${run.state}` }), make("span", null, STATES[run.state] ?? run.state), make("span", { class: "quiet" }, run.last >= 0 ? ` · step ${whole(run.last)}` : ""));
+  if (!source.isLive) { state.append(make("span", { class: "quiet" }, `report · ${STATE_WORDS[run.state] ?? run.state}`)); return; }
+  state.append(make("i", { class: `dot ${run.state}` }), make("span", null, STATE_WORDS[run.state] ?? run.state), make("span", { class: "quiet" }, run.last >= 0 ? ` · step ${whole(run.last)}` : ""));
 }
 
 function failed(root, error) {

@@ -121,7 +121,7 @@ export class Recording {
     const heat = this.held.heatmap?.[number];
     if (!heat) return null;
     const found = matrixOf(heat);
-    return { ...described(found), lines: sites.filter((site) => found.sites.includes(site)).map((site) => ({ site, steps: found.middles, ...rowOf(found, found.sites.indexOf(site)) })) };
+    return { ...wordsOf(found), lines: sites.filter((site) => found.sites.includes(site)).map((site) => ({ site, steps: found.middles, ...rowOf(found, found.sites.indexOf(site)) })) };
   }
 
   flow({ number, step }) {
@@ -132,7 +132,7 @@ export class Recording {
     const all = found.sites.map((_, row) => rowOf(found, row));
     const there = all.map(({ values }) => values.filter((value) => Number.isFinite(value)));
     return {
-      ...described(found), sites: found.sites, step: Math.ceil(found.steps[column]), steps: found.steps.slice(0, -1).map(Math.ceil),
+      ...wordsOf(found), sites: found.sites, step: Math.ceil(found.steps[column]), steps: found.steps.slice(0, -1).map(Math.ceil),
       values: all.map(({ values }) => values[column]), marks: all.map(({ marks }) => marks[column]),
       low: there.map((values) => (values.length ? Math.min(...values) : null)), high: there.map((values) => (values.length ? Math.max(...values) : null)),
     };
@@ -166,7 +166,7 @@ export class Recording {
   follow() {}
 }
 
-const described = ({ label, unit, axis, scale, number }) => ({ label, unit, axis, scale, number });
+const wordsOf = ({ label, unit, axis, scale, number }) => ({ label, unit, axis, scale, number });
 
 export const layerOf = (site) => { const at = site.lastIndexOf(":"); return at < 0 ? site : site.slice(0, at); };
 
