@@ -31,7 +31,7 @@ from sonde.engine.torch_api.modules import is_fully_sharded, state_of, wrapped_b
 from sonde.engine.unseen import Observer
 from sonde.errors import ModelError
 
-__all__ = ["StandIn"]
+__all__ = ["StandIn", "memory_of"]
 
 _ATOMS = {bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device, range, slice, type(None), type(...)}
 _SHARED = (
@@ -327,10 +327,11 @@ def _fit(parameters: Iterable[nn.Parameter]) -> bool:
     for parameter in parameters:
         if not is_lazy(parameter) and not parameter.is_meta:  # type: ignore[redundant-expr]  # is_lazy narrows too much
             needed[parameter.device] = needed.get(parameter.device, 0) + parameter.numel() * parameter.element_size()
-    return all(size <= _MOST_OF_MEMORY * _memory_of(device) for device, size in needed.items())
+    return all(size <= _MOST_OF_MEMORY * memory_of(device) for device, size in needed.items())
 
 
-def _memory_of(device: torch.device) -> float:
+def memory_of(device: torch.device) -> float:
+    """Return the bytes of memory of *device*, on an accelerator those that are free; infinity where that is not known."""
     if device.type == "cpu":
         names = os.sysconf_names if hasattr(os, "sysconf") else {}
         known = {"SC_PAGE_SIZE", "SC_PHYS_PAGES"} <= names.keys()

@@ -201,9 +201,13 @@ class Copying:
 
     A container returns its last child's tensor, and a model may return every layer's; all their stashes then hold the same
     copy. A tensor is recognised until the next forward begins.
+
+    Args:
+        copy: makes the copy of a tensor.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, copy: Callable[[Tensor], Any] | None = None) -> None:
+        self._make = copy or default_stash_value
         self._copies: dict[int, tuple[weakref.ref[Tensor], int, Any]] = {}
         self._forward = -1
 
@@ -232,12 +236,12 @@ class Copying:
 
     def _copy(self, tensor: Tensor) -> Any:
         if tensor.is_inference():  # has no version by which an in-place change would show
-            return default_stash_value(tensor)
+            return self._make(tensor)
         known = self._copies.get(id(tensor))
         version = version_of(tensor)
         if known is not None and known[0]() is tensor and known[1] == version and _still_equal(known[2], tensor):
             return known[2]
-        kept = default_stash_value(tensor)
+        kept = self._make(tensor)
         if len(self._copies) >= _MOST_COPIES:
             self._copies.clear()
         self._copies[id(tensor)] = weakref.ref(tensor), version, kept

@@ -22,7 +22,7 @@ Shapes: TypeAlias = tuple[tuple[int, ...], ...]
 _FLOPS_ARE = "a multiplication and an addition are two, and element-wise functions are not counted"
 _MOST_ROWS_IN_NOTE = 40  # an exception's note stands in a traceback
 _ROWS_BEFORE_FAILURE = 12
-_DROPPED_FIRST = ("input", "calls", "zeros", "gradient", "memory", "mean ± std", "type", "FLOPs", "output")
+_DROPPED_FIRST = ("input", "calls", "zeros", "gradient", "memory", "mean ± std", "FLOPs", "type", "output")
 """The columns that are left out, in this order, where the terminal is too narrow: a summary is read for types and shapes first."""
 
 

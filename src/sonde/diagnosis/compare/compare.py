@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from sonde.diagnosis.compare.aligned import Place, compared
 from sonde.diagnosis.compare.causes import causes_of, setting_differences
 from sonde.diagnosis.compare.comparison import Comparison, first_parted
+from sonde.diagnosis.compare.copies import Copies
 from sonde.diagnosis.compare.live_runs import Loss, Request, live_side
 from sonde.diagnosis.compare.names import Names, check_match
 from sonde.diagnosis.compare.proposal import few_in_common, proposed_match
@@ -53,6 +56,7 @@ def compare(
     match: Mapping[str, str] | None = None,
     noise: float | None = None,
     backward: bool = True,
+    memory: int | None = None,
     quiet: bool = False,
 ) -> Comparison: ...
 
@@ -68,6 +72,7 @@ def compare(
     match: Mapping[str, str] | None = None,
     noise: float | None = None,
     backward: bool = True,
+    memory: int | None = None,
     quiet: bool = False,
     baseline: Sequence[Run | str | os.PathLike[str]] = (),
 ) -> Comparison | RunComparison:
@@ -80,7 +85,7 @@ def compare(
     "b's weight equals a's weight.T"
 
     Copies of the models run, each from the present random state; models, batch, gradients and random state stay as they are. A
-    model that is compiled as a whole runs compiled; compiled parts of a model run as plain Python.
+    model that is compiled, as a whole or in parts, runs compiled.
     Every output of a module is compared, and every input, in the order of execution; then gradients; then the step of an optimizer.
     How far rounding alone moves each tensor is measured by two more runs of each side, in which the result of every operation is
     multiplied by ``1 + d``, with random ``|d|`` up to the ``eps`` of its type.
@@ -103,6 +108,8 @@ def compare(
             class, shapes and values; the notes of the result say how.
         noise: the relative distance that counts as equal everywhere, in place of the measured one.
         backward: compare gradients.
+        memory: bytes of kept tensors that lie in main memory; more of them lie in files of the temporary folder (``TMPDIR``)
+            meanwhile. The default is a quarter of the machine's memory.
         quiet: show no progress.
         baseline: of runs, repeats of ``a`` with other seeds, as runs or paths: what these differ by counts as equal.
 
@@ -117,12 +124,13 @@ def compare(
     if is_recorded(a) or is_recorded(b):
         of_batch = {"batch": batch is not _NOTHING, "batch_b": batch_b is not _NOTHING, "loss_fn": loss_fn is not None}
         others = of_batch | {"optimizer": optimizer is not None, "noise": noise is not None, "backward": not backward}
+        others |= {"memory": memory is not None}
         return compare_recorded(a, b, match, baseline, others)
     if baseline:
         raise ArgumentError("baseline= is for two runs: repeats of a with other seeds")
-    _check(noise, batch, batch_b, backward, optimizer)
+    _check(noise, batch, batch_b, backward, optimizer, memory)
     if isinstance(a, nn.Module) and isinstance(b, nn.Module):
-        return _models(a, b, batch, batch_b, loss_fn, optimizer, match, noise, backward, quiet)
+        return _models(a, b, batch, batch_b, loss_fn, optimizer, match, noise, backward, Copies(memory), quiet)
     if isinstance(a, nn.Module) or isinstance(b, nn.Module):
         raise ArgumentError(
             "a model cannot be compared with saved tensors: give two models, or save the second side too, with "
@@ -133,11 +141,13 @@ def compare(
     return _compared(_saved("a", a), _saved("b", b), match, noise)
 
 
-def _check(noise: Any, batch: Any, batch_b: Any, backward: bool, optimizer: Any) -> None:
+def _check(noise: Any, batch: Any, batch_b: Any, backward: bool, optimizer: Any, memory: Any) -> None:
     if noise is not None and not (isinstance(noise, int | float) and noise >= 0):
         raise ArgumentError(
             f"noise={noise!r}: give the relative distance that counts as equal, as 1e-5; or leave it out to measure it"
         )
+    if memory is not None and (isinstance(memory, bool) or not isinstance(memory, int) or memory < 0):
+        raise ArgumentError(f"memory={memory!r}: give a number of bytes, as 8 * 2**30; or leave it out for a quarter of the memory")
     if batch is _NOTHING and batch_b is not _NOTHING:
         raise ArgumentError("batch_b= is the batch of b beside batch=, which is missing")
     if optimizer is not None and not backward:
@@ -154,20 +164,43 @@ def _models(
     match: Mapping[str, str] | None,
     noise: float | None,
     backward: bool,
+    copies: Copies,
     quiet: bool,
 ) -> Comparison:
     if batch is _NOTHING:
         raise ArgumentError("two models are compared on a batch: sonde.compare(a, b, batch)")
+    for side, model in (("a", a), ("b", b)):
+        _check_numbers(side, model)
     losses = loss_fn if isinstance(loss_fn, tuple) else (loss_fn, loss_fn)
     steps = _optimizers(optimizer)
     batches = (batch, _for_b(a, b, batch) if batch_b is _NOTHING else batch_b)
     sides = []
     with _progress(quiet) as progress:
         for name, model, given, loss, step in zip("ab", (a, b), batches, losses, steps, strict=True):
-            request = Request(model, given, loss, step, backward)
+            request = Request(model, given, loss, step, backward, copies)
             sides.append(live_side(name, request, measure=noise is None, progress=progress))
         progress("compare")
-        return _compared(sides[0], sides[1], match, noise)
+        found = _compared(sides[0], sides[1], match, noise)
+    return replace(found, notes=(*found.notes, note)) if (note := copies.note()) else found
+
+
+def _check_numbers(side: str, model: nn.Module) -> None:
+    """Raise if parameters or buffers of a model have no numbers.
+
+    Raises:
+        ArgumentError: some have none; the message names the first.
+    """
+    held = [*model.named_parameters(), *model.named_buffers()]
+    lazy = [name for name, tensor in held if is_lazy(tensor)]
+    if lazy:
+        raise ArgumentError(f"{lazy[0]} of {side} is lazy, and has no numbers yet: run {side} once on a batch first")
+    meta = [name for name, tensor in held if tensor.is_meta]
+    if meta:
+        raise ArgumentError(
+            f"{len(meta):,} of {len(held):,} parameters and buffers of {side} are on the device 'meta', as {meta[0]}, where "
+            f"tensors have no numbers: load the weights of {side} first, as {side}.to_empty(device='cpu') and "
+            f"{side}.load_state_dict(...)"
+        )
 
 
 def _optimizers(optimizer: Any) -> tuple[Any, Any]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
+from sonde.diagnosis.compare.copies import Copies
 from sonde.diagnosis.compare.difference import as_numbers, distance, spacing
 from sonde.diagnosis.compare.rounding import RoundingMode, unseen_by_modes
 from sonde.diagnosis.compare.sides import Kept, Key, Side
@@ -17,7 +18,7 @@ from sonde.engine import Event, observe
 from sonde.engine.restore import Apart, set_apart
 from sonde.engine.selection import parameters
 from sonde.engine.structure import as_arguments, first_floating
-from sonde.engine.torch_api.modules import class_of, compiled_like, unwrap
+from sonde.engine.torch_api.modules import class_of, compile_parts_like, compiled_like, unwrap, without_parallel_wrappers
 from sonde.errors import ArgumentError
 from sonde.keep.stash import Copying
 from sonde.site import Site
@@ -41,6 +42,7 @@ class Request:
         loss_fn: from the output to a scalar; None is the output's own ``loss``, or the mean square of its first floating tensor.
         optimizer: an optimizer of the model, or a function that makes one of parameters; None for no step.
         backward: compute gradients.
+        copies: makes the copies of tensors.
     """
 
     model: nn.Module
@@ -48,13 +50,14 @@ class Request:
     loss_fn: Loss | None = None
     optimizer: Any = None
     backward: bool = True
+    copies: Copies = field(default_factory=Copies)
 
 
 def live_side(name: str, request: Request, *, measure: bool, progress: Callable[[str], None]) -> Side:
     """Return the side of a live model: one run that is kept, and with *measure* the runs that measure its scatter."""
     side = Side(name, class_of(unwrap(request.model)).__name__, model=request.model)
     progress(f"run {name}")
-    drew = _run(request, _Keeper(side), side)
+    drew = _run(request, _Keeper(side, request.copies), side)
     if measure:
         known = {kept.key: kept for kept in side.kept}
         for repeat in range(_REPEATS):
@@ -110,9 +113,10 @@ def _spacing(kept: Kept) -> float:
 class _Keeper:
     """Keep every event in a side."""
 
-    def __init__(self, side: Side) -> None:
+    def __init__(self, side: Side, copies: Copies) -> None:
         self._side = side
-        self._copying = Copying()
+        self._copies = copies
+        self._copying = Copying(copies.copy)
 
     def __call__(self, event: Event) -> None:
         if event.phase != "recompute":
@@ -121,6 +125,7 @@ class _Keeper:
 
     def parameter(self, kept: Kept) -> None:
         """Keep a gradient or an update."""
+        kept = replace(kept, leaves={leaf: self._copies.copy(tensor) for leaf, tensor in kept.leaves.items()})
         (self._side.backward if kept.site.port == "grad" else self._side.update).append(kept)
 
 
@@ -160,11 +165,11 @@ def _run(
                 failures.append(error)
 
         model = apart.model
-        compiled = compiled_like(model, request.model) if mode is None and not reseed else None
+        compiled = _compiled(apart, request.model) if mode is None and not reseed else None
         if compiled is not None:  # the run that is kept is that of compiled code; rounding is measured in plain Python
             stack.enter_context(torch.compiler.set_stance("default"))
-            side.notes.append("ran compiled")
-            model = compiled
+            model, what = compiled
+            side.notes.append(what)
         before = torch.get_rng_state()
         stack.enter_context(observe(model, deliver, ports=("input", "output", "grad_output"), strict=True))
         if mode is not None:
@@ -182,6 +187,16 @@ def _run(
     if failures:
         raise failures[0]
     return drew
+
+
+def _compiled(apart: Apart, original: nn.Module) -> tuple[nn.Module, str] | None:
+    """Return the copy with the parts compiled that are compiled in *original*, and a note; None if nothing is."""
+    own = without_parallel_wrappers(original)
+    whole = compiled_like(apart.model, own)
+    if whole is not None:
+        return whole, "ran compiled"
+    count = compile_parts_like(own, {id(apart.original(module)): module for module in apart.model.modules()})
+    return (apart.model, f"ran with {count} compiled part{'' if count == 1 else 's'}") if count else None
 
 
 def _forward(request: Request, model: nn.Module, apart: Apart, side: Side) -> Tensor | None:
@@ -232,7 +247,7 @@ def _backward(request: Request, apart: Apart, side: Side, loss: Tensor) -> None:
 def _gradients(apart: Apart) -> Iterator[Kept]:
     for name, parameter, owner in parameters(apart.model):
         gradient = parameter.grad
-        leaves = {} if gradient is None else {"": gradient.detach().cpu().clone()}
+        leaves = {} if gradient is None else {"": gradient.detach()}
         yield Kept(Site(name, "grad"), -1, class_of(owner.module).__name__, leaves)
 
 
@@ -252,7 +267,7 @@ def _updates(request: Request, apart: Apart, side: Side, mode: RoundingMode | No
     with nullcontext() if mode is None else unseen_by_modes():
         for name, parameter, owner in parameters(apart.model):
             moved = parameter.detach().to(torch.float64 if not parameter.is_complex() else torch.complex128) - before[name]
-            yield Kept(Site(name, "update"), -1, class_of(owner.module).__name__, {"": moved.cpu(), "before": before[name].cpu()})
+            yield Kept(Site(name, "update"), -1, class_of(owner.module).__name__, {"": moved, "before": before[name]})
 
 
 def optimizer_of_copy(optimizer: Any, apart: Apart) -> Any:

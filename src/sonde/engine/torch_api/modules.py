@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +19,7 @@ __all__ = [
     "children",
     "children_of",
     "class_of",
+    "compile_parts_like",
     "compiled_like",
     "holds_parameters_elsewhere",
     "is_called_compiled",
@@ -30,6 +31,7 @@ __all__ = [
     "submodule",
     "unwrap",
     "walk",
+    "without_parallel_wrappers",
     "wrapped_by_function",
 ]
 
@@ -178,6 +180,40 @@ def compiled_like(module: nn.Module, original: nn.Module) -> nn.Module | None:
         module.compile()
         return module
     return None
+
+
+def compile_parts_like(original: nn.Module, copies: Mapping[int, nn.Module]) -> int:
+    """Compile, in a copy of *original*, the modules below it that are compiled in *original*, as these are; return how many.
+
+    Args:
+        copies: the modules of the copy, by the id of the module of *original* that each stands for; wrappers have none.
+    """
+    made: dict[int, nn.Module] = {}
+    pending, seen = [original], {original}
+    while pending:
+        module = pending.pop()
+        holder = copies.get(id(module))
+        for name, child in module._modules.items():
+            if child is None or (child in seen and id(child) not in made):
+                continue
+            inner = child._modules[_COMPILED] if is_compiled_wrapper(child) else child
+            copied = copies.get(id(inner))
+            compiled = made.get(id(child)) or (None if copied is None else compiled_like(copied, child))
+            seen.add(child)
+            if compiled is None:
+                pending.append(child)
+                continue
+            made[id(child)] = compiled
+            if holder is not None:
+                holder._modules[name] = compiled
+    return len(made)
+
+
+def without_parallel_wrappers(module: nn.Module) -> nn.Module:
+    """Return the module that ``DataParallel`` and the like hold; *module* itself if it is none of them."""
+    while isinstance(module, _PARALLEL):
+        module = module.module
+    return module
 
 
 def is_called_compiled(module: nn.Module) -> bool:
