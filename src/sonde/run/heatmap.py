@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["Heatmap", "Reduce", "heatmap_of"]
 
 Reduce = Literal["worst", "mean", "min", "max", "sum"]
+_SPARSE = 64  # steps for each logged one, up to which a table of all steps is small
 _FUNCTIONS: dict[str, str] = {"mean": "avg", "min": "min", "max": "max", "sum": "sum"}
 
 
@@ -89,11 +91,25 @@ def heatmap_of(
 def _filled(
     connection: duckdb.DuckDBPyConnection, query: str, sites: int, steps: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.float64], bool]:
-    """The matrix of (line, step, value), and whether no cell had two of them."""
-    rows = connection.sql(query).fetchnumpy()
-    cells = rows["sonde_line"].astype(np.int64) * len(steps) + np.searchsorted(steps, rows["step"])
+    """The matrix of (line, step, value), put together piece by piece as Arrow has them, and whether no cell had two of them."""
+    column_of = _columns_of(steps)
     matrix = np.full(sites * len(steps), np.nan)
-    matrix[cells] = rows["sonde_value"]
     filled = np.zeros(sites * len(steps), bool)
-    filled[cells] = True
-    return matrix.reshape(sites, len(steps)), len(cells) == np.count_nonzero(filled)
+    rows = 0
+    for piece in connection.sql(query).to_arrow_table().to_batches():
+        line, step, value = (column.to_numpy(zero_copy_only=False) for column in piece.columns)
+        cells = line.astype(np.int64) * len(steps) + column_of(step)
+        matrix[cells] = value
+        filled[cells] = True
+        rows += len(cells)
+    return matrix.reshape(sites, len(steps)), rows == np.count_nonzero(filled)
+
+
+def _columns_of(steps: npt.NDArray[np.int64]) -> Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]]:
+    """Return the function from steps to their columns: a table of all steps, unless the logged ones lie far apart."""
+    first, span = (int(steps[0]), int(steps[-1]) - int(steps[0]) + 1) if len(steps) else (0, 0)
+    if span > _SPARSE * len(steps) + 1024:
+        return lambda asked: np.searchsorted(steps, asked)
+    column_of = np.zeros(span, np.int64)
+    column_of[steps - first] = np.arange(len(steps))
+    return lambda asked: column_of[asked - first]

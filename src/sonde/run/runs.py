@@ -289,7 +289,7 @@ class RunSummary:
 
     Attributes:
         first, last: the steps of its scalars; None without any.
-        findings: how many there are.
+        findings: how many alerts there are, those of one rule at one site once.
         severity: the worst of them; ``""`` without any.
         loss: the last value of ``loss``, or of the scalar that is most like it; None without any.
     """
@@ -312,7 +312,8 @@ def _summaries(connection: duckdb.DuckDBPyConnection, families: tuple[str, ...])
             found[name] = RunSummary(first, last, loss=of_run.get(name))
     if "alerts" in families:
         worst = "first(severity ORDER BY severity IN ('bad', 'error') DESC, severity IN ('warn', 'warning') DESC)"
-        for name, count, severity in connection.execute(f"SELECT run, count(*), {worst} FROM alerts GROUP BY run").fetchall():
+        several = "count(DISTINCT (rule, site, CASE WHEN rule = '' THEN message END))"
+        for name, count, severity in connection.execute(f"SELECT run, {several}, {worst} FROM alerts GROUP BY run").fetchall():
             found[name] = replace(found.get(name, RunSummary()), findings=count, severity=severity)
     return found
 

@@ -16,6 +16,8 @@ __all__ = ["BANDS", "POINTS", "band_of", "checked", "mean_of", "point_of", "star
 Values: TypeAlias = npt.NDArray[np.float64]
 Starts: TypeAlias = npt.NDArray[np.intp]
 
+_SORTED = 1 << 21  # values that are sorted at once
+
 
 def mean_of(values: Values, starts: Starts) -> Values:
     """Return the means of the finite values in intervals of the last axis; NaN where there are none."""
@@ -35,16 +37,35 @@ def _std_of(values: Values, starts: Starts) -> Values:
 
 def _quantile_of(share: float) -> Callable[[Values, Starts], Values]:
     def quantile_of(values: Values, starts: Starts) -> Values:
-        found = np.full((*values.shape[:-1], len(starts)), np.nan)
-        finite = np.where(np.isfinite(values), values, np.nan)
-        for place, (start, end) in enumerate(zip(starts, [*starts[1:], values.shape[-1]], strict=True)):
-            piece = finite[..., start:end]
-            some = np.isfinite(piece).any(axis=-1)
-            if some.any():
-                found[..., place][some] = np.nanquantile(piece[some], share, axis=-1)
-        return found
+        lengths = np.diff([*starts, values.shape[-1]])
+        places = starts[:, None] + np.arange(lengths.max())
+        outside = places >= (starts + lengths)[:, None]
+        places[outside] = 0
+        rows = values.reshape(-1, values.shape[-1])
+        found = np.empty((len(rows), len(starts)))
+        together = max(_SORTED // places.size, 1)
+        for begin in range(0, len(rows), together):
+            pieces = np.take(rows[begin : begin + together], places, axis=-1)
+            pieces[~np.isfinite(pieces) | outside] = np.nan
+            found[begin : begin + together] = _quantiles(pieces, share)
+        return found.reshape(*values.shape[:-1], len(starts))
 
     return quantile_of
+
+
+def _quantiles(pieces: Values, share: float) -> Values:
+    """Return the quantile of each last axis of *pieces*, which are sorted in place; NaN values are left out."""
+    counts = np.isfinite(pieces).sum(axis=-1)
+    pieces.sort(axis=-1)  # NaN come last
+    position = share * np.maximum(counts - 1, 0)
+    below = np.floor(position).astype(np.intp)
+    above = np.minimum(below + 1, np.maximum(counts - 1, 0))
+    low, high = (np.take_along_axis(pieces, at[..., None], -1)[..., 0] for at in (below, above))
+    part = position - below
+    with np.errstate(over="ignore", invalid="ignore"):
+        wide = high - low
+        found: Values = np.where(part < 0.5, low + wide * part, high - wide * (1 - part))  # as numpy does: exact at both ends
+    return found
 
 
 def _extreme_of(choose: np.ufunc) -> Callable[[Values, Starts], Values]:

@@ -27,3 +27,99 @@ def test_every_question_is_answered_for_every_run(ask: Ask, name: str, question:
     answer = ask(f"/api/runs/{id_of(ask, name)}/{question}")
     assert answer.status == 200, answer.body
     assert answer.json["version"]
+
+
+@pytest.mark.parametrize("question", ["layer?layer=head", "lines?number=rms&site=head:output&site=head", "ratio", "coverage"])
+def test_questions_with_arguments_are_answered(ask: Ask, question: str) -> None:
+    assert ask(f"/api/runs/{id_of(ask, 'small')}/{question}").status == 200
+
+
+@pytest.mark.parametrize(
+    ("question", "status", "said"),
+    [
+        ("heatmap", 400, "lacks 'number'"),
+        ("heatmap?number=rsm", 404, "moments.rms@output"),
+        ("heatmap?number=rms&columns=x", 400, "whole number"),
+        ("heatmap?number=rms&from=90", 400, "The nearest are"),
+        ("heatmpa", 404, "heatmap"),
+        ("graph.html", 400, "the run has no graph: give one batch"),
+        ("distribution", 404, "ExponentHistogram"),
+    ],
+)
+def test_errors_are_said_in_words(ask: Ask, question: str, status: int, said: str) -> None:
+    answer = ask(f"/api/runs/{id_of(ask, 'small')}/{question}")
+    assert (answer.status, answer.headers["content-type"]) == (status, "application/json")
+    assert said in answer.json["error"]
+
+
+def test_two_runs_are_compared(ask: Ask) -> None:
+    small = id_of(ask, "small")
+    assert ask(f"/api/compare?a={small}&b={small}").json["identical"]
+    assert ask(f"/api/compare?a={small}&b=nobody").status == 404
+
+
+# Who may read, and what
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80", "", "[::2]:8420"])
+def test_another_host_is_refused(ask: Ask, host: str) -> None:
+    """What a page elsewhere reaches that lets its own name point here."""
+    answer = ask("/api/runs", Host=host)
+    assert answer.status == 400
+    assert b"runs" not in answer.body.replace(b"runs.", b"")
+
+
+@pytest.mark.parametrize("host", ["localhost:1", "127.0.0.1", "[::1]:8420", "LOCALHOST"])
+def test_this_machine_has_several_names(ask: Ask, host: str) -> None:
+    assert ask("/api/runs", Host=host).status == 200
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
+def test_nothing_but_reading_is_done(ask: Ask, method: str) -> None:
+    answer = ask("/api/runs", method=method)
+    assert (answer.status, answer.headers["allow"]) == (405, "GET, HEAD")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/assets/../server.py",
+        "/assets/..%2f..%2fserver.py",
+        "/assets/%2e%2e/%2e%2e/app/server.py",
+        "/assets/%2e%2e%2fapp/server.py",
+        "/assets//etc/passwd",
+        "/assets/app/../../app/server.py",
+        "/assets/..%5c..%5cserver.py",
+        "/..%2f..%2frun.json",
+        "/api/runs/../../../etc/passwd/overview",
+        "/api/runs/..%2fsmall/overview",
+        "/api/runs/small/overview",
+        "/api/runs/%2fetc/overview",
+    ],
+)
+def test_no_path_leads_outside(ask: Ask, path: str) -> None:
+    """Files and runs are looked up in tables; the name of a folder is no id."""
+    answer = ask(path)
+    assert answer.status == 404
+    assert b"import" not in answer.body
+    assert b"root:" not in answer.body
+
+
+def test_the_browser_is_held_to_a_strict_policy(ask: Ask) -> None:
+    for path in ("/", "/api/runs", "/assets/page.css", "/nowhere"):
+        headers = ask(path).headers
+        policy = headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "script-src 'self';" in policy
+        assert "unsafe-eval" not in policy
+        assert (headers["x-content-type-options"], headers["referrer-policy"]) == ("nosniff", "no-referrer")
+    assert ask("/assets/page.css").headers["content-type"].startswith("text/css")
+
+
+def test_text_of_a_hostile_run_is_json_and_nothing_else(ask: Ask) -> None:
+    """No answer has a type that a browser would show as a page."""
+    hostile = id_of(ask, "hostile")
+    for question in ("overview", "numbers", "heatmap?number=rms", "findings", "coverage", "flow?number=rms"):
+        answer = ask(f"/api/runs/{hostile}/{question}")
+        assert (answer.status, answer.headers["content-type"]) == (200, "application/json")
+    assert ask("/api/runs/%3Cscript%3E/overview").headers["content-type"] == "application/json"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 __all__ = ["BoundedCache"]
@@ -21,11 +21,11 @@ class BoundedCache:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._held: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
-        self._making: dict[Hashable, threading.Lock] = {}
+        self._held: OrderedDict[tuple[Any, ...], tuple[Any, int]] = OrderedDict()
+        self._making: dict[tuple[Any, ...], threading.Lock] = {}
         self._lock = threading.Lock()
 
-    def get(self, key: Hashable, make: Callable[[], Made], size: Callable[[Made], int]) -> Made:
+    def get(self, key: tuple[Any, ...], make: Callable[[], Made], size: Callable[[Made], int]) -> Made:
         """Return the thing of *key*, made by *make* if it is not there; *size* gives its bytes. What *make* raises is raised."""
         with self._lock:
             making = self._making.setdefault(key, threading.Lock())
@@ -46,7 +46,7 @@ class BoundedCache:
                     self._making.pop(key, None)
         return made
 
-    def latest(self, wanted: Callable[[Hashable], bool]) -> Any | None:
+    def latest(self, wanted: Callable[[tuple[Any, ...]], bool]) -> Any | None:
         """Return the thing that was used last among those whose key is *wanted*; None without one."""
         with self._lock:
             return next((held for key, (held, _) in reversed(self._held.items()) if wanted(key)), None)

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from sonde.errors import StoreError, UnknownSiteError
 from sonde.escape import printable_line
 from sonde.paths import absolute_path, short_path
@@ -22,6 +24,7 @@ from sonde.run.schema import VERSION
 from sonde.run.store.lock import is_locked
 from sonde.suggest import nearest
 from sonde.view.app.answers.opened_run import OpenedRun
+from sonde.view.app.answers.reduction import MISSING, listed, marks_of
 from sonde.view.app.bounded_cache import BoundedCache
 
 __all__ = ["FollowedRuns", "State"]
@@ -241,7 +244,7 @@ def _entry(each: _Followed) -> dict[str, Any]:
         summary = RunSummary(findings=len(run.alerts), severity=_worst(alert["severity"] for alert in run.alerts))
     attempts = run.description.attempts
     modules = run.info.get("model")
-    listed = [line for line in modules if isinstance(line, dict)] if isinstance(modules, list) else []
+    lines = [line for line in modules if isinstance(line, dict)] if isinstance(modules, list) else []
     last = run.last_step if summary.last is None else summary.last
     return {
         **about,
@@ -252,9 +255,10 @@ def _entry(each: _Followed) -> dict[str, Any]:
         "started": attempts[0].started if attempts else None,
         "updated": None if each.path is None else _changed(each.path),
         "attempts": len(attempts),
-        "model": str(listed[0].get("type", "")) if listed else "",
-        "layers": len(listed),
-        "loss_last": summary.loss if summary.loss is not None and abs(summary.loss) < float("inf") else None,
+        "model": str(lines[0].get("type", "")) if lines else "",
+        "layers": len(lines),
+        "loss_last": None if summary.loss is None else listed(np.array([summary.loss]))[0],
+        "loss_last_mark": MISSING if summary.loss is None else int(marks_of(np.array([summary.loss]))[0]),
         "size_bytes": 0 if each.path is None else _size(each.path),
         "lost": [f"{family}: {text}" for family, said in run.lost.items() for text in said],
         **({"error": each.error} if each.error else {}),

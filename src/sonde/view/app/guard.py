@@ -11,15 +11,16 @@ from urllib.parse import parse_qsl, urlencode
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-__all__ = ["COOKIE", "LOOPBACK", "POLICY", "Guard"]
+__all__ = ["COOKIE", "LOOPBACK", "NOTEBOOKS", "POLICY", "Guard"]
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 COOKIE = "sonde"
 
-_NOTEBOOKS = "http://localhost:* http://127.0.0.1:* https://localhost:* vscode-webview:"  # which may show the page in a frame
+NOTEBOOKS = "http://localhost:* http://127.0.0.1:* https://localhost:* vscode-webview:"
+"""Where the page may be shown in a frame, besides in itself."""
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; connect-src 'self'; img-src 'self' data: blob:; "
-    f"frame-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'self' {_NOTEBOOKS}"
+    f"frame-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'self' {NOTEBOOKS}"
 )
 _HEADERS = {
     "x-content-type-options": "nosniff",

@@ -18,9 +18,12 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from sonde.errors import ArgumentError, MissingExtraError, SelectionError, SiteError, SondeError, StoreError, UnknownSiteError
-from sonde.view.app.answers.questions import answer_text
+from sonde.view.app.answers.opened_run import graph_text
+from sonde.view.app.answers.questions import answer_text, json_of
+from sonde.view.app.answers.two_sides import comparison
 from sonde.view.app.bounded_cache import BoundedCache
 from sonde.view.app.followed_runs import FollowedRuns
+from sonde.view.app.guard import NOTEBOOKS
 
 __all__ = ["Changes", "make_app"]
 
@@ -94,7 +97,9 @@ def make_app(followed: FollowedRuns, changes: Changes | None = None) -> Starlett
             Route("/assets/{name:path}", _named_asset),
             Route("/api/runs", pages.of(pages.runs)),
             Route("/api/events", lambda request: StreamingResponse(changes.read(), media_type="text/event-stream")),
+            Route("/api/runs/{run}/graph.html", pages.of(pages.graph)),
             Route("/api/runs/{run}/{question}", pages.of(pages.question)),
+            Route("/api/compare", pages.of(pages.compare)),
         ]
     )
 
@@ -124,8 +129,26 @@ class _Answers:
         self._followed.look()
         opened = self._followed.opened(run)
         query = sorted(request.query_params.multi_items())
-        key = (run, opened.version, name, tuple(query))
-        return Response(self._cache.get(key, lambda: answer_text(name, opened, query), len), media_type="application/json")
+        return self._kept((run, opened.version, name, *query), lambda: answer_text(name, opened, query), "application/json")
+
+    def graph(self, request: Request) -> Response:
+        """The page of the run's graph: it has a policy of its own, for its own script alone."""
+        run = request.path_params["run"]
+        opened = self._followed.opened(run)
+        numbers = tuple(text for name, text in request.query_params.multi_items() if name == "number" and text)
+        answer = self._kept((run, opened.version, "graph", *numbers), lambda: graph_text(opened, numbers), "text/html")
+        answer.headers["content-security-policy"] = f"frame-ancestors 'self' {NOTEBOOKS}"
+        return answer
+
+    def compare(self, request: Request) -> Response:
+        self._followed.look()
+        asked = [request.query_params.get(name, "") for name in ("a", "b")]
+        a, b = map(self._followed.opened, asked)
+        key = ("compare", *asked, a.version, b.version)
+        return self._kept(key, lambda: json_of({"version": f"{a.version}-{b.version}", **comparison(a, b)}), "application/json")
+
+    def _kept(self, key: tuple[Any, ...], make: Callable[[], bytes], kind: str) -> Response:
+        return Response(self._cache.get(key, make, len), media_type=kind)
 
 
 def _json(data: Any, status: int = 200) -> Response:

@@ -76,6 +76,8 @@ class Matrix:
 
     def rows(self, places: list[int]) -> Matrix:
         """Return the same of some layers."""
+        if places == list(range(len(self.sites))):
+            return self
         sites = tuple(self.sites[place] for place in places)
         return replace(self, values=self.values[places], defects=self.defects[places], sites=sites)
 
@@ -96,6 +98,20 @@ class Matrix:
         starts = starts_of(len(self.steps), intervals)
         defects = np.maximum.reduceat(self.defects, starts, axis=1)
         return replace(self, values=point_of(self.finite, starts, method), defects=defects, steps=self.steps[starts])
+
+    def extended(self, kept: int, later: Matrix) -> Matrix:
+        """Return the first *kept* steps of this one, and the steps of *later*, whose sites are the same and perhaps more."""
+        row_of = {site: row for row, site in enumerate(later.sites)}
+        rows = [row_of[site] for site in self.sites]
+        values = np.full((len(later.sites), kept), np.nan)
+        defects = np.zeros(values.shape, np.int8)
+        values[rows], defects[rows] = self.values[:, :kept], self.defects[:, :kept]
+        return replace(
+            later,
+            values=np.hstack([values, later.values]),
+            defects=np.hstack([defects, later.defects]),
+            steps=np.append(self.steps[:kept], later.steps),
+        )
 
     def innermost(self) -> Matrix:
         """Return the rows of layers that hold none of the others."""

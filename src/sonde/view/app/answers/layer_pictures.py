@@ -8,7 +8,7 @@ import numpy as np
 
 from sonde.errors import ArgumentError
 from sonde.rules import UPDATE_USUAL
-from sonde.view.app.answers.opened_run import RATIO, OpenedRun, StepGrid, chosen_rows
+from sonde.view.app.answers.opened_run import BINS, RATIO, OpenedRun, StepGrid, chosen_rows
 from sonde.view.app.answers.reduction import REDUCTION, Bins, listed, packed
 from sonde.view.plots.layer_names import spaced
 
@@ -47,9 +47,14 @@ def heatmap(
 def _heatmap(grid: StepGrid, first: int | None, last: int | None, columns: int, layers: str) -> dict[str, Any]:
     rows = chosen_rows(grid, layers)
     found = grid.matrix
-    bins = Bins.of(found.steps, first, last, max(min(columns, _CELLS // len(rows)), 1))
-    whole = len(rows) == len(found.sites)
-    middle, marks = bins.reduced(found.values if whole else found.values[rows], grid.marks if whole else grid.marks[rows])
+    most = max(min(columns, _CELLS // len(rows)), 1)
+    if first is None and last is None and most == BINS:
+        bins, middle, marks = grid.whole
+        middle, marks = middle[rows], marks[rows]
+    else:
+        bins = Bins.of(found.steps, first, last, most)
+        picked = slice(None) if len(rows) == len(found.sites) else rows
+        middle, marks = bins.reduced(found.values[picked], grid.marks[picked])
     return {
         **grid.described(),
         "sites": [str(found.sites[row]) for row in rows],
@@ -157,10 +162,7 @@ def flow(opened: OpenedRun, number: str, *, step: int | None = None, layers: str
     found = grid.matrix
     rows = chosen_rows(grid, layers)
     column = len(found.steps) - 1 if step is None else int(np.abs(found.steps - step).argmin())
-    bins = Bins.of(found.steps, None, None, 1)
-    values = found.values[rows]
-    low, high = bins.extremes(values)
-    middle, _ = bins.reduced(values, grid.marks[rows])
+    middle, low, high = grid.courses
     return {
         **grid.described(),
         "step": int(found.steps[column]),
@@ -168,9 +170,9 @@ def flow(opened: OpenedRun, number: str, *, step: int | None = None, layers: str
         "sites": [str(found.sites[row]) for row in rows],
         "layers": [found.sites[row].name for row in rows],
         "kinds": [grid.kinds[row] for row in rows],
-        "values": listed(values[:, column]),
+        "values": listed(found.values[rows, column]),
         "marks": grid.marks[rows, column].tolist(),
-        "low": listed(low[:, 0]),
-        "high": listed(high[:, 0]),
-        "middle": listed(middle[:, 0]),
+        "low": listed(low[rows]),
+        "high": listed(high[rows]),
+        "middle": listed(middle[rows]),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -10,27 +11,31 @@ import numpy as np
 
 from sonde.errors import ArgumentError, UnknownSiteError
 from sonde.number import Number
-from sonde.run.folder.duckdb_sql import quoted
+from sonde.run.folder.duckdb_sql import literal, quoted
 from sonde.run.model_facts import ModelFacts
 from sonde.run.run import Run
 from sonde.run.schema import main_families
 from sonde.site import PORTS, Site
 from sonde.suggest import unknown_name
-from sonde.view.app.answers.reduction import Bins, Marks, marks_of
+from sonde.view.app.answers.reduction import Bins, Marks, Values, marks_of
 from sonde.view.app.bounded_cache import BoundedCache
-from sonde.view.plots.layer_names import Include
+from sonde.view.plots.graph_page import graph_page
+from sonde.view.plots.layer_names import chosen
 from sonde.view.plots.layer_series import Known, Matrix, matrix
 from sonde.view.plots.number_names import axis_of, main_number, title_of, unit_of
 from sonde.view.plots.update_ratio import ratio_of
 from sonde.view.scales import DIVERGING, Scale, scale_for
 
-__all__ = ["RATIO", "OpenedRun", "StepGrid"]
+__all__ = ["BINS", "RATIO", "OpenedRun", "StepGrid"]
 
 RATIO = "ratio"
 """The id of update / weight, which is made of two recorded numbers or recorded as one."""
 
 _HELD = 512 << 20  # bytes of numbers that stay in memory
-_SCALED = 400  # bins over which the scale of a number is chosen
+_AGAIN = 3  # logged steps that are read once more when a run has grown: their rows may have come in several flushes
+
+BINS = 400
+"""The bins of a picture of a whole run, over which also the scale of the number is chosen."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,12 +60,30 @@ class StepGrid:
         return self.matrix.values.nbytes + self.matrix.defects.nbytes + self.marks.nbytes
 
     @cached_property
+    def whole(self) -> tuple[Bins, Values, Marks]:
+        """The bins of the whole run, with their values and marks."""
+        bins = Bins.of(self.matrix.steps, None, None, BINS)
+        return bins, *bins.reduced(self.matrix.values, self.marks)
+
+    @cached_property
     def scale(self) -> Scale:
         """The scale of the whole run, which stays as it is while a reader looks at some of the steps."""
-        bins = Bins.of(self.matrix.steps, None, None, _SCALED)
-        middle, marks = bins.reduced(self.matrix.values, self.marks)
-        del marks
-        return scale_for(middle, self.matrix.described.kind)
+        return scale_for(self.whole[1], self.matrix.described.kind)
+
+    @cached_property
+    def courses(self) -> tuple[Values, Values, Values]:
+        """The median, the least and the greatest finite value of each site over the run."""
+        bins = Bins.of(self.matrix.steps, None, None, 1)
+        middle, _ = bins.reduced(self.matrix.values, self.marks)
+        low, high = bins.extremes(self.matrix.values)
+        return middle[:, 0], low[:, 0], high[:, 0]
+
+    @cached_property
+    def ends(self) -> tuple[float | None, float | None]:
+        """The least and the greatest finite value; None without any."""
+        values = self.matrix.values
+        low, high = (choose.reduce(values, axis=None, where=np.isfinite(values), initial=np.nan) for choose in (np.fmin, np.fmax))
+        return (None, None) if np.isnan(low) else (float(low), float(high))
 
     @cached_property
     def row_of(self) -> dict[str, int]:
@@ -81,7 +104,6 @@ class StepGrid:
     def described(self) -> dict[str, Any]:
         """Return what a legend says of the number, for JSON."""
         found, scale = self.matrix, self.scale
-        finite = found.values[np.isfinite(found.values)]
         return {
             **number_data(self.id, found.family, found.port, found.described),
             "scale": {
@@ -90,8 +112,8 @@ class StepGrid:
                 "log": scale.log,
                 "diverging": scale.colours == DIVERGING,
                 "extend": scale.extend,
-                "least": float(finite.min()) if len(finite) else None,
-                "most": float(finite.max()) if len(finite) else None,
+                "least": self.ends[0],
+                "most": self.ends[1],
             },
         }
 
@@ -170,16 +192,35 @@ class OpenedRun:
             UnknownSiteError: the run has no such number; the message names the nearest.
         """
         name = RATIO if asked == RATIO else self.number(asked)
-        return self._numbers.get((self.name, self.version, name), lambda: self._read(name), lambda grid: grid.nbytes)
+        key = self.name, name, self.version, self._attempts
+        return self._numbers.get(key, lambda: self._read(name), lambda grid: grid.nbytes)
 
     def _read(self, name: str) -> StepGrid:
         if name == RATIO:
             found = ratio_of(self.run)
         else:
             family, number, port, _ = self.drawable[name]
-            found = matrix(self.run, number, port, family=family, known=self.known)
+            found = self._grown(name) or matrix(self.run, number, port, family=family, known=self.known)
         kinds = tuple(self.facts.of(site).kind for site in found.sites)
         return StepGrid(name, found, marks_of(found.values, found.defects), kinds)
+
+    @cached_property
+    def _attempts(self) -> tuple[int, tuple[int, ...]]:
+        return len(self.run.description.attempts), self.run.ranks
+
+    def _grown(self, name: str) -> Matrix | None:
+        """Return a number of a run that goes on: as it was at an earlier version, with the rows of later steps; None: read all.
+
+        All is read where one of several ranks may be behind the others, or a run that was resumed may have replaced its last steps.
+        """
+        before: StepGrid | None = self._numbers.latest(lambda key: key[:2] == (self.name, name) and key[3] == self._attempts)
+        if before is None or self._attempts[1] != (0,) or len(before.matrix.steps) <= _AGAIN:
+            return None
+        family, number, port, _ = self.drawable[name]
+        kept = len(before.matrix.steps) - _AGAIN
+        begin = int(before.matrix.steps[kept])
+        where = f"step >= {literal(begin)}"
+        return before.matrix.extended(kept, matrix(self.run, number, port, family=family, known=self.known, where=where))
 
 
 def number_data(name: str, family: str, port: str, number: Number) -> dict[str, Any]:
@@ -209,6 +250,18 @@ def _place(port: str) -> int:
     return order.index(port) if port in order else len(order)
 
 
+def graph_text(opened: OpenedRun, numbers: tuple[str, ...] = ()) -> bytes:
+    """Return the page of the run's graph, coloured by *numbers*, ids or names; none are the main ones.
+
+    Raises:
+        UnknownSiteError: the run has no such number.
+        ArgumentError: the run has no graph; the message says how to record one.
+        MissingExtraError: the layout engine of graphs is not installed.
+    """
+    names = [opened.drawable[opened.number(each)][1] for each in numbers]
+    return graph_page(opened.run, *dict.fromkeys(names)).html.encode()
+
+
 def chosen_rows(grid: StepGrid, layers: str) -> list[int]:
     """Return the rows of a subtree of modules, given by its name, or of the names in which *layers*, a pattern, is found.
 
@@ -216,10 +269,6 @@ def chosen_rows(grid: StepGrid, layers: str) -> list[int]:
         SelectionError: no row is left; the message names the nearest.
         ArgumentError: *layers* is no regular expression.
     """
-    import re
-
-    from sonde.view.plots.layer_names import chosen
-
     names = grid.matrix.names
     if not layers:
         return list(range(len(names)))
@@ -227,7 +276,6 @@ def chosen_rows(grid: StepGrid, layers: str) -> list[int]:
     if inside:
         return inside
     try:
-        pattern: Include = re.compile(layers)
+        return chosen(names, layers)
     except re.error as error:
         raise ArgumentError(f"layers={layers!r} is no regular expression: {error}") from None
-    return chosen(names, pattern)

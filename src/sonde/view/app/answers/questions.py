@@ -9,13 +9,16 @@ from typing import Any
 
 from sonde.errors import ArgumentError
 from sonde.suggest import unknown_name
+from sonde.view.app.answers.covered import coverage
+from sonde.view.app.answers.distribution import distribution
 from sonde.view.app.answers.found import findings
 from sonde.view.app.answers.layer_pictures import flow, heatmap, lines, ratio
 from sonde.view.app.answers.number_list import numbers
+from sonde.view.app.answers.one_layer import layer
 from sonde.view.app.answers.opened_run import OpenedRun
 from sonde.view.app.answers.overview import overview
 
-__all__ = ["QUESTIONS", "answer_text"]
+__all__ = ["QUESTIONS", "answer_text", "json_of"]
 
 QUESTIONS: Mapping[str, Callable[..., dict[str, Any]]] = {
     "overview": overview,
@@ -24,7 +27,10 @@ QUESTIONS: Mapping[str, Callable[..., dict[str, Any]]] = {
     "lines": lines,
     "flow": flow,
     "ratio": ratio,
+    "layer": layer,
+    "distribution": distribution,
     "findings": findings,
+    "coverage": coverage,
 }
 """By name the function that answers. A query gives its arguments but the run; ``first`` and ``last`` are ``from`` and ``to``."""
 
@@ -41,7 +47,12 @@ def answer_text(name: str, opened: OpenedRun, query: Sequence[tuple[str, str]]) 
     if name not in QUESTIONS:
         raise unknown_name("question", name, QUESTIONS, "this page")
     answer = QUESTIONS[name](opened, **arguments_of(QUESTIONS[name], query))
-    return json.dumps({"version": opened.version, **answer}, allow_nan=False, separators=(",", ":")).encode()
+    return json_of({"version": opened.version, **answer})
+
+
+def json_of(data: Any) -> bytes:
+    """Return *data* as JSON in ASCII. A NaN in it is a defect of the answer, and raises."""
+    return json.dumps(data, allow_nan=False, separators=(",", ":")).encode()
 
 
 def arguments_of(function: Callable[..., Any], query: Sequence[tuple[str, str]]) -> dict[str, Any]:

@@ -105,13 +105,15 @@ def marks_of(values: Values, defects: npt.NDArray[np.int8] | None = None) -> Mar
         defects: codes of elements as in :class:`sonde.view.plots.layer_series.Matrix`; None: the values are all that is known,
             and NaN is a value that was recorded.
     """
-    nan = np.isnan(values)
-    marks = np.where(nan, NAN if defects is None else MISSING, np.where(values == 0, ZERO, VALUE))
-    marks = np.where(values == np.inf, INFINITE, np.where(values == -np.inf, NEGATIVE, marks))
-    if defects is not None:
-        of_elements = np.array([VALUE, INFINITE, BROKEN, NAN], np.uint8)[defects]
-        marks = np.where((of_elements != VALUE) & (marks != NEGATIVE), of_elements, marks)
-    return marks.astype(np.uint8)
+    marks = np.where(values == 0, np.uint8(ZERO), np.uint8(VALUE))
+    if not np.isfinite(values).all():
+        marks[np.isnan(values)] = NAN if defects is None else MISSING
+        marks[values == np.inf] = INFINITE
+        marks[values == -np.inf] = NEGATIVE
+    if defects is not None and defects.any():
+        there = (defects > 0) & (marks != NEGATIVE)
+        marks[there] = np.array([VALUE, INFINITE, BROKEN, NAN], np.uint8)[defects[there]]
+    return marks
 
 
 def packed(values: npt.NDArray[Any], kind: str) -> str:

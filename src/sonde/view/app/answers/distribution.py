@@ -1,0 +1,116 @@
+"""Answer how the elements of one site are spread over time: their powers of two beside the limits of number formats."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from sonde.errors import UnknownSiteError
+from sonde.run.folder.duckdb_sql import literal, quoted
+from sonde.site import PORTS, Site
+from sonde.suggest import nearest
+from sonde.view.app.answers.opened_run import OpenedRun
+from sonde.view.app.answers.reduction import Bins
+from sonde.view.plots.exponents import FORMATS, LOWEST, Format
+from sonde.view.plots.number_names import recorded_by
+
+__all__ = ["distribution"]
+
+_ALL_FORMATS = (Format("fp32", -149, -126, 128 + float(np.log2(1 - 2**-24))), *FORMATS)
+_NAMES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float8_e5m2": "e5m2", "float8_e4m3fn": "e4m3"}
+_DEFECTS = ("nan", "inf", "nonfinite")
+
+
+def distribution(
+    opened: OpenedRun, *, site: str = "", first: int | None = None, last: int | None = None, columns: int = 200
+) -> dict[str, Any]:
+    """Return which share of a site's elements has which power of two, over bins of steps.
+
+    Args:
+        opened: the run.
+        site: the site, as ``blocks.0.fc:output``; by default the first one with counts.
+        first, last: the steps, both inclusive.
+        columns: the most bins.
+
+    Returns:
+        ``site``, ``layer``, ``dtype`` (of a parameter, where the run says), ``sites``: all that have counts, in the order of
+        execution; ``powers`` (ascending), ``share`` (of each bin, by power: the share of the bin's elements with a magnitude from
+        this power of two to the next), ``zeros`` and ``nonfinite`` (shares of each bin), ``steps`` (edges of bins), ``ends``;
+        ``limits``: power and text of the ends of number formats, that of the parameter, or those that lie within the powers;
+        ``below`` puts the text of an upper limit under its line.
+
+    Raises:
+        UnknownSiteError: powers were not counted at all, or not at the site; the message names the lens, or the nearest site.
+    """
+    families = [family for family, names in opened.known.numbers.items() if "powers" in names]
+    counted = {
+        each: family
+        for family in families
+        for (each,) in opened.run.sql(f'SELECT site FROM {quoted(family)} GROUP BY site ORDER BY min("order"), site').fetchall()
+    }
+    asked = str(Site.parse(site)) if site else next(iter(counted), "")
+    if asked not in counted:
+        lens = f"powers of two are counted by {recorded_by('powers', Site.parse(asked).port if asked else 'output')}"
+        raise UnknownSiteError(f"{lens}. {nearest(asked, counted) if counted else 'This run has none.'}")
+    parsed = Site.parse(asked)
+    found = _powers(opened, counted[asked], asked, first, last, columns)
+    dtype = opened.facts.of(parsed).dtype if PORTS[parsed.port].of == "parameter" else None
+    return {
+        "site": asked,
+        "layer": parsed.owner.name,
+        "dtype": dtype,
+        "sites": list(counted),
+        "limits": list(_limits(found["powers"], _NAMES.get(dtype or ""))),
+        **found,
+    }
+
+
+def _limits(powers: Sequence[int], name: str | None) -> Iterator[dict[str, Any]]:
+    """Yield the ends of the format *name*, or of those whose ends lie within *powers*."""
+    if not powers:
+        return
+    for each in _ALL_FORMATS:
+        for power, text, below in (
+            (each.greatest, "largest", True),
+            (each.normal, "least normal", False),
+            (each.subnormal, "least subnormal", False),
+        ):
+            if powers[0] <= power <= powers[-1] + 1 and name in (None, each.name):
+                yield {"power": float(power), "text": f"{each.name} {text}", "below": below}
+
+
+def _powers(opened: OpenedRun, family: str, site: str, first: int | None, last: int | None, columns: int) -> dict[str, Any]:
+    """Read the counts of one site, add up those of a step, and then those of a bin."""
+    names = opened.known.numbers[family]
+    defects = [name for name in _DEFECTS if name in names]
+    more = "".join(f", {quoted(name)}" for name in ("zeros", *defects) if name in names)
+    here = f"FROM {quoted(family)} WHERE site = {literal(site)}"
+    rows = opened.run.sql(f"SELECT step, powers{more} {here} ORDER BY step").to_arrow_table()
+    every = rows.column("step").to_numpy()
+    steps, starts = np.unique(every, return_index=True)
+    bins = Bins.of(steps, first, last, columns)
+    lists = [np.asarray(each or [], np.float64) for each in rows.column("powers").to_pylist()]
+    width = max(map(len, lists))
+    counts = np.add.reduceat(np.array([np.pad(each, (0, width - len(each))) for each in lists]), starts, axis=0)
+    held = {name: np.nan_to_num(rows.column(name).to_numpy().astype(np.float64)) for name in rows.column_names[2:]}
+    of_step = {name: np.add.reduceat(values, starts) for name, values in held.items()}
+    inside = bins.within
+    of_bins = np.add.reduceat(counts[inside], bins.starts, axis=0)
+    zeros = np.add.reduceat(of_step.get("zeros", np.zeros(len(steps)))[inside], bins.starts)
+    total = of_bins.sum(axis=1) + zeros
+    broken = sum((np.add.reduceat(of_step[name][inside], bins.starts) for name in defects), np.zeros(len(zeros)))
+    total = total + broken
+    there = np.flatnonzero(of_bins.any(axis=0))
+    low, high = (int(there[0]), int(there[-1]) + 1) if len(there) else (0, 0)
+    divisor = np.where(total > 0, total, np.nan)
+    return {
+        "powers": list(range(low + LOWEST, high + LOWEST)),
+        "share": np.nan_to_num(of_bins[:, low:high] / divisor[:, None]).tolist(),
+        "zeros": np.nan_to_num(zeros / divisor).tolist(),
+        "nonfinite": np.nan_to_num(broken / divisor).tolist(),
+        "unit": "share of elements",
+        "steps": bins.edges.tolist(),
+        "ends": bins.ends.tolist(),
+    }

@@ -1,0 +1,263 @@
+"""Answers say what the rows of a run say: medians and extremes of bins, marks, scales, the layers in order, what was found."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.view.app.made_runs import LAYERS
+
+from sonde.errors import ArgumentError, SelectionError, UnknownSiteError
+from sonde.run.run import open_run
+from sonde.run.schema import Layout
+from sonde.run.store.memory_writer import memory_run
+from sonde.view.app.answers.covered import coverage
+from sonde.view.app.answers.distribution import distribution
+from sonde.view.app.answers.found import findings
+from sonde.view.app.answers.layer_pictures import flow, heatmap, lines, ratio
+from sonde.view.app.answers.number_list import numbers
+from sonde.view.app.answers.one_layer import layer
+from sonde.view.app.answers.opened_run import OpenedRun
+from sonde.view.app.answers.overview import overview
+from sonde.view.app.answers.questions import answer_text, arguments_of
+from sonde.view.app.answers.reduction import BROKEN, INFINITE, MISSING, NAN, NEGATIVE, VALUE, ZERO, Bins, marks_of
+from sonde.view.app.answers.two_sides import comparison
+
+
+@pytest.fixture
+def small(runs: Path) -> OpenedRun:
+    return OpenedRun(open_run(runs / "small"))
+
+
+@pytest.fixture
+def defects(runs: Path) -> OpenedRun:
+    return OpenedRun(open_run(runs / "deep" / "defects"))
+
+
+def cells(answer: dict[str, Any], key: str = "values") -> Any:
+    """The matrix of a heat-map."""
+    kind = np.float32 if key == "values" else np.uint8
+    return np.frombuffer(base64.b64decode(answer[key]), kind).reshape(len(answer["sites"]), -1)
+
+
+def test_a_heatmap_has_the_median_of_each_bin_and_its_edges(small: OpenedRun) -> None:
+    """Ten steps 0, 2, ..., 18 in bins of three: the middle one; of the last bin of one step, that."""
+    answer = heatmap(small, "rms", columns=4)
+    assert answer["sites"] == [f"{name}:output" for name in LAYERS]
+    assert answer["kinds"] == ["Linear"] * 3
+    assert (answer["steps"], answer["ends"]) == ([0, 6, 12, 18, 20], [4, 10, 16, 18])
+    expected = [[10.0**-place * (1 + step) for step in (2, 8, 14, 18)] for place in range(3)]
+    assert np.array_equal(cells(answer), np.array(expected, np.float32))
+    assert (answer["logged"], answer["range"], answer["unit"]) == (10, [0, 18], "unit of the output")
+
+
+def test_the_scale_stays_while_a_reader_zooms(small: OpenedRun) -> None:
+    whole, part = heatmap(small, "rms"), heatmap(small, "rms", first=3, last=9)
+    assert whole["scale"] == part["scale"]
+    assert (part["range"], part["logged"], part["reduction"]) == ([4, 8], 3, "")
+    assert (whole["scale"]["log"], whole["scale"]["least"], whole["scale"]["most"]) == (True, 0.01, 19.0)
+
+
+def test_marks_say_nan_infinity_zero_and_what_was_not_recorded(defects: OpenedRun) -> None:
+    marks = cells(heatmap(defects, "rms"), "marks")
+    assert marks[0].tolist() == [VALUE] * 12
+    assert marks[1].tolist() == [VALUE] * 3 + [INFINITE] + [VALUE] * 2 + [NAN] * 6
+    assert marks[2].tolist() == [ZERO] * 12
+    assert marks[3].tolist() == [MISSING] * 8 + [VALUE] * 4
+
+
+def test_the_worst_mark_of_a_bin_wins_and_a_gap_gives_way(defects: OpenedRun) -> None:
+    marks = cells(heatmap(defects, "rms", columns=2), "marks")
+    assert marks.tolist() == [[VALUE, VALUE], [INFINITE, NAN], [ZERO, ZERO], [MISSING, VALUE]]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_bins_equal_a_slow_oracle(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    steps = np.unique(random.integers(0, 300, 57))
+    values = random.lognormal(size=(4, len(steps)))
+    values[random.random(values.shape) < 0.3] = np.nan
+    values[random.random(values.shape) < 0.05] = np.inf
+    values[random.random(values.shape) < 0.05] = -np.inf
+    values[random.random(values.shape) < 0.1] = 0
+    codes = (random.random(values.shape) < 0.05).astype(np.int8) * random.integers(1, 4, values.shape, dtype=np.int8)
+    bins = Bins.of(steps, 20, 280, 7)
+    middle, marks = bins.reduced(values, marks_of(values, codes))
+    low, high = bins.extremes(values)
+    inside = np.flatnonzero((steps >= 20) & (steps <= 280))
+    width = -(-len(inside) // 7)
+    order = (MISSING, VALUE, ZERO, NEGATIVE, INFINITE, BROKEN, NAN)
+    for place, begin in enumerate(range(0, len(inside), width)):
+        columns = inside[begin : begin + width]
+        assert (bins.steps[place], bins.ends[place]) == (steps[columns[0]], steps[columns[-1]])
+        for row in range(4):
+            held = values[row, columns]
+            finite = held[np.isfinite(held)]
+            expected = (np.median(finite), finite.min(), finite.max()) if len(finite) else (np.nan,) * 3
+            found = middle[row, place], low[row, place], high[row, place]
+            assert np.allclose(found, expected, rtol=1e-15, atol=0, equal_nan=True)  # a mean of two is rounded once
+            worst = max((int(each) for each in marks_of(values, codes)[row, columns]), key=order.index)
+            if worst in (VALUE, ZERO):
+                worst = ZERO if expected[0] == 0 else VALUE
+            assert marks[row, place] == worst
+
+
+def test_lines_have_the_extremes_so_that_a_spike_never_vanishes(small: OpenedRun) -> None:
+    answer = lines(small, "rms", ("head:output", LAYERS[0]), points=2)
+    first, second = answer["lines"]
+    assert (first["layer"], second["layer"]) == ("head", LAYERS[0])
+    assert (second["values"], second["low"], second["high"]) == ([5.0, 15.0], [1.0, 11.0], [9.0, 19.0])
+    assert (second["steps"], second["ends"]) == ([0, 10], [8, 18])
+
+
+def test_flow_takes_the_nearest_logged_step(small: OpenedRun) -> None:
+    answer = flow(small, "rms@grad", step=7)
+    assert answer["step"] in (6, 8)
+    assert answer["values"][0] == 1.0 + answer["step"]
+    assert (answer["low"][0], answer["high"][0], answer["middle"][0]) == (1.0, 19.0, 10.0)
+    assert answer["steps"] == list(range(0, 20, 2))
+
+
+def test_the_ratio_is_update_by_weight(small: OpenedRun) -> None:
+    answer = ratio(small)
+    assert np.array_equal(cells(answer), np.tile(np.array([0.01 * (1 + s) / 10 for s in range(0, 20, 2)], np.float32), (3, 1)))
+    assert (answer["usual"], answer["unit"]) == (1e-3, "no unit")
+
+
+def test_a_subtree_or_a_pattern_chooses_layers(small: OpenedRun) -> None:
+    assert heatmap(small, "rms", layers="blocks.0")["layers"] == ["blocks.0.fc"]
+    assert heatmap(small, "rms", layers=r"\.fc$")["layers"] == list(LAYERS[:2])
+    with pytest.raises(SelectionError, match="Nearest"):
+        heatmap(small, "rms", layers="blosk")
+    with pytest.raises(ArgumentError, match="no regular expression"):
+        heatmap(small, "rms", layers="(")
+
+
+def test_numbers_come_main_ones_first_and_layers_in_order(small: OpenedRun) -> None:
+    answer = numbers(small)
+    assert answer["main"] == "moments.rms@output"
+    assert answer["ratio"] == "ratio"
+    assert not answer["has_powers"]
+    assert [each["layer"] for each in answer["layers"]] == list(LAYERS)
+    assert answer["layers"][0]["parameters"] == ["blocks.0.fc.weight"]
+    assert answer["layers"][0]["depth"] == 3
+
+
+def test_a_layer_has_its_own_parameters_and_a_parameter_is_a_layer(small: OpenedRun) -> None:
+    answer = layer(small, "blocks.1.fc")
+    ports = {each["port"] for each in answer["numbers"]}
+    assert ports == {"output", "grad", "param", "update"}
+    assert (answer["before"], answer["after"], answer["parameters"]) == ("blocks.0.fc", "head", 12)
+    of_weight = layer(small, "blocks.1.fc.weight")
+    assert {each["port"] for each in of_weight["numbers"]} == {"grad", "param", "update"}
+    assert (of_weight["shape"], of_weight["dtype"]) == ("4×3", "float32")
+    rms = next(each for each in of_weight["numbers"] if each["number"] == "moments.rms@update")
+    assert (rms["last"], rms["low"][0], rms["site"]) == (0.01 * 19, 0.01, "blocks.1.fc.weight:update")
+
+
+def test_the_overview_has_scalars_settings_and_findings(small: OpenedRun, defects: OpenedRun) -> None:
+    answer = overview(small, points=5)
+    loss, val_loss, norm, rate = answer["scalars"]
+    assert [each["name"] for each in answer["scalars"]] == ["loss", "val_loss", "grad_norm", "lr"]
+    assert [each["group"] for each in answer["scalars"]] == ["loss", "loss", "norm", "lr"]
+    assert (loss["phase"], val_loss["phase"]) == ("training", "evaluation")
+    assert (loss["high"][0], loss["low"][0]) == (1.0, 1 / 3)
+    assert norm["unit"] == "loss / unit of the parameter"
+    assert rate["values"] == [0.1] * 5
+    assert ["lr", "0.1"] in answer["settings"]
+    ill = overview(defects)
+    assert ill["scalars"][0]["values"][-1] is None
+    assert ill["scalars"][0]["marks"][-1] == NAN
+    assert ill["findings"][0]["link"] == {"view": "layers", "number": "moments.nan@output", "site": "broken:output", "step": 6}
+
+
+def test_findings_have_evidence_formula_and_a_picture(defects: OpenedRun) -> None:
+    found = findings(defects)["findings"][0]
+    assert (found["rule"], found["severity"], found["layer"], found["step"]) == ("nonfinite", "bad", "broken", 3)
+    assert found["condition"]
+    assert found["advice"]
+    assert {"name": "inf", "value": 2.0} in found["evidence"]
+    assert found["link"]["view"] == "layers"
+
+
+def test_a_distribution_counts_shares_of_elements() -> None:
+    """Of 8 elements, 4 have the power -1, 2 the power 0, one is zero, one NaN."""
+    counts = np.zeros(278)
+    counts[148], counts[149] = 4, 2
+    writer = memory_run()
+    for step in range(4):
+        writer.append(
+            "exponents", Layout(["fc:output"]), {"powers": counts[None], "zeros": [1.0], "nan": [1.0], "inf": [0.0]}, step=step
+        )
+    answer = distribution(OpenedRun(writer.run()), columns=2)
+    assert (answer["site"], answer["sites"], answer["powers"]) == ("fc:output", ["fc:output"], [-1, 0])
+    assert answer["share"] == [[0.5, 0.25]] * 2
+    assert (answer["zeros"], answer["nonfinite"], answer["steps"]) == ([0.125] * 2, [0.125] * 2, [0, 2, 4])
+
+
+def test_a_run_without_powers_names_the_lens(small: OpenedRun) -> None:
+    with pytest.raises(UnknownSiteError, match="ExponentHistogram"):
+        distribution(small)
+
+
+def test_coverage_says_what_is_missing() -> None:
+    writer = memory_run()
+    writer.append("moments", Layout(["fc:output"]), {"rms": [1.0]}, step=0)
+    assert coverage(OpenedRun(writer.run()))["sites"] is None
+    writer.document("coverage", {"sites": 2, "observed": 1, "missing": [{"site": "a:output", "reason": "no call"}], "notes": [1]})
+    answer = coverage(OpenedRun(writer.run()))
+    assert (answer["sites"], answer["missing"], answer["notes"]) == (2, [{"site": "a:output", "reason": "no call"}], [])
+
+
+def test_a_run_equals_itself(small: OpenedRun) -> None:
+    answer = comparison(small, small)
+    assert answer["identical"]
+    assert (answer["first"], answer["settings"]) == (None, [])
+    assert answer["a"]["scalars"] == answer["b"]["scalars"]
+
+
+def test_a_run_that_grows_gives_what_a_fresh_reading_gives(tmp_path: Path) -> None:
+    """The second answer reads only the last steps again; a new layer, and new defects, are in it."""
+    from sonde.run.store.open import start_run
+
+    with start_run(tmp_path / "run") as writer:
+        kept = OpenedRun(writer.run(), "run", "0")
+        for begin in (0, 6, 9):
+            for step in range(begin, begin + 6):
+                sites = ["a:output", "b:output"] + (["new:output"] if step > 8 else [])
+                rms, nan = np.arange(len(sites)) + float(step), (np.arange(len(sites)) == step % 3).astype(float)
+                if step >= begin + (0 if begin < 9 else 3):
+                    writer.append("moments", Layout(sites), {"rms": rms, "nan": nan}, step=step)
+            writer.flush()
+            kept = OpenedRun(kept.run, "run", str(begin), kept._numbers)
+            grown, fresh = heatmap(kept, "rms"), heatmap(OpenedRun(open_run(tmp_path / "run")), "rms")
+            assert grown == fresh
+    assert grown["sites"][-1] == "new:output"
+
+
+def test_unknown_names_are_said_with_the_nearest(small: OpenedRun) -> None:
+    with pytest.raises(UnknownSiteError, match=r"moments\.rms@output"):
+        heatmap(small, "rsm@output")
+    with pytest.raises(UnknownSiteError, match="Nearest: head:output"):
+        lines(small, "rms", ("haed:output",))
+    with pytest.raises(ArgumentError, match="The nearest are"):
+        heatmap(small, "rms", first=100, last=200)
+    with pytest.raises(UnknownSiteError, match="heatmap"):
+        answer_text("heatmpa", small, [])
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ([], "lacks 'number'"),
+        ([("number", "rms"), ("colums", "3")], "Nearest: columns"),
+        ([("number", "rms"), ("columns", "many")], "whole number"),
+        ([("number", "rms"), ("columns", "9" * 30)], "out of range"),
+    ],
+)
+def test_a_query_that_cannot_be_read_is_said(query: list[tuple[str, str]], said: str) -> None:
+    with pytest.raises(ArgumentError, match=said):
+        arguments_of(heatmap, query)
