@@ -22,7 +22,7 @@ def main() -> int:
     """Run the command; the exit code is 1 if a training could not be measured."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.health", description=__doc__)
     parser.add_argument("--only", default="", metavar="PATTERN", help="cases whose name matches, as 'dead|learning rate'")
-    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="seeds 0 to N-1 (1)")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0], metavar="N", help="the seeds (0)")
     parser.add_argument("--every", type=int, nargs="+", default=[1, 10], metavar="N", help="intervals of logged steps (1 10)")
     parser.add_argument("-j", "--processes", type=int, default=1, metavar="N", help="processes (1)")
     parser.add_argument("--healthy", action="store_true", help="only the healthy controls")
@@ -31,6 +31,7 @@ def main() -> int:
     parser.add_argument(
         "--json", type=Path, metavar="FILE", help="write outcomes to FILE as each training ends, a line of JSON each"
     )
+    parser.add_argument("--runs", type=Path, metavar="FOLDER", help="keep the runs in FOLDER; those that are there are only judged")
     parser.add_argument("--read", type=Path, nargs="+", metavar="FILE", help="train nothing: judge what such files hold")
     options = parser.parse_args()
     cases = chosen(options.only, healthy=True if options.healthy else None)
@@ -57,10 +58,10 @@ def main() -> int:
 
 def _trained(cases: Sequence[Case], options: argparse.Namespace) -> list[Outcome]:
     outcomes: list[Outcome] = []
-    total = len(cases) * options.seeds
+    total = len(cases) * len(options.seeds)
     if options.json:
         options.json.write_text("", encoding="utf-8")
-    for done, found in enumerate(outcomes_of(cases, range(options.seeds), options.every, options.processes), 1):
+    for done, found in enumerate(outcomes_of(cases, options.seeds, options.every, options.processes, options.runs), 1):
         outcomes += found
         if options.json:
             with options.json.open("a", encoding="utf-8") as file:

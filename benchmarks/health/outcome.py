@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import re
+import shutil
 import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 from benchmarks.health import baselines
 from benchmarks.health.case import Case, Truth
 from benchmarks.health.symptoms import symptom_of
-from benchmarks.health.training import run
+from benchmarks.health.training import Training, run
 
+from sonde.rules import Finding
+from sonde.run import Run, findings_in, open_run
 from sonde.site import Site
 
 SPARSE = {"dead": 10}
@@ -81,19 +85,25 @@ class Outcome:
         return cls(**{**known, "alarms": [Alarm(**each) for each in known["alarms"]]})
 
 
-def measure(case: Case, seed: int, intervals: Sequence[int]) -> list[Outcome]:
-    """Train *case* once, and judge the rows of every interval; one outcome for each interval and judge."""
+def measure(case: Case, seed: int, intervals: Sequence[int], kept: Path | None = None) -> list[Outcome]:
+    """Train *case* once, and judge the rows of every interval; return one outcome for each interval and judge.
+
+    Args:
+        case, seed, intervals: the training.
+        kept: the folder that keeps its runs; None keeps none. If they are there, nothing is trained, and they are judged by the
+            rules as they are now: only what a training itself can see is in their alerts as it was.
+    """
     torch.manual_seed(seed)
     torch.set_num_threads(1)
     start = time.perf_counter()
     known = {"case": case.name, "kind": case.kind, "seed": seed, "healthy": case.healthy}
     try:
         training, truth = case.build(case.kind, seed)
-        inspectors = run(training, intervals)
+        found = _trained(training, intervals) if kept is None else _kept(training, intervals, kept / run_name(case, seed))
         alarms: dict[tuple[int, str], list[Alarm]] = {}
-        for every, inspector in zip(intervals, inspectors, strict=True):
-            alarms[every, "sonde"] = of_sonde(inspector.findings)
-            recorded = baselines.Recorded(inspector.run)
+        for every, (findings, rows) in found.items():
+            alarms[every, "sonde"] = of_sonde(findings)
+            recorded = baselines.Recorded(rows)
             for tool in baselines.NAMES:
                 alarms[every, tool] = [Alarm(*each) for each in baselines.alarms(tool, recorded)]
     except Exception:  # a case that breaks is shown as such, and the others go on
@@ -103,6 +113,31 @@ def measure(case: Case, seed: int, intervals: Sequence[int]) -> list[Outcome]:
         judged(Outcome(**known, every=every, judge=judge, alarms=found, seconds=seconds), truth)
         for (every, judge), found in alarms.items()
     ]
+
+
+Judged = dict[int, tuple[Sequence[Finding], Run]]
+
+
+def _trained(training: Training, intervals: Sequence[int]) -> Judged:
+    inspectors = run(training, dict.fromkeys(intervals, "memory"))
+    return {every: (each.findings, each.run) for every, each in zip(intervals, inspectors, strict=True)}
+
+
+def _kept(training: Training, intervals: Sequence[int], folder: Path) -> Judged:
+    """Train into *folder*, unless that was done."""
+    if not folder.exists():
+        unfinished = folder.with_name(f".{folder.name}")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        run(training, {every: unfinished / f"every{every}" for every in intervals})
+        unfinished.rename(folder)
+    runs = {every: open_run(folder / f"every{every}") for every in intervals}
+    return {every: (findings_in(each), each) for every, each in runs.items()}
+
+
+def run_name(case: Case, seed: int) -> str:
+    """Return the name of the folder of the runs of a training."""
+    words = re.sub(r"[^a-z0-9]+", "-", str(case).lower()).strip("-")
+    return f"{words}-seed{seed}"
 
 
 def of_sonde(findings: Sequence[Any]) -> list[Alarm]:

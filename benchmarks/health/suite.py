@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
+from pathlib import Path
 
 from benchmarks.health import controls, failures
 from benchmarks.health.case import CONTROLS, FAILURES, Case, Truth
@@ -23,23 +24,25 @@ def chosen(only: str, *, healthy: bool | None = None) -> list[Case]:
     return [each for each in cases if re.search(only, str(each)) and healthy in (None, each.healthy)]
 
 
-def _measured(name: str, kind: str, healthy: bool, seed: int, intervals: Sequence[int]) -> list[Outcome]:
+def _measured(name: str, kind: str, healthy: bool, seed: int, intervals: Sequence[int], kept: Path | None) -> list[Outcome]:
     """Measure a case by its name: functions made inside others do not travel between processes."""
     held = CONTROLS if healthy else FAILURES
-    return measure(next(each for each in held if (each.name, each.kind) == (name, kind)), seed, intervals)
+    return measure(next(each for each in held if (each.name, each.kind) == (name, kind)), seed, intervals, kept)
 
 
 def outcomes_of(
-    cases: Sequence[Case], seeds: Sequence[int], intervals: Sequence[int], processes: int = 1
+    cases: Sequence[Case], seeds: Sequence[int], intervals: Sequence[int], processes: int = 1, kept: Path | None = None
 ) -> Iterator[list[Outcome]]:
-    """Yield the outcomes of each case and seed, as they end."""
+    """Yield the outcomes of each case and seed, as they end; *kept* is the folder that keeps their runs."""
     if processes == 1:
         for case in cases:
             for seed in seeds:
-                yield measure(case, seed, intervals)
+                yield measure(case, seed, intervals, kept)
         return
     with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
-        waiting = [pool.submit(_measured, each.name, each.kind, each.healthy, seed, intervals) for each in cases for seed in seeds]
+        waiting = [
+            pool.submit(_measured, each.name, each.kind, each.healthy, seed, intervals, kept) for each in cases for seed in seeds
+        ]
         for done in as_completed(waiting):
             yield done.result()
 

@@ -40,6 +40,9 @@ RULE_SYMPTOMS = {
     "unmoved": "small steps",
     "unreached": "zero gradient",
     "frozen": "small steps",
+    "weight_large": "scale",
+    "attention_large": "saturated",
+    "one_index": "constant",
 }
 
 

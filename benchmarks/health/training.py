@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -71,14 +72,19 @@ class Training:
         self.optimizer = kind([each for each in self.model.parameters() if id(each) not in left], **settings)
 
 
-def run(training: Training, intervals: Sequence[int]) -> list[Inspector]:
-    """Train once under one inspector for each interval of logged steps; return the inspectors."""
+def run(training: Training, folders: Mapping[int, str | Path]) -> list[Inspector]:
+    """Train once under one inspector for each interval of logged steps; return the inspectors.
+
+    Args:
+        training: a model and its loop.
+        folders: by interval where the run is written; ``"memory"`` keeps it in memory.
+    """
     with warnings.catch_warnings(), ExitStack() as stack:
         warnings.simplefilter("ignore")
         lenses = [*default_lenses(), *training.lenses] if training.lenses else None
         inspectors = [
-            stack.enter_context(watch(training.model, every=every, to="memory", quiet=True, scaler=training.scaler, lenses=lenses))
-            for every in intervals
+            stack.enter_context(watch(training.model, every=every, to=to, quiet=True, scaler=training.scaler, lenses=lenses))
+            for every, to in folders.items()
         ]
         _loop(training, inspectors)
     return inspectors

@@ -276,6 +276,10 @@ def test_alerts_documents_and_description(writer: RunWriter) -> None:
         "site": "fc:output",
         "value": 0.12,
         "message": "12 % dead",
+        "call": None,
+        "first_step": None,
+        "evidence": {},
+        "advice": "",
     }
     assert run.graph == {"nodes": [1, 2]}
     assert run.coverage is None

@@ -380,6 +380,10 @@ class WatchedTraining:
                 rule=found.rule,
                 site=found.site,
                 value=found.value,
+                call=found.call,
+                first_step=found.first_step,
+                evidence=found.evidence,
+                advice=found.advice,
             )
         if aloud and not self._quiet:
             sys.stderr.write(f"sonde: step {found.step:,}: {found.message} ({found.rule}): {found.advice}\n")

@@ -9,10 +9,12 @@ __all__ = [
     "OUTPUT_LARGE",
     "OUTPUT_SMALL",
     "WEIGHT_GROWTH",
+    "WEIGHT_LARGE",
     "output_growth",
     "output_large",
     "output_small",
     "weight_growth",
+    "weight_large",
     "weight_shrinking",
 ]
 
@@ -22,6 +24,9 @@ In two dozen healthy trainings outputs of hidden layers grew 12-fold at most (56
 5-fold; in a GPT under AdamW with a learning rate of 3e-2 outputs grew 230-fold."""
 OUTPUT_LARGE = 1000.0
 """An output's size against that of the first layer, or 1; float16 ends at 65,504."""
+WEIGHT_LARGE = 300.0
+"""Size of a weight as training begins, against that of PyTorch's own initialisation, 1 / sqrt(3 inputs). He's initialisation is
+2.5 x as large, and a standard deviation of 1, as in the head of T5, 111 x with 4,096 inputs."""
 OUTPUT_SMALL = 1e3
 """Sizes of the outputs of the first quarter of the layers against those of the last, both medians, at the first logged step."""
 
@@ -66,6 +71,20 @@ def weight_growth(size: float, before: float, *, factor: float = WEIGHT_GROWTH) 
         return None
     words = f"weight grew {short(size / before)}-fold, to {short(size)}"
     return Finding("", words, value=size / before, evidence={"size": size, "before": before})
+
+
+@rule(
+    f"a weight that begins {WEIGHT_LARGE:g} x as large as PyTorch's own initialisation",
+    "our own; He et al., 2015, is 2.5 x as large",
+    "scale its initial values by 1 / sqrt(inputs)",
+    needs=("rms:param", "rms:update"),
+)
+def weight_large(size: float, usual: float, *, factor: float = WEIGHT_LARGE) -> Finding | None:
+    """Judge the *size* of a weight at the first logged step; *usual* is that of PyTorch's own initialisation."""
+    if not (usual > 0 and size >= factor * usual):
+        return None
+    words = f"begins with weights of size {short(size)}, {short(size / usual)} x as large as usual"
+    return Finding("", words, value=size / usual, evidence={"size": size, "usual": usual})
 
 
 @rule(

@@ -17,14 +17,17 @@ __all__ = [
     "NEAR_END",
     "SATURATED_AT",
     "SATURATED_SHARE",
+    "SCORES",
     "VANISHED",
     "all_zero",
+    "attention_large",
     "constant",
     "constant_weight",
     "dead",
     "dropped",
     "flat",
     "nonfinite",
+    "one_index",
     "overflow_near",
     "saturated",
     "underflow",
@@ -41,6 +44,10 @@ CONSTANT = 1e-7
 FLAT = 0.05
 """Mean slope of a tanh or sigmoid, of its largest one. The slope is 1 - y^2 of a tanh and y (1 - y) of a sigmoid with the output y,
 so that its mean over a batch follows exactly from mean and root mean square. A tanh at its ends in 95 of 100 elements has 0.05."""
+SCORES = 100.0
+"""Size of attention scores. Of n normal scores of size s the largest two are s / sqrt(2 ln n) apart on average. The gradient of a
+softmax is below the rounding of float32 where they are 16.6 = ln(2**24) apart: at s = 68 for n = 4,096. Scores of trained language
+models are about 10 at most."""
 DROPPED = 0.9
 """Share of zeros behind a dropout layer."""
 NEAR_END = 0.5
@@ -134,17 +141,53 @@ def flat(slope: float, *, least: float = FLAT) -> Finding | None:
 
 
 @rule(
-    "a weight whose elements are all one value, in 3 of 5 logged steps, though it has a gradient",
+    "a weight whose elements are all one value, in 3 of 5 logged steps or before the first logged step, though it has a gradient",
     "Goodfellow et al., Deep Learning, 8.4: units with equal weights stay equal",
     "initialise it at random",
     needs=("std:param",),
 )
-def constant_weight(mean: float, std: float, *, spread: float = CONSTANT) -> Finding | None:
-    """Judge the mean and the standard deviation of a weight; *spread* is the limit of std / mean."""
-    if not std <= spread * max(abs(mean), 1e-30):
+def constant_weight(mean: float, std: float, update: float = 0.0, *, spread: float = CONSTANT) -> Finding | None:
+    """Judge the mean and the standard deviation of a weight; *spread* is the limit of std / mean.
+
+    *update* is the size of the first logged step, of a weight of that time: elements that were equal before a step differ after it
+    by the step alone, so that their standard deviation is no larger than its size. A mean of twice that size was there before.
+    """
+    if not std <= max(spread * max(abs(mean), 1e-30), 1.001 * update) or abs(mean) < 2 * update:
         return None
-    words = f"all elements are {mean:.3g}: its units are all alike, and stay so"
-    return Finding("", words, value=mean, severity="bad", evidence={"mean": mean, "std": std})
+    words = f"all elements {'were' if update else 'are'} {mean:.3g}: its units are all alike, and learn alike"
+    return Finding("", words, value=mean, severity="bad", evidence={"mean": mean, "std": std, "update": update})
+
+
+@rule(
+    "the largest embedding of the network gets a gradient in one row alone, in 5 of 5 logged steps, for 8 indices or more",
+    "the gradient of an embedding is zero in the rows of all indices that were not looked up",
+    "look at the indices: they are all padding, or all the same",
+    needs=("zeros:grad", "count:output"),
+)
+def one_index(elements: float, width: float, indices: float) -> Finding | None:
+    """Judge an embedding of vectors of *width* numbers: *elements* of its gradient are not zero, after *indices* were looked up."""
+    if not (0 < elements <= width and indices >= 8):
+        return None
+    evidence = {"elements": elements, "width": width, "indices": indices}
+    return Finding("", f"all {indices:,.0f} indices of a step are the same one", value=indices, severity="bad", evidence=evidence)
+
+
+@rule(
+    f"attention scores of size {SCORES:g} or more (size of the queries x size of the keys), in 3 of 5 logged steps",
+    "softmax of 4,096 normal scores of this size is a one in float32; Dehghani et al., Scaling vision transformers to 22 billion "
+    "parameters, 2023: scores grow before a training diverges",
+    "normalise queries and keys, scale down their initial weights, or lower the learning rate",
+    needs=("rms:output",),
+)
+def attention_large(query: float, key: float, *, most: float = SCORES) -> Finding | None:
+    """Judge the root mean squares of queries and keys. Their product is the size of scores that are divided by sqrt(head width).
+
+    That holds of queries and keys that point anywhere; where they are parallel, scores are sqrt(head width) x as large.
+    """
+    if not query * key >= most:
+        return None
+    words = f"attention scores of size {short(query * key)}: softmax takes one of them and forgets the others"
+    return Finding("", words, value=query * key, evidence={"query": query, "key": key})
 
 
 @rule(

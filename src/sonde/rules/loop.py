@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from sonde.rules.finding import Finding, percent, rule, short
 
 __all__ = [
@@ -9,6 +11,8 @@ __all__ = [
     "OVERFIT",
     "RISING",
     "SPIKE",
+    "SPIKE_ABOVE",
+    "SPIKE_FEW",
     "SPIKE_VALUES",
     "STUCK",
     "STUCK_STEPS",
@@ -23,28 +27,40 @@ __all__ = [
 SPIKE, SPIKE_VALUES = 10.0, 24
 """Deviations from the median of the last 128 values, both of logarithms, and the fewest values. OLMo-core's SpikeScore has 6
 standard deviations above the mean of 128 values; healthy trainings on small batches, with losses of all sizes, reach 8."""
+SPIKE_ABOVE, SPIKE_FEW = 10.0, 8
+"""A loss or a gradient norm so many times as large as any before is a spike, too, and the fewest values before. Megatron-LM's
+monitor takes 10 x the largest of the first 100 values."""
 RISING = 1.5
 """Median of the last 5 logged losses against the first ones."""
 STUCK, STUCK_STEPS = 0.02, 100
 """Fall of the loss, of its size at the beginning, and the fewest steps after which it is judged."""
-NEAR_CHANCE = 0.05
+NEAR_CHANCE = 0.1
 """Distance of a loss that falls no more from ln(outputs of the last layer), the cross-entropy of a guess, as a share of that."""
 OVERFIT = 1.15
 """Validation loss against its smallest value."""
 
 
 @rule(
-    f"a loss or norm {SPIKE:g} deviations above the median of 128 logged values (of logarithms), and as large as at the beginning",
+    f"a loss or norm {SPIKE:g} deviations above the median of 128 logged values (of logarithms), and as large as at the beginning; "
+    f"or a loss or gradient norm {SPIKE_ABOVE:g} x as large as any before",
     "OLMo-core, SpikeScore; Megatron-LM, 10 x the largest of the first 100",
     "look at the batch of this step; clip the gradient norm, lower the learning rate",
     needs=("loss|grad_norm",),
 )
-def spike(value: float, median: float, away: float, *, deviations: float = SPIKE) -> Finding | None:
-    """Judge a *value*, so many deviations *away* from the *median* of the values before it."""
-    if not away >= deviations:
+def spike(
+    value: float,
+    median: float,
+    away: float,
+    largest: float = math.inf,
+    *,
+    deviations: float = SPIKE,
+    above: float = SPIKE_ABOVE,
+) -> Finding | None:
+    """Judge a *value*, so many deviations *away* from the *median* of the values before it, of which *largest* is the largest."""
+    if not (away >= deviations or value >= above * largest):
         return None
     words = f"jumped to {short(value)}, {short(value / median)} x its median"
-    evidence = {"value": value, "median": median, "deviations": away}
+    evidence = {"value": value, "median": median, "deviations": away, "largest": largest}
     return Finding("", words, value=value, evidence=evidence)
 
 
@@ -93,7 +109,8 @@ def loss_unbounded(loss: float, first: float, *, factor: float = 10.0) -> Findin
 
 
 @rule(
-    f"after {STUCK_STEPS} steps or more the loss has fallen by less than {percent(STUCK)}, or stays at ln(outputs), as a guess",
+    f"after {STUCK_STEPS} steps or more the loss has fallen by less than {percent(STUCK)}, or stays at ln(outputs), as a guess; "
+    "not that of a network that had been trained before, far below a guess",
     "smdebug, LossNotDecreasing; TheDeepChecker has 5 % of the loss in five checks",
     "raise the learning rate; look whether labels belong to their samples, and whether the gradient arrives",
     needs=("loss",),
@@ -103,9 +120,10 @@ def loss_stuck(
 ) -> Finding | None:
     """Judge the mean loss of the last third (*late*), of the *middle* one and of the first (*early*).
 
-    *error* is that of the difference of two thirds; *chance* is the cross-entropy of a guess, NaN if that is not known.
+    *error* is that of the difference of two thirds; *chance* is the cross-entropy of a guess, NaN if that is not known. A loss that
+    is far below that of a guess and does not fall is that of a network that had been trained before.
     """
-    has_not_fallen = abs(early - late) + 2 * error < fall * early
+    has_not_fallen = abs(early - late) + 2 * error < fall * early and not late < (1 - near) * chance
     guesses = middle - late + error < fall * late and abs(late - chance) < near * chance
     if not (early > 0 and (has_not_fallen or guesses)):
         return None

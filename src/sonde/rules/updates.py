@@ -90,7 +90,8 @@ def step_large(ratio: float, *, most: float = UPDATE_LARGE) -> Finding | None:
 
 
 @rule(
-    f"{percent(LOST)} of a weight's elements or more have a gradient and do not change in a step, in 3 of 5 logged steps",
+    f"{percent(LOST)} of the elements of a weight in bfloat16 or float16, or more, have a gradient and do not change, "
+    "in 3 of 5 logged steps",
     "IEEE 754, rounding to nearest: an update below half of the last digit is lost; bfloat16 has 8 digits",
     "keep the parameters in float32 (autocast for the forward pass), or round stochastically",
     needs=("zeros:update", "zeros:grad"),

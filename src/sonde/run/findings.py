@@ -21,7 +21,9 @@ _FOLLOWS: Mapping[str, frozenset[str]] = {
     "gradient_zero": frozenset(["update_small", "gradient_vanishing"]),
     "underflow": frozenset(["gradient_zero", "update_small", "gradient_vanishing"]),
     "update_large": frozenset(["update_huge"]),
-    "update_small": frozenset(["loss_stuck", "update_lost"]),
+    "update_lost": frozenset(["loss_stuck", "update_small"]),
+    "update_small": frozenset(["loss_stuck"]),
+    "one_index": frozenset(["loss_stuck"]),
     "unreached": frozenset(["unmoved"]),
 }
 """What a finding brings about elsewhere, which is then no finding of its own."""

@@ -63,6 +63,8 @@ class LayerFindings:
             "constant": Held(),
             "constant_weight": Held(),
             "dropped": Held(),
+            "attention_large": Held(),
+            "one_index": Held(5, 5),
             "overflow_near": Held(),
             "underflow": Held(),
         }
@@ -71,7 +73,7 @@ class LayerFindings:
         self._still = np.empty(0)  # of each column of a gradient or parameter, steps in which others moved and it had no update
         self._step: Finding | None = None  # the largest of those steps that are too large
         self._steps = 0  # how many of these there were
-        self._small: Finding | None = None  # about the outputs at the first logged step
+        self._begins: list[Finding] = []  # about outputs and weights at the first logged step
         self._looked = False
 
     def add(self, block: RowBlock) -> None:
@@ -93,6 +95,7 @@ class LayerFindings:
             self._look_at_weights(values, weights, block)
             self._look_at_gradients(values, steps, groups)
             self._look_at_outputs(values, steps, groups)
+            self._look_at_attention(values, steps, groups)
             self._look_at_formats(steps, groups)
         if not self._looked:
             self._look_at_first(values, steps, groups)
@@ -136,19 +139,40 @@ class LayerFindings:
             return
         gradient, update, weight = values[:, gradients], values[:, updates], values[:, groups.weights]
         weight_mean, weight_std = mean[:, groups.weights], std[:, groups.weights]
-        alike = weight_std <= chosen.limit("constant_weight", "spread") * np.maximum(np.abs(weight_mean), 1e-30)
-        self._hold("constant_weight", groups.weights, alike & np.isfinite(gradient), weight_mean, steps, weight_std)
         meant = np.isfinite(gradient)
+        begins = steps[:, None] == self._first_step[groups.weights]
+        if begins.any():
+            self._look_at_first_weights(begins & meant, weight, update, weight_mean, weight_std)
+        alike = weight_std <= chosen.limit("constant_weight", "spread") * np.maximum(np.abs(weight_mean), 1e-30)
+        self._hold("constant_weight", groups.weights, alike & meant, weight_mean, steps, weight_std)
         ratio = np.where(meant, update / np.fmax(weight, groups.usual), np.nan)
         exact = np.where(meant & (weight > 0), update / weight, np.nan)
         self._hold("update_large", updates, ratio > chosen.limit("update_large", "most"), ratio, steps)
         self._hold("update_huge", updates, ratio > chosen.limit("update_huge", "most"), ratio, steps)
         self._look_at_small(exact, steps, updates)
         zeros, count = self.history.of("zeros"), self.history.of("count")
-        lost = (zeros[:, updates] - zeros[:, gradients]) / count[:, updates]
-        self._hold("update_lost", updates, (lost >= chosen.limit("update_lost", "most")) & (update > 0), lost, steps)
+        if groups.halves.any():  # in float32 a step that is lost is too small in any format
+            lost = (zeros[:, updates] - zeros[:, gradients]) / count[:, updates]
+            steps_at_all = (update > 0).any(axis=1, keepdims=True)
+            lost_most = (lost >= chosen.limit("update_lost", "most")) & steps_at_all & groups.halves
+            self._hold("update_lost", updates, lost_most, lost, steps)
         self._look_for_still(values, np.asarray(np.isfinite(update).any(axis=1), bool))
         self._judge_steps(ratio, block)
+
+    def _look_at_first_weights(self, begins: Mask, weight: Numbers, update: Numbers, mean: Numbers, std: Numbers) -> None:
+        """Judge weights at their first logged step, *begins*: their size, and whether all elements were equal before the step."""
+        assert self._groups is not None
+        columns, found = self._groups.weights, []
+        for line, place in np.argwhere(begins).tolist():
+            size, moved = float(weight[line, place]), float(update[line, place])
+            column = int(columns[place])
+            middle = float(mean[line, place])
+            equal = self._chosen.judge("constant_weight", middle, float(std[line, place]), moved) if middle else None
+            large = self._chosen.judge("weight_large", size, self.history.facts[column].usual) if 2 * moved < size else None
+            found += [(column, replace(each, step=int(self._first_step[column]))) for each in (equal, large) if each is not None]
+        found.sort(key=lambda each: self.history.rank(each[0]))
+        for rule in ("constant_weight", "weight_large"):
+            self._begins += joined(self.history, [each for each in found if each[1].rule == rule])
 
     def _look_at_small(self, ratio: Numbers, steps: Steps, updates: Columns) -> None:
         """Steps are too small that do not move a weight at all, or hardly and without growing, as those of a warm-up do.
@@ -248,6 +272,24 @@ class LayerFindings:
             added = (share[:, groups.dropout] - given) / (1 - np.minimum(given, 1 - 1e-9))
             self._hold("dropped", groups.dropout, added > chosen.limit("dropped", "most"), added, steps)
 
+    def _look_at_attention(self, values: Numbers, steps: Steps, groups: Groups) -> None:
+        """Judge the sizes of queries and keys, and whether the largest embedding is asked for one index alone."""
+        if len(groups.queries):
+            query, key = values[:, groups.queries], values[:, groups.keys]
+            large = query * key >= self._chosen.limit("attention_large", "most")
+            self._hold("attention_large", groups.queries, large, query, steps, key)
+        if groups.lookups is None or not np.isfinite(values[:, groups.deep[1]]).any():
+            return  # a new word may be trained alone, and nothing else
+        gradient, output = groups.lookups
+        shape = self.history.facts[gradient].shape
+        assert shape is not None
+        count = self.history.of("count")
+        elements = count[:, [gradient]] - self.history.of("zeros")[:, [gradient]]
+        width = np.full(elements.shape, float(shape[1]))
+        indices = count[:, [output]] / width
+        one = (elements > 0) & (elements <= width) & (indices >= 8)
+        self._hold("one_index", np.array([gradient]), one, elements, steps, width, indices)
+
     def _look_at_formats(self, steps: Steps, groups: Groups) -> None:
         columns = groups.float16
         if not len(columns):
@@ -274,14 +316,13 @@ class LayerFindings:
         first, last = (float(np.median(values[0, part])) for part in (known[:quarter], known[-quarter:]))
         found = self._chosen.judge("output_small", first, last)
         if found is not None:
-            self._small = next(joined(self.history, [(int(known[-1]), replace(found, step=int(steps[0])))]))
+            self._begins += joined(self.history, [(int(known[-1]), replace(found, step=int(steps[0])))])
 
     # What is found
 
     def findings(self) -> Iterator[Finding]:
         """Yield the findings, one for each rule."""
-        if self._small is not None:
-            yield self._small
+        yield from self._begins
         yield from self._growth()
         yield from self._of_records()
         if not any(len(self._held[rule].columns()) for rule in ("update_large", "update_huge")):

@@ -11,6 +11,7 @@ import numpy as np
 from sonde.rules import Finding
 from sonde.run.model_facts import ModelFacts
 from sonde.run.place_history import Columns, History, Mask, Numbers
+from sonde.site import Site
 
 __all__ = ["Groups", "among", "first_of", "joined", "medians", "rank_correlation"]
 
@@ -30,6 +31,9 @@ class Groups:
         deep: columns of weights and of their gradients, in the order of execution.
         tanh, sigmoid, relu, dropout: hidden activations by their kind.
         before_dropout: of each dropout layer, the output that it is given, or itself.
+        halves: which of the updates are of weights in a half precision.
+        queries, keys: outputs of attention, pair by pair.
+        lookups: the gradient and the output of the largest embedding that runs.
         float16: outputs, parameters or gradients in this format.
     """
 
@@ -46,6 +50,10 @@ class Groups:
     dropout: Columns
     before_dropout: Columns
     float16: Columns
+    halves: Mask
+    queries: Columns
+    keys: Columns
+    lookups: tuple[int, int] | None
 
     @staticmethod
     def of(history: History, facts: ModelFacts) -> Groups:
@@ -66,13 +74,53 @@ class Groups:
         dropout = np.array([c for c in ordered.tolist() if kinds[c].startswith("Dropout")], np.intp)
         place = {c: spot for spot, c in enumerate(ordered.tolist())}
         before = [int(ordered[place[c] - 1]) if place[c] else c for c in dropout.tolist()]
-        zeros = np.array([c for c in ordered.tolist() if "Drop" not in kinds[c]], np.intp)
+        first = {(history.sites[c].path, history.calls[c]): c for c in sorted(ordered.tolist(), reverse=True)}
+        zeros = np.array([c for c in first.values() if "Drop" not in kinds[c]], np.intp)  # masks beside an output may be all zero
         halves = {fact.dtype for fact in facts.parameters.values()}
         half = np.flatnonzero(outputs | history.at("grad")) if halves == {"float16"} else np.empty(0, np.intp)
+        in_half = np.array([history.facts[c].dtype in ("float16", "bfloat16") for c in weights.tolist()], bool)
+        queries, keys = queries_and_keys(history, facts)
         return Groups(
             inner, ordered, updates, weights, gradients, usual, (deep[0], deep[1]), of_kind("Tanh", "RNN"), of_kind("Sigmoid"),
-            zeros, dropout, np.array(before, np.intp), half,
+            zeros, dropout, np.array(before, np.intp), half, in_half, queries, keys, _lookups(history),
         )  # fmt: skip
+
+
+_QUERY = {"q": "k", "query": "key", "queries": "keys", "wq": "wk", "Wq": "Wk"}
+_SCALES = ("scale", "temperature", "tau")
+
+
+def queries_and_keys(history: History, facts: ModelFacts) -> tuple[Columns, Columns]:
+    """Return the columns of the outputs that are the queries and keys of an attention, by their names, pair by pair.
+
+    Normalised ones are taken where there are any. An attention with a scale of its own that it learns is left out, and one whose
+    queries and keys are parts of one output, or of no layer's, cannot be seen.
+    """
+    at = {(history.sites[c].path, history.calls[c]): c for c in np.flatnonzero(history.at("output"))[::-1].tolist()}
+    pairs: dict[tuple[str, int], list[tuple[bool, int, int]]] = {}
+    for (path, call), column in at.items():
+        parent, _, name = path.rpartition(".")
+        parts = name.split("_")
+        other = "_".join(_QUERY.get(part, part) for part in parts)
+        key = at.get((f"{parent}.{other}" if parent else other, call))
+        if other != name and key is not None:
+            pairs.setdefault((parent, call), []).append(("norm" in history.facts[column].kind.lower(), -column, key))
+    scaled = {path.rpartition(".")[0] for _, path in facts.parameters if any(word in path.rpartition(".")[2] for word in _SCALES)}
+    chosen = [max(found) for (parent, _), found in pairs.items() if parent not in scaled]
+    found = np.array([[-query, key] for _, query, key in chosen], np.intp).reshape(-1, 2).T
+    return found[0], found[1]
+
+
+def _lookups(history: History) -> tuple[int, int] | None:
+    """Return the columns of the gradient and of the output of the embedding with the most rows, among those that run."""
+    at = {str(site): column for column, site in enumerate(history.sites) if history.calls[column] <= 0}
+    called = []
+    for column in np.flatnonzero(history.at("grad")).tolist():
+        fact, site = history.facts[column], history.sites[column]
+        output = at.get(str(Site(site.path.rpartition(".")[0], "output", model=site.model)))
+        if fact.kind.startswith("Embedding") and fact.shape is not None and len(fact.shape) == 2 and output is not None:
+            called.append((fact.shape[0], column, output))
+    return max(called)[1:] if called else None
 
 
 def first_of(values: Numbers, reduce: Callable[..., float]) -> float:

@@ -44,7 +44,7 @@ class Fact:
             return False
         if any(kind in self.kind for kind in _WITH_WEIGHTS) and "weight" in self.name:
             return True
-        return self.shape[0] > 1 and not any(word in self.name for word in _NO_WEIGHTS)
+        return self.shape[0] > 1 and self.inputs > 1 and not any(word in self.name for word in _NO_WEIGHTS)
 
     @property
     def inputs(self) -> int:

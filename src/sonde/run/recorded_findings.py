@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -87,13 +86,27 @@ def with_alerts(found: list[Finding], run: Run, rank: int | None, chosen: Chosen
             continue
         same = next((each for each in found if each.rule == rule), None)
         if same is None or same.step == alert["step"]:
-            value = float("nan") if alert["value"] is None else alert["value"]
-            known = Finding(rule, "", severity="bad", value=value, advice=rules.RULES[rule].advice)
-            told = (same or known).at(alert["site"], alert["epoch"], alert["step"], alert["message"])
-            if same is None and rule in _LEFT_OUT:
-                told = replace(told, first_step=alert["step"])
+            told = (same or _known(alert)).at(alert["site"], alert["epoch"], alert["step"], alert["message"])
             found = [told, *(each for each in found if each is not same)]
     return found
+
+
+def _known(alert: Mapping[str, Any]) -> Finding:
+    """Return the finding that an alert was written for; a run of an older version has no more than its value."""
+    rule, value = alert["rule"], alert["value"]
+    first = alert["first_step"]
+    if first is None and rule in _LEFT_OUT:
+        first = alert["step"]
+    return Finding(
+        rule,
+        alert["message"],
+        value=float("nan") if value is None else value,
+        severity="bad",
+        call=-1 if alert["call"] is None else alert["call"],
+        first_step=first,
+        evidence=alert["evidence"],
+        advice=alert["advice"] or rules.RULES[rule].advice,
+    )
 
 
 class _Family:

@@ -18,6 +18,7 @@ from sonde.escape import escape_html, printable
 from sonde.number import described as described_numbers
 from sonde.number import number_of
 from sonde.paths import absolute_path, short_path
+from sonde.run.alerts import alerts_in
 from sonde.run.coverage_document import is_coverage, joined
 from sonde.run.folder.duckdb_sql import check_query, condition, connect, connect_locked, first_rank, literal, of_rank, quoted
 from sonde.run.folder.run_json import Description
@@ -151,19 +152,16 @@ class Run:
 
     @property
     def alerts(self) -> list[dict[str, Any]]:
-        """The findings, in order: epoch, step, rank, severity, rule, site, value, message.
+        """The findings, in order: epoch, step, rank, severity, rule, site, value, message, call, first_step, evidence, advice.
 
-        What several ranks have found by the same rule at the same site is that of the first. ``sql`` has all rows of ``alerts``.
+        ``evidence`` is a dict of the numbers that the rule compared; runs of older versions have none. What several ranks have
+        found by the same rule at the same site is that of the first. ``sql`` has all rows of ``alerts``.
         """
 
         def question(connection: duckdb.DuckDBPyConnection, families: tuple[str, ...]) -> list[dict[str, Any]]:
             if "alerts" not in families:
                 return []
-            found: list[dict[str, Any]] = _all(connection, "alerts").to_pylist()
-            first: dict[Any, int] = {}
-            for alert in sorted(found, key=lambda alert: alert["rank"]):
-                first.setdefault(_what(alert), alert["rank"])
-            return [alert for alert in found if first[_what(alert)] == alert["rank"]]
+            return alerts_in(_all(connection, "alerts").to_pylist())
 
         return self._ask(question)
 
@@ -388,11 +386,6 @@ class Run:
         head = ["Run in memory", state] if path is None else [f"Run {path.name}", state, short_path(path)]
         said = [self.described_ranks] if self.described_ranks else []
         return [" · ".join(head), *said, *(rows or ["nothing recorded yet"])]
-
-
-def _what(alert: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return what an alert is about: on another rank the same is no other."""
-    return alert["rule"], alert["site"], *(() if alert["rule"] else (alert["step"], alert["message"]))
 
 
 def answer_to(

@@ -10,7 +10,7 @@ from statistics import median
 
 import numpy as np
 
-from sonde.rules import SPIKE_VALUES, STUCK_STEPS, Chosen, Finding
+from sonde.rules import SPIKE_FEW, SPIKE_VALUES, STUCK_STEPS, Chosen, Finding
 
 __all__ = ["ScalarFindings"]
 
@@ -102,6 +102,7 @@ class _Scalar:
     _last: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
     _first: list[float] = field(default_factory=list)
     _least: float = math.inf
+    _largest: float = 0.0
     _loss: _Loss | None = None
 
     @property
@@ -118,12 +119,12 @@ class _Scalar:
             self._look_at_loss(self._loss, value, epoch, step)
         if value <= 0:
             return
-        if self.spike is None and len(self._last) >= SPIKE_VALUES:
+        if self.spike is None and len(self._last) >= SPIKE_FEW:
             self.spike = self._judged(value, epoch, step)
         if self._first and self.kind in _GRADIENTS:
             self._grow(value, epoch, step)
         self._last.append(math.log(value))
-        self._least = min(self._least, value)
+        self._least, self._largest = min(self._least, value), max(self._largest, value)
         if len(self._first) < 100:
             self._first.append(value)
 
@@ -173,10 +174,13 @@ class _Scalar:
         """The finding if *value* is a spike that brings the training back to its beginning: other jumps are the noise of batches.
 
         A loss must be as large as the first ones, a gradient norm twice as large, and an update norm ten times as large as all of
-        the first hundred, since a learning rate may begin anew.
+        the first hundred, since a learning rate may begin anew. A loss or gradient norm far above all before needs few values.
         """
         if value < _JUMP * math.exp(min(self._last)):
             return None  # the median is no smaller
+        largest = math.inf if self.kind == "update_norm" else self._largest
+        if len(self._last) < SPIKE_VALUES and value < self.chosen.limit("spike", "above") * largest:
+            return None
         begin = median(self._first[:_START])
         least = 10 * max(self._first) if self.kind == "update_norm" else begin if self.kind == "loss" else 2 * begin
         if value < least:
@@ -189,7 +193,7 @@ class _Scalar:
         levels = (middle, around) if self.kind == "loss" else (middle,)
         noise = min(float(np.median(np.abs(logs - level))) for level in levels)
         spread = max(1.4826 * noise, _LEAST_SPREAD)  # of a normal distribution the standard deviation
-        found = self.chosen.judge("spike", value, math.exp(middle), (math.log(value) - middle) / spread)
+        found = self.chosen.judge("spike", value, math.exp(middle), (math.log(value) - middle) / spread, largest)
         if found is None:
             return None
         message = f"{self.name} {found.message} at step {step:,}"

@@ -21,6 +21,7 @@ __all__ = [
     "FORMAT",
     "KEYS",
     "KEY_COLUMNS",
+    "LATER",
     "READ_ORDER",
     "SCALARS",
     "SCOPES",
@@ -103,7 +104,13 @@ ALERTS = {
     "site": "string",
     "value": "float64",
     "message": "string",
+    "call": "int32",
+    "first_step": "int64",
+    "evidence": "string",
+    "advice": "string",
 }
+LATER = frozenset(["call", "first_step", "evidence", "advice"])
+"""Columns of alerts that parts of older runs lack."""
 DOCUMENTS = ("graph", "coverage")
 
 READ_ORDER = ("step", "micro_step", "rank", "order", "call", "name")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise, starmap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,7 @@ from sonde.engine import Tick
 from sonde.errors import ArgumentError
 from sonde.inspector.schedule import EverySeconds, Steps, schedule_of
 from sonde.inspector.sinks.base import Rows, RunSink, Scalar, Sink, memory
+from sonde.run.alerts import alerts_in
 from sonde.run.folder.duckdb_sql import literal, of_rank, quoted
 from sonde.run.run import Run
 from sonde.run.schema import KEYS, Layout
@@ -75,7 +76,7 @@ class _Moment:
         self.epoch = 0
         self.rows: list[Rows] = []
         self.scalars: list[Scalar] = []
-        self.alerts: list[Mapping[str, object]] = []
+        self.alerts: list[Mapping[str, Any]] = []
 
     def give(self, sinks: Sequence[Sink]) -> None:
         for sink in sinks:
@@ -85,7 +86,7 @@ class _Moment:
                 sink.scalar(scalar)
             if isinstance(sink, RunSink):
                 for alert in self.alerts:
-                    sink.writer.alert(**alert)  # type: ignore[arg-type]  # the columns of alerts are its arguments
+                    sink.writer.alert(**{name: value for name, value in alert.items() if name != "rank"})
 
 
 def _sorted(targets: Sequence[object]) -> tuple[list[Sink], list[Callable[[Run], object]]]:
@@ -140,8 +141,8 @@ def _moments(run: Run, rank: int | None) -> Iterator[_Moment]:
                 moments[scalar.step].epoch = max(moments[scalar.step].epoch, scalar.epoch)
         if "alerts" in families:
             chosen_rank = "" if rank is None else f" AND rank = {literal(rank)}"
-            query = f"SELECT * EXCLUDE (rank) FROM alerts WHERE {where}{chosen_rank}"
-            for alert in run.sql(query).to_arrow_table().to_pylist():
+            query = f"SELECT * FROM alerts WHERE {where}{chosen_rank}"
+            for alert in alerts_in(run.sql(query).to_arrow_table().to_pylist()):
                 moments[alert["step"]].alerts.append(alert)
                 moments[alert["step"]].epoch = max(moments[alert["step"]].epoch, alert["epoch"])
         yield from moments.values()

@@ -9,7 +9,7 @@ from sonde.errors import ArgumentError
 from sonde.paths import is_inside
 from sonde.run.folder.checksum import file_checksum
 from sonde.run.folder.parts import Part
-from sonde.run.schema import ALERTS, KEY_COLUMNS, SCALARS, check_number
+from sonde.run.schema import ALERTS, KEY_COLUMNS, LATER, SCALARS, check_number
 
 __all__ = ["class_of", "fault", "kinds_of"]
 
@@ -75,7 +75,7 @@ def _wrong_column(family: str, kinds: Mapping[str, str]) -> str:
     keys = {"scalars": SCALARS, "alerts": ALERTS}.get(family, {key.name: key.kind for key in KEY_COLUMNS})
     for name, kind in keys.items():
         wanted = "text" if kind == "string" else "double" if kind == "float64" else kind
-        if kinds.get(name) != wanted:
+        if kinds.get(name) != wanted and not (family == "alerts" and name in LATER and name not in kinds):
             return f"its column {name!r} holds {kinds.get(name, 'nothing')}, and in every part {wanted}"
     for name in kinds:
         if name not in keys:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -201,17 +203,35 @@ class RunWriter(ABC):
         rule: str = "",
         site: str = "",
         value: float | None = None,
+        call: int | None = None,
+        first_step: int | None = None,
+        evidence: Mapping[str, float] | None = None,
+        advice: str = "",
     ) -> None:
         """Add one finding, in words.
 
+        Args:
+            message: what is wrong.
+            step, epoch: when it was seen.
+            severity, rule: how grave it is, and the name of the rule that found it.
+            site: where; ``""`` is no place in the network.
+            value: the number that the rule is about.
+            call: which call of the module; -1 is all calls together.
+            first_step: the first logged step at which the condition held.
+            evidence: the numbers that the rule compared, by name. The row has them as JSON, with null for a NaN or infinity.
+            advice: one line on what to do.
+
         Raises:
-            ArgumentError: *value* is no number.
+            ArgumentError: *value*, or a value of *evidence*, is no number.
             StoreError: the writer is closed.
         """
         self._must_be_open()
         moment = (whole_number("epoch", epoch), whole_number("step", step), self.process)
         number = None if value is None else float(value)
-        self._take(Lines("alerts", ((*moment, *map(encodable, (severity, rule, str(site))), number, encodable(message)),)))
+        texts = tuple(map(encodable, (severity, rule, str(site))))
+        numbers = None if evidence is None else _evidence(evidence)
+        more = (call, None if first_step is None else whole_number("first_step", first_step), numbers, encodable(advice))
+        self._take(Lines("alerts", ((*moment, *texts, number, encodable(message), *more),)))
 
     def document(self, name: str, data: Any) -> None:
         """Write plain data as a file of its own, ``graph`` or ``coverage``, in place of an earlier one.
@@ -318,4 +338,14 @@ def _number(name: str, value: Any) -> float:
     try:
         return float(value)
     except (TypeError, ValueError):
-        raise ArgumentError(f"the scalar {name!r} is a number, not {value!r}") from None
+        raise ArgumentError(f"the number {name!r} is a number, not {value!r}") from None
+
+
+def _evidence(given: Mapping[str, float]) -> str:
+    """Return numbers by name as JSON, with null for what JSON cannot hold.
+
+    Raises:
+        ArgumentError: one of them is no number.
+    """
+    numbers = {str(name): _number(name, value) for name, value in given.items()}
+    return json.dumps({name: value if math.isfinite(value) else None for name, value in numbers.items()})
