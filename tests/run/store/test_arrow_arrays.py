@@ -56,3 +56,11 @@ print("pandas" in sys.modules)
 """
     ended = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     assert ended.stdout.split()[-1] == "False"
+
+
+@pytest.mark.parametrize(("kind", "values"), [("int64", [3, None, -1]), ("int32", [None]), ("float64", [2.5, None, 0.5])])
+def test_a_number_that_is_none_is_null(kind, values):
+    found = array_of(values, kind)
+    found.validate(full=True)
+    assert found.equals(pyarrow.array(values, kind, from_pandas=False))
+    assert found.null_count == 1

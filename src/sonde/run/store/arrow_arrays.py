@@ -17,14 +17,20 @@ __all__ = ["array_of", "number_array", "text_array"]
 
 
 def array_of(values: Sequence[Any], kind: str) -> pyarrow.Array:
-    """Return *values* as an array of *kind*: ``string``, in which None is null, or a dtype of NumPy's."""
-    return text_array(values) if kind == "string" else number_array(np.asarray(values, kind))
+    """Return *values* as an array of *kind*, ``string`` or a dtype of NumPy's; None is null."""
+    if kind == "string":
+        return text_array(values)
+    missing = np.array([value is None for value in values], bool)
+    if not missing.any():
+        return number_array(np.asarray(values, kind))
+    return number_array(np.asarray([0 if value is None else value for value in values], kind), missing)
 
 
-def number_array(values: npt.NDArray[Any]) -> pyarrow.Array:
-    """Return the numbers *values*, of one dimension, as an array of their dtype. No number is null, NaN included."""
+def number_array(values: npt.NDArray[Any], missing: npt.NDArray[np.bool_] | None = None) -> pyarrow.Array:
+    """Return the numbers *values*, of one dimension, as an array of their dtype; null where they are *missing*, NaN is not."""
     bits = np.packbits(values, bitorder="little") if values.dtype == np.bool_ else np.ascontiguousarray(values)
-    return pyarrow.Array.from_buffers(pyarrow.from_numpy_dtype(values.dtype), len(values), [None, pyarrow.py_buffer(bits)])
+    valid = None if missing is None else pyarrow.py_buffer(np.packbits(~missing, bitorder="little"))
+    return pyarrow.Array.from_buffers(pyarrow.from_numpy_dtype(values.dtype), len(values), [valid, pyarrow.py_buffer(bits)])
 
 
 def text_array(texts: Sequence[str | None]) -> pyarrow.StringArray:
