@@ -43,6 +43,7 @@ RULE_SYMPTOMS = {
     "weight_large": "scale",
     "attention_large": "saturated",
     "one_index": "constant",
+    "gradient_kept": "exploding",
 }
 
 

@@ -80,7 +80,8 @@ class WatchedTraining:
             rules=settings.rules,
             alarm=self._alarm,
         )
-        self._writer.findings.besides += [watched.rows.left_out.found for watched in self.watched]
+        for watched in self.watched:
+            self._writer.findings.besides += [watched.rows.left_out.found, watched.rows.kept.found]
         self._quiet = quiet or not part.leads
         self._whens = (-1, 0)  # the steps of all models at the last batch, and its number among the batches since then
         self._coverage_written = False

@@ -56,7 +56,7 @@ def spike(
     deviations: float = SPIKE,
     above: float = SPIKE_ABOVE,
 ) -> Finding | None:
-    """Judge a *value*, so many deviations *away* from the *median* of the values before it, of which *largest* is the largest."""
+    """Judge a *value*, so many deviations *away* from the *median* of the values before; *largest* is the largest of these."""
     if not (away >= deviations or value >= above * largest):
         return None
     words = f"jumped to {short(value)}, {short(value / median)} x its median"

@@ -12,6 +12,7 @@ __all__ = [
     "UPDATE_SMALL",
     "UPDATE_USUAL",
     "frozen",
+    "gradient_kept",
     "step_large",
     "unmoved",
     "unreached",
@@ -114,6 +115,19 @@ def unmoved(steps: float, *, least: float = UNMOVED) -> Finding | None:
     if not steps >= least:
         return None
     return Finding("", "gets a gradient, and no optimizer moves it", value=steps, severity="bad", evidence={"steps": steps})
+
+
+@rule(
+    f"the gradients of the step before are there as the next backward pass adds to them, in the first {UNMOVED} logged steps",
+    "torch.optim.Optimizer.zero_grad: a backward pass adds to the gradients that there are",
+    "call optimizer.zero_grad() in each step",
+    needs=("rms:grad",),
+)
+def gradient_kept(steps: float, *, least: float = UNMOVED) -> Finding | None:
+    """Judge before how many logged *steps* nobody had cleared the gradients."""
+    if not steps >= least:
+        return None
+    return Finding("", "its gradient is never cleared, and adds up", value=steps, severity="bad", evidence={"steps": steps})
 
 
 @rule(

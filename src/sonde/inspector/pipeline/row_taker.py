@@ -14,6 +14,7 @@ from sonde.engine.clock.optimizers import held_by, learning_rates
 from sonde.engine.probes.row_keys import RowKeys
 from sonde.engine.probes.site_hook import SiteHook
 from sonde.inspector.forward_modes import ForwardModes
+from sonde.inspector.kept_gradients import KeptGradients
 from sonde.inspector.left_out import LeftOut
 from sonde.inspector.measurement.execution_order import Ordering
 from sonde.inspector.measurement.measurement import Measurement
@@ -40,6 +41,7 @@ class RowTaker:
         evaluated_alone: of the clock's count of such calls outside of the root, those whose rows were taken.
         modes: in which logged steps no forward was in training mode.
         left_out: the parameters that the first logged steps leave as they are.
+        kept: whether the gradients of the step before are cleared.
 
     Args:
         send: called with the data of each moment.
@@ -51,6 +53,7 @@ class RowTaker:
         self.evaluated_alone = 0
         self.modes = ForwardModes(name)
         self.left_out = LeftOut(settings.rules)
+        self.kept = KeptGradients(settings.rules)
         self._send = send
         self._scaling = Scaling(settings.scaler)
         self._ordering = Ordering(model, name)
@@ -76,6 +79,7 @@ class RowTaker:
         """Take all hooks out."""
         self._ordering.settle()
         self.left_out.end(self._hooks_at("param"), self._order())
+        self.kept.end()
         for measurement in self.measurements:
             measurement.attachment.detach()
 
@@ -125,6 +129,8 @@ class RowTaker:
         held = None if optimizer is None else held_by(optimizer)
         if self.left_out.looks:
             self.left_out.look(self._hooks_at("param"), held, ended.epoch, ended.step, self._order())
+        if self.kept.looks:
+            self.kept.look(self._hooks_at("param"), held, ended.epoch, ended.step)
         builder.parameter_rows(self._starts, self._starts.row_index(self._order(), None), role="start")
         raw_scales = None if self._scaling.scale is None else {"grad": self._scaling.scale}
         builder.parameter_rows(self._raw, self._raw.row_index(self._order(), held), role="raw", scales=raw_scales)

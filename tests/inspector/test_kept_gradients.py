@@ -1,0 +1,120 @@
+"""Gradients that nobody clears, and the loops that clear them in other ways."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, Adam
+
+from sonde.inspector import Inspector, watch
+from sonde.run import findings_in
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+
+
+def kept(inspector: Inspector) -> list[tuple[str, int | None]]:
+    return [(each.site, each.first_step) for each in inspector.findings if each.rule == "gradient_kept"]
+
+
+def trained(
+    clear: Callable[[nn.Module, Adam, int], object],
+    *,
+    every: int = 1,
+    steps: int = 12,
+    clip: bool = False,
+    passes: int = 1,
+    model: nn.Sequential | None = None,
+) -> Inspector:
+    """Train; *clear* is called between the forward and the backward of each pass, with its number."""
+    model = net() if model is None else model
+    optimizer = Adam(model.parameters(), lr=1e-3)
+    with watch(model, optimizer, every=every, to="memory", quiet=True) as inspector:
+        for _ in range(steps):
+            for number in range(passes):
+                loss = model(torch.randn(16, 4)).square().mean()
+                clear(model, optimizer, number)
+                loss.backward()
+            if clip:
+                nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            optimizer.step()
+    return inspector
+
+
+@pytest.mark.parametrize("clip", [False, True])
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_loop_that_never_clears_is_named_from_its_first_logged_step(every: int, clip: bool) -> None:
+    inspector = trained(lambda *_: None, every=every, steps=6 * every, clip=clip)
+    assert kept(inspector) == [("2.bias:grad", 0)]
+    assert [each for each in findings_in(inspector.run) if each.rule == "gradient_kept"] == [
+        each for each in inspector.findings if each.rule == "gradient_kept"
+    ]
+
+
+CLEARED: dict[str, Callable[[nn.Module, Adam, int], object]] = {
+    "to None": lambda model, optimizer, number: optimizer.zero_grad(),
+    "to zeros": lambda model, optimizer, number: optimizer.zero_grad(set_to_none=False),
+    "by the model": lambda model, optimizer, number: model.zero_grad(),
+    "by hand": lambda model, optimizer, number: [each.grad.zero_() for each in model.parameters() if each.grad is not None],
+    "in the first of three passes": lambda model, optimizer, number: optimizer.zero_grad() if number == 0 else None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", CLEARED)
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_loop_that_clears_is_not(how: str, every: int) -> None:
+    model = net()
+    inspector = trained(CLEARED[how], every=every, steps=7 * every, passes=3 if "three" in how else 1, model=model)
+    assert kept(inspector) == []
+    assert all(not parameter._backward_hooks for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+def test_gradients_of_another_loss_that_are_cleared_before_their_own_are_not_kept(to_none: bool) -> None:
+    """A generator's loss goes back through the discriminator, whose gradients are cleared before its own backward pass."""
+    torch.manual_seed(0)
+    both = nn.ModuleDict({"made": nn.Linear(2, 2), "judge": nn.Linear(2, 1)})
+    made, judge = both["made"], both["judge"]
+    one, other = Adam(judge.parameters(), 1e-3), Adam(made.parameters(), 1e-3)
+    with watch(both, every=1, to="memory", quiet=True) as inspector:
+        for _ in range(9):
+            drawn = made(torch.randn(8, 2))
+            one.zero_grad(set_to_none=to_none)
+            (judge(drawn.detach()).mean() - judge(torch.randn(8, 2)).mean()).backward()
+            one.step()
+            other.zero_grad(set_to_none=to_none)
+            (-judge(drawn).mean()).backward()
+            other.step()
+    assert kept(inspector) == []
+
+
+def test_a_rule_that_is_off_watches_nothing() -> None:
+    model = net()
+    optimizer = SGD(model.parameters(), lr=1e-3)
+    with watch(model, optimizer, every=1, to="memory", quiet=True, rules={"gradient_kept": False}) as inspector:
+        for _ in range(9):
+            model(torch.randn(16, 4)).mean().backward()
+            optimizer.step()
+            assert all(not parameter._backward_hooks for parameter in model.parameters())
+    assert kept(inspector) == []
+
+
+@pytest.mark.slow
+def test_a_compiled_model_is_watched_without_another_compilation() -> None:
+    model = net()
+    compiled = torch.compile(model, backend="aot_eager")
+    optimizer = Adam(model.parameters(), lr=1e-3)
+    counts = torch._dynamo.utils.counters
+    with watch(compiled, optimizer, every=1, to="memory", quiet=True) as inspector:  # type: ignore[arg-type]  # a function to the type checker
+        seen = []
+        for _ in range(8):
+            compiled(torch.randn(16, 4)).square().mean().backward()
+            optimizer.step()
+            seen.append(counts["stats"]["unique_graphs"])
+    assert seen[1] == seen[-1]
+    assert kept(inspector) == [("2.bias:grad", 0)]
