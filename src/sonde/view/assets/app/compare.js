@@ -9,7 +9,7 @@ export async function compareView({ root, source, listed, args, isShown }) {
   const [a, b] = [args.a, args.b].map((id) => listed.runs.find((run) => run.id === id));
   if (!a || !b) { root.append(notice("Choose two runs", "Tick two runs in the list, then press Compare.", make("p", null, make("a", { href: linkTo("runs") }, "to the list of runs")))); return null; }
   const span = new Span(Math.min(a.first, b.first), Math.max(a.last, b.last, Math.min(a.first, b.first) + 1));
-  const [said, pictures, settings] = [make("div"), make("div", { class: "pictures" }), make("div", { class: "table-wrap" })];
+  const [said, pictures, settings] = [make("div"), make("div", { class: "pictures" }), make("div", { class: "table-wrap settings-differ" })];
   const charts = new Map();
   const names = a.name === b.name ? [a.id, b.id] : [a.name, b.name];
   async function read() {
@@ -41,6 +41,6 @@ export async function compareView({ root, source, listed, args, isShown }) {
     }
   }
   await read();
-  root.append(said, pictures, settings);
+  root.append(said, settings, pictures);
   return { refresh: read };
 }

@@ -30,6 +30,7 @@ export async function distributionView({ root, source, run, args, isShown }) {
       return make("div", null, make("strong", null, `2${raised(power)} to 2${raised(power + 1)}`), make("dl", null, make("dt", null, "magnitude"), make("dd", null, `${plain(2 ** power, 3)} to ${plain(2 ** (power + 1), 3)}`), make("dt", null, "share of elements"), make("dd", null, data.marks[row * data.columns + column] ? "none" : percent(share))), make("p", { class: "quiet" }, stepsOf(data, column)));
     },
   });
+  map.element.classList.add("plain");
   const chart = lineChart(span, { height: 150, gutter: () => map.plot, label: "Share of elements that are exactly zero, NaN or infinite" });
 
   function limits() {

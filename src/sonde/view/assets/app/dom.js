@@ -31,7 +31,7 @@ export function plain(value, digits = 4) {
   if (!Number.isFinite(value)) return value > 0 ? "∞" : "−∞";
   const size = Math.abs(value);
   if (Number.isInteger(value) && size < 1e6) return minus(value.toLocaleString("en"));
-  if (size >= 1e-3 && size < 1e6) return minus(String(Number(value.toPrecision(digits))));
+  if (size >= 1e-3 && size < 1e6) return minus(Number(value.toPrecision(digits)).toLocaleString("en", { maximumFractionDigits: 20 }));
   const [head, power] = value.toExponential(Math.max(digits - 2, 0)).split("e");
   return minus(`${Number(head)}`) + `·10${raised(Number(power))}`;
 }

@@ -1,27 +1,30 @@
 // One layer or parameter: its findings, its numbers with their histories, one of them in full.
 import { keep, linkTo } from "./address.js";
 import { lineChart, sparkline } from "./chart.js";
-import { amount, make, notice, plain } from "./dom.js";
+import { amount, make, notice, partsOf, plain } from "./dom.js";
 import { card } from "./findings.js";
 import { portWords } from "./layers.js";
 import { MARKS, lineColour } from "./scales.js";
 import { Span } from "./span.js";
 
+const ORDER = ["input", "output", "grad_output", "grad_input", "param", "grad", "update"];
+
 export async function layerView({ root, source, run, rest, args, isShown }) {
   const span = new Span(run.first, Math.max(run.last, run.first + 1));
   let number = args.number;
   let held = null;
-  const [head, findings, table, title] = [make("div"), make("div", { class: "findings" }), make("div", { class: "table-wrap" }), make("h3")];
+  const [head, findings, tables, title] = [make("div"), make("div", { class: "findings" }), make("div", { class: "tables" }), make("h3")];
+  const counts = make("input", { type: "checkbox", onchange: () => tables.classList.toggle("with-counts", counts.checked) });
   const chart = lineChart(span, { height: 260, label: "History of one number of this layer" });
   const figure = make("figure", null, make("figcaption", null, title), chart.element);
   const name = (entry) => entry.title ?? entry.label;
   const keyOf = (entry) => `${entry.number} ${entry.site}`;
 
   async function history() {
-    const entry = held.numbers.find((each) => keyOf(each) === number || each.number === number) ?? held.numbers[0];
+    const entry = held.numbers.find((each) => keyOf(each) === number || each.number === number) ?? held.numbers.find((each) => each.port === "output" && each.label === "rms") ?? held.numbers.find((each) => !each.minor) ?? held.numbers[0];
     if (!entry) { figure.hidden = true; return; }
     number = keyOf(entry);
-    for (const row of table.querySelectorAll("tr[data-number]")) row.classList.toggle("chosen", row.dataset.number === number);
+    for (const row of tables.querySelectorAll("tr[data-number]")) row.classList.toggle("chosen", row.dataset.number === number);
     const part = span.isWhole ? {} : { from: Math.floor(span.from), to: Math.ceil(span.to) };
     const answer = await source.ask(run.id, "lines", { number: entry.number, site: [entry.site], points: 800, ...part });
     if (!isShown()) return;
@@ -43,21 +46,34 @@ export async function layerView({ root, source, run, rest, args, isShown }) {
       make("p", { class: "crumbs" }, make("a", { href: linkTo("layers", run.id, { number: number_ }) }, "← heat-map"), (held.before ? make("a", { href: linkTo("layer", run.id, {}, held.before), "data-key": "back", title: "The layer before ([)" }, `‹ ${held.before}`) : null), (held.after ? make("a", { href: linkTo("layer", run.id, {}, held.after), "data-key": "forward", title: "The next layer (])" }, `${held.after} ›`) : null)),
       make("h1", null, rest || "(root)"), make("p", { class: "quiet" }, facts));
     findings.replaceChildren(...held.findings.map((finding) => card(run, finding)));
-    const rows = held.numbers.map((entry) => {
-      const key = keyOf(entry);
-      const lastMark = entry.marks?.findLast((mark) => mark !== 1) ?? 0;
-      const choose = () => { number = key; keep({ number: entry.number }); history(); };
-      return make("tr", { "data-number": key, onclick: choose },
-        make("td", null, make("button", { class: "plain", onclick: (event) => { event.stopPropagation(); choose(); } }, entry.title ?? entry.label)),
-        make("td", { class: "quiet" }, portWords(entry)), make("td", { class: "right" }, plain(entry.last), lastMark > 1 && lastMark !== 5 ? make("b", { class: "glyph", style: { color: `rgb(${MARKS[lastMark].colour.join(" ")})` } }, ` ${MARKS[lastMark].glyph}`) : null), make("td", { class: "quiet" }, entry.unit ?? ""),
-        make("td", null, entry.values ? sparkline(entry) : null));
-    });
-    table.replaceChildren(make("table", { class: "numbers" }, make("thead", null, make("tr", null, make("th", null, "number"), make("th", null, "of"), make("th", { class: "right" }, "last"), make("th", null, "unit"), make("th", null, "history"))), make("tbody", null, rows)));
-    if (!rows.length) table.replaceChildren(notice("No numbers of this layer", "The coverage says why."));
+    // One box for each tensor; numbers that only count stand behind a switch.
+    const groups = new Map();
+    const place = (entry) => [ORDER.indexOf(entry.port), entry.site];
+    const sorted = [...held.numbers].sort((one, other) => { const [a, b] = [place(one), place(other)]; return a[0] - b[0] || (a[1] < b[1] ? -1 : a[1] > b[1] ? 1 : Number(one.minor) - Number(other.minor)); });
+    for (const entry of sorted) {
+      if (!groups.has(entry.site)) groups.set(entry.site, []);
+      groups.get(entry.site).push(entry);
+    }
+    const boxes = [...groups].map(([site, entries]) => make("section", { class: "numbers" },
+      make("h3", null, portWords(entries[0]), make("span", { class: "quiet" }, ` ${[partsOf(site)[0] === rest ? "" : partsOf(site)[0], entries[0].unit].filter(Boolean).join(", ")}`)),
+      make("table", null, make("tbody", null, entries.map(line)))));
+    tables.replaceChildren(...boxes);
+    if (!boxes.length) tables.replaceChildren(notice("No numbers of this layer", "The coverage says why."));
     await history();
   }
+
+  function line(entry) {
+    const key = keyOf(entry);
+    const mark = entry.marks?.findLast((each) => each !== 1) ?? 0;
+    const choose = () => { number = key; keep({ number: entry.number }); history(); };
+    return make("tr", { "data-number": key, class: entry.minor ? "minor" : null, onclick: choose },
+      make("td", null, make("button", { class: "plain", title: entry.title, onclick: (event) => { event.stopPropagation(); choose(); } }, entry.label ?? entry.title)),
+      make("td", { class: "right" }, plain(entry.last), mark > 1 && mark !== 5 ? make("b", { class: "glyph", style: { color: `rgb(${MARKS[mark].colour.join(" ")})` } }, ` ${MARKS[mark].glyph}`) : null),
+      make("td", null, entry.values ? sparkline(entry) : null));
+  }
+
   await read();
-  root.append(head, findings, figure, make("h2", null, "All numbers"), table);
+  root.append(head, findings, figure, make("div", { class: "bar" }, make("h2", null, "All numbers"), make("label", null, counts, "counts, too")), tables);
   span.on("rest", () => { if (source.isLive) history(); });
   return { refresh: (now) => { span.grow(now.first, now.last); return read(); } };
 }

@@ -4,7 +4,7 @@ import { lineChart } from "./chart.js";
 import { make, many, notice, partsOf } from "./dom.js";
 import { heatMap, legendOf } from "./heat.js";
 import { lineColour } from "./scales.js";
-import { layerOf, matrixOf, rowOf } from "./source.js";
+import { layerOf, matrixOf, middlesOf, rowOf } from "./source.js";
 import { Span } from "./span.js";
 
 // A chooser of the numbers that can be drawn, grouped by the tensors they are of.
@@ -71,14 +71,23 @@ export async function layersView({ root, source, run, args, isShown }) {
     const kept = pinned.map((site) => found.sites.indexOf(site)).filter((each) => each >= 0 && !shown.includes(each));
     const chosen = [...kept, ...shown];
     if (!chosen.length) chosen.push(...standingOut(found));
-    const middles = found.middles;
-    lines.show({
-      log: found.scale.log,
-      unit: found.unit,
-      series: chosen.map((each, place) => ({ name: found.names[each], colour: each === row ? lineColour(0) : kept.includes(each) ? lineColour(1 + kept.indexOf(each)) : row === null ? lineColour(place) : lineColour(7), quiet: row !== null && each !== row && !kept.includes(each), steps: middles, ...rowOf(found, each) })),
-    });
-    const swatches = chosen.map((each, place) => make("span", { class: "sign" }, make("i", { class: "line", style: { background: each === row ? lineColour(0) : kept.includes(each) ? lineColour(1 + kept.indexOf(each)) : row === null ? lineColour(place) : lineColour(7) } }), found.names[each]));
+    const coloured = chosen.map((each, place) => ({ name: found.names[each], colour: each === row ? lineColour(0) : kept.includes(each) ? lineColour(1 + kept.indexOf(each)) : row === null ? lineColour(place) : lineColour(7), quiet: row !== null && each !== row && !kept.includes(each), site: found.sites[each], steps: found.middles, ...rowOf(found, each) }));
+    drawn = coloured;
+    lines.show({ log: found.scale.log, series: coloured });
+    clearTimeout(extremes);
+    if (source.isLive && found.logged > found.columns) extremes = setTimeout(() => withExtremes(coloured), 150);
+    const swatches = coloured.map(({ name, colour }) => make("span", { class: "sign" }, make("i", { class: "line", style: { background: colour } }), name));
     linesTitle.replaceChildren(make("span", null, row === null ? (kept.length ? "Pinned layers" : "Layers that stand out") : "History and neighbours"), make("span", { class: "quiet" }, ` ${found.unit ? `${found.unit}, ` : ""}${found.scale.log ? "logarithmic" : "linear"}`), make("span", { class: "signs" }, swatches));
+  }
+
+  // Where a column joins several steps, the heat-map has their medians; lines also show the least and the greatest of them.
+  let [drawn, extremes] = [null, 0];
+  async function withExtremes(coloured) {
+    const part = span.isWhole ? {} : { from: Math.floor(span.from), to: Math.ceil(span.to) };
+    const answer = await source.ask(run.id, "lines", { number, site: coloured.map(({ site }) => site), points: 600, ...part }).catch(() => null);
+    if (!answer || drawn !== coloured || !isShown()) return;
+    const series = coloured.map((held, place) => ({ ...held, ...answer.lines[place], steps: middlesOf([...answer.lines[place].steps, 0], answer.lines[place].ends) }));
+    lines.show({ log: found.scale.log, series });
   }
 
   let asked = 0;
@@ -100,7 +109,7 @@ export async function layersView({ root, source, run, args, isShown }) {
     const described = about.numbers.find((each) => each.id === number);
     title.replaceChildren(described?.title ?? found.title ?? found.label);
     facts.replaceChildren(`${many(found.rows, "row")}, first layer on top · ${many(found.logged ?? found.columns, "logged step")}${found.logged > found.columns ? `, ${Math.ceil(found.logged / found.columns)} in a column` : ""}`);
-    legend.replaceChildren(legendOf(found, found.logged > found.columns ? found.reduction : null));
+    legend.replaceChildren(legendOf(found, found.logged > found.columns ? `a column is the median of ${Math.ceil(found.logged / found.columns)} logged steps; its worst mark is kept` : null));
     all.hidden = span.isWhole;
     map.show(found);
     if (row !== null && row >= found.rows) row = null;

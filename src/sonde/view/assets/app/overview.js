@@ -59,7 +59,7 @@ export async function overviewView({ root, source, run, args, isShown }) {
           if (group === "loss") pictures.append(heat);
         }
         const { caption, chart } = charts.get(name);
-        const log = some[0].log;
+        const log = group === "norm" || group === "loss" ? isWide(some) : some[0].log;
         const series = some.slice(0, 8).map((scalar, place) => ({ ...scalar, colour: lineColour(place) }));
         caption.replaceChildren(make("span", null, some.length === 1 ? some[0].name.replaceAll("_", " ") : title), make("span", { class: "quiet" }, ` ${[some[0].unit, log ? "logarithmic" : "linear"].filter(Boolean).join(", ")}`),
           make("span", { class: "signs" }, series.length > 1 ? series.map(({ name, colour }) => make("span", { class: "sign" }, make("i", { class: "line", style: { background: colour } }), name)) : null, make("b", { class: "last" }, lastOf(series[0]))));
@@ -113,6 +113,13 @@ export async function overviewView({ root, source, run, args, isShown }) {
   await read();
   span.on("rest", () => { keep(span.isWhole ? { from: "", to: "" } : { from: Math.floor(span.from), to: Math.ceil(span.to) }); if (source.isLive) read(); });
   return { refresh: (now) => { run = now; span.grow(Math.max(now.first, 0), now.last); return read(); } };
+}
+
+// Whether lines on one axis are so far apart that only a logarithmic one shows them all.
+function isWide(scalars) {
+  const values = scalars.flatMap((scalar) => scalar.values.filter((value) => value !== null));
+  const [low, high] = values.reduce(([least, most], value) => [Math.min(least, value), Math.max(most, value)], [Infinity, 0]);
+  return scalars.every((scalar) => scalar.log) || (low > 0 && high > 30 * low);
 }
 
 const scale = (scalar) => { const values = scalar.values.filter((value) => value !== null); return Math.round(Math.log10(Math.max(...values.map(Math.abs), 1e-12)) / 2); };

@@ -26,7 +26,7 @@ export function ticks(scale, room) {
   if (scale.log) {
     const powers = decades(scale, room);
     const small = (power) => power >= -3 && power <= 4;
-    if (powers.length >= 3 || (powers.length === 2 && room < 4)) {
+    if (Math.log10(scale.high / scale.low) >= 2.6 || powers.length >= 3) {
       const alike = powers.every(small);
       return powers.map((power) => [10 ** power, alike ? plain(10 ** power) : `10${raised(power)}`]);
     }
@@ -141,7 +141,7 @@ export const MARKS = [
   { name: "NaN", glyph: "NaN", colour: [224, 17, 157] },
   { name: "infinite", glyph: "∞", colour: [255, 98, 40] },
   { name: "−infinity", glyph: "−∞", colour: [178, 36, 24] },
-  { name: "exactly 0", glyph: "0", colour: [255, 255, 255] },
+  { name: "exactly 0", glyph: "0", colour: [217, 208, 240] },
   { name: "NaN or infinite", glyph: "NaN∞", colour: [190, 30, 110] },
 ];
 
