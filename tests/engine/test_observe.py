@@ -258,7 +258,7 @@ def hook_counts(model: nn.Module) -> list[int]:
 
 @pytest.mark.parametrize("ports", [("output",), ("grad_output",), ("grad",)])
 def test_a_subscriber_that_raises_does_not_stop_the_training(ports: tuple[Port, ...]) -> None:
-    """One warning names subscriber, site and cause; the error is kept, the probe detached; ``strict=True`` raises it."""
+    """One warning names subscriber, site and cause; the error is kept, and the other sites go on; ``strict=True`` raises it."""
     model, twin, x, failing = mlp(), mlp(), torch.randn(5, 4), Failing()
     probe = sonde.observe(model, failing, ports=ports)
     with pytest.warns(ObservationWarning) as caught:
@@ -269,10 +269,14 @@ def test_a_subscriber_that_raises_does_not_stop_the_training(ports: tuple[Port, 
     assert re.search(f"Failing.*KeyError at {re.escape(str(error.site))}: 'broken'", str(warning.message))
     assert isinstance(error.error, KeyError)
     assert error.site == failing[2].site
-    assert not probe.attached
-    assert hook_counts(model) == hook_counts(twin)
     model(x).sum().backward()
-    assert len(failing) == 3
+    assert sum(event.site == error.site for event in failing) == 1
+    counts = {line.site: (line.count, line.reason) for line in probe.coverage()}
+    assert counts.pop(error.site) == (0, "stopped: KeyError: 'broken'")
+    assert set(counts.values()) == {(2, "")}
+    assert {row["site"]: row["calls"] for row in probe.rows()}[str(error.site)] == 0
+    probe.detach()
+    assert hook_counts(model) == hook_counts(twin)
     with sonde.observe(model, Failing(), ports=ports, strict=True), pytest.raises(KeyError, match="broken"):
         model(x).sum().backward()
 

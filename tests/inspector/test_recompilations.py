@@ -71,3 +71,38 @@ def test_a_watched_model_has_one_graph_for_logged_steps_and_one_for_others(case:
             assert {row["count"] for row in rows} == {12}
             assert {row["step"] for row in inspector.run.table("moments").to_pylist()} == {0, 2, 4}
     assert counts[True] == 2 * counts[False]
+
+
+def lenses() -> list[Any]:
+    """Return lenses of every pace: each logged step, one in several, and pairs of steps at ports of modules and of parameters."""
+    return [
+        sonde.lens.moments(),
+        sonde.lens.OutputActivation(one_in=2),
+        sonde.lens.exponents("output", one_in=3),
+        sonde.lens.OutputGradientGeometry(compute_correlation=True, skip_activation=False),
+        sonde.lens.ParameterUpdateGeometry(compute_correlation=True),
+    ]
+
+
+def test_lenses_that_rest_in_a_logged_step_or_observe_the_one_before_add_no_graph() -> None:
+    """The rows are those of an eager twin."""
+    tables, counts = [], []
+    for compiled in (False, True):
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        torch.manual_seed(0)
+        model, called = (
+            whole(nn.Sequential(nn.Linear(4, 4), Block())) if compiled else [nn.Sequential(nn.Linear(4, 4), Block())] * 2
+        )
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        with sonde.watch(model, optimizer, lenses=lenses(), every=3, to="memory", quiet=True, strict=True) as inspector:
+            for step in range(13):
+                called(torch.ones(3, 4) * (step + 1)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        run = inspector.run
+        tables.append({family: len(run.table(family)) for family in run.families if family != "scalars"})
+        counts.append(graphs())
+    assert tables[0] == tables[1]
+    assert {row["step"] for row in run.table("output_gradient_cosine").to_pylist()} == {3, 6, 9, 12}
+    assert counts == [0, 2]

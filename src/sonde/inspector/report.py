@@ -77,7 +77,7 @@ def _environment() -> dict[str, str]:
 def coverage_of(
     measurements: Iterable[Measurement],
     seen: Mapping[tuple[str, str], int],
-    lost: Mapping[str, str],
+    lost: Mapping[str | tuple[str, Site], str],
     *,
     attached: bool,
     joins: bool = False,
@@ -87,7 +87,7 @@ def coverage_of(
     Args:
         measurements: what was attached.
         seen: by family and site, how often something was added in the logged steps.
-        lost: by family, why its rows could not be finished.
+        lost: by family, or family and site, why its rows could not be finished.
         attached: whether the hooks are in.
         joins: whether rows join those of other ranks: then a row of a parameter is of all its parts.
     """
@@ -108,6 +108,7 @@ def coverage_of(
             if joins and why is None and line.site.port in PARAMETER_PORTS and is_here(reason):
                 reason = ""
             reason = reason if count else lost.get(measurement.family, reason)
+            reason = lost.get((measurement.family, line.site), reason)
             known = lines.get(line.site)
             if known is None or known.count < count:
                 lines[line.site] = Covered(line.site, count, reason)

@@ -346,7 +346,7 @@ class WatchedTraining:
         lost = self._writer.lost, rows
         every = [(each.family, each.attachment) for each in self.measurements()]
         stopped = [family for family, attachment in every if attachment.delivery.has_ended(attachment.sites())]
-        ended = tuple(dict.fromkeys([*stopped, *self._writer.ended]))
+        ended = tuple(dict.fromkeys([*stopped, *(each for each in self._writer.ended if isinstance(each, str))]))
         empty = not self._writer.has_written
         path, found, share = self.destinations.path, self.findings, self.overhead()
         ranks = self.part.size

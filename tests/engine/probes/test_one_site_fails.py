@@ -1,4 +1,4 @@
-"""A statistic that fails at one site stops there; all other sites go on."""
+"""What fails at one site stops there, whether a statistic, a function or a preprocessor; all other sites go on."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import sonde
 from sonde.engine import Probe
 from sonde.engine.probes import statistic_hooks
 from sonde.errors import ObservationWarning
+from sonde.preprocessor import AbstractForwardPreprocessor as Preprocessor
 from sonde.stats import Column, Field, Statistic
 
 FAILURES = ["raise", "operator", "index", "shape"]
@@ -193,3 +194,133 @@ def test_a_lens_goes_on_at_the_other_sites() -> None:
     assert {site: count for site, (count, _) in why.items()} == {"(root):output": 3, "0:output": 3, "1:output": 0, "2:output": 3}
     assert "ValueError: seven" in why["1:output"][1]
     assert [str(error.site) for error in inspector.errors] == ["1:output"]
+
+
+# Subscribers, preprocessors, and rows that cannot be finished
+
+
+class Widths(Preprocessor):
+    """Sums of inputs by layer; raises at layers with seven outputs."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, float] = {}
+
+    def process_fw(self, name: str, module: Any, layer_input: Any, layer_output: Any) -> None:
+        if layer_output.shape[-1] == 7:
+            raise ValueError("seven")
+        self._sums[name] = self._sums.get(name, 0.0) + float(layer_output.detach().sum())
+
+    @property
+    def value(self) -> dict[str, Any]:
+        return self._sums
+
+    def reset(self) -> None:
+        self._sums.clear()
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_a_preprocessor_that_fails_at_one_layer_goes_on_at_the_others(compiled: bool, fresh_compiler: None) -> None:
+    plain, model = network(), network()
+    if compiled:
+        model.compile(backend="aot_eager")
+    expected = train(plain)
+    preprocessor = Widths()
+    with pytest.warns(ObservationWarning, match="nothing more is observed at 1:output: .*Widths.* raised ValueError") as caught:
+        probe = sonde.observe(model, preprocessor)
+        found = train(model)
+    assert len(caught) == 1
+    assert all(torch.equal(one, other) for one, other in zip(expected, found, strict=True))
+    assert set(preprocessor.value) == {"", "0", "2"}
+    assert {str(line.site): line.count for line in probe.coverage()} == {
+        "(root):output": STEPS,
+        "0:output": STEPS,
+        "1:output": 0,
+        "2:output": STEPS,
+    }
+
+
+@pytest.mark.parametrize("port", ["input", "grad_input", "grad_output", "param", "update", "grad"])
+def test_a_function_that_fails_at_one_site_goes_on_at_the_others(port: Any) -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    seen: list[str] = []
+
+    def function(event: sonde.Event) -> None:
+        seen.append(str(event.site))
+        if event.name.startswith("1"):
+            raise ValueError(event.name)
+
+    with pytest.warns(ObservationWarning, match="nothing more is observed at 1"):
+        probe = sonde.observe(model, function, r"^[12](\.bias)?$", ports=port)
+        for _ in range(STEPS):
+            train(model)
+            optimizer.step()
+    (error,) = probe.errors
+    counts = {str(line.site): line.count for line in probe.coverage()}
+    assert seen.count(str(error.site)) == 1
+    assert counts.pop(str(error.site)) == 0
+    assert set(counts.values()) == {seen.count(site) for site in counts} != {0}
+
+
+def test_a_function_that_fails_everywhere_is_detached() -> None:
+    model = network()
+    with pytest.warns(ObservationWarning) as caught:
+        probe = sonde.observe(model, lambda event: 1 / 0)
+        train(model)
+    assert len(caught) == 1  # one place in the source has raised
+    assert len(probe.errors) == 4
+    assert not probe.attached
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+class Unfinished(Total):
+    """The inverse of the sum; raises where the sum is zero."""
+
+    def __init__(self) -> None:
+        super().__init__("never")
+
+    def finish(self, columns: Mapping[str, Column]) -> dict[str, Column]:
+        if (columns["total"] == 0).any():
+            raise ValueError("zero")
+        return {"inverse": 1 / columns["total"]}
+
+
+def zero_at_one_layer() -> nn.Sequential:
+    model = network()
+    with torch.no_grad():
+        model[1].weight.zero_()
+        model[1].bias.zero_()
+        model[2].bias.fill_(1.0)
+    return model
+
+
+def test_a_row_that_cannot_be_finished_leaves_the_others() -> None:
+    model = zero_at_one_layer()
+    probe = sonde.observe(model, Unfinished())
+    train(model)
+    with pytest.warns(ObservationWarning, match="there are no numbers at 1:output: .* raised ValueError: zero") as caught:
+        rows = {row["site"]: row for row in probe.rows()}
+    assert len(caught) == 1
+    assert {site for site, row in rows.items() if "inverse" not in row} == {"1:output"}
+    assert [str(error.site) for error in probe.errors] == ["1:output"]
+    assert "ValueError: zero" in {str(line.site): line.reason for line in probe.coverage()}["1:output"]
+    assert probe.rows()[0]["calls"] == STEPS  # asked again, without a second warning
+
+
+def test_a_lens_that_cannot_finish_a_row_has_the_others() -> None:
+    """In the run, in the coverage and in the errors; the row stops, and the others of the step are written."""
+    model = zero_at_one_layer()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with pytest.warns(ObservationWarning, match=r"of total raised ValueError at 1:output: zero"):
+        inspector = sonde.watch(model, lenses=sonde.lens.Lens("total", Unfinished(), ("output",)), to="memory", every=1)
+        for _ in range(STEPS):
+            optimizer.zero_grad()
+            train(model)
+            optimizer.step()
+        inspector.detach()
+    sites = [row["site"] for row in inspector.run.table("total").to_pylist()]
+    assert {site: sites.count(site) for site in sites} == {"(root):output": STEPS, "0:output": STEPS, "2:output": STEPS}
+    assert [str(error) for error in inspector.errors] == ["total at 1:output: ValueError: zero"]
+    why = {str(line.site): (line.count, line.reason) for line in inspector.coverage()}
+    assert why["1:output"] == (0, "its rows could not be finished: ValueError: zero")
+    assert {reason for site, (_, reason) in why.items() if site != "1:output"} == {""}

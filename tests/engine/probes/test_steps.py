@@ -198,7 +198,7 @@ def test_a_subscriber_may_say_its_ports() -> None:
 
 
 def test_an_observer_of_steps_that_fails_does_not_stop_the_training() -> None:
-    """It is detached with one warning that names the site; the optimizer goes on."""
+    """It is detached, as no other site is left, with one warning that names the site; the optimizer goes on."""
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     probe = sonde.observe(model, lambda event: 1 / 0, ["1.bias"], ports="update")

@@ -144,6 +144,24 @@ def test_a_sink_that_raises_is_not_called_again() -> None:
     assert kept.closed == 1
 
 
+def test_a_rule_that_raises_loses_no_rows() -> None:
+    """With one warning; the error is kept once."""
+    kept = Kept()
+    writer = BatchWriter([kept], PATIENT)
+
+    def broken(block: object) -> None:
+        raise ZeroDivisionError("no rule")
+
+    writer.findings.look = broken  # type: ignore[assignment, method-assign]
+    with pytest.warns(ObservationWarning, match="the rules raised ZeroDivisionError: no rule; rows are written") as caught:
+        for batch in moments_of([[1.0, 1.0]] * 3):
+            writer.put(batch)
+            writer.flush()
+        writer.stop()
+    assert kept.steps == [0, 1, 2]
+    assert (len(caught), len(writer.errors), writer.lost) == (1, 1, 0)
+
+
 def test_a_run_sink_that_looks_at_each_moment_is_given_each() -> None:
     """A subclass that overrides ``write`` need not know of more."""
 

@@ -21,7 +21,6 @@ from sonde.engine.probes.targets import Target, Wanted, choose, is_scripted, sit
 from sonde.engine.selection import Named, Where
 from sonde.engine.torch_api import compiler_state
 from sonde.engine.torch_api.autograd_state import has_substituted_parameters
-from sonde.engine.unseen import next_number
 from sonde.site import MODULE_PORTS, Port, Site
 from sonde.stats import Statistic, Table
 from sonde.warn import warn_user
@@ -39,6 +38,7 @@ class Attachment:
     """One probe's hooks on models, and the clocks of these.
 
     Hooks lead here and not to the probe that people hold, so that a probe that is deleted can be noticed and its hooks removed.
+    The class is large because choosing, the life of the hooks, the schedule and a model that changes meet here.
 
     Attributes:
         delivery: the way to the observer.
@@ -71,11 +71,11 @@ class Attachment:
     ) -> None:
         if table is None and isinstance(do, Statistic):
             table = Table(do)
-        self.delivery = Delivery(do, strict=strict, training=training, on_failure=self.detach)
+        self.delivery = Delivery(do, strict=strict, training=training, on_failure=self._detach_ended)
         self.hooks = HookSet(self.delivery, table, grad_at_step=grad_at_step, update_memory=update_memory, calls_apart=calls_apart)
         self.roots: list[Root] = []
         self.attached = False
-        self._clock_failed = partial(self.delivery.failed, None, observer=Clock)
+        self._clock_failed = partial(self.delivery.failed, observer=Clock)
         self._schedule = schedule
         self._wanted: list[tuple[Wanted, set[tuple[str, int]]]] = []
         self._dead_hooks = DeadHookCheck(self.roots, self.delivery)
@@ -173,9 +173,7 @@ class Attachment:
             return
         self.attached = True
         self._dead_hooks.is_due = True
-        self.delivery.stopped_by = None
-        self.delivery.stopped.clear()  # sites that have failed begin again
-        self.delivery.number = next_number()
+        self.delivery.begin()
         compiler_state.notice_hooks()
         try:
             for root in self.roots:
@@ -195,6 +193,12 @@ class Attachment:
         self.hooks.note_later_hooks()
         self._take_out()
         self._dead_hooks.report(dead, len(self.hooks))
+
+    def _detach_ended(self) -> None:
+        """Take every hook out if the observer has failed as a whole, or at each site."""
+        sites = self.sites()
+        if self.delivery.stopped_by is not None or (len(self.delivery.stopped) >= len(sites) and self.delivery.has_ended(sites)):
+            self.detach()
 
     def _take_out(self) -> None:
         self.attached = False
@@ -291,7 +295,7 @@ class Attachment:
         try:
             wanted = bool(self._schedule(clock.now()))
         except Exception as error:
-            self.delivery.failed(None, error, self._schedule)
+            self.delivery.failed(error, self._schedule)
             return
         self.go_on(wanted)
 

@@ -88,7 +88,7 @@ class Coverage(ShownAsTable):
         for hook in held:
             for port, delivered in hook.counts().items():
                 site = hook.sites[port]
-                count = delivered - attachment.delivery.refused[site]
+                count = max(delivered - attachment.delivery.refused[site], 0)
                 reason = attachment.delivery.why_stopped(site) or notes.get(site, "")
                 if count:
                     reason = reason or (_UNFUSED if hook.module in unfused else "")

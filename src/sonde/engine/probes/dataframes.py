@@ -56,7 +56,8 @@ def rows_of(attachment: Attachment) -> list[dict[str, Any]]:
     for hook in attachment.hooks:
         tick = hook.clock.now()
         for port, count in hook.counts().items():
-            rows.append(_row(hook, hook.sites[port], count, {}, None, tick))
+            taken = max(count - attachment.delivery.refused[hook.sites[port]], 0)
+            rows.append(_row(hook, hook.sites[port], taken, {}, None, tick))
     return rows
 
 
@@ -73,20 +74,43 @@ def places_of(attachment: Attachment) -> list[tuple[StatisticHook, Place, Tensor
 def finished(
     places: Sequence[tuple[StatisticHook, Place, Tensor]], statistic: RowStatistic, rows: npt.NDArray[np.float64]
 ) -> list[dict[str, Any]]:
-    """Return a row of a frame for each of *places*, with the numbers of *rows*, which are on the host."""
-    counts, columns = finished_rows(statistic, rows)
-    numbers = [dict(zip(columns, map(_plain, values), strict=True)) for values in zip(*columns.values(), strict=True)]
+    """Return a row of a frame for each of *places*, with the numbers of *rows*, which are on the host.
+
+    A row that the statistic cannot finish has no numbers: the error is kept, and there is a warning.
+    """
+    try:
+        numbers = _numbers(statistic, rows)
+    except Exception:
+        numbers, failing = [], list[tuple[StatisticHook, Site, Exception]]()
+        for (hook, (port, leaf, _), _), row in zip(places, rows, strict=True):
+            try:
+                numbers += _numbers(statistic, row[None])
+            except Exception as error:
+                numbers.append({})
+                failing.append((hook, hook.sites[port].at(leaf), error))
+        if len(failing) in (0, len(places)):
+            raise
+        for hook, site, raised in failing:
+            hook.delivery.not_finished(site, raised)
     ticks = {hook.clock: hook.clock.now() for hook, _, _ in places}
     return [
         _row(hook, hook.sites[port].at(leaf), count, found, call, ticks[hook.clock])
-        for (hook, (port, leaf, call), _), count, found in zip(places, counts, numbers, strict=True)
+        for (hook, (port, leaf, call), _), count, found in zip(places, rows[:, 0].astype(int).tolist(), numbers, strict=True)
     ]
+
+
+def _numbers(statistic: RowStatistic, rows: npt.NDArray[np.float64]) -> list[dict[str, Any]]:
+    """Return the numbers of each of *rows*, by name."""
+    _, columns = finished_rows(statistic, rows)
+    return [dict(zip(columns, map(_plain, values), strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
 def numbers_of(rows: list[dict[str, Any]]) -> list[str]:
     """Return the names of the numbers in *rows*, without those that are lists."""
     known = {"name", "type", "port", "calls", *JOINING}
-    return [name for name, value in rows[0].items() if name not in known and not isinstance(value, list)] if rows else []
+    return list(
+        dict.fromkeys(name for row in rows for name, value in row.items() if name not in known and not isinstance(value, list))
+    )
 
 
 def _row(hook: SiteHook, site: Site, count: int, numbers: dict[str, Any], call: int | None, tick: Tick) -> dict[str, Any]:

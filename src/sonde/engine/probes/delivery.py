@@ -51,14 +51,16 @@ class _Leaf:
 class Delivery:
     """The way from the hooks of one probe to its observer; the one place where a failure of an observer ends up.
 
+    The class is large because all that is known of failures, notes and what is left out is read together, by the coverage.
+
     Attributes:
-        subscriber: called with each event; of a statistic a function that does nothing.
+        subscriber: called with each event, but for those at sites that have stopped; of a statistic a function that does nothing.
         observer: the name of the subscriber or statistic.
         switch: whether the probe observes.
         thread: the only thread that is observed; None for all.
         number: of this observer, since it was attached, see ``unseen.py``.
         strict: errors are raised again.
-        on_failure: called without arguments when an observer has failed; stops the probe.
+        on_failure: called without arguments when an observer has failed; stops the probe where nothing is left to observe.
         errors: records of these failures.
         stopped_by: the failure that stopped the probe.
         stopped: sites that have failed, where nothing more is observed; the reason, as text, by site.
@@ -68,8 +70,9 @@ class Delivery:
     """
 
     def __init__(self, do: Subscriber | Statistic, *, strict: bool, training: bool | None, on_failure: Callable[[], None]) -> None:
-        self.subscriber: Subscriber = _nobody if isinstance(do, Statistic) else weakly(do)
-        self.observer = name_of(do if isinstance(do, Statistic) else self.subscriber)
+        self._whole: Subscriber = _nobody if isinstance(do, Statistic) else weakly(do)
+        self.subscriber = self._whole
+        self.observer = name_of(do if isinstance(do, Statistic) else self._whole)
         self.switch = Switch(training)
         self.thread: int | None = None
         self.number = next_number()
@@ -89,24 +92,43 @@ class Delivery:
         try:
             self.subscriber(event)
         except Exception as error:
-            self.failed(event.site, error)
+            self.refuse(event.site, error)
 
-    def failed(self, site: Site | None, error: Exception, observer: object = None) -> None:
-        """Keep the error of an observer (by default the subscriber), stop the probe and warn once; if strict, raise it again."""
+    def begin(self) -> None:
+        """Observe at all sites, also where the observer has failed before."""
+        self.number = next_number()
+        self.stopped_by = None
+        self.stopped.clear()
+        self.subscriber = self._whole
+
+    def refuse(self, site: Site, error: Exception) -> None:
+        """Stop *site* alone, at which the subscriber has failed: the event that was delivered there does not count."""
+        self.refused[site] += 1
+        self.failed_at(site, error)
+        self.on_failure()
+
+    def _elsewhere(self, event: Event) -> None:
+        """Call the subscriber, unless it has failed at the event's site."""
+        if event.site in self.stopped:
+            self.refused[event.site] += 1
+        else:
+            self._whole(event)
+
+    def failed(self, error: Exception, observer: object) -> None:
+        """Keep the error of what all sites need, as the schedule; stop the probe and warn once; if strict, raise it again."""
         if self.strict:
             raise error
-        name = self.observer if observer is None else name_of(observer)
+        name = name_of(observer)
         self.stopped_by = error
-        self.errors.append(ProbeError.of(name, site, error))
+        self.errors.append(ProbeError.of(name, None, error))
         self.on_failure()
-        place = f" at {site}" if site is not None else ""
         warn_user(
-            f"sonde stopped observing: {name} raised {type(error).__name__}{place}: {error}. The training goes on without it; "
+            f"sonde stopped observing: {name} raised {type(error).__name__}: {error}. The training goes on without it; "
             "what was recorded is kept, the error is in .errors, and strict=True raises it."
         )
 
     def failed_at(self, site: Site, error: Exception, observer: object = None, *, was: str = "observed") -> None:
-        """Keep the error of an observer (by default the statistic), and stop *site* alone; if strict, raise it again.
+        """Keep the error of an observer (by default the probe's), and stop *site* alone; if strict, raise it again.
 
         Warn once for each place in the source that has raised: a function may fail at every layer.
         """
@@ -115,6 +137,7 @@ class Delivery:
         if site in self.stopped:
             return
         name = self.observer if observer is None else name_of(observer)
+        self.subscriber = self._elsewhere
         self.stopped[site] = f"stopped: {type(error).__name__}: {error}"
         origin = error.__cause__ if isinstance(error.__cause__, Exception) else error
         frames = traceback.extract_tb(origin.__traceback__)[-1:]
@@ -125,6 +148,18 @@ class Delivery:
             warn_user(
                 f"nothing more is {was} at {site}: {name} raised {type(error).__name__} at {site}: {error}. The other "
                 f"sites and the training go on. What was {was} stays, errors are in .errors, and strict=True raises them."
+            )
+
+    def not_finished(self, site: Site, error: Exception) -> None:
+        """Keep the error of the statistic, which cannot make numbers of a row at *site*, and warn; if strict, raise it again."""
+        if self.strict:
+            raise error
+        if not any(known.site == site for known in self.errors):
+            self.errors.append(ProbeError.of(self.observer, site, error))
+            self.note([site.at("")], f"{site.leaf} its row could not be finished: {type(error).__name__}: {error}".lstrip())
+            warn_user(
+                f"there are no numbers at {site}: {self.observer} raised {type(error).__name__}: {error}. The other rows are "
+                "there, errors are in .errors, and strict=True raises them."
             )
 
     def has_stopped(self, site: Site, leaf: str = "") -> bool:
@@ -178,7 +213,7 @@ class Delivery:
 
     def forget_subscriber(self) -> None:
         """Hold the subscriber no longer."""
-        self.subscriber = _nobody
+        self.subscriber = self._whole = _nobody
 
 
 def _nobody(event: Event) -> None:

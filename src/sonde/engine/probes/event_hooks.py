@@ -177,7 +177,7 @@ class ModuleEventHook(EventHook):
                 )
             )
         except Exception as error:
-            delivery.failed(site, error)
+            delivery.refuse(site, error)
 
     def receive(self, collector: GradientCollector) -> None:
         """Deliver the gradients of one call's structured value: all that will come have come."""
@@ -321,8 +321,7 @@ class OutputEventHook(ModuleEventHook):
             self.was_eager = True
             if blocks and self.is_quiet():
                 return
-            delivery = self.delivery
-            task = _graph_task()
+            delivery, task = self.delivery, _graph_task()
             thread = delivery.thread
             if (thread is not None and thread != _thread() and task == -1) or _transforms() is not None or _is_exported():
                 self._refuse()
@@ -360,27 +359,30 @@ class OutputEventHook(ModuleEventHook):
                 self._deliver_parts(forward, task, (output, args, kwargs), call, passthrough, alias)
             elif self._site is not None:
                 self.returned += 1
-                delivery.subscriber(
-                    Event(  # positions, in the order of its fields: keywords cost as much again
-                        self.name,
-                        self._kind if type(module) is self._seen else self.kind,
-                        False,
-                        output,
-                        args,
-                        kwargs,
-                        self._site,
-                        call,
-                        "forward" if task == -1 else "recompute",
-                        forward.tick if forward.stamp == clock.stamp else clock.tick_of(forward),
-                        passthrough,
-                        alias,
-                        None,
-                        module,
+                try:
+                    delivery.subscriber(
+                        Event(  # positions, in the order of its fields: keywords cost as much again
+                            self.name,
+                            self._kind if type(module) is self._seen else self.kind,
+                            False,
+                            output,
+                            args,
+                            kwargs,
+                            self._site,
+                            call,
+                            "forward" if task == -1 else "recompute",
+                            forward.tick if forward.stamp == clock.stamp else clock.tick_of(forward),
+                            passthrough,
+                            alias,
+                            None,
+                            module,
+                        )
                     )
-                )
+                except Exception as error:
+                    delivery.refuse(self._site, error)
             if self._gradients is not None:
                 self._listen_all(self._gradients, forward, call, output, passthrough, alias)
-        except Exception as error:  # the subscriber's; or ours, over a value that cannot be walked
+        except Exception as error:  # ours, over a value that cannot be walked; or the subscriber's, if strict
             self.failed(error)
 
     def _deliver_parts(self, forward: Forward, task: int, given: tuple[Any, ...], call: int, passthrough: bool, alias: str) -> None:

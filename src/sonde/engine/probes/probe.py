@@ -133,7 +133,7 @@ class Probe(Observer, ShownAsTable):
 
     @property
     def errors(self) -> tuple[ProbeError, ...]:
-        """Errors of the observer: the first one of a subscriber detaches the probe, one of a statistic stops its site alone."""
+        """Errors of the observer: one stops the site where it was raised, one of the schedule detaches the probe."""
         return tuple(self._attachment.delivery.errors)
 
     def coverage(self) -> Coverage:
@@ -249,8 +249,8 @@ def observe(
         passes: which forwards are observed: in a training pass the root is in training mode and gradients are enabled.
         calls: which calls of a module within one forward have rows of their own in a statistic: ``"each"``, the first 8; a
             number, the first so many; ``"joined"``, none. All others share a row, whose ``call`` is -1.
-        strict: raise what a subscriber or a statistic raises (and a :class:`DeadHookError`). Otherwise an error of a subscriber
-            detaches the probe, and one of a statistic stops the site where it was raised, both with a warning.
+        strict: raise what a subscriber or a statistic raises (and a :class:`DeadHookError`). Otherwise an error
+            stops the site where it was raised, with a warning, and the other sites go on; one of the schedule detaches the probe.
         name: the model's name in its sites, for observing several models.
 
     Returns:

@@ -127,8 +127,9 @@ class SiteHook(hooks.Hook, ABC):
             self.delivery.note([self.sites[port]], _AT_THE_BORDER)
 
     def failed(self, error: Exception) -> None:
-        """Report *error*, raised at one of the sites."""
-        self.delivery.failed(next(iter(self.sites.values())), error)
+        """Report *error*, and observe nothing more at any of the sites."""
+        for site in self.sites.values():
+            self.delivery.failed_at(site, error)
 
     def is_quiet(self) -> bool:
         """Return whether what happens now in this thread is not to be seen. Asked only while ``unseen.blocks`` has any."""

@@ -289,11 +289,8 @@ class StatisticHook(SiteHook):
 
     def failed(self, error: Exception) -> None:
         """Report *error*, and add nothing more at any site of the hook."""
-        for port, site in self.sites.items():
-            for known in self.addresses:
-                if known[0] == port:
-                    self.addresses[known] = 0
-            self.delivery.failed_at(site, error)
+        self.addresses = dict.fromkeys(self.addresses, 0)
+        super().failed(error)
 
     @staticmethod
     def add_each(

@@ -167,12 +167,15 @@ class Measurement:
         """Put the hooks in. A first step begins; see :meth:`begin_step`."""
         self.attachment.attach(resting=not self._is_active(pace))
 
-    def begin_step(self, pace: Pace) -> None:
+    def begin_step(self, pace: Pace, *, in_code: bool) -> None:
         """Observe the step that begins, or rest in it, as *pace* says.
 
-        Compiled code has one graph for logged steps, and one for all others, whatever number of lenses rest in a logged step.
+        Args:
+            pace: of the model.
+            in_code: any lens may observe the step. Compiled code has one graph for such steps, and one for all others, whatever
+                number of lenses rest in it.
         """
-        self.attachment.go_on(self._is_active(pace), in_code=pace.on)
+        self.attachment.go_on(self._is_active(pace), in_code=in_code)
 
     def _is_active(self, pace: Pace) -> bool:
         if self.kind == "evaluation":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -90,16 +90,40 @@ class RowIndex:
         rows: Numbers = every.reshape(-1, every.shape[2]) if seen.all() else every[seen]
         if not len(rows):
             return seen, rows[:, 0], {}
-        with np.errstate(all="ignore"):  # where a statistic divides by zero there is no number, which NaN says
-            columns = self.statistic.columns(torch.from_numpy(rows[:, 1:]))
-            numbers = self.statistic.finish(columns)
+        numbers = self._numbers(rows)
         if (self.sizes != 1).any():
             sizes = np.broadcast_to(self.sizes, seen.shape)[seen]
             for name in numbers:
-                if power := self.statistic.number(name).growth:
+                if name not in self.statistic.recorded and (power := self.statistic.number(name).growth):
                     numbers[name] = numbers[name] * sizes**power
-        found = {**numbers, **{name: columns[name] for name in self.statistic.recorded}}
-        return seen, rows[:, 0].copy(), {name: _checked(name, column, len(rows)) for name, column in found.items()}
+        return seen, rows[:, 0].copy(), numbers
+
+    def _numbers(self, rows: Numbers) -> dict[str, Numbers]:
+        """Return the numbers of *rows*, which lead with their counts, and the fields that the statistic records beside them."""
+        with np.errstate(all="ignore"):  # where a statistic divides by zero there is no number, which NaN says
+            columns = self.statistic.columns(torch.from_numpy(rows[:, 1:]))
+            found = {**self.statistic.finish(columns), **{name: columns[name] for name in self.statistic.recorded}}
+        return {name: _checked(name, column, len(rows)) for name, column in found.items()}
+
+    def unfinished(self, blocks: Sequence[Numbers]) -> dict[int, Exception]:
+        """Return the sites, by position, whose row at one moment the statistic cannot finish alone, each with the error.
+
+        Empty also where the statistic fails for all rows together, but for none of them alone.
+        """
+        rows = self.rows_in(blocks)
+        found: dict[int, Exception] = {}
+        for place in np.flatnonzero(rows[:, 0]).tolist():
+            try:
+                self._numbers(rows[place : place + 1])
+            except Exception as error:
+                found[place] = error
+        return found
+
+    def without(self, places: Collection[int], blocks: Sequence[Numbers]) -> Numbers:
+        """Return the rows of the sites, in their order, as if nothing had been added at *places*: blocks of :attr:`alone`."""
+        rows = self.rows_in(blocks).copy()
+        rows[list(places), 0] = 0
+        return rows
 
     def unscale(self, numbers: dict[str, Numbers], scales: Numbers) -> list[str]:
         """Divide *numbers*, in place, by the power of *scales* that each number follows.

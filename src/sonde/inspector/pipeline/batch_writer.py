@@ -22,6 +22,7 @@ from sonde.inspector.sinks.base import LoggedRows, RunSink, Sink
 from sonde.rules import Chosen, Finding
 from sonde.run.findings import Findings
 from sonde.run.store.writer_thread import QueueLimits, WriteQueue, WriterThread
+from sonde.site import Site
 from sonde.stats.distributed import Merger
 from sonde.warn import WarnOnce
 
@@ -30,6 +31,7 @@ __all__ = ["LIMITS", "BatchWriter"]
 LIMITS = QueueLimits(seconds=0.5, size=4 << 20, limit=64 << 20, patience=10.0)
 """When batches are finished, and how many bytes of them may wait."""
 
+_RULES = "rules="
 _PIECE = 4 << 20  # bytes of batches that are finished at once
 _SPELL = 0.5  # seconds that one piece may take: room is made after each, so slow sinks are given little at a time
 
@@ -45,7 +47,7 @@ class BatchWriter:
         errors: the errors of statistics at their finish, and of sinks.
         lost: batches for which there was no room.
         has_written: whether the sinks have rows.
-        ended: by family or sink, the error after which it got no more rows.
+        ended: by family or sink, the error after which it got no more rows; by family and site, the same of the site alone.
         merging: joins the batches with those of other ranks; None where nothing is joined.
 
     Args:
@@ -74,7 +76,7 @@ class BatchWriter:
         self.errors: list[ProbeError] = []
         self.lost = 0
         self.has_written = False
-        self.ended: dict[str, str] = {}
+        self.ended: dict[str | tuple[str, Site], str] = {}
         self._sinks = list(sinks)
         self._problems = WarnOnce("{}. The training goes on")
         part = part or Participation()
@@ -201,15 +203,25 @@ class BatchWriter:
             if self.merging is None:
                 counts = self._counted.setdefault(index, np.zeros(len(index.layout)))
                 counts += np.bincount(block.rows, block.counts, len(index.layout))
-            self.findings.look(block)
-        for scalar in logged.scalars:
-            self.findings.look_at_scalar(scalar.name, scalar.value, scalar.epoch, scalar.step)
         if logged.sequence:
             self._each(methodcaller("write_all", logged))
-        alarm = None if self._alarm is None else self._alarm()
-        if alarm is not None:
-            for found in self.findings.fresh():
-                alarm(found)
+        self._try_to_judge(logged)
+
+    def _try_to_judge(self, logged: LoggedRows) -> None:
+        """Apply the rules. Where one raises, the rows are with the sinks all the same."""
+        try:
+            for block in logged.blocks:
+                self.findings.look(block)
+            for scalar in logged.scalars:
+                self.findings.look_at_scalar(scalar.name, scalar.value, scalar.epoch, scalar.step)
+            alarm = None if self._alarm is None else self._alarm()
+            if alarm is not None:
+                for found in self.findings.fresh():
+                    alarm(found)
+        except Exception as error:
+            if not any(known.observer == _RULES for known in self.errors):
+                self.errors.append(ProbeError.of(_RULES, None, error))
+            self._problems.note(f"the rules raised {type(error).__name__}: {error}; rows are written, and some are not judged")
 
     def _each(self, call: Callable[[Sink], None]) -> None:
         """Call every sink; one that raises is not called again."""
@@ -234,8 +246,14 @@ class BatchWriter:
         self.errors.append(ProbeError.of("the writer of rows", None, error))
         self._problems.note(f"a logged step could not be written: {type(error).__name__}: {error}")
 
-    def _failed(self, index: RowIndex, error: Exception) -> None:
-        if not any(known.observer == index.family for known in self.errors):  # one of each family, not one of each step
+    def _failed(self, index: RowIndex, error: Exception, site: str) -> None:
+        why = f"its rows could not be finished: {type(error).__name__}: {error}"
+        place = Site.parse(site) if site else None
+        if place is not None:
+            self.ended.setdefault((index.family, place.at("")), f"{place.leaf} {why}".lstrip())
+            self.errors.append(ProbeError.of(index.family, place, error))
+        elif not any(known.observer == index.family and known.site is None for known in self.errors):  # one, not one of each step
             self.errors.append(ProbeError.of(index.family, None, error))
-            self.ended[index.family] = f"its rows could not be finished: {type(error).__name__}: {error}"
-        self._problems.note(f"{index.statistic!r} of {index.family} raised {type(error).__name__}: {error}")
+            self.ended[index.family] = why
+        at = f" at {site}" if site else ""
+        self._problems.note(f"{index.statistic!r} of {index.family} raised {type(error).__name__}{at}: {error}")

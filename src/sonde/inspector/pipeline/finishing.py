@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -40,7 +41,8 @@ class Finishing:
     norms of a step come before the rows of the next.
 
     Args:
-        failed: called with the row index of a statistic that has raised, and its error.
+        failed: called with the row index of a statistic that has raised, its error, and the site at which alone it has raised;
+            ``""`` if it has raised for all rows, which are tried again at the next moment.
         note: called with a problem in words that loses no rows.
         aside: called with rows that are not written, and their role: ``start`` or ``raw``.
         scope: how much of the training the numbers are of that no other rank has joined.
@@ -49,7 +51,7 @@ class Finishing:
 
     def __init__(
         self,
-        failed: Callable[[RowIndex, Exception], None],
+        failed: Callable[[RowIndex, Exception, str], None],
         note: Callable[[str], None],
         aside: Callable[[str, RowBlock], None] = lambda role, block: None,
         scope: Scope = "global",
@@ -62,6 +64,7 @@ class Finishing:
         self._norms = _Norms()
         self._scope = scope
         self._shares_norms = shares_norms
+        self._stopped: set[tuple[str, str]] = set()  # family and site, where the statistic has raised
 
     def norms_before(self, batches: Iterable[Batch] | None) -> list[PendingScalar]:
         """Return the norms of the steps before *batches*, which are complete now that the rows of these come; None: all norms."""
@@ -108,17 +111,40 @@ class Finishing:
 
     def _moments(self, parts: Sequence[tuple[RawRows, Arrays]]) -> list[_Moment | None]:
         """Return the rows of each part, or None. The statistic is called once for all; if it raises, once for each."""
+        parts = [self._without_stopped(*part) for part in parts] if self._stopped else parts
         try:
             return _finished(parts, self._note)
         except Exception:
-            return [self._alone(part) for part in parts]
+            return [self._alone(self._without_stopped(*part)) for part in parts]
 
     def _alone(self, part: tuple[RawRows, Arrays]) -> _Moment | None:
+        """Return the rows of *part* without those whose statistic raises; None if it raises for all."""
         try:
             return _finished([part], self._note)[0]
         except Exception as error:
-            self._failed(part[0].index, error)
+            if self._stop_some(*part):
+                return self._alone(self._without_stopped(*part))
+            self._failed(part[0].index, error, "")
             return None
+
+    def _stop_some(self, raw: RawRows, arrays: Arrays) -> bool:
+        """Stop at the sites whose rows the statistic cannot finish; return whether these are some of the rows, and not all."""
+        index = raw.index
+        failing = index.unfinished(arrays[raw.blocks])
+        if not failing or len(failing) == np.count_nonzero(index.rows_in(arrays[raw.blocks])[:, 0]):
+            return False
+        for place, error in failing.items():
+            self._stopped.add((index.family, index.layout.site[place]))
+            self._failed(index, error, index.layout.site[place])
+        return True
+
+    def _without_stopped(self, raw: RawRows, arrays: Arrays) -> tuple[RawRows, Arrays]:
+        """Return *raw* and its *arrays* without the rows of sites that have stopped."""
+        places = [place for place, site in enumerate(raw.index.layout.site) if (raw.index.family, site) in self._stopped]
+        if not places:
+            return raw, arrays
+        made = [*arrays, raw.index.without(places, arrays[raw.blocks])]
+        return replace(raw, index=raw.index.alone, blocks=slice(len(arrays), len(made))), made
 
 
 def _finished(parts: Sequence[tuple[RawRows, Arrays]], note: Callable[[str], None]) -> list[_Moment | None]:

@@ -86,8 +86,9 @@ class RowTaker:
     def begin_step(self, pace: Pace, *, again: bool = False) -> None:
         """Switch the hooks for the step that begins; *again*: they were switched for this step by another decision."""
         if again or pace.on or pace.was_on or (self.has_sequences and (pace.in_pair or pace.was_in_pair)):
+            in_code = pace.on or (self.has_sequences and pace.in_pair)
             for measurement in self.measurements:
-                measurement.begin_step(pace)
+                measurement.begin_step(pace, in_code=in_code)
         if pace.on:
             self.watch_order()
 
