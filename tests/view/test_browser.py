@@ -57,6 +57,12 @@ def shown(folder: Path) -> Iterator[tuple[str, Any]]:
     probe = sonde.observe(model, sonde.stats.Moments())
     model(x)
     yield "probe", probe
+    other = hostile_model()
+    other.load_state_dict({name: 2 * held for name, held in model.state_dict().items()})
+    yield "comparison", sonde.compare(model, other, x)
+    yield "comparison with a failure", sonde.compare(model, other, torch.ones(13, 3))
+    yield "non-finite", sonde.why_nan(model, torch.full((2, 3), torch.inf), lambda y: y.sum())
+    yield "preflight", sonde.preflight(model, x, lambda y: y.square().mean(), steps=2)
     graph = capture(model, x)
     yield "graph", graph
     yield "graph of a failure", capture(model, torch.ones(13, 3), on_error="partial")

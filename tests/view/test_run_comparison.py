@@ -91,3 +91,21 @@ def test_runs_in_memory_are_compared(tmp_path: Path) -> None:
     with memory_run() as writer:
         writer.scalar("loss", 1.0, step=0)
     assert compare_runs(writer.run(), writer.run()).identical
+
+
+def test_the_report_draws_the_number_that_parts_over_the_steps_and_says_each_setting_once(parted: RunComparison) -> None:
+    page = parted.to_html()
+    assert page.count('<circle class="dot one"') >= len(parted.steps)
+    assert page.count('<rect class="dot other"') >= len(parted.steps)
+    assert ">step 12</text>" in page
+    assert page.count("0.001 → 0.03") == 1
+    assert [curve.number for curve in parted.parts.curves][-1] == "loss"
+
+
+def test_the_report_of_runs_that_do_not_part_draws_their_losses(tmp_path: Path) -> None:
+    found = compare_runs(record(tmp_path / "a", 0, 1e-3), record(tmp_path / "b", 1, 1e-3))
+    assert [curve.number for curve in found.parts.curves] == ["loss"]
+    page = found.to_html()
+    assert "<svg" in page
+    assert "compared: 3 numbers" in page
+    assert "nothing parts" not in page

@@ -159,7 +159,7 @@ class _Drawing:
         at = self._across(mark.x)
         self._rule(at, _TOP, at, _BOTTOM, f"mark {mark.tone}")
         is_left = at + 8 + _LETTER * len(mark.text) > _RIGHT
-        self._text(at - 6 if is_left else at + 6, _TOP + 13, mark.text, "end" if is_left else "start", mark.tone)
+        self._text(at - 6 if is_left else at + 6, self._top + 13, mark.text, "end" if is_left else "start", mark.tone)
 
     def _draw_line(self, line: Line) -> None:
         points = [

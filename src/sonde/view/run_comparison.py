@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from sonde.view.table import Cell, Grid, Tone
 __all__ = ["RunComparison", "compare_runs"]
 
 _SHOWN = 24  # layers in the table
-_SETTINGS = 8  # that a line names
+_SETTINGS, _MOST_SETTINGS = 8, 40  # that a line names, and a report
 _UNIT = "differences of natural logarithms; of shares, plain ones"
 _ADVICE = {
     "apart": "look at what is set otherwise, and at this layer before that step",
@@ -128,19 +128,18 @@ class RunComparison(ShownAsReport):
 
     def _grid(self) -> Grid:
         rows: dict[tuple[str, int], list[Parting]] = {}
-        for parting in (*self.scalars, *self.partings):
+        for parting in self._all():
             owner = Site.parse(parting.site).owner.name if parting.site else parting.number
             rows.setdefault((owner, bool(parting.site)), []).append(parting)
         of_layers = sorted((key for key in rows if key[1]), key=lambda key: rows[key][0].step)
         keys = [*(key for key in rows if not key[1]), *of_layers]
         cells = [_cells(name, bool(is_place), rows[name, is_place]) for name, is_place in keys[:_SHOWN]]
-        more = len(keys) - len(cells)
         columns = ["part", "where", "number", "a", "b", "b / a", "then"]
         return Grid(
             self._headline(),
             columns,
             cells,
-            [*([f"and {_many(more, 'more layer')}, later"] if more > 0 else []), *self._remarks()],
+            self._footer(),
             empty="nothing parts",
             optional=("then",),
         )
@@ -154,19 +153,25 @@ class RunComparison(ShownAsReport):
                 words = f"beyond pace apart by {first.gap:.3g}; seeds and scatter explain {first.allowed:.3g} ({_UNIT})"
                 facts.append(Fact("", words, "quiet"))
             facts.append(Fact("do", _ADVICE[first.kind], "good"))
-        for place, (name, (one, other)) in enumerate(self.settings.items()):
+        for place, (name, (one, other)) in enumerate(list(self.settings.items())[:_MOST_SETTINGS]):
             facts.append(Fact("" if place else "set otherwise", f"{name}: {setting_text(one)} → {setting_text(other)}"))
+        if len(self.settings) > _MOST_SETTINGS:
+            facts.append(Fact("", f"and {len(self.settings) - _MOST_SETTINGS} more", "quiet"))
         parts = [Part("", facts)] if facts else []
         charts = [
             Part(f"{each.number} of {each.site}" if each.site else each.number, self._chart(each)) for each in self.parts.curves
         ]
-        parts += [*charts[:1], Part("Where they part, the earliest first", self._grid()), *charts[1:]]
+        if first is None:
+            parts += [*charts, Part("What was compared", [Fact("", line) for line in self._remarks(with_settings=False)])]
+        else:
+            grid = replace(self._grid(), footer=self._footer(with_settings=False))
+            parts += [*charts[:1], Part("Where they part, the earliest first", grid), *charts[1:]]
         tone: Tone = "good" if first is None else "warn" if self.first_difference is not None and not self.partings else "bad"
         return Report("sonde.compare", f"a: {self.a} · b: {self.b}", tone, self._headline(), parts)
 
     def _chart(self, curve: Curve) -> Chart:
         key = curve.site, curve.call, curve.number
-        steps = [each.step for each in (*self.scalars, *self.partings) if (each.site, each.call, each.number) == key]
+        steps = [each.step for each in self._all() if (each.site, each.call, each.number) == key]
         marks = [Mark(step, f"step {step:,}") for step in steps[:1]]
         held = [float(value) for values in (curve.a, curve.b) for value in values if math.isfinite(value)]
         log = bool(held) and min(held) >= 0 and max(held) > 4 * min(held)
@@ -174,11 +179,19 @@ class RunComparison(ShownAsReport):
         label = axis_of(number_of(curve.number), Site.parse(curve.site).port) if curve.site else curve.number
         return Chart(self.steps.tolist(), lines, "step", label, log=log, marks=marks)
 
-    def _remarks(self) -> list[str]:
+    def _footer(self, *, with_settings: bool = True) -> list[str]:
+        layers = {(Site.parse(each.site).owner.name if each.site else each.number, bool(each.site)) for each in self._all()}
+        more = len(layers) - _SHOWN
+        return [*([f"and {_many(more, 'more layer')}, later"] if more > 0 else []), *self._remarks(with_settings=with_settings)]
+
+    def _all(self) -> tuple[Parting, ...]:
+        return (*self.scalars, *self.partings)
+
+    def _remarks(self, *, with_settings: bool) -> list[str]:
         """The lines below the table: settings, the first difference, other layers, what was compared, and how to read it."""
         parts = self.parts
         found = []
-        if parts.settings:
+        if parts.settings and with_settings:
             shown = list(parts.settings.items())[:_SETTINGS]
             pairs = [f"{name} {setting_text(one)} → {setting_text(other)}" for name, (one, other) in shown]
             more = len(parts.settings) - len(shown)

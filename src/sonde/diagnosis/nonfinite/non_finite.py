@@ -185,6 +185,9 @@ class NonFinite(ShownAsReport):
 
     def _report(self) -> Report:
         headline = self._headline().removeprefix(f"{self.model}: ")
+        if self.origin is None:
+            near = ", ".join(dict.fromkeys(each.dtype for each in self.near_limit))
+            headline = f"every value is finite; {near} comes near its limit" if near else "every value is finite"
         tone: Tone = "bad" if self.origin is not None else "warn" if self.near_limit or self.error is not None else "good"
         facts = self._facts_of_origin(with_operands=False)
         parts = [Part("", facts)] if facts else []

@@ -124,7 +124,7 @@ class Parts:
         places: how many numbers of places were compared.
         only_a, only_b: sites that one run alone has rows of.
         notes: what else should be known.
-        curves: the numbers of the first partings over the steps: of places, then of the scalar that parts first.
+        curves: the numbers of the first partings over the steps: of places, then of the scalar that parts first, or of the loss.
     """
 
     partings: tuple[Parting, ...]
@@ -185,7 +185,7 @@ def compare_rows(a: Run, b: Run, *, baseline: Sequence[Run] = (), rename: Rename
         tuple(dict.fromkeys(places.only_a)),
         tuple(dict.fromkeys(places.only_b)),
         tuple(notes),
-        (*_curves(partings[:_CURVES], places), *_curves(of_scalars[:1], scalars)),
+        (*_curves(partings[:_CURVES], places), *(_curves(of_scalars[:1], scalars) or _first_curve(scalars))),
     )
 
 
@@ -194,6 +194,11 @@ def _curves(partings: Sequence[Parting], series: Series) -> list[Curve]:
     rows = {(place.site, place.call, place.number): row for row, place in enumerate(series.places)}
     found = [(each, rows[each.site, each.call, each.number]) for each in partings]
     return [Curve(each.site, each.call, each.number, *(series.values[run][row] for run in (0, 1))) for each, row in found]
+
+
+def _first_curve(scalars: Series) -> list[Curve]:
+    """Return the values of the first scalar, which is the loss if there is one."""
+    return [Curve("", -1, place.number, *(scalars.values[run][0] for run in (0, 1))) for place in scalars.places[:1]]
 
 
 def _nothing_common(places: Series) -> str:
