@@ -66,7 +66,8 @@ class Graph(PlainGraph):
         """Return a self-contained HTML page: no file beside it, no network.
 
         Args:
-            depth: modules are open down to here at first; the default opens as many as can be read.
+            depth: modules are open down to here at first, and layers, which hold operations only, at the depth of the graph; the
+                default opens as many as can be read.
             values: numbers over steps that colour the nodes, ``{"rms": {"layers.0:output": [(step, value), ...]}}``, or, instead
                 of pairs, the result of ``run.series(site, "rms")``. A site is that of a module, with any port and leaf, or of a
                 parameter; a path alone is enough.

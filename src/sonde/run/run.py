@@ -7,6 +7,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -306,6 +307,30 @@ class Run:
             return heatmap_of(connection, chosen, about, port, reduce, condition(where), self._source.name)
 
         return self._ask(question, callers_sql=where)
+
+    def graph_page(
+        self, number: str | None = None, port: str | None = None, *, where: str | None = None, depth: int | None = None
+    ) -> Any:
+        """Return the page of the run's execution graph, coloured by the main numbers of its families, with a slider over the steps.
+
+        ``run.graph_page("rms").save("graph.html")``; a notebook shows the page. The number, and the port, can be chosen on the page.
+
+        Args:
+            number: the number that colours the graph at first, as ``rms``; by default the root mean square.
+            port: the port that is shown at first, as ``grad_output``; by default the first at which the number was recorded.
+            where: an SQL condition on the rows, as ``"rank = 0"``.
+            depth: how many levels of modules are open at first; by default as many as can be read.
+
+        Returns:
+            A :class:`sonde.view.plots.GraphPage`.
+
+        Raises:
+            ArgumentError: the run has no graph, or *depth* is no number from 0.
+            UnknownSiteError: the number was not recorded; the message names the lens that records it.
+            MissingExtraError: the package with the layout engine is not installed.
+        """
+        pictures = import_module("sonde.view.plots.graph_page")  # by name: a run stands below the pictures of it
+        return pictures.page_of_run(self, number, port, where=where, depth=depth)
 
     def sql(self, query: str) -> duckdb.DuckDBPyRelation:
         """Return the answer to a query; every family is a table of its name. Note that ``"order"`` needs quotes in SQL.

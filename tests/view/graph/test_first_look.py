@@ -67,7 +67,7 @@ def folded_by_hand(graph: Graph, depth: int) -> tuple[set[int], set[tuple[int, i
     return {node.id for node in left.nodes} - frames - {positions}, edges
 
 
-@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("depth", [2, *(pytest.param(depth, marks=pytest.mark.slow) for depth in (1, 3))])
 def test_equal_blocks_are_drawn_once_as_the_library_folds_them(opened: Any, gpt: Graph, depth: int) -> None:
     page = opened(gpt, depth)
     nodes, edges = folded_by_hand(gpt, depth)
@@ -106,7 +106,7 @@ def cost(node: Any) -> str:
     return f"{node.parameters} params · {node.flops / 1000:.3g} kFLOP"
 
 
-@pytest.mark.parametrize("size", [(1400, 850), (800, 850), (700, 400)])
+@pytest.mark.parametrize("size", [(1400, 850), *(pytest.param(size, marks=pytest.mark.slow) for size in ((800, 850), (700, 400)))])
 def test_all_of_a_gpt_fits_and_can_be_read(opened: Any, gpt: Graph, size: tuple[int, int]) -> None:
     """Every box lies on the stage, texts have 12 pixels or more, and no text overlaps another."""
     page = opened(gpt, size=size)
@@ -125,6 +125,7 @@ def overlap(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
     return min(one[2], other[2]) - max(one[0], other[0]) > 1 and min(one[3], other[3]) - max(one[1], other[1]) > 1
 
 
+@pytest.mark.slow
 def test_fit_shows_all_of_an_opened_model(opened: Any, gpt: Graph) -> None:
     """However small the text becomes."""
     page = opened(gpt, gpt.depth)
@@ -137,7 +138,7 @@ def test_fit_shows_all_of_an_opened_model(opened: Any, gpt: Graph) -> None:
         assert top <= box[1] < box[3] <= bottom
 
 
-@pytest.mark.parametrize("depth", [2, 3, 5])
+@pytest.mark.parametrize("depth", [3, *(pytest.param(depth, marks=pytest.mark.slow) for depth in (2, 5))])
 def test_no_edge_strikes_through_a_title(opened: Any, gpt: Graph, depth: int) -> None:
     """No point of an edge lies on the text of a frame's title."""
     page = opened(gpt, depth)
@@ -157,6 +158,7 @@ def test_no_edge_strikes_through_a_title(opened: Any, gpt: Graph, depth: int) ->
     assert struck == []
 
 
+@pytest.mark.slow
 def test_layers_are_closed_until_their_operations_are_asked_for(opened: Any, gpt: Graph) -> None:
     """The slider's last level is that of operations."""
     page = opened(gpt)
@@ -168,6 +170,7 @@ def test_layers_are_closed_until_their_operations_are_asked_for(opened: Any, gpt
     assert gpt["h.0.ln_1"][0].id not in drawn(page)
 
 
+@pytest.mark.slow
 def test_bookkeeping_of_batch_norm_is_not_drawn(opened: Any) -> None:
     """In training mode it counts batches in a buffer that nothing reads; with buffers and constants shown, it is there."""
     graph = capture(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU()), torch.ones(2, 3))
@@ -180,6 +183,7 @@ def test_bookkeeping_of_batch_norm_is_not_drawn(opened: Any) -> None:
     assert counted in drawn(page)
 
 
+@pytest.mark.slow
 def test_hidden_operations_leave_no_gap(opened: Any) -> None:
     """What a view reads is joined with what reads the view; shown, the view stands between them."""
 
@@ -220,12 +224,14 @@ def test_each_copy_of_a_folded_block_has_a_cell_of_its_own_colour(opened: Any, g
     assert page.locator(f"#n{block.id}.tinted").count() == 0
 
 
+@pytest.mark.slow
 def test_the_curve_under_the_pointer_has_numbers(opened: Any, gpt: Graph) -> None:
     page = opened(gpt, 1, values={"rms": {"head:output": [(0, 0.5), (10, 2.0), (20, 64.0)]}})
     page.locator(f"#n{gpt['head'][0].id}").hover()
     assert page.locator("#tip svg.line text").all_text_contents() == ["64", "0.5", "step 0", "20", "logarithmic"]
 
 
+@pytest.mark.slow
 def test_steps_play_and_the_number_is_chosen_by_key(opened: Any, gpt: Graph) -> None:
     """From the first step to the last, and then they stop."""
     page = opened(gpt, 1, values={"rms": {"head:output": [(0, 1.0), (5, 2.0), (9, 3.0)]}})
@@ -236,3 +242,77 @@ def test_steps_play_and_the_number_is_chosen_by_key(opened: Any, gpt: Graph) -> 
     page.locator("#stage").press("n")
     assert page.locator("#number").input_value() == "FLOPs"
     assert page.locator("#steps").is_hidden()
+
+
+@pytest.mark.slow
+def test_a_frame_that_is_too_tall_goes_on_in_the_next_column(opened: Any) -> None:
+    """Sixteen different layers in one module: text of 12 pixels, every node on the stage, the frame in parts."""
+    layers = nn.Sequential(*(nn.Linear(2 + at, 3 + at) for at in range(16)))
+    graph = capture(nn.Sequential(layers, nn.Linear(18, 1)), torch.ones(2, 2))
+    page = opened(graph)
+    assert page.evaluate("view.scale") >= 0.96
+    assert page.locator("#canvas .cluster rect").count() > 1
+    (left, top, right, bottom) = boxes(page, "#stage")[0]
+    for box in boxes(page, "#canvas g.node"):
+        assert left <= box[0] < box[2] <= right
+        assert top <= box[1] < box[3] <= bottom
+
+
+def test_skip_connections_run_from_side_to_side_between_columns(opened: Any) -> None:
+    """Each keeps its two ends, and no edge crosses a box that it does not belong to."""
+
+    def forward(net: Net, x: Tensor) -> Tensor:
+        kept = []
+        for at in range(4):
+            x = net.get_submodule(f"down{at}")(x)
+            kept.append(x)
+        for at in range(4):
+            x = net.get_submodule(f"up{at}")(x) + kept[3 - at]
+        return x
+
+    widths = [4, 5, 6, 7, 8]
+    down = {f"down{at}": nn.Linear(widths[at], widths[at + 1]) for at in range(4)}
+    up = {f"up{at}": nn.Linear([8, 8, 7, 6][at], [8, 7, 6, 5][at]) for at in range(4)}
+    graph = capture(Net(forward, **down, **up), torch.ones(2, 4))
+    page = opened(graph, 1, size=(800, 520))
+    crossed = page.evaluate("""() => {
+        const boxOf = (one) => one.querySelector(".box").getBoundingClientRect();
+        const nodes = [...document.querySelectorAll("g.node")].map((one) => [Number(one.id.slice(1)), boxOf(one)]);
+        const found = [];
+        for (const edge of document.querySelectorAll(".edge")) {
+            const ends = edge.id.slice(1).split("_").map(Number);
+            const [length, onScreen] = [edge.getTotalLength(), edge.getScreenCTM()];
+            for (let at = 0; at <= length; at += 3) {
+                const { x, y } = edge.getPointAtLength(at).matrixTransform(onScreen);
+                const inside = ({ left, right, top, bottom }) => x > left + 2 && x < right - 2 && y > top + 2 && y < bottom - 2;
+                for (const [id, box] of nodes) if (!ends.includes(id) && inside(box)) found.push([edge.id, id]);
+            }
+        }
+        return found;
+    }""")
+    assert crossed == []
+    columns = {round(box[0] // 200) for box in boxes(page, "g.node .box")}
+    assert len(columns) > 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("asked", "shown"), [("?theme=dark", "dark"), ("?theme=light", "light"), ("?theme=green", "light")])
+def test_the_theme_can_be_asked_for_in_the_address(opened: Any, gpt: Graph, asked: str, shown: str) -> None:
+    page = opened(gpt, 1)
+    page.goto(page.url + asked)
+    settle(page)
+    assert page.evaluate("document.documentElement.dataset.theme") == shown
+
+
+@pytest.mark.slow
+def test_in_a_sandboxed_frame_the_page_works_and_follows_the_theme_around_it(browser: Any, gpt: Graph) -> None:
+    """Of 700 by 400 pixels, with scripts allowed and nothing else."""
+    page = browser.new_context(offline=True).new_page()
+    page.set_content('<iframe sandbox="allow-scripts" width="700" height="400"></iframe>')
+    page.evaluate("html => { document.querySelector('iframe').srcdoc = html; }", gpt.to_html())
+    inner = page.frame_locator("iframe")
+    inner.locator("html[data-ready]").wait_for(state="attached")
+    assert inner.locator("g.node").count() > 5
+    page.evaluate("document.querySelector('iframe').contentWindow.postMessage({ theme: 'dark' }, '*')")
+    inner.locator('html[data-theme="dark"]').wait_for(state="attached")
+    page.context.close()

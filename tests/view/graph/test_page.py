@@ -102,9 +102,11 @@ def test_values_join_by_site(graph: Graph) -> None:
     rms, gradient, weight = data_of(graph.to_html(values=VALUES))["series"]
     assert rms == {
         "name": "rms",
+        "label": "rms of outputs",
+        "unit": "unit of the output",
         "steps": [0, 10, 20],
         "of": {f"module {block}": [1.0, 10.0 ** (block + 1), 1000.0] for block in range(3)},
-        "scale": {"log": True, "low": 1.0, "high": 1000.0, "least": None, "most": None},
+        "scale": {"log": True, "signed": False, "low": 1.0, "high": 1000.0, "least": None, "most": None},
     }
     assert gradient.items() >= {"name": "gradient norm (grad_output)", "steps": [10], "of": {"module 0": [0.5]}}.items()
     assert (
@@ -189,7 +191,7 @@ def shown_by_hand(graph: Graph, depth: int) -> tuple[set[int], set[tuple[int, in
     return nodes, {(edge.source, edge.target) for edge in closed.edges if edge.source not in sources}
 
 
-@pytest.mark.parametrize("depth", [0, 1, 2, 3, 4])
+@pytest.mark.parametrize("depth", [2, *(pytest.param(depth, marks=pytest.mark.slow) for depth in (0, 1, 3, 4))])
 def test_what_is_drawn_is_the_collapsed_graph(opened: Any, graph: Graph, depth: int) -> None:
     """The page's own collapsing agrees with the library's, node by node and edge by edge."""
     page = opened(graph, depth)
@@ -276,6 +278,7 @@ def test_the_keyboard_is_enough(opened: Any, graph: Graph) -> None:
     assert page.locator("#keys").is_visible()
 
 
+@pytest.mark.slow
 def test_wheel_zooms_at_the_pointer_and_dragging_moves(opened: Any, graph: Graph) -> None:
     """The node under the pointer stays under it."""
     page = opened(graph, 1)
@@ -324,6 +327,7 @@ def test_the_slider_colours_by_step(opened: Any, graph: Graph) -> None:
     assert page.locator("#tip svg.line").count() == 1
 
 
+@pytest.mark.slow
 def test_colours_by_what_was_recorded(opened: Any, graph: Graph) -> None:
     """FLOPs need no run; what has none is not coloured, and by kind is back to the legend."""
     page = opened(graph, 2)
@@ -338,6 +342,7 @@ def test_colours_by_what_was_recorded(opened: Any, graph: Graph) -> None:
     assert page.locator("#legend").is_visible()
 
 
+@pytest.mark.slow
 def test_a_number_that_is_none_stands_out(opened: Any, graph: Graph) -> None:
     """NaN and infinity are not on the scale: they have a colour of their own, and the details say which it is."""
     values = {"g": {"0:output": [(0, math.nan)], "1:output": [(0, math.inf)], "2:output": [(0, 1.0)]}}
@@ -361,6 +366,7 @@ def test_marks_are_named_in_the_legend(opened: Any, graph: Graph) -> None:
     assert page.locator("#marks").inner_text() == ""
 
 
+@pytest.mark.slow
 def test_nodes_beyond_the_scale_are_marked_and_the_legend_says_how_far(opened: Any, graph: Graph) -> None:
     values = {"rms": {f"{block}:output": [(step, 1.0 if step < 99 else 1e30) for step in range(100)] for block in range(3)}}
     page = opened(graph, 1, values=values)
@@ -371,7 +377,7 @@ def test_nodes_beyond_the_scale_are_marked_and_the_legend_says_how_far(opened: A
     assert page.locator("g.node.clipped").count() == 3
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 def test_text_can_be_read_in_both_schemes(opened: Any, graph: Graph, scheme: str) -> None:
     """The system's scheme is taken up, and ink and paper of every kind of node differ by a ratio of 4.5 or more."""
     page = opened(graph, 3, scheme=scheme)
@@ -397,6 +403,7 @@ def contrast(one: str, other: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
+@pytest.mark.slow
 def test_printed_it_is_the_picture_alone(opened: Any, graph: Graph) -> None:
     """In light colours, without buttons, on one page."""
     page = opened(graph, 1, scheme="dark")

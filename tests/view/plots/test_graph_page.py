@@ -107,3 +107,29 @@ def test_errors_name_the_cure() -> None:
         plots.graph_page(run, "p50")
     with pytest.raises(ArgumentError, match=r"watch\(\.\.\., batch=\.\.\.\)"):
         plots.graph_page(memory_run().run())
+
+
+def test_a_run_gives_its_page_with_all_main_numbers_and_the_chosen_one_first() -> None:
+    run = trained()
+    page = run.graph_page("norm", "grad")
+    found = series_of(page)
+    assert next(iter(found)) == "norm (grad)"
+    assert page.numbers == ("norm", "rms", "call_death")
+    assert found["rms (output)"] == series_of(plots.graph_page(run))["rms (output)"]
+    assert next(iter(series_of(run.graph_page()))) == "rms (output)"
+    with pytest.raises(UnknownSiteError, match="ExponentHistogram"):
+        run.graph_page("p50")
+    with pytest.raises(UnknownSiteError, match="no 'norm' at port 'input'"):
+        run.graph_page("norm", "input")
+
+
+def test_the_legend_has_the_label_and_the_unit_of_each_number() -> None:
+    found = series_of(trained(1).graph_page())
+    assert {name: (entry["label"], entry["unit"]) for name, entry in found.items()} == {
+        "rms (output)": ("rms of outputs", "unit of the output"),
+        "rms (grad_output)": ("rms of gradients of outputs", "loss / unit of the output"),
+        "rms (grad)": ("rms of gradients of parameters", "loss / unit of the parameter"),
+        "rms (param)": ("rms of parameters", "unit of the parameter"),
+        "rms (update)": ("rms of updates of parameters", "unit of the parameter"),
+        "call_death": ("dead in outputs", "share of units"),
+    }

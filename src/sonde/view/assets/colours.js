@@ -26,11 +26,11 @@ const RECORDED = [
 
 const numbers = [
   ...RECORDED.filter(([field]) => recorded.nodes.some((node) => node[field])).map(([field, title, unit, text, zero]) => ({
-    title, unit, text, zero, steps: null, applies: (node) => node.kind === "operation" ? field !== "parameters" : node.kind === "module" || (field === "parameters" && node.kind === "parameter"),
+    title, label: title, unit, text, zero, steps: null, applies: (node) => node.kind === "operation" ? field !== "parameters" : node.kind === "module" || (field === "parameters" && node.kind === "parameter"),
     of(node) { return this.applies(node) ? node[field] ?? 0 : null; },
   })),
   ...(recorded.series ?? []).map((series) => ({
-    title: series.name, unit: series.unit ?? "", text: plain, zero: "exactly 0", steps: series.steps, scale: series.scale,
+    title: series.name, label: series.label, unit: series.unit === "no unit" ? "" : series.unit, text: plain, zero: "exactly 0", steps: series.steps, scale: series.scale,
     all: (node) => series.of[keyOf(node)] ?? null,
     of: (node, step) => series.of[keyOf(node)]?.[step] ?? null,
     applies: (node) => node.kind === "module",

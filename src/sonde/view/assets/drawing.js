@@ -130,17 +130,18 @@ function show({ next, faces, arrangement }) {
   const isSmall = edges.length <= FULL;
   const lines = isSmall ? edges.map(sampled) : [];
   const titles = [];
-  for (const [frame, box] of frames) {
+  for (const [frame, parts] of frames) {
+    const [box] = parts;
     const group = frame[0] === "g";
     const node = group ? null : model.nodes.get(Number(frame.slice(1)));
     const outline = svg("g", { id: frame, class: `cluster ${group ? "group" : "module"}${node?.flags.includes("failed") ? " failed" : ""}` },
-      svg("rect", { x: box.left, y: box.top, width: box.right - box.left, height: box.bottom - box.top, rx: 9 }));
+      ...parts.map((part) => svg("rect", { x: part.left, y: part.top, width: part.right - part.left, height: part.bottom - part.top, rx: 9 })));
     layers.frames.append(outline);
     made.set(frame, outline);
-    const parts = frameTitle(frame);
-    const { x, free } = titlePlace(box, parts.own, lines);
-    const title = titleElement(group ? `t${frame}` : `t${frame.slice(1)}`, group ? Number(frame.slice(1)) : copiesOf(node)?.number, parts, x, box.top + 16, !free && isSmall);
-    titles.push({ left: x - 2, right: x + parts.own, top: box.top + 2, bottom: box.top + TITLE });
+    const words = frameTitle(frame);
+    const { x, free } = titlePlace(box, words.own, lines);
+    const title = titleElement(group ? `t${frame}` : `t${frame.slice(1)}`, group ? Number(frame.slice(1)) : copiesOf(node)?.number, words, x, box.top + 16, !free && isSmall);
+    titles.push({ left: x - 2, right: x + words.own, top: box.top + 2, bottom: box.top + TITLE });
     layers.titles.append(title);
     made.set(group ? `t${frame}` : `t${frame.slice(1)}`, title);
   }

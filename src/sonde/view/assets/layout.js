@@ -214,23 +214,39 @@ function divided(four, share) {
   return [[a, ab, abc, middle], [middle, bcd, cd, d]];
 }
 
-function columns(laid, faces, width, height) {
-  const spans = [...laid.nodes].map(([id, { y }]) => [y - faces.get(id).height / 2, y + faces.get(id).height / 2]);
-  for (const { top, bottom } of laid.frames.values()) spans.push([top, bottom]);
-  spans.sort((one, other) => one[0] - other[0]);
-  const bands = [];
-  for (const [top, bottom] of spans) {
-    if (bands.length && top < bands.at(-1).bottom + 8) bands.at(-1).bottom = Math.max(bands.at(-1).bottom, bottom);
-    else bands.push({ top, bottom });
+// Ranges of height that overlap, joined.
+function joined(ranges) {
+  const found = [];
+  for (const [top, bottom] of [...ranges].sort((one, other) => one[0] - other[0])) {
+    if (found.length && top < found.at(-1).bottom + 8) found.at(-1).bottom = Math.max(found.at(-1).bottom, bottom);
+    else found.push({ top, bottom });
   }
+  return found;
+}
+
+// The parts of a picture that stand beside each other, cut between frames; if that does not make the text legible, also inside frames.
+function columns(laid, faces, width, height) {
+  const frames = [...laid.frames.values()];
+  const rows = [...laid.nodes].map(([id, { y }]) => [y - faces.get(id).height / 2, y + faces.get(id).height / 2]);
+  const isCut = frames.length > 0 && laid.nodes.size <= LARGE;
+  const found = cutAt(joined([...rows, ...frames.map(({ top, bottom }) => [top, bottom])]), laid, faces, width, height);
+  if (!isCut || found.scale >= LEGIBLE) return found;
+  const edges = frames.flatMap(({ top, bottom }) => { // a title stays with the first row below it, and the end of a frame with the last row in it
+    const inside = rows.filter(([high, low]) => high >= top && low <= bottom);
+    return [[top, Math.min(...inside.map(([, low]) => low))], [Math.max(...inside.map(([high]) => high)), bottom]];
+  });
+  const other = { ...cutAt(joined([...rows, ...edges]), laid, faces, width, height), isCut: true };
+  return other.scale > found.scale * 1.06 || (found.placed.length === 1 && other.scale >= LEGIBLE) ? other : found;
+}
+
+function cutAt(bands, laid, faces, width, height) {
   const extent = (from, to) => { // left and right end of what lies between two heights
     let [left, right] = [Infinity, -Infinity];
     for (const [id, { x, y }] of laid.nodes) if (y >= from && y <= to) [left, right] = [Math.min(left, x - faces.get(id).width / 2), Math.max(right, x + faces.get(id).width / 2)];
-    for (const frame of laid.frames.values()) if (frame.top >= from && frame.bottom <= to) [left, right] = [Math.min(left, frame.left), Math.max(right, frame.right)];
+    for (const frame of laid.frames.values()) if (frame.top < to && frame.bottom > from) [left, right] = [Math.min(left, frame.left), Math.max(right, frame.right)];
     for (const { points } of laid.edges) for (const [x, y] of points) if (y >= from && y <= to) [left, right] = [Math.min(left, x), Math.max(right, x)];
     return [left, right];
   };
-  const whole = [{ from: 0, to: bands.length - 1 }];
   const place = (parts) => {
     let at = 0;
     let tall = 0;
@@ -243,31 +259,30 @@ function columns(laid, faces, width, height) {
       return column;
     });
     const lead = parts.length > 1 ? 16 : 0; // room for the edges between columns
-    return { placed, width: at - GUTTER, height: tall + 2 * lead, lead };
+    const size = { width: at - GUTTER, height: tall + 2 * lead };
+    return { placed, ...size, lead, scale: Math.min(width / size.width, height / size.height) };
   };
-  const scaleOf = (found) => Math.min(width / found.width, height / found.height);
-  let best = place(whole);
-  if (scaleOf(best) < LEGIBLE && laid.nodes.size <= LARGE) {
-    const gaps = bands.slice(0, -1).map(({ bottom }, index) => {
-      const cut = (bottom + bands[index + 1].top) / 2;
-      const sources = new Set(laid.edges.filter(({ points }) => points[0][1] <= cut && points.at(-1)[1] >= cut).map(({ from }) => from));
-      return { index, cut, sources: sources.size };
-    }).filter(({ sources }) => sources <= FEW);
-    for (let count = 2; count <= Math.min(8, gaps.length + 1); count += 1) {
-      for (const few of [1, FEW]) { // between columns, a single line is better than several
-        const found = place(filled(bands, gaps.filter(({ sources }) => sources <= few), count));
-        if (scaleOf(found) > scaleOf(best) * 1.06) best = found;
-        if (scaleOf(best) >= LEGIBLE) return best;
-      }
+  const whole = place([{ from: 0, to: bands.length - 1 }]);
+  let best = whole;
+  if (whole.scale >= LEGIBLE || laid.nodes.size > LARGE) return whole;
+  const gaps = bands.slice(0, -1).map(({ bottom }, index) => {
+    const cut = (bottom + bands[index + 1].top) / 2;
+    return { index, sources: new Set(laid.edges.filter(({ points }) => points[0][1] <= cut && points.at(-1)[1] >= cut).map(({ from }) => from)).size };
+  }).filter(({ sources }) => sources <= FEW);
+  const single = gaps.filter(({ sources }) => sources <= 1);
+  for (let count = 2; count <= Math.min(8, gaps.length + 1); count += 1) {
+    for (const held of [single, gaps]) { // between columns, a single line is better than several
+      const found = place(filled(bands, held, count));
+      if (found.scale > best.scale * 1.06) best = found;
+      if (best.scale >= LEGIBLE) return best;
     }
-    // Nothing makes the text legible: as many columns as are wide enough, and the rest lies below.
-    for (let count = Math.min(8, gaps.length + 1); count > 1 && scaleOf(best) < LEGIBLE; count -= 1) {
-      const found = place(filled(bands, gaps.filter(({ sources }) => sources <= 1), count));
-      if (found.width * LEGIBLE <= width) return found;
-    }
-    if (scaleOf(best) < LEGIBLE) best = place(whole);
   }
-  return best;
+  // Nothing makes the text legible: as many columns as are wide enough, and the rest lies below.
+  for (let count = Math.min(8, single.length + 1); count > 1; count -= 1) {
+    const found = place(filled(bands, single, count));
+    if (found.width * LEGIBLE <= width) return found;
+  }
+  return whole;
 }
 
 // The bands in at most *count* columns, as equal in height as the gaps allow.
@@ -294,7 +309,7 @@ function filled(bands, gaps, count) {
 
 // The picture for a stage of this size: boxes, frames, and each edge as an SVG path with the points it runs through.
 function arranged(laid, faces, width, height) {
-  const { placed, lead, ...size } = columns(laid, faces, width, height);
+  const { placed, lead, isCut = false, ...size } = columns(laid, faces, width, height);
   const columnAt = (y) => Math.max(0, placed.findLastIndex(({ top }) => y >= top - 1));
   const moved = (column) => ([x, y]) => [x + placed[column].dx, y + placed[column].dy + lead];
   const boxes = new Map();
@@ -305,9 +320,13 @@ function arranged(laid, faces, width, height) {
   }
   const frames = new Map();
   for (const [frame, held] of laid.frames) {
-    const column = columnAt(held.top);
-    const [left, top] = moved(column)([held.left, held.top]);
-    frames.set(frame, { left, top, right: left + held.right - held.left, bottom: top + held.bottom - held.top });
+    const parts = placed.flatMap((column, at) => { // a frame that is cut has a part in each of its columns
+      const [first, last] = [Math.max(held.top, column.top - (at ? 6 : 0)), Math.min(held.bottom, column.bottom + 6)];
+      if (last - first < 12) return [];
+      const [left, top] = moved(at)([held.left, first]);
+      return [{ left, top, right: left + held.right - held.left, bottom: top + last - first }];
+    });
+    frames.set(frame, parts);
   }
   const trunks = new Map(); // from each source through each gutter: one line, however many edges it stands for
   const lanes = placed.map(() => 0);
@@ -348,7 +367,7 @@ function arranged(laid, faces, width, height) {
     const last = curve(own);
     return { from, to, points: own, before: run, path: pieces.length ? pieces.join(" ") + last.replace(/^M/, "L") : last };
   });
-  return { ...size, boxes, frames, edges };
+  return { ...size, isCut, boxes, frames, edges };
 }
 
 const round = (number) => Math.round(number * 10) / 10;

@@ -43,7 +43,7 @@ window.addEventListener("afterprint", () => { theme(themeBefore ?? "light"); the
 
 const chooser = byId("number");
 const group = (label, options) => { const made = make("optgroup"); made.label = label; made.append(...options); return options.length ? [made] : []; };
-const option = (number) => new Option(number.title, number.title);
+const option = (number) => new Option(number.label, number.title);
 chooser.append(new Option("kind of node", ""), ...group("the run’s numbers", numbers.filter(({ steps }) => steps).map(option)), ...group("the graph’s numbers", numbers.filter(({ steps }) => !steps).map(option)));
 chooser.onchange = () => { state.number = chooser.value; recolour(); };
 
@@ -193,14 +193,17 @@ if (recorded.error) byId("totals").classList.add("warn");
 const MOST = 60; // nodes in the first picture
 async function firstLevel() {
   if (recorded.depth !== null) return recorded.depth >= model.deepest ? model.levels : Math.min(recorded.depth, model.levels);
+  let other = Math.min(1, model.levels);
   for (let level = model.frames || model.levels; level > 1; level -= 1) {
     openTo(level);
     if (visible().nodes.length > MOST) continue;
-    const { arrangement: { width, height } } = await placed();
+    const { arrangement: { width, height, isCut } } = await placed();
     [view.width, view.height] = [width, height];
-    if (whole() >= LEGIBLE) return level;
+    if (whole() < LEGIBLE) continue;
+    if (!isCut) return level;
+    other = Math.max(other, level); // frames in several columns only where else all modules would be closed
   }
-  return Math.min(1, model.levels);
+  return other;
 }
 
 async function begin() {

@@ -35,7 +35,7 @@ function card(node, full) {
   const values = (held) => [...new Set(held)].slice(0, full ? 12 : 3).map((value) => `${shapeOf(value)} ${recorded.values[value][1]}`).join("\n");
   const number = current();
   const alike = analogues(node);
-  if (number?.steps) row(number.title, plain(number.of(node, state.step) ?? ""));
+  if (number?.steps) row(number.label, plain(number.of(node, state.step) ?? ""));
   if (number?.steps && alike.length > 1) {
     const held = alike.map((id) => number.of(model.nodes.get(id), state.step)).filter((value) => typeof value === "number");
     if (held.length > 1) row(`of ${alike.length} copies`, `${plain(Math.min(...held))} … ${plain(Math.max(...held))}`);
@@ -108,7 +108,7 @@ function line(number, node) {
   const [left, right, top, bottom] = [62, 262, 10, 74];
   const x = (index) => left + (index / (held.length - 1)) * (right - left);
   const y = (value) => (high > low ? bottom - ((at(value) - at(low)) / (at(high) - at(low))) * (bottom - top) : (top + bottom) / 2);
-  const made = svg("svg", { viewBox: "0 0 270 98", class: "line", role: "img", "aria-label": `${number.title} from ${plain(low)} to ${plain(high)} over steps ${number.steps[0]} to ${number.steps.at(-1)}` });
+  const made = svg("svg", { viewBox: "0 0 270 98", class: "line", role: "img", "aria-label": `${number.label} from ${plain(low)} to ${plain(high)} over steps ${number.steps[0]} to ${number.steps.at(-1)}` });
   made.append(svg("path", { class: "axis", d: `M${left} ${top - 4}V${bottom + 4}H${right}` }));
   const text = (value, atX, atY, anchor) => made.append(svg("text", { x: atX, y: atY, "text-anchor": anchor }, value));
   if (high > low) text(plain(high), left - 6, top + 5, "end");

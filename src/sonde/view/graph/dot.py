@@ -20,6 +20,9 @@ _FILLS: dict[Kind, tuple[str, str]] = {
     "module": ("#e8e4f6", "#7666b0"),
     "operation": ("#ffffff", "#777777"),
 }
+_SPACE = "\N{NO-BREAK SPACE}"
+"""Behind a cluster's title, as many as letters: Graphviz makes the cluster as wide, and the edge that comes in at its middle runs
+beside the title."""
 _FAILED = ("#fbdcd9", "#c23b31")
 _SHAPES: dict[Kind, str] = {"input": "ellipse", "output": "ellipse", "parameter": "note", "buffer": "note", "constant": "note"}
 
@@ -54,7 +57,8 @@ def _body(graph: PlainGraph) -> Iterator[str]:
         if node.kind == "module" and _is_frame(graph, node):
             open_calls.append(node.id)
             color = _FAILED[1] if "failed" in node.flags else "#9d93c4"
-            label = quoted(" ".join(label_lines(graph, node)[: 2 if node.path else 1]))
+            title = " ".join(label_lines(graph, node)[: 2 if node.path else 1])
+            label = quoted(title + _SPACE * (len(title) + 4)).removesuffix('"') + '\\l"'
             yield f"{indent}subgraph cluster_{node.id} {{"
             look = f'labeljust=l, style=rounded, color="{color}", fontcolor="#55488c", class=module'
             yield f"{indent}  graph [label={label}, {look}];"

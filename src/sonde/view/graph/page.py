@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import resources
 from typing import Any
 
 from sonde.errors import MissingExtraError
+from sonde.number import Number
 from sonde.run.graph.data import PlainGraph
 from sonde.run.graph.passes import collapse
 from sonde.run.graph.repeats import repeated
@@ -17,8 +19,15 @@ __all__ = ["in_notebook", "to_html"]
 _SCRIPTS = ("model.js", "colours.js", "layout.js", "drawing.js", "panel.js", "main.js")
 
 
-def to_html(graph: PlainGraph, depth: int | None = None, *, values: Series | None = None, title: str | None = None) -> str:
-    """Return the page; see :meth:`sonde.graph.Graph.to_html`.
+def to_html(
+    graph: PlainGraph,
+    depth: int | None = None,
+    *,
+    values: Series | None = None,
+    title: str | None = None,
+    described: Mapping[str, Number] | None = None,
+) -> str:
+    """Return the page; see :meth:`sonde.graph.Graph.to_html`. *described* describes numbers in *values* that are not standard ones.
 
     The layout is computed in the browser by the WebAssembly build of Graphviz in the package easydot; its file is part of the
     page, unchanged.
@@ -31,7 +40,7 @@ def to_html(graph: PlainGraph, depth: int | None = None, *, values: Series | Non
         texts={"model": name},
         styles=("graph.css",),
         scripts=_SCRIPTS,
-        data={"graph": _data(graph) | {"depth": depth, "series": [] if values is None else join(graph, values)}},
+        data={"graph": _data(graph) | {"depth": depth, "series": [] if values is None else join(graph, values, described)}},
         libraries={"engine": _engine()},
     )
 

@@ -9,25 +9,28 @@ from typing import Any
 import numpy as np
 
 from sonde.errors import ArgumentError, SiteError
-from sonde.number import Kind, number_of
+from sonde.number import Kind, Number, number_of
 from sonde.run.graph.data import PlainGraph
-from sonde.site import PARAMETER_PORTS, Site
+from sonde.site import PARAMETER_PORTS, PORTS, PortInfo, Site
 from sonde.suggest import unknown_name
-from sonde.view.scales import scale_for
+from sonde.view.scales import DIVERGING, scale_for
 
 __all__ = ["Series", "join"]
 
+
+_PORTS: Mapping[str, PortInfo] = {**PORTS}
 
 Series = Mapping[str, Mapping[str, Sequence[tuple[float, float]] | tuple[Any, Any]]]
 """Numbers over steps: ``{name: {site: [(step, value), ...]}}``, or an array of steps and one of values in place of the pairs."""
 
 
-def join(graph: PlainGraph, values: Series) -> list[dict[str, Any]]:
+def join(graph: PlainGraph, values: Series, described: Mapping[str, Number] | None = None) -> list[dict[str, Any]]:
     """Return *values* as the page reads them, one entry for each number and port.
 
-    An entry is ``{"name": ..., "steps": [...], "of": {"module layers.0": [value or None, ...]}, "scale": ...}``, aligned with the
-    steps. A number that was taken at several ports gives one entry for each, ``rms (grad_output)``. Of several leaves of a site the
-    first counts. The scale, for the colours of all nodes and steps, is that of a heat-map: it leaves out far outliers.
+    An entry is ``{"name": ..., "label": ..., "unit": ..., "steps": [...], "of": {"module layers.0": [value or None, ...]},
+    "scale": ...}``, aligned with the steps. A number that was taken at several ports gives one entry for each, ``rms
+    (grad_output)``. Of several leaves of a site the first counts. The scale, for the colours of all nodes and steps, is that of a
+    heat-map: it leaves out far outliers. *described* describes numbers that are not standard ones.
 
     Raises:
         ArgumentError: *values* does not have that form.
@@ -51,8 +54,12 @@ def join(graph: PlainGraph, values: Series) -> list[dict[str, Any]]:
             steps = sorted({step for series in of.values() for step in series})
             title = f"{name} ({port})" if len(ports) > 1 else str(name)
             aligned = {key: [series.get(step) for step in steps] for key, series in of.items()}
-            kind = number_of(str(name).partition(" ")[0]).kind
-            found.append({"name": title, "steps": steps, "of": aligned, "scale": _scale(aligned.values(), kind)})
+            number = (described or {}).get(str(name)) or number_of(str(name))
+            info = _PORTS.get(port)
+            unit = number.unit if number.unit is not None else info.unit if info is not None else ""
+            label = f"{number.short} {'in' if number.kind in ('share', 'count') else 'of'} {info.words if info is not None else port}"
+            scale = _scale(aligned.values(), number.kind)
+            found.append({"name": title, "label": label, "unit": unit, "steps": steps, "of": aligned, "scale": scale})
     return found
 
 
@@ -66,7 +73,8 @@ def _scale(aligned: Iterable[Sequence[float | None]], kind: Kind) -> dict[str, A
     on_scale = there[there > 0] if scale.log else there
     least = float(on_scale.min()) if scale.extend in ("min", "both") else None
     most = float(on_scale.max()) if scale.extend in ("max", "both") else None
-    return {"log": scale.log, "low": scale.low, "high": scale.high, "least": least, "most": most}
+    signed = scale.colours == DIVERGING
+    return {"log": scale.log, "signed": signed, "low": scale.low, "high": scale.high, "least": least, "most": most}
 
 
 def _items(held: Any, what: str) -> Iterable[tuple[Any, Any]]:

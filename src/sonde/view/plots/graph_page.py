@@ -22,7 +22,7 @@ from sonde.view.plots.layer_names import spaced
 from sonde.view.plots.layer_series import Known, Matrix, matrix
 from sonde.view.plots.number_names import main_number
 
-__all__ = ["GraphPage", "graph_page"]
+__all__ = ["GraphPage", "graph_page", "page_of_run"]
 
 _MOST_STEPS = 400  # of more, so many are on the page, evenly through the run
 
@@ -80,16 +80,43 @@ def graph_page(run: Run, *numbers: str, port: str | None = None, where: str | No
         UnknownSiteError: a number was not recorded; the message names the lens that records it.
         MissingExtraError: the package with the layout engine is not installed.
     """
+    graph, known = _graph_of(run), Known.of(run)
+    asked = numbers or tuple(_main_numbers(known))
+    there = {number: _ports_of(number, known, port) for number in asked}
+    return _page(run, graph, known, there, where, depth)
+
+
+def page_of_run(
+    run: Run, number: str | None = None, port: str | None = None, *, where: str | None = None, depth: int | None = None
+) -> GraphPage:
+    """Return the page with the main numbers of *run*, at first coloured by *number* at *port*; see ``Run.graph_page``."""
+    graph, known = _graph_of(run), Known.of(run)
+    asked = dict.fromkeys([*([] if number is None else [number]), *_main_numbers(known)])
+    there = {each: _ports_of(each, known) for each in asked}
+    if port is not None and there:
+        first = next(iter(there))
+        if port not in there[first]:
+            there[first] = [port]  # the reading raises, and says what there is
+        there[first].sort(key=lambda each: each != port)
+    return _page(run, graph, known, there, where, depth)
+
+
+def _page(
+    run: Run, graph: PlainGraph, known: Known, asked: Mapping[str, list[str]], where: str | None, depth: int | None
+) -> GraphPage:
+    found = {number: [matrix(run, number, port, where=where, known=known) for port in ports] for number, ports in asked.items()}
+    values = {number: series for number, matrices in found.items() if (series := _series(matrices, graph))}
+    described = {number: matrices[0].described for number, matrices in found.items() if matrices}
+    name = run.path.name if run.path is not None else "in memory"
+    title = f"{graph.model}, run {name}"
+    return GraphPage(title, to_html(graph, depth, values=values, title=title, described=described), tuple(asked))
+
+
+def _graph_of(run: Run) -> PlainGraph:
     plain = run.graph
     if plain is None:
         raise ArgumentError("the run has no graph: give one batch of inputs to watch(..., batch=...), which captures it")
-    graph = PlainGraph.from_data(plain)
-    known = Known.of(run)
-    asked = numbers or tuple(_main_numbers(known))
-    values = {number: _series(run, number, port, where, known, graph) for number in asked}
-    name = run.path.name if run.path is not None else "in memory"
-    title = f"{graph.model}, run {name}"
-    return GraphPage(title, to_html(graph, depth, values={n: of for n, of in values.items() if of}, title=title), asked)
+    return PlainGraph.from_data(plain)
 
 
 def _main_numbers(known: Known) -> Iterator[str]:
@@ -100,11 +127,14 @@ def _main_numbers(known: Known) -> Iterator[str]:
     yield from sorted(dict.fromkeys([*(name for name in mains if name is not None), *dead]), key=lambda name: name != "rms")
 
 
-def _series(run: Run, number: str, port: str | None, where: str | None, known: Known, graph: PlainGraph) -> Mapping[str, Points]:
-    """Return the steps and values of *number* by site, of the model that the graph is of."""
+def _ports_of(number: str, known: Known, port: str | None = None) -> list[str]:
+    """Return *port*, or all ports at which *number* was recorded."""
     there = {each for family, names in known.numbers.items() if number in names for each in known.ports[family]}
-    ports = [port] if port is not None else sorted(there, key=_place) or ["output"]  # without any, the reading raises
-    found = [matrix(run, number, each, where=where, known=known) for each in ports]
+    return [port] if port is not None else sorted(there, key=_place) or ["output"]  # without any, the reading raises
+
+
+def _series(found: list[Matrix], graph: PlainGraph) -> Mapping[str, Points]:
+    """Return the steps and values of a number by site, of the model that the graph is of."""
     paths = {node.path for node in graph.nodes}
     models = Counter(site.model for each in found for site in each.sites if site.path in paths)
     model = max(models, key=models.__getitem__, default="")
