@@ -311,9 +311,9 @@ class Run:
     def graph_page(
         self, number: str | None = None, port: str | None = None, *, where: str | None = None, depth: int | None = None
     ) -> Any:
-        """Return the page of the run's execution graph, coloured by the main numbers of its families, with a slider over the steps.
+        """Return the page of the run's execution graph, coloured by the numbers of its families, with a slider over the steps.
 
-        ``run.graph_page("rms").save("graph.html")``; a notebook shows the page. The number, and the port, can be chosen on the page.
+        ``run.graph_page("rms").save("graph.html")``; a notebook shows the page. Number and port can be chosen on the page.
 
         Args:
             number: the number that colours the graph at first, as ``rms``; by default the root mean square.

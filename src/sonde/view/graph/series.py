@@ -18,7 +18,7 @@ from sonde.view.scales import DIVERGING, scale_for
 __all__ = ["Series", "join"]
 
 
-_PORTS: Mapping[str, PortInfo] = {**PORTS}
+_PORTS: Mapping[str, PortInfo] = {str(port): info for port, info in PORTS.items()}
 
 Series = Mapping[str, Mapping[str, Sequence[tuple[float, float]] | tuple[Any, Any]]]
 """Numbers over steps: ``{name: {site: [(step, value), ...]}}``, or an array of steps and one of values in place of the pairs."""
@@ -57,7 +57,9 @@ def join(graph: PlainGraph, values: Series, described: Mapping[str, Number] | No
             number = (described or {}).get(str(name)) or number_of(str(name))
             info = _PORTS.get(port)
             unit = number.unit if number.unit is not None else info.unit if info is not None else ""
-            label = f"{number.short} {'in' if number.kind in ('share', 'count') else 'of'} {info.words if info is not None else port}"
+            label = (
+                f"{number.short} {'in' if number.kind in ('share', 'count') else 'of'} {info.words if info is not None else port}"
+            )
             scale = _scale(aligned.values(), number.kind)
             found.append({"name": title, "label": label, "unit": unit, "steps": steps, "of": aligned, "scale": scale})
     return found
