@@ -15,9 +15,9 @@ from sonde.stats import Moments
 from sonde.stats.kernels import fused, native
 
 
-def printed(capsys: pytest.CaptureFixture[str], *options: str) -> list[str]:
+def printed(capsys: pytest.CaptureFixture[str], *options: str, code: int = 0) -> list[str]:
     """The lines of a report, without the folding of a narrow terminal."""
-    assert main(["doctor", *options]) == 0
+    assert main(["doctor", *options]) == code
     return capsys.readouterr().out.splitlines()
 
 
@@ -38,6 +38,7 @@ def test_it_names_versions_kernels_and_extras(capsys: pytest.CaptureFixture[str]
     assert metadata.version("sonde") in line_of("sonde  ", lines)
     expected = "compiled" if native.status().level else "reference"
     for dtype in native.KINDS:
+        assert "wrong" not in line_of(str(dtype).removeprefix("torch.") + " on the CPU", lines)
         assert expected in line_of(str(dtype).removeprefix("torch.") + " on the CPU", lines)
     assert "reference" in line_of("other tensors", lines)
     assert line_of("sonde[frame]", lines)
@@ -66,7 +67,7 @@ def test_a_kernel_that_gives_wrong_numbers_is_found_out(
     from sonde.stats.kernels import reference
 
     monkeypatch.setattr(reference, "moments", lambda values: torch.zeros(len(Moments().empty(1)[0]), dtype=torch.float64))
-    line = line_of("float32", printed(capsys, "--no-compile"))
+    line = line_of("float32", printed(capsys, "--no-compile", code=1))
     assert "wrong" in line
     assert "SONDE_KERNEL=reference" in line
 
@@ -135,6 +136,6 @@ def test_it_says_which_private_parts_of_torch_are_missing(
     assert "to find the backward pass" in line_of("torch._C._current_graph_task_id", printed(capsys, "--no-compile", "--private"))
     gone = private_names.PrivateName("torch._C._gone", "nothing", "nothing works")
     monkeypatch.setattr(private_names, "PRIVATE_NAMES", (*private_names.PRIVATE_NAMES, gone))
-    lines = printed(capsys, "--no-compile")
+    lines = printed(capsys, "--no-compile", code=1)
     assert f"{count} of {count + 1} there" in line_of("private parts of torch", lines)
     assert "nothing works" in line_of("torch._C._gone", lines)

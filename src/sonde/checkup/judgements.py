@@ -155,10 +155,12 @@ def time(examined: Examination) -> Verdict:
     extra = [0.0 if each.is_noise else each.seconds for each in (logged, plain)]
     mean = (extra[0] + (examined.every - 1) * extra[1]) / examined.every
     what = "step" if examined.trains else "forward"
-    share, writing = mean / (bare + mean), seconds_in_words(times.writing["logged"])
+    share, writing = f"{mean / (bare + mean):.1%}", seconds_in_words(times.writing["logged"])
+    if not mean:
+        share = f"less than {(logged.noise + (examined.every - 1) * plain.noise) / examined.every / bare:.1%}, the noise,"
     words = (
         f"a {what} takes {seconds_in_words(bare)}; not logged {_ratio(plain, bare)}, logged {_ratio(logged, bare)}; "
-        f"with every={examined.every} observing takes {share:.1%} of the time; writing a logged {what} takes {writing}, in a "
+        f"with every={examined.every} observing takes {share} of the time; writing a logged {what} takes {writing}, in a "
         f"thread of its own ({len(times.rounds['bare'])} rounds)"
     )
     return Verdict("time", words)

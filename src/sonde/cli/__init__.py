@@ -1,6 +1,7 @@
 """Run the ``sonde`` command. A subcommand is one file here and one line in ``COMMANDS``; only the one that is run is imported.
 
 A file has a docstring (its help), ``arguments(parser)``, which adds its options, and ``run(options)``, which returns the exit code.
+``ERROR`` is the exit code of an error; 1 where a file does not set it. ``given.py`` is no command: it loads what some are given.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ __all__ = ["COMMANDS", "main"]
 COMMANDS = {
     "compare": "find the first place where two saved models, or two runs, part",
     "demo": "train a small network on real data, look inside it, and find the layer that died",
-    "doctor": "print which kernels are in use and why, whether the compiler works, and which packages are installed",
+    "doctor": "say what observing does to a model; or which kernels are in use, whether the compiler works, what is installed",
+    "preflight": "check a model before its training; the exit code is 0 if nothing is bad, 1 otherwise",
     "show": "print the table of a run, layer by layer",
     "ui": "open a page that follows all runs below a folder",
     "check": "apply the rules to a run; the exit code is 0 if nothing is found, 1 otherwise",
@@ -51,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(module.run(options))
     except SondeError as error:
         print(f"sonde {options.command}: {error}", file=sys.stderr)
-        return 1
+        return int(getattr(module, "ERROR", 1))
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
