@@ -32,6 +32,7 @@ DOUBLES = {
     "heatmap": "the numbers of a run as sites x steps, and the picture of them",
     "lens": "the public module, and the class behind it",
     "page": "a page of HTML: what all pages share, and the graph's",
+    "preflight": "the function, and the command",
     "recorder": "the public class of the first line: of tensors (seed 2), and of a graph (seed 4)",
     "report": "what an instrument says of itself at the end",
     "rows": "rows of a table: of a summary, and of a run",

@@ -86,6 +86,21 @@ def test_a_model_that_is_changed_by_hooks_is_bad(batch: Tensor) -> None:
     assert changed.evidence["largest"] >= 0.49
 
 
+class Touchy(Shy):
+    def forward(self, x: Tensor) -> Tensor:
+        if self.layer._forward_hooks:
+            raise RuntimeError("leave me alone")
+        return super().forward(x)
+
+
+def test_a_model_that_raises_under_watch_alone_is_bad(batch: Tensor) -> None:
+    """And nothing else is asked."""
+    found = sonde.doctor(Touchy(), batch, **QUICK)
+    assert not found.ok
+    assert "raises RuntimeError: leave me alone" in found["unchanged"].findings[0].message
+    assert {each.result for each in found.verdicts if each.check != "unchanged"} == {"skipped"}
+
+
 class Restless(nn.Module):
     """Gives another result at each call."""
 

@@ -14,6 +14,7 @@ from sonde.checkup.examination import Examination
 from sonde.checkup.judgements import QUESTIONS, numbers_of
 from sonde.diagnosis.preflight.preflight import check_arguments, check_count, check_numbers, progress
 from sonde.diagnosis.preflight.subject import Subject
+from sonde.diagnosis.preflight.verdicts import Verdict
 from sonde.engine.selection import Where, check_model
 from sonde.errors import ArgumentError
 from sonde.inspector import Lens, LossMetrics
@@ -93,9 +94,11 @@ def doctor(
         examined = Examination(subject, chosen, every, seconds, compile, given)
         for name, check in QUESTIONS.items():
             advance(name)
-            verdicts.append(check(examined))
-    notes = [*examined.notes, *subject.notes]
-    return Checkup(subject.name, verdicts, examined.costs, numbers_of(examined), time.monotonic() - began, notes)
+            skipped = Verdict(name, "the model raises under watch", skipped=True)
+            verdicts.append(check(examined) if examined.raised is None else skipped)
+    known = examined.raised is None
+    costs, numbers = (examined.costs, numbers_of(examined)) if known else ([], {})
+    return Checkup(subject.name, verdicts, costs, numbers, time.monotonic() - began, [*examined.notes, *subject.notes])
 
 
 def _rank() -> int:

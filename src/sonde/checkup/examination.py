@@ -18,7 +18,7 @@ from sonde.diagnosis.preflight.subject import Subject
 from sonde.engine import Coverage, ProbeError
 from sonde.engine.compiled_regions import regions
 from sonde.engine.torch_api.private_names import PRIVATE_NAMES, PrivateName
-from sonde.errors import SelectionError
+from sonde.errors import SelectionError, SondeError
 from sonde.inspector import Inspector, Lens
 from sonde.inspector.arguments import flat
 from sonde.inspector.lenses.builtin import AnyLens, default_lenses
@@ -82,6 +82,7 @@ class Examination:
         trains: the model is in training mode.
         compiles: copies are compiled; where they are not, compiled modules run as plain Python.
         notes: what the reader must know of how the model ran.
+        raised: what the model raises under ``watch`` alone, once :attr:`changes` were asked for.
 
     Args:
         given: further arguments of ``watch``.
@@ -102,6 +103,7 @@ class Examination:
         self._backend = Backend(subject.model) if self.compiles else None
         self._given = given
         self.notes: list[str] = []
+        self.raised: Exception | None = None
 
     @property
     def passes(self) -> str:
@@ -164,7 +166,14 @@ class Examination:
         """What differs between two unobserved runs; between an unobserved run and a watched one; how many facts were compared."""
         plain = self._facts(watched=False)
         unsteady = changes(plain, self._facts(watched=False))
-        return unsteady, changes(plain, self._facts(watched=True)), len(plain)
+        try:
+            changed = changes(plain, self._facts(watched=True))
+        except SondeError:
+            raise
+        except Exception as error:
+            self.raised = error
+            changed = [Change("the watched run", f"raises {type(error).__name__}: {error}")]
+        return unsteady, changed, len(plain)
 
     # What runs
 

@@ -27,7 +27,7 @@ def unchanged(examined: Examination) -> Verdict:
     new = [each for each in changed if each.name not in known]
     findings = []
     if new:
-        first, other_path = new[0], bool(_paths_apart(examined.steps.bare, examined.steps.logged))
+        first, other_path = new[0], not examined.raised and bool(_paths_apart(examined.steps.bare, examined.steps.logged))
         tiny = other_path and all(_is_rounding(each) for each in new)
         severity: Severity = "warn" if tiny else "bad"
         why = " in the last bits, since torch takes another path (see paths)" if tiny else ""

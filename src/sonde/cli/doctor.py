@@ -152,7 +152,8 @@ def _agrees(dtype: torch.dtype) -> bool:
             return False
         rows = torch.stack([row, statistic.measure(x)])  # which may differ where their numbers do not: in the pivot of a variance
         for column in statistic.finish(statistic.columns(rows)).values():
-            if not np.allclose(*column, rtol=1e-9, atol=1e-9, equal_nan=True):
+            here, there = column
+            if not np.allclose(here, there, rtol=1e-9, atol=1e-9, equal_nan=True):
                 return False
     return True
 

@@ -120,7 +120,7 @@ def attempt(what: str, function: Callable[[], Made]) -> Made:
     """Return what *function*, code of the user, returns.
 
     Raises:
-        ArgumentError: it raises an exception; the message says *what* raised, which exception, and in which line of which file.
+        ArgumentError: it raises an exception; the message says *what* raised, the exception, and the line of the file.
     """
     try:
         return function()
