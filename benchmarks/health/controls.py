@@ -16,6 +16,8 @@ from torch.nn import functional
 from torch.optim import SGD, Adagrad, Adam, AdamW, NAdam, Optimizer, RMSprop
 from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts
 
+from sonde import lens
+
 Make = Callable[[int], Training]
 
 
@@ -376,4 +378,112 @@ def zero_heads(seed: int) -> Training:
     for block in training.model.blocks:
         nn.init.zeros_(block.down.weight)
         nn.init.zeros_(block.attention.out.weight)
+    return training
+
+
+# Trainings that tempt single rules
+
+
+def _ranked(training: Training) -> Training:
+    """Record effective ranks, too."""
+    training.lenses = [lens.EffectiveRank(one_in=1)]
+    return training
+
+
+@control("effective ranks of a classifier that converges", "mlp")
+def ranked_classifier(seed: int) -> Training:
+    training = base("mlp", seed)
+    training.steps = 300
+    return _ranked(training)
+
+
+@control("effective ranks of a regression towards one number", "mlp")
+def ranked_regression(seed: int) -> Training:
+    return _ranked(regression(seed))
+
+
+@control("effective ranks of a GPT", "gpt")
+def ranked_gpt(seed: int) -> Training:
+    return _ranked(base("gpt", seed))
+
+
+@control("effective ranks of contrastive pairs", "mlp")
+def ranked_pairs(seed: int) -> Training:
+    return _ranked(contrastive(seed))
+
+
+@control("a training that goes on after it has converged", "mlp")
+def resumed(seed: int) -> Training:
+    training = base("mlp", seed)
+    for _ in range(300):
+        x, y = training.batch()
+        training.optimizer.zero_grad()
+        training.loss(training.model(x), y).backward()
+        training.optimizer.step()
+    training.steps = 200
+    return training
+
+
+@control("a backbone that is trained from step 60 on", "cnn")
+def unfrozen(seed: int) -> Training:
+    training = base("cnn", seed)
+    training.model = _trained("cnn", seed)
+    training.model[-1] = nn.Linear(48, 4)
+    training.use(AdamW, lr=1e-3)
+    backbone = training.model[:-1].requires_grad_(False)
+    training.before.append(lambda step: backbone.requires_grad_(True) if step == 60 else None)
+    return training
+
+
+class _NormedAttention(networks.Attention):
+    """Attention whose queries and keys are normalised."""
+
+    def __init__(self, width: int, heads: int = 4) -> None:
+        super().__init__(width, heads)
+        self.q_norm, self.k_norm = nn.LayerNorm(width // heads), nn.LayerNorm(width // heads)
+        for layer in (self.query, self.key):
+            nn.init.normal_(layer.weight, std=2.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (layer(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for layer in (self.query, self.key, self.value))
+        mixed = functional.scaled_dot_product_attention(self.q_norm(q), self.k_norm(k), v, is_causal=True)
+        y: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
+        return y
+
+
+@control("queries and keys that are normalised, from large projections", "gpt")
+def normed_queries(seed: int) -> Training:
+    training = base("gpt", seed)
+    for block in training.model.blocks:
+        block.attention = _NormedAttention(32)
+    training.use(AdamW, lr=1e-3)
+    return training
+
+
+class _Segmented(networks.GPT):
+    """A GPT whose tokens are all of one kind of segment."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.segment = nn.Embedding(2, 32)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.token(tokens) + self.place.weight + self.segment(torch.zeros_like(tokens))
+        logits: Tensor = self.head(self.norm(self.blocks(x)))
+        return logits
+
+
+@control("one kind of segment beside the tokens", "gpt")
+def segments(seed: int) -> Training:
+    training = base("gpt", seed)
+    training.model = _Segmented()
+    training.use(AdamW, lr=1e-3)
+    return training
+
+
+@control("a head of zeros behind a sigmoid, for one number", "mlp")
+def zero_regression(seed: int) -> Training:
+    training = regression(seed)
+    training.model[7] = nn.Sigmoid()
+    nn.init.zeros_(training.model[8].weight)
     return training

@@ -44,6 +44,7 @@ RULE_SYMPTOMS = {
     "attention_large": "saturated",
     "one_index": "constant",
     "gradient_kept": "exploding",
+    "rank_collapse": "rank",
 }
 
 

@@ -5,6 +5,7 @@
 from types import ModuleType as _Module
 
 from sonde.inspector.lenses.builtin import AnyLens as AnyLens
+from sonde.inspector.lenses.builtin import EffectiveRank as EffectiveRank
 from sonde.inspector.lenses.builtin import OutputActivation as OutputActivation
 from sonde.inspector.lenses.builtin import OutputGradientGeometry as OutputGradientGeometry
 from sonde.inspector.lenses.builtin import OutputNorm as OutputNorm

@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import SGD, AdamW, Optimizer
 
+from sonde import lens
 from sonde.inspector import Finding, watch
+from sonde.run import findings_in
 from sonde.run.findings import Findings
 
 
@@ -247,3 +249,36 @@ class Sequence(nn.Module):
         pair = both(first(x))
         y: Tensor = last(pair[:: self.order][0])
         return y
+
+
+# Directions
+
+
+@pytest.mark.parametrize("collapsed", [True, False])
+def test_outputs_that_point_in_one_direction_are_named_where_their_rank_is_recorded(collapsed: bool) -> None:
+    """The lens leaves out layers of fewer than 8 features, whose few numbers may well lie in one direction, and single vectors."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 12), nn.Linear(12, 1))
+    if collapsed:
+        nn.init.zeros_(model[1].weight)  # type: ignore[arg-type]  # a parameter
+    optimizer = SGD(model.parameters(), lr=0.0)
+    with watch(model, optimizer, every=1, to="memory", quiet=True, lenses=lens.EffectiveRank(one_in=1)) as inspector:
+        for _ in range(4):
+            model(torch.randn(32, 8)).mean().backward()
+            optimizer.step()
+    sites = inspector.run.sql("SELECT DISTINCT site FROM effective_rank ORDER BY site").fetchall()
+    assert [site for (site,) in sites] == ["0:output", "1:output"]
+    told = [(each.rule, each.site, each.first_step) for each in inspector.findings if each.rule == "rank_collapse"]
+    assert told == ([("rank_collapse", "1:output", 0)] if collapsed else [])
+    assert [each.rule for each in findings_in(inspector.run)] == [each.rule for each in inspector.findings]
+
+
+def test_one_vector_in_a_step_tells_nothing_of_its_rank() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 1))
+    optimizer = SGD(model.parameters(), lr=0.0)
+    with watch(model, optimizer, every=1, to="memory", quiet=True, lenses=lens.EffectiveRank(one_in=1)) as inspector:
+        for _ in range(4):
+            model(torch.randn(1, 8)).mean().backward()
+            optimizer.step()
+    assert "rank_collapse" not in {each.rule for each in inspector.findings}

@@ -13,6 +13,8 @@ from benchmarks.health.training import Training, base
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW
 
+from sonde import lens
+
 SMALL = ("loss", "small steps", "constant", "zero gradient", "rounding", "exploding")
 """What follows where gradients vanish: those of the last layers are huge beside the others, too."""
 LARGE = (*DIVERGES, *FOLLOWS)
@@ -183,5 +185,5 @@ def collapse(kind: str, seed: int) -> tuple[Training, Truth]:
     def together(embedded: Tensor, _: Tensor) -> Tensor:
         return (embedded - embedded.roll(1, 0)).square().mean()
 
-    training = Training(model, AdamW(model.parameters(), 1e-2), batch, together, steps=300)
+    training = Training(model, AdamW(model.parameters(), 1e-2), batch, together, steps=300, lenses=[lens.EffectiveRank(one_in=1)])
     return training, truth({"rank": "", "constant": "", "vanishing": "", "growth": ""}, [*SMALL, "large steps"], step=0, until=300)

@@ -15,6 +15,7 @@ __all__ = [
     "FLAT",
     "FORMATS",
     "NEAR_END",
+    "ONE_DIRECTION",
     "SATURATED_AT",
     "SATURATED_SHARE",
     "SCORES",
@@ -29,6 +30,7 @@ __all__ = [
     "nonfinite",
     "one_index",
     "overflow_near",
+    "rank_collapse",
     "saturated",
     "underflow",
 ]
@@ -44,6 +46,9 @@ CONSTANT = 1e-7
 FLAT = 0.05
 """Mean slope of a tanh or sigmoid, of its largest one. The slope is 1 - y^2 of a tanh and y (1 - y) of a sigmoid with the output y,
 so that its mean over a batch follows exactly from mean and root mean square. A tanh at its ends in 95 of 100 elements has 0.05."""
+ONE_DIRECTION = 1.1
+"""Effective rank of a layer's outputs: all other directions together hold two hundredths of the singular values, for which the
+entropy is 0.1 = ln(1.1). Features of a classifier that has converged use about as many directions as there are classes."""
 SCORES = 100.0
 """Size of attention scores. Of n normal scores of size s the largest two are s / sqrt(2 ln n) apart on average. The gradient of a
 softmax is below the rounding of float32 where they are 16.6 = ln(2**24) apart: at s = 68 for n = 4,096. Scores of trained language
@@ -156,6 +161,20 @@ def constant_weight(mean: float, std: float, update: float = 0.0, *, spread: flo
         return None
     words = f"all elements {'were' if update else 'are'} {mean:.3g}: its units are all alike, and learn alike"
     return Finding("", words, value=mean, severity="bad", evidence={"mean": mean, "std": std, "update": update})
+
+
+@rule(
+    f"outputs of a layer, 8 vectors or more, with an effective rank of {ONE_DIRECTION:g} or less, in 3 of 5 logged steps",
+    "Roy and Vetterli, The effective rank, 2007; Jing et al., 2022, section 2; torchmortem has half of the first rank",
+    "look for a loss that only draws outputs together, inputs that are all alike, or a deep network without norms",
+    needs=("effective_rank:output",),
+)
+def rank_collapse(rank: float, *, most: float = ONE_DIRECTION) -> Finding | None:
+    """Judge the effective *rank* of the outputs of a layer, 1 where all vectors are parallel."""
+    if not rank <= most:
+        return None
+    words = f"its outputs all point in one direction (effective rank {rank:.3g})"
+    return Finding("", words, value=rank, evidence={"rank": rank})
 
 
 @rule(

@@ -83,12 +83,18 @@ def no_training_forward(missed: int, logged: int) -> Finding | None:
     "lower the learning rate, clip the gradient norm; look at the sign of the loss",
     needs=("loss",),
 )
-def loss_rising(loss: float, first: float, lowest: float, *, factor: float = RISING) -> Finding | None:
-    """Judge the median *loss* of the last values; *first* is that of the first values, *lowest* the smallest median so far."""
+def loss_rising(loss: float, first: float, lowest: float, scatter: float = 0.0, *, factor: float = RISING) -> Finding | None:
+    """Judge the median *loss* of the last values; *first* is that of the first values, *lowest* the smallest median so far.
+
+    *scatter* is the standard deviation of the logarithm of single values from one to the next. Logarithms of two medians of five
+    values differ by 0.8 of that by chance, and the smallest of twenty medians lies 1.1 of that lower: less than 3 times as much as
+    by chance is no rise, as where a loss near 0 goes up and down tenfold.
+    """
     if first <= 0 or lowest < 0:  # a loss around 0, as that of a policy, says nothing
         return None
-    came_back = lowest < 0.7 * first and loss > (first + lowest) / 2 and loss > 2 * lowest
-    if not (loss > factor * first or came_back):
+    by_chance, by_chance_from_lowest = (math.exp(min(each * scatter, 700.0)) for each in (2.4, 3.5))
+    came_back = lowest < 0.7 * first and loss > (first + lowest) / 2 and loss > max(2.0, by_chance_from_lowest) * lowest
+    if not (loss > max(factor, by_chance) * first or came_back):
         return None
     words = f"the loss rises: {short(loss)}, where it was {short(first)} at first and {short(lowest)} at best"
     return Finding("", words, value=loss, severity="bad", evidence={"loss": loss, "first": first, "lowest": lowest})

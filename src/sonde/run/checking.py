@@ -19,6 +19,7 @@ __all__ = ["Checked", "check"]
 
 _SOURCES = {
     "call_death": "the lens OutputActivation",
+    "effective_rank": "the lens EffectiveRank",
     "loss": "push_loss(loss, train=True)",
     "val_loss": "push_loss(loss, train=False)",
     "grad_norm": "the lens moments()",

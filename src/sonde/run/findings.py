@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from sonde.rules import Chosen, Finding
 from sonde.run.defects import FirstDefect
-from sonde.run.layer_findings import DeadUnits, LayerFindings
+from sonde.run.layer_findings import LayerFindings
 from sonde.run.model_facts import ModelFacts
+from sonde.run.number_findings import JUDGED, NumberFindings
 from sonde.run.own_findings import OwnFindings
 from sonde.run.scalar_findings import ScalarFindings
 from sonde.run.schema import main_families
@@ -23,7 +24,7 @@ _FOLLOWS: Mapping[str, frozenset[str]] = {
     "update_large": frozenset(["update_huge"]),
     "update_lost": frozenset(["loss_stuck", "update_small"]),
     "update_small": frozenset(["loss_stuck"]),
-    "one_index": frozenset(["loss_stuck"]),
+    "one_index": frozenset(["loss_stuck", "rank_collapse"]),
     "unreached": frozenset(["unmoved"]),
 }
 """What a finding brings about elsewhere, which is then no finding of its own."""
@@ -47,7 +48,7 @@ class Findings:
         self._facts = ModelFacts(about or {})
         self._defect = FirstDefect()
         self._layers: dict[tuple[str, str], LayerFindings] = {}  # by family and model
-        self._deaths: dict[tuple[str, str], DeadUnits] = {}
+        self._numbers: dict[tuple[str, str, str], NumberFindings] = {}
         self._scalars = ScalarFindings(self.chosen, self._moved_first, self._facts.chance)
         self._own = OwnFindings(self._facts, self.chosen)
         self._families: set[str] = set()
@@ -67,10 +68,10 @@ class Findings:
             if key not in self._layers:
                 self._layers[key] = LayerFindings(self._facts, self.chosen)
             self._layers[key].add(block)
-        if "call_death" in block.numbers:
-            if key not in self._deaths:
-                self._deaths[key] = DeadUnits(self._facts, self.chosen)
-            self._deaths[key].add(block)
+        for number in JUDGED.keys() & block.numbers.keys():
+            if (*key, number) not in self._numbers:
+                self._numbers[*key, number] = NumberFindings(number, self._facts, self.chosen)
+            self._numbers[*key, number].add(block)
         self._own.look(block)
         self._last = max(self._last, (int(block.moments[-1, 1]), int(block.moments[-1, 0])))
 
@@ -92,8 +93,8 @@ class Findings:
         """Return the findings of all rules, the gravest first; of one cause the first alone."""
         defect = self._defect.finding() if self.chosen.is_on("nonfinite") else None
         found = [] if defect is None else [defect]
-        for dead in self._deaths.values():
-            found += dead.findings()
+        for numbers in self._numbers.values():
+            found += numbers.findings()
         for layers in self._layers.values():
             found += layers.findings()
         found += self._scalars.findings()

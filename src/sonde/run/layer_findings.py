@@ -17,7 +17,7 @@ from sonde.run.place_history import Columns, Growth, Held, History, Mask, Number
 from sonde.run.store.rows import RowBlock
 from sonde.site import Site
 
-__all__ = ["DeadUnits", "LayerFindings"]
+__all__ = ["LayerFindings"]
 
 _FEW = 3  # weights: with fewer, none can be far from the others
 _DEEP = 6  # layers: with fewer, a quarter of them is no more than one
@@ -457,28 +457,3 @@ class LayerFindings:
             if away >= deviations and (best is None or key < best[0]):
                 best = key, column, away
         return None if best is None else (str(history.sites[best[1]]), best[2])
-
-
-class DeadUnits:
-    """The shares of dead units in one family and model. They are measured in few logged steps, and dead units stay dead."""
-
-    def __init__(self, facts: ModelFacts, chosen: Chosen) -> None:
-        self.history = History("call_death", facts)
-        self._chosen = chosen
-        self._dead = Held(2, 3)
-
-    def add(self, block: RowBlock) -> None:
-        """Add rows."""
-        values = self.history.add(block)
-        dead = values > self._chosen.limit("dead", "most")
-        self._dead.add(dead & self.history.at("output"), values, block.moments[:, 1])
-
-    def findings(self) -> Iterator[Finding]:
-        """Yield one finding for all dead layers."""
-        record, found = self._dead, []
-        for column in record.columns().tolist():
-            each = self._chosen.judge("dead", float(record.worst[column]))
-            if each is not None:
-                found.append((column, replace(each, step=int(record.last[column]), first_step=int(record.since[column]))))
-        found.sort(key=lambda each: (each[1].first_step or 0, self.history.rank(each[0])))
-        yield from joined(self.history, found)

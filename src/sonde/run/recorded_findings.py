@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["chosen_in", "findings_in", "judged", "with_alerts"]
 
 _AT_ONCE = 256  # steps that are read together
-_READ = ("rms", "mean", "std", "absmax", "zeros", "call_death", "count", *DEFECTS)
+_READ = ("rms", "mean", "std", "absmax", "zeros", "call_death", "effective_rank", "vectors", "count", *DEFECTS)
 _LEFT_OUT = ("unmoved", "unreached", "gradient_kept")
 _OF_THE_LOOP = ("nonfinite", "no_training_forward", *_LEFT_OUT)  # of these the training itself knew more than the rows say
 

@@ -20,6 +20,7 @@ _JUDGED = (*_LOSSES, *_GRADIENTS, "update_norm")
 _KEPT, _START, _LEAST_SPREAD = 128, 10, 0.02
 _JUMP = 3.0  # times the median, below which nothing is a spike
 _SMOOTH = 5  # values of a median
+_CHANGES = 33  # of a loss, that tell its scatter
 _VALUES = 12  # of a loss, before it can be stuck
 _MOST = 256  # means that stand for a whole history
 
@@ -132,7 +133,7 @@ class _Scalar:
         loss.add(value, step)
         if loss.smooth is None or loss.first is None:
             return
-        rises = self.chosen.judge("loss_rising", loss.smooth, loss.first, loss.lowest)
+        rises = self.chosen.judge("loss_rising", loss.smooth, loss.first, loss.lowest, loss.scatter())
         falls = self.chosen.judge("loss_unbounded", loss.smooth, loss.first)
         for number, found in enumerate((rises, falls)):
             since = loss.held(number, found is not None, step)
@@ -221,6 +222,7 @@ class _Loss:
         self.lowest = math.inf
         self.steps = (0, 0)
         self._last: deque[float] = deque(maxlen=_SMOOTH)
+        self._changes: deque[float] = deque(maxlen=_CHANGES)
         self._held: list[deque[int | None]] = [deque(maxlen=5), deque(maxlen=5)]
         self._spans: list[float] = []
         self._width, self._open = 1, [0.0, 0]
@@ -228,6 +230,8 @@ class _Loss:
     def add(self, value: float, step: int) -> None:
         """Add a value."""
         self.steps = (step if not self._last else self.steps[0], step)
+        if self._last and value > 0 and self._last[-1] > 0:
+            self._changes.append(abs(math.log(value / self._last[-1])))
         self._last.append(value)
         if len(self._last) == _SMOOTH:
             self.smooth = median(self._last)
@@ -240,6 +244,10 @@ class _Loss:
         if len(self._spans) == _MOST:
             self._spans = [(left + right) / 2 for left, right in zip(self._spans[::2], self._spans[1::2], strict=True)]
             self._width *= 2
+
+    def scatter(self) -> float:
+        """Return the standard deviation of logarithms of values around those next to them, by the median of their changes."""
+        return 1.4826 * median(self._changes) / math.sqrt(2) if self._changes else 0.0
 
     def held(self, number: int, holds: bool, step: int) -> int | None:
         """Note whether a condition *holds*; return the step since when, if it did in 3 of the last 5 values."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -19,12 +20,13 @@ from sonde.inspector.lenses.layer_selection import DROPOUT, RELU_LIKE, is_contai
 from sonde.inspector.lenses.lens import Lens, LossMetrics
 from sonde.preprocessor.base import AbstractPreprocessor
 from sonde.site import Port
-from sonde.stats import Activation, Cosine, ExponentHistogram, Moments, Norm, RowStatistic, Updates
+from sonde.stats import Activation, Cosine, ExponentHistogram, Moments, Norm, RowStatistic, Spectrum, Updates
 from sonde.stats.samples import MatrixCondition, SampleNorm
 from sonde.view.aggregation import BANDS, POINTS, checked
 
 __all__ = [
     "AnyLens",
+    "EffectiveRank",
     "OutputActivation",
     "OutputGradientGeometry",
     "OutputNorm",
@@ -45,6 +47,7 @@ AnyLens = Lens | LossMetrics | AbstractPreprocessor
 Names = str | Iterable[str] | None
 """One name or several, of aggregations or parameters."""
 
+_FEATURES = 8
 _RARELY = 10  # activation by unit costs several times what moments do, and a dead unit stays dead
 
 
@@ -105,6 +108,30 @@ class OutputActivation(Lens):
             one_in=one_in,
             optional=include is None,
         )
+
+
+class EffectiveRank(Lens):
+    """Lens: how many directions the outputs of each layer use: family ``effective_rank``, numbers of :class:`sonde.stats.Spectrum`.
+
+    ``effective_rank`` is 1 where all vectors of a batch are parallel, and at most the number of features. It is judged by the rule
+    ``rank_collapse``. A row takes ``8 * features * min(features, sketch)`` bytes, and a matrix product in each observed forward.
+
+    Args:
+        include, exclude: the layers to measure, among those whose last axis holds the features: Linear, Embedding and norms over
+            the last axis, of 8 features or more: few numbers may well lie in one direction.
+        sketch: columns of the sketch; with fewer features the rank is exact.
+        one_in: measure in one of so many logged steps.
+    """
+
+    def __init__(self, *, include: Where = None, exclude: Where = None, sketch: int = 32, one_in: int = _RARELY) -> None:
+        show = {"picture": "lines", "number": "effective_rank"}
+        super().__init__("effective_rank", Spectrum(1, sketch), ("output",), include, exclude, False, show, one_in=one_in)
+        object.__setattr__(self, "_sketch", sketch)
+
+    def parts(self, model: nn.Module) -> Iterator[tuple[RowStatistic, Where]]:
+        sizes = {_features(item.module) for item in selection.members(model)}
+        for size in sorted(size for size in sizes if size >= _FEATURES):
+            yield Spectrum(size, getattr(self, "_sketch", 32)), partial(_has_features, size)
 
 
 class OutputNorm(Lens):
@@ -396,6 +423,19 @@ def called(parameters: Names) -> Where:
         return None
     wanted = {parameters} if isinstance(parameters, str) else set(parameters)
     return lambda name, module: name.rpartition(".")[2] in wanted
+
+
+def _features(module: nn.Module) -> int:
+    """Return the length of the vectors on the last axis of the output of *module*; 0 if that is not known."""
+    if isinstance(module, nn.Linear):
+        return 0 if is_lazy(module.weight) else module.out_features
+    if isinstance(module, nn.Embedding):
+        return module.embedding_dim
+    return module.normalized_shape[-1] if isinstance(module, nn.LayerNorm | nn.RMSNorm) else 0
+
+
+def _has_features(size: int, name: str, module: nn.Module) -> bool:
+    return _features(module) == size
 
 
 def _is_matrix(name: str, module: nn.Module) -> bool:
