@@ -96,6 +96,7 @@ class Inspector(Observer):
         train_loss_str, non_train_loss_str: the names under which losses of training and of evaluation are recorded.
         on_nonfinite: what is done about NaN and infinity in the gradients or the loss of a step: ``"warn"``, ``"stop"``,
             ``"wait"`` or None; see :func:`sonde.watch`.
+        on_spike: robust deviations from which the step of a loss or gradient norm is kept; see :func:`sonde.watch`.
         ranks, per_rank, group, timeout, exit_timeout: in a training of several processes, see :func:`sonde.watch`.
         is_active_fn: in which epochs steps are logged: a callable that is given the number of the epoch, counted from 1; or n for
             the epochs whose number n divides.
@@ -138,6 +139,7 @@ class Inspector(Observer):
         ranks: Ranks = "merged",
         per_rank: bool = False,
         on_nonfinite: OnNonFinite | None = "warn",
+        on_spike: float | None = None,
         group: Any = None,
         timeout: float = 300.0,
         exit_timeout: float = 20.0,
@@ -146,6 +148,8 @@ class Inspector(Observer):
             raise ArgumentError(f"gradients={gradients!r}: give one of {', '.join(map(repr, GRADIENTS))}")
         if on_nonfinite not in ON_NONFINITE:
             raise ArgumentError(f"on_nonfinite={on_nonfinite!r}: give one of {', '.join(map(repr, ON_NONFINITE))}")
+        if on_spike is not None and (isinstance(on_spike, bool) or not on_spike > 0):
+            raise ArgumentError(f"on_spike={on_spike!r}: give the robust deviations from which a step is kept, as 6, or None")
         if train_loss_str == non_train_loss_str:
             raise ArgumentError(f"the losses of training and of evaluation cannot both be called {train_loss_str!r}")
         self._ranks = check_ranks(ranks)
@@ -186,6 +190,7 @@ class Inspector(Observer):
             bytes_of(update_memory),
             rows_for_calls(calls),
             on_nonfinite=on_nonfinite,
+            on_spike=on_spike,
             rules=Chosen.of(rules),
         )
         self._optimizers = optimizers_of(optimizer)

@@ -42,6 +42,7 @@ class Settings:
         part: how this process takes part in the run.
         batch_ranks: the ranks that run the models on batches of their own; None: find them.
         on_nonfinite: what is done about a step whose gradients or loss are not finite; None: no step but logged ones is looked at.
+        on_spike: robust deviations from which the step of a loss or gradient norm is kept; None: no step is.
         rules: those that are applied to the rows.
     """
 
@@ -57,6 +58,7 @@ class Settings:
     part: Participation = Participation()
     batch_ranks: tuple[int, ...] | None = None
     on_nonfinite: OnNonFinite | None = None
+    on_spike: float | None = None
     rules: Chosen = Chosen()
 
     def in_common(self) -> dict[str, Any]:

@@ -88,7 +88,8 @@ class WatchedTraining:
         self._told: list[Finding] = []  # by other ranks
         policy = settings.on_nonfinite
         rank = part.rank if part.size > 1 else None
-        self._bad_steps = None if policy is None else BadSteps(policy, lambda: destinations.path, self._flush_own, rank)
+        unused = policy is None and settings.on_spike is None
+        self._bad_steps = None if unused else BadSteps(policy, lambda: destinations.path, self._flush_own, rank)
         self._alarmed: set[tuple[str, str, int]] = set()  # the findings that were alarms
 
     def attach(self) -> None:
@@ -309,8 +310,9 @@ class WatchedTraining:
         of_loop = of_loop if self._settings.rules.is_on("no_training_forward") else []
         bad_steps = [] if self._bad_steps is None else self._bad_steps.findings
         of_rows = self._writer.findings.all()
-        if bad_steps:  # the rows of later steps only show what has become of it
-            first = min(found.step for found in bad_steps)
+        broken = [found.step for found in bad_steps if found.rule == "nonfinite"]
+        if broken:  # the rows of later steps only show what has become of it
+            first = min(broken)
             of_rows = [found for found in of_rows if found.rule != "nonfinite" or found.step < first]
         return [*bad_steps, *(found for found in of_loop if found is not None), *of_rows]
 
@@ -369,7 +371,8 @@ class WatchedTraining:
 
     def _alarm(self, found: Finding, *, aloud: bool = True) -> None:
         """Write a finding into the run as an alert, and print one line: in the writer thread, while the training goes on."""
-        if aloud and found.rule == "nonfinite" and self._bad_steps is not None and self._bad_steps.findings:
+        told = [] if self._bad_steps is None else self._bad_steps.findings
+        if aloud and found.rule == "nonfinite" and any(each.rule == "nonfinite" for each in told):
             return  # its beginning is known better
         self._alarmed.add(found.identity)
         if self.destinations.recorded is not None:

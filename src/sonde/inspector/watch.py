@@ -56,6 +56,7 @@ def watch(
     ranks: Ranks = "merged",
     per_rank: bool = False,
     on_nonfinite: OnNonFinite | None = "warn",
+    on_spike: float | None = None,
     group: Any = None,
     timeout: float = 300.0,
     exit_timeout: float = 20.0,
@@ -126,6 +127,9 @@ def watch(
             same, and raise :class:`~sonde.errors.NonFiniteError` before the optimizer changes any parameter; None, nothing.
             Neither waits for an accelerator: there a step is found as its numbers arrive, most often one or two steps later, and
             ``"stop"`` raises then. ``"wait"`` is ``"stop"`` that waits before each step.
+        on_spike: a number, as 6: keep each step, too, whose loss or gradient norm lies so many robust deviations above the median
+            of the last 128 steps (both of logarithms; a deviation is 1.4826 times the median distance, at least 2 %), and warn.
+            All gradients are then measured before each step. None: no step is kept for that.
         group: the process group, or the ``DeviceMesh``, of the ranks that run the model on batches of their own; by default that
             of DDP or FSDP, or all ranks.
         timeout, exit_timeout: the seconds after which a process is given up that shows no sign of life; and the seconds that the
@@ -168,6 +172,7 @@ def watch(
         ranks=ranks,
         per_rank=per_rank,
         on_nonfinite=on_nonfinite,
+        on_spike=on_spike,
         group=group,
         timeout=timeout,
         exit_timeout=exit_timeout,

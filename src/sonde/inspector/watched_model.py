@@ -21,6 +21,7 @@ from sonde.inspector.pipeline.row_taker import RowTaker, Send
 from sonde.inspector.schedule import Pace, Schedule
 from sonde.inspector.sentinel.bad_step import BadStep
 from sonde.inspector.sentinel.sentinel import Sentinel
+from sonde.inspector.sentinel.spikes import Spikes
 from sonde.inspector.settings import Settings
 
 __all__ = ["WatchedModel"]
@@ -95,6 +96,7 @@ class WatchedModel:
                 settings.update_memory,
                 bad_step,
                 waits=settings.on_nonfinite == "wait",
+                spikes=None if settings.on_spike is None else Spikes(settings.on_spike),
             )
             self._sentinel.attach()
         return refused

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import sonde
+from sonde import lens
 
 STEPS, BAD = 40, 37
 
@@ -57,4 +58,4 @@ def train(
 
 
 def watched(model: nn.Module, optimizer: torch.optim.Optimizer, to: Any = "memory", **options: Any) -> sonde.Inspector:
-    return sonde.watch(model, optimizer, every=10, to=to, quiet=True, **options)
+    return sonde.watch(model, optimizer, every=10, to=to, quiet=True, **({"lenses": lens.moments()} | options))

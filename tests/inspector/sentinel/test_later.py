@@ -229,10 +229,10 @@ def test_copies_of_good_steps_are_used_again() -> None:
         opened.add(parameters, torch.zeros(2))
         pending.send()
         for arrived in pending.arrived():
-            copies, lost = pending.parameters_before(arrived)
-            assert not lost
-            memory |= {copy.data_ptr() for copy in copies.values()}
-            assert all(torch.equal(copies[id(parameter)], parameter) for parameter in parameters)
+            before = pending.parameters_before(arrived)
+            assert not before.lost
+            memory |= {copy.data_ptr() for copy in before.copies.values()}
+            assert all(torch.equal(before.copies[id(parameter)], parameter) for parameter in parameters)
     assert len(memory) == len(parameters)
 
 

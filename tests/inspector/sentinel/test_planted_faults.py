@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import runpy
 from collections.abc import Callable
 from pathlib import Path
 
@@ -59,15 +58,32 @@ def test_a_fault_between_logged_steps_is_named_by_layer_step_and_operation(name:
     assert Path(__file__).name in str(report.line)
 
 
-def test_the_culprit_runs_alone_without_sonde(tmp_path: Path) -> None:
+def test_a_run_that_is_replaced_takes_its_kept_steps_along(tmp_path: Path) -> None:
+    """And no file of the user's."""
+    for fault in (log_of_negative, half_of_nothing):
+        model = Planted(fault)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        with (
+            watched(model, optimizer, tmp_path / "run", exists="replace"),
+            pytest.warns(ObservationWarning),
+        ):
+            train(model, optimizer)
+        (folder,) = (tmp_path / "run" / "nonfinite").iterdir()
+        assert sonde.replay(folder, Planted(fault)).operation == ("log" if fault is log_of_negative else "truediv")
+    (folder / "notes.txt").write_text("mine")
+    watched(Planted(log_of_negative), None, tmp_path / "run", exists="replace").detach()
+    assert [path.name for path in folder.iterdir()] == ["notes.txt"]
+
+
+def test_the_culprit_runs_alone_without_sonde(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = Planted(log_of_negative)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     with watched(model, optimizer, tmp_path / "run"), pytest.warns(ObservationWarning):
         train(model, optimizer)
     script = tmp_path / "run" / "nonfinite" / f"step-{BAD:08d}" / "reproduce.py"
-    assert "sonde" not in script.read_text()
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=True, cwd="/")
-    assert "nan" in done.stdout
+    assert [line for line in script.read_text().splitlines() if "import" in line] == ["import torch"]
+    runpy.run_path(str(script))
+    assert "nan" in capsys.readouterr().out
 
 
 def test_stop_raises_before_any_parameter_has_changed(tmp_path: Path) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, overload
@@ -30,6 +29,7 @@ from sonde.rules import Finding
 from sonde.run.run import Run
 from sonde.run.tensors import TensorStore, open_tensors
 from sonde.suggest import nearest
+from sonde.view.progress import progress
 from sonde.view.run_comparison import RunComparison
 
 __all__ = ["compare"]
@@ -175,11 +175,11 @@ def _models(
     steps = _optimizers(optimizer)
     batches = (batch, _for_b(a, b, batch) if batch_b is _NOTHING else batch_b)
     sides = []
-    with _progress(quiet) as progress:
+    with progress("compare", quiet=quiet) as show:
         for name, model, given, loss, step in zip("ab", (a, b), batches, losses, steps, strict=True):
             request = Request(model, given, loss, step, backward, copies)
-            sides.append(live_side(name, request, measure=noise is None, progress=progress))
-        progress("compare")
+            sides.append(live_side(name, request, measure=noise is None, progress=show))
+        show("differences")
         found = _compared(sides[0], sides[1], match, noise)
     return replace(found, notes=(*found.notes, note)) if (note := copies.note()) else found
 
@@ -233,20 +233,6 @@ def _for_b(a: nn.Module, b: nn.Module, batch: Any) -> Any:
 
 def _first_parameter(model: nn.Module) -> Tensor | None:
     return next((held for held in model.parameters() if held.is_floating_point() or held.is_complex()), None)
-
-
-@contextmanager
-def _progress(quiet: bool) -> Iterator[Callable[[str], None]]:
-    """Yield a function that shows what is being done, in a terminal."""
-    import sys
-
-    if quiet or not (sys.stderr is not None and sys.stderr.isatty()):
-        yield lambda text: None
-        return
-    from rich.console import Console
-
-    with Console(stderr=True).status("compare") as status:
-        yield status.update
 
 
 def _saved(name: str, side: Any) -> Side:

@@ -173,6 +173,8 @@ class NonFinite(ShownAsReport):
             return f"{self.model}: nothing that is not finite"
         if origin.source == "constant":
             return f"{self.model}: the first {origin.kind} is written {_how(origin)}"
+        if origin.source == "rank":
+            return f"{self.model}: the first {origin.kind} has come from another rank"
         if origin.source != "operation":
             word = {"outside": "tensor", "uninitialised": "uninitialised memory"}.get(origin.source, origin.source)
             return f"{self.model}: the first {origin.kind} is in the {word} {origin.name}".rstrip()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -34,6 +34,8 @@ NEAR = 8.0
 
 _EXPLAINED = 64
 """So many origins are explained, each by a look at all its operands; later ones are followed only."""
+
+_OFTEN = 64  # operations between two words about the progress
 
 _EMPTY = ("empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided", "empty_permuted", "resize")
 
@@ -78,6 +80,7 @@ class OperationObserver(OperatorMode):
         model: whose modules are named.
         tracker: an entered tracker, which knows the module call that runs.
         loss_scale: by which the loss was multiplied before the backward pass.
+        progress: called now and then with words for what runs.
 
     Attributes:
         flow: which memory holds non-finite values, and from where.
@@ -87,7 +90,13 @@ class OperationObserver(OperatorMode):
         failure: raised by the observer itself, which has stopped then.
     """
 
-    def __init__(self, model: nn.Module, tracker: ModuleTracker, loss_scale: float = 1.0) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        tracker: ModuleTracker,
+        loss_scale: float = 1.0,
+        progress: Callable[[str], None] = lambda text: None,
+    ) -> None:
         super().__init__()
         self.flow = Flow()
         self.origins: list[Origin] = []
@@ -97,6 +106,7 @@ class OperationObserver(OperatorMode):
         self._model = unwrap(model)
         self._tracker = tracker
         self._loss_scale = loss_scale
+        self._progress = progress
         memory = ((name, memory_of(parameter)) for name, parameter, _ in parameters(model))
         self._parameters = {reference.cdata: name for name, reference in memory if reference is not None}
         self._nodes: dict[tuple[int, int], Producer] = {}
@@ -125,7 +135,9 @@ class OperationObserver(OperatorMode):
         index = _first(bad)
         value = held[index].item()
         what: Kind = "NaN" if facts.nan else "inf"
-        word = {"outside": "the tensor", "uninitialised": "uninitialised memory"}.get(source, f"the {source}")
+        word = {"outside": "the tensor", "rank": "what a collective has brought,", "uninitialised": "uninitialised memory"}.get(
+            source, f"the {source}"
+        )
         sentence = f"{word} {name} holds {facts.numbers}; the first at {list(index)}".replace("  ", " ")
         operand = Operand(name, facts, value if not isinstance(value, complex) else None)
         given = value if isinstance(value, float) and facts.positive_infinities == 0 else math.inf
@@ -156,6 +168,9 @@ class OperationObserver(OperatorMode):
 
     def _look(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, written: dict[str, Any]) -> None:
         self.operations += 1
+        if self.operations % _OFTEN == 0:
+            place = self._place()
+            self._progress(f"{self.operations:,} operations, {place.phase} {place.path or ''}")
         name = base_name(function)
         producer = Producer(name, calling_frames())
         self._nodes.setdefault((threading.get_ident(), autograd_state.next_sequence() - 1), producer)
@@ -213,8 +228,9 @@ class OperationObserver(OperatorMode):
             if not origins:
                 lines = lines_of(calling_frames())
                 shown = _name_of(name, operation, lines)
-                origin = self._given("outside", shown, tensor, self._place())
-                origin.lines = lines
+                is_of_ranks = any("/torch/distributed/" in line.file for line in lines)
+                origin = self._given("rank" if is_of_ranks else "outside", shown, tensor, self._place())
+                origin.lines = [] if is_of_ranks else lines
                 if tensor.dim() == 0 and operation.name in ("copy", "fill"):  # x[0] = math.nan
                     self._write_down(origin, float(tensor.real), lines)
                 origins = (origin,)
@@ -374,6 +390,7 @@ _ADVICE: dict[Source, str] = {
     "buffer": "reset or reload the buffer: an earlier step has broken the running statistics",
     "gradient": "call zero_grad() first: the gradient of an earlier step is there",
     "uninitialised": "torch.empty holds whatever was in memory: fill it, or use torch.zeros",
+    "rank": "look at the answer of the other ranks: call why_nan on each of them",
     "outside": "see where this tensor is made: no operation of torch in this step has made the value",
 }
 

@@ -17,7 +17,7 @@ from sonde.site import Phase, Site
 __all__ = ["Cause", "Flow", "Kind", "ModulePlace", "Operand", "Origin", "Producer", "Source", "ancestors", "memory_of"]
 
 Kind = Literal["NaN", "inf"]
-Source = Literal["operation", "constant", "input", "parameter", "buffer", "gradient", "uninitialised", "outside"]
+Source = Literal["operation", "constant", "input", "parameter", "buffer", "gradient", "uninitialised", "outside", "rank"]
 
 
 class Cause(NamedTuple):

@@ -23,6 +23,7 @@ from sonde.engine.selection import check_model, members, parameters, unwrap
 from sonde.engine.torch_api.modules import buffers_of, class_of
 from sonde.errors import ArgumentError, ObservationWarning
 from sonde.graph.forward import named_inputs
+from sonde.view.progress import progress
 
 __all__ = ["observe_step", "own_loss", "why_nan"]
 
@@ -50,6 +51,9 @@ def why_nan(
     buffer or an argument of -inf) is not blamed, and neither is a bad value that reaches nothing: the answer is the first
     operation whose NaN or infinity has reached the output, the loss, a gradient, a parameter or a buffer.
 
+    In a training of several processes each one calls this: under FSDP the operations of all ranks belong together. The answer is
+    about the batch of the rank; a bad value that a collective has brought from another rank is said to be one.
+
     The model, the batch, the optimizer and the random state stay as they are; see :func:`sonde.summary`. The model runs in
     its present mode; compiled modules run as plain Python.
 
@@ -73,6 +77,9 @@ def why_nan(
         raise ArgumentError("the model is on the device 'meta', where tensors have no numbers: load its weights first")
     is_compiled = bool(regions(model))
     notes = ["compiled modules ran as plain Python"] if is_compiled else []
+    if torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+        rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        notes.append(f"this is rank {rank} of {size}: the answer is about its batch")
     args, kwargs = structure.as_arguments(batch)
     scale = 1.0 if scaler is None or not scaler.is_enabled() else float(scaler.get_scale())
     with set_apart(model, (args, kwargs, loss_fn, optimizer)) as apart, gradients_put_aside(list(model.parameters())):
@@ -84,7 +91,11 @@ def why_nan(
         for tensor in trained:
             tensor.grad = None
         run = _Run(apart.model, args, kwargs, loss_fn, optimizer, scale, notes)
-        found = observe_step(apart.model, run.step, outcomes=run.outcomes, notes=notes, batch=(args, kwargs), loss_scale=scale)
+        with progress("why_nan") as show:
+            given = args, kwargs
+            found = observe_step(
+                apart.model, run.step, outcomes=run.outcomes, notes=notes, batch=given, loss_scale=scale, progress=show
+            )
         if is_compiled and not found:
             found.notes.append(
                 'if the compiled model gives NaN on this batch, its compiler does: try torch.compile(model, backend="aot_eager"), '
@@ -142,6 +153,7 @@ def observe_step(
     notes: list[str] | None = None,
     batch: tuple[tuple[Any, ...], dict[str, Any]] = ((), {}),
     loss_scale: float = 1.0,
+    progress: Callable[[str], None] = lambda text: None,
 ) -> NonFinite:
     """Call *step* once, look at every operation in it, and return the first one that made a bad value.
 
@@ -155,6 +167,7 @@ def observe_step(
         notes: shown with the answer; *step* may add to them.
         batch: the positional and the keyword arguments that *model* is called with, for answers about the data.
         loss_scale: by which *step* multiplies the loss before it is sent backward.
+        progress: called now and then with words for what runs.
 
     Raises:
         Exception: what *step* raised, if nothing bad was found before; else it is the answer's ``error``.
@@ -164,7 +177,7 @@ def observe_step(
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*is compiled: no Python runs inside", category=ObservationWarning)
         with ModuleTracker(model) as tracker:
-            observer = OperationObserver(model, tracker, loss_scale)
+            observer = OperationObserver(model, tracker, loss_scale, progress)
             inputs = [(name, tensor) for name, _, tensor in named_inputs(unwrap(model), *batch)]
             _give_all(observer, model, inputs)
             with observer, torch.set_grad_enabled(torch.is_grad_enabled()):

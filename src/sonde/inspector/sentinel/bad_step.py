@@ -1,4 +1,4 @@
-"""A step whose gradients or loss are not finite, with everything that is known of it."""
+"""A step whose gradients or loss are not finite, or far beyond those before, with everything that is known of it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
+from sonde.inspector.sentinel.spikes import Spike
 from sonde.inspector.sentinel.training_passes import KeptPass
 
 __all__ = ["BadStep", "Parameters"]
@@ -29,17 +30,18 @@ class Parameters:
 
 @dataclass(slots=True)
 class BadStep:
-    """A step whose gradients or loss are not finite, before the optimizer has used them, or found so later.
+    """A step whose gradients or loss are not finite or a spike, before the optimizer has used them, or found so later.
 
     Attributes:
         model, name: the model, and its name in the sites.
         epoch, step: when.
         gradients: by the name of the parameter, of each gradient that is not finite: ``NaN``, or ``inf`` if it holds no NaN.
+        passes: the training passes of the step, in order.
+        buffers: as they were before the step, by name; of those that are not there the present ones are as good.
         looked_at: so many gradients were looked at.
         is_sample: there were more gradients.
         loss: a loss that is not finite; None if there was none.
-        passes: the training passes of the step, in order.
-        buffers: as they were before the step, by name; of those that are not there the present ones are as good.
+        spike: all is finite, and the loss or the gradient norm is far beyond those before.
         parameters: as they were before the step; None: the present ones are.
         late: so many steps were begun before it was found.
         at_end: it was found as the observation ended, when there is nothing to stop.
@@ -53,10 +55,11 @@ class BadStep:
     epoch: int
     step: int
     gradients: dict[str, str]
-    looked_at: int
     passes: list[KeptPass]
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
+    looked_at: int = 0
     loss: float | None = None
+    spike: Spike | None = None
     parameters: Parameters | None = None
     is_sample: bool = False
     late: int = 0

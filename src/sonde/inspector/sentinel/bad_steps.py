@@ -11,8 +11,9 @@ from sonde.inspector.sentinel.bad_step import BadStep
 from sonde.inspector.sentinel.kept_step import KeptStep, count_text, step_of
 from sonde.inspector.sentinel.replayed_step import Replayed, replayed, write_report
 from sonde.inspector.sentinel.sentinel import OnNonFinite
+from sonde.inspector.sentinel.spikes import Spike
 from sonde.paths import short_path
-from sonde.rules import RULES, Finding
+from sonde.rules import RULES, Finding, short
 from sonde.warn import warn_user
 
 __all__ = ["BadSteps"]
@@ -28,14 +29,14 @@ class BadSteps:
         findings: one for each.
 
     Args:
-        policy: ``"warn"``, ``"stop"`` or ``"wait"``.
+        policy: ``"warn"``, ``"stop"`` or ``"wait"``; None: only spikes are reported.
         folder: returns the folder of the run; None if there is none on disk.
         flush: writes what was recorded so far.
         rank: of this process, in the names of folders; None if it is the only one.
     """
 
     def __init__(
-        self, policy: OnNonFinite, folder: Callable[[], Path | None], flush: Callable[[], None], rank: int | None = None
+        self, policy: OnNonFinite | None, folder: Callable[[], Path | None], flush: Callable[[], None], rank: int | None = None
     ) -> None:
         self.findings: list[Finding] = []
         self._policy = policy
@@ -49,11 +50,16 @@ class BadSteps:
         Raises:
             NonFiniteError: the policy is ``"stop"`` or ``"wait"``.
         """
+        if found.spike is not None:
+            self._report_spike(found, found.spike)
+            return
+        if self._policy is None:
+            return
         what = _what(found)
         path, replay = None, None
-        if len(self.findings) < _MOST:
+        if sum(each.rule == "nonfinite" for each in self.findings) < _MOST:
             step = step_of(found)
-            path = self._kept(step)
+            path = self._kept(step, "nonfinite")
             replay = replayed(step, found)
             if path is not None:
                 self._try_to_write(path, lambda: write_report(path, replay))
@@ -62,7 +68,8 @@ class BadSteps:
         kept = (
             ""
             if path is None
-            else f" The step is kept in {short_path(path)}: sonde.replay({short_path(path)!r}, model) runs it again."
+            else f" The step is kept in {short_path(path)}: sonde.replay({short_path(path)!r}, model) runs it again"
+            f"{', on a whole model, with the parts of all ranks' if replay is not None and replay.joins else ''}."
         )
         message = f"step {found.step}{f' of {found.name}' if found.name else ''}: {what}.{cause}{kept}"
         if self._policy != "warn" and not (found.skipped or found.at_end):
@@ -70,7 +77,31 @@ class BadSteps:
             raise NonFiniteError(f"{message} {_damage(found)}")
         warn_user(message)
 
-    def _kept(self, step: KeptStep) -> Path | None:
+    def _report_spike(self, found: BadStep, spike: Spike) -> None:
+        """Keep the step *found*, and warn. It is not run again: each operation in it gave finite numbers."""
+        larger = spike.value / spike.median
+        largest = f"; the largest gradient is that of {spike.largest}" if spike.largest else ""
+        prefix = f"{found.name}/" if found.name else ""
+        message = (
+            f"step {found.step}{f' of {found.name}' if found.name else ''}: the {spike.name} jumped to {short(spike.value)}, "
+            f"{short(larger)} x its median, {spike.deviations:.0f} robust deviations above it{largest}"
+        )
+        many = sum(each.rule == "spike" for each in self.findings)
+        step = step_of(found) if many < _MOST else None
+        path = None if step is None else self._kept(step, "spikes")
+        if path is not None and step is not None:
+            text = "\n".join([message, *step.notes, *([step.lost] if step.lost else [])])
+            self._try_to_write(path, lambda: (path / "report.txt").write_text(f"{text}\n", encoding="utf-8"))
+        evidence = {"value": spike.value, "median": spike.median, "deviations": spike.deviations}
+        site = f"{prefix}{spike.largest}:grad" if spike.largest else ""
+        where = found.epoch, found.step
+        advice = RULES["spike"].advice
+        self.findings.append(
+            Finding("spike", message, site, *where, spike.value, first_step=found.step, evidence=evidence, advice=advice)
+        )
+        warn_user(message if path is None else f"{message}. The step is kept in {short_path(path)}")
+
+    def _kept(self, step: KeptStep, folder: str) -> Path | None:
         run = self._folder()
         if run is None:
             return None
@@ -79,7 +110,7 @@ class BadSteps:
             + (f"-{step.model}" if step.model else "")
             + ("" if self._rank is None else f"-rank{self._rank}")
         )
-        path = run / "nonfinite" / name
+        path = run / folder / name
         number = 1
         while path.exists():
             number += 1
@@ -87,7 +118,7 @@ class BadSteps:
         return path if self._try_to_write(path, lambda: step.write(path)) else None
 
     @staticmethod
-    def _try_to_write(path: Path, write: Callable[[], None]) -> bool:
+    def _try_to_write(path: Path, write: Callable[[], object]) -> bool:
         try:
             write()
         except (OSError, StoreError) as error:

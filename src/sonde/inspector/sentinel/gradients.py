@@ -69,6 +69,16 @@ class GradientLook:
         self._spent(time.perf_counter() - begun, step_time)
         return found
 
+    def squares(self) -> tuple[list[Tensor], list[float]]:
+        """Return the parameters that have gradients, and the squared norms of these. Waits for a device that they are on."""
+        parts = _parts(self.parameters)
+        norms = [norm.item() for _, each in parts for norm in norms_of(each)]
+        return [parameter for held, _ in parts for parameter in held], [norm * norm for norm in norms]
+
+    def squares_later(self) -> list[Tensor]:
+        """Return the sum of the squares of all gradients on each device."""
+        return [torch.stack(list(norms_of(each))).to(torch.float64).square().sum() for _, each in _parts(self.parameters)]
+
     def _rests(self) -> bool:
         """Return whether all gradients were looked at so lately that two are enough."""
         self._before_all -= 1
@@ -122,8 +132,8 @@ _WIDE = (torch.float32, torch.float64)  # norms of others overflow, or are slow
 _STRIDED = torch.strided
 
 
-def _magnitudes(parameters: Sequence[Tensor]) -> list[tuple[list[Tensor], Tensor]]:
-    """Return the largest magnitude in the gradient of each of *parameters* that has one, by device."""
+def _parts(parameters: Sequence[Tensor]) -> list[tuple[list[Tensor], list[Tensor]]]:
+    """Return by device the parameters that have a gradient, and the numbers of these gradients."""
     by_device: dict[torch.device, tuple[list[Tensor], list[Tensor]]] = {}
     for parameter in parameters:
         part = None if parameter.grad is None else _dense_part(parameter.grad, coalesced=False)
@@ -131,7 +141,11 @@ def _magnitudes(parameters: Sequence[Tensor]) -> list[tuple[list[Tensor], Tensor
             held, parts = by_device.setdefault(part.device, ([], []))
             held.append(parameter)
             parts.append(part)
-    return [(held, torch.stack(list(norms_of(parts, inf)))) for held, parts in by_device.values()]
+    return list(by_device.values())
+
+
+def _magnitudes(parameters: Sequence[Tensor]) -> list[tuple[list[Tensor], Tensor]]:
+    return [(held, torch.stack(list(norms_of(parts, inf)))) for held, parts in _parts(parameters)]
 
 
 def is_finite(tensor: Tensor) -> bool:

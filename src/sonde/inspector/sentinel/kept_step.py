@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -32,15 +33,16 @@ from sonde.run.folder.checksum import file_checksum
 from sonde.run.folder.json_file import parse_json, read_bytes, write_json
 from sonde.run.json_tree import decode, encode
 from sonde.run.tensors import needs_pairs, writable
-from sonde.stats.pieces import PLAIN
+from sonde.stats.pieces import PLAIN, Piece, local, piece_of
 
-__all__ = ["FORMAT", "KeptStep", "Pass", "count_text", "read_step", "step_of"]
+__all__ = ["FORMAT", "KeptStep", "Pass", "count_text", "joined", "read_step", "step_of"]
 
 FORMAT = "sonde-step"
 VERSION = 2
 STEP = "step.json"
 MODEL = "model.safetensors"
 PASSES = "passes.safetensors"
+_OF_RANK = re.compile(r"(.*)-rank\d+(.*)")
 
 
 @dataclass(slots=True)
@@ -71,7 +73,8 @@ class KeptStep:
         model: the name of the model in the sites; ``""`` for the only one.
         type: the class of the model.
         epoch, step: when.
-        parameters, buffers: as before the step, by name. A tensor that is spread over ranks is not among them.
+        parameters, buffers: as before the step, by name. Parameters that are spread over ranks are not among them.
+        parts: of these, by name, this rank's part, and which part that is.
         evaluating: names of the modules that were in evaluation mode.
         passes: in order.
         gradients: by the name of the parameter, of each gradient that is not finite: ``NaN``, or ``inf`` if it holds no NaN.
@@ -92,6 +95,7 @@ class KeptStep:
     loss: float | None = None
     lost: str = ""
     notes: list[str] = field(default_factory=list)
+    parts: dict[str, tuple[Tensor, Piece]] = field(default_factory=dict)
 
     def load_into(self, model: nn.Module, *, with_parameters: bool = True) -> list[str]:
         """Write parameters and buffers into *model*, and set the mode of its modules; return the names that it lacks."""
@@ -128,7 +132,8 @@ class KeptStep:
     def _write(self, folder: Path) -> None:
         tensors: dict[str, Tensor] = {}
         passes = [_written(each, f"pass{place}", tensors) for place, each in enumerate(self.passes)]
-        pairs = {MODEL: _save(folder / MODEL, self.parameters | self.buffers), PASSES: _save(folder / PASSES, tensors)}
+        parts = {name: part for name, (part, _) in self.parts.items()}
+        pairs = {MODEL: _save(folder / MODEL, self.parameters | parts | self.buffers), PASSES: _save(folder / PASSES, tensors)}
         data = {
             "format": FORMAT,
             "version": VERSION,
@@ -137,6 +142,7 @@ class KeptStep:
             "epoch": self.epoch,
             "step": self.step,
             "buffers": sorted(self.buffers),
+            "parts": {name: [list(numbers) for numbers in piece] for name, (_, piece) in self.parts.items()},
             "evaluating": self.evaluating,
             "gradients": self.gradients,
             "loss": None if self.loss is None else str(self.loss),
@@ -154,15 +160,16 @@ def step_of(found: BadStep) -> KeptStep:
     """Return the step *found*, with references to its model's present parameters where these are as before the step."""
     model, notes = found.model, []
     held = {name: (parameter, parameter.detach()) for name, parameter, _ in parameters(model) if not is_lazy(parameter)}  # type: ignore[redundant-expr]
-    plain = {name: pair for name, pair in held.items() if type(pair[1]) in PLAIN and not pair[1].is_meta}
-    if len(plain) < len(held):
-        notes.append(f"{len(held) - len(plain):,} parameters are spread over ranks and are not kept: load a checkpoint")
+    ready = {name: (id(parameter), here) for name, (parameter, here) in held.items() if not here.is_meta}
     before = found.parameters or Parameters()
     whole = {
-        name: before.copies.get(id(parameter), present)
-        for name, (parameter, present) in plain.items()
-        if id(parameter) not in before.lost
+        name: before.copies.get(key, here) for name, (key, here) in ready.items() if type(here) in PLAIN and key not in before.lost
     }
+    parts: dict[str, tuple[Tensor, Piece]] = {}
+    for name, (key, here) in ready.items():
+        part, piece = (None, None) if type(here) in PLAIN or key in before.lost else (local(here), piece_of(here))
+        if part is not None and piece is not None:
+            parts[name] = before.copies.get(key, part), piece
     if found.is_taken and found.parameters is None:
         notes.append("the parameters are those after the step: the loss was given after the optimizer had stepped")
     kept = [
@@ -176,9 +183,11 @@ def step_of(found: BadStep) -> KeptStep:
         notes.append("no forward of the model itself was seen in this step, in eager code: no arguments are kept")
     evaluating = [item.name for item in members(model) if not item.module.training]
     buffers = {name: tensor.detach() for name, tensor in (_buffers(model) | dict(found.buffers)).items()}
-    lost = before.reason if len(whole) < len(plain) else ""
+    lost = before.reason if before.lost else ""
     when, kind = (found.epoch, found.step), class_of(model).__name__
-    return KeptStep(found.name, kind, *when, whole, buffers, evaluating, kept, dict(found.gradients), found.loss, lost, notes)
+    return KeptStep(
+        found.name, kind, *when, whole, buffers, evaluating, kept, dict(found.gradients), found.loss, lost, notes, parts
+    )
 
 
 def _buffers(model: nn.Module) -> dict[str, Tensor]:
@@ -273,11 +282,46 @@ def read_step(path: str | os.PathLike[str]) -> KeptStep:
         texts = str(data["model"]), str(data["type"]), int(data["epoch"]), int(data["step"])
         evaluating, notes = [str(name) for name in data["evaluating"]], [str(note) for note in data["notes"]]
         loss = None if data.get("loss") is None else float(data["loss"])
-        return KeptStep(*texts, model, buffers, evaluating, passes, gradients, loss, str(data.get("lost", "")), notes)
+        pieces = {str(name): Piece(*(tuple(map(int, each)) for each in numbers)) for name, numbers in data.get("parts", {}).items()}
+        parts = {name: (model.pop(name), piece) for name, piece in pieces.items()}
+        return KeptStep(*texts, model, buffers, evaluating, passes, gradients, loss, str(data.get("lost", "")), notes, parts)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         if isinstance(error, StoreError):
             raise
         raise StoreError(f"{folder} is not whole: it lacks something or has it in another form ({error!r})") from None
+
+
+def joined(step: KeptStep, path: str | os.PathLike[str]) -> KeptStep:
+    """Return *step* with the parameters that are spread over ranks joined from the folders of all ranks beside *path*.
+
+    A part is missing where the gradients of a rank were finite, which has kept nothing then: such parameters are left out, and a
+    note says so.
+    """
+    if not step.parts:
+        return step
+    folder = absolute_path(path)
+    like = _OF_RANK.fullmatch(folder.name)
+    beside = [(each, _OF_RANK.fullmatch(each.name)) for each in sorted(folder.parent.iterdir()) if each != folder]
+    others = [each for each, found in beside if like is not None and found is not None and found.groups() == like.groups()]
+    parts = [step.parts, *(read_step(each).parts for each in others)]
+    missing = 0
+    for name, (own, piece) in step.parts.items():
+        whole = own.new_empty(piece.whole)
+        known = torch.zeros(piece.whole, dtype=torch.bool)
+        for part, where in (each[name] for each in parts if name in each):
+            place = tuple(slice(start, start + size) for start, size in zip(where.offset, where.shape, strict=True))
+            whole[place], known[place] = part, True
+        if known.all():
+            step.parameters[name] = whole
+        else:
+            missing += 1
+    if missing:
+        step.notes.append(
+            f"{missing:,} parameters are not whole in the folders of {len(parts)} ranks beside each other: those of the model that "
+            "was given were used; load a checkpoint into it"
+        )
+    step.notes.append(f"the parameters were joined from the parts of {len(parts)} ranks, and the batch is that of one")
+    return step
 
 
 def _kind(written: Any) -> str:

@@ -14,11 +14,17 @@ import torch
 from torch import Tensor
 
 from sonde.engine.torch_api.tensors import clone_each, copy_each
+from sonde.inspector.sentinel.bad_step import Parameters
 from sonde.inspector.sentinel.training_passes import KeptPass
 from sonde.stats.host_copy import HostCopy, pack
-from sonde.stats.pieces import PLAIN
+from sonde.stats.pieces import PLAIN, local
 
 __all__ = ["PendingStep", "PendingSteps"]
+
+_NO_MEMORY = (
+    "its parameters were not kept, since copies of them for each step that the accelerator has not ended would take more than "
+    "update_memory="
+)
 
 
 class PendingStep:
@@ -145,16 +151,16 @@ class PendingSteps:
         opened._changed.append(parameters)
         if not opened.is_kept:
             return
-        plain = _plain(parameters)
+        parts = list(_parts(parameters).values())
         free = self._free.get(key)
         copies = free.pop() if free else []
-        size = sum(each.nbytes for each in plain)
+        size = sum(each.nbytes for each in parts)
         with torch.no_grad():
-            if len(copies) == len(plain) and all(map(_are_alike, copies, plain)):
-                copy_each(copies, plain)
+            if len(copies) == len(parts) and all(map(_are_alike, copies, parts)):
+                copy_each(copies, parts)
             elif self._used() + size <= self._limit:
                 self._copied += size
-                copies = clone_each(plain)
+                copies = clone_each(parts)
             else:
                 self._take_back(opened)
                 opened.let_go()
@@ -185,10 +191,10 @@ class PendingSteps:
             self._free.setdefault(key, []).append(copies)
         step._copies.clear()
 
-    def parameters_before(self, step: PendingStep) -> tuple[dict[int, Tensor], set[int]]:
-        """Return the parameters that were changed in *step* or since, as they were before, and the ids of those not known.
+    def parameters_before(self, step: PendingStep) -> Parameters:
+        """Return the parameters as they were before *step*, which was yielded last.
 
-        *step* is the one that was yielded last. A parameter that only a later step changes was the same before *step*.
+        A parameter that only a later step changes was the same before *step*.
         """
         known: dict[int, Tensor] = {}
         lost: set[int] = set()
@@ -198,10 +204,10 @@ class PendingSteps:
                 if copies is None:
                     lost |= {id(parameter) for parameter in parameters} - known.keys()
                     continue
-                for parameter, copy in zip(_plain(parameters), copies, strict=True):
-                    if id(parameter) not in lost:
-                        known.setdefault(id(parameter), copy)
-        return known, lost
+                for key, copy in zip(_parts(parameters), copies, strict=True):
+                    if key not in lost:
+                        known.setdefault(key, copy)
+        return Parameters(known, frozenset(lost), _NO_MEMORY if lost else "")
 
     def clear(self) -> None:
         """Let go of everything."""
@@ -211,8 +217,10 @@ class PendingSteps:
         self._copied = 0
 
 
-def _plain(parameters: Sequence[Tensor]) -> list[Tensor]:
-    return [each for each in parameters if type(each) in PLAIN and not each.is_meta]
+def _parts(parameters: Sequence[Tensor]) -> dict[int, Tensor]:
+    """Return what this rank holds of each of *parameters*, by its id."""
+    found = {id(each): each if type(each) in PLAIN else local(each) for each in parameters if not each.is_meta}
+    return {key: part.detach() for key, part in found.items() if part is not None}
 
 
 def _are_alike(one: Tensor, other: Tensor) -> bool:

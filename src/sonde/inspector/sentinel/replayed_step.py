@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sonde.diagnosis.nonfinite.non_finite import NonFinite
-from sonde.diagnosis.nonfinite.tensor_facts import dtype_name, shape_text
+from sonde.diagnosis.nonfinite.tensor_facts import dtype_name, facts_of, shape_text
 from sonde.diagnosis.nonfinite.why_nan import Outcomes, observe_step, own_loss
 from sonde.engine import structure
 from sonde.engine.restore import gradients_put_aside, set_apart
@@ -23,7 +23,7 @@ from sonde.engine.selection import check_model, parameters
 from sonde.errors import ArgumentError
 from sonde.inspector.sentinel.bad_step import BadStep
 from sonde.inspector.sentinel.gradients import is_finite
-from sonde.inspector.sentinel.kept_step import KeptStep, Pass, read_step
+from sonde.inspector.sentinel.kept_step import KeptStep, Pass, joined, read_step
 from sonde.stats.pieces import PLAIN
 
 __all__ = ["Replayed", "replay", "replayed", "write_report"]
@@ -38,19 +38,21 @@ class Replayed:
         summary: in a sentence or two; ends with a full stop.
         site: where the bad values began; ``""`` if that is not known.
         advice: what to do; may be empty.
+        joins: a whole model is needed to run the step again, with the parts of all ranks.
     """
 
     summary: str
     report: NonFinite | None = None
     site: str = ""
     advice: str = ""
-    notes: list[str] = field(default_factory=list)
+    joins: bool = False
 
 
 def replay(path: str | os.PathLike[str], model: nn.Module, loss_fn: Callable[[Any], Any] | None = None) -> NonFinite:
     """Run a step again that a watched training has kept, and return the first operation that made a NaN or an infinity.
 
     A copy of *model* is given the parameters and buffers from before the step, and runs under the same autocast and random state.
+    The parameters of FSDP are joined from the folders of all ranks that lie beside *path*; *model* is a whole one then.
 
     Args:
         path: the folder of the step, ``RUN/nonfinite/step-...``.
@@ -63,7 +65,7 @@ def replay(path: str | os.PathLike[str], model: nn.Module, loss_fn: Callable[[An
         ArgumentError: the model is another one, or no arguments were kept.
         ModelError: *model* is no module.
     """
-    step = read_step(path)
+    step = joined(read_step(path), path)
     check_model(model)
     _check_fit(step, model)
     if not step.passes:
@@ -83,7 +85,7 @@ def _check_fit(step: KeptStep, model: nn.Module) -> None:
     own = {name: parameter.detach() for name, parameter, _ in parameters(model)}
     kept = step.parameters
     strange = [f"it has no parameter {name!r}" for name in kept if name not in own]
-    if not step.lost and not any("spread over ranks" in note for note in step.notes):
+    if not (step.lost or step.parts):
         strange += [f"the step has no parameter {name!r}" for name in own if name not in kept]
     for name, here in own.items():
         value = kept.get(name, here)
@@ -105,7 +107,8 @@ def replayed(step: KeptStep, found: BadStep) -> Replayed:
     """Run *step* again on a copy of the model of *found*. Whatever fails is said in the summary."""
     model = found.model
     own = {name: parameter for name, parameter, _ in parameters(model)}
-    broken = [name for name, parameter in own.items() if not is_finite(step.parameters.get(name, parameter))]
+    before = own | step.parameters | {name: part for name, (part, _) in step.parts.items()}
+    broken = [name for name in own if not is_finite(before[name])]
     if broken and not (step.lost or (found.is_taken and found.parameters is None)):
         return Replayed(
             f"The parameter {broken[0]!r} was not finite before this step"
@@ -116,7 +119,7 @@ def replayed(step: KeptStep, found: BadStep) -> Replayed:
     if found.in_backward:
         return Replayed("It was not run again: the optimizer steps inside the backward pass, and has changed parameters already.")
     if any(type(parameter) not in PLAIN for parameter in own.values()):
-        return Replayed("It was not run again: parameters are spread over ranks, which would all have to take part.")
+        return Replayed("It was not run again: parameters are spread over ranks, which would all have to take part.", joins=True)
     if step.lost:
         return Replayed(f"It was not run again: {step.lost}.")
     if not step.passes:
@@ -127,10 +130,13 @@ def replayed(step: KeptStep, found: BadStep) -> Replayed:
         return Replayed(f"It could not be run again ({type(error).__name__}: {error}).")
     report = next((report for report in reports if report), None)
     if report is not None and (told := report.finding()) is not None:
-        return Replayed(f"{told.message}.", report, told.site, told.advice)
-    if any(not is_finite(gradient) for each in step.passes for gradient in each.gradients.values()):
+        line = f" ({report.line.name})" if report.line is not None else ""
+        return Replayed(f"{told.message}{line}.", report, told.site, told.advice)
+    bad = next((each for kept in step.passes for each in kept.gradients.values() if not is_finite(each)), None)
+    if bad is not None:
         return Replayed(
-            "The model's outputs are finite and the gradient that arrived at them is not: the loss function has made it.",
+            f"The model's outputs are finite and the gradient that arrived at them is not ({facts_of(bad)}): the loss function has "
+            "made it.",
             reports[-1],
             "(root):grad_output",
             "run sonde.why_nan(model, batch, loss_fn) with the loss function, or sonde.replay(path, model, loss_fn)",

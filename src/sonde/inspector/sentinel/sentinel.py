@@ -25,9 +25,10 @@ from sonde.engine.torch_api.autograd_state import graph_task
 from sonde.engine.unseen import are_quiet, blocks
 from sonde.errors import NonFiniteError, ObservationWarning
 from sonde.inspector.sentinel.attempts import Attempts, StepTimer
-from sonde.inspector.sentinel.bad_step import BadStep, Parameters
+from sonde.inspector.sentinel.bad_step import BadStep
 from sonde.inspector.sentinel.gradients import GradientLook, kind_in, kind_of
 from sonde.inspector.sentinel.pending_steps import PendingStep, PendingSteps
+from sonde.inspector.sentinel.spikes import Spike, Spikes
 from sonde.inspector.sentinel.training_passes import MOST_PASSES, BufferCopies, KeptPass
 from sonde.warn import warn_user
 
@@ -40,10 +41,6 @@ ON_NONFINITE: tuple[OnNonFinite | None, ...] = ("warn", "stop", "wait", None)
 
 _OUTPUTS_FROM = 2e-3  # seconds between two steps from which gradients at the outputs are kept, which takes 6 us
 _TIMED = 8  # steps after which the time of a step is known
-_NO_MEMORY = (
-    "its parameters were not kept, since copies of them for each step that the accelerator has not ended would take more than "
-    "update_memory="
-)
 _LEARNS = 3  # first steps in which it is seen whether the model draws from the generators of Python and NumPy
 
 
@@ -59,8 +56,7 @@ def _number(loss: Any) -> float:
 class Sentinel:
     """Looks at the gradients and the loss of one model in each step, and keeps what is needed to run the step again.
 
-    On the CPU nothing is kept but references to the arguments of the last step; on an accelerator, the steps whose numbers have not
-    come.
+    On the CPU references to the arguments of the last step are kept; on an accelerator, the steps whose numbers have not come.
 
     What fails in the sentinel itself never leaves a hook: it looks no more, with one warning. The class is large because what a
     pass, a backward pass and a step leave behind is one state, which a fault at any of them needs whole.
@@ -69,6 +65,7 @@ class Sentinel:
         scaler: the ``GradScaler`` of the loop, or None.
         limit: the bytes that copies of buffers may take, and those of parameters on an accelerator.
         waits: wait for an accelerator before each step.
+        spikes: judges losses and gradient norms; None: nobody does.
         report: called with a step whose gradients or loss are not finite. It may raise ``NonFiniteError``, which ends the step that
             is about to be taken.
     """
@@ -83,6 +80,7 @@ class Sentinel:
         report: Callable[[BadStep], None],
         *,
         waits: bool,
+        spikes: Spikes | None = None,
     ) -> None:
         self._held = weakref.ref(model)  # the clock holds the sentinel as long as the model lives
         self._name = name
@@ -97,6 +95,8 @@ class Sentinel:
         self._passes: list[KeptPass] = []
         self._last: list[KeptPass] = []  # of the step that has ended, up to the next pass
         self._losses: list[Tensor | float] = []  # of the step that runs: on a device, or not finite
+        self._spikes = spikes
+        self._spike: Spike | None = None  # of the step that runs
         self._holds = False  # the passes so far have made a bad gradient: no other takes their place
         self._is_bad = False  # the last look found something; it is not reported again before a good one
         self._loss_is_bad = False  # so was the last loss
@@ -132,17 +132,17 @@ class Sentinel:
 
     def detach(self) -> None:
         """Look no more, and let go of everything that was kept; numbers on their way are waited for. Idempotent."""
-        if self._is_late:
-            self._is_late = False
-            try:
+        try:
+            if self._is_late:
+                self._is_late = False
                 self._pending.send()
                 self._settle(at_end=True)
-            except ObservationWarning:  # a filter may make errors of warnings
-                self._let_go()
-                raise
-            except Exception as error:
-                self._broken(error)
-        self._let_go()
+        except ObservationWarning:  # a filter may make errors of warnings
+            raise
+        except Exception as error:
+            self._broken(error)
+        finally:
+            self._let_go()
 
     def _let_go(self) -> None:
         look_no_more(self)
@@ -167,8 +167,7 @@ class Sentinel:
         if not torch.is_grad_enabled():
             return
         try:
-            if self._pending.open is not None:
-                self._pending.send()
+            self._pending.send()
             self._last = []
             if self._is_bad:
                 return
@@ -211,7 +210,7 @@ class Sentinel:
             attempts.skipped += 1
             if attempts.are_too_many():
                 self._is_bad = True
-                self._tell(self._bad_step({}, 0))
+                self._tell({})
             self._passes.clear()
 
     def _found_bad_at_ends(self) -> bool:
@@ -233,13 +232,15 @@ class Sentinel:
             elif isinstance(loss, Tensor) and not answers_at_once(loss):
                 if self._pending.open is not None:
                     self._pending.open.add("loss", loss)
+            elif self._pending.open is not None:
+                self._pending.open.losses.append(_number(loss))
             elif isfinite(value := _number(loss)):
                 self._loss_is_bad = False
-            elif self._pending.open is not None:
-                self._pending.open.losses.append(value)
+                if self._spikes is not None and (spike := self._spikes.judge("loss", "loss", value)) is not None:
+                    self._tell({}, is_taken=True, spike=spike)
             elif not self._loss_is_bad:
                 self._loss_is_bad = True
-                self._tell(self._bad_step({}, 0, loss=value, is_taken=True))
+                self._tell({}, loss=value, is_taken=True)
         except (NonFiniteError, ObservationWarning):
             self._go_on()
             raise
@@ -251,10 +252,12 @@ class Sentinel:
         if isinstance(loss, Tensor) and not answers_at_once(loss):
             if self._is_late:
                 self._losses.append(loss.detach())
-        elif isfinite(value := _number(loss)):
-            self._loss_is_bad = False
-        else:
+        elif not isfinite(value := _number(loss)) or self._is_late:
             self._losses.append(value)
+        else:
+            self._loss_is_bad = False
+            if self._spikes is not None:
+                self._spike = self._spikes.judge("loss", "loss", value) or self._spike
 
     # Looks
 
@@ -263,7 +266,7 @@ class Sentinel:
         try:
             held = held_by(optimizer)
             look = self._looks[held] if held in self._looks else self._new_look(held)
-            if look is None or (blocks and self._is_quiet(optimizer)):
+            if look is None or (blocks and (self._clock.is_quiet() or are_quiet(self._clock.number, held))):
                 return
             self._in_closure = bool(len(args) > 1 or kwargs) and has_closure(args, kwargs)
             timer = self._timer
@@ -285,6 +288,8 @@ class Sentinel:
             else:
                 self._is_bad = False
                 self._learn()
+                if self._spikes is not None:
+                    self._judge_norm(look)
             self._holds = False
             timer.steps += 1
             if timer.steps == _TIMED and timer.seconds < _OUTPUTS_FROM and not (self._in_closure or self._returns_loss):
@@ -303,9 +308,6 @@ class Sentinel:
         self._is_late = self._is_late or self._is_far(own)  # the model may have been moved since it was attached
         found = self._looks[held] = GradientLook(own) if own else None
         return found
-
-    def _is_quiet(self, optimizer: Optimizer) -> bool:
-        return self._clock.is_quiet() or are_quiet(self._clock.number, held_by(optimizer))
 
     def _learn(self) -> None:
         """See in the first steps which buffers a step changes, and whether it draws from the generators of Python and NumPy."""
@@ -382,6 +384,8 @@ class Sentinel:
         self._losses.clear()
         for held, magnitudes in look.magnitudes(step_time):
             opened.add(held, magnitudes)
+        for squares in look.squares_later() if self._spikes is not None else ():
+            opened.add("squares", squares)
         if skipped is not None:
             opened.add("skipped", skipped)
         opened.in_backward = graph_task() != -1
@@ -392,36 +396,45 @@ class Sentinel:
             magnitudes, others = step.read()
             if any(others.get("skipped", ())):
                 continue
-            losses = [loss for loss in (*step.losses, *others.get("loss", ())) if not isfinite(loss)]
+            losses = [*step.losses, *others.get("loss", ())]
+            bad_losses = [loss for loss in losses if not isfinite(loss)]
             kinds = {each: kind for each, number in magnitudes.items() if (kind := kind_of(number))}
-            is_new = bool(kinds and not self._is_bad) or bool(losses and not (kinds or self._is_bad or self._loss_is_bad))
+            is_new = bool(kinds and not self._is_bad) or bool(bad_losses and not (kinds or self._is_bad or self._loss_is_bad))
             self._is_bad = bool(kinds)
-            self._loss_is_bad = bool(losses)
+            self._loss_is_bad = bool(bad_losses)
             if is_new:
-                self._report(self._bad_step_before(step, kinds, len(magnitudes), losses, at_end=at_end))
+                self._tell_later(step, magnitudes, kinds, loss=bad_losses[0] if bad_losses else None, at_end=at_end)
+            elif self._spikes is not None and not (kinds or bad_losses):
+                spikes = [self._spikes.judge("loss", "loss", loss) for loss in losses]
+                largest = self._names({max(magnitudes, key=magnitudes.__getitem__): ""}) if magnitudes else {}
+                norm = sum(others.get("squares", ())) ** 0.5
+                spikes.append(self._spikes.judge("norm", "gradient norm", norm, next(iter(largest), "")))
+                for spike in [each for each in spikes if each is not None][-1:]:
+                    self._tell_later(step, magnitudes, {}, spike=spike, at_end=at_end)
 
-    def _bad_step_before(
-        self, step: PendingStep, kinds: dict[int, str], looked_at: int, losses: list[float], *, at_end: bool
-    ) -> BadStep:
-        bad = {name: kinds[id(parameter)] for name, parameter, _ in parameters(self._model) if id(parameter) in kinds}
-        copies, lost = self._pending.parameters_before(step)
-        return BadStep(
+    def _names(self, kinds: dict[int, str]) -> dict[str, str]:
+        return {name: kinds[id(parameter)] for name, parameter, _ in parameters(self._model) if id(parameter) in kinds}
+
+    def _tell_later(self, step: PendingStep, magnitudes: dict[int, float], kinds: dict[int, str], **known: Any) -> None:
+        """Report a step whose numbers have come: its gradients of bad *kinds*, and what else is *known*."""
+        before = self._pending.parameters_before(step)
+        found = BadStep(
             self._model,
             self._name,
             step.epoch,
             step.step,
-            bad,
-            looked_at,
+            self._names(kinds),
             step.passes,
             step.buffers,
-            loss=losses[0] if losses else None,
-            parameters=Parameters(copies, frozenset(lost), _NO_MEMORY if lost else ""),
+            looked_at=len(magnitudes),
+            parameters=before,
             is_sample=step.looks_at_some,
             late=max(self._clock.step - step.step, 0),
             is_taken=True,
-            in_backward=step.in_backward and bool(lost),
-            at_end=at_end,
+            in_backward=step.in_backward and bool(before.lost),
+            **known,
         )
+        self._report(found)
 
     # What was found
 
@@ -442,51 +455,46 @@ class Sentinel:
         if bad:
             self._is_bad = True
             losses = [loss for loss in self._losses if isinstance(loss, float)]
-            self._tell(self._bad_step(bad, looked_at, loss=losses[0] if losses else None, in_backward=in_backward))
+            self._tell(bad, looked_at=looked_at, loss=losses[0] if losses else None, in_backward=in_backward)
 
     def _found_loss(self) -> None:
         """Report a step whose gradients are finite and whose loss is not, unless that of the one before was not either."""
         is_new, loss = not self._loss_is_bad, next(each for each in self._losses if isinstance(each, float))
         self._is_bad, self._loss_is_bad = False, True
         if is_new:
-            self._tell(self._bad_step({}, 0, loss=loss))
+            self._tell({}, loss=loss)
         self._losses.clear()
         self._end_passes()
 
-    def _bad_step(
-        self,
-        bad: dict[str, str],
-        looked_at: int,
-        *,
-        loss: float | None = None,
-        is_taken: bool = False,
-        in_backward: bool = False,
-    ) -> BadStep:
-        clock = self._clock
-        step = max(clock.step - is_taken, 0)
-        return BadStep(
-            self._model,
-            self._name,
-            clock.epoch,
-            step,
-            bad,
-            looked_at,
-            list(self._passes or self._last),
-            self._buffers.values(),
-            loss=loss,
-            is_taken=is_taken,
-            skipped=0 if self._attempts is None else self._attempts.skipped,
-            in_backward=in_backward,
-        )
+    def _judge_norm(self, look: GradientLook) -> None:
+        """Report the step if its loss or the norm of its gradients is a spike."""
+        assert self._spikes is not None
+        spike, self._spike = self._spike, None
+        held, squares = look.squares()
+        if held:
+            largest = held[squares.index(max(squares))]
+            name = next(name for name, parameter, _ in parameters(self._model) if parameter is largest)
+            spike = self._spikes.judge(id(look), "gradient norm", sum(squares) ** 0.5, name) or spike
+        if spike is not None:
+            self._tell({}, spike=spike)
 
     def _go_on(self) -> None:
         """Forget what was found: if the loop goes on after the error, the next bad step stops it, too."""
         self._is_bad = self._loss_is_bad = False
         self._pending.clear()  # steps that were taken with the parameters that the bad one left
 
-    def _tell(self, found: BadStep) -> None:
+    def _tell(self, bad: dict[str, str], *, is_taken: bool = False, **known: Any) -> None:
+        """Report the step that runs, or the one before if it *is_taken*: its *bad* gradients, and what else is *known*."""
+        clock = self._clock
+        skipped = 0 if self._attempts is None else self._attempts.skipped
+        step, passes = max(clock.step - is_taken, 0), list(self._passes or self._last)
+        buffers = self._buffers.values()
+        found = BadStep(
+            self._model, self._name, clock.epoch, step, bad, passes, buffers, is_taken=is_taken, skipped=skipped, **known
+        )
         try:
             self._report(found)
         finally:
-            self._passes.clear()
+            if found.spike is None:
+                self._passes.clear()
             self._losses.clear()

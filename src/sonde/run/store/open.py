@@ -25,6 +25,8 @@ __all__ = ["Existing", "join_run", "start_run"]
 _LEFTOVER = re.compile(r"\.part-r(\d+)-")
 
 Existing = Literal["error", "resume", "unique", "replace"]
+_KEPT = ("nonfinite", "spikes")  # folders of steps that were kept to be run again
+_OF_STEP = ("step.json", "model.safetensors", "passes.safetensors", "report.txt", "reproduce.py")
 _EXISTING: tuple[Existing, ...] = ("error", "resume", "unique", "replace")
 
 
@@ -156,6 +158,12 @@ def _clear(folder: Path) -> None:
         if parts:
             with suppress(OSError):  # it holds something of the user's
                 family.rmdir()
+    for kept in [path for name in _KEPT for path in folder.glob(f"{name}/step-*") if path.is_dir() and not path.is_symlink()]:
+        for name in _OF_STEP:
+            (kept / name).unlink(missing_ok=True)
+        with suppress(OSError):
+            kept.rmdir()
+            kept.parent.rmdir()
     for name in DOCUMENTS:
         for document in (folder / f"{name}.json", *folder.glob(f"{name}-r[0-9]*.json")):
             document.unlink(missing_ok=True)
