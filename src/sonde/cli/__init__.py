@@ -20,8 +20,10 @@ COMMANDS = {
     "demo": "train a small network on real data, look inside it, and find the layer that died",
     "doctor": "say what observing does to a model; or which kernels are in use, whether the compiler works, what is installed",
     "preflight": "check a model before its training; the exit code is 0 if nothing is bad, 1 otherwise",
+    "list": "list the runs below a folder, with their state and findings",
     "show": "print the table of a run, layer by layer",
     "ui": "open a page that follows all runs below a folder",
+    "report": "write the pictures of a run to one HTML file",
     "check": "apply the rules to a run; the exit code is 0 if nothing is found, 1 otherwise",
     "env": "print the versions that a report of a defect should name",
 }

@@ -6,8 +6,6 @@ The page is served to this machine alone. With --host it is served to others, to
 from __future__ import annotations
 
 import argparse
-import os
-import sys
 import webbrowser
 
 EXAMPLES = """examples:
@@ -29,7 +27,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Serve the page until the command is interrupted."""
     from sonde.paths import absolute_path
-    from sonde.view.app.serving import PORT, LivePage
+    from sonde.view.app.serving import PORT, LivePage, has_screen
 
     page = LivePage(absolute_path(options.runs), host=options.host, port=options.port)
     found = len(page.followed)
@@ -39,13 +37,8 @@ def run(options: argparse.Namespace) -> int:
     print(page.address + (f"   (port {PORT} is taken)" if options.port is None and port != str(PORT) else ""), flush=True)
     if "?token=" in page.address:
         print("Other machines can read these runs with this address; the token is new at each start.", flush=True)
-    if not options.no_open and _has_screen():
+    if not options.no_open and has_screen():
         webbrowser.open(page.address)
     print("Ctrl-C ends it.", flush=True)
     page.serve()
     return 0
-
-
-def _has_screen() -> bool:
-    """Whether a browser that is opened can be seen: a text browser in the terminal would hide the address."""
-    return sys.platform in ("darwin", "win32") or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from torch import nn
@@ -39,6 +40,7 @@ from sonde.preprocessor.base import AbstractPreprocessor
 from sonde.rules import Chosen, Finding, Given
 from sonde.run.run import Run
 from sonde.run.store.open import Existing
+from sonde.view.app.serving import LivePage, open_page
 
 if TYPE_CHECKING:
     import pandas
@@ -203,6 +205,8 @@ class Inspector(Observer):
         self._metrics: set[str] = set()
         self._ended_epoch: int | None = None
         self._at_exit: Callable[[], None] = lambda: None
+        self._page: LivePage | None = None
+        self._page_of: RunSink | None = None
         replace_former(self)
         if module is not None:
             self.attach(module)
@@ -396,6 +400,26 @@ class Inspector(Observer):
         if self.attached:
             self._attached().flush()
         return recorded.run()
+
+    def open(self, *, port: int | None = None, browser: bool = True) -> LivePage:
+        """Show the run that is being recorded on a live page, and return the page, which a notebook shows in a frame.
+
+        Threads of this process answer, with one core; what they raise never reaches the training. The page stays until its
+        ``close()`` or the end of the process. ``sonde ui`` in another terminal shows the same and takes no time from this process.
+
+        Args:
+            port: of the page; None takes 8420 or the next free one.
+            browser: open a browser, where there is a screen and no notebook.
+
+        Raises:
+            ArgumentError: no run is written, or the port is taken.
+            MissingExtraError: starlette or uvicorn is not installed.
+        """
+        recorded, folder = self._recorded(), self.path
+        if self._page is None or self._page.is_closed or self._page_of is not recorded:
+            runs = recorded.run() if folder is None else Path(folder)
+            self._page, self._page_of = open_page(runs, port=port, browser=browser, quiet=self._quiet), recorded
+        return self._page
 
     @property
     def path(self) -> os.PathLike[str] | None:

@@ -48,8 +48,9 @@ class Run:
     object through which people read: each kind of answer is one short method.
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, *, threads: int | None = None) -> None:
         self._source = source
+        self._threads = threads
         self._lock = threading.Lock()
         self._connection: duckdb.DuckDBPyConnection | None = None
         source.describe()
@@ -61,7 +62,7 @@ class Run:
         with self._lock:
             try:
                 if self._connection is None:
-                    self._connection = connect_locked(*([self.path] if self.path else ()))
+                    self._connection = connect_locked(*([self.path] if self.path else ()), threads=self._threads)
                 return self._source.ask(self._connection, question)
             except duckdb.Error as error:
                 if callers_sql:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from string import Template
@@ -15,10 +16,12 @@ from sonde.escape import embed_json, escape_html
 
 __all__ = ["asset", "html_page", "in_frame"]
 
+_DIGEST = re.compile(r"script-src '(sha256-[A-Za-z0-9+/=]+)'")
+
 
 def html_page(
     title: str,
-    template: str,
+    template: str = "",
     *,
     texts: Mapping[str, str] | None = None,
     parts: Mapping[str, str] | None = None,
@@ -26,6 +29,10 @@ def html_page(
     scripts: Sequence[str] = (),
     data: Mapping[str, Any] | None = None,
     libraries: Mapping[str, str] | None = None,
+    body: str = "",
+    more_script: str = "",
+    compressed: Mapping[str, bytes] | None = None,
+    framed: Sequence[str] = (),
 ) -> str:
     """Return a self-contained page. Nothing in *title*, *texts* and *data* can run code or leave its element.
 
@@ -40,6 +47,10 @@ def html_page(
         styles, scripts: names of assets, put after the kit's own in this order.
         data: read in the script by ``JSON.parse(document.getElementById(name).textContent)``; NaN and infinities are texts.
         libraries: script texts of installed packages, for a worker that the page's script makes.
+        body: HTML in place of the template.
+        more_script: script behind that of *scripts*.
+        compressed: by name data as gzip, which stand in the page as base64.
+        framed: pages of this kit that the page shows in frames by ``srcdoc``; they may do what they may do on their own.
 
     Raises:
         ArgumentError: a library cannot stand in a page.
@@ -49,14 +60,18 @@ def html_page(
             raise ArgumentError(f"the library {name!r} cannot stand in a page: it holds the end of a script element")
     held = [f'<script id="{name}" type="application/json">{embed_json(part)}</script>\n' for name, part in (data or {}).items()]
     held += [f'<script id="{name}" type="text/plain">{library}</script>\n' for name, library in (libraries or {}).items()]
-    script = "\n".join(map(asset, ("page.js", *scripts)))
+    held += [
+        f'<script id="{name}" type="application/gzip;base64">{base64.b64encode(part).decode()}</script>\n'
+        for name, part in (compressed or {}).items()
+    ]
+    script = "\n".join([*map(asset, ("page.js", *scripts)), more_script])
+    digests = [found for page in framed for found in _DIGEST.findall(page)[:1]]
     return Template(asset("page.html")).substitute(
         title=escape_html(title),
-        policy=_policy(script, with_workers=bool(libraries)),
+        policy=_policy(script, with_workers=bool(libraries or framed), others=digests),
         style="".join(map(asset, ("page.css", *styles))),
-        body=Template(asset(template)).substitute(
-            {name: escape_html(text) for name, text in (texts or {}).items()}, **(parts or {})
-        ),
+        body=body
+        or Template(asset(template)).substitute({name: escape_html(text) for name, text in (texts or {}).items()}, **(parts or {})),
         held="".join(held),
         script=script,
     )
@@ -77,10 +92,11 @@ def asset(name: str) -> str:
     return (resources.files("sonde.view") / "assets" / name).read_text(encoding="utf-8")
 
 
-def _policy(script: str, *, with_workers: bool) -> str:
+def _policy(script: str, *, with_workers: bool, others: Sequence[str] = ()) -> str:
     """Return the content security policy of a page whose only script is *script*, which may make workers from held libraries."""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    allowed = " 'wasm-unsafe-eval' blob:; worker-src blob:" if with_workers else ""
+    allowed = "".join(f" '{each}'" for each in others)
+    allowed += " 'wasm-unsafe-eval' blob:; worker-src blob:" if with_workers else ""
     return (
         f"default-src 'none'; script-src 'sha256-{digest}'{allowed}; "
         "style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'"

@@ -193,8 +193,9 @@ def test_a_distribution_counts_shares_of_elements() -> None:
             "exponents", Layout(["fc:output"]), {"powers": counts[None], "zeros": [1.0], "nan": [1.0], "inf": [0.0]}, step=step
         )
     answer = distribution(OpenedRun(writer.run()), columns=2)
-    assert (answer["site"], answer["sites"], answer["powers"]) == ("fc:output", ["fc:output"], [-1, 0])
-    assert answer["share"] == [[0.5, 0.25]] * 2
+    assert (answer["site"], answer["sites"], answer["powers"]) == ("fc:output", ["fc:output"], list(range(-27, 19)))
+    assert answer["share"] == [[0.0] * 26 + [0.5, 0.25] + [0.0] * 18] * 2
+    assert {"power": -24.0, "text": "fp16 least subnormal", "below": False} in answer["limits"]
     assert (answer["zeros"], answer["nonfinite"], answer["steps"]) == ([0.125] * 2, [0.125] * 2, [0, 2, 4])
 
 

@@ -40,9 +40,15 @@ def connect(settings: Mapping[str, str | int] | None = None) -> duckdb.DuckDBPyC
     return duckdb.connect(":memory:", config={"python_enable_replacements": False, **(settings or {})})
 
 
-def connect_locked(*folders: Path) -> duckdb.DuckDBPyConnection:
-    """Return a database in memory that reads files in *folders* alone, and whose settings cannot be changed."""
-    connection = connect({"autoinstall_known_extensions": False, "autoload_known_extensions": False})
+def connect_locked(*folders: Path, threads: int | None = None) -> duckdb.DuckDBPyConnection:
+    """Return a database in memory that reads files in *folders* alone, and whose settings cannot be changed.
+
+    Args:
+        folders: the folders.
+        threads: how many work on one question; None: one for each core.
+    """
+    more = {} if threads is None else {"threads": threads}
+    connection = connect({"autoinstall_known_extensions": False, "autoload_known_extensions": False, **more})
     if folders:
         paths = [folder.resolve() for folder in folders]
         names = ", ".join(literal(name) for path in paths for name in (str(path), _literally(path)))  # files and patterns

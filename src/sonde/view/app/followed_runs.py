@@ -64,6 +64,7 @@ class FollowedRuns:
 
     Args:
         runs: a folder, searched however deep; links are not followed. Or a run, on disk or in memory.
+        threads: how many work on one question to a run; None: one for each core.
 
     Attributes:
         shown: the folder or the run, in words.
@@ -72,7 +73,8 @@ class FollowedRuns:
         StoreError: there is no such folder.
     """
 
-    def __init__(self, runs: Path | Run) -> None:
+    def __init__(self, runs: Path | Run, *, threads: int | None = None) -> None:
+        self._threads = threads
         self._lock = threading.RLock()
         self._numbers = BoundedCache(_NUMBERS)
         self._followed: dict[str, _Followed] = {}
@@ -134,7 +136,7 @@ class FollowedRuns:
         if each.path is None or each.run is not None:
             return
         try:
-            each.run, each.error = Run(DiskSource(each.path)), ""
+            each.run, each.error = Run(DiskSource(each.path), threads=self._threads), ""
         except StoreError as error:
             each.error = str(error)
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import errno
+import os
 import secrets
 import socket
+import sys
 import threading
+import webbrowser
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -20,7 +23,7 @@ from sonde.view.app.guard import LOOPBACK, Guard
 if TYPE_CHECKING:
     import uvicorn
 
-__all__ = ["PORT", "LivePage"]
+__all__ = ["PORT", "LivePage", "has_screen", "open_page"]
 
 PORT = 8420
 _NEXT = 20  # ports that are tried after the first
@@ -34,6 +37,7 @@ class LivePage:
         runs: a folder with runs, however deep, or one run.
         host: the name or address to listen at. Anything but this machine itself needs the token that is part of ``address``.
         port: None takes 8420 or the next free one.
+        threads: how many work on one question to a run; None: one for each core.
 
     Attributes:
         address: to open in a browser.
@@ -45,10 +49,10 @@ class LivePage:
         ArgumentError: the port is taken, or the host cannot be listened at.
     """
 
-    def __init__(self, runs: Path | Run, *, host: str = "127.0.0.1", port: int | None = None) -> None:
+    def __init__(self, runs: Path | Run, *, host: str = "127.0.0.1", port: int | None = None, threads: int | None = None) -> None:
         for package in ("starlette", "uvicorn"):
             MissingExtraError.import_or_raise(package, "the live page", "ui")
-        self.followed = FollowedRuns(runs)
+        self.followed = FollowedRuns(runs, threads=threads)
         self._socket = _listen(host, port)
         is_open = host not in _LOOPBACKS
         token = secrets.token_urlsafe(18) if is_open else None
@@ -67,6 +71,11 @@ class LivePage:
         self._thread = threading.Thread(target=self._server.run, args=([self._socket],), name="sonde page", daemon=True)
         self._thread.start()
         return self
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the page was closed."""
+        return bool(self._server.should_exit)
 
     def close(self) -> None:
         """End the server. Idempotent."""
@@ -90,6 +99,27 @@ class LivePage:
             f'<p><a href="{address}" target="_blank" rel="noopener">{escape_html(self)}</a></p>'
             f'<iframe title="sonde" src="{address}" style="width:100%;height:720px;border:1px solid #8886"></iframe>'
         )
+
+
+def open_page(runs: Path | Run, *, port: int | None, browser: bool, quiet: bool) -> LivePage:
+    """Serve a page beside other work of this process, with one core; print its address, and open a browser if one can be seen.
+
+    Args:
+        runs, port: see :class:`LivePage`.
+        browser: open one, unless this is a notebook, which shows the page itself.
+        quiet: print nothing.
+    """
+    page = LivePage(runs, port=port, threads=1).start()
+    if not quiet:
+        sys.stdout.write(f"{page}\n")
+    if browser and has_screen() and "ipykernel" not in sys.modules:
+        webbrowser.open(page.address)
+    return page
+
+
+def has_screen() -> bool:
+    """Return whether a browser that is opened can be seen: a text browser in the terminal would hide what is printed there."""
+    return sys.platform in ("darwin", "win32") or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
 
 
 def _listen(host: str, port: int | None) -> socket.socket:

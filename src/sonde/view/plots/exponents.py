@@ -23,13 +23,14 @@ if TYPE_CHECKING:
 
     from sonde.view.plots.picture import Picture
 
-__all__ = ["FORMATS", "LOWEST", "Format", "exponents"]
+__all__ = ["FORMATS", "LOWEST", "SHOWN", "Format", "exponents"]
 
 LOWEST = -149
 """The power of the first count in ``powers``, as in :class:`sonde.stats.ExponentHistogram`."""
 
 _FEWEST = 1e-7  # share of elements; cells below are alike
-_SHOWN = (-27, 18)  # powers that every picture shows: the ends of float16 and of both kinds of float8
+SHOWN = (-27, 18)
+"""The powers that every picture shows: the ends of float16 and of both kinds of float8."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ def exponents(
     total = found.counts.sum(axis=1) + found.zeros
     shares = np.divide(found.counts, total[:, None], out=np.zeros_like(found.counts), where=total[:, None] > 0)
     filled = np.flatnonzero((shares > _FEWEST).any(axis=0)) + LOWEST
-    low, high = min(int(filled[0]) - 2, _SHOWN[0]), max(int(filled[-1]) + 2, _SHOWN[1])
+    low, high = min(int(filled[0]) - 2, SHOWN[0]), max(int(filled[-1]) + 2, SHOWN[1])
     facts = (plain(layers[0]) if len(layers) == 1 else f"{len(layers):,} layers together", f"{len(steps):,} steps")
     with canvas(9.0, 6.2, theme, f"Powers of two of {of_port(port)}", subtitle(run, *facts)) as (figure, look):
         from matplotlib.colors import LogNorm

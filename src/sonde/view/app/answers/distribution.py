@@ -13,7 +13,7 @@ from sonde.site import PORTS, Site
 from sonde.suggest import nearest
 from sonde.view.app.answers.opened_run import OpenedRun
 from sonde.view.app.answers.reduction import Bins
-from sonde.view.plots.exponents import FORMATS, LOWEST, Format
+from sonde.view.plots.exponents import FORMATS, LOWEST, SHOWN, Format
 from sonde.view.plots.number_names import recorded_by
 
 __all__ = ["distribution"]
@@ -103,7 +103,8 @@ def _powers(opened: OpenedRun, family: str, site: str, first: int | None, last: 
     broken = sum((np.add.reduceat(of_step[name][inside], bins.starts) for name in defects), np.zeros(len(zeros)))
     total = total + broken
     there = np.flatnonzero(of_bins.any(axis=0))
-    low, high = (int(there[0]), int(there[-1]) + 1) if len(there) else (0, 0)
+    ends = [SHOWN[0] - LOWEST, SHOWN[1] - LOWEST, *there.tolist()]
+    low, high = max(min(ends), 0), min(max(ends) + 1, width)
     divisor = np.where(total > 0, total, np.nan)
     return {
         "powers": list(range(low + LOWEST, high + LOWEST)),

@@ -13,7 +13,21 @@ from sonde.errors import ArgumentError
 from sonde.suggest import nearest_steps
 from sonde.view.aggregation import point_of, starts_of
 
-__all__ = ["BROKEN", "INFINITE", "MISSING", "NAN", "NEGATIVE", "REDUCTION", "VALUE", "ZERO", "Bins", "listed", "marks_of", "packed"]
+__all__ = [
+    "BROKEN",
+    "INFINITE",
+    "MISSING",
+    "NAN",
+    "NEGATIVE",
+    "REDUCTION",
+    "VALUE",
+    "ZERO",
+    "Bins",
+    "listed",
+    "marks_of",
+    "packed",
+    "unpacked",
+]
 
 Marks = npt.NDArray[np.uint8]
 Values = npt.NDArray[np.float64]
@@ -119,6 +133,11 @@ def marks_of(values: Values, defects: npt.NDArray[np.int8] | None = None) -> Mar
 def packed(values: npt.NDArray[Any], kind: str) -> str:
     """Return *values* as base64 of little-endian numbers of a *kind*, as ``"f4"`` or ``"u1"``, row by row."""
     return base64.b64encode(np.ascontiguousarray(values, f"<{kind}").tobytes()).decode("ascii")
+
+
+def unpacked(text: str, kind: str) -> npt.NDArray[Any]:
+    """Return the numbers that :func:`packed` has written, in one row."""
+    return np.frombuffer(base64.b64decode(text), f"<{kind}")
 
 
 def listed(values: Values) -> list[float | None]:

@@ -1,0 +1,165 @@
+"""Write the report of a run: the live page with its answers in one file, which loads nothing and needs no server."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sonde.errors import ArgumentError, MissingExtraError, SondeError
+from sonde.paths import absolute_path
+from sonde.run.run import Run
+from sonde.view.app.answers.covered import coverage
+from sonde.view.app.answers.distribution import distribution
+from sonde.view.app.answers.found import findings
+from sonde.view.app.answers.layer_pictures import heatmap, ratio
+from sonde.view.app.answers.number_list import numbers
+from sonde.view.app.answers.opened_run import BINS, OpenedRun, graph_text
+from sonde.view.app.answers.overview import overview
+from sonde.view.app.answers.questions import json_of
+from sonde.view.app.answers.reduction import packed, unpacked
+from sonde.view.app.followed_runs import FollowedRuns
+from sonde.view.page import asset, html_page
+
+__all__ = ["report_html", "save_report"]
+
+_ROOM = 5 << 20  # bytes of compressed answers; a third more as text, and the file stays far below 10 MB
+_CELLS = 80_000  # of a heat-map that is kept as it is; larger ones are rounded
+_DISTRIBUTIONS = 60  # sites
+_KEPT = 12  # binary digits of a rounded number: a relative error of 2^-13
+_IMPORT = re.compile(r'^import .* from "\./(.*\.js)";$', re.MULTILINE)
+_EXPORT = re.compile(r"^export ", re.MULTILINE)
+_BODY = re.compile(r"<!-- body -->\n(.*?)<!-- /body -->", re.DOTALL)
+
+
+def save_report(run: Run, path: str | os.PathLike[str]) -> Path:
+    """Write the report of *run* to *path*, whose folder is made if it does not exist, and return the path.
+
+    Raises:
+        ArgumentError: *path* does not end in ``.html``, or cannot be written.
+        StoreError: the run cannot be read.
+    """
+    file = absolute_path(path)
+    if file.suffix.lower() not in (".html", ".htm"):
+        raise ArgumentError(f"{file.name!r}: a report is written as .html")
+    text = report_html(run)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ArgumentError(f"the report cannot be written to {file}: {error.strerror or error}") from None
+    return file
+
+
+def report_html(run: Run) -> str:
+    """Return the report of *run*: the views of the live page over a recording of its answers, in one page.
+
+    Heat-maps are there of as many numbers as five megabytes hold, the main number of each family and port first; what a heat-map
+    has no room for, the page says. Heat-maps of more than 80,000 cells are rounded to three and a half digits.
+    """
+    followed = FollowedRuns(run)
+    (entry,) = followed.entries()
+    opened = followed.opened(entry["id"])
+    graph = _graph(opened)
+    held = recording(opened, entry)
+    return html_page(
+        f"{opened.name}: report",
+        body=_BODY.findall(asset("app/index.html"))[0],
+        styles=("app/app.css",),
+        more_script=_joined_modules("main.js"),
+        compressed={"recording": gzip.compress(json_of({**held, "graph": graph}), 6, mtime=0)},
+        framed=[graph] if graph else [],
+    )
+
+
+def recording(opened: OpenedRun, entry: dict[str, Any], room: int = _ROOM) -> dict[str, Any]:
+    """Return the answers that a report holds, whose compressed size is about *room* bytes at most."""
+    held: dict[str, Any] = {
+        "run": entry,
+        "overview": overview(opened, points=BINS * 2),
+        "numbers": numbers(opened),
+        "findings": findings(opened),
+        "coverage": coverage(opened),
+        "heatmap": {},
+        "distribution": {},
+        "ratio": None,
+    }
+    left = room - _size(held)
+    for place, name, answer in _pictures(opened, held["numbers"]["ratio"] is not None):
+        left -= _size(answer)
+        if left < 0:
+            break
+        if name:
+            held[place][name] = answer
+        else:
+            held[place] = answer
+    return held
+
+
+def _pictures(opened: OpenedRun, has_ratio: bool) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield the answers of pictures, the most telling first: the main number of each family and port, the ratio, other numbers."""
+    first: dict[tuple[str, str], str] = {}
+    for name, (family, _, port, _) in opened.drawable.items():
+        first.setdefault((family, port), name)
+    for name in first.values():
+        yield "heatmap", name, _rounded(heatmap(opened, name))
+    if has_ratio:
+        yield "ratio", "", _rounded(ratio(opened))
+    if any("powers" in names for names in opened.known.numbers.values()):
+        answer = distribution(opened)
+        for site in answer["sites"][:_DISTRIBUTIONS]:
+            yield "distribution", site, distribution(opened, site=site)
+    for name in opened.drawable:
+        if name not in first.values():
+            yield "heatmap", name, _rounded(heatmap(opened, name))
+
+
+def _rounded(answer: dict[str, Any]) -> dict[str, Any]:
+    """Return the heat-map with fewer digits where it is large: bits that nobody sees cannot be compressed."""
+    values = unpacked(answer["values"], "f4")
+    if len(values) <= _CELLS:
+        return answer
+    dropped = 23 - _KEPT
+    bits = values.view(np.uint32)
+    finite = np.isfinite(values)
+    bits = np.where(finite, (bits + np.uint32(1 << (dropped - 1))) & np.uint32(0xFFFFFFFF << dropped & 0xFFFFFFFF), bits)
+    said = "; values are rounded to three and a half digits in this report"
+    return {**answer, "values": packed(bits.view(np.float32), "f4"), "reduction": f"{answer['reduction']}{said}".lstrip("; ")}
+
+
+def _size(answer: dict[str, Any]) -> int:
+    return len(zlib.compress(json_of(answer), 1))
+
+
+def _graph(opened: OpenedRun) -> str | None:
+    """Return the page of the run's graph; None where there is none, or where the layout engine is not installed."""
+    try:
+        return graph_text(opened).decode() if opened.run.graph is not None else None
+    except (MissingExtraError, SondeError):
+        return None
+
+
+def _joined_modules(main: str) -> str:
+    """Return the modules of the page as one script, each behind those that it imports.
+
+    The modules keep to a form that allows this: imports in one line from files beside them, and names that are unique over all.
+    """
+    found: dict[str, str] = {}
+
+    def add(name: str) -> None:
+        if name not in found:
+            found[name] = ""
+            text = asset(f"app/{name}")
+            for imported in _IMPORT.findall(text):
+                add(imported)
+            del found[name]  # behind what it imports
+            found[name] = _EXPORT.sub("", _IMPORT.sub("", text)).strip()
+
+    add(main)
+    return "(async () => {\n" + "\n".join(found.values()) + "\n})();"

@@ -1,0 +1,103 @@
+"""A report is one file below ten megabytes that holds the same answers as the page, and nothing in it can run code."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.view.app import made_runs
+from tests.view.app.made_runs import HOSTILE
+
+from sonde.cli import main
+from sonde.errors import ArgumentError
+from sonde.run.run import open_run
+from sonde.view.app.answers.layer_pictures import heatmap
+from sonde.view.app.answers.opened_run import OpenedRun
+from sonde.view.app.answers.reduction import unpacked
+from sonde.view.app.report_file import _rounded, recording, report_html, save_report
+
+
+def held_in(text: str) -> Any:
+    """The recording in a report."""
+    found = re.search(r'<script id="recording" type="application/gzip;base64">([^<]*)</script>', text)
+    assert found is not None
+    return json.loads(gzip.decompress(base64.b64decode(found[1])))
+
+
+def test_a_report_holds_the_answers_of_the_page(runs: Path) -> None:
+    run = open_run(runs / "small")
+    held = held_in(report_html(run))
+    assert held["heatmap"]["moments.rms@output"] == {**heatmap(OpenedRun(run), "rms")}
+    assert (held["run"]["name"], held["run"]["state"]) == ("small", "ended")
+    assert held["ratio"]["usual"] == 1e-3
+    assert held["graph"] is None
+    assert {"overview", "numbers", "findings", "coverage", "distribution"} <= held.keys()
+
+
+def test_nothing_in_a_report_can_run_code(runs: Path) -> None:
+    """The script is the page's own, by its hash; the run's text is compressed data."""
+    text = report_html(open_run(runs / "hostile"))
+    assert HOSTILE not in text
+    assert "onerror=alert" not in text
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)
+    assert policy is not None
+    assert "default-src 'none'; script-src 'sha256-" in policy[1]
+    assert "unsafe-eval" not in policy[1]
+    assert "http" not in policy[1]
+
+
+def test_the_script_is_one_without_imports(runs: Path) -> None:
+    text = report_html(open_run(runs / "small"))
+    script = text[text.rindex("<script>") :]
+    assert re.search(r"^(import|export) ", script, re.MULTILINE) is None
+    assert "src=" not in re.sub(r'"[^"]*"|`[^`]*`', "", text[: text.index("<body>")])
+
+
+def test_what_has_no_room_is_left_out_the_main_numbers_last(runs: Path) -> None:
+    opened = OpenedRun(open_run(runs / "small"))
+    everything, some = recording(opened, {}), recording(opened, {}, room=6000)
+    assert next(iter(everything["heatmap"])) == "moments.rms@output"
+    assert 0 < len(some["heatmap"]) < len(everything["heatmap"])
+    assert list(some["heatmap"]) == list(everything["heatmap"])[: len(some["heatmap"])]
+
+
+def test_large_heatmaps_are_rounded_and_say_so() -> None:
+    """Each value within 2^-13 of itself; NaN stays NaN."""
+    random = np.random.default_rng(0)
+    values = random.lognormal(size=100_000).astype(np.float32) * random.choice(np.array([-1, 1], np.float32), 100_000)
+    values[3] = np.nan
+    from sonde.view.app.answers.reduction import packed
+
+    answer = _rounded({"values": packed(values, "f4"), "reduction": "bins"})
+    found = unpacked(answer["values"], "f4")
+    assert np.isnan(found[3])
+    rest = np.delete(np.arange(len(values)), 3)
+    assert (np.abs(found[rest] - values[rest]) <= 2.0**-13 * np.abs(values[rest])).all()
+    assert answer["reduction"] == "bins; values are rounded to three and a half digits in this report"
+    small = {"values": packed(values[:10], "f4"), "reduction": ""}
+    assert _rounded(small) is small
+
+
+def test_the_command_writes_the_file(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "new" / "report.html"
+    assert main(["report", str(runs / "small"), "-o", str(file)]) == 0
+    assert held_in(file.read_text())["run"]["name"] == "small"
+    assert "report.html: 0." in capsys.readouterr().out
+
+
+def test_a_file_of_another_kind_is_refused(runs: Path) -> None:
+    with pytest.raises(ArgumentError, match=r"a report is written as \.html"):
+        save_report(open_run(runs / "small"), "report.pdf")
+
+
+@pytest.mark.slow
+def test_a_report_of_a_large_run_is_below_ten_megabytes(tmp_path: Path) -> None:
+    made_runs.large_run(tmp_path / "large", 1000, 1000, ("output", "grad_output"))
+    file = save_report(open_run(tmp_path / "large"), tmp_path / "large.html")
+    assert file.stat().st_size < 10_000_000
