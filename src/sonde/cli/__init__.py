@@ -32,7 +32,7 @@ COMMANDS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code: 0 done, 1 the command failed, 2 wrong usage, 130 interrupted."""
-    given = list(sys.argv[1:] if argv is None else argv)
+    given = [*(sys.argv[1:] if argv is None else argv)]  # list is a command here
     parser = argparse.ArgumentParser(prog="sonde", description="See what happens inside a PyTorch network while it runs.")
     parser.add_argument("--version", action="store_true", help="print the version and exit")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
