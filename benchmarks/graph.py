@@ -46,13 +46,16 @@ def layers(count: int) -> nn.Module:
 
 
 class Block(nn.Module):
-    """Attention and a two-layer network, each with a residual connection, as in a transformer: 19 operations."""
+    """Attention and a two-layer network, each with a residual connection, as in a transformer: 19 operations, of which 10 are drawn.
 
-    def __init__(self, width: int = 8) -> None:
+    Blocks of different *hidden* size are not drawn as one.
+    """
+
+    def __init__(self, width: int = 8, hidden: int = 16) -> None:
         super().__init__()
         self.norm, self.last_norm = nn.LayerNorm(width), nn.LayerNorm(width)
         self.queries, self.mix = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.body = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+        self.body = nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
 
     def forward(self, x: Tensor) -> Tensor:
         query, key, value = (part.view(2, 4, 2, 4).transpose(1, 2) for part in self.queries(self.norm(x)).chunk(3, -1))
@@ -113,7 +116,8 @@ def first_picture() -> dict[str, float] | None:
     if program is None:
         print("The page is left out: no chromium on this machine")
         return None
-    graph = capture(nn.Sequential(*(Block() for _ in range(VISIBLE // 19))), torch.randn(2, 4, 8)).hide(parameters=True)
+    blocks = nn.Sequential(*(Block(hidden=16 + number) for number in range(VISIBLE // 10)))
+    graph = capture(blocks, torch.randn(2, 4, 8)).hide(parameters=True)
     path = graph.save(Path(tempfile.mkdtemp()) / "graph.html", depth=graph.depth)
     found: dict[str, list[float]] = {"layout": [], "first picture": []}
     with sync_playwright() as playwright:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.view.graph.opened_page import boxes, drawn, settle
+from tests.view.graph.opened_page import boxes, drawn, fill, settle
 from tests.view.graph.test_page import data_of
 from torch import Tensor, nn
 
@@ -316,3 +316,20 @@ def test_in_a_sandboxed_frame_the_page_works_and_follows_the_theme_around_it(bro
     page.evaluate("document.querySelector('iframe').contentWindow.postMessage({ theme: 'dark' }, '*')")
     inner.locator('html[data-theme="dark"]').wait_for(state="attached")
     page.context.close()
+
+
+@pytest.mark.slow
+def test_a_number_of_parameters_colours_the_layers_that_have_them(opened: Any, gpt: Graph) -> None:
+    """Each by its largest parameter, NaN before all; layers without parameters are not called "not recorded"."""
+    weight = [(0, 1.0), (1, 8.0)]
+    values = {"norm": {"ln_f.weight:grad": weight, "ln_f.bias:grad": [(0, 4.0), (1, float("nan"))], "head.weight:grad": weight}}
+    page = opened(gpt, 1, values=values)
+    norm, head, drop = (gpt[path][0].id for path in ("ln_f", "head", "drop"))
+    page.locator(f"#n{norm}").hover()
+    assert page.locator("#tip dd").first.inner_text() == "4"
+    assert page.locator("#unit").inner_text() == "loss / unit of the parameter, largest of a layer’s parameters, logarithmic"
+    page.locator("#step").fill("1")
+    assert fill(page, norm) == "rgb(224, 17, 157)"
+    assert fill(page, head) not in ("rgb(224, 17, 157)", fill(page, drop))
+    assert page.locator(f"#n{drop}.missing").count() == 0
+    assert page.locator(f"#n{gpt['wte'][0].id}.missing").count() == 1

@@ -444,9 +444,13 @@ def test_three_thousand_nodes(opened: Any) -> None:
     model = Net(lambda net, x: net.body(x) + 1, body=nn.Sequential(*layers))
     graph = capture(model, torch.ones(2, 4))
     page = opened(graph, 3)
-    page.keyboard.press("p")
+    page.keyboard.press("r")  # all copies of the pair that repeats
     settle(page, 2)
-    assert len(drawn(page)) == sum(node.kind != "module" for node in graph.nodes)
-    page.keyboard.press("c")
+    page.keyboard.press("p")
     settle(page, 3)
+    assert len(drawn(page)) == sum(node.kind != "module" for node in graph.nodes)
+    page.keyboard.press("p")
+    settle(page, 4)
+    page.keyboard.press("c")
+    settle(page, 5)
     assert len(drawn(page)) == 1000 + 3

@@ -29,13 +29,35 @@ const numbers = [
     title, label: title, unit, text, zero, steps: null, applies: (node) => node.kind === "operation" ? field !== "parameters" : node.kind === "module" || (field === "parameters" && node.kind === "parameter"),
     of(node) { return this.applies(node) ? node[field] ?? 0 : null; },
   })),
-  ...(recorded.series ?? []).map((series) => ({
-    title: series.name, label: series.label, unit: series.unit === "no unit" ? "" : series.unit, text: plain, zero: "exactly 0", steps: series.steps, scale: series.scale,
-    all: (node) => series.of[keyOf(node)] ?? null,
-    of: (node, step) => series.of[keyOf(node)]?.[step] ?? null,
-    applies: (node) => node.kind === "module",
-  })),
+  ...(recorded.series ?? []).map((series) => {
+    const isOfParameters = Object.keys(series.of).every((key) => key.startsWith("tensor "));
+    const found = new Map();
+    const all = (node) => {
+      if (!isOfParameters || node.kind !== "module") return series.of[keyOf(node)] ?? null;
+      if (!found.has(node.id)) found.set(node.id, largest(parametersOf(node).map((parameter) => series.of[keyOf(parameter)]).filter(Boolean)));
+      return found.get(node.id);
+    };
+    return {
+      title: series.name, label: series.label, text: plain, zero: "exactly 0", steps: series.steps, scale: series.scale, all,
+      unit: [series.unit === "no unit" ? "" : series.unit, isOfParameters ? "largest of a layer’s parameters" : ""].filter(Boolean).join(", "),
+      of: (node, step) => all(node)?.[step] ?? null,
+      applies: (node) => node.kind === "module" && (!isOfParameters || parametersOf(node).length > 0),
+    };
+  }),
 ];
+
+const parametersOf = (node) => (model.inside.get(node.id) ?? []).filter(({ kind }) => kind === "parameter");
+
+// At each step the value of greatest magnitude; a value that is no number stands for all.
+function largest(series) {
+  if (series.length < 2) return series[0] ?? null;
+  const worst = (one, other) => {
+    if (one === null || other === null) return one ?? other;
+    if (typeof one !== "number" || typeof other !== "number") return typeof one !== "number" ? one : other;
+    return Math.abs(other) > Math.abs(one) ? other : one;
+  };
+  return series[0].map((_, step) => series.map((values) => values[step]).reduce(worst));
+}
 
 // Operations show the statistic of their module if they made what it returned.
 function keyOf(node) {

@@ -134,6 +134,7 @@ function line(number, node) {
 
 function select(node) {
   state.selected = node?.id ?? null;
+  tip.hidden = true;
   details.hidden = !node;
   if (node) details.replaceChildren(card(node, true));
   mark(node);
