@@ -46,7 +46,7 @@ def layers(count: int) -> nn.Module:
 
 
 class Block(nn.Module):
-    """Attention and a two-layer network, each with a residual connection, as in a transformer: 19 operations, of which 10 are drawn.
+    """Attention and a two-layer network, each with a residual connection, as in a transformer: 19 operations, 10 drawn.
 
     Blocks of different *hidden* size are not drawn as one.
     """
