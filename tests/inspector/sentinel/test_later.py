@@ -248,3 +248,28 @@ def test_a_step_that_a_fused_optimizer_skips_is_no_fault(monkeypatch: pytest.Mon
         far.may_wait = True
     assert not inspector.findings
     assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.accelerator.is_available(), reason="needs a GPU")
+def test_on_an_accelerator_nothing_waits_and_the_fault_is_found(tmp_path: Path) -> None:
+    device = torch.accelerator.current_accelerator()
+    assert device is not None
+    model = Planted(log_of_negative).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    batches = [{name: value.to(device) for name, value in batch(step).items()} for step in range(BAD + 8)]
+    with (
+        pytest.warns(ObservationWarning, match=f"step {BAD}: .*log of"),
+        watched(model, optimizer, tmp_path / "run", rules=False) as inspector,
+    ):
+        for step, given in enumerate(batches):
+            if device.type == "cuda":
+                torch.cuda.set_sync_debug_mode("error" if step < BAD else "default")
+            loss = model(**given).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            inspector.push_loss(loss, train=True)
+    assert (inspector.findings[0].step, inspector.findings[0].site) == (BAD, "fault:output")
+    kept = read_step(tmp_path / "run" / "nonfinite" / f"step-{BAD:08d}")
+    assert all(bool(parameter.isfinite().all()) for parameter in kept.parameters.values())
