@@ -14,6 +14,7 @@ from torch import nn
 from sonde.engine.compiled_regions import regions
 from sonde.engine.selection import members, unwrap
 from sonde.engine.torch_api import compiler_state
+from sonde.engine.torch_api.modules import is_called_compiled
 
 __all__ = ["Backend", "Compilations", "compiled_anew", "counted"]
 
@@ -39,16 +40,31 @@ class Backend:
 
 
 @contextmanager
-def compiled_anew(original: nn.Module, made: nn.Module, backend: Backend) -> Iterator[None]:
-    """Compile in *made*, a copy, what is compiled in *original*, or everything where nothing is; the copy runs compiled inside."""
+def compiled_anew(original: nn.Module, made: nn.Module, backend: Backend) -> Iterator[nn.Module]:
+    """Compile in *made*, a copy, what is compiled in *original*, or everything where nothing is; yield what is to be called.
+
+    A part that ``compile()`` has compiled in place is compiled in place; any other gets a wrapper, as by ``torch.compile``, since
+    Dynamo traces the classes of torch only in one.
+    """
     tops = {region.top for region in regions(original)} or {unwrap(original)}
-    names = {item.name for item in members(original) if item.module in tops}
-    for item in members(made):
-        if item.name in names:
-            item.module.compile(backend=backend)
+    copies = {item.name: item.module for item in members(made)}
+    called = made
+    for item in members(original):
+        if item.module not in tops or item.name not in copies:
+            continue
+        copy = copies[item.name]
+        if is_called_compiled(item.module):
+            copy.compile(backend=backend)
+            continue
+        wrapper: Any = torch.compile(copy, backend=backend)
+        if item.name:
+            parent, _, name = item.name.rpartition(".")
+            setattr(copies[parent], name, wrapper)
+        else:
+            called = wrapper
     compiler_state.notice_hooks()  # as watch does; else code compiled for an unobserved copy would serve for an observed one
     with torch.compiler.set_stance("default"):
-        yield
+        yield called
 
 
 @dataclass

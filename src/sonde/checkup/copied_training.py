@@ -29,12 +29,13 @@ class Training:
 
     Attributes:
         model: the copy.
+        called: the copy, or the compiled wrapper around it.
         trains: the model is in training mode.
         optimizer: None where no parameter may be changed.
     """
 
     def __init__(self, copy: Copy, given: Any) -> None:
-        self.model = copy.model
+        self.model = self.called = copy.model
         self.trains = copy.model.training
         self._copy = copy
         trainable = [each for each in copy.model.parameters() if each.requires_grad]
@@ -55,8 +56,8 @@ class Training:
         """Yield a training of a fresh copy of *subject*, from the random state of the user; compiled anew with *backend*."""
         with torch.inference_mode(False), subject.apart() as copy:
             training = cls(copy, subject.optimizer)
-            compiles = nullcontext() if backend is None else compiled_anew(subject.model, copy.model, backend)
-            with compiles, nullcontext() if training.trains else torch.no_grad():
+            compiles = nullcontext(copy.model) if backend is None else compiled_anew(subject.model, copy.model, backend)
+            with compiles as training.called, nullcontext() if training.trains else torch.no_grad():
                 yield training
 
     def arguments(self) -> Arguments:
@@ -91,7 +92,7 @@ class Training:
         """Make one whole step."""
         self.model.zero_grad()
         args, kwargs = arguments
-        loss = self.loss_of(settled(self.model(*args, **kwargs)))
+        loss = self.loss_of(settled(self.called(*args, **kwargs)))
         if loss is not None:
             torch.autograd.backward(loss)
         self.step(inspector)

@@ -159,6 +159,7 @@ class Examination:
                 make=(lambda model: self._watch(training, _EVERY)) if watched else None,
                 step=training.step,
                 state=state,
+                called=training.called,
             )
 
     @cached_property

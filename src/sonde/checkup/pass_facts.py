@@ -91,6 +91,7 @@ def facts_of(
     make: Callable[[nn.Module], AbstractContextManager[Any]] | None = None,
     step: Callable[[Any], None] | None = None,
     state: Callable[[], Any] = lambda: None,
+    called: nn.Module | None = None,
 ) -> Facts:
     """Return all observable facts of forward and backward passes of *model*, which they change.
 
@@ -101,6 +102,7 @@ def facts_of(
         passes: how many are made.
         make: attaches an observer to the model, and returns a context whose end removes the observer.
         step: called after each pass with what the context has given: takes an optimizer step.
+        called: a wrapper of the model, which is called in its place.
         state: returns what else holds tensors that the passes change, as the state of an optimizer.
     """
     facts: Facts = {}
@@ -109,7 +111,7 @@ def facts_of(
         for number in range(passes):
             args, kwargs = arguments()
             batches.append((args, kwargs))
-            output = settled(model(*args, **kwargs))
+            output = settled((model if called is None else called)(*args, **kwargs))
             facts |= {f"pass {number}: {key}": held for key, held in _of_output(output).items()}
             loss = loss_of(output)
             if loss is not None:
