@@ -38,6 +38,20 @@ class WithRouter(nn.Module):
         return self.expert(x) * logits.softmax(-1), logits
 
 
+class WithAttribute(nn.Module):
+    """Returns one tensor, and keeps a loss that is computed from the tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 4)
+        self.loss = torch.zeros(())
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.head(x)
+        self.loss = result.square().sum()
+        return result
+
+
 class Outer(nn.Module):
     """Returns the results of another module."""
 
@@ -55,6 +69,9 @@ def step(model: nn.Module) -> None:
     if isinstance(model.inner, WithLoss):
         model(x, torch.tensor([0, 1, 2, 0, 1]))["loss"].backward()
         return
+    if isinstance(model.inner, WithAttribute):
+        (model(x).sum() + model.inner.loss).backward()
+        return
     output, logits = model(x)
     (output.square().sum() + 1e-3 * logits.square().sum()).backward()
 
@@ -67,7 +84,7 @@ def into(seen: dict[str, float]) -> Callable[[sonde.Event], None]:
 SITES = ("(root):grad_output", "inner:grad_output")
 
 
-@pytest.mark.parametrize("kind", [WithLoss, WithRouter])
+@pytest.mark.parametrize("kind", [WithLoss, WithRouter, WithAttribute])
 @pytest.mark.parametrize("events", [False, True], ids=["a statistic", "events"])
 def test_a_gradient_at_the_border_of_compiled_code_is_named(kind: type[nn.Module], *, events: bool) -> None:
     """At the outputs of the compiled module, and of the module that passes these on; the modules inside have the whole gradient."""

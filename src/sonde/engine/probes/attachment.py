@@ -17,15 +17,18 @@ from sonde.engine.layer_axes import learn
 from sonde.engine.probes.dead_hooks import DeadHookCheck, Root
 from sonde.engine.probes.delivery import Delivery
 from sonde.engine.probes.hook_set import HookSet
+from sonde.engine.probes.step_hooks import StepHook
 from sonde.engine.probes.targets import Target, Wanted, choose, is_scripted, sites_of
 from sonde.engine.selection import Named, Where
 from sonde.engine.torch_api import compiler_state
 from sonde.engine.torch_api.autograd_state import has_substituted_parameters
-from sonde.site import MODULE_PORTS, Port, Site
+from sonde.site import GRADIENT_PORTS, MODULE_PORTS, Port, Site
 from sonde.stats import Statistic, Table
 from sonde.warn import warn_user
 
 __all__ = ["Attachment", "Schedule"]
+
+COMPILED_BACKWARD = "torch compiles the backward pass (compiled autograd)"
 
 Schedule = Callable[[Tick], bool] | EveryNth
 """Returns whether the step that begins at a tick is observed; or every n-th, of each optimizer where several alternate."""
@@ -80,6 +83,7 @@ class Attachment:
         self._wanted: list[tuple[Wanted, set[tuple[str, int]]]] = []
         self._dead_hooks = DeadHookCheck(self.roots, self.delivery)
         self._forwards = 0
+        self._has_refused = False
 
     # Choosing
 
@@ -299,7 +303,33 @@ class Attachment:
             return
         self.go_on(wanted)
 
+    def _refuse_gradients(self) -> None:
+        """Observe no gradient more in backward passes that are compiled, and say so.
+
+        Raises:
+            ObservationError: the probe is strict.
+        """
+        refused = [
+            (hook, port)
+            for hook in self.hooks
+            for port in hook.sites
+            if port in GRADIENT_PORTS and not isinstance(hook, StepHook) and hook.sites[port] not in self.delivery.stopped
+        ]
+        for hook, port in refused:
+            hook.stop_at(port, COMPILED_BACKWARD)
+        if refused and not self._has_refused:
+            self._has_refused = True
+            hook, port = refused[0]
+            warn_user(
+                f"no gradient is observed at {hook.sites[port]}{f' and {len(refused) - 1} other sites' * (len(refused) > 1)}: "
+                f"{COMPILED_BACKWARD}, which leaves hooks on gradients out. The training, and all other ports, go on. "
+                "Set torch._dynamo.config.compiled_autograd = False to observe gradients, or observe them as the optimizer "
+                'sees them: ports="grad", grad_at_step=True.'
+            )
+
     def _before_forward(self) -> None:
+        if compiler_state.compiles_backward():
+            self._refuse_gradients()
         self._dead_hooks.check(self.hooks.held)
         count = self._forwards = self._forwards + 1
         if not self.delivery.switch.on:

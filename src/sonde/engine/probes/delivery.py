@@ -137,8 +137,7 @@ class Delivery:
         if site in self.stopped:
             return
         name = self.observer if observer is None else name_of(observer)
-        self.subscriber = self._elsewhere
-        self.stopped[site] = f"stopped: {type(error).__name__}: {error}"
+        self.stop_at(site, f"stopped: {type(error).__name__}: {error}")
         origin = error.__cause__ if isinstance(error.__cause__, Exception) else error
         frames = traceback.extract_tb(origin.__traceback__)[-1:]
         cause = (type(origin), *((frame.filename, frame.lineno) for frame in frames))
@@ -149,6 +148,11 @@ class Delivery:
                 f"nothing more is {was} at {site}: {name} raised {type(error).__name__} at {site}: {error}. The other "
                 f"sites and the training go on. What was {was} stays, errors are in .errors, and strict=True raises them."
             )
+
+    def stop_at(self, site: Site, why: str) -> None:
+        """Observe nothing more at *site*, and say *why* in the coverage."""
+        self.subscriber = self._elsewhere
+        self.stopped[site] = why
 
     def not_finished(self, site: Site, error: Exception) -> None:
         """Keep the error of the statistic, which cannot make numbers of a row at *site*, and warn; if strict, raise it again."""

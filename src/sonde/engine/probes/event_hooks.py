@@ -41,7 +41,6 @@ _is_traced = compiler_state.is_traced
 _is_exported = compiler_state.is_exported
 _thread: Callable[[], int] = threading.get_ident
 _compiler = hooks.compiler_at_work
-_transforms: Callable[[], Any] = transforms
 _UNSEEN = (-1, -1)  # the forward and the call that compiled code runs unseen
 
 
@@ -119,6 +118,8 @@ class ModuleEventHook(EventHook):
         """Deliver the gradients of the tensors in *value* when they come."""
         if isinstance(value, Tensor):
             if value.requires_grad:
+                if not self.has_looked:
+                    self.look_at_border(port, value)
                 listener = partial(self._single, port, forward, call, passthrough, alias)
                 if value.is_leaf:
                     self.delivery.listen_to_leaf(self, forward.index, value, listener)
@@ -323,7 +324,7 @@ class OutputEventHook(ModuleEventHook):
                 return
             delivery, task = self.delivery, _graph_task()
             thread = delivery.thread
-            if (thread is not None and thread != _thread() and task == -1) or _transforms() is not None or _is_exported():
+            if (thread is not None and thread != _thread() and task == -1) or transforms() is not None or _is_exported():
                 self._refuse()
                 return
             clock = self.clock

@@ -36,6 +36,8 @@ _thread: Callable[[], int] = threading.get_ident
 class SiteHook(hooks.Hook, ABC):
     """A hook of one probe on one module or parameter; abstract.
 
+    The class is large because what hooks for events and hooks for statistics say of their sites is the same for both.
+
     Attributes:
         delivery: the way to the observer, and its switch.
         clock: of the root that the module belongs to.
@@ -46,9 +48,10 @@ class SiteHook(hooks.Hook, ABC):
         was_eager: the hook has run outside compiled code, so that it can be taken out while the probe rests.
         is_in: the hook is in.
         handle: of the hook, if it ever was in.
+        has_looked: since the hook was put in, it was looked whether its tensor comes out of compiled code beside others.
     """
 
-    __slots__ = ("clock", "delivery", "handle", "is_in", "module", "name", "sites", "switch", "target", "was_eager")
+    __slots__ = ("clock", "delivery", "handle", "has_looked", "is_in", "module", "name", "sites", "switch", "target", "was_eager")
 
     register: ClassVar[Callable[..., hooks.Handle]]
 
@@ -61,7 +64,7 @@ class SiteHook(hooks.Hook, ABC):
         self.target: Any = self.module if parameter is None else parameter
         self.sites = sites
         self.was_eager = False
-        self.is_in = False
+        self.is_in = self.has_looked = False
         self.handle: hooks.Handle | None = None
 
     @abstractmethod
@@ -90,6 +93,7 @@ class SiteHook(hooks.Hook, ABC):
         if self.handle is None or not self.handle.put_back(self):
             self.handle = self._register()
         self.is_in = True
+        self.has_looked = False
 
     def _register(self) -> hooks.Handle:
         return type(self).register(self.target, self)
@@ -126,10 +130,19 @@ class SiteHook(hooks.Hook, ABC):
         if compiler_state.come_out_together(tensors):
             self.delivery.note([self.sites[port]], _AT_THE_BORDER)
 
+    def look_at_border(self, port: Port, tensor: Tensor) -> None:
+        """Note in the coverage of *port* if *tensor*, which came alone, is one of several results of compiled code; once."""
+        self.has_looked = True
+        self.note_border(port, [tensor])
+
     def failed(self, error: Exception) -> None:
         """Report *error*, and observe nothing more at any of the sites."""
         for site in self.sites.values():
             self.delivery.failed_at(site, error)
+
+    def stop_at(self, port: Port, why: str) -> None:
+        """Observe nothing more at *port*, and say *why* in the coverage."""
+        self.delivery.stop_at(self.sites[port], why)
 
     def is_quiet(self) -> bool:
         """Return whether what happens now in this thread is not to be seen. Asked only while ``unseen.blocks`` has any."""

@@ -287,6 +287,10 @@ class StatisticHook(SiteHook):
                 self.addresses[known] = 0
         self.delivery.failed_at(self.sites[port].at(leaf), error)
 
+    def stop_at(self, port: Port, why: str) -> None:
+        self.addresses |= {place: 0 for place in self.addresses if place[0] == port}
+        super().stop_at(port, why)
+
     def failed(self, error: Exception) -> None:
         """Report *error*, and add nothing more at any site of the hook."""
         self.addresses = dict.fromkeys(self.addresses, 0)
@@ -326,6 +330,8 @@ class StatisticHook(SiteHook):
                 self.note_units(value)
             if type(value) is Tensor and value.is_floating_point():
                 self._pass_one(value, "", call, forward.index, task)
+                if self.listens is not None and value.requires_grad and not self.has_looked:
+                    self.look_at_border(self.listens, value)
                 return
             for leaf, tensor in self._leaves(value):
                 self._pass_one(tensor, leaf, call, forward.index, task)

@@ -16,6 +16,7 @@ __all__ = [
     "backend_of",
     "come_out_together",
     "compile_error",
+    "compiles_backward",
     "graph_breaks",
     "has_compiled",
     "inductor",
@@ -97,19 +98,27 @@ def graph_breaks() -> int:
     return 0 if utils is None else sum(utils.counters["graph_break"].values())
 
 
+def compiles_backward() -> bool:
+    """Return whether a backward pass that is called now would be compiled (compiled autograd)."""
+    return bool(getattr(sys.modules.get("torch._dynamo.compiled_autograd"), "compiled_autograd_enabled", False))
+
+
 def has_compiled(code: CodeType) -> bool:
     """Return whether Dynamo has compiled anything for *code*."""
     return bool(torch._C._dynamo.eval_frame._debug_get_cache_entry_list(code))
 
 
 def come_out_together(tensors: Iterable[Tensor]) -> bool:
-    """Return whether two of *tensors* are results of one call of compiled code.
+    """Return whether two of *tensors* are results of one call of compiled code, or a single one is beside others.
 
     Autograd sees that call as one node. A hook on such a result gets the gradient from uses outside of the compiled code alone; the
     code may use one result to compute another.
     """
-    nodes = [id(tensor.grad_fn) for tensor in tensors if tensor.grad_fn is not None and tensor.grad_fn.name() == _COMPILED_NODE]
-    return len(set(nodes)) < len(nodes)
+    found = [tensor.grad_fn for tensor in tensors]
+    nodes: list[Any] = [node for node in found if node is not None and node.name() == _COMPILED_NODE]
+    if len(found) == len(nodes) == 1:
+        return len(getattr(nodes[0], "_input_metadata", ())) > 1
+    return len(set(map(id, nodes))) < len(nodes)
 
 
 _COMPILED_NODE = "CompiledFunctionBackward"

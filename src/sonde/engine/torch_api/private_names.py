@@ -73,6 +73,7 @@ _TABLE = {
         "torch._C._autograd._get_sequence_nr": _NO_IMPORT,
         "Node._sequence_nr": "gradients of structured values, and the module that runs in a backward pass, cannot be found",
         "Node._register_hook_dict": "gradients cannot be observed",
+        "Node._input_metadata": "a gradient at the border of compiled code is not named where one tensor is returned",
         "torch.autograd.Variable._execution_engine": "the end of a backward pass cannot be seen: no micro-steps",
     },
     "to know which activation checkpoint runs": {
@@ -144,6 +145,7 @@ _TABLE = {
         "torch._dynamo.comptime.comptime": "gradients cannot be observed in compiled code",
         "torch._subclasses.fake_tensor.FakeTensor": "gradients cannot be observed where compiled code returns a parameter",
         "torch._dynamo.config": "probes that are attached after a model was compiled may see nothing",
+        "torch._dynamo.compiled_autograd.compiled_autograd_enabled": "gradients are missing under compiled autograd, unsaid",
         "torch._dynamo.exc.TorchDynamoException": "the law that a statistic can be traced cannot be tested",
     },
     "to compile copies as a model is compiled, and count their graphs": {

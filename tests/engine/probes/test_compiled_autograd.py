@@ -1,0 +1,82 @@
+"""Where torch compiles the backward pass, gradients are refused aloud; all else is observed, and the training is the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import sonde
+from sonde.errors import ObservationWarning
+from sonde.stats import Moments
+
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
+
+STEPS = 3
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, backend: str) -> list[float]:
+    """Train with a compiled forward and backward pass; return losses, and then the parameters."""
+    losses = []
+
+    def passes(x: Tensor) -> Tensor:
+        loss: Tensor = model(x).square().sum()
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    with torch._dynamo.config.patch(compiled_autograd=True):  # type: ignore[no-untyped-call]
+        compiled = torch.compile(passes, backend=backend)
+        for step in range(STEPS):
+            losses.append(compiled(torch.full((2, 3), 0.1 * step + 0.3)).item())
+            optimizer.step()
+            optimizer.zero_grad()
+    return losses + [number for parameter in model.parameters() for number in parameter.flatten().tolist()]
+
+
+@pytest.mark.parametrize("do", [Moments(), lambda event: None], ids=["statistic", "function"])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_gradients_are_refused_and_all_other_ports_go_on(backend: str, do: Any) -> None:
+    plain, model = network(), network()
+    expected = train(plain, torch.optim.SGD(plain.parameters(), 0.1), backend)
+    torch._dynamo.reset()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    probe = sonde.observe(model, do, ports=("output", "grad_output", "grad", "param"))
+    with pytest.warns(ObservationWarning, match="no gradient is observed at .*compiled autograd.*grad_at_step=True") as caught:
+        found = train(model, optimizer, backend)
+    assert len(caught) == 1
+    assert found == expected
+    counts = {line.site.port: set[int]() for line in probe.coverage()}
+    for line in probe.coverage():
+        counts[line.site.port].add(line.count)
+        assert ("compiled autograd" in line.reason) is (line.site.port in ("grad_output", "grad"))
+    assert counts == {"output": {STEPS}, "grad_output": {0}, "grad": {0}, "param": {STEPS}}
+    probe.detach()
+    assert train(model, optimizer, backend)  # goes on
+
+
+def test_gradients_at_steps_are_observed() -> None:
+    """Rows of the run are those of an eager twin, but for the ports that are refused."""
+    rows = []
+    for compiled in (False, True):
+        torch._dynamo.reset()
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        with sonde.observe(model, Moments(), ports=("grad", "update"), grad_at_step=True) as probe:
+            if compiled:
+                train(model, optimizer, "aot_eager")
+            else:
+                for step in range(STEPS):
+                    model(torch.full((2, 3), 0.1 * step + 0.3)).square().sum().backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+        rows.append([(row["site"], row["calls"], row["mean"], row["std"]) for row in probe.rows()])
+    for one, other in zip(*rows, strict=True):
+        assert one[:2] == other[:2]
+        assert one[2:] == pytest.approx(other[2:], rel=1e-5, abs=1e-6)  # of float32 numbers near 1
