@@ -19,16 +19,18 @@ from sonde.run.run import open_run
 from sonde.view import plots
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that no test changes."""
+    made = tmp_path_factory.mktemp("show") / "run"
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     nn.init.constant_(model[0].bias, -100.0)  # type: ignore[arg-type]
     optimizer = SGD(model.parameters(), lr=0.1)
-    with watch(model, every=2, to=tmp_path / "run", quiet=True):
+    with watch(model, every=2, to=made, quiet=True):
         for _ in range(5):
             model(torch.randn(5, 4)).sum().backward()
             optimizer.step()
-    return tmp_path / "run"
+    return made
 
 
 def printed(capsys: pytest.CaptureFixture[str], *options: str) -> str:
@@ -124,6 +126,17 @@ def test_a_family_has_counts_in_full_keys_that_vary_and_no_empty_columns(
     out = printed(capsys, str(tmp_path / "run"), "--family", "moments", "--step", "1")
     assert out.splitlines()[-1] == "every element is finite"
     assert "inf" not in out[out.index("moments at step 1") :].splitlines()[1]
+
+
+def test_in_eighty_columns_the_table_of_layers_keeps_the_size_of_outputs(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = printed(capsys, str(folder)).splitlines()
+    head = next(line for line in lines if line.startswith("layer"))
+    assert "rms" in head.split()
+    assert any(line.startswith("left out to fit 80 columns: weight") for line in lines)
+    assert all(len(line) <= 80 for line in lines)
 
 
 def test_in_eighty_columns_the_main_number_stays_and_what_went_is_named(

@@ -137,7 +137,7 @@ def test_any_values_can_be_drawn(values: list[float], log: bool) -> None:
 
 
 def test_the_page_in_a_browser(browser: Any, tmp_path: Path) -> None:
-    """Light and dark, keys, a button that copies, no scroll bar at 800 pixels, and open parts on paper."""
+    """Light and dark, keys, a button that copies, no scroll bar at 800 pixels; on paper light, and no parts that are closed."""
     wide = Grid("", ["layer", "words"], [[Cell("l" * 90), Cell("w" * 90)]])
     made = report()
     held = Report("sonde.x", "Net", "bad", "a verdict " * 9, [*made.parts, Part("wide", wide)])
@@ -160,7 +160,11 @@ def test_the_page_in_a_browser(browser: Any, tmp_path: Path) -> None:
     sizes = page.locator("svg text").evaluate_all("all => all.map((one) => one.getBoundingClientRect().height)")
     assert min(sizes) >= 10
     page.keyboard.press("o")
+    page.keyboard.press("t")
+    assert page.evaluate(ink) == dark
+    page.emulate_media(media="print")
     page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
-    assert page.locator("details").get_attribute("open") is not None
+    assert page.evaluate(ink) != dark
+    assert not page.locator("details").is_visible()
     context.close()
     assert problems == []

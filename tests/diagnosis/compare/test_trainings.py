@@ -42,7 +42,7 @@ def convolutions() -> list[nn.Module]:
 MODELS: dict[str, tuple[Callable[[], nn.Sequential], tuple[int, ...], str]] = {
     "mlp": (lambda: nn.Sequential(nn.Linear(20, 48), nn.ReLU(), nn.Linear(48, 48), nn.ReLU(), nn.Linear(48, 3)), (20,), "2"),
     "cnn": (lambda: nn.Sequential(*convolutions(), nn.Flatten(), nn.Linear(128, 3)), (2, 8, 8), "3"),
-    "gru": (lambda: nn.Sequential(nn.Linear(4, 8), nn.Tanh(), Last(), nn.Linear(24, 3)), (6, 4), "3"),
+    "gru": (lambda: nn.Sequential(nn.Linear(4, 8), nn.Tanh(), Last(), nn.Linear(24, 3)), (6, 4), "0"),
 }
 """How to make each model, the shape of one of its samples, and the layer that plants change."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,12 @@ def record(
         return writer.run()
 
 
+@cache
+def plain() -> Run:
+    """The run without a change; no test writes into it."""
+    return record()
+
+
 def times(site: str, factor: float, first: int = 0, last: int = 10**9) -> Change:
     def change(step: int, rms: dict[str, float]) -> None:
         if first <= step <= last:
@@ -81,7 +88,7 @@ def test_every_port_has_its_place_in_a_step() -> None:
 
 
 def test_a_run_is_identical_to_itself() -> None:
-    found = compare_rows(record(), record())
+    found = compare_rows(plain(), record())
     assert found.identical
     assert not found.partings
     assert not found.scalars
@@ -90,14 +97,14 @@ def test_a_run_is_identical_to_itself() -> None:
 
 def test_two_seeds_do_not_part_and_are_not_identical() -> None:
     for seed in range(1, 4):
-        found = compare_rows(record(), record(seed))
+        found = compare_rows(plain(), record(seed))
         assert not found.identical
         assert (found.partings, found.scalars, found.difference) == ((), (), None)
 
 
 @pytest.mark.parametrize(("site", "factor"), [*zip(SITES[::2], [10.0] * 5, strict=True), *zip(SITES[1::2], [0.1] * 5, strict=True)])
 def test_a_change_of_one_place_of_another_seed_is_found_with_its_step(site: str, factor: float) -> None:
-    found = compare_rows(record(), record(1, change=times(site, factor, 200)))
+    found = compare_rows(plain(), record(1, change=times(site, factor, 200)))
     assert where(found)[0] == (200, site, "rms")
     first = found.partings[0]
     assert first.factor == pytest.approx(factor, rel=0.2)  # two means of five values that scatter by 5 %
@@ -106,7 +113,7 @@ def test_a_change_of_one_place_of_another_seed_is_found_with_its_step(site: str,
 
 @pytest.mark.parametrize("site", SITES[::3])
 def test_the_smallest_change_of_an_equal_run_is_found_to_the_last_bit(site: str) -> None:
-    found = compare_rows(record(), record(change=times(site, 1.0001, 200)))
+    found = compare_rows(plain(), record(change=times(site, 1.0001, 200)))
     assert not found.partings
     assert found.difference is not None
     assert (found.difference.step, found.difference.site, found.difference.since) == (200, site, 190)
@@ -133,9 +140,24 @@ def test_where_all_layers_changed_since_the_last_logged_step_the_one_that_parted
                 rms[site] *= 1.001
             rms["head.weight:update"] *= 10
 
-    found = compare_rows(record(), record(change=change))
+    found = compare_rows(plain(), record(change=change))
     assert found.difference is not None
     assert (found.difference.step, found.difference.site) == (200, "head.weight:update")
+
+
+def test_where_the_first_layers_are_frozen_the_last_of_them_is_named_and_no_output_behind_it() -> None:
+    """All gradients of one layer's parameters, and those at its output, end in one step; those at the output come first in time."""
+
+    def change(step: int, rms: dict[str, float]) -> None:
+        if step >= 200:
+            for site in ("fc:grad_output", "fc.weight:grad"):
+                del rms[site]
+
+    found = compare_rows(plain(), record(1, change=change))
+    assert [(each.step, each.site, each.kind) for each in found.partings[:2]] == [
+        (200, "fc.weight:grad", "no rows"),
+        (200, "fc:grad_output", "no rows"),
+    ]
 
 
 def test_other_data_are_named_by_the_first_layer_that_sees_them() -> None:
@@ -144,7 +166,7 @@ def test_other_data_are_named_by_the_first_layer_that_sees_them() -> None:
             for site in rms:
                 rms[site] *= 3.0 if site == "fc:output" else 1.2
 
-    found = compare_rows(record(), record(change=change))
+    found = compare_rows(plain(), record(change=change))
     assert found.difference is not None
     assert (found.difference.step, found.difference.site) == (200, "fc:output")
 
@@ -155,7 +177,7 @@ def test_of_one_step_forward_comes_before_backward_and_that_before_the_update() 
             for site in rms:
                 rms[site] *= 20
 
-    found = compare_rows(record(), record(1, change=change))
+    found = compare_rows(plain(), record(1, change=change))
     assert [site for _, site, number in where(found) if number == "rms"] == list(SITES)
 
 
@@ -164,7 +186,7 @@ def test_a_layer_that_began_with_other_weights_is_named_by_its_weights() -> None
         for site in ("head.weight:param", "head:output", "head:grad_output", "fc:grad_output"):
             rms[site] *= 4
 
-    assert where(compare_rows(record(), record(1, change=change)))[0] == (0, "head.weight:param", "rms")
+    assert where(compare_rows(plain(), record(1, change=change)))[0] == (0, "head.weight:param", "rms")
 
 
 def test_the_ratio_of_update_to_parameter_is_compared() -> None:
@@ -178,7 +200,7 @@ def test_the_ratio_of_update_to_parameter_is_compared() -> None:
 
 
 def test_exact_zero_against_a_number_parts() -> None:
-    found = compare_rows(record(), record(1, change=times("fc.weight:update", 0.0, 200)))
+    found = compare_rows(plain(), record(1, change=times("fc.weight:update", 0.0, 200)))
     assert where(found)[0] == (200, "fc.weight:update", "rms")
     assert found.partings[0].b == 0.0
 
@@ -198,7 +220,7 @@ def test_elements_that_are_not_finite_in_one_run_are_named_at_once() -> None:
         if step == 200:  # for one step alone
             rms["head:output"] = np.inf
 
-    first = compare_rows(record(), record(1, change=broken)).partings[0]
+    first = compare_rows(plain(), record(1, change=broken)).partings[0]
     assert (first.step, first.site, first.kind) == (200, "head:output", "not finite")
     both = compare_rows(record(change=broken), record(1, change=broken))
     assert not both.partings
@@ -282,7 +304,7 @@ def test_numbers_that_are_nothing_beside_others_are_rounding() -> None:
         rms["fc:grad_output"] *= 1e-4
 
     assert not compare_rows(record(change=tiny), record(1, change=larger)).partings
-    assert compare_rows(record(), record(1, change=tiny)).partings  # but one that vanishes in one run alone parts
+    assert compare_rows(plain(), record(1, change=tiny)).partings  # but one that vanishes in one run alone parts
 
 
 def test_settings_and_modules_that_differ_are_named() -> None:
@@ -307,9 +329,9 @@ def test_runs_that_cannot_be_compared_are_refused_in_words() -> None:
     with memory_run() as writer:
         empty = writer.run()
     with pytest.raises(ArgumentError, match="nothing was recorded in it yet"):
-        compare_rows(record(), empty)
+        compare_rows(plain(), empty)
     with pytest.raises(ArgumentError, match=r"no steps in common: .* has 0 to 390 and .* has 1,000 to 1,390"):
-        compare_rows(record(), record(steps=range(1000, 1400, 10)))
+        compare_rows(plain(), record(steps=range(1000, 1400, 10)))
 
 
 def test_runs_without_a_common_place_are_compared_by_scalars_and_say_so() -> None:
@@ -330,6 +352,6 @@ def test_runs_of_few_steps_say_that_their_scatter_is_hardly_known() -> None:
 
 
 def test_a_run_that_is_still_written_is_compared_as_far_as_it_is() -> None:
-    found = compare_rows(record(), record(1, steps=range(0, 250, 10), change=times("fc:output", 9.0, 200)))
+    found = compare_rows(plain(), record(1, steps=range(0, 250, 10), change=times("fc:output", 9.0, 200)))
     assert found.steps[-1] == 240
     assert where(found)[0] == (200, "fc:output", "rms")

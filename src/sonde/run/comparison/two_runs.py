@@ -242,7 +242,12 @@ def _partings(series: Series, axis: Axis) -> list[Parting]:
         step = int(axis.steps[column])
         found.append((column, place, Parting(place.site, place.call, place.number, step, one, other, kind, gap, allowed)))  # type: ignore[arg-type]
     begun = {place for column, place, _ in found if column == 0 and _began_apart(series, place)}
-    found.sort(key=lambda each: (each[0], _causal(each[1], is_start=each[1] in begun), -each[1].count))
+
+    def order(each: tuple[int, Place, Parting]) -> tuple[int, tuple[float, int, int], float]:
+        column, place, parting = each
+        return column, _causal(place, is_start=place in begun, is_lost=parting.kind == "no rows"), -place.count
+
+    found.sort(key=order)
     return [each for _, _, each in found]
 
 
@@ -329,9 +334,14 @@ def _median(values: Values) -> float:
     return float(np.median(known)) if len(known) else math.nan
 
 
-def _causal(place: Place, *, is_start: bool = False) -> tuple[int, int, int]:
-    """Return a key that sorts the places of one step as they happen; parameters at the start of a run were there before."""
-    phase = -1 if is_start and place.port == "param" else PHASES.get(place.port, -1) + (2 if place.number == RATIO else 0)
+def _causal(place: Place, *, is_start: bool = False, is_lost: bool = False) -> tuple[float, int, int]:
+    """Return a key that sorts the places of one step as they happen; parameters at the start of a run were there before.
+
+    Gradients that one run has no more begin with those of parameters: where the first layers are frozen, outputs lose theirs, too.
+    """
+    phase: float = -1 if is_start and place.port == "param" else PHASES.get(place.port, -1) + (2 if place.number == RATIO else 0)
+    if is_lost and place.port == "grad":
+        phase = PHASES["grad_output"] - 0.5
     backward = place.port in ("grad_output", "grad_input", "grad")
     return phase, -place.order if backward else place.order, -place.site.count(".")
 

@@ -1,4 +1,4 @@
-// What a page of a report can do beyond being read: copy a line, open all parts, keys; it prints open and in light colours.
+// What a page of a report can do beyond being read: copy a line, open all parts, keys; what is open is printed, in light colours.
 "use strict";
 
 const parts = [...document.querySelectorAll("details")];
@@ -40,15 +40,9 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "o" && parts.length) openAll();
 });
 
-let before = [];
 let chosen = "";
 window.addEventListener("beforeprint", () => {
-  before = parts.map((part) => part.open);
   chosen = document.documentElement.dataset.theme;
-  for (const part of parts) part.open = true;
   theme("light");
 });
-window.addEventListener("afterprint", () => {
-  parts.forEach((part, place) => (part.open = before[place]));
-  theme(chosen);
-});
+window.addEventListener("afterprint", () => theme(chosen));
