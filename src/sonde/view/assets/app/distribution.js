@@ -13,7 +13,7 @@ export async function distributionView({ root, source, run, args, isShown }) {
   const listed = await source.ask(run.id, "distribution", { site: args.site ?? "" }).catch((error) => ({ error }));
   if (!isShown()) return null;
   if (listed.error) {
-    root.append(notice("No distribution was recorded", listed.error.message));
+    root.append(notice("No distribution to show", listed.error.message));
     return null;
   }
   let answer = listed;

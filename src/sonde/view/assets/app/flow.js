@@ -1,6 +1,7 @@
 // A number through depth: a dot for each layer at one step, a bar from the least to the greatest over the training.
 import { keep, linkTo } from "./address.js";
-import { draw, make, many, notice, partsOf, plain, shortened } from "./dom.js";
+import { draw, make, many, notice, partsOf, plain, shortened, whole } from "./dom.js";
+import { stepsOf } from "./heat.js";
 import { nothingYet, numberChooser } from "./layers.js";
 import { player } from "./player.js";
 import { MARKS, axis, ends, lineColour, ticks } from "./scales.js";
@@ -19,12 +20,16 @@ export async function flowView({ root, source, run, args, isShown }) {
   const svg = draw("svg", { width: "100%" });
   picture.append(svg);
   let [found, rows, control, column] = [null, [], null, 0];
+  let [exact, timer] = [null, 0]; // the values at the step itself, where a column of the heat-map joins several steps
   root.append(make("div", { class: "bar" }, make("label", null, "number ", numberChooser(about.numbers, number, (id) => { number = id; keep({ number, step: "" }); args.step = null; control = null; read(); })), place),
     make("figure", null, make("figcaption", null, title, facts), picture, legend));
 
   async function read() {
     let answer;
-    try { answer = await source.ask(run.id, "heatmap", { number, columns: 600 }); } catch (error) { picture.hidden = true; legend.replaceChildren(notice("Nothing to draw", error.message)); return; }
+    let extremes;
+    try {
+      [answer, extremes] = await Promise.all([source.ask(run.id, "heatmap", { number, columns: 600 }), source.ask(run.id, "flow", { number })]);
+    } catch (error) { picture.hidden = true; legend.replaceChildren(notice("Nothing to draw", error.message)); return; }
     if (!isShown()) return;
     picture.hidden = false;
     found = matrixOf(answer);
@@ -34,19 +39,45 @@ export async function flowView({ root, source, run, args, isShown }) {
       const held = rowOf(found, row);
       const there = held.values.filter((value) => value !== null && (!found.scale.log || value > 0)).sort((one, other) => one - other);
       const at = (share) => there[Math.min(Math.floor(share * there.length), there.length - 1)];
-      return { ...held, low: there[0] ?? null, lower: at(0.25) ?? null, upper: at(0.75) ?? null, high: there.at(-1) ?? null };
+      const joined = isJoined();
+      const positive = (value, other) => (value === null || (found.scale.log && value <= 0) ? other : value);
+      return { ...held, low: positive(extremes.low[row], there[0] ?? null), lower: joined ? null : at(0.25) ?? null, upper: joined ? null : at(0.75) ?? null, high: positive(extremes.high[row], there.at(-1) ?? null) };
     });
-    const steps = found.middles.map(Math.round);
+    const steps = found.steps.slice(0, -1).map((edge, at) => found.ends?.[at] ?? Math.ceil(edge));
     const described = about.numbers.find((each) => each.id === number);
     title.replaceChildren(`${described.title} through depth`);
-    facts.replaceChildren(`${many(found.rows, "row")}, first layer on top · dots: one step · bars: least to greatest of the training, thick: the middle half`);
     if (!control) {
       const wanted = args.step ? steps.findLastIndex((step) => step <= Number(args.step)) : steps.length - 1;
-      control = player(steps, 0, (at) => { column = at; keep({ step: at === steps.length - 1 ? "" : steps[at] }); repaint(); });
+      control = player(steps, 0, (at) => { column = at; keep({ step: at === steps.length - 1 ? "" : steps[at] }); readExactly(); repaint(); });
       place.replaceChildren(control.element);
       control.to(Math.max(wanted, 0));
     } else control.grow(steps);
+    readExactly();
     repaint();
+  }
+
+  const isJoined = () => found.logged > found.columns;
+
+  // While the slider moves, dots are medians of the steps that a column joins; when it rests, values of one step.
+  function readExactly() {
+    exact = null;
+    say();
+    clearTimeout(timer);
+    if (!found || !isJoined() || !source.isLive) return;
+    const wanted = found.ends[column];
+    timer = setTimeout(async () => {
+      const answer = await source.ask(run.id, "flow", { number, step: wanted }).catch(() => null);
+      if (!answer || !isShown() || found.ends[column] !== wanted || answer.sites.length !== found.rows) return;
+      exact = answer;
+      say();
+      repaint();
+    }, 200);
+  }
+
+  function say() {
+    if (!found) return;
+    const dots = exact ? `dots: step ${whole(exact.step)}` : isJoined() ? `dots: the median of ${stepsOf(found, column)}` : `dots: step ${whole(found.ends?.[column] ?? Math.ceil(found.steps[column]))}`;
+    facts.replaceChildren(`${many(found.rows, "row")}, first layer on top · ${dots} · bars: least to greatest of the training${isJoined() ? "" : ", thick: the middle half"}`);
   }
 
   const geometry = { left: 0, each: 0, top: 8, x: null };
@@ -76,8 +107,8 @@ export async function flowView({ root, source, run, args, isShown }) {
     const asides = [];
     rows.forEach(({ low, lower, upper, high, values, marks }, row) => {
       const y = (top + (row + 0.5) * each).toFixed(1);
-      if (low !== null) { thin += `M${x.at(low).toFixed(1)} ${y}H${x.at(high).toFixed(1)}`; thick += `M${x.at(lower).toFixed(1)} ${y}H${x.at(upper).toFixed(1)}`; }
-      const [value, mark] = [values[column], marks[column]];
+      if (low !== null) { thin += `M${x.at(low).toFixed(1)} ${y}H${x.at(high).toFixed(1)}`; if (lower !== null) thick += `M${x.at(lower).toFixed(1)} ${y}H${x.at(upper).toFixed(1)}`; }
+      const [value, mark] = exact ? [exact.values[row], exact.marks[row]] : [values[column], marks[column]];
       if (value !== null && !(found.scale.log && value <= 0)) { const at = x.at(value); dots += `M${(at - 0.01).toFixed(2)} ${y}h.02`; }
       if (mark > 1 && (mark !== 5 || found.scale.log)) asides.push(draw("text", { class: "glyph", x: mark === 5 ? left + 4 : right + 6, y: Number(y) + 4, style: mark === 5 ? null : { fill: `rgb(${MARKS[mark].colour.join(" ")})` } }, MARKS[mark].glyph));
     });
@@ -85,7 +116,7 @@ export async function flowView({ root, source, run, args, isShown }) {
     svg.replaceChildren(shell, draw("path", { d: thin, stroke: colour, "stroke-width": 1, opacity: 0.35 }), draw("path", { d: thick, stroke: colour, "stroke-width": Math.max(Math.min(each * 0.35, 6), 1), opacity: 0.35 }),
       draw("path", { d: dots, stroke: colour, "stroke-width": Math.max(Math.min(each * 0.5, 8), 2.4), "stroke-linecap": "round" }), ...asides,
       draw("text", { class: "title", x: right, y: top + height + 36, "text-anchor": "end" }, `${found.axis ?? found.label}, ${found.scale.log ? "logarithmic" : "linear"}`));
-    const seen = new Set(rows.map(({ marks }) => marks[column]));
+    const seen = new Set(exact ? exact.marks : rows.map(({ marks }) => marks[column]));
     legend.replaceChildren(make("div", { class: "legend" }, MARKS.map((mark, at) => [mark, at]).filter(([mark, at]) => mark && seen.has(at) && at > 1 && (at !== 5 || found.scale.log)).map(([mark, at]) => make("span", null, make("b", { class: "glyph", style: at === 5 ? null : { color: `rgb(${mark.colour.join(" ")})` } }, mark.glyph), ` ${mark.name}`))));
   }
   const repaint = once(paint);
@@ -94,8 +125,9 @@ export async function flowView({ root, source, run, args, isShown }) {
   picture.addEventListener("pointermove", (event) => {
     const row = rowAt(event);
     if (!found || row < 0 || row >= found.rows) { hideTip(); return; }
-    const { values, marks, low, high } = rows[row];
-    showTip(event, make("div", null, make("strong", null, found.names[row]), make("dl", null, make("dt", null, found.label), make("dd", null, marks[column] > 1 && marks[column] !== 5 ? `${MARKS[marks[column]].name} elements` : plain(values[column])), make("dt", null, "over the training"), make("dd", null, low === null ? "–" : `${plain(low, 3)} to ${plain(high, 3)}`))));
+    const { low, high } = rows[row];
+    const [value, mark] = exact ? [exact.values[row], exact.marks[row]] : [rows[row].values[column], rows[row].marks[column]];
+    showTip(event, make("div", null, make("strong", null, found.names[row]), make("dl", null, make("dt", null, found.label), make("dd", null, mark > 1 && mark !== 5 ? `${MARKS[mark].name} elements` : plain(value)), make("dt", null, "over the training"), make("dd", null, low === null ? "–" : `${plain(low, 3)} to ${plain(high, 3)}`))));
   });
   picture.addEventListener("pointerleave", hideTip);
   picture.addEventListener("click", (event) => { const row = rowAt(event); if (found && row >= 0 && row < found.rows) location.hash = linkTo("layer", run.id, { number }, partsOf(found.sites[row])[0]); });

@@ -8,6 +8,8 @@ export async function graphView({ root, source, run, args, isShown }) {
   if (!isShown()) return null;
   let number = about.numbers.some((each) => each.id === args.number) ? args.number : about.main;
   const frame = make("iframe", { title: "Execution graph", sandbox: "allow-scripts", class: "graph" });
+  const retheme = () => frame.contentWindow?.postMessage({ theme: document.documentElement.dataset.theme }, "*");
+  frame.addEventListener("load", retheme);
   const place = make("div");
   async function load() {
     const held = source.graph(run.id, number);
@@ -27,7 +29,7 @@ export async function graphView({ root, source, run, args, isShown }) {
   const bar = source.isLive && about.numbers.length ? make("div", { class: "bar" }, make("label", null, "coloured by ", numberChooser(about.numbers, number, (id) => { number = id; keep({ number }); load(); }))) : null;
   root.append(...[bar, place].filter(Boolean));
   await load();
-  return { refresh: () => null };
+  return { refresh: () => null, retheme };
 }
 
 const missing = () => notice("This run has no graph", "The graph is recorded when the training is given one batch: sonde.watch(model, optimizer, batch=x).");

@@ -115,11 +115,14 @@ export function heatMap(span, { label, cell, open, height: tallest = 560, least 
         shell.append(draw("text", { class: "glyph", x: plot.left + plot.width + 5, y: plot.top + (row - first + 0.5) * each + 4, style: worst === 5 ? null : { fill: `rgb(${colour.join(" ")})` } }, glyph));
       }
     }
+    const written = []; // where guides have their text: of those close together each stands beside the other
     for (const guide of guides?.(data) ?? []) {
       const there = plot.top + (guide.row - first) * each;
       if (there < plot.top || there > plot.top + plot.height) continue;
+      const line = there + (guide.below ? 13 : -4);
       shell.append(draw("line", { class: "guide", x1: plot.left, x2: plot.left + plot.width, y1: there, y2: there }),
-        draw("text", { class: "guide", x: plot.left + plot.width - 5, y: there + (guide.below ? 13 : -4), "text-anchor": "end" }, guide.text));
+        draw("text", { class: "guide", x: plot.left + plot.width - 5 - 150 * written.filter((other) => Math.abs(other - line) < 13).length, y: line, "text-anchor": "end" }, guide.text));
+      written.push(line);
     }
     svg.replaceChildren(
       shell, draw("rect", { class: "outline", x: plot.left - 0.5, y: plot.top - 0.5, width: plot.width + 1, height: plot.height + 1 }), cross, brush);

@@ -40,7 +40,7 @@ export async function layerView({ root, source, run, rest, args, isShown }) {
   async function read() {
     held = await source.ask(run.id, "layer", { layer: rest });
     if (!isShown()) return;
-    const facts = [held.kind, held.parameters ? `${amount(held.parameters)} parameters` : "", held.shape ? `output ${held.shape}` : "", held.dtype ?? ""].filter(Boolean).join(" · ");
+    const facts = [held.kind, typeof held.parameters === "number" && held.parameters ? `${amount(held.parameters)} parameters` : "", held.shape ? `output ${held.shape}` : "", held.dtype ?? ""].filter(Boolean).join(" · ");
     const number_ = args.number && !args.number.includes(" ") ? args.number : "";
     head.replaceChildren(
       make("p", { class: "crumbs" }, make("a", { href: linkTo("layers", run.id, { number: number_ }) }, "← heat-map"), (held.before ? make("a", { href: linkTo("layer", run.id, {}, held.before), "data-key": "back", title: "The layer before ([)" }, `‹ ${held.before}`) : null), (held.after ? make("a", { href: linkTo("layer", run.id, {}, held.after), "data-key": "forward", title: "The next layer (])" }, `${held.after} ›`) : null)),

@@ -11,8 +11,8 @@ import { layerView } from "./layer.js";
 import { layersView } from "./layers.js";
 import { overviewView } from "./overview.js";
 import { runsView } from "./runs.js";
-import { Gone, sourceOf } from "./source.js";
-import { hideTip } from "./tip.js";
+import { Gone, Refused, sourceOf } from "./source.js";
+import { hideTip, showTip } from "./tip.js";
 import { updatesView } from "./updates.js";
 
 const TABS = [
@@ -67,7 +67,6 @@ function failed(root, error) {
     root.replaceChildren(notice("The server does not answer", "The page tries again by itself. If the server was stopped, start it again:", code("sonde ui RUNS_DIR")));
   } else {
     root.replaceChildren(notice("This cannot be shown", error.message));
-    if (error.name !== "Error" && !(error.message ?? "").length) throw error;
   }
 }
 
@@ -93,7 +92,7 @@ async function show() {
     Object.assign(mine, held ?? {});
   } catch (error) {
     if (shown === mine) failed(root, error);
-    if (!(error instanceof Gone) && error.constructor !== Error && error.constructor.name !== "Refused") console.error(error);
+    if (!(error instanceof Gone) && !(error instanceof Refused) && error.constructor !== Error) console.error(error);
   }
   clearTimeout(waiting);
   if (shown === mine) byId("view").replaceChildren(root);
@@ -162,8 +161,14 @@ async function begin() {
     return;
   }
   window.addEventListener("hashchange", show);
-  document.addEventListener("theme", show);
+  document.addEventListener("theme", () => (shown?.retheme ? shown.retheme() : show()));
   window.addEventListener("beforeprint", () => document.documentElement.classList.add("printing"));
+  // What a picture asks for later, as the finer data of a zoom, may be refused as well.
+  window.addEventListener("unhandledrejection", (event) => {
+    if (!(event.reason instanceof Refused) && !(event.reason instanceof Gone)) return;
+    event.preventDefault();
+    showTip(byId("view"), make("p", null, event.reason.message));
+  });
   source.follow(changed, reachable);
   await show();
   document.documentElement.dataset.ready = "";

@@ -107,14 +107,21 @@ export class Recording {
     const { held } = this;
     const given = {
       heatmap: () => held.heatmap?.[settings.number],
-      distribution: () => held.distribution?.[settings.site],
+      numbers: () => ({ ...held.numbers, numbers: held.numbers.numbers.filter((number) => held.heatmap?.[number.id]) }),
+      distribution: () => this.distribution(settings.site),
       lines: () => this.lines(settings),
       flow: () => this.flow(settings),
       layer: () => this.layer(settings.layer),
     };
     const answer = name in given ? given[name]() : held[name];
-    if (!answer) throw new Refused(`this report does not hold it: ${name} ${settings.number ?? settings.site ?? ""}. The live page does: sonde ui`);
+    if (!answer) throw new Refused(`this report does not hold it: ${name}${[settings.number, settings.site, settings.layer].flat().filter(Boolean).map((each) => ` of ${each}`).join("")}. The live page does: sonde ui`);
     return name === "heatmap" && settings.layers ? chosen(matrixOf(answer), settings.layers) : answer;
+  }
+
+  distribution(site) {
+    const sites = Object.keys(this.held.distribution ?? {});
+    const answer = this.held.distribution?.[site || sites[0]];
+    return answer && { ...answer, sites };
   }
 
   lines({ number, site: sites }) {
@@ -140,8 +147,8 @@ export class Recording {
 
   layer(name) {
     const { numbers, findings } = this.held;
-    const layer = numbers.layers.find((each) => each.layer === name);
-    if (!layer) return null;
+    const at = numbers.layers.findIndex((each) => each.layer === name);
+    const layer = { ...(numbers.layers[at] ?? { layer: name }), before: numbers.layers[at - 1]?.layer, after: at < 0 ? null : numbers.layers[at + 1]?.layer };
     const rows = [];
     for (const number of numbers.numbers) {
       const heat = this.held.heatmap?.[number.id];
@@ -154,6 +161,7 @@ export class Recording {
         rows.push({ ...number, number: number.id, site, last: last ?? null, values, marks });
       });
     }
+    if (!rows.length) return null;
     return { ...layer, numbers: rows, findings: findings.findings.filter((finding) => finding.site && layerOf(finding.site) === name) };
   }
 
