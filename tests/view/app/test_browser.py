@@ -230,3 +230,39 @@ def test_an_address_that_leads_nowhere_says_so(browser: Any, address: str, route
     with opened(browser, address) as page:
         page.evaluate("(route) => { location.hash = route; }", route)
         sync_api.expect(page.locator(".notice")).to_contain_text(words)
+
+
+@slow
+def test_flow_shows_the_values_of_one_step_where_columns_join_several(browser: Any, tmp_path: Path) -> None:
+    """Of 1,300 logged steps the slider has 600 or fewer places; dots are medians while it moves, and values of a step when it rests."""
+    made_runs.small_run(tmp_path / "runs" / "long", range(1300))
+    with LivePage(tmp_path / "runs") as served, opened(browser, served.address) as page:
+        go(page, f"#/run/{ids(page)['long']}/flow?number=moments.rms%40output&step=600")
+        facts = page.locator("figcaption p").first
+        sync_api.expect(facts).to_contain_text("dots: step ", timeout=10_000)
+        step = int(facts.inner_text().partition("dots: step ")[2].split()[0].replace(",", ""))
+        box = page.locator(".flow").bounding_box()
+        page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 8 + 10)  # the first row: rms is 1 + step
+        sync_api.expect(page.locator("#tip")).to_contain_text(f"{1 + step:,}")
+
+
+@slow
+def test_the_graph_follows_the_colours_of_the_page_around_it(browser: Any, tmp_path: Path) -> None:
+    pytest.importorskip("easydot")
+    import torch
+    from torch import nn
+
+    import sonde
+
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+    with sonde.watch(model, every=1, to=tmp_path / "runs" / "graph", batch=torch.ones(2, 3), quiet=True) as inspector:
+        model(torch.ones(2, 3)).sum().backward()
+        inspector.step()
+    with LivePage(tmp_path / "runs") as served, opened(browser, served.address) as page:
+        go(page, f"#/run/{ids(page)['graph']}/graph")
+        frame = page.frame_locator("iframe.graph")
+        frame.locator("html[data-ready]").wait_for(state="attached", timeout=20_000)
+        for scheme in ("dark", "light"):
+            page.keyboard.press("t")
+            sync_api.expect(page.locator("html")).to_have_attribute("data-theme", scheme)
+            sync_api.expect(frame.locator("html")).to_have_attribute("data-theme", scheme)
