@@ -241,7 +241,7 @@ def test_flow_shows_the_values_of_one_step_where_columns_join_several(browser: A
         facts = page.locator("figcaption p").first
         sync_api.expect(facts).to_contain_text("dots: step ", timeout=10_000)
         step = int(facts.inner_text().partition("dots: step ")[2].split()[0].replace(",", ""))
-        box = page.locator(".flow").bounding_box()
+        box = page.locator(".flow[role=img]").bounding_box()
         page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 8 + 10)  # the first row: rms is 1 + step
         sync_api.expect(page.locator("#tip")).to_contain_text(f"{1 + step:,}")
 
