@@ -234,7 +234,7 @@ def test_an_address_that_leads_nowhere_says_so(browser: Any, address: str, route
 
 @slow
 def test_flow_shows_the_values_of_one_step_where_columns_join_several(browser: Any, tmp_path: Path) -> None:
-    """Of 1,300 logged steps the slider has 600 or fewer places; dots are medians while it moves, and values of a step when it rests."""
+    """The slider has at most 600 places for 1,300 logged steps: dots are medians while it moves, values of a step when it rests."""
     made_runs.small_run(tmp_path / "runs" / "long", range(1300))
     with LivePage(tmp_path / "runs") as served, opened(browser, served.address) as page:
         go(page, f"#/run/{ids(page)['long']}/flow?number=moments.rms%40output&step=600")

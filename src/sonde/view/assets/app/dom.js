@@ -67,10 +67,10 @@ export function lasting(seconds) {
   return seconds < 86400 ? `${Math.floor(seconds / 3600)} h ${Math.floor((seconds % 3600) / 60)} min` : `${Number((seconds / 86400).toPrecision(2))} days`;
 }
 
-// Names of sites: "blocks.0.up:output" is the layer "blocks.0.up" at the port "output".
+// Names of sites: "lstm:output[0]" is the layer "lstm" at "output[0]". A colon within a name is escaped.
 
 export function partsOf(site) {
-  const at = site.lastIndexOf(":");
+  const at = site.indexOf(":");
   return at < 0 ? [site, ""] : [site.slice(0, at), site.slice(at + 1)];
 }
 

@@ -40,11 +40,12 @@ export async function layerView({ root, source, run, rest, args, isShown }) {
   async function read() {
     held = await source.ask(run.id, "layer", { layer: rest });
     if (!isShown()) return;
-    const facts = [held.kind, typeof held.parameters === "number" && held.parameters ? `${amount(held.parameters)} parameters` : "", held.shape ? `output ${held.shape}` : "", held.dtype ?? ""].filter(Boolean).join(" · ");
+    const facts = [held.kind, typeof held.parameters === "number" && held.parameters ? `${amount(held.parameters)} parameters` : "", held.shape ?? "", held.dtype ?? ""].filter(Boolean).join(" · ");
     const number_ = args.number && !args.number.includes(" ") ? args.number : "";
     head.replaceChildren(
       make("p", { class: "crumbs" }, make("a", { href: linkTo("layers", run.id, { number: number_ }) }, "← heat-map"), (held.before ? make("a", { href: linkTo("layer", run.id, {}, held.before), "data-key": "back", title: "The layer before ([)" }, `‹ ${held.before}`) : null), (held.after ? make("a", { href: linkTo("layer", run.id, {}, held.after), "data-key": "forward", title: "The next layer (])" }, `${held.after} ›`) : null)),
-      make("h1", null, rest || "(root)"), make("p", { class: "quiet" }, facts));
+      make("h1", null, rest || "(root)"), make("p", { class: "quiet" }, facts),
+      held.children?.length ? make("p", { class: "crumbs" }, make("span", { class: "quiet" }, "holds"), held.children.slice(0, 24).map((child) => make("a", { href: linkTo("layer", run.id, {}, child) }, child)), held.children.length > 24 ? make("span", { class: "quiet" }, `and ${held.children.length - 24} more`) : null) : null);
     findings.replaceChildren(...held.findings.map((finding) => card(run, finding)));
     // One box for each tensor; numbers that only count stand behind a switch.
     const groups = new Map();

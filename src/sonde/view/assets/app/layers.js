@@ -42,6 +42,7 @@ export async function layersView({ root, source, run, args, isShown }) {
   const span = new Span(run.first, Math.max(run.last, run.first + 1), args.from ? Number(args.from) : null, args.to ? Number(args.to) : null);
   const lines = lineChart(span, { height: 220, gutter: () => map.plot, label: "Histories of the chosen layer and its neighbours" });
   const linesTitle = make("h3");
+  const figures = make("figure", null, make("figcaption", null, linesTitle), lines.element);
   let found = null;
   let pinned = args.pinned ? args.pinned.split("|") : [];
   let row = null;
@@ -62,7 +63,7 @@ export async function layersView({ root, source, run, args, isShown }) {
   root.append(
     make("div", { class: "bar" }, make("label", null, "number ", numberChooser(about.numbers, number, (id) => { number = id; pinned = []; keep({ number, pinned: "" }); read(); })), filter, all),
     make("figure", null, make("figcaption", null, title, facts), map.element, legend),
-    make("figure", null, make("figcaption", null, linesTitle), lines.element));
+    figures);
 
   // Without a cell: the pinned rows, or those that stand out most.
   function histories() {
@@ -98,11 +99,16 @@ export async function layersView({ root, source, run, args, isShown }) {
     try {
       answer = await source.ask(run.id, "heatmap", { number, layers: filter.value.trim(), columns: columnsFor(map.element), ...part });
     } catch (error) {
-      if (mine === asked && isShown()) { map.element.hidden = true; legend.replaceChildren(notice("Nothing to draw", error.message)); }
+      if (mine !== asked || !isShown()) return;
+      const words = filter.value.trim();
+      legend.replaceChildren(words ? notice(`No layer matches “${words}”`, "Change or empty the filter: a part of a name, or a regular expression.", make("p", { class: "quiet small" }, error.message)) : notice("Nothing to draw", error.message));
+      map.element.hidden = figures.hidden = true;
+      title.replaceChildren();
+      facts.replaceChildren();
       return;
     }
     if (mine !== asked || !isShown()) return;
-    map.element.hidden = false;
+    map.element.hidden = figures.hidden = false;
     found = matrixOf(answer);
     found.names = found.layers ?? found.sites.map((site) => partsOf(site)[0]);
     found.label = about.numbers.find((each) => each.id === number)?.label ?? found.label;

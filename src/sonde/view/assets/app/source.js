@@ -1,4 +1,5 @@
 // Where answers come from: the server of a live page, or the recording in a report. Views ask either in the same way.
+import { partsOf } from "./dom.js";
 
 export class Refused extends Error {}
 export class Gone extends Error {}
@@ -176,7 +177,7 @@ export class Recording {
 
 const wordsOf = ({ label, unit, axis, scale, number }) => ({ label, unit, axis, scale, number });
 
-export const layerOf = (site) => { const at = site.lastIndexOf(":"); return at < 0 ? site : site.slice(0, at); };
+export const layerOf = (site) => partsOf(site)[0];
 
 export function rowOf(found, row) {
   const [start, end] = [row * found.columns, (row + 1) * found.columns];
