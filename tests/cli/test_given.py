@@ -83,7 +83,7 @@ WRONG = {
     "setup": "write the module or file, a colon, and the function",
     "a_training.py:alone": "returned a Linear: return (model, batch)",
     "a_training.py:raising": "raising() raised ValueError: no data (a_training.py:30: raise ValueError",
-    "a_training.py:wide": "the model raised RuntimeError: mat1 and mat2",
+    "a_training.py:wide": "the model raised RuntimeError: ",
 }
 
 

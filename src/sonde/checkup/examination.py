@@ -251,6 +251,8 @@ class Examination:
     @cached_property
     def costs(self) -> list[Cost]:
         """What each lens costs at each port, timed if there is time: a step in which each lens measures, with and without it."""
+        if self.times is None:
+            return self.steps.costs
         with Training.of(self.subject, self._backend) as training:
             training.stand_still()
             whole = tuple(_changed(lens, one_in=1) if isinstance(lens, Lens) else lens for lens in self._used)
