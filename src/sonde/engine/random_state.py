@@ -67,8 +67,7 @@ def accelerator() -> torch.device | None:
 
 def is_capturing() -> bool:
     """Return whether operations of the accelerator are being recorded to run later, as by ``torch.cuda.graph``."""
-    device = accelerator()
-    return device is not None and device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 def _device_module() -> Any:
