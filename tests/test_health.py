@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from benchmarks.health import baselines, page, scoring, suite, symptoms
-from benchmarks.health.case import CONTROLS, FAILURES, SYMPTOMS, Truth, hidden, truth
+from benchmarks.health.case import CONTROLS, FAILURES, SYMPTOMS, Case, Truth, hidden, truth
 from benchmarks.health.outcome import Alarm, Outcome, judged, measure
 
 from sonde.run import Layout, memory_run
@@ -102,8 +102,6 @@ def test_a_planted_fault_is_found_and_a_healthy_training_is_not_blamed() -> None
 
 
 def test_a_case_that_breaks_is_shown_as_such() -> None:
-    from benchmarks.health.case import Case
-
     def build(kind: str, seed: int) -> tuple[object, Truth]:
         raise RuntimeError("no such network")
 
@@ -150,3 +148,24 @@ def test_kept_outcomes_are_judged_anew() -> None:
     gone = Outcome("a case of old", "mlp", 0, 10, "sonde", False)
     [found] = suite.judged_anew([Outcome.of(kept.as_dict()), gone])
     assert (found.found, found.placed, found.timed, found.alarms[0].symptom) == (True, True, True, "not finite")
+
+
+_CHEAP = ("mlp", "cnn", "rnn", "gpt")
+"""Kinds of networks, the cheapest first."""
+
+
+@pytest.mark.slow
+def test_the_goal_is_met_by_a_sample_of_the_suite() -> None:
+    """Each kind of fault once, on its cheapest network, and all healthy trainings: every tenth step logged, with the first seed."""
+    cheapest: dict[str, Case] = {}
+    for case in sorted(FAILURES, key=lambda case: _CHEAP.index(case.kind) if case.kind in _CHEAP else 0):
+        cheapest.setdefault(case.name, case)
+    outcomes = [each for case in [*cheapest.values(), *CONTROLS] for each in measure(case, 0, [10]) if each.judge == "sonde"]
+    assert [each.error for each in outcomes if each.error] == []
+    assert [(each.case, each.alarms) for each in outcomes if each.healthy and each.alarms] == []
+    seen = scoring.countable(outcomes)
+    found = [each for each in seen if each.found]
+    missed = [each.case for each in seen if not each.found]
+    assert len(found) >= 0.95 * len(seen), missed
+    wrong = [each.case for each in found if each.placed is False or each.timed is False]
+    assert len(wrong) <= 0.1 * len(found), wrong

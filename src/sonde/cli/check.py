@@ -16,6 +16,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="RULE[=off|:THRESHOLD=NUMBER],...",
         help="other rules than the training had: dead=off, spike:deviations=6",
     )
+    parser.add_argument(
+        "--what-if",
+        metavar="FORMAT",
+        help="say what float16, bfloat16, float8_e4m3fn or float8_e5m2 would lose, of a run with the lens exponents()",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON, with the numbers and the formula of each finding")
 
 
@@ -23,7 +28,8 @@ def run(options: argparse.Namespace) -> int:
     """Print the findings; return 0 if there are none, 1 otherwise."""
     from sonde.run.checking import check
 
-    found = check(options.run, rules=None if options.rules is None else _rules(options.rules))
+    rules = None if options.rules is None else _rules(options.rules)
+    found = check(options.run, rules=rules, what_if=options.what_if)
     sys.stdout.write(f"{found.to_json() if options.json else found}\n")
     return 0 if found.is_healthy else 1
 

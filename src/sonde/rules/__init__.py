@@ -63,6 +63,7 @@ from sonde.rules.health import (
     SATURATED_SHARE,
     SCORES,
     VANISHED,
+    WOULD_VANISH,
     all_zero,
     attention_large,
     constant,
@@ -76,6 +77,8 @@ from sonde.rules.health import (
     rank_collapse,
     saturated,
     underflow,
+    would_overflow,
+    would_underflow,
 )
 from sonde.rules.loop import (
     NEAR_CHANCE,
@@ -152,6 +155,7 @@ __all__ = [
     "VANISHED",
     "WEIGHT_GROWTH",
     "WEIGHT_LARGE",
+    "WOULD_VANISH",
     "Chosen",
     "Finding",
     "Given",
@@ -217,5 +221,7 @@ __all__ = [
     "weight_growth",
     "weight_large",
     "weight_shrinking",
+    "would_overflow",
+    "would_underflow",
     "zeroed_as_good",
 ]

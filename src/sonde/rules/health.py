@@ -20,6 +20,7 @@ __all__ = [
     "SATURATED_SHARE",
     "SCORES",
     "VANISHED",
+    "WOULD_VANISH",
     "all_zero",
     "attention_large",
     "constant",
@@ -33,6 +34,8 @@ __all__ = [
     "rank_collapse",
     "saturated",
     "underflow",
+    "would_overflow",
+    "would_underflow",
 ]
 
 DEAD_SOME, DEAD_MOST = 0.25, 0.9
@@ -57,6 +60,8 @@ DROPPED = 0.9
 """Share of zeros behind a dropout layer."""
 NEAR_END = 0.5
 """Largest magnitude / largest number of the format: one doubling before an overflow."""
+WOULD_VANISH = 0.25
+"""Share of a tensor's values that another format would round to zero."""
 VANISHED = 0.5
 """Share of a gradient's elements that are zero, or too small for the normal numbers of a half precision."""
 
@@ -220,6 +225,32 @@ def dropped(share: float, *, most: float = DROPPED) -> Finding | None:
     if not share > most:
         return None
     return Finding("", f"{percent(share)} dropped", value=share, evidence={"zeros": share})
+
+
+@rule(
+    "any value of a tensor beyond the largest number of the format that what_if= names",
+    "torch.finfo(dtype).max",
+    "scale this tensor before it is rounded, by a factor of its own",
+)
+def would_overflow(share: float, scaled: float, *, most: float = 0.0) -> Finding | None:
+    """Judge the *share* of values that a format cannot hold; *scaled* is what it would lose of the tensor scaled to fit."""
+    if not share > most:
+        return None
+    evidence = {"overflow": share, "underflow_scaled": scaled}
+    return Finding("", f"{percent(share)} of its values would overflow", value=share, evidence=evidence)
+
+
+@rule(
+    f"more than {percent(WOULD_VANISH)} of the values of a tensor would be rounded to zero in the format that what_if= names",
+    "our own; Micikevicius et al., Mixed precision training, 2018, section 3.2, shows trainings that this breaks",
+    "scale this tensor before it is rounded, or the loss if it is a gradient",
+)
+def would_underflow(share: float, scaled: float, *, most: float = WOULD_VANISH) -> Finding | None:
+    """Judge the *share* of values that a format would round to zero; *scaled* is that of the tensor scaled to fit."""
+    if not share > most:
+        return None
+    evidence = {"underflow": share, "underflow_scaled": scaled}
+    return Finding("", f"{percent(share)} of its values would be rounded to zero", value=share, evidence=evidence)
 
 
 FORMATS = {"float16": (65504.0, 2.0**-14), "bfloat16": (3.39e38, 2.0**-126), "e4m3": (448.0, 2.0**-6), "e5m2": (57344.0, 2.0**-14)}

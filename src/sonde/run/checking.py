@@ -14,10 +14,13 @@ from sonde.escape import escape_html, printable
 from sonde.rules import RULES, Chosen, Finding, Given
 from sonde.run.recorded_findings import chosen_in, judged, with_alerts
 from sonde.run.run import Run, open_run
+from sonde.run.what_if import Format, WouldLose, findings_of, format_of, would_lose
 
 __all__ = ["Checked", "check"]
 
+_SHOWN = 8
 _SOURCES = {
+    **{f"underflow_{name}": "the lens exponents()" for name in ("fp16", "bf16", "e4m3", "e5m2")},
     "call_death": "the lens OutputActivation",
     "effective_rank": "the lens EffectiveRank",
     "loss": "push_loss(loss, train=True)",
@@ -26,7 +29,7 @@ _SOURCES = {
 }
 
 
-def check(run: Run | str | os.PathLike[str], *, rules: Given = None, rank: int | None = None) -> Checked:
+def check(run: Run | str | os.PathLike[str], *, rules: Given = None, rank: int | None = None, what_if: Any = None) -> Checked:
     """Return what the rules find in a run, the gravest first, and the rules that lack their numbers.
 
     They are the rules that a training applies to itself, with the same findings: also for a run that was killed, that still goes
@@ -37,9 +40,11 @@ def check(run: Run | str | os.PathLike[str], *, rules: Given = None, rank: int |
         rules: by name False to leave a rule out, or its thresholds, as ``{"dead": False, "spike": {"deviations": 6}}``; by
             default as the training had them.
         rank: the process whose rows are judged; by default, of each place at each step the first that has rows of it.
+        what_if: a number format, as ``"float16"``, ``"bfloat16"``, ``"float8_e4m3fn"``, ``"float8_e5m2"`` or the dtype: also say
+            which share of the values of each place the format would lose. It needs rows of the lens ``exponents()``.
 
     Raises:
-        ArgumentError: *rules* names no rule or threshold, or *run* is none; the message names the nearest.
+        ArgumentError: *rules* names no rule or threshold, *what_if* no format, or *run* is none; the message names the nearest.
         StoreError: the folder holds no run.
     """
     opened = run if isinstance(run, Run) else _opened(run)
@@ -47,7 +52,15 @@ def check(run: Run | str | os.PathLike[str], *, rules: Given = None, rank: int |
     findings = judged(opened, chosen, rank=rank)
     found = with_alerts(findings.all(), opened, rank, chosen)
     name = "in memory" if opened.path is None else opened.path.name
-    return Checked(found, findings.not_judged(), name, len(chosen.applied()))
+    checked = Checked(found, findings.not_judged(), name, len(chosen.applied()))
+    return checked if what_if is None else _with_losses(checked, opened, chosen, format_of(what_if), rank)
+
+
+def _with_losses(checked: Checked, run: Run, chosen: Chosen, wanted: Format, rank: int | None) -> Checked:
+    lost = would_lose(run, wanted, rank)
+    more = [*checked.findings, *findings_of(lost, wanted, chosen)]
+    missing = {} if lost else {f"what_if={wanted.name}": f"underflow_{wanted.short}:output|underflow_{wanted.short}:grad"}
+    return Checked(more, {**checked.not_judged, **missing}, checked.name, checked.applied + len(missing), lost, wanted.name)
 
 
 def _opened(run: Any) -> Run:
@@ -64,13 +77,25 @@ class Checked(Sequence[Finding]):
         not_judged: by rule, what it needs and the run does not have.
         name: of the run.
         applied: how many rules were applied.
+        would_lose: of each place the values that the format of ``what_if=`` would lose, the worst first.
+        what_if: the name of that format; ``""`` without one.
     """
 
-    def __init__(self, findings: Sequence[Finding], not_judged: Mapping[str, str], name: str, applied: int) -> None:
+    def __init__(
+        self,
+        findings: Sequence[Finding],
+        not_judged: Mapping[str, str],
+        name: str,
+        applied: int,
+        would_lose: Sequence[WouldLose] = (),
+        what_if: str = "",
+    ) -> None:
         self.findings = tuple(findings)
         self.not_judged = dict(not_judged)
         self.name = name
         self.applied = applied
+        self.would_lose = tuple(would_lose)
+        self.what_if = what_if
 
     @property
     def is_healthy(self) -> bool:
@@ -95,7 +120,10 @@ class Checked(Sequence[Finding]):
         listed = [
             {**asdict(each), "condition": RULES[each.rule].condition, "source": RULES[each.rule].source} for each in self.findings
         ]
-        return json.dumps(_finite({"run": self.name, "findings": listed, "not_judged": self.not_judged}), indent=2)
+        about = {"run": self.name, "findings": listed, "not_judged": self.not_judged}
+        if self.what_if:
+            about |= {"what_if": self.what_if, "would_lose": [asdict(each) for each in self.would_lose]}
+        return json.dumps(_finite(about), indent=2)
 
     def __repr__(self) -> str:
         judged = f"{self.applied - len(self.not_judged)} rules judged"
@@ -107,11 +135,25 @@ class Checked(Sequence[Finding]):
                 f"     {_evidence(each)}",
                 f"     {each.advice}",
             ]
+        lines += self._losses()
         needs: dict[str, list[str]] = {}
         for rule, missing in self.not_judged.items():
             needs.setdefault(missing, []).append(rule)
         lines += [f"not judged: {', '.join(rules)}: needs {_in_words(missing)}" for missing, rules in needs.items()]
         return printable("\n".join(lines))
+
+    def _losses(self) -> list[str]:
+        """Return the places that the format of ``what_if=`` would harm most, a line each."""
+        if not self.would_lose:
+            return []
+        shown = [each for each in self.would_lose if each.overflow or each.underflow][:_SHOWN]
+        width = max((len(each.site) for each in shown), default=0)
+        head = f"in {self.what_if}, of {len(self.would_lose):,} places" + (":" if shown else ": no value would be lost")
+        return [head] + [
+            f"     {each.site:<{width}}  overflow {each.overflow:.2%}, to zero {each.underflow:.2%} "
+            f"({each.underflow_scaled:.2%} if scaled to fit), step {each.step:,}"
+            for each in shown
+        ]
 
     def _repr_html_(self) -> str:
         return f"<pre>{escape_html(repr(self))}</pre>"
