@@ -17,8 +17,8 @@ _PAGE = """# Health rules, measured
 
 This page is written by `make health`. {kinds} kinds of faults were planted in {failures} small trainings, and {healthy} healthy
 trainings stand beside them, each with {seeds} ({date}, torch {torch}). The truth about a fault (the symptoms that show it, the
-layer, the step) was written down as the fault was planted, in `benchmarks/health/failures/`. {hidden} kinds of faults leave no
-trace in the recorded numbers; they are listed below and count for nothing.
+layer, the step) was written down as the fault was planted, in `benchmarks/health/failures/`. Thresholds were chosen with the
+first seed alone. {hidden} kinds of faults leave no trace in the recorded numbers; they are listed below and count for nothing.
 
 - *recall*: the share of faults of which at least one finding names a symptom that shows the fault;
 - *right layer*, *right step*: of the found ones, the share where the first such finding names the planted layer, and a step within
