@@ -34,7 +34,7 @@ DOUBLES = {
     "page": "a page of HTML: what all pages share, and the graph's",
     "preflight": "the function, and the command",
     "recorder": "the public class of the first line: of tensors (seed 2), and of a graph (seed 4)",
-    "report": "what an instrument says of itself at the end",
+    "report": "what an instrument says of itself at the end, and the command that writes the pictures of a run to a file",
     "rows": "rows of a table: of a summary, and of a run",
     "scalars": "one number per step: written, and drawn",
     "table": "rows and columns: of sums (stats), and of text (view, and what fills it)",

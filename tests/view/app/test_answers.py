@@ -183,6 +183,19 @@ def test_findings_have_evidence_formula_and_a_picture(defects: OpenedRun) -> Non
     assert found["link"]["view"] == "layers"
 
 
+def test_findings_of_a_large_run_are_what_the_training_wrote(defects: OpenedRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless every row is asked for: the rules take seconds for a million of them."""
+    monkeypatch.setattr("sonde.view.app.answers.found._FEW", 40)
+    assert defects.rows == 3 * 12 + 4  # the fourth layer has the last four steps
+    assert findings(defects)["complete"]
+    monkeypatch.setattr("sonde.view.app.answers.found._FEW", 39)
+    answer = findings(defects)
+    assert not answer["complete"]
+    assert [(each["rule"], each["site"], each["step"]) for each in answer["findings"]] == [("nonfinite", "broken:output", 6)]
+    assert answer["findings"][0]["condition"]
+    assert findings(defects, every=True)["complete"]
+
+
 def test_a_distribution_counts_shares_of_elements() -> None:
     """Of 8 elements, 4 have the power -1, 2 the power 0, one is zero, one NaN."""
     counts = np.zeros(278)

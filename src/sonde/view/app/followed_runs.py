@@ -50,6 +50,7 @@ class _Followed:
     path: Path | None
     version: str = ""
     error: str = ""
+    ended: bool = False
     state: State = "running"
     opened: OpenedRun | None = None
     summary: RunSummary = field(default_factory=RunSummary)
@@ -106,7 +107,6 @@ class FollowedRuns:
                 version, state = self._version(each), each.state
                 if version != each.version:
                     each.version, each.opened = version, None
-                    each.run = each.run if each.path is None else None if each.error else each.run
                     self._open(each)
                     changed.append(each.id)
                 each.state = _state(each)
@@ -132,13 +132,13 @@ class FollowedRuns:
         return DiskSource(each.path).version if each.path is not None else each.run.version if each.run is not None else ""
 
     def _open(self, each: _Followed) -> None:
-        """Open the run, or note why it cannot be read."""
-        if each.path is None or each.run is not None:
-            return
+        """Open the run, unless it is open, and look whether it has ended; or note why it cannot be read."""
         try:
-            each.run, each.error = Run(DiskSource(each.path), threads=self._threads), ""
+            if each.run is None and each.path is not None:
+                each.run = Run(DiskSource(each.path), threads=self._threads)
+            each.error, each.ended = "", each.run is not None and each.run.state == "closed"
         except StoreError as error:
-            each.error = str(error)
+            each.run, each.error = None, str(error)
 
     def __len__(self) -> int:
         return len(self._followed)
@@ -212,15 +212,11 @@ def _state(each: _Followed) -> State:
     if each.run is None:
         newer = each.path is not None and (written_version(each.path) or 0) > VERSION
         return "newer" if newer else "damaged"
-    try:
-        attempts = each.run.description.attempts
-    except StoreError:
-        return "damaged"
-    if attempts and attempts[-1].ended is not None:
+    if each.ended:
         return "ended"
-    if each.path is None or is_locked(each.path):
-        return "running"
-    return "running" if is_locked(each.path) is None and time.time() - _changed(each.path) < _RECENT else "lost"
+    locked = True if each.path is None else is_locked(each.path)
+    is_recent = locked is None and each.path is not None and time.time() - _changed(each.path) < _RECENT
+    return "running" if locked or is_recent else "lost"
 
 
 def _changed(path: Path) -> float:

@@ -68,17 +68,19 @@ def distribution(
 
 
 def _limits(powers: Sequence[int], name: str | None) -> Iterator[dict[str, Any]]:
-    """Yield the ends of the format *name*, or of those whose ends lie within *powers*."""
-    if not powers:
-        return
-    for each in _ALL_FORMATS:
+    """Yield the ends of the format *name* that lie within *powers*; without any, those of other formats."""
+    found = [
+        (each.name, {"power": float(power), "text": f"{each.name} {text}", "below": below})
+        for each in _ALL_FORMATS
         for power, text, below in (
             (each.greatest, "largest", True),
             (each.normal, "least normal", False),
             (each.subnormal, "least subnormal", False),
-        ):
-            if powers[0] <= power <= powers[-1] + 1 and name in (None, each.name):
-                yield {"power": float(power), "text": f"{each.name} {text}", "below": below}
+        )
+        if powers and powers[0] <= power <= powers[-1] + 1
+    ]
+    own = [limit for of, limit in found if of == name]
+    yield from own or [limit for _, limit in found]
 
 
 def _powers(opened: OpenedRun, family: str, site: str, first: int | None, last: int | None, columns: int) -> dict[str, Any]:

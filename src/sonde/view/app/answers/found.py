@@ -14,20 +14,32 @@ from sonde.view.app.answers.opened_run import OpenedRun
 
 __all__ = ["alerts_data", "findings"]
 
+_FEW, _FEW_OF_MANY = 1_000_000, 150_000  # rows that are judged in seconds; of a run that goes on, each time it has grown
 _GRAVEST = ("bad", "error", "warn", "warning", "note")
 
 
-def findings(opened: OpenedRun) -> dict[str, Any]:
-    """Return what all rules find in all rows of a run, the gravest first, and which could not judge it.
+def findings(opened: OpenedRun, *, every: bool | None = None) -> dict[str, Any]:
+    """Return what the rules find in a run, the gravest first, and which could not judge it.
+
+    Args:
+        opened: the run.
+        every: whether the rules look at every row now; otherwise the answer is what the training has written down, without the
+            numbers that the rules compared. None: yes, unless the run has so many rows that a reader would wait.
 
     Returns:
+        ``complete``: whether the rules have looked at every row;
         ``findings``: of each ``rule``, ``severity``, ``message``, ``site``, ``layer``, ``call``, ``step``, ``first_step``,
         ``evidence`` (names and numbers), ``condition``, ``advice``, ``source``, and ``link``, the picture that shows it;
         ``not_judged``: rules and what they need; ``applied``: how many rules there were; ``told``: alerts of the training itself
         that are of no rule.
     """
+    if every is False or (every is None and opened.rows > (_FEW if opened.run.state == "closed" else _FEW_OF_MANY)):
+        told = alerts_data(opened)
+        by_rule = [each for each in told if each["rule"] in RULES]
+        return {"complete": False, "findings": by_rule, "not_judged": [], "told": [each for each in told if each not in by_rule]}
     found = check(opened.run)
     return {
+        "complete": True,
         "findings": [_data(opened, each) for each in found],
         "not_judged": [{"rule": rule, "needs": needs} for rule, needs in found.not_judged.items()],
         "applied": found.applied,

@@ -150,6 +150,12 @@ class OpenedRun:
         return tuple(map(Site.parse, self.run.sites))
 
     @cached_property
+    def rows(self) -> int:
+        """How many rows of numbers there are."""
+        counted = [f"SELECT count(*) AS rows FROM {quoted(family)}" for family in self.known.numbers]
+        return int(self.run.sql(f"SELECT sum(rows) FROM ({' UNION ALL '.join(counted)})").fetchall()[0][0]) if counted else 0
+
+    @cached_property
     def drawable(self) -> dict[str, tuple[str, str, str, Number]]:
         """By id the numbers that each row has one of: family, name, port, description. Main families and main numbers first."""
         families = [*main_families(self.known.numbers)]

@@ -70,7 +70,8 @@ def arguments_of(function: Callable[..., Any], query: Sequence[tuple[str, str]])
         if "tuple" in str(parameter.annotation):
             found[parameter.name] = (*found.get(parameter.name, ()), text)
         else:
-            found[parameter.name] = _whole(key, text) if "int" in str(parameter.annotation) else text
+            kind = str(parameter.annotation)
+            found[parameter.name] = _whole(key, text) if "int" in kind else text not in ("", "0") if "bool" in kind else text
     missing = [key for key, each in wanted.items() if each.default is each.empty and each.name not in found]
     if missing:
         raise ArgumentError(f"the question lacks {' and '.join(map(repr, missing))}: write ?{missing[0]}=...")
