@@ -82,7 +82,7 @@ def heatmap_of(
     if not unique:
         function = _FUNCTIONS[(number.worst or "mean") if reduce == "worst" else reduce]
         some = f" FILTER (NOT isnan({value}::DOUBLE))" if reduce == "worst" and number.worst else ""  # NaN is no number
-        reduced = f"coalesce({function}({value}){some}, 'nan')::DOUBLE AS sonde_value"
+        reduced = f"coalesce({function}({value}::DOUBLE){some}, 'nan') AS sonde_value"
         cells = f"SELECT sonde_line, step, {reduced} {rows_of_port} GROUP BY sonde_line, step"
         values, _ = _filled(connection, cells, len(sites), steps)
     return Heatmap(values, sites, steps, number.name, port, family)

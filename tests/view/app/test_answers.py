@@ -275,3 +275,12 @@ def test_unknown_names_are_said_with_the_nearest(small: OpenedRun) -> None:
 def test_a_query_that_cannot_be_read_is_said(query: list[tuple[str, str]], said: str) -> None:
     with pytest.raises(ArgumentError, match=said):
         arguments_of(heatmap, query)
+
+
+def test_numbers_that_are_true_or_false_are_shares() -> None:
+    """A lens of the user's own may record them; of two calls in one step the mean is shown."""
+    writer = memory_run()
+    writer.append("mine", Layout(["fc:output"] * 2, call=[0, 1]), {"flag": [True, False]}, step=0)
+    opened = OpenedRun(writer.run())
+    assert cells(heatmap(opened, "flag")).tolist() == [[0.5]]
+    assert layer(opened, "fc")["numbers"][0]["last"] == 0.5

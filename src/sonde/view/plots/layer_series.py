@@ -294,7 +294,7 @@ class Known:
 
 def _defects(run: Run, heat: Heatmap, where: str | None, known: Known) -> npt.NDArray[np.int8]:
     """Return the codes of the cells: by the family's own counts of defects, otherwise by whether the number is NaN or infinite."""
-    names, number = known.numbers[heat.family], quoted(heat.number)
+    names, number = known.numbers[heat.family], f"{quoted(heat.number)}::DOUBLE"  # it may be true or false
     counted = " ".join(f"WHEN {quoted(name)} > 0 THEN {literal(kind)}" for name, kind in _DEFECTS.items() if name in names)
     code = f"(CASE {counted or f'WHEN isnan({number}) THEN 3 WHEN isinf({number}) THEN 1'} ELSE 0 END)"
     rows = run.sql(

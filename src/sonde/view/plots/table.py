@@ -250,7 +250,7 @@ class _Reader:
         names = self._known.numbers[family]
         nan = " + ".join(quoted(each) for each in ("nan", "nonfinite") if each in names) or "0"
         inf, count = ("inf" if "inf" in names else "0"), ("count" if "count" in names else "NULL")
-        value = "zeros / finite" if number == "zeros" and "finite" in names else quoted(number)
+        value = "zeros / finite" if number == "zeros" and "finite" in names else f"{quoted(number)}::DOUBLE"
         some = "finite > 0" if "finite" in names else "true"
         return (
             f"SELECT site, step, {OF_CALLS[number_of(number).worst]}({value}) FILTER ({some} AND isfinite({value})) AS value, "

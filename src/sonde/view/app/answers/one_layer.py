@@ -80,7 +80,7 @@ def _numbers(opened: OpenedRun, owner: Site, points: int) -> Iterator[dict[str, 
         of_family.setdefault(family, {})[name] = None
     place = f"layer = {literal(owner.layer)} AND model = {literal(owner.model)}"
     for family, names in of_family.items():
-        columns = ", ".join(f"avg({quoted(name)})::DOUBLE AS {quoted(name)}" for name in names)
+        columns = ", ".join(f"avg({quoted(name)}::DOUBLE) AS {quoted(name)}" for name in names)
         table = opened.run.sql(
             f"SELECT site, step, {columns} FROM {quoted(family)} WHERE {place} GROUP BY site, step "
             'ORDER BY min("order"), site, step'
