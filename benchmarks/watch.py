@@ -259,7 +259,7 @@ def main() -> None:
         warnings.simplefilter("ignore")
         for title, make, steps, rounds in (("MLP of 16 leaves", mlp, 200, 25), ("GPT of 6 blocks", gpt, 10, 9)):
             found[title] = show(title, *measure(make, steps, rounds, ways))
-            print(f"  scalars read by the host in a logged step, beside the one copy: {reads(make)}")
+            print(f"  scalars read in a logged step beside the one copy (on the CPU, where that waits for nothing): {reads(make)}")
     print("\n" + json.dumps(found))
 
 

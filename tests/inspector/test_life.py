@@ -277,6 +277,7 @@ def test_what_is_no_model_leaves_an_attached_inspector_as_it_is() -> None:
         assert inspector.attached
 
 
+@pytest.mark.slow
 def test_the_visualizer_that_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By name or as an object; of several all; and of matplotlib one figure with every picture."""
     monkeypatch.chdir(tmp_path)

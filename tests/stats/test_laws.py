@@ -248,13 +248,16 @@ MUTANTS: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+LONG = {"sees the first element only", "counts calls in a field per element", "changes what it reads"}  # to make smaller
+
+
 def test_the_harness_passes_what_is_right() -> None:
     """A statistic and a pair statistic from outside, written as the documentation says."""
     assert_laws(Honest(), examples=20)
     assert_laws(HonestPair(), sample=(2,), examples=20)
 
 
-@pytest.mark.parametrize("mutant", MUTANTS)
+@pytest.mark.parametrize("mutant", [pytest.param(each, marks=pytest.mark.slow if each in LONG else ()) for each in MUTANTS])
 def test_the_harness_notices(mutant: str) -> None:
     """A statistic that is wrong in one way breaks a law, and the error names it."""
     attributes, law = MUTANTS[mutant]
@@ -271,7 +274,7 @@ def asking_for_one_shape(self: Any, tensor: Tensor, previous: Tensor) -> Tensor:
     return torch.cat([torch.ones(2), (tensor - previous).flatten()[:1]]).double()
 
 
-@pytest.mark.parametrize("row_of", [adding_anyway, asking_for_one_shape])
+@pytest.mark.parametrize("row_of", [adding_anyway, pytest.param(asking_for_one_shape, marks=pytest.mark.slow)])
 def test_the_harness_notices_a_pair_that_is_none(row_of: Callable[..., Tensor]) -> None:
     """A pair statistic that takes tensors of different shapes for a pair, or raises, breaks a law."""
     wrong = type("Wrong", (HonestPair,), {"row_of": row_of})()

@@ -32,8 +32,13 @@ NAMES = {
     "slash": "a/b",
 }
 RAW = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-ALL = pytest.mark.parametrize("name", NAMES.values(), ids=NAMES)
-FEW = pytest.mark.parametrize("name", ["\x1b[31mred", "a\x00b", "$x^2$ $"])
+QUICK = {"escape", "NUL", "newline", "markup of rich", "slash"}
+ALL = pytest.mark.parametrize(
+    "name", [pytest.param(name, id=kind, marks=() if kind in QUICK else pytest.mark.slow) for kind, name in NAMES.items()]
+)
+FEW = pytest.mark.parametrize(
+    "name", ["a\x00b", *(pytest.param(name, marks=pytest.mark.slow) for name in ("\x1b[31mred", "$x^2$ $"))]
+)
 
 
 def model_of(name: str) -> nn.Module:

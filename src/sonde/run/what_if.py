@@ -12,7 +12,7 @@ import numpy as np
 
 from sonde.errors import ArgumentError
 from sonde.rules import Chosen, Finding
-from sonde.run.folder.duckdb_sql import of_rank
+from sonde.run.folder.duckdb_sql import of_rank, quoted
 from sonde.run.layer_groups import among
 from sonde.run.schema import main_families
 from sonde.site import Site
@@ -105,10 +105,11 @@ def _badness(each: WouldLose) -> tuple[float, float]:
 
 def _of_family(run: Run, family: str, wanted: Format, rank: int | None) -> Iterator[WouldLose]:
     rows = of_rank(family, rank, run.ranks)
-    over, under = f"overflow_{wanted.short}", f"underflow_{wanted.short}"
+    over, under = quoted(f"overflow_{wanted.short}"), quoted(f"underflow_{wanted.short}")
     worst = f"row_number() OVER (PARTITION BY site, call ORDER BY {over} + {under} DESC NULLS LAST, step) = 1"
-    numbers = f"{over}, {under}, finite, zeros, powers"
-    query = f"SELECT site, call, epoch, step, {numbers} FROM {rows} WHERE isfinite({over}) QUALIFY {worst}"
+    query = (
+        f"SELECT site, call, epoch, step, {over}, {under}, finite, zeros, powers FROM {rows} WHERE isfinite({over}) QUALIFY {worst}"
+    )
     for site, call, epoch, step, overflow, underflow, finite, zeros, powers in run.sql(query).fetchall():
         yield WouldLose(site, call, epoch, step, overflow, underflow, _scaled(np.array(powers, float), finite, zeros, wanted))
 

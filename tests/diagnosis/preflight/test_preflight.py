@@ -312,7 +312,7 @@ def test_raise_if_bad_names_the_findings() -> None:
         ({"checks": ["overfitt"]}, "no check. Nearest: overfit"),
         ({"skip": "overfit"}, r"give a list of names, \['overfit'\]"),
         ({"steps": 0}, "steps=0: give the number of training steps"),
-        ({"seconds": -1}, "seconds=-1: give the time"),
+        ({"seconds": -1}, "seconds=-1: give a time above 0"),
         ({"optimizer": 3}, "optimizer=3: give an optimizer"),
         ({"loss_fn": 3}, "loss_fn=3 cannot be called"),
         ({"loss_fn": lambda out: out}, "loss_fn must return a scalar tensor; it returned one of shape"),

@@ -49,7 +49,7 @@ def piped(schedule: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("schedule", ["ScheduleGPipe", "Schedule1F1B"])
+@pytest.mark.parametrize("schedule", [pytest.param("ScheduleGPipe", marks=pytest.mark.slow), "Schedule1F1B"])
 def test_the_call_by_which_a_pipeline_learns_shapes_is_not_seen(schedule: str) -> None:
     for rank, seen in enumerate(values(on_ranks(2, piped, schedule))):
         calls = STEPS * MICRO_BATCHES

@@ -40,8 +40,15 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, backend: str) -> l
     return losses + [number for parameter in model.parameters() for number in parameter.flatten().tolist()]
 
 
-@pytest.mark.parametrize("do", [Moments(), lambda event: None], ids=["statistic", "function"])
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize(
+    ("backend", "do"),
+    [
+        pytest.param("eager", lambda event: None, id="eager-function"),
+        pytest.param("aot_eager", Moments(), id="aot_eager-statistic"),
+        pytest.param("eager", Moments(), id="eager-statistic", marks=pytest.mark.slow),
+        pytest.param("aot_eager", lambda event: None, id="aot_eager-function", marks=pytest.mark.slow),
+    ],
+)
 def test_gradients_are_refused_and_all_other_ports_go_on(backend: str, do: Any) -> None:
     plain, model = network(), network()
     expected = train(plain, torch.optim.SGD(plain.parameters(), 0.1), backend)

@@ -102,7 +102,8 @@ def graphs() -> int:
 
 def cases(*chosen: str) -> Any:
     """Backend, way and checkpoint of each of *chosen*; and whether compiled code measures, as on an accelerator."""
-    marks = {"inductor": [pytest.mark.slow], "aot_eager-whole-checkpoint-rows": [pytest.mark.slow]}
+    seldom = ("aot_eager-whole-checkpoint-rows", "aot_eager-whole-plain", "aot_eager-wrapped-checkpoint", "eager-whole-checkpoint")
+    marks = {name: [pytest.mark.slow] for name in ("inductor", *seldom)}
     split = [case.split("-") for case in chosen]
     made = [
         pytest.param(backend, way, "checkpoint" in rest, "rows" in rest, id=case, marks=marks.get(backend, marks.get(case, [])))

@@ -515,8 +515,8 @@ def test_the_table() -> None:
     lines = [" ".join(line.split()) for line in repr(recorder).splitlines()]
     assert lines[:2] == ["ForwardOutput: 3 slots", "slot layer type samples kept shape mean ± std"]
     assert lines[3:] == [
-        "0 a Adds 2 2 tensors 3×4 2.00 ± 0.000",
-        "1 b Two 2 2 tuples of 2 tensors 3×4 (+1) 2.00 ± 0.000",
+        "0 a Adds 2 2 tensors 3×4 2.00 ± 0",
+        "1 b Two 2 2 tuples of 2 tensors 3×4 (+1) 2.00 ± 0",
         "2 c Adds 0 nothing never called: a branch not taken, or a fused or functional path "
         "(without gradients these two look alike)",
     ]

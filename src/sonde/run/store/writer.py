@@ -218,7 +218,8 @@ class RunWriter(ABC):
             value: the number that the rule is about.
             call: which call of the module; -1 is all calls together.
             first_step: the first logged step at which the condition held.
-            evidence: the numbers that the rule compared, by name. The row has them as JSON, with null for a NaN or infinity.
+            evidence: the numbers that the rule compared, by name. The row has them as JSON, with null for a NaN or infinity;
+                without numbers it has null.
             advice: one line on what to do.
 
         Raises:
@@ -229,7 +230,7 @@ class RunWriter(ABC):
         moment = (whole_number("epoch", epoch), whole_number("step", step), self.process)
         number = None if value is None else float(value)
         texts = tuple(map(encodable, (severity, rule, str(site))))
-        numbers = None if evidence is None else _evidence(evidence)
+        numbers = _evidence(evidence) if evidence else None
         more = (call, None if first_step is None else whole_number("first_step", first_step), numbers, encodable(advice))
         self._take(Lines("alerts", ((*moment, *texts, number, encodable(message), *more),)))
 
