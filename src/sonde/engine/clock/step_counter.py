@@ -412,7 +412,8 @@ class StepCounter:
             f"the parameters have changed {self._unsaid} times and no optimizer was seen to step: its step is compiled by "
             "torch.compile, or it is none of torch.optim. These first steps are counted and have no rows. From now on a step is "
             "recognised as the next forward in training mode begins, and its gradients are those that the last backward pass has "
-            "left. To say each step yourself, call step() of the inspector or probe after it."
+            "left. To say each step yourself, call step() of the inspector or probe after it. Where torch.compile holds the whole "
+            "step, forward, backward and optimizer, log each step (every=1): which graph runs is decided before its forward begins."
         )
 
     def _tell_of_step(self, *, taken: bool) -> None:

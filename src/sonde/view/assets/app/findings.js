@@ -25,14 +25,40 @@ export function card(run, finding, brief = false) {
     make("a", { class: "button", href: pictureOf(run, finding) }, "See it"));
 }
 
+// What the rules could not judge, and what the training said that is of no rule.
+function besides(run, { told = [], not_judged: missing = [] }) {
+  return [
+    told.length ? [make("h2", null, "Said by the training itself"), make("div", { class: "findings" }, told.map((each) => card(run, each)))] : null,
+    missing.length
+      ? make("details", null, make("summary", null, `${many(missing.length, "rule")} could not judge: what they need was not recorded`),
+        make("dl", { class: "evidence" }, missing.map(({ rule, needs }) => [make("dt", null, rule), make("dd", null, needs)])))
+      : null,
+  ];
+}
+
 export async function findingsView({ root, source, run, isShown }) {
+  let every = false;
   async function read() {
-    const { findings } = await source.ask(run.id, "findings");
+    const answer = await source.ask(run.id, "findings", every ? { every: 1 } : {});
     if (!isShown()) return;
-    if (!findings.length) { root.replaceChildren(notice("No findings", `The rules judged ${run.last >= 0 ? `all logged steps up to step ${whole(run.last)}` : "no step yet"} and found nothing wrong.`)); return; }
+    const { findings, complete } = answer;
     const order = { bad: 0, warn: 1, note: 2 };
     const sorted = [...findings].sort((one, other) => (order[one.severity] ?? 3) - (order[other.severity] ?? 3) || (one.first_step ?? one.step) - (other.first_step ?? other.step));
-    root.replaceChildren(make("div", { class: "bar" }, make("h1", null, many(findings.length, "finding")), make("p", { class: "quiet" }, "the worst first, then by step")), make("div", { class: "findings" }, sorted.map((finding) => card(run, finding))));
+    const judged = `The rules judged ${run.last >= 0 ? `all logged steps up to step ${whole(run.last)}` : "no step yet"} and found nothing wrong.`;
+    const live = "These are the alerts that the training wrote while it ran; the run has so many rows that judging all of them anew takes a while.";
+    root.replaceChildren(
+      sorted.length
+        ? make("div", { class: "bar" }, make("h1", null, many(findings.length, "finding")), make("p", { class: "quiet" }, "the worst first, then by step"))
+        : notice("No findings", complete ? judged : "The training itself wrote no alert while it ran."),
+      complete ? "" : make("p", { class: "quiet" }, live, " ", source.isLive ? make("button", { onclick: judgeAll }, "Judge every row") : null),
+      make("div", { class: "findings" }, sorted.map((finding) => card(run, finding))),
+      ...besides(run, answer).flat().filter(Boolean),
+    );
+  }
+  async function judgeAll() {
+    every = true;
+    root.replaceChildren(notice("Judging every row", "This can take a minute for a million rows."));
+    await read();
   }
   await read();
   return { refresh: read };
