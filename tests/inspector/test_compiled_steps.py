@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("fresh_compiler")]
 
 STEPS = 7
 ROUNDING = 64 * 2.0**-24
-"""A parameter after seven steps of SGD: each is one product and one sum, and no gradient of this network adds more than 16 terms."""
+"""A parameter after seven steps of SGD: each is one product and one sum, and no gradient here adds more than 16 terms."""
 
 Rows = dict[tuple[str, int, int], float]
 

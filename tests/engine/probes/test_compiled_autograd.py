@@ -43,7 +43,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, backend: str) -> l
 @pytest.mark.parametrize(
     ("backend", "do"),
     [
-        pytest.param("eager", lambda event: None, id="eager-function"),
+        pytest.param("eager", lambda event: None, id="eager-function", marks=pytest.mark.slow),
         pytest.param("aot_eager", Moments(), id="aot_eager-statistic"),
         pytest.param("eager", Moments(), id="eager-statistic", marks=pytest.mark.slow),
         pytest.param("aot_eager", lambda event: None, id="aot_eager-function", marks=pytest.mark.slow),

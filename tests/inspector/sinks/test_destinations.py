@@ -66,6 +66,7 @@ def test_several_targets_get_the_same(tmp_path: Path) -> None:
     assert [scalar.value for scalar in sink.scalars if scalar.name == "grad_norm"] == run.scalar("grad_norm")[1].tolist()
 
 
+@pytest.mark.slow
 def test_visualizers_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Print, pictures and TensorBoard beside the folder, each in a folder of the run."""
     pytest.importorskip("matplotlib")
