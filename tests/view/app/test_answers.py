@@ -284,3 +284,15 @@ def test_numbers_that_are_true_or_false_are_shares() -> None:
     opened = OpenedRun(writer.run())
     assert cells(heatmap(opened, "flag")).tolist() == [[0.5]]
     assert layer(opened, "fc")["numbers"][0]["last"] == 0.5
+
+
+def test_an_alert_has_its_evidence_and_the_step_where_it_began() -> None:
+    writer = memory_run()
+    writer.append("moments", Layout(["fc:output"]), {"rms": [1.0]}, step=8)
+    evidence = {"dead": 0.9, "limit": 0.25}
+    writer.alert(
+        "fc: 90 % dead", step=8, rule="dead", site="fc:output", call=1, first_step=5, evidence=evidence, advice="look here"
+    )
+    (found,) = findings(OpenedRun(writer.run()), every=False)["findings"]
+    assert (found["step"], found["first_step"], found["call"], found["advice"]) == (8, 5, 1, "look here")
+    assert found["evidence"] == [{"name": "dead", "value": 0.9}, {"name": "limit", "value": 0.25}]

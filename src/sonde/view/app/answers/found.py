@@ -53,7 +53,19 @@ def alerts_data(opened: OpenedRun) -> list[dict[str, Any]]:
     for alert in opened.run.alerts:
         rule, site = alert["rule"] or "", alert["site"] or ""
         value = math.nan if alert["value"] is None else float(alert["value"])
-        known = Finding(rule, alert["message"] or "", site, alert["epoch"], alert["step"], value, severity=alert["severity"])
+        known = Finding(
+            rule,
+            alert["message"] or "",
+            site,
+            alert["epoch"],
+            alert["step"],
+            value,
+            severity=alert["severity"],
+            call=-1 if alert["call"] is None else alert["call"],
+            first_step=alert["first_step"],
+            evidence=alert["evidence"] or {},
+            advice=alert["advice"] or "",
+        )
         found.setdefault((rule, site, "" if rule else known.message), known)
     return sorted((_data(opened, each) for each in found.values()), key=lambda each: _grave(each["severity"]))
 
