@@ -45,12 +45,11 @@ def test_a_fault_is_found_later_and_explained_with_the_parameters_before_it(
     assert operation in str(sonde.replay(folder, Planted(fault)).operation)
 
 
-@pytest.mark.parametrize("loop", LOOPS)
+# Of accumulated micro-batches the last eight are kept, and the bad one is not among them.
+@pytest.mark.parametrize("loop", [loop for loop in LOOPS if loop.__name__ != "accumulated"])
 def test_the_bad_pass_of_each_loop_is_found_later(
     loop: Callable[[nn.Module, sonde.Inspector], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if loop.__name__ == "accumulated":
-        pytest.skip("the bad micro-batch is not among the last eight")
     model = Planted(log_of_negative)
     with (
         device(monkeypatch, 2) as far,
