@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from sonde.checkup.examination import Cost
 from sonde.checkup.words import seconds_in_words
-from sonde.diagnosis.preflight.verdicts import Verdict, counts_of, facts_of, finite, rows_of, worst_of
-from sonde.errors import UnknownSiteError
+from sonde.diagnosis.preflight.verdicts import Verdict, counts_of, facts_of, finite, rows_of, verdict_on, worst_of
 from sonde.rules import Finding
-from sonde.suggest import nearest
 from sonde.view.layer_table import size
 from sonde.view.report import Part, Report, ShownAsReport
 from sonde.view.table import Cell, Grid, Tone
@@ -59,10 +57,7 @@ class Checkup(ShownAsReport):
         Raises:
             UnknownSiteError: there is no such verdict; the message names the nearest.
         """
-        for each in self.verdicts:
-            if each.check == check:
-                return each
-        raise UnknownSiteError(f"{check!r} was not examined. {nearest(check, [each.check for each in self.verdicts])}")
+        return verdict_on(check, self.verdicts, "examined")
 
     def to_dict(self) -> dict[str, Any]:
         """The verdicts, findings, numbers and costs as plain data; a number that is not finite is None."""

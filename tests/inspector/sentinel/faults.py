@@ -59,3 +59,18 @@ def train(
 
 def watched(model: nn.Module, optimizer: torch.optim.Optimizer, to: Any = "memory", **options: Any) -> sonde.Inspector:
     return sonde.watch(model, optimizer, every=10, to=to, quiet=True, **({"lenses": lens.moments()} | options))
+
+
+def trained(steps: int, *, watch: bool, **options: Any) -> list[Tensor]:
+    """Return parameters, buffers and the next random numbers after a training with a normalisation and dropout."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 2))
+    optimizer = torch.optim.AdamW(model.parameters())
+    if watch:
+        watched(model, optimizer, **options)
+    for step in range(steps):
+        loss = model(batch(step)["x"]).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return [*model.state_dict().values(), torch.rand(3)]

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 from tests.inspector.sentinel.delayed import device
-from tests.inspector.sentinel.faults import BAD, Planted, batch, train, watched
+from tests.inspector.sentinel.faults import BAD, Planted, batch, train, trained, watched
 from tests.inspector.sentinel.test_loops import LOOPS
 from tests.inspector.sentinel.test_planted_faults import FAULTS, log_of_negative
-from torch import Tensor, nn
+from torch import nn
 
 import sonde
 from sonde.errors import NonFiniteError, ObservationWarning
@@ -63,23 +63,10 @@ def test_the_bad_pass_of_each_loop_is_found_later(
 
 @pytest.mark.parametrize("delay", [0, 2])
 def test_a_training_is_the_same_with_and_without(delay: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    def trained(*, watch: bool) -> list[Tensor]:
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 2))
-        optimizer = torch.optim.AdamW(model.parameters())
-        if watch:
-            watched(model, optimizer)
-        for step in range(15):
-            loss = model(batch(step)["x"]).square().mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        return [*model.state_dict().values(), torch.rand(3)]
-
     with device(monkeypatch, delay) as far:
-        own = trained(watch=True)
+        own = trained(15, watch=True)
         far.may_wait = True
-        for one, expected in zip(own, trained(watch=False), strict=True):
+        for one, expected in zip(own, trained(15, watch=False), strict=True):
             assert torch.equal(one, expected)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.inspector.sentinel.faults import BAD, Planted, batch, train, watched
+from tests.inspector.sentinel.faults import BAD, Planted, batch, train, trained, watched
 from torch import Tensor, nn
 
 import sonde
@@ -103,20 +103,7 @@ def test_stop_raises_before_any_parameter_has_changed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("policy", ["warn", None])
 def test_a_training_is_the_same_with_and_without(policy: str | None) -> None:
-    def trained(*, watch: bool) -> list[Tensor]:
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 2))
-        optimizer = torch.optim.AdamW(model.parameters())
-        if watch:
-            watched(model, optimizer, on_nonfinite=policy)
-        for step in range(25):
-            loss = model(batch(step)["x"]).square().mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        return [*model.state_dict().values(), torch.rand(3)]
-
-    for own, expected in zip(trained(watch=True), trained(watch=False), strict=True):
+    for own, expected in zip(trained(25, watch=True, on_nonfinite=policy), trained(25, watch=False), strict=True):
         assert torch.equal(own, expected)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -18,7 +18,7 @@ from sonde.view.table import Cell, Grid, Tone
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["Preflight", "Result", "Verdict", "counts_of", "facts_of", "finite", "rows_of", "worst_of"]
+__all__ = ["Preflight", "Result", "Verdict", "counts_of", "facts_of", "finite", "rows_of", "verdict_on", "worst_of"]
 
 Result = Literal["ok", "note", "warn", "bad", "skipped"]
 _ORDER: tuple[Result, ...] = ("skipped", "ok", "note", "warn", "bad")
@@ -86,10 +86,7 @@ class Preflight(ShownAsReport):
         Raises:
             UnknownSiteError: there is no such verdict; the message names the nearest check.
         """
-        for each in self.verdicts:
-            if each.check == check:
-                return each
-        raise UnknownSiteError(f"{check!r} was not checked. {nearest(check, [each.check for each in self.verdicts])}")
+        return verdict_on(check, self.verdicts, "checked")
 
     def raise_if_bad(self) -> Preflight:
         """Return this result if no verdict is ``bad``.
@@ -171,6 +168,18 @@ def facts_of(findings: Iterable[Finding]) -> list[Fact]:
         facts.append(Fact("" if place and before == [each.rule] else each.rule, _said(each), _TONES[each.severity]))
         facts += [Fact("", each.advice, "quiet")] if each.advice and behind != [each.rule] else []
     return facts + ([Fact("", f"and {len(worst) - _MOST_FACTS} more", "quiet")] if len(worst) > _MOST_FACTS else [])
+
+
+def verdict_on(check: str, verdicts: Sequence[Verdict], done: str) -> Verdict:
+    """Return the verdict named *check*; *done* is the verb for what was done with all of them.
+
+    Raises:
+        UnknownSiteError: there is none; the message names the nearest.
+    """
+    for each in verdicts:
+        if each.check == check:
+            return each
+    raise UnknownSiteError(f"{check!r} was not {done}. {nearest(check, [each.check for each in verdicts])}")
 
 
 def worst_of(verdicts: Iterable[Verdict]) -> tuple[Finding, ...]:
