@@ -17,6 +17,7 @@
     ├── RankError              (RuntimeError) ranks of a distributed training that disagree, or do not answer
     ├── PreflightError         (AssertionError) a model that is not ready to be trained (``preflight(...).raise_if_bad()``)
     ├── NonFiniteError         (ArithmeticError) a step with NaN or infinity that was not to be taken (``on_nonfinite="stop"``)
+    ├── TorchVersionError      (ImportError)  a torch that lacks private parts which sonde cannot do without
     └── MissingExtraError      (ImportError)  a feature whose optional package is not installed
 
     ObservationWarning         (UserWarning)  observation is not complete; the training itself goes on
@@ -45,6 +46,7 @@ __all__ = [
     "SondeError",
     "StaleTensorError",
     "StoreError",
+    "TorchVersionError",
     "UnknownSiteError",
     "UnknownSlotError",
 ]
@@ -113,8 +115,16 @@ class PreflightError(SondeError, AssertionError):
     """A model, batch, loss or optimizer with which a training would go wrong; the message holds the findings."""
 
 
+class TorchVersionError(SondeError, ImportError):
+    """A torch that lacks private parts which sonde cannot do without; ``names`` has the parts, the message what still works."""
+
+    def __init__(self, message: str, names: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.names = names
+
+
 class MissingExtraError(SondeError, ImportError):
-    """A feature whose optional package is not installed."""
+    """A feature whose optional package is not installed, or in a version without what the feature needs."""
 
     @classmethod
     def of(cls, feature: str, package: str, extra: str) -> MissingExtraError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -159,6 +160,7 @@ def test_an_activation_has_the_units_of_the_layer_that_feeds_it(
     layer: nn.Module, activation: nn.Module, shape: tuple[int, ...], wanted: Any
 ) -> None:
     """Told by the graph of its output, whatever is registered where; the same module behind another layer says that layer's."""
+    activation = copy.deepcopy(activation)  # nothing was remembered of it
     output = activation(layer(torch.randn(shape)))
     assert axes_of(output, activation).units == (wanted[1] if output.dim() > 1 else None)
 
@@ -170,6 +172,24 @@ def test_an_activation_behind_a_sum_or_a_channels_last_tensor_has_the_units_of_w
     gate = nn.SiLU()
     linear = nn.Linear(4, 6)
     assert found(gate(linear(torch.randn(B, T, 4))) * linear(torch.randn(B, T, 4)), nn.Identity()) == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("shape", "parameter", "wanted"),
+    [
+        ((B, T, 6), (6,), 2),  # a norm of the user's own, or a bias
+        ((B, 6, T, T), (6, 1, 1), 1),  # the scale of each channel
+        ((B, 6, T, T), (1, 6, 1, 1), 1),
+        ((B, T, 6), (T, 6), 1),  # of positions and units: nothing is known
+        ((B, T, 6), (1,), 1),
+    ],
+)
+@pytest.mark.parametrize("how", [torch.mul, torch.add], ids=["a factor", "a summand"])
+def test_a_vector_of_parameters_lies_along_the_units(
+    how: Any, shape: tuple[int, ...], parameter: tuple[int, ...], wanted: int
+) -> None:
+    output = torch.relu(how(torch.randn(shape), nn.Parameter(torch.ones(parameter))))
+    assert found(output, nn.ReLU()) == (0, wanted)
 
 
 def test_what_a_graph_showed_is_remembered_for_calls_without_one() -> None:

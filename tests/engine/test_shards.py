@@ -204,6 +204,44 @@ def test_rows_are_of_the_part_that_the_rank_holds(kind: str) -> None:
         assert seen[1]["why"]["0.act:grad_output"] == "rank 1's part [:, 4:8] of (4, 8)"
 
 
+def of_a_gradient_placed_otherwise() -> dict[str, Any]:
+    """Return what is seen of the gradient of a split weight: whole on each rank, as of an embedding; and split otherwise."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+    from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
+
+    mesh = init_device_mesh("cpu", (2,))
+    module = nn.Embedding(5, 2)
+    plan = {"": RowwiseParallel(input_layouts=Replicate(), output_layouts=Replicate())}
+    parallelize_module(module, mesh, plan)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, foreach=False)
+    sizes: list[tuple[int, ...]] = []
+    at_step, passed = (sonde.observe(module, Moments(), ports="grad", grad_at_step=each, strict=True) for each in (True, False))
+    events = sonde.observe(module, lambda event: sizes.append(tuple(event.value.shape)), ports="grad", strict=True)
+    module(torch.tensor([0, 4, 4])).sum().backward()  # the gradient of row 0 is 1, and of row 4 is 2
+    optimizer.step()
+    found: dict[str, Any] = {"is_whole": bool(module.weight.grad.placements[0].is_replicate()), "sizes": list(sizes)}
+    found["merged"] = [(row["count"], row["norm"]) for row in at_step.merged().to_dict("records")]
+    found["own"] = [(row["count"], row["norm"]) for probe in (at_step, passed) for row in probe.rows()]
+    for probe in (at_step, passed, events):
+        probe.detach()
+    with sonde.observe(module, Moments(), ports="grad", grad_at_step=True, strict=True) as probe:
+        module.weight.grad = distribute_tensor(torch.ones(5, 2), mesh, [Shard(1)])
+        optimizer.step()
+        found["otherwise"] = ([row["count"] for row in probe.rows()], [line.reason for line in probe.coverage()])
+    return found
+
+
+def test_a_gradient_that_is_placed_otherwise_than_its_parameter_counts_once() -> None:
+    """It was counted on every rank that has all of it."""
+    for rank, seen in enumerate(values(on_ranks(2, of_a_gradient_placed_otherwise))):
+        assert seen["is_whole"]
+        assert seen["sizes"] == [(3 - rank, 2)]
+        assert seen["merged"] == [(10, pytest.approx((2 * 1 + 2 * 4) ** 0.5, rel=1e-15))]  # the sums of squares are whole numbers
+        assert seen["own"] == [(6, pytest.approx(2**0.5, rel=1e-15)), (4, pytest.approx(8**0.5, rel=1e-15))][rank : rank + 1] * 2
+        assert seen["otherwise"] == ([0.0], ["left out: it is split among ranks in another way than the parameter"])
+
+
 def averaged() -> list[tuple[bool, str]]:
     """Return whether the seen gradient is the optimizer's, and the words of the coverage: as accumulated, and at the step."""
     torch.manual_seed(torch.distributed.get_rank())

@@ -175,3 +175,35 @@ def test_a_copy_of_a_nested_tensor_goes_forward_and_backward() -> None:
     copied(made).values().sum().backward()
     assert torch.equal(copied.weight.grad, torch.full((3, 4), 5.0))
     assert made.values().data_ptr() != given.values().data_ptr()
+
+
+class OfTuple(nn.Module):
+    """Describes its state as a tuple, as the quantized layers of torch do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.full((1,), 3.0)
+
+    def __getstate__(self) -> Any:
+        return self.scale, self.training
+
+    def __setstate__(self, state: Any) -> None:
+        self.scale, self.training = state[0], state[1]
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.scale += 1
+        return x * self.scale
+
+
+def test_a_module_whose_state_is_a_tuple_is_copied_with_all_that_it_holds() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), OfTuple())
+    made = StandIn(model).copied(model)
+    scaled = made(X)
+    assert model[1].scale.item() == 3.0
+    assert torch.equal(scaled, model(X))
+
+
+def test_a_parametrized_module_which_refuses_to_be_pickled_is_copied() -> None:
+    model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), nn.Linear(4, 2))
+    made = StandIn(model).copied(model)
+    assert torch.equal(made(X), model(X))

@@ -45,6 +45,8 @@ def regions(root: nn.Module, entered: Collection[nn.Module] = ()) -> list[Region
     A region begins at a module that is marked as compiled, and at each of *entered*, which were seen to be called by the compiler.
     """
     found: list[Region] = []
+    if not entered and not modules.has_compiled_part(root):
+        return found
     pending, seen = [root], set[nn.Module]()
     while pending:
         module = pending.pop()

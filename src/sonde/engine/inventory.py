@@ -57,7 +57,8 @@ class Inventory:
         self._owned: list[tuple[str, weakref.ref[nn.Parameter], int]] = []
         for position, (module, found) in enumerate(names.items()):
             for step, parameter in parameters_of(module).items():
-                if parameter is not None and (reference := of_parameter.pop(id(parameter), None)) is not None:
+                key = id(met.sharded.get(id(parameter), parameter))
+                if parameter is not None and (reference := of_parameter.pop(key, None)) is not None:
                     self._owned.append((f"{found[0]}.{step}" if found[0] else step, reference, position))
 
     @property

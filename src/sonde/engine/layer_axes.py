@@ -6,7 +6,8 @@ samples, are positions: pixels, tokens, time steps. The answer comes from, in th
 1. the layer's kind: a convolution, pooling or padding over k dimensions has its units before the last k axes; a linear,
    recurrent, attention, embedding or layer normalisation layer has them last; a batch or group normalisation on axis 1;
 2. for layers that take any shape (activations, dropout, modules of the user's own), from the layer that feeds them: read
-   from the autograd graph of the output at a call, and remembered for later calls of that module with as many dimensions;
+   from the autograd graph of the output at a call (the operation, or a vector of parameters that the output was multiplied
+   with or added to), and remembered for later calls of that module with as many dimensions;
 3. without a graph, from the model's structure (:func:`learn`): the layer before in a ``Sequential``, else the one kind of
    units that all layers of the same parent have, else the layer that is registered next before or after;
 4. where nothing is known: axis 1, torch's ``(batch, channel, ...)``.
@@ -227,6 +228,8 @@ def _fed_by(output: Tensor) -> int | None:
             return _LAST
         before = _before(node)
         if operation == "elementwise":
+            if (axis := _axis_of_factor(node, output)) is not None:
+                return axis
             pending += reversed(before)
         elif operation == "squeeze" and any(_operation(each.name()) == "by channel" for each in before):
             return -dims  # a convolution of a single sample
@@ -234,6 +237,17 @@ def _fed_by(output: Tensor) -> int | None:
             written = [each for view in before if _operation(view.name()) == "write" for each in _before(view)]
             if any(_operation(each.name()) == "matmul" for each in (*before, *written)):
                 return _LAST
+    return None
+
+
+def _axis_of_factor(node: Node, output: Tensor) -> int | None:
+    """The axis, counted from the end, of a vector of parameters that the elementwise *node* takes, as a norm's scale or a bias."""
+    for each, _ in node.next_functions:
+        if each is not None and _operation(each.name()) == "leaf":
+            shape = each.variable.shape  # type: ignore[attr-defined]  # the stubs do not know it
+            axes = [axis - len(shape) for axis, size in enumerate(shape) if size > 1]
+            if len(axes) == 1 and len(shape) <= output.dim() and shape[axes[0]] == output.shape[axes[0]]:
+                return axes[0]
     return None
 
 

@@ -129,7 +129,8 @@ class StandIn:
             else:
                 held[name] = self.copied(value)
         self._place = outer
-        if type(module).__getstate__ is not nn.Module.__getstate__ and revive is not nn.Module.__setstate__:
+        own = type(module).__getstate__ is not nn.Module.__getstate__ and revive is not nn.Module.__setstate__
+        if own and _revives_attributes(module):
             state = dict(held)
             held.clear()
             revive(made, state)
@@ -319,6 +320,14 @@ def _parts(value: Any) -> Iterable[Any]:
     if isinstance(value, functools.partial):
         return (value.func, *value.args, *value.keywords.values())
     return tuple(getattr(value, "__dict__", {}).values())
+
+
+def _revives_attributes(module: nn.Module) -> bool:
+    """Return whether ``__setstate__`` takes a module's attributes; that of a quantized layer takes a tuple, and is not needed."""
+    try:
+        return not isinstance(module.__getstate__(), tuple)
+    except Exception:  # a parametrized module refuses to be pickled, and yet takes its attributes
+        return True
 
 
 def _fit(parameters: Iterable[nn.Parameter]) -> bool:

@@ -20,7 +20,18 @@ from torch import Tensor, nn
 from sonde.engine.torch_api import pytree
 from sonde.stats.pieces import PLAIN, local
 
-__all__ = ["Outline", "as_arguments", "as_gradients", "first_floating", "is_floating", "local_parts", "outline", "remap", "walk"]
+__all__ = [
+    "Outline",
+    "as_arguments",
+    "as_gradients",
+    "first_floating",
+    "is_floating",
+    "local_parts",
+    "outline",
+    "passes_through",
+    "remap",
+    "walk",
+]
 
 
 class _Opened(NamedTuple):
@@ -330,3 +341,10 @@ def _parts(value: Any) -> Iterable[Any]:
     if isinstance(value, list | tuple | set | frozenset):
         return value
     return getattr(value, "__dict__", {}).values()
+
+
+def passes_through(output: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Return whether a tensor of the structured *output* is one of the arguments."""
+    given = {id(tensor) for _, tensor in walk((args, kwargs))}
+    # an integer tensor that comes along (the lengths of a packed sequence, say) is not the value
+    return any(id(tensor) in given for _, tensor in walk(output) if is_floating(tensor))

@@ -49,9 +49,39 @@ def piped(schedule: str) -> dict[str, Any]:
     return found
 
 
+def piped_in_a_list(schedule: str) -> dict[str, float]:
+    """Train one stage of two, of which a list is observed, which is never called: as of a rank with several stages."""
+    from torch.distributed import pipelining
+
+    rank = torch.distributed.get_rank()
+    model = nn.Sequential(nn.Linear(4, 4 if rank == 0 else 2))
+    stages = nn.ModuleList([model])
+    run = getattr(pipelining, schedule)(
+        pipelining.PipelineStage(model, rank, 2, torch.device("cpu")), MICRO_BATCHES, loss_fn=nn.functional.cross_entropy
+    )
+    found: dict[str, float] = {"events": 0}
+
+    def count(event: sonde.Event) -> None:
+        found["events"] += 1
+
+    with (
+        sonde.observe(stages, Moments(), include="0.0", ports=("input", "output", "grad_output"), strict=True) as probe,
+        sonde.observe(stages, count, include="0.0", strict=True),
+    ):
+        x, y = torch.randn(ROWS, 4), torch.randint(2, (ROWS,))
+        run.step(x) if rank == 0 else run.step(target=y)
+        for row in probe.rows():
+            found[row["site"]] = found.get(row["site"], 0) + row["count"]
+    return found
+
+
+def both(schedule: str) -> dict[str, Any]:
+    return piped(schedule) | {"in a list": piped_in_a_list(schedule)}
+
+
 @pytest.mark.parametrize("schedule", [pytest.param("ScheduleGPipe", marks=pytest.mark.slow), "Schedule1F1B"])
 def test_the_call_by_which_a_pipeline_learns_shapes_is_not_seen(schedule: str) -> None:
-    for rank, seen in enumerate(values(on_ranks(2, piped, schedule))):
+    for rank, seen in enumerate(values(on_ranks(2, both, schedule))):
         calls = STEPS * MICRO_BATCHES
         width = (4, 2)[rank]
         assert seen["counts"] == {
@@ -65,3 +95,5 @@ def test_the_call_by_which_a_pipeline_learns_shapes_is_not_seen(schedule: str) -
         assert [tick[3] for tick in seen["ticks"]] == list(range(calls))
         assert seen["samples"] == calls
         assert seen["missing"] == []
+        in_list = {"0.0:input": ROWS * 4, "0.0:output": ROWS * width, "0.0:grad_output": ROWS * width}
+        assert seen["in a list"] == {"events": MICRO_BATCHES, **in_list}

@@ -161,6 +161,22 @@ def second_phase(model: Parts, root: bool) -> Iterator[Step]:
             yield changed
 
 
+def with_adapters(model: Parts, root: bool) -> Iterator[Step]:
+    """A part is frozen and gets a new layer, which an optimizer of its own trains; and so does the other."""
+    for name in ("", "a", "b"):
+        if name:
+            model.requires_grad_(False)
+            part = model.get_submodule(name)
+            part.register_module("adapter", nn.Linear(3, 3))
+            part.register_forward_hook(lambda part, args, output: part.get_submodule("adapter")(output))
+        optimizer = SGD([parameter for parameter in model.parameters() if parameter.requires_grad], lr=0.1)
+        for _ in range(4):
+            (call(model, "a", root) + call(model, "b", root)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            yield name or "ab"
+
+
 def overlapping(model: Parts, root: bool) -> Iterator[Step]:
     """Actor and critic have a layer in common, which both of their optimizers hold; one backward pass for both."""
     held = [SGD(model.parameters(), lr=0.1), SGD(model.a.parameters(), lr=0.1)][::-1]
@@ -389,6 +405,23 @@ def test_steps_are_those_of_a_twin(loop: Callable[[Parts, bool], Iterator[Step]]
         assert list(found) == [5, 6, 7]
 
 
+@pytest.mark.filterwarnings("ignore:the model has changed")
+@pytest.mark.parametrize("root", [True, False], ids=["root called", "parts called"])
+@pytest.mark.parametrize("every", [1, 3, "never"])
+def test_a_layer_that_comes_with_its_own_optimizer_belongs_to_no_step_before_it(every: Any, root: bool) -> None:
+    """Its gradients were not seen in its first step, and the former step has not changed it either."""
+    model = Parts()
+    events: list[Event] = []
+    schedule = (lambda tick: False) if every == "never" else every
+    with sonde.observe(model, events.append, ports="update", schedule=schedule, strict=True) as probe:
+        expected = list(with_adapters(model, root))
+        (clock,) = probe._attachment.clocks
+        assert clock.step == len(expected)
+    found = steps_of(events)
+    assert found == {step: expected[step] for step in found}
+    assert every == "never" or found.keys() >= {0, 3}
+
+
 @pytest.mark.parametrize("every", [2, 3, 5])
 @pytest.mark.parametrize("pattern", ["ab", "aaab", "abaab", "aabb"])
 def test_each_of_several_optimizers_has_its_own_interval(pattern: str, every: int) -> None:
@@ -446,6 +479,26 @@ def test_steps_that_nobody_says_are_recognised(every: int, accumulated: int) -> 
         assert found[step, "grad"] == accumulated
         assert found[step, "update"] == pytest.approx(-step * accumulated, rel=1e-5)
     assert sorted({row["step"] for row in rows if row["port"] == "output"}) == list(steps)
+
+
+@pytest.mark.parametrize("said", [True, False])
+def test_backward_passes_of_a_compiled_model_are_counted_at_each_observed_step(said: bool, fresh_compiler: None) -> None:
+    """Its clock stays awake between these steps, and sees gradients again."""
+    model = nn.Sequential(nn.Linear(3, 3))
+    model.compile(backend="eager")
+    optimizer, ticks = SGD(model.parameters(), lr=0.01), set[tuple[int, int]]()
+    with sonde.observe(model, lambda event: ticks.add(event.tick[1:3]), ports="grad", schedule=2) as probe:
+        for _ in range(6):
+            for _ in range(2):
+                model(X).sum().backward()
+            if said:
+                with torch.no_grad():
+                    model[0].weight.sub_(0.01)
+                probe.step()
+            else:
+                optimizer.step()
+            model.zero_grad()
+    assert ticks == {(step, micro_step) for step in (0, 2, 4) for micro_step in (0, 1)}
 
 
 @pytest.mark.slow

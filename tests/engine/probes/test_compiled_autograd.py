@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo import compiled_autograd
 
 import sonde
 from sonde.errors import ObservationWarning
@@ -87,3 +88,45 @@ def test_gradients_at_steps_are_observed() -> None:
     for one, other in zip(*rows, strict=True):
         assert one[:2] == other[:2]
         assert one[2:] == pytest.approx(other[2:], rel=1e-5, abs=1e-6)  # of float32 numbers near 1
+
+
+def train_with_backward_compiled(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = STEPS) -> list[float]:
+    """Train with an eager forward, and a backward pass that is compiled; return losses, and then the parameters."""
+    losses = []
+    for step in range(steps):
+        loss: Tensor = model(torch.full((2, 3), 0.1 * step + 0.3)).square().sum()
+        with compiled_autograd._enable(torch.compile(backend="aot_eager")):
+            loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses + [number for parameter in model.parameters() for number in parameter.flatten().tolist()]
+
+
+@pytest.mark.slow
+def test_a_backward_pass_that_alone_is_compiled_is_noticed_after_its_first_step() -> None:
+    plain, model = network(), network()
+    expected = train_with_backward_compiled(plain, torch.optim.SGD(plain.parameters(), 0.1))
+    torch._dynamo.reset()
+    with (
+        sonde.observe(model, Moments(), ports=("output", "grad_output", "grad")) as probe,
+        pytest.warns(ObservationWarning, match="no gradient is observed at .*compiled autograd.*grad_at_step=True") as caught,
+    ):
+        found = train_with_backward_compiled(model, torch.optim.SGD(model.parameters(), 0.1))
+    assert len(caught) == 1
+    assert found == expected
+    assert {line.count for line in probe.coverage() if line.site.port == "output"} == {STEPS}
+    refused = [line for line in probe.coverage() if line.site.port != "output"]
+    assert max(line.count for line in refused) <= 1  # the first pass was not known to be compiled
+    assert all("compiled autograd" in line.reason for line in refused)
+
+
+def test_a_model_whose_own_backward_passes_are_not_compiled_keeps_its_gradients() -> None:
+    """Another model of the process has its backward passes compiled."""
+    other, model = network(), network()
+    with sonde.observe(model, Moments(), ports=("grad_output", "grad"), strict=True) as probe:
+        for _ in range(STEPS):
+            train_with_backward_compiled(other, torch.optim.SGD(other.parameters(), 0.1), steps=1)
+            model(torch.ones(2, 3)).sum().backward()
+            torch.optim.SGD(model.parameters(), 0.1).step()
+    assert [line.count for line in probe.coverage()] == [STEPS] * 8

@@ -90,17 +90,6 @@ def test_a_compiled_gpt2_gives_the_events_of_the_eager_one() -> None:
             torch.testing.assert_close(tensor, stash.leaves[path], rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("strict", [False, True], ids=["non-strict", "strict"])
-def test_an_exported_program_holds_nothing_of_the_observation(strict: bool) -> None:
-    """``torch.export`` of an observed model gives the program of the unobserved one."""
-    model, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.randn(3, 4)
-    alone = [str(node.target) for node in torch.export.export(model, (x,), strict=strict).graph.nodes]
-    with sonde.track(model, strict=True), sonde.observe(model, sonde.stats.Moments(), ports=("output", "grad_output"), strict=True):
-        program = torch.export.export(model, (x,), strict=strict)
-    assert [str(node.target) for node in program.graph.nodes] == alone
-    assert torch.equal(program.module()(x), model(x))
-
-
 def test_tensors_that_an_export_puts_in_are_no_new_parameters() -> None:
     """The look for changes comes with the second forward, which is that of the export; a warning would be an error."""
     model, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.randn(3, 4)

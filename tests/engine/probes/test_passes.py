@@ -84,7 +84,7 @@ class Checkpointed(nn.Module):
         return out
 
 
-@pytest.mark.parametrize("passes", ["all", "training", "evaluation"])
+@pytest.mark.parametrize("passes", ["all", "training", pytest.param("evaluation", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("is_whole", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["blocks", "whole"])
 def test_passes_are_told_apart_in_compiled_code(passes: Any, is_whole: bool, fresh_compiler: None) -> None:
     """As in eager code: by the mode of the root and the gradients with which it is called, also inside checkpoints."""

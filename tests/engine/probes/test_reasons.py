@@ -9,8 +9,10 @@ import pytest
 import torch
 from tests.engine.probes.reasons import lies
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import sonde
+from sonde.stats import Moments
 from sonde.testing.zoo import ZOO, Net
 
 LOST = {name: entry for name, entry in ZOO.items() if entry.loss is not None}
@@ -120,3 +122,34 @@ def test_a_compiled_branch_is_not_called_dead_once_gradients_are_dropped(fresh_c
         reasons = {str(line.site): line.reason for line in probe.coverage().missing}
     assert reasons["unused:output"] == "never called, and no gradient came to its parameters: a branch not taken"
     assert "used:output" not in reasons
+
+
+class InCheckpoints(nn.Module):
+    """Calls two layers in reentrant checkpoints, then one outside."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.first, self.second, self.last = layers
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in (self.first, self.second):
+            x = checkpoint(layer, x, use_reentrant=True)
+        out: torch.Tensor = self.last(x)
+        return out
+
+
+@pytest.mark.parametrize("do", [lambda event: None, Moments()], ids=["events", "statistic"])
+@pytest.mark.parametrize("shared", [(), (0, 1), (0, 2)], ids=["no layer twice", "in two checkpoints", "inside and outside"])
+def test_a_gradient_that_comes_in_parts_is_named(do: Any, shared: tuple[int, ...]) -> None:
+    """A pass of its own in each reentrant checkpoint accumulates a part. Passes one after the other bring whole gradients."""
+    layers = [nn.Linear(2, 2) for _ in range(3)]
+    for place in shared:
+        layers[place] = layers[shared[0]]
+    model = InCheckpoints(*layers)
+    named = {f"{('first', 'second', 'last')[shared[0]]}.{name}:grad" for name in ("weight", "bias")} if shared else set()
+    x = torch.ones(3, 2, requires_grad=True)
+    with sonde.observe(model, do, ports="grad") as probe, sonde.observe(model, do, ports="grad", grad_at_step=True) as at_step:
+        for _ in range(2):
+            model(x).sum().backward()
+    for each, expected in ((probe, named), (at_step, set())):
+        assert {str(line.site) for line in each.coverage() if "came in parts" in line.reason} == expected

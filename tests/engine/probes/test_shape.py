@@ -103,6 +103,7 @@ def graphs() -> int:
 def cases(*chosen: str) -> Any:
     """Backend, way and checkpoint of each of *chosen*; and whether compiled code measures, as on an accelerator."""
     seldom = ("aot_eager-whole-checkpoint-rows", "aot_eager-whole-plain", "aot_eager-wrapped-checkpoint", "eager-whole-checkpoint")
+    seldom += ("aot_eager-blocks-checkpoint", "eager-blocks-checkpoint-rows", "eager-wrapped-plain")
     marks = {name: [pytest.mark.slow] for name in ("inductor", *seldom)}
     split = [case.split("-") for case in chosen]
     made = [
@@ -199,7 +200,7 @@ def _completion_order(net: Net) -> list[str]:
     return [*inside, ""]
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [pytest.param(way, marks=pytest.mark.slow if way == "wrapped" else ()) for way in WAYS])
 def test_hooks_that_died_are_reported(way: str) -> None:
     """A model that was compiled before it is observed warns with the cure, and the cure works."""
     net = Net(way)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -73,6 +75,29 @@ def test_a_hook_that_lost_its_mark_lets_the_call_pass() -> None:
         assert result is None
     probe.detach()
     assert not events
+
+
+@pytest.mark.parametrize("do", [lambda event: None, Moments(), "watch"], ids=["events", "statistic", "watch"])
+def test_a_tensor_with_gradient_hooks_of_ours_is_saved_as_without(do: Any, tmp_path: Path) -> None:
+    """Torch warns of a hook that is not saved (warnings are errors here). Results of operations, leaves, during and after."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Identity())
+    x = torch.ones(2, 2, requires_grad=True)
+    bare = io.BytesIO()
+    torch.save((x, model(x)), bare)
+    if do == "watch":
+        observer: Any = sonde.watch(model, torch.optim.SGD(model.parameters(), 0.1), to=tmp_path / "run", quiet=True)
+    else:
+        observer = sonde.observe(model, do, ports=PORTS)
+    out = model(x)
+    leaf = model[2](x)  # a module that returns a leaf
+    for moment in range(2):
+        saved = io.BytesIO()
+        torch.save((x, out), saved)
+        torch.save(leaf, io.BytesIO())
+        torch.save(model, io.BytesIO())
+        assert saved.getvalue() == bare.getvalue()
+        if not moment:
+            observer.detach()
 
 
 def test_threads_that_track_their_own_calls_do_not_disturb_each_other() -> None:

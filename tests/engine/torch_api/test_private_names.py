@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -120,3 +123,90 @@ def test_the_walk_finds(line: str) -> None:
 @pytest.mark.parametrize("line", ["self._version()", "import torch\ntorch.__version__", "from torch import nn\nnn.Linear", "x._y"])
 def test_the_walk_passes(line: str) -> None:
     assert not list(private_names_in(line))
+
+
+# A torch that lacks one of them
+
+TAKEN_AWAY = """
+import importlib, os, sys, traceback, warnings
+import torch, torch._dynamo, pandas, pyarrow.parquet, duckdb, rich.table
+from torch import nn
+
+def take(name):
+    *path, last = name.split(".")
+    holder = torch
+    for part in path[1:]:
+        holder = getattr(holder, part) if hasattr(holder, part) else importlib.import_module(f"{holder.__name__}.{part}")
+    if name in sys.modules:
+        sys.modules[name] = None
+    if hasattr(holder, last):
+        delattr(holder, last)
+
+def train():
+    import sonde
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(32, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with sonde.watch(model, optimizer, every=1, to="memory", quiet=True) as inspector:
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.randn(4, 1, 6, 6)).square().mean().backward()
+            optimizer.step()
+    with sonde.track(model) as tracker:
+        model(torch.randn(4, 1, 6, 6)).sum().backward()
+    steps, norms = inspector.run.series("4:grad_output", "rms")
+    rows = inspector.run.sql("SELECT port, count(*) FROM moments GROUP BY port ORDER BY port").fetchall()
+    return [float(norm) for norm in norms], rows, len(tracker), [parameter.sum().item() for parameter in model.parameters()]
+
+def child(name):
+    try:
+        take(name) if name else None
+        warnings.simplefilter("error")
+        return f"ran {train()!r}"
+    except BaseException as error:
+        return f"{type(error).__name__}: {error}"
+
+for name in ["", *sys.argv[1:]]:
+    read, write = os.pipe()
+    if not os.fork():
+        os.write(write, child(name).encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as answer:
+        print(name, "::", *answer.read().split(), flush=True)
+    os.wait()
+"""
+
+
+TORCHS_OWN = {
+    "torch.autograd.Variable._execution_engine",
+    "torch._C._stash_obj_in_tls",
+    "torch._dynamo.eval_frame.innermost_backend",
+}
+"""Without these torch itself does not run this training."""
+
+
+@pytest.mark.slow
+def test_without_a_name_sonde_does_less_or_says_that_it_cannot() -> None:
+    """Each name of the list that can be taken away is: a torch without it gives one clear error, or the same numbers as with it."""
+    names = [private.name for private in PRIVATE_NAMES if private.name.startswith("torch.") and private.name not in TORCHS_OWN]
+    done = subprocess.run(
+        [sys.executable, "-c", TAKEN_AWAY, *names],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(SOURCE.parent)},
+    )
+    whole, *rest = (line.split(" :: ", 1) if not line.startswith("::") else ["", line[3:]] for line in done.stdout.splitlines())
+    assert whole[1].startswith("ran")
+    found: dict[str, str] = dict(rest)
+    assert list(found) == names
+    needed = {private.name for private in PRIVATE_NAMES if private.name in names and private.is_needed}
+    for name, answer in found.items():
+        if name in needed:
+            assert answer.startswith("TorchVersionError")
+            assert name in answer
+            assert "Runs and kept tensors can be read" in answer
+        else:
+            assert answer == whole[1], name

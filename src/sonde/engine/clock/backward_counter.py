@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Collection
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -12,6 +13,7 @@ from sonde.engine.clock.counters import Counters
 from sonde.engine.inventory import inventory_of
 from sonde.engine.torch_api import compiler_state, hooks
 from sonde.engine.torch_api.autograd_state import graph_task, has_substituted_parameters, is_nested_pass
+from sonde.engine.torch_api.modules import parameters_in
 from sonde.engine.unseen import blocks
 
 __all__ = ["BackwardCounter"]
@@ -35,8 +37,10 @@ class BackwardCounter:
         self.last_after: Callable[[], None] = lambda: None
         self.is_lazy = False
         self._counters = counters
-        self._hook = _Accumulates(self)
+        self._accumulates = _Accumulates(self)
+        self._hook = hooks.Weak(self._accumulates)  # one for all parameters
         self._hooked: dict[int, tuple[weakref.ref[nn.Parameter], hooks.Handle]] = {}
+        self._late: set[int] = set()  # hooked by the step that has not ended, after its gradients
         self._task = -1  # the backward pass that was seen last
         self._outer = -1  # the last one that was not part of another
         self._unfinished = False
@@ -65,15 +69,15 @@ class BackwardCounter:
                 handle.remove()
 
     def sees(self, parameters: Collection[int]) -> bool:
-        """Return whether gradients of *parameters*, given by their ids, were seen; if not, see them from now on."""
+        """Return whether gradients of *parameters*, given by their ids, were seen in this step; if not, see them from now on."""
         missing = [key for key in parameters if key not in self._hooked]
         root = self._counters.root()
         if self.count == 0:
             return False
-        if not missing or root is None or not any(p.requires_grad for p in root.parameters() if id(p) in missing):
-            return True
-        self.follow(inventory_of(root).parameters)
-        return False
+        if missing and root is not None and any(p.requires_grad for p in parameters_in(root) if id(p) in missing):
+            self._late.update(missing)
+            self.follow(inventory_of(root).parameters)
+        return self._late.isdisjoint(parameters)
 
     def forget(self) -> None:
         """Forget all parameters; only after ``take_out``."""
@@ -86,14 +90,16 @@ class BackwardCounter:
         """
         if has_substituted_parameters():
             return
-        shapeless = {id(parameter) for parameter in parameters if is_lazy(parameter)}  # type: ignore[redundant-expr]  # is_lazy narrows too much
-        self.is_lazy = bool(shapeless)
+        hooked, hook = self._hooked, self._hook
+        self.is_lazy = False
         for parameter in parameters:
-            if id(parameter) in shapeless or not (parameter.requires_grad and parameter.is_leaf):
-                continue
-            known = self._hooked.get(id(parameter))
-            if known is None or known[0]() is not parameter:
-                self._hooked[id(parameter)] = weakref.ref(parameter), hooks.on_accumulated(parameter, self._hook)
+            given: Any = parameter
+            if is_lazy(given):
+                self.is_lazy = True
+            elif parameter.requires_grad and parameter.is_leaf:
+                known = hooked.get(id(parameter))
+                if known is None or known[0]() is not parameter:
+                    hooked[id(parameter)] = weakref.ref(parameter), hooks.on_accumulated(parameter, hook)
 
     # Passes
 
@@ -134,6 +140,7 @@ class BackwardCounter:
     def end_step(self) -> None:
         """Leave a pass that was not finished to the step that has ended."""
         self._unfinished = False
+        self._late.clear()
 
     def _end(self) -> None:
         self._unfinished = False

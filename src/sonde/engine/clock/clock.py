@@ -83,10 +83,11 @@ class Clock(Counters):
             if not self.step_counter.is_announced:
                 self.step_counter.announce()
             root = self.root()
-            if self._follows or root is None:
+            if root is None or (self._follows and self.awake != {probe}):
                 return
-            self._follows = True
-            self.forward_counter.follow(root)
+            if not self._follows:  # else it did not sleep, since modules are compiled, but hooks on parameters were taken out
+                self._follows = True
+                self.forward_counter.follow(root)
             count = self._wakes = self._wakes + 1
             if just_started and count == 1 and self._inventory is not None:
                 return

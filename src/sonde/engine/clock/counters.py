@@ -12,6 +12,7 @@ from torch import nn
 
 from sonde.engine.clock.forward import Forward
 from sonde.engine.event import Tick
+from sonde.engine.torch_api.autograd_state import graph_task, is_in_reentrant_checkpoint, is_shape_inference
 from sonde.engine.torch_api.modules import unwrap
 from sonde.engine.unseen import is_quiet, next_number
 
@@ -74,17 +75,22 @@ class Counters:
         return is_quiet(self.number, self.root(), *things)
 
     def current(self) -> Forward:
-        """Return the forward of this thread that runs or ran last; module calls before any call of the root share one."""
-        forward = self.local.forward
-        if forward is None:
-            forward = self.local.forward = self.new_forward()
+        """Return the forward of this thread that runs or ran last.
+
+        Module calls outside of any call of the root share one, until a backward pass or a step ends: the calls after it are
+        numbered from 0 again, as after a call of the root.
+        """
+        local = self.local
+        forward = local.forward
+        if forward is None or (forward.began != self.stamp and not local.depth and graph_task() == -1):
+            if forward is not None:
+                forward.watched.clear()
+            forward = local.forward = self.new_forward()
         return forward
 
-    def restart_calls(self) -> None:
-        """Number module calls from 0 again: those outside of any call of the root, which begin no forward."""
-        forward = self.local.forward
-        if forward is not None and not self.local.depth:
-            forward.calls.clear()
+    def is_for_shapes(self) -> bool:
+        """Return whether a pipeline calls a part of the root to learn shapes, outside of any call of the root."""
+        return not self.local.depth and is_shape_inference()
 
     def new_forward(self) -> Forward:
         """Return a forward for the call of the root that was begun last."""
@@ -108,8 +114,11 @@ class Counters:
         if self.local.depth or task != -1:
             return forward.training
         root = self.root()
-        is_training = torch.is_grad_enabled() and (root is None or root.training)
-        self.evaluated_alone += not is_training
+        is_training = (root is None or root.training) and (torch.is_grad_enabled() or is_in_reentrant_checkpoint())
+        if is_training:
+            forward.recording = forward.training = True  # it may have begun as an evaluation
+        else:
+            self.evaluated_alone += 1
         return is_training
 
     def forget_forwards(self) -> None:

@@ -23,12 +23,14 @@ class Forward:
     Attributes:
         index: which call of the root, from 0.
         tick, stamp: the tick that events of this forward have, and the clock's stamp when the tick was made.
+        began: the clock's stamp when the forward began.
         calls: by hook, how many calls of its module have been.
         entered: by hook, the calls that have begun and not ended, innermost last; kept where beginnings are seen.
         running: parents of shared modules that run, each with the calls that hooks have seen in it; see ``aliases.py``.
         recording: gradients are enabled; without them no checkpoint is in the forward.
         training: the root is in training mode with gradients enabled.
         is_on_ranks: distributed tensors may pass.
+        may_be_recorded: the root does not run, or what it computes is written down: at a module call it has to be asked.
         watched: hooks on tensors, by the ids of these; emptied when the next forward begins.
     """
 
@@ -36,10 +38,12 @@ class Forward:
         "_calls_in_checkpoints",
         "_repeated",
         "_repeated_calls",
+        "began",
         "calls",
         "entered",
         "index",
         "is_on_ranks",
+        "may_be_recorded",
         "recording",
         "running",
         "stamp",
@@ -51,13 +55,14 @@ class Forward:
     def __init__(self, index: int, tick: Tick, stamp: int, *, training: bool = True) -> None:
         self.index = index
         self.tick = tick
-        self.stamp = stamp
+        self.stamp = self.began = stamp
         self.calls: dict[hooks.Hook, int] = {}
         self.running: list[tuple[nn.Module, dict[hooks.Hook, int]]] = []
         self.entered: dict[hooks.Hook, list[int]] = {}
         self.recording = torch.is_grad_enabled()
         self.training = training and self.recording
         self.is_on_ranks = may_come()
+        self.may_be_recorded = True
         self.watched: dict[int, hooks.GradientHooks] = {}
         self._repeated: tuple[int, Hashable] = (-1, None)  # the backward pass and the checkpoint that it repeats
         self._repeated_calls: dict[hooks.Hook, int] = {}  # by hook, how many calls it has repeated

@@ -17,7 +17,9 @@ from sonde.engine.unseen import blocks, quiet
 
 __all__ = ["ForwardCounter"]
 
+_is_recorded = compiler_state.is_recorded
 _is_traced = compiler_state.is_traced
+_trace_mark = compiled.trace_mark
 
 
 class ForwardCounter:
@@ -52,6 +54,7 @@ class ForwardCounter:
         self._ends = _End(self)
         self._begin: hooks.Handle | None = None
         self._end: hooks.Handle | None = None
+        self._is_followed = False  # a probe needs the ends of forwards
 
     # Hooks
 
@@ -61,16 +64,16 @@ class ForwardCounter:
         self._begin = hooks.on_forward_pre(root, _Begin(self), first=True)
 
     def follow(self, root: nn.Module) -> None:
-        """See each forward end, too."""
-        if self._end is None or not self._end.put_back(self._ends):
-            self._end = hooks.on_forward(root, self._ends, always=True)
+        """See each forward end, too, up to ``rest``."""
+        self._is_followed = True
+        self._see_ends(root)
 
     def take_outputs(self, take: Callable[[Any], None]) -> None:
         """Call *take* with the output of each forward that returns to eager code, also while no probe observes. Idempotent."""
         root = self.counters.root()
         if root is not None and take not in self.outputs:
             self.outputs.append(take)
-            self.follow(root)
+            self._see_ends(root)
 
     def take_no_more(self, take: Callable[..., None]) -> None:
         """Call *take* no more, neither with arguments nor with outputs. Idempotent."""
@@ -78,13 +81,21 @@ class ForwardCounter:
             callbacks: list[Any] = held
             if take in callbacks:
                 callbacks.remove(take)
-        if not (self.outputs or self.counters.is_observed):
-            self.rest()
+        self._see_no_ends()
+
+    def _see_ends(self, root: nn.Module) -> None:
+        if self._end is None or not self._end.put_back(self._ends):
+            self._end = hooks.on_forward(root, self._ends, always=True)
+
+    def _see_no_ends(self) -> None:
+        """Take the hook out that sees forwards end, unless it is needed, or compiled code would notice and be compiled again."""
+        if self._end is not None and not (self.outputs or self._is_followed or self.is_compiled):
+            self._end.remove()
 
     def rest(self) -> None:
         """Count beginnings alone. Idempotent."""
-        if self._end is not None and not self.outputs:
-            self._end.remove()
+        self._is_followed = False
+        self._see_no_ends()
         local = self.counters.local
         local.depth = 0
         if local.forward is not None:
@@ -94,7 +105,9 @@ class ForwardCounter:
         """Take both hooks out."""
         self.outputs.clear()
         self.rest()
-        self._end = None
+        if self._end is not None:
+            self._end.remove()
+            self._end = None
         if self._begin is not None:
             self._begin.remove()
             self._begin = None
@@ -135,12 +148,15 @@ class ForwardCounter:
         if local.forward is not None:
             local.forward.watched.clear()  # its hooks refer to the forward: both would wait for the garbage collector
         local.forward = counters.new_forward()
+        local.forward.may_be_recorded = not _is_traced() and _is_recorded()
 
     def end(self, *, returned: bool = True) -> None:
         """End a call of the root, which has returned or raised."""
         local = self.counters.local
         local.depth = max(local.depth - 1, 0)
         if local.depth == 0:
+            if local.forward is not None:
+                local.forward.may_be_recorded = True
             self.raised = not returned
             self.returned += returned
             if self._backwards.is_lazy and returned:
@@ -162,7 +178,7 @@ class _Begin(hooks.Hook):
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any = None) -> None:
         if _is_traced():
-            compiled.trace_mark(self.token)
+            _trace_mark(self.token)
         elif (compiler := hooks.compiler_at_work()) is not None:
             self.counter.is_compiled = True
             hooks.undisturbed(compiler, self._eager, args, kwargs)
@@ -180,8 +196,9 @@ class _Begin(hooks.Hook):
                 counter.begin()
             else:
                 counter.at_rest()
-            for take in tuple(counter.arguments):
-                take(args, kwargs)
+            if counter.arguments and not _is_recorded():
+                for take in tuple(counter.arguments):
+                    take(args, kwargs)
         except Exception as error:
             counter.counters.failed(error)
 
@@ -212,7 +229,7 @@ class _End(hooks.Hook):
         if output is hooks.NOT_GIVEN:
             output = kwargs
         if _is_traced():
-            compiled.trace_mark(self.token)
+            _trace_mark(self.token)
         elif (compiler := hooks.compiler_at_work()) is not None:
             hooks.undisturbed(compiler, self._eager, output)
         else:
@@ -224,8 +241,9 @@ class _End(hooks.Hook):
             try:
                 if self.counter.counters.is_observed:
                     self.counter.end(returned=returned)
-                for take in tuple(self.counter.outputs):
-                    take(output)
+                if self.counter.outputs and not _is_recorded():
+                    for take in tuple(self.counter.outputs):
+                        take(output)
             except Exception as error:
                 self.counter.counters.failed(error)
 

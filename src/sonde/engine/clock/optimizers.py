@@ -119,7 +119,7 @@ def _take_out_unused() -> None:
 
 
 def _steps(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    if compiler_state.is_traced():
+    if compiler_state.is_traced() or compiler_state.is_recorded():
         return
     for looking in tuple(_lookers.values()):
         looker = looking()
@@ -135,7 +135,7 @@ def _steps(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 def _stepped(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    if compiler_state.is_traced():
+    if compiler_state.is_traced() or compiler_state.is_recorded():
         return
     for reference in tuple(_followers.values()):
         follower = reference()

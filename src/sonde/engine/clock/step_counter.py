@@ -5,7 +5,8 @@ all optimizers are followed, and those that hold parameters of the root count.
 
 * Of optimizers that call each other (``ZeroRedundancyOptimizer``, a Lookahead) the outermost one counts.
 * An optimizer belongs to the step that has ended if it changes parameters which that step has not changed, and no gradient has been
-  accumulated since. Forwards between the two, as for an evaluation, do not matter.
+  accumulated since. Forwards between the two, as for an evaluation, do not matter. Of parameters whose gradients are not seen, as
+  of those that have just come, a forward of the root tells, or a graph that was built since.
 * Optimizers that are called inside a backward pass, by hooks on parameters, belong to one step, which ends with the pass.
 * A call that raised is no step; nor is one that found infinities under a ``GradScaler``.
 * A loop without optimizers says when a step has ended. That step begins with the end of its first backward pass.
@@ -33,7 +34,8 @@ from sonde.engine.clock.parameter_copies import Copies, copies
 from sonde.engine.clock.turns import Turns
 from sonde.engine.clock.witness import Witness
 from sonde.engine.event import Tick
-from sonde.engine.torch_api.autograd_state import graph_task, optimizers_running
+from sonde.engine.torch_api.autograd_state import graph_task, next_sequence, optimizers_running
+from sonde.engine.torch_api.modules import parameters_in
 from sonde.engine.unseen import are_quiet, blocks
 from sonde.warn import warn_user
 
@@ -132,6 +134,7 @@ class StepCounter:
         self._may_nest = False  # the step of the last optimizer may be seen several times
         self._changed: frozenset[int] = frozenset()  # parameters that the step that ended last has changed
         self._passes = 0  # backward passes that were counted when it ended
+        self._sequence = 0  # number of the autograd node that came next when it ended
         self._after: dict[Callable[[], None], int] = {}  # each with the step before which it is not to be called
         self._idle_until = 0  # before this step none of them is called
         # a step inside a backward pass: the pass and parts of it, and the parameters changed so far
@@ -297,7 +300,8 @@ class StepCounter:
         backwards.settle()
         if backwards.sees(own - self._changed):
             return backwards.count == self._passes
-        return not self._counters.has_begun  # gradients are not accumulated, or were not seen: forwards have to tell
+        # gradients are not accumulated, or were not seen: forwards tell, also those of parts that are called without the root
+        return not self._counters.has_begun and next_sequence() <= self._sequence
 
     def _undo_raised(self, thread: int, running: list[Optimizer]) -> None:
         """Undo the attempts of this thread that have raised, as those have which do not run any more."""
@@ -320,7 +324,7 @@ class StepCounter:
 
     def _of_root(self) -> frozenset[int]:
         root = self._counters.root()
-        return frozenset() if root is None else frozenset(map(id, root.parameters()))
+        return frozenset() if root is None else frozenset(map(id, parameters_in(root)))
 
     # Steps that the loop says
 
@@ -347,7 +351,7 @@ class StepCounter:
             return
         if self.turns.last == -1 or self._recognises:
             root = self._counters.root()
-            self._witness.choose(() if root is None else root.parameters())
+            self._witness.choose(() if root is None else parameters_in(root))
         if self._counters.is_observed and not self._attempts and (self.says_steps or self.turns.last == -1):
             self._begin_said()
 
@@ -413,7 +417,8 @@ class StepCounter:
             "torch.compile, or it is none of torch.optim. These first steps are counted and have no rows. From now on a step is "
             "recognised as the next forward in training mode begins, and its gradients are those that the last backward pass has "
             "left. To say each step yourself, call step() of the inspector or probe after it. Where torch.compile holds the whole "
-            "step, forward, backward and optimizer, log each step (every=1): which graph runs is decided before its forward begins."
+            "step, forward, backward and optimizer, say each step, or log each step (every=1): which graph runs is decided before "
+            "its forward begins."
         )
 
     def _tell_of_step(self, *, taken: bool) -> None:
@@ -452,8 +457,8 @@ class StepCounter:
         self._ended = (counters.epoch, counters.step, counters.micro_step, last)
         self._backwards.end_step()
         self._passes = self._backwards.count
+        self._sequence = next_sequence()
         counters.has_begun = False
-        counters.restart_calls()
         counters.step += 1
         counters.micro_step = 0
         counters.stamp += 1

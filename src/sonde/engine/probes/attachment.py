@@ -80,10 +80,11 @@ class Attachment:
         self.attached = False
         self._clock_failed = partial(self.delivery.failed, observer=Clock)
         self._schedule = schedule
-        self._wanted: list[tuple[Wanted, set[tuple[str, int]]]] = []
+        self._wanted: list[tuple[Wanted, list[Target]]] = []  # each selection, and what it meant when it was last looked at
         self._dead_hooks = DeadHookCheck(self.roots, self.delivery)
         self._forwards = 0
         self._has_refused = False
+        self._seen = (compiler_state.backward_passes_compiled(), 0, 0)  # with the passes and steps counted, at the last forward
 
     # Choosing
 
@@ -97,7 +98,7 @@ class Attachment:
         inventory = inventory_of(selection.check_model(model))
         chosen = choose(inventory, include, exclude, ports, name)
         wanted = Wanted(model, include, exclude, ports, name)
-        self._wanted.append((wanted, {target.key for target in chosen}))
+        self._wanted.append((wanted, chosen))
         for path in inventory.remembered("scripted", lambda: [each.name for each in inventory.members if is_scripted(each.module)]):
             unhooked = {Site(path, port, "", name): "TorchScript, which takes no hooks" for port in ports}
             self.hooks.unhooked |= unhooked
@@ -144,12 +145,12 @@ class Attachment:
         if has_substituted_parameters():
             return
         followed: list[str] = []
-        for position, (wanted, known) in enumerate(self._wanted):
+        for position, (wanted, before) in enumerate(self._wanted):
             targets = wanted.targets()
-            now = {target.key for target in targets}
+            known, now = {target.key for target in before}, {target.key for target in targets}
             if now == known:
                 continue
-            self._wanted[position] = (wanted, now)
+            self._wanted[position] = (wanted, targets)
             clock = self._clock(wanted.model, inventory_of(wanted.model))
             gone = {name for name, _ in known - now}
             for target in targets:
@@ -185,6 +186,8 @@ class Attachment:
             self._follow_schedule()
             if self._schedule is None and not resting:
                 self.resume(just_started=True)
+            if not self.delivery.switch.on:
+                self._rest_in_compiled_code()
         except BaseException:
             self._take_out()
             raise
@@ -267,6 +270,12 @@ class Attachment:
             for root in self.roots:
                 root.clock.rest(self)
 
+    def _rest_in_compiled_code(self) -> None:
+        """Put hooks in where modules are marked as compiled, as between observed steps: what is compiled first then holds later."""
+        if any(root.clock.compiled_modules() for root in self.roots):
+            self.resume(just_started=True)
+            self.pause(between_steps=True)
+
     # Time
 
     @property
@@ -327,8 +336,21 @@ class Attachment:
                 'sees them: ports="grad", grad_at_step=True.'
             )
 
+    def _misses_compiled_backward(self) -> bool:
+        """Return whether torch has compiled a backward pass, and a step has ended on gradients that no hook on a parameter saw.
+
+        So a program is known that has only the backward pass compiled, and not what calls the forward.
+        """
+        compiled, passes, steps = self._seen
+        now = compiler_state.backward_passes_compiled()
+        has_passed = passes != (passes := sum(root.clock.backward_counter.count for root in self.roots))
+        has_stepped = steps != (steps := sum(root.clock.step for root in self.roots))
+        if now <= compiled or has_passed or has_stepped:
+            self._seen = now, passes, steps
+        return now > compiled and has_stepped and not has_passed
+
     def _before_forward(self) -> None:
-        if compiler_state.compiles_backward():
+        if compiler_state.compiles_backward() or self._misses_compiled_backward():
             self._refuse_gradients()
         self._dead_hooks.check(self.hooks.held)
         count = self._forwards = self._forwards + 1

@@ -14,7 +14,7 @@ from sonde.engine.probes.hook_set import LATER_HOOK, REPLACED
 from sonde.engine.probes.site_hook import SiteHook
 from sonde.engine.probes.step_hooks import SAMPLED, StepHook
 from sonde.engine.torch_api.data_parallel import is_averaged_later
-from sonde.engine.torch_api.modules import parameters_of
+from sonde.engine.torch_api.modules import parameters_in, parameters_of
 from sonde.site import Port, Site
 from sonde.view.table import Cell, Grid, ShownAsTable
 
@@ -124,7 +124,7 @@ def _why_nothing(attachment: Attachment, hook: SiteHook, port: Port, called: set
     below = set(hook.module.modules()) - {hook.module}
     if below & called:
         return "not called itself, though modules in it were: by another module, or because its .forward() is called directly"
-    used = [parameter for parameter in hook.module.parameters() if any(root.was_used(parameter) for root in attachment.roots)]
+    used = [parameter for parameter in parameters_in(hook.module) if any(root.was_used(parameter) for root in attachment.roots)]
     if used:
         return _why_used(attachment, hook, used, called)
     if any(root.has_trained for root in attachment.roots) and any(each.requires_grad for each in hook.module.parameters()):

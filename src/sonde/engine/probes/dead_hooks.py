@@ -13,6 +13,7 @@ from sonde.engine.compiled_regions import Region, regions
 from sonde.engine.inventory import Inventory
 from sonde.engine.probes.delivery import Delivery
 from sonde.engine.probes.site_hook import SiteHook
+from sonde.engine.torch_api.modules import parameters_in
 from sonde.engine.torch_api.tensors import version_of
 from sonde.errors import DeadHookError
 from sonde.warn import warn_user
@@ -82,10 +83,10 @@ class Root:
 
         False where no gradient was seen, which says nothing.
         """
-        trainable = [parameter for module in region.modules for parameter in module.parameters() if parameter.requires_grad]
+        trainable = [parameter for module in region.modules for parameter in parameters_in(module) if parameter.requires_grad]
         if not (self.has_trained and trainable) or any(map(self.was_used, trainable)):
             return False
-        return any(map(self.was_used, self.model.parameters()))
+        return any(map(self.was_used, parameters_in(self.model)))
 
     def regions(self) -> list[Region]:
         """Return the compiled parts of the model, as far as is known."""

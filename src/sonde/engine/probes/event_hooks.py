@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -38,7 +37,7 @@ __all__ = ["EventHook", "InputEventHook", "ModuleEventHook", "OutputEventHook", 
 
 _graph_task: Callable[[], int] = graph_task
 _is_traced = compiler_state.is_traced
-_is_exported = compiler_state.is_exported
+_trace_value = compiled.trace_value  # what traced code reaches by two names has a guard for each use
 _thread: Callable[[], int] = threading.get_ident
 _compiler = hooks.compiler_at_work
 _UNSEEN = (-1, -1)  # the forward and the call that compiled code runs unseen
@@ -120,7 +119,7 @@ class ModuleEventHook(EventHook):
             if value.requires_grad:
                 if not self.has_looked:
                     self.look_at_border(port, value)
-                listener = partial(self._single, port, forward, call, passthrough, alias)
+                listener = hooks.Bound(self._single, port, forward, call, passthrough, alias)
                 if value.is_leaf:
                     self.delivery.listen_to_leaf(self, forward.index, value, listener)
                 else:
@@ -135,7 +134,7 @@ class ModuleEventHook(EventHook):
         collector = GradientCollector(self, self.delivery.pending, forward, call, context, sequence)
         for index, (_, tensor) in enumerate(leaves):
             if tensor.requires_grad:
-                self._listen(forward, tensor, partial(collector.arrive, index))
+                self._listen(forward, tensor, hooks.Bound(collector.arrive, index))
 
     def _listen(self, forward: Forward, tensor: Tensor, listener: hooks.Listener) -> None:
         if tensor.is_leaf:
@@ -310,7 +309,7 @@ class OutputEventHook(ModuleEventHook):
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any = hooks.NOT_GIVEN) -> None:
         if _is_traced():
-            compiled.trace_value(self, output)
+            _trace_value(self, output)
             return
         if not self.switch.on or output is hooks.NOT_GIVEN:
             return
@@ -324,13 +323,16 @@ class OutputEventHook(ModuleEventHook):
                 return
             delivery, task = self.delivery, _graph_task()
             thread = delivery.thread
-            if (thread is not None and thread != _thread() and task == -1) or transforms() is not None or _is_exported():
+            if (thread is not None and thread != _thread() and task == -1) or transforms() is not None:
                 self._refuse()
                 return
             clock = self.clock
-            forward = clock.local.forward or clock.current()
-            training = self.switch.training
-            if training is not None and clock.is_training(forward, task) is not training:
+            forward = held if (held := clock.local.forward) is not None and held.began == clock.stamp else clock.current()
+            if (
+                (forward.is_on_ranks and clock.is_for_shapes())
+                or (forward.may_be_recorded and self.is_recorded())
+                or ((training := self.switch.training) is not None and clock.is_training(forward, task) is not training)
+            ):
                 return
             if task == -1:
                 begun = forward.entered.get(self.entrance) if self.entrance is not None else None
@@ -355,7 +357,7 @@ class OutputEventHook(ModuleEventHook):
                 if kwargs and not passthrough:
                     passthrough = any(given is output for given in kwargs.values())
             else:
-                passthrough = _passes_through(output, args, kwargs)
+                passthrough = structure.passes_through(output, args, kwargs)
             if forward.is_on_ranks:
                 self._deliver_parts(forward, task, (output, args, kwargs), call, passthrough, alias)
             elif self._site is not None:
@@ -461,20 +463,24 @@ class InputEventHook(ModuleEventHook):
         return structure.remap(value, lambda tensor: None if tensor.is_nested else tensor)
 
     def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._gradients is None or self.rests_in_trace():
-            compiled.trace_value(self, (args, kwargs))
+        if self._gradients is None or compiler_state.is_exported() or self.rests_in_trace():
+            _trace_value(self, (args, kwargs))
             return None
         given, seen = aliased_in_trace((args, kwargs))
-        compiled.trace_value(self, seen)
+        _trace_value(self, seen)
         return given
 
 
 class ParameterEventHook(EventHook):
     """The post-accumulate hook of one parameter: delivers ``.grad`` after a backward pass."""
 
-    __slots__ = ()
+    __slots__ = ("_last",)
 
     register = staticmethod(hooks.on_accumulated)
+
+    def __init__(self, delivery: Delivery, clock: Clock, item: Named, sites: Sites, parameter: nn.Parameter | None = None) -> None:
+        super().__init__(delivery, clock, item, sites, parameter)
+        self._last = (-1, -1, 0)  # the pass in which the last gradient came
 
     def __call__(self, parameter: nn.Parameter) -> None:
         gradient = parameter.grad
@@ -482,8 +488,9 @@ class ParameterEventHook(EventHook):
             return
         self.was_eager = True
         try:
+            self._last = self.look_at_pass("grad", self._last)
             if type(gradient) is not Tensor:
-                gradient = self._parts("grad", gradient)
+                gradient = self.gradient_part(gradient)
                 if gradient is None:
                     return
             self._deliver(
@@ -491,10 +498,3 @@ class ParameterEventHook(EventHook):
             )
         except Exception as error:
             self.failed(error)
-
-
-def _passes_through(output: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Return whether a tensor of the structured *output* is one of the arguments."""
-    given = {id(tensor) for _, tensor in structure.walk((args, kwargs))}
-    # an integer tensor that comes along (the lengths of a packed sequence, say) is not the value
-    return any(id(tensor) in given for _, tensor in structure.walk(output) if structure.is_floating(tensor))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from functools import cache
 from math import inf
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,7 +19,7 @@ from sonde.engine.probes.event_hooks import InputEventHook, ModuleEventHook, Out
 from sonde.engine.probes.site_hook import SiteHook
 from sonde.engine.probes.statistic_hooks import InputStatisticHook, OutputStatisticHook, ParameterStatisticHook, StatisticHook
 from sonde.engine.probes.step_hooks import AroundSteps, StepEventHook, StepHook, StepStatisticHook, sample_updates
-from sonde.engine.probes.targets import Sites, Target, Wanted
+from sonde.engine.probes.targets import Target, Wanted
 from sonde.engine.selection import Named
 from sonde.engine.torch_api import hooks
 from sonde.site import Port, Site
@@ -154,11 +156,8 @@ class HookSet:
                 yield step_kind(delivery, clock, target.item, held, target.parameter, around)
             return
         entrance: InputEventHook | None = None
-        for of_events, of_statistics in _MODULE_HOOKS:
-            module_kind = of_statistics if adds else of_events
-            here = _of_hook(sites, module_kind.value_port, module_kind.gradient_port)
-            if not here:
-                continue
+        for module_kind, ports in _module_hooks(tuple(sites), adds):
+            here = sites if len(ports) == len(sites) else {port: sites[port] for port in ports}
             hook = module_kind(delivery, clock, target.item, here)
             if isinstance(hook, InputEventHook):
                 entrance = hook
@@ -179,7 +178,7 @@ class HookSet:
         for device, hooked in by_device.items():
             rows = iter(self.table.allocate(sum(len(hook.sites) for hook in hooked), device))
             for hook in hooked:
-                hook.hold(self.table, {port: next(rows) for port in hook.sites}, self._calls_apart)
+                hook.hold(self.table, {port: next(rows) for port in hook.sites}, self._calls_apart, hooked[0])
 
     def _name_shared(self, items: list[Named], clock: Clock, model: nn.Module) -> None:
         """Mark the parents of shared modules, so that events can say by which name a module was called."""
@@ -253,11 +252,12 @@ class HookSet:
                     hook.note(LATER_HOOK)
 
 
-def _of_hook(sites: Sites, value_port: Port | None, gradient_port: Port | None) -> Sites:
-    """Return those of *sites* that are at one of the two ports."""
-    if value_port in sites and len(sites) == 1 + (gradient_port in sites):
-        return sites
-    return {port: site for port, site in sites.items() if port in (value_port, gradient_port)}
+@cache
+def _module_hooks(ports: tuple[Port, ...], adds: bool) -> list[tuple[Any, tuple[Port, ...]]]:
+    """Return the kinds of hooks that observe *ports* of a module, each with those that are its own; of a statistic if *adds*."""
+    kinds = [of_statistics if adds else of_events for of_events, of_statistics in _MODULE_HOOKS]
+    own = [(kind, tuple(port for port in ports if port in (kind.value_port, kind.gradient_port))) for kind in kinds]
+    return [(kind, here) for kind, here in own if here]
 
 
 def _only_device(roots: Sequence[Root]) -> torch.device | None:

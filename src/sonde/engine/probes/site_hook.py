@@ -20,7 +20,7 @@ from sonde.engine.torch_api import compiler_state, hooks
 from sonde.engine.torch_api.autograd_state import graph_task, is_transformed, transforms
 from sonde.engine.unseen import blocks, is_quiet
 from sonde.site import Port
-from sonde.stats.pieces import here, is_part, is_partial_sum
+from sonde.stats.pieces import here, is_part, is_partial_sum, local_like
 
 __all__ = ["SiteHook"]
 
@@ -29,7 +29,15 @@ _AT_THE_BORDER = (
     "are not in its gradient"
 )
 
-_is_exported = compiler_state.is_exported
+_SPLIT_OTHERWISE = "left out: it is split among ranks in another way than the parameter"
+_IN_PARTS = (
+    "its gradient came in parts, as several reentrant checkpoints in one backward pass use it: what .grad held is delivered after "
+    "each part. grad_at_step=True observes the whole gradient"
+)
+
+_RECORDED = "called by torch.export, torch.jit.trace, make_fx or in a FakeTensorMode, where nothing is delivered"
+
+_is_recorded = compiler_state.is_recorded
 _thread: Callable[[], int] = threading.get_ident
 
 
@@ -114,6 +122,20 @@ class SiteHook(hooks.Hook, ABC):
         if site not in self.delivery.notes and (is_part(tensor) or is_partial_sum(tensor)):
             self.delivery.note([site], here(tensor))
 
+    def gradient_part(self, gradient: Tensor) -> Tensor | None:
+        """Return the part of the parameter's *gradient* where this rank holds the parameter, and note it in the coverage.
+
+        None, and noted, if this rank does not have it.
+        """
+        part = local_like(gradient, self.target)
+        if part is not None:
+            self.note_part("grad", self.target)
+        elif is_partial_sum(gradient):
+            self.note_part("grad", gradient)
+        else:
+            self.delivery.note([self.sites["grad"]], _SPLIT_OTHERWISE)
+        return part
+
     def note_units(self, output: Any) -> None:
         """Note in the coverage if *output*, a plain tensor, has fewer features than its layer, whose weight is split among ranks.
 
@@ -135,6 +157,16 @@ class SiteHook(hooks.Hook, ABC):
         self.has_looked = True
         self.note_border(port, [tensor])
 
+    def look_at_pass(self, port: Port, before: tuple[int, int, int]) -> tuple[int, int, int]:
+        """Return which backward pass runs, how many have ended, and the thread; note in the coverage if it is a part of another.
+
+        That is so if a gradient came *before* in another pass of the same thread, and none has ended since.
+        """
+        now = graph_task(), self.clock.backward_counter.count, _thread()
+        if before[1:] == now[1:] and before[0] != now[0]:
+            self.delivery.note([site for site in (self.sites[port],) if site not in self.delivery.notes], _IN_PARTS)
+        return now
+
     def failed(self, error: Exception) -> None:
         """Report *error*, and observe nothing more at any of the sites."""
         for site in self.sites.values():
@@ -147,6 +179,13 @@ class SiteHook(hooks.Hook, ABC):
     def is_quiet(self) -> bool:
         """Return whether what happens now in this thread is not to be seen. Asked only while ``unseen.blocks`` has any."""
         return is_quiet(self.delivery.number, self.module, self.target, self.clock.root())
+
+    def is_recorded(self) -> bool:
+        """Return whether a program is written down now, and note that nothing is delivered there."""
+        if _is_recorded():
+            self._refuse()
+            return True
+        return False
 
     def rests_in_trace(self) -> bool:
         """Return whether code of the module that is traced now is to deliver nothing: surely no observed pass, or at rest.
@@ -167,10 +206,11 @@ class SiteHook(hooks.Hook, ABC):
         if blocks and self.is_quiet():
             return None
         thread = self.delivery.thread
-        if (thread is not None and thread != _thread() and graph_task() == -1) or transforms() is not None or _is_exported():
+        if (thread is not None and thread != _thread() and graph_task() == -1) or transforms() is not None:
             self._refuse()
             return None
-        return self._forward_observed()
+        forward = self._forward_observed()
+        return None if forward is not None and forward.may_be_recorded and self.is_recorded() else forward
 
     def _admitted_compiled(self) -> Forward | None:
         """Return the forward that a module call in compiled code belongs to; None if nothing of the call may be delivered."""
@@ -178,9 +218,12 @@ class SiteHook(hooks.Hook, ABC):
 
     def _forward_observed(self) -> Forward | None:
         """Return the forward of this thread; None if it is no pass that the probe observes."""
-        forward = self.clock.local.forward or self.clock.current()
+        clock = self.clock
+        forward = held if (held := clock.local.forward) is not None and held.began == clock.stamp else clock.current()
+        if forward.is_on_ranks and clock.is_for_shapes():
+            return None
         training = self.switch.training
-        if training is not None and self.clock.is_training(forward, graph_task()) is not training:
+        if training is not None and clock.is_training(forward, graph_task()) is not training:
             return None
         return forward
 
@@ -188,7 +231,7 @@ class SiteHook(hooks.Hook, ABC):
         """Note why an eager module call is not observed."""
         if is_transformed():  # its tensors are wrappers that must not outlive the transform
             self.note("called inside a torch.func transform, where nothing is delivered")
-        elif _is_exported():
-            self.note("called by torch.export, where nothing is delivered")
+        elif _is_recorded():
+            self.note(_RECORDED)
         else:
             self.note("called in another thread than the one that entered the probe")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -26,6 +25,7 @@ from sonde.engine.unseen import blocks
 from sonde.errors import ArgumentError
 from sonde.site import OTHER_CALLS, Port
 from sonde.stats import Table
+from sonde.stats.kernels import Kernel
 from sonde.stats.kernels.fused import is_fused
 from sonde.stats.pieces import PLAIN, here, local
 
@@ -43,6 +43,7 @@ __all__ = [
 _graph_task: Callable[[], int] = graph_task
 _with_gradients: Callable[[], bool] = torch.is_grad_enabled
 _is_traced = compiler_state.is_traced
+_trace_value = compiled.trace_value  # what traced code reaches by two names has a guard for each use
 _thread: Callable[[], int] = threading.get_ident
 
 Calls = Literal["each", "joined"] | int
@@ -128,8 +129,8 @@ class StatisticHook(SiteHook):
     value_port: ClassVar[Port | None] = None
     gradient_port: ClassVar[Port | None] = None
 
-    def hold(self, table: Table, unused: dict[Port, Tensor], apart: int) -> None:
-        """Add to rows of *table* from now on, to those *unused* first."""
+    def hold(self, table: Table, unused: dict[Port, Tensor], apart: int, like: StatisticHook | None = None) -> None:
+        """Add to rows of *table* from now on, to those *unused* first; *like* is another hook that does, if there is one."""
         self.table = table
         self.adds = self.value_port if self.value_port in self.sites else None
         self.listens = self.gradient_port if self.gradient_port in self.sites else None
@@ -137,10 +138,14 @@ class StatisticHook(SiteHook):
         self.apart = apart if self.is_on_module else 0
         self.rows: dict[Place, Tensor] = {}
         self.by_axis: dict[int, Table] = {}
-        self.kernel = None if table.statistic.finds_units else table.statistic.kernel
         self.addresses: dict[Place, int] = {}
         statistic = table.statistic.on_axis(unit_axis(self.module)) if table.statistic.finds_units else table.statistic
-        self.measure = compiled.Measure.of(statistic, lambda: compiled.Measure(Table(statistic).measured, _is_compiled))
+        self.kernel: Kernel | None = None if table.statistic.finds_units else statistic.kernel
+        self.measure: compiled.Measure
+        if like is not None and like is not self and not table.statistic.finds_units:
+            self.measure = like.measure
+        else:
+            self.measure = compiled.Measure.of(statistic, lambda: compiled.Measure(Table(statistic).measured, _is_compiled))
         most = _MOST_LEAVES if statistic.is_of_every_leaf else 1
         self.plan = compiled.plan_of(self.adds or "", self.listens or "", most, self.measure.number)
         self.token = operators.Token(self)
@@ -252,7 +257,7 @@ class StatisticHook(SiteHook):
 
     def _part_of(self, port: Port, tensor: Tensor) -> Tensor | None:
         """Return the part of *tensor* that this rank holds; None if the statistic cannot be taken of that."""
-        part = local(tensor)
+        part = self.gradient_part(tensor) if port == "grad" else local(tensor)
         if part is None or part.shape == tensor.shape or self.table.statistic.takes_part(tensor.shape, part.shape):
             self.note_part(port, tensor)
             return part
@@ -342,7 +347,7 @@ class StatisticHook(SiteHook):
         if self.adds is not None and task == -1:
             self._add((self.adds, leaf, call), tensor)
         if self.listens is not None and tensor.requires_grad and _with_gradients():
-            listener = partial(self._add_gradient, (self.listens, leaf, call))
+            listener = hooks.Bound(self._add_gradient, (self.listens, leaf, call))
             if tensor.is_leaf:
                 self.delivery.listen_to_leaf(self, forward, tensor, listener)
             else:
@@ -420,7 +425,7 @@ class OutputStatisticHook(StatisticHook):
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any = hooks.NOT_GIVEN) -> None:
         if _is_traced():
-            compiled.trace_value(self, output)
+            _trace_value(self, output)
         elif not self.switch.on or output is hooks.NOT_GIVEN:
             return
         elif (compiler := hooks.compiler_at_work()) is not None:
@@ -444,7 +449,7 @@ class InputStatisticHook(StatisticHook):
         if not self.switch.on or kwargs is hooks.NOT_GIVEN or (blocks and self.is_quiet()):
             return None
         compiler = hooks.compiler_at_work()
-        aliases = self.listens is not None and torch.is_grad_enabled()
+        aliases = self.listens is not None and torch.is_grad_enabled() and not compiler_state.is_recorded()
         if aliases:
             try:
                 args, kwargs = hooks.undisturbed(compiler, structure.remap, (args, kwargs), alias)
@@ -455,11 +460,11 @@ class InputStatisticHook(StatisticHook):
         return (args, kwargs) if aliases else None
 
     def _traced(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self.listens is None or not torch.is_grad_enabled() or self.rests_in_trace():
-            compiled.trace_value(self, (args, kwargs))
+        if self.listens is None or not torch.is_grad_enabled() or compiler_state.is_exported() or self.rests_in_trace():
+            _trace_value(self, (args, kwargs))
             return None
         given, seen = aliased_in_trace((args, kwargs))
-        compiled.trace_value(self, seen)
+        _trace_value(self, seen)
         return given
 
     @staticmethod
@@ -471,13 +476,18 @@ class InputStatisticHook(StatisticHook):
 class ParameterStatisticHook(StatisticHook):
     """Adds the gradient that a backward pass has accumulated into a parameter."""
 
-    __slots__ = ()
+    __slots__ = ("_last",)
 
     register = staticmethod(hooks.on_accumulated)
+
+    def hold(self, table: Table, unused: dict[Port, Tensor], apart: int, like: StatisticHook | None = None) -> None:
+        super().hold(table, unused, apart, like)
+        self._last = (-1, -1, 0)  # the pass in which the last gradient came
 
     def __call__(self, parameter: nn.Parameter) -> None:
         if self.switch.on and parameter.grad is not None and not _is_traced() and not (blocks and self.is_quiet()):
             self.was_eager = True
+            self._last = self.look_at_pass("grad", self._last)
             self._add(("grad", "", OTHER_CALLS), parameter.grad)
 
 

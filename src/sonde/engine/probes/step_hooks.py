@@ -24,7 +24,6 @@ from sonde.engine.probes.statistic_hooks import StatisticHook
 from sonde.engine.probes.targets import Sites
 from sonde.engine.selection import Named
 from sonde.site import OTHER_CALLS, PORTS, Port, Site
-from sonde.stats.pieces import local
 
 __all__ = ["SAMPLED", "AroundSteps", "StepEventHook", "StepHook", "StepStatisticHook", "sample_updates", "size_factor"]
 
@@ -162,8 +161,7 @@ class StepEventHook(StepHook, EventHook):
     def give_gradients(hooked: Sequence[StepEventHook], gradients: Sequence[Tensor]) -> None:
         """Deliver each parameter's ``.grad``."""
         for hook, gradient in zip(hooked, gradients, strict=True):
-            hook.note_part("grad", gradient)
-            part = local(gradient)
+            part = hook.gradient_part(gradient)
             if part is not None:
                 hook._give("grad", part)
 

@@ -23,6 +23,7 @@ import torch
 from torch import nn
 from torch.nn.utils import stateless
 from torch.optim.optimizer import Optimizer
+from torch.utils.checkpoint import CheckpointFunction
 
 __all__ = [
     "ACCUMULATES",
@@ -32,6 +33,7 @@ __all__ = [
     "current_node",
     "graph_task",
     "has_substituted_parameters",
+    "is_in_reentrant_checkpoint",
     "is_nested_pass",
     "is_repeating",
     "is_shape_inference",
@@ -150,6 +152,7 @@ _BACKWARD = torch.autograd.function.BackwardCFunction.apply.__code__
 _RUN_BACKWARD: CodeType | None = getattr(getattr(torch.autograd.graph, "_engine_run_backward", None), "__code__", None)
 _INFERENCE = ("_forward_metadata_inference", "_shape_inference")  # since torch 2.13, and before
 _GATHERING = ("pre_forward", "post_forward", "unshard", "wait_for_unshard", "reshard")
+_CHECKPOINT = CheckpointFunction.forward.__code__
 _SUBSTITUTED = getattr(getattr(stateless, "_functional_call", None), "__code__", None)
 # every optimizer's step is wrapped by this one function
 _STEP = next((code for code in Optimizer.profile_hook_step.__code__.co_consts if isinstance(code, CodeType)), None)
@@ -185,9 +188,16 @@ def is_nested_pass() -> bool:
     return False
 
 
+def is_in_reentrant_checkpoint() -> bool:
+    """Return whether a reentrant checkpoint runs its part of the forward, which it does without gradients."""
+    return any(frame.f_code is _CHECKPOINT for frame in _frames())
+
+
 def is_shape_inference() -> bool:
     """Return whether a pipeline stage calls its module only to learn the shapes of its tensors, as before its first step."""
     stage = getattr(sys.modules.get("torch.distributed.pipelining.stage"), "PipelineStage", None)
+    if stage is None:
+        return False
     codes = {getattr(getattr(stage, name, None), "__code__", None) for name in _INFERENCE} - {None}
     return bool(codes) and any(frame.f_code in codes for frame in _frames())
 

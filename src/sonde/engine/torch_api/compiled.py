@@ -12,7 +12,8 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import count
@@ -21,6 +22,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from torch._guards import TracingContext
+from torch.fx import Graph, traceback
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from sonde.engine.torch_api.compiler_state import is_exported, notice_hooks
@@ -258,7 +260,7 @@ def _observe(written: Tensor, ticket: Tensor, recording: bool, what: int, *leave
     number = what >> 1
     given = sent(number)
     measured, tensors = _measured(given, leaves if given.port else ())
-    deliver(written.data, ticket, tensors, number, measured, recording)
+    deliver(written, ticket, tensors, number, measured, recording)
     if given.gradient_port:
         for index, leaf in enumerate(leaves):
             if leaf.requires_grad and not given.outside >> index & 1:
@@ -294,7 +296,46 @@ def _listen_once(leaf: Tensor, deliver: Callable[[Tensor], None]) -> None:
 def _observe_gradient(ticket: Tensor, leaf: int, number: int, gradient: Tensor) -> None:
     """Deliver the gradient of tensor number *leaf* of a value when the backward pass computes the gradient."""
     measured, (tensor,) = _measured(sent(number), (gradient,))
-    deliver_gradient(ticket, tensor, number, measured, leaf)
+    mode = get_proxy_mode()
+    if mode is None:  # nothing is traced
+        deliver_gradient(None, ticket, tensor, number, measured, leaf)
+        return
+    before = _last.get(mode.tracer)
+    with _in_backward():
+        _last[mode.tracer] = deliver_gradient(before, ticket, tensor, number, measured, leaf)
+    if before is None:
+        _take_a_tangent(mode.tracer.graph)
+
+
+_last: weakref.WeakKeyDictionary[Any, Tensor] = weakref.WeakKeyDictionary()  # what the last such call returned in each trace
+
+
+def _take_a_tangent(graph: Graph) -> None:
+    """Give the first ``deliver_gradient`` in *graph* a gradient of the graph's results, in place of the result of a call before.
+
+    Of the backward graph torch drops what comes before the first use of such a gradient, unless something after it needs it.
+    """
+    given = (node for node in graph.find_nodes(op="placeholder") if "tangents" in str(node.target))
+    tangent = next((node for node in given if isinstance(node.meta.get("val"), Tensor)), None)
+    if tangent is not None:
+        graph.find_nodes(op="call_function", target=deliver_gradient)[0].update_arg(0, tangent)
+
+
+@contextmanager
+def _in_backward() -> Iterator[None]:
+    """Have calls traced meanwhile be in the backward graph alone, also with a gradient that needs nothing of that graph."""
+    tag = traceback.current_meta.get(_TAG)
+    if tag != "is_backward":
+        yield
+        return
+    traceback.current_meta[_TAG] = "must_be_in_backward"
+    try:
+        yield
+    finally:
+        traceback.current_meta[_TAG] = tag
+
+
+_TAG = "partitioner_tag"
 
 
 def _listen_outside(ticket: Tensor, leaf: Tensor, index: int, what: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from types import CodeType
 from typing import Any
 
@@ -14,6 +14,7 @@ from sonde.engine.torch_api.modules import is_compiled_wrapper
 
 __all__ = [
     "backend_of",
+    "backward_passes_compiled",
     "come_out_together",
     "compile_error",
     "compiles_backward",
@@ -21,6 +22,7 @@ __all__ = [
     "has_compiled",
     "inductor",
     "is_exported",
+    "is_recorded",
     "is_traced",
     "limits_raised",
     "notice_hooks",
@@ -31,6 +33,19 @@ is_traced: Callable[[], bool] = torch.compiler.is_dynamo_compiling
 
 is_exported: Callable[[], bool] = torch.compiler.is_exporting
 """Return whether ``torch.export`` runs: a program that is written down must not hold sonde's operators."""
+
+_is_jit_traced: Callable[[], bool] = torch.jit.is_tracing  # type: ignore[attr-defined]  # public, but torch's stubs do not say so
+_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
+_mode: Callable[[Any], Any] = getattr(torch._C, "_get_dispatch_mode", lambda _: None)
+_RECORDING = [getattr(getattr(torch._C, "_TorchDispatchModeKey", None), name, None) for name in ("PROXY", "FAKE")]
+
+
+def is_recorded() -> bool:
+    """Return whether operators that are called now are written down, or computed on tensors without values.
+
+    So it is in ``torch.export``, ``torch.jit.trace``, ``make_fx`` and a ``FakeTensorMode``.
+    """
+    return is_exported() or _is_jit_traced() or (_modes() > 0 and any(_mode(key) is not None for key in _RECORDING))
 
 
 def notice_hooks() -> None:
@@ -94,13 +109,17 @@ def inductor() -> Callable[..., Any]:
 
 def graph_breaks() -> int:
     """Return how often a graph was broken off since the process began."""
-    utils: Any = sys.modules.get("torch._dynamo.utils")
-    return 0 if utils is None else sum(utils.counters["graph_break"].values())
+    return sum(_counted("graph_break").values())
 
 
 def compiles_backward() -> bool:
     """Return whether a backward pass that is called now would be compiled (compiled autograd)."""
     return bool(getattr(sys.modules.get("torch._dynamo.compiled_autograd"), "compiled_autograd_enabled", False))
+
+
+def backward_passes_compiled() -> int:
+    """Return how many backward passes were compiled in this process (compiled autograd), whenever each is called."""
+    return _counted("compiled_autograd").get("captures", 0)
 
 
 def has_compiled(code: CodeType) -> bool:
@@ -122,3 +141,9 @@ def come_out_together(tensors: Iterable[Tensor]) -> bool:
 
 
 _COMPILED_NODE = "CompiledFunctionBackward"
+
+
+def _counted(what: str) -> Mapping[str, int]:
+    """Return Dynamo's counters of *what*; none where Dynamo was not imported, or has no counters."""
+    counters: Mapping[str, Mapping[str, int]] = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
+    return counters.get(what, {})

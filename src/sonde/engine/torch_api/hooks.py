@@ -24,6 +24,7 @@ import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,17 +34,21 @@ from torch.autograd.graph import Node
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
+from torch.utils.hooks import unserializable_hook as not_saved
 
 __all__ = [
     "NOT_GIVEN",
+    "Bound",
     "GradientHooks",
     "Handle",
     "Hook",
     "Listener",
+    "Weak",
     "after_backward",
     "compiler_at_work",
     "hooks_on",
     "listen",
+    "not_saved",
     "on_accumulated",
     "on_any_forward",
     "on_any_forward_pre",
@@ -132,7 +137,7 @@ class _Removal:
         return weakref.finalize, (contextlib.nullcontext(), type(self.held).pop, self.held, self.key, None)
 
 
-class _Weak(Hook):
+class Weak(Hook):
     """Calls the hook of a parameter, held weakly: Python's collector does not see what a parameter's hooks hold."""
 
     __slots__ = ("hook",)
@@ -196,7 +201,7 @@ class Handle:
     ) -> None:
         self.id = key
         self._held = weakref.ref(held)
-        self._marks = [weakref.ref(mark) for mark in marks]
+        self._marks = [weakref.ref(mark) for mark in marks] if marks else _NO_MARKS
         self._wrap = wrap
         self._first = first
 
@@ -228,8 +233,9 @@ class Handle:
         if held is None:
             return False
         with _changing:
-            self.remove()
-            key = self.id = _free_key(held)
+            if self.id is not None:
+                self.remove()
+            key = self.id = _keys[0] if _keys and _keys[0] not in held else _free_key(held)
             for reference in self._marks:
                 if (marks := reference()) is not None:
                     marks[key] = True
@@ -240,6 +246,7 @@ class Handle:
         return True
 
 
+_NO_MARKS: list[weakref.ref[dict[int, bool]]] = []
 _changing = threading.RLock()  # a key is free before a hook is put in under it, and after the marks of a hook were taken out
 _keys: list[int] = []  # of sonde's own; no hook of anybody else gets one
 
@@ -260,7 +267,9 @@ def on_forward(module: nn.Module, hook: Callable[..., Any], *, always: bool = Fa
 
     The hook must accept ``hook(module, args, output)`` too.
     """
-    marks = [module._forward_hooks_with_kwargs, *([module._forward_hooks_always_called] if always else [])]
+    marks = [module._forward_hooks_with_kwargs]
+    if always:
+        marks.append(module._forward_hooks_always_called)
     return _put_in(module, module._forward_hooks, marks, hook)
 
 
@@ -275,14 +284,20 @@ def on_forward_pre(module: nn.Module, hook: Callable[..., Any], *, first: bool =
     return handle
 
 
-_MAKES_STATE = ("__getstate__", "__reduce__", "__reduce_ex__")
+def _makes_no_state(kind: type[nn.Module]) -> bool:
+    """Return whether modules of *kind* are copied and pickled as torch does it."""
+    return (
+        kind.__getstate__ is nn.Module.__getstate__
+        and kind.__reduce__ is nn.Module.__reduce__
+        and kind.__reduce_ex__ is nn.Module.__reduce_ex__
+    )
 
 
 def _put_in(module: nn.Module, held: dict[int, Any], marks: list[dict[int, bool]], hook: Hook | Callable[..., Any]) -> Handle:
     """Put *hook* into *held*, of *module*, after its marks; ``register_forward_hook`` of torch does so in the other order."""
     handle = Handle(held, marks)
     handle.put_back(hook)
-    if isinstance(hook, Hook) and all(getattr(type(module), name) is getattr(nn.Module, name) for name in _MAKES_STATE):
+    if isinstance(hook, Hook) and _makes_no_state(type(module)):
         hook.handles = (*getattr(hook, "handles", ()), handle)
     return handle
 
@@ -363,13 +378,13 @@ def on_node(node: Node, hook: Callable[..., Any]) -> None:
 
 def on_tensor(tensor: Tensor, hook: Callable[[Tensor], Any]) -> Handle:
     """When the gradient of *tensor* is computed call ``hook(gradient)``."""
-    return Handle.of(tensor.register_hook(hook))
+    return Handle.of(tensor.register_hook(_OnTensor(hook)))
 
 
 def on_result(tensor: Tensor, hook: Callable[[Tensor], Any]) -> None:
     """When the gradient of *tensor*, the result of an operation, is computed call ``hook(gradient)``. There is no handle.
 
-    Does what ``Tensor.register_hook`` does, for a third of its cost.
+    Does what ``Tensor.register_hook`` does, for a third of its cost. *hook* is of a class that is ``not_saved``, as a ``Bound``.
     """
     node = tensor.grad_fn if type(tensor) is Tensor else None
     if node is None or tensor._backward_hooks is not None:
@@ -384,10 +399,21 @@ def on_result(tensor: Tensor, hook: Callable[[Tensor], Any]) -> None:
 
 Listener = Callable[[Tensor], None]
 
+
+@not_saved
+class Bound(partial[None]):
+    """A listener: a function with its first arguments. ``torch.save`` of a tensor leaves it out and says nothing."""
+
+
+class _OnTensor(Bound):
+    """A listener that has a handle."""
+
+
 # A program that calls submodules without ever calling the root has no end of forward at which these are let go.
 _MOST_WATCHED = 4096
 
 
+@not_saved
 class GradientHooks:
     """The one hook on a tensor of a forward, and all who listen to that tensor's gradient.
 
@@ -432,14 +458,15 @@ def listen(watched: dict[int, GradientHooks], tensor: Tensor, listener: Listener
 def on_accumulated(parameter: nn.Parameter, hook: Callable[[Tensor], Any]) -> Handle:
     """After a backward pass has accumulated into ``parameter.grad`` call ``hook(parameter)``. *hook* is held weakly.
 
-    It is called before other such hooks: one of the user's may step an optimizer and drop the gradient.
+    It is called before other such hooks: one of the user's may step an optimizer and drop the gradient. A ``Weak`` hook is put in
+    as it is: one serves all parameters.
     """
     held: Any = getattr(parameter, "_post_accumulate_grad_hooks", None)
     if held is None:
         made = parameter.register_post_accumulate_grad_hook(_nothing)
         held = made.hooks_dict_ref()
         made.remove()
-    handle = Handle(held, wrap=_Weak, first=True)
+    handle = Handle(held, wrap=None if type(hook) is Weak else Weak, first=True)
     handle.put_back(hook)
     return handle
 

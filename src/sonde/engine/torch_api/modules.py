@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -21,12 +22,15 @@ __all__ = [
     "class_of",
     "compile_parts_like",
     "compiled_like",
+    "has_compiled_part",
     "holds_parameters_elsewhere",
     "is_called_compiled",
     "is_compiled_wrapper",
     "is_fully_sharded",
     "named_children",
+    "parameters_in",
     "parameters_of",
+    "sharded_parameters",
     "state_of",
     "submodule",
     "unwrap",
@@ -60,8 +64,8 @@ def parameters_of(module: nn.Module) -> dict[str, nn.Parameter | None]:
 
 
 def buffers_of(module: nn.Module) -> dict[str, Tensor | None]:
-    """Return the dictionary in which *module* holds its own buffers."""
-    return module._buffers
+    """Return the dictionary in which *module* holds its own buffers; of TorchScript, which has none, a copy."""
+    return dict(module._buffers.items()) if isinstance(module, torch.jit.ScriptModule) else module._buffers
 
 
 def children(module: nn.Module) -> list[nn.Module]:
@@ -87,12 +91,14 @@ class Walk(NamedTuple):
             its id, those of its class and parameters, the names of parameters and children, and whether parameters need a
             gradient, the class defines ``forward``, and ``compile()`` was called.
         modules: every module once, wrappers too.
-        parameters: every parameter once.
+        parameters: every parameter once, as ``parameters_in`` returns them.
+        sharded: see ``sharded_parameters``.
     """
 
     fingerprint: tuple[object, ...]
     modules: list[nn.Module]
     parameters: list[nn.Parameter]
+    sharded: dict[int, nn.Parameter]
 
 
 def walk(model: nn.Module) -> Walk:
@@ -101,6 +107,7 @@ def walk(model: nn.Module) -> Walk:
     modules: dict[int, nn.Module] = {}
     parameters: dict[int, nn.Parameter] = {}
     pending: list[nn.Module] = [model]
+    sharded = sharded_parameters(model)
     put = found.append
     while pending:
         module = pending.pop()
@@ -111,15 +118,43 @@ def walk(model: nn.Module) -> Walk:
         modules[key] = module
         kind = type(module)
         found += (id(kind), getattr(kind, "forward", None) is _NO_FORWARD, module._compiled_call_impl is None)
-        for name, parameter in module._parameters.items():
-            if parameter is not None:
+        for name, held in module._parameters.items():
+            if held is not None:
+                parameter = sharded.get(id(held), held) if sharded else held
                 parameters[id(parameter)] = parameter
                 found += (name, id(parameter), parameter.requires_grad)
         for name, child in named_children(module) if isinstance(module, torch.jit.ScriptModule) else module._modules.items():
             if child is not None:
                 put(name)
                 pending.append(child)
-    return Walk(tuple(found), list(modules.values()), list(parameters.values()))
+    return Walk(tuple(found), list(modules.values()), list(parameters.values()), sharded)
+
+
+def parameters_in(model: nn.Module) -> list[nn.Parameter]:
+    """Return every parameter of *model* once: of one that FSDP2 has gathered, the one that optimizers hold."""
+    sharded = sharded_parameters(model)
+    return [sharded.get(id(parameter), parameter) for parameter in model.parameters()]
+
+
+def sharded_parameters(model: nn.Module) -> dict[int, nn.Parameter]:
+    """Return, by the ids of parameters that FSDP2 has put into modules of *model* for a while, those that optimizers hold.
+
+    From a forward to the end of its backward, and so after an evaluation up to the next backward, a root of FSDP2 has parameters
+    that are whole. Each stands for one that holds this rank's part, as torch's ``FSDPParam`` says.
+    """
+    kind: Any = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
+    found: dict[int, nn.Parameter] = {}
+    if kind is None or not torch.distributed.is_initialized():
+        return found
+    for module in model.modules():
+        if isinstance(module, kind):
+            state: Any = module
+            for group in getattr(state._get_fsdp_state(), "_fsdp_param_groups", ()):
+                for each in group.fsdp_params:
+                    now = each._module_info.module._parameters.get(each._module_info.param_name)
+                    if now is not None and now is not each.sharded_param:
+                        found[id(now)] = each.sharded_param
+    return found
 
 
 _NO_FORWARD = nn.Module.forward
@@ -168,6 +203,20 @@ def class_of(module: nn.Module) -> type[nn.Module]:
 def is_compiled_wrapper(module: nn.Module) -> bool:
     """Return whether *module* is what ``torch.compile(another_module)`` has returned."""
     return _COMPILED in module._modules
+
+
+def has_compiled_part(model: nn.Module) -> bool:
+    """Return whether *model*, or a module below it, is marked as compiled. For a fraction of the cost of finding which."""
+    pending, seen = [model], set[int]()
+    while pending:
+        module = pending.pop()
+        below = module._modules
+        if module._compiled_call_impl is not None or _COMPILED in below:
+            return True
+        if below and id(module) not in seen:
+            seen.add(id(module))
+            pending += [child for _, child in named_children(module)]
+    return False
 
 
 def compiled_like(module: nn.Module, original: nn.Module) -> nn.Module | None:

@@ -1,4 +1,4 @@
-"""Two operators by which compiled code runs ordinary Python, and the tokens by which they know whose.
+"""Operators by which compiled code runs ordinary Python, and the tokens by which they know whose.
 
 A hook that ``torch.compile`` traces may not count, look anything up, or append to a list: the hook would be recompiled for
 each module, or be silently wrong. But a hook may call an operator on a tensor that the hook owns, the *ticket* of its *token*. At
@@ -13,9 +13,16 @@ No compiler may drop, duplicate or reorder these. The first runs in the forward 
 share, ``WRITTEN``: an *effect* there is refused in a graph with an activation checkpoint. It returns nothing, so that the backward
 needs nothing from it: a result would be computed again in a checkpoint, which reads the ticket that another graph has been given
 meanwhile; or it would be saved, as a buffer of the graph's own, and torch refuses ``retain_graph=True`` where there is any. A
-ticket is an input of the graph, and nobody writes into it. The second operator has an effect, and declares no write into an
-argument: a tensor that a backward graph writes into is saved by the forward pass, and autograd then refuses the backward of a model
-that was called twice before it ("modified by an inplace operation"). For the same reason ``WRITTEN`` is handed over as ``.data``.
+ticket is an input of the graph, and nobody writes into it; no version counts the write into ``WRITTEN``, since autograd would
+refuse the backward of a model that was called twice before it ("modified by an inplace operation").
+
+AOT's graphs hold no operator that writes: torch would wrap the first in one that runs fifty microseconds of Python at each call.
+There ``sonde::delivered`` stands for it, which does the same and returns what would have been written, from one call to the next.
+
+The second operator, in the backward, writes nothing: a tensor that a backward graph writes into is saved by the forward pass.
+Nobody drops it, since it is declared to have side effects, and is marked as a part of the backward (``_in_backward``); nobody
+reorders its calls, since each gets the result of the call before. An ordered *effect* of torch does the same, and costs fifteen
+microseconds of Python at each call in a graph that no compiler has lowered, and more nodes and calls where the graph is traced.
 
 Compiled code runs without gradients where the program has them: an argument of ``deliver`` says what the program has, and the
 Python of a hook runs with that.
@@ -33,7 +40,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor
-from torch._library.effects import EffectType
+from torch.fx.node import has_side_effect
 
 __all__ = ["AS_TENSOR", "WRITTEN", "Replayed", "Sent", "Token", "deliver", "deliver_gradient", "number_of", "sent"]
 
@@ -55,8 +62,26 @@ class Replayed(Protocol):
 Moment = tuple[int, int]
 """The indices of a forward and of a call."""
 
-_owners: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+
+class _Owner(weakref.ref[Any]):
+    """The owner of a token, held weakly. A dictionary of these costs half of a ``WeakValueDictionary``."""
+
+    __slots__ = ("number",)
+    number: int
+
+
+_owners: dict[int, _Owner] = {}
 _numbers = count(1)
+
+
+def _forget(owner: _Owner) -> None:
+    _owners.pop(owner.number, None)
+
+
+def _owner_of(number: int) -> Any:
+    """Return the owner of the token with *number*; None if it is gone."""
+    held = _owners.get(number)
+    return None if held is None else held()
 
 
 def _integers(*numbers: int) -> Tensor:
@@ -68,7 +93,7 @@ def _integers(*numbers: int) -> Tensor:
 
 
 WRITTEN = _integers(0)
-"""Where the operator in the forward declares that it writes, and so is neither dropped nor moved. Nothing is written.
+"""Where the operator in the forward declares that it writes, and so is neither dropped nor moved (but what has no elements is).
 
 One tensor for all hooks: each tensor that a graph gets costs time when the graph is compiled.
 """
@@ -84,11 +109,12 @@ class Token:
     __slots__ = ("_given", "_moments", "_number", "ticket")
 
     def __init__(self, owner: Replayed) -> None:
-        self._number = next(_numbers)
-        _owners[self._number] = owner
-        self._given = 0
+        number = self._number = next(_numbers)
+        held = _owners[number] = _Owner(owner, _forget)
+        held.number = number
         self._moments: dict[int, tuple[weakref.ref[Tensor], dict[tuple[int, int], Moment]]] = {}
-        self._next_ticket()
+        self._given = 1
+        self.ticket = _integers(number, 1)
 
     def _next_ticket(self) -> None:
         self._given += 1
@@ -155,15 +181,16 @@ def number_of(what: Sent) -> int:
 
 _library = torch.library.Library("sonde", "DEF")
 _unsafe = (torch.Tag.cudagraph_unsafe,)  # a replayed CUDA graph would not run Python
-_library.define(
-    "deliver(Tensor(a!) written, Tensor ticket, Tensor[] leaves, int what, bool measured, bool recording) -> ()", tags=_unsafe
-)
-_library.define("deliver_gradient(Tensor ticket, Tensor gradient, int what, bool measured, int leaf) -> ()", tags=_unsafe)
+_given = "Tensor ticket, Tensor[] leaves, int what, bool measured, bool recording"
+_library.define(f"deliver(Tensor(a!) written, {_given}) -> ()", tags=_unsafe)
+_library.define(f"delivered(Tensor written, {_given}) -> Tensor", tags=_unsafe)
+_of_gradient = "Tensor? before, Tensor ticket, Tensor gradient, int what, bool measured, int leaf"
+_library.define(f"deliver_gradient({_of_gradient}) -> Tensor", tags=_unsafe)
 
 
 def _deliver(written: Tensor, ticket: Tensor, leaves: list[Tensor], what: int, measured: bool, recording: bool) -> None:
     number, execution = ticket.tolist()
-    owner = _owners.get(number)
+    owner = _owner_of(number)
     if owner is None:
         return
     given = _sent[what]
@@ -180,9 +207,36 @@ def _deliver(written: Tensor, ticket: Tensor, leaves: list[Tensor], what: int, m
         torch.set_grad_enabled(runs_with)
 
 
-def _deliver_gradient(ticket: Tensor, gradient: Tensor, what: int, measured: bool, leaf: int) -> None:
+def _delivered(written: Tensor, ticket: Tensor, leaves: list[Tensor], what: int, measured: bool, recording: bool) -> Tensor:
+    _deliver(written, ticket, leaves, what, measured, recording)
+    return torch.empty(1, dtype=torch.int64)
+
+
+def _deliver_in_graph(written: Tensor, ticket: Tensor, leaves: list[Tensor], *constants: Any) -> None:
+    """Call ``delivered`` where AOT traces without writes, and let *written* be its result from now on."""
+    plain, *given = map(_plain, (written, ticket, *leaves))
+    with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)):
+        if plain is written:  # torch.func.functionalize knows its arguments alone
+            deliver(written, given[0], given[1:], *constants)
+            return
+        result = delivered(plain, given[0], given[1:], *constants)
+    torch._functionalize_replace(written, result)
+    torch._functionalize_mark_mutation_hidden_from_autograd(written)
+    torch._functionalize_commit_update(written)
+    torch._functionalize_sync(written)
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """Return the tensor that *tensor* stands for where writes are traced as results."""
+    if not torch._is_functional_tensor(tensor):
+        return tensor
+    torch._functionalize_sync(tensor)
+    return torch._from_functional_tensor(tensor)
+
+
+def _deliver_gradient(before: Tensor | None, ticket: Tensor, gradient: Tensor, what: int, measured: bool, leaf: int) -> Tensor:
     number, execution = ticket.tolist()
-    owner = _owners.get(number)
+    owner = _owner_of(number)
     given = _sent[what]
     moment = None if owner is None else owner.token.moment(execution, given.place)
     if owner is not None and moment is not None:
@@ -190,6 +244,7 @@ def _deliver_gradient(ticket: Tensor, gradient: Tensor, what: int, measured: boo
             owner.replay_gradient(*moment, gradient.detach(), leaf, given.form, _port(given.gradient_port, given, measured))
         except Exception as error:
             owner.failed(error)
+    return torch.empty(2, dtype=torch.int64)
 
 
 def _port(port: str, given: Sent, measured: bool) -> str:
@@ -198,9 +253,15 @@ def _port(port: str, given: Sent, measured: bool) -> str:
 
 _library.impl("deliver", _deliver, "CompositeExplicitAutograd")
 _library.impl("deliver", lambda *_: None, "Meta")
+_library.impl("deliver", _deliver_in_graph, "Functionalize")
+_library.impl("delivered", _delivered, "CompositeExplicitAutograd")
+_library.impl("delivered", lambda written, *_: torch.empty_like(written), "Meta")
 _library.impl("deliver_gradient", _deliver_gradient, "CompositeExplicitAutograd")
-_library.impl("deliver_gradient", lambda *_: None, "Meta")
-_library._register_effectful_op("sonde::deliver_gradient", EffectType.ORDERED)
+_library.impl("deliver_gradient", lambda before, ticket, *_: torch.empty_like(ticket), "Meta")
+for _name in ("deliver", "delivered", "deliver_gradient"):
+    for _key in ("Autograd", "ADInplaceOrView"):
+        _library.impl(_name, torch.library.fallthrough_kernel, _key)
 
 deliver = torch.ops.sonde.deliver.default
-deliver_gradient = torch.ops.sonde.deliver_gradient.default
+delivered = torch.ops.sonde.delivered.default
+deliver_gradient = has_side_effect(torch.ops.sonde.deliver_gradient.default)

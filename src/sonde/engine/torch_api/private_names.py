@@ -1,5 +1,7 @@
 """List every private name of torch that sonde uses: what for, and what happens with a torch that lacks it.
 
+Where a name is missing that sonde cannot do without, :func:`require` says so as the engine is imported; without another one,
+sonde does less.
 ``sonde doctor`` prints which of these names are present. A test compares the list with the code: a private name may be used only
 in this folder, in ``stats/kernels/torch_private.py``, ``stats/pieces.py`` and ``stats/distributed/torch_c10d.py``, and only if
 it is listed here.
@@ -14,7 +16,10 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["PRIVATE_NAMES", "PrivateName"]
+import sonde
+from sonde.errors import TorchVersionError
+
+__all__ = ["PRIVATE_NAMES", "PrivateName", "missing", "require"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +35,11 @@ class PrivateName:
     name: str
     used_for: str
     without: str
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether nothing can be observed without it."""
+        return self.without == _NO_IMPORT
 
     def is_present(self) -> bool:
         """Return whether the installed torch has it. Imports modules that the name lies in, as Dynamo, which takes seconds."""
@@ -61,7 +71,7 @@ def _example(kind: str) -> Any:
     return torch.amp.GradScaler("cpu", enabled=False) if kind == "GradScaler" else torch
 
 
-_NO_IMPORT = "sonde cannot be imported"
+_NO_IMPORT = "models cannot be observed: one error says so when they are to be"
 _NO_COMPILE = "models that are compiled cannot be observed"
 _NO_MESH = "the ranks that run a model on batches of their own are taken from the mesh of its parameters, or from group="
 _NO_GATHERING = "a graph holds the operations that gather parameters"
@@ -84,6 +94,10 @@ _TABLE = {
         "torch.autograd.graph._engine_run_backward": "the end of a backward pass under FSDP is noticed as late as at the next step",
         "torch.distributed.pipelining.stage.PipelineStage._forward_metadata_inference": "the call for shapes is counted",
         "torch.nn.utils.stateless._functional_call": "tensors given to functional_call are taken for new parameters",
+    },
+    "to deliver nothing where a program is written down": {
+        "torch._C._get_dispatch_mode": "make_fx writes down what observers compute",
+        "torch._C._TorchDispatchModeKey": "the same",
     },
     "to deliver nothing inside torch.func transforms": {
         "torch._C._functorch.peek_interpreter_stack": "tensors are delivered that must not outlive the transform",
@@ -138,10 +152,17 @@ _TABLE = {
         "torch._C._dynamo.eval_frame": _NO_IMPORT,
     },
     "to run Python from compiled code, and have compiled code notice hooks": {
-        "torch._library.effects.EffectType": _NO_IMPORT,
-        "torch.library.Library._register_effectful_op": _NO_IMPORT,
+        "torch._C.DispatchKey": _NO_COMPILE,
+        "torch._C.DispatchKeySet": _NO_COMPILE,
+        "torch._C._ExcludeDispatchKeyGuard": _NO_COMPILE,
+        "torch._from_functional_tensor": _NO_COMPILE,
+        "torch._functionalize_commit_update": _NO_COMPILE,
+        "torch._functionalize_mark_mutation_hidden_from_autograd": _NO_COMPILE,
+        "torch._functionalize_replace": _NO_COMPILE,
+        "torch._functionalize_sync": _NO_COMPILE,
+        "torch._is_functional_tensor": _NO_COMPILE,
         "torch._C._dynamo.eval_frame._debug_get_cache_entry_list": "hooks that compiled code left out may not be noticed",
-        "torch._guards.TracingContext": _NO_COMPILE,
+        "torch._guards.TracingContext": _NO_IMPORT,
         "torch._dynamo.comptime.comptime": "gradients cannot be observed in compiled code",
         "torch._subclasses.fake_tensor.FakeTensor": "gradients cannot be observed where compiled code returns a parameter",
         "torch._dynamo.config": "probes that are attached after a model was compiled may see nothing",
@@ -151,11 +172,14 @@ _TABLE = {
     "to compile copies as a model is compiled, and count their graphs": {
         "torch._dynamo.eval_frame.innermost_backend": "copies are compiled by inductor",
         "torch._dynamo.backends.registry.lookup_backend": "copies of a model that is not compiled cannot be compiled",
-        "torch._dynamo.utils.counters": "graph breaks are not counted",
+        "torch._dynamo.utils.counters": "graph breaks and compiled backward passes are not counted",
     },
     "to find the ranks over which FSDP2 shards a model": {
         "torch.distributed.fsdp.FSDPModule._get_fsdp_state": _NO_MESH,
         "torch.distributed.fsdp._fully_shard._fsdp_state.FSDPState._fsdp_param_group": _NO_MESH,
+    },
+    "to know what a parameter stands for that FSDP2 has gathered": {
+        "torch.distributed.fsdp._fully_shard._fsdp_param.FSDPParam": "parameters are missed after an evaluation",
     },
     "to leave the gathering of parameters by FSDP2 out of a graph": {
         "torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup.pre_forward": _NO_GATHERING,
@@ -185,3 +209,24 @@ PRIVATE_NAMES: tuple[PrivateName, ...] = tuple(
     PrivateName(name, used_for, without) for used_for, names in _TABLE.items() for name, without in names.items()
 )
 """Every private name of torch that sonde uses."""
+
+
+def missing() -> list[PrivateName]:
+    """Return the names that the installed torch lacks and that sonde cannot be imported without."""
+    return [private for private in PRIVATE_NAMES if private.is_needed and not private.is_present()]
+
+
+def require(lacking: list[PrivateName]) -> None:
+    """Raise one error that names all *lacking* parts of torch, says what works without them, and what to do.
+
+    Raises:
+        TorchVersionError: there are any.
+    """
+    if lacking:
+        names = "; ".join(f"{private.name}, {private.used_for}" for private in lacking)
+        raise TorchVersionError(
+            f"torch {torch.__version__} lacks what sonde {sonde.__version__} needs to observe a model: {names}. Models cannot be "
+            "observed with this torch. Runs and kept tensors can be read (sonde.open_run, sonde.open_tensors, sonde ui). "
+            "Install a newer sonde, or torch 2.13 to 2.15",
+            tuple(private.name for private in lacking),
+        )
