@@ -272,7 +272,8 @@ def condition(kept: list[Tensor]) -> Numbers:
         matrix = torch.where(matrix.isfinite(), matrix, 0.0)
         if matrix.abs().sum():
             singular = np.linalg.svd(matrix.resolve_conj().numpy(), compute_uv=False)
-            conditions.append(float(singular[0] / singular[-1]))
+            singularity = singular[-1] <= max(matrix.shape) * np.finfo(np.float64).eps * singular[0]
+            conditions.append(math.inf if singularity else float(singular[0] / singular[-1]))
             ranks.append(float(np.square(singular / singular[0]).sum()))
     return {
         "nonfinite": float(nonfinite),

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sonde.errors import ArgumentError
 from sonde.stats import Accumulator, Result, Spectrum
+from sonde.stats.spectrum import _signs
 
 
 def seen(matrix: Tensor, **arguments: Any) -> Result:
@@ -65,6 +66,14 @@ def of_squares(matrix: Tensor) -> float:
     return bounds.of_decomposition(*matrix.shape) * torch.linalg.matrix_norm(matrix).item() ** 2
 
 
+def amplification(matrix: Tensor, sketch: int) -> float:
+    """How much larger rounding becomes: (Q^T G Q)^+ divides by the square of how little of the rows a direction of Q may see."""
+    directions = torch.linalg.qr(Spectrum(matrix.shape[1], sketch=sketch)._directions(torch.device("cpu")).double())[0]
+    _, singular, right = torch.linalg.svd(matrix, full_matrices=False)
+    shares = torch.linalg.svdvals(right[singular > 1e-9 * singular[0]] @ directions)
+    return 1 / shares.min().item() ** 2
+
+
 def of_rank(matrix: Tensor) -> float:
     """The largest rounding error of an effective rank whose singular values are each off by *features* roundings of the top."""
     features = matrix.shape[1]
@@ -102,10 +111,11 @@ def test_a_matrix_of_no_higher_rank_than_the_sketch_is_exact(sketch: int) -> Non
     matrix = rotated(SINGULAR["rank twenty"], ROWS)
     numbers = seen(matrix, sketch=sketch)
     top, rank = true(matrix)
-    assert numbers.top == pytest.approx(top, abs=of_squares(matrix) / top)
+    rounding = of_squares(matrix) * amplification(matrix, sketch)
+    assert numbers.top == pytest.approx(top, abs=rounding / top)
     assert numbers.effective_rank == pytest.approx(rank, abs=numbers.effective_rank_error + of_rank(matrix))
-    assert numbers.captured == pytest.approx(1.0, abs=of_squares(matrix) / numbers.norm**2)
-    assert numbers.top_error < 2 * of_squares(matrix) / top
+    assert numbers.captured == pytest.approx(1.0, abs=rounding / numbers.norm**2)
+    assert numbers.top_error < 2 * rounding / top
     assert numbers.effective_rank_error < bounds.of_effective_rank(FEATURES, bounds.of_decomposition(*matrix.shape))
 
 
@@ -140,6 +150,21 @@ def test_centered_is_the_spectrum_around_the_mean(sketch: int) -> None:
     assert numbers.top == pytest.approx(top, abs=of_squares(matrix) / top)
     assert numbers.effective_rank == pytest.approx(rank, abs=numbers.effective_rank_error)
     assert seen(matrix, sketch=sketch).effective_rank < 1.1
+
+
+@pytest.mark.parametrize("size", [1e-9, 1.0, 44.0])
+@pytest.mark.parametrize("centered", [False, True])
+def test_vectors_that_no_direction_meets_are_captured_by_nothing(size: float, centered: bool) -> None:
+    """No estimate is made of rounding errors: the errors say that nothing is known but the norm."""
+    matrix = size * torch.tensor([[0, 0, 1, 1], [1, 0, 0, -1], [0, 0, -1, -1], [-1, 0, 0, 1]], dtype=torch.float64)
+    directions = _signs(4, 2, matrix.device)
+    assert not (matrix @ directions).any()
+    numbers = seen(matrix + (size / 3 if centered else 0.0), centered=centered, sketch=2)
+    assert (numbers.captured, numbers.top) == (0.0, 0.0)
+    top, rank = true(matrix)
+    assert numbers.top_error == pytest.approx(numbers.norm)
+    assert numbers.top_error >= top
+    assert numbers.effective_rank_error >= rank - numbers.effective_rank
 
 
 def test_equal_vectors_have_no_spread() -> None:

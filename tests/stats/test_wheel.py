@@ -62,6 +62,12 @@ def contents(wheel: Path) -> tuple[list[str], str]:
         return names, archive.read(next(name for name in names if name.endswith(".dist-info/WHEEL"))).decode()
 
 
+def audit(wheel: Path) -> None:
+    """Raise where a symbol of *wheel* is not of the stable ABI, or a library that it needs is not one of every Linux."""
+    run(sys.executable, "-m", "abi3audit", "--strict", wheel, cwd=wheel.parent)
+    assert "manylinux" in run(sys.executable, "-m", "auditwheel", "show", wheel, cwd=wheel.parent)
+
+
 def test_with_a_compiler(tmp_path: Path) -> None:
     """One wheel for every Python from 3.11 on, with the kernels and without their source; its tests pass."""
     wheel = build(tmp_path)
@@ -71,7 +77,10 @@ def test_with_a_compiler(tmp_path: Path) -> None:
     modules = [name for name in names if "_native" in name]
     assert modules in (["sonde/stats/kernels/_native.abi3.so"], ["sonde/stats/kernels/_native.pyd"])
     assert not [name for name in names if name.endswith((".cpp", ".hpp"))]
+    if sys.platform == "linux":
+        audit(wheel)
     python = installed(wheel, tmp_path)
+    assert "dead_units.png" in run(python, "-m", "sonde", "demo", "-o", tmp_path / "demo", cwd=tmp_path)
     level = run(python, "-c", "from sonde.stats.kernels import native; print(native.status().level)", cwd=tmp_path)
     assert level.strip()
     run(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", *(f"tests/{test}" for test in TESTS), cwd=ROOT)

@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from sonde.engine.flops import count_flops, function_name
 from sonde.engine.torch_api.autograd_state import graph_task, is_gathering, transforms
 from sonde.engine.torch_api.tensors import without_overrides
+from sonde.escape import shortened
 from sonde.graph.builder import Builder, Draft
 from sonde.graph.tensors import storage_of, tensors_in, version_of
 
@@ -182,8 +183,7 @@ def arguments_text(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """Return the arguments that are no tensors as text, ``2, dim=1``. The text is the same in every run."""
     texts = [text for value in args if (text := _text(value))]
     texts += [f"{name}={text}" for name, value in kwargs.items() if (text := _text(value))]
-    joined = ", ".join(texts)
-    return joined if len(joined) <= _LONGEST else joined[: _LONGEST - 1] + "…"
+    return shortened(", ".join(texts), _LONGEST)
 
 
 _LONGEST = 120

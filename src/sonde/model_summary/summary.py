@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -16,6 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from sonde.engine import Event, observe, structure
 from sonde.engine.flops import FlopCounter
 from sonde.engine.layer_axes import axes_of
+from sonde.engine.loss_function import check_loss, check_loss_fn, own_loss
 from sonde.engine.restore import gradients_put_aside, set_apart, versions
 from sonde.engine.selection import check_model
 from sonde.engine.torch_api.tensors import version_of
@@ -87,8 +88,7 @@ def summary(
 
 
 def _check_arguments(loss_fn: Any, depth: Any, on_error: Any) -> None:
-    if loss_fn is not None and not callable(loss_fn):
-        raise ArgumentError(f"loss_fn={loss_fn!r} cannot be called: give a function from the model's output to a scalar")
+    check_loss_fn(loss_fn)
     if depth is not None and (not isinstance(depth, int) or depth < 0):
         raise ArgumentError(f"depth={depth!r}: give the depth of the deepest rows to show, 0 for the model alone")
     if on_error not in ("raise", "partial"):
@@ -111,13 +111,13 @@ def _run(
             with FlopCounter(count_flops):
                 output = model(*batch, **kwargs)
             outcome.stage = "loss_fn"
-            loss = _own_loss(output) if loss_fn is None else loss_fn(output)
+            loss = own_loss(output) if loss_fn is None else loss_fn(output)
     except Exception as error:
         outcome.error = error
         return outcome
     if loss_fn is not None:
         loss = _check_loss(loss)
-    if loss is None:
+    if loss is None or not loss.requires_grad:
         return outcome
     outcome.stage = "backward"
     outcome.loss = float(loss.detach()) if not loss.is_meta else None
@@ -128,16 +128,8 @@ def _run(
     return outcome
 
 
-def _own_loss(output: Any) -> Tensor | None:
-    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
-    return loss if isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad else None
-
-
-def _check_loss(loss: Any) -> Tensor:
-    if not isinstance(loss, Tensor):
-        raise ArgumentError(f"loss_fn must return a scalar tensor; it returned a {type(loss).__name__}")
-    if loss.numel() != 1:
-        raise ArgumentError(f"loss_fn must return a scalar tensor; it returned one of shape {tuple(loss.shape)}")
+def _check_loss(returned: Any) -> Tensor:
+    loss = check_loss(returned)
     if not loss.requires_grad:
         raise ArgumentError(
             "the tensor that loss_fn returned does not require a gradient: no parameter that was used does, or the loss was "

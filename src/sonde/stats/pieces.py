@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeGuard
 import torch
 from torch import Tensor, nn
 
-__all__ = ["PLAIN", "Piece", "here", "is_here", "is_part", "is_partial_sum", "local", "may_come", "piece_of"]
+__all__ = ["PLAIN", "Piece", "here", "is_here", "is_part", "is_partial_sum", "local", "local_like", "may_come", "piece_of"]
 
 PLAIN: frozenset[type] = frozenset({Tensor, nn.Parameter})
 """The classes of tensors that are never distributed, and read as they are."""
@@ -76,6 +76,31 @@ def local(tensor: Tensor) -> Tensor | None:
     if asynchronous is not None and isinstance(tensor, asynchronous):
         tensor = tensor.wait()
     return tensor
+
+
+def local_like(tensor: Tensor, other: Tensor) -> Tensor | None:
+    """Return the part of *tensor* where this rank holds *other*, which has the same shape, without any communication.
+
+    A gradient need not be distributed as its parameter: of an embedding whose rows are split, each rank may have the whole
+    gradient. An optimizer uses then the part that belongs to the rank's rows.
+
+    Returns:
+        None for a partial sum, and where this rank holds *other* in places at which it does not hold *tensor*.
+    """
+    part = local(tensor)
+    if part is None or (type(tensor) in PLAIN and type(other) in PLAIN):
+        return part
+    if getattr(tensor, "placements", None) == getattr(other, "placements", None):
+        return part
+    here_is, wanted = piece_of(tensor), piece_of(other)
+    if here_is is None or wanted is None:
+        return None
+    for axis, (start, size) in enumerate(zip(wanted.offset, wanted.shape, strict=True)):
+        first = start - here_is.offset[axis]
+        if first < 0 or first + size > here_is.shape[axis]:
+            return None
+        part = part.narrow(axis, first, size)
+    return part
 
 
 def is_partial_sum(tensor: Tensor) -> bool:

@@ -106,7 +106,8 @@ class MatrixCondition(Statistic):
     with a row per index of the first axis; a vector or a scalar as one row.
 
     ``condition`` is ``s_1 / s_k`` (the 2-norm condition number: Golub and Van Loan, Matrix Computations, 4th ed., 2.6.2), from 1
-    for orthonormal rows or columns to infinity; beyond 1e15 rounding in float64 dominates, and the number means only "singular".
+    for orthonormal rows or columns to infinity. Where ``s_k`` is no larger than its own rounding, ``max(rows, columns) * 2^-52 *
+    s_1`` (the tolerance of numpy's and torch's ``matrix_rank``), the matrix is singular and the number infinite.
     ``stable_rank`` is ``|W|_F^2 / s_1^2`` (Rudelson and Vershynin: Sampling from large matrices, 2007), from 1 to the rank.
     Neither has a unit. ``matrices`` counts the matrices in both means: a zero or empty matrix has neither number.
     ``nonfinite`` elements are counted and read as 0. On an accelerator the decomposition waits for the device.
@@ -128,6 +129,11 @@ class MatrixCondition(Statistic):
     def takes_part(self, whole: tuple[int, ...], part: tuple[int, ...]) -> bool:
         return False
 
+    def rounding(self, row: Tensor) -> Tensor:
+        """Return the bound: singular values are off by a few roundings of the largest, a condition by that times itself or more."""
+        magnified = 100 * torch.finfo(torch.float64).eps * row.square()
+        return torch.maximum(super().rounding(row), torch.where(magnified < row, magnified, torch.inf))
+
     def measure(self, tensor: Tensor) -> Tensor:
         values = tensor.detach().to(torch.complex128 if tensor.is_complex() else torch.float64)
         matrix = values.flatten(1) if values.dim() > 1 else values.reshape(1, -1)
@@ -139,11 +145,13 @@ class MatrixCondition(Statistic):
         largest = singular[0]
         some = largest > 0
         shares = singular / torch.where(some, largest, 1.0)
+        rounding = max(matrix.shape) * torch.finfo(torch.float64).eps
+        condition = torch.where(shares[-1] > rounding, 1.0 / shares[-1], torch.inf)
         return torch.stack(
             [
                 nonfinite,
                 some.to(torch.float64),
-                torch.where(some, 1.0 / shares[-1], 0.0),
+                torch.where(some, condition, 0.0),
                 torch.where(some, shares.square().sum(), 0.0),
             ]
         )

@@ -58,7 +58,8 @@ class Spectrum(Statistic):
       (The error of a singular value is at most the root of the error of its square; the bound on the entropy follows by Audenaert's
       inequality, 2007. The bound is far from sharp.)
     * ``captured``: share of the squares of X in the estimate. At 1 both errors are rounding errors of float64: with at most
-      *sketch* features, or a rank of at most *sketch*. Singular values below 1e-8 of the top are lost in rounding.
+      *sketch* features, or a rank of at most *sketch*. A singular value is lost in rounding if its square is below
+      ``features * 2.2e-16`` of the sum of all squares (with ``centered``, of those before the mean is subtracted).
     * ``vectors``, the number of vectors; ``left_out``, vectors with a NaN or an infinity, which no other number counts;
       ``norm``, the Frobenius norm of X, in the unit of x. Where every vector was left out, ``norm`` and ``top`` are NaN.
 
@@ -167,8 +168,7 @@ class Spectrum(Statistic):
             total = np.where(total > rounding, total, 0.0)  # equal vectors leave only rounding errors
         core = directions.T @ sketch
         values, axes = np.linalg.eigh((core + core.swapaxes(1, 2)) / 2)
-        floor = self.features * _EPS * values.max(axis=1, keepdims=True)
-        kept = values > np.maximum(floor, 0.0)
+        kept = values > rounding[:, None]  # else, where no direction meets the vectors, rounding errors alone would be an estimate
         if self._is_whole:
             squares = np.where(kept, values, 0.0)
         else:
@@ -186,7 +186,8 @@ class Spectrum(Statistic):
         rank = np.exp(-(shares * np.log(np.where(shares > 0, shares, 1.0))).sum(axis=1))
         most = np.clip(vectors, 1.0, self.features)  # the true rank is at most this
         rank = np.clip(rank, 1.0, most)  # rounding may carry the estimate beyond its range
-        distance = np.sqrt(most * spectra.missing) / sums  # of shares: half the sum of their errors
+        # of shares: half the sum of their errors; where there is no estimate the largest that it can be
+        distance = np.where(singular.any(axis=1), np.sqrt(most * spectra.missing) / sums, 1.0)
         near = np.clip(distance, _EPS, np.maximum(1 - 1 / most, _EPS))
         entropy = near * np.log(np.maximum(most - 1, 1.0)) - near * np.log(near) - (1 - near) * np.log1p(-near)
         furthest = np.maximum(most - rank, rank - 1)

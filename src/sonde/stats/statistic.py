@@ -213,6 +213,13 @@ class Statistic(RowStatistic):
         """
         return rows[..., : self._cuts()[0]]
 
+    def rounding(self, row: Tensor) -> Tensor:
+        """Return how far each number of *row* may be off, for the laws: 1e-12 of the number, and 1e-9.
+
+        Override this where a number magnifies the rounding of what it is made from, as a condition number does.
+        """
+        return 1e-12 * row.abs() + 1e-9
+
     def merged(self, row: Tensor, other: Tensor) -> Tensor:
         sums, minima = self._cuts()
         rows = torch.stack([row, other])

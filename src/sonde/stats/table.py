@@ -95,7 +95,10 @@ class Table:
     def _made(self, places: list[tuple[int, int]]) -> list[Tensor]:
         """Return an alias of the row at each place, with a version counter of its own, which a view does not have."""
         with torch.inference_mode(False):
-            return [self.blocks[block][position].data for block, position in places]
+            if len(places) == 1:
+                return [self.blocks[block][position].data for block, position in places]
+            rows = {block: self.blocks[block].unbind() for block in {block for block, _ in places}}
+            return [rows[block][position].data for block, position in places]
 
     def move(self, row: Tensor, device: torch.device) -> Tensor:
         """Return the same row on *device*, under its old number. *row* is given up."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -196,6 +197,19 @@ def test_replicas_differ_by_the_rounding_of_sums_alone() -> None:
         assert merged.blocks[0].rows.tolist() == rows[:1]
 
 
+def test_numbers_that_are_not_finite_merge_without_a_warning() -> None:
+    """NumPy warns of NaN, of infinities that meet and of sums beyond float64, on a thread of ours (warnings are errors here)."""
+    whole = Part((2,), (0,))
+    values = [math.nan, math.inf, -math.inf, 1e308]
+    rows = [[2.0, *[value] * Moments().width] for value in values]
+    rows.append(
+        [2.0, *(value for value, _ in zip(itertools.cycle([math.inf, -math.inf, 1e308]), range(Moments().width), strict=False))]
+    )
+    keys = [key(f"{number}.weight:param", piece=whole) for number in range(len(rows))]
+    for merged in merge(*(Offer(0, [block(keys, *rows)]) for _ in range(2))):
+        assert np.array_equal(merged.blocks[0].rows[:, 1], [row[1] for row in rows], equal_nan=True)
+
+
 def test_a_parameter_with_a_missing_shard_is_not_merged() -> None:
     """The rest of it is not the parameter: each rank keeps its own row, which says so."""
     low, high = row_of(Moments(), torch.tensor([3.0, 4.0])), row_of(Moments())
@@ -264,6 +278,38 @@ def test_a_rank_that_lacks_a_step_adds_nothing_to_it() -> None:
     ]
     assert counts == [{0: 3, 1: 2, 2: 3, 4: 3}, {0: 0, 2: 0, 3: 2, 4: 0}, {0: 0, 1: 0, 2: 0, 3: 0, 4: 0}]
     assert [merged.blocks[0].rows[0, [0, 5]].tolist() for merged in found[2]] == [[3, 0], [2, 2], [3, 6], [2, 6], [3, 12]]
+
+
+@pytest.mark.parametrize(
+    ("others", "joins"),
+    [([[0, 10, 20]], 10), ([[0, 6, 10, 20]], 10), ([[0, 10, 20], [0, 20]], 10), ([[0, 20], [0, 20]], 20)],
+    ids=["as the next step", "after what came between", "as the first of two ranks", "as a step of both"],
+)
+def test_the_last_offer_of_a_rank_joins_the_next_one_of_those_that_go_on(others: list[list[int]], joins: int) -> None:
+    """The rank ends at 9 with what belongs to the step before, as the others have it in their next offer."""
+    keys = [key("a")]
+    row = row_of(Moments(), torch.ones(2))
+    ending = [Offer(0, [block(keys, row)]), Offer(9, [block(keys, row)], is_last=True)]
+    left = [Offer(20)] * (joins < 20)  # here a rank that has left takes part in the rounds, and adds nothing
+    lists = [ending + left, *([Offer(when, [block(keys, row)]) for when in whens] for whens in others)]
+    with mergers(len(lists)) as (made, _):
+
+        def run(number: int) -> dict[int, list[int]]:
+            merged = {offer.when: made[number].merge(offer) for offer in lists[number]}
+            return {when: found.blocks[0].joined.tolist() for when, found in merged.items() if found.blocks}
+
+        ended, *went_on = each([lambda number=number: run(number) for number in range(len(lists))])
+    assert ended == {0: [len(lists)], 9: [1 + sum(joins in whens for whens in others)]}
+    for found in went_on:
+        for when, joined in found.items():
+            assert joined == [(when in (0, joins)) + sum(when in whens for whens in others)]
+
+
+def test_last_offers_alone_join_each_other() -> None:
+    row = row_of(Moments(), torch.ones(2))
+    for merged in merge(*(Offer(9, [block([key("a")], row)], is_last=True) for _ in range(3))):
+        assert merged.blocks[0].joined.tolist() == [3]
+        assert not merged.failed
 
 
 def test_new_keys_on_one_rank_are_exchanged_once() -> None:

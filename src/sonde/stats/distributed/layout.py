@@ -219,7 +219,8 @@ class Layout:
                 replicas = is_replica[chosen]
                 weights = self._weights(block.statistic)
                 used = np.flatnonzero(weights)  # 0 times infinity is NaN
-                marks = rows[replicas][:, 1 + used] @ weights[used]
+                with np.errstate(invalid="ignore", over="ignore"):  # a row may have NaN, infinity, or numbers near that
+                    marks = rows[replicas][:, 1 + used] @ weights[used]
                 low[at[replicas], -2], low[at[replicas], -1] = _ordered(marks), _ordered(-marks)
         return torch.from_numpy(numbers)
 
@@ -273,7 +274,7 @@ class Layout:
         for name, part in self._parts.items():
             low = part.low(minima)
             least, most = _numbers(low[:, -2]), -_numbers(low[:, -1])
-            with np.errstate(invalid="ignore"):  # infinite where there is no replica
+            with np.errstate(invalid="ignore", over="ignore"):  # infinite where there is no replica
                 differs = (most > least) & ~(most - least <= _ALIKE * np.maximum(abs(least), abs(most)))
             is_apart[self._tensors[name][differs]] = True
             found[name] = most != -math.inf

@@ -17,7 +17,8 @@ from sonde.stats.statistic import Statistic
 __all__ = ["Merger"]
 
 _MOST = 512  # lists of keys that are remembered
-_HEAD = 3  # when, minus when, and 0 if the keys of a rank have no place in the layout
+_HEAD = 5  # when, minus when, 0 if the keys of a rank have no place in the layout; when and minus when of offers that are the last
+_NEVER = 2**62
 _KEPT = 64  # rounds for which keys that are not offered keep their place
 
 
@@ -26,7 +27,8 @@ class Merger:
 
     A round has two collectives, whatever the number of keys: of the minima, which are led by the step's number, and of the sums.
     Where a rank has new keys, all exchange their keys before; where a rank has no offer for the step that the others are at, its
-    rows are empty, and its offer waits for its turn.
+    rows are empty, and its offer waits for its turn. The last offer of a rank that ends before the others joins the next one of
+    these: there they have what belongs to the step before.
 
     After a failure nothing is merged any more: each rank keeps its rows.
 
@@ -63,7 +65,7 @@ class Merger:
                 self._channel.beats.tell(offer.when, offer.label)
                 if offer.is_last:
                     self._channel.ending = f"rank {self._channel.group.rank} ended after {offer.label}"
-                merged = self._merged(offer.when, blocks)
+                merged = self._merged(offer, blocks)
                 return Merged(merged[:-1], totals_of(offer.totals, merged[-1]))
             except LostError:
                 pass
@@ -85,7 +87,8 @@ class Merger:
 
     # Rounds
 
-    def _merged(self, when: int, blocks: Sequence[Rows]) -> list[MergedRows]:
+    def _merged(self, offer: Offer, blocks: Sequence[Rows]) -> list[MergedRows]:
+        when = offer.when
         self._rounds += 1
         for block in blocks:
             if isinstance(block.statistic, Statistic):
@@ -94,20 +97,23 @@ class Merger:
             self._forget()
         while True:
             fits = all(self._layout.positions(block) is not None for block in blocks)
-            minima = self._layout.minima(blocks if fits else (), [when, -when, int(fits)])
+            head = [_NEVER, _NEVER, fits, when, -when] if offer.is_last else [when, -when, fits, _NEVER, _NEVER]
+            minima = self._layout.minima(blocks if fits else (), head)
             self._channel.minimum(minima)
-            first, last, all_fit = int(minima[0]), -int(minima[1]), int(minima[2])
+            least, most, all_fit, least_ending, most_ending = minima[:_HEAD].tolist()
             if not all_fit:
                 self._exchange()
                 continue
-            here = blocks if when == first else ()
-            if first != last:
-                minima = self._layout.minima(here, [first, -first, 1])
+            first = least if least != _NEVER else least_ending
+            has_turn = when == first or (offer.is_last and when < first)
+            here = blocks if has_turn else ()
+            if (least != _NEVER and -most > first) or (least_ending != _NEVER and -most_ending > first):
+                minima = self._layout.minima(here, head)  # of those whose turn it is
                 self._channel.minimum(minima)
             low: Ints = minima.numpy()[_HEAD:]
             sums = self._layout.sums(here, low)
             self._channel.sum(sums)
-            if when == first:
+            if has_turn:
                 total: Array = sums.numpy()
                 differing = self._layout.differing(low)
                 return [self._layout.merged(block, low, total, differing) for block in blocks]

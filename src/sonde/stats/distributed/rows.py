@@ -84,7 +84,8 @@ class Offer:
     Attributes:
         when: a number that grows from offer to offer, equal on all ranks for the same step.
         label: the same in words, as ``"step 120"``, for what is said of a rank that was lost.
-        is_last: this rank makes no other offer. It does not wait for ranks that have gone on to a step that it will never make.
+        is_last: this rank makes no other offer. The offer joins the next one of ranks that go on, and waits for none that has begun
+            a step which this rank will never make.
     """
 
     when: int
