@@ -44,6 +44,7 @@ def test_a_check_says_what_it_found_and_what_it_could_not_judge() -> None:
     assert "dead" in found.not_judged
     assert "output_growth" not in found.not_judged
     text = repr(found)
+    assert "rules judged 3 logged steps" in text
     assert "bad  output_growth: 1: output grew 500-fold, to 500 at step 2" in text
     assert "size 500, before 1" in text
     assert "overfitting: needs val_loss (push_loss(loss, train=False)), loss (push_loss(loss, train=True))" in text
@@ -140,7 +141,7 @@ def test_the_command_says_by_its_exit_code_whether_a_run_is_healthy(tmp_path: Pa
     assert "no findings" in capsys.readouterr().out
     assert main(["check", path, "--rules", "output_growth:factor=1000", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["findings"] == []
-    assert main(["check", path, "--rules", "output_growth=6"]) == 1
+    assert main(["check", path, "--rules", "output_growth=6"]) == 2
     assert "RULE:THRESHOLD=NUMBER" in capsys.readouterr().err
 
 
@@ -161,3 +162,41 @@ def test_an_alarm_is_printed_once_while_the_training_goes_on(capsys: pytest.Capt
     lines = capsys.readouterr().err.splitlines()
     assert len([line for line in lines if "(dead)" in line]) == 1
     assert lines[0].startswith("sonde: step ")
+
+
+def test_a_run_that_is_too_short_for_a_rule_says_how_many_steps_the_rule_needs() -> None:
+    with memory_run() as writer:
+        write(writer, [1.0])
+        writer.scalar("loss", 1.0, step=0)
+    found = sonde.check(writer.run())
+    assert found.too_early["output_growth"] == 2
+    assert found.too_early["attention_large"] == 3
+    assert found.too_early["loss_stuck"] == 12
+    assert "output_large" not in found.too_early
+    assert not found.too_early.keys() & found.not_judged.keys()
+    judged = found.applied - len(found.not_judged) - len(found.too_early)
+    assert f"no findings, {judged} rules judged 1 logged step" in repr(found)
+    assert "too few logged steps for: output_growth" in repr(found)
+    assert json.loads(found.to_json())["too_early"] == found.too_early
+
+
+@pytest.mark.parametrize(
+    ("rule", "values"),
+    [
+        ("output_growth", [1.0, 500.0]),
+        ("gradient_growth", [1.0, 1e6]),
+        ("spike", [1.0] * 8 + [100.0]),
+        ("loss_unbounded", [1.0, 1.0, 1.0, -99.0, -99.0, -99.0, -99.0, -99.0]),
+    ],
+)
+def test_the_steps_that_a_check_names_are_those_from_which_on_a_rule_finds(rule: str, values: list[float]) -> None:
+    for given in (len(values) - 1, len(values)):
+        with memory_run() as writer:
+            if rule == "output_growth":
+                write(writer, values[:given])
+            else:
+                for step, value in enumerate(values[:given]):
+                    writer.scalar("grad_norm" if rule == "gradient_growth" else "loss", value, step=step)
+        found = sonde.check(writer.run())
+        assert (rule in {each.rule for each in found}) == (given == len(values))
+        assert found.too_early.get(rule) == (None if given == len(values) else len(values))

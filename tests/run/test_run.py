@@ -401,15 +401,15 @@ def test_how_a_run_shows_itself(tmp_path: Path) -> None:
         fill(writer, range(0, 1200, 10))
         writer.alert("<dead>", step=3)
         run = writer.run()
-        assert repr(run).splitlines()[0] == f"Run quiet-otter · not closed · {tmp_path}/quiet-otter"
+        assert repr(run).splitlines()[0] == f"Run quiet-otter · running · {tmp_path}/quiet-otter"
     assert repr(run).splitlines() == [
-        f"Run quiet-otter · closed · {tmp_path}/quiet-otter",
+        f"Run quiet-otter · ended · {tmp_path}/quiet-otter",
         "alerts   1 row     1 step (3)                        “<dead>”",
         "moments  360 rows  3 sites × 120 steps (0 to 1,190)  mean, count",
         "scalars  120 rows  120 steps (0 to 1,190)            loss",
     ]
     assert "&lt;dead&gt;" in run._repr_html_()
-    assert repr(memory_run().run()).startswith("Run in memory · not closed\n")
+    assert repr(memory_run().run()).startswith("Run in memory · running\n")
 
 
 def test_other_programs_read_the_bare_files(tmp_path: Path) -> None:
@@ -449,7 +449,7 @@ ATTEMPT = '{"format": "sonde-run", "version": 4, "attempts": [{"attempt": 1, "fi
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "cannot be read"),
+        (None, "is not a run: it has no run.json"),
         ("{", "cannot be read"),
         ("[]", "another kind"),
         ('{"format": "sonde-tensors", "version": 1}', "another kind"),

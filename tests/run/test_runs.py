@@ -61,7 +61,7 @@ def test_runs_are_selected_by_pattern_and_setting(runs: Runs) -> None:
     assert runs.select("run-*").names == ("lr/run-2", "lr/run-10")
     assert runs.select("lr/*", lr=0.03).names == ("lr/run-2",)
     assert runs.select(optimizer__eps=1e-6).names == ("lr/run-10",)
-    assert runs.select(state="closed").names == runs.names
+    assert runs.select(state="ended").names == runs.names
 
 
 @pytest.mark.parametrize(
@@ -70,8 +70,8 @@ def test_runs_are_selected_by_pattern_and_setting(runs: Runs) -> None:
         ({"pattern": "firts"}, UnknownSiteError, "Nearest: first"),
         ({"lr": 7}, UnknownSiteError, r"no run has lr=7; it is 0.03, 0.3"),
         ({"lrr": 7}, UnknownSiteError, "'lrr' is no setting"),
-        ({"state": "open"}, ArgumentError, "'closed' or 'not closed'"),
-        ({"state": "not closed"}, UnknownSiteError, "none of 3 runs is 'not closed'"),
+        ({"state": "open"}, ArgumentError, "'running', 'ended', 'failed', 'interrupted' or 'lost'"),
+        ({"state": "failed"}, UnknownSiteError, "none of 3 runs is 'failed'"),
     ],
 )
 def test_a_selection_of_nothing_says_why(runs: Runs, given: dict[str, object], error: type[Exception], message: str) -> None:
@@ -168,8 +168,8 @@ def test_the_table_has_a_row_for_each_run_and_names_what_was_left_out(tmp_path: 
     assert lines[0].startswith("2 runs in ")
     assert [line.split() for line in lines[1:4]] == [
         ["run", "state", "steps", "findings", "loss", "lr", "environment.torch"],
-        ["a", "closed", "4", "0.5", "0.1", "2.13"],
-        ["b", "not", "closed", "8", "1", "–", "0.2", "–"],
+        ["a", "ended", "4", "0.5", "0.1", "2.13"],
+        ["b", "running", "8", "1", "–", "0.2", "–"],
     ]
     assert lines[4].startswith("not read: old: ")
     assert "version 1" in lines[4]
@@ -224,7 +224,7 @@ def test_a_folder_that_is_a_run_is_that_run_and_its_inside_is_not_searched(tmp_p
     record(tmp_path / "a" / "inner")
     assert open_runs(tmp_path / "a").names == ("a",)
     assert open_runs(tmp_path).names == ("a",)
-    assert open_run(tmp_path / "a").state == "closed"
+    assert open_run(tmp_path / "a").state == "ended"
 
 
 @pytest.mark.parametrize(("name", "message"), [("none", "does not exist"), ("file", "is a file"), ("empty", "no run below")])

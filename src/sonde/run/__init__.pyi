@@ -1,6 +1,9 @@
 from .checking import Checked as Checked
 from .checking import check as check
+from .exporting import export as export
 from .heatmap import Heatmap as Heatmap
+from .pruning import PrunedRun as PrunedRun
+from .pruning import prune as prune
 from .recorded_findings import findings_in as findings_in
 from .run import Run as Run
 from .run import open_run as open_run

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, overload
 
 from sonde.errors import ArgumentError
-from sonde.escape import escape_html, printable
+from sonde.escape import escape_html, printable, readable_json
 from sonde.rules import RULES, Chosen, Finding, Given
-from sonde.run.recorded_findings import chosen_in, judged, with_alerts
+from sonde.run.recorded_findings import chosen_in, judged, with_alerts, with_pruned
 from sonde.run.run import Run, open_run
 from sonde.run.what_if import Format, WouldLose, findings_of, format_of, would_lose
 
@@ -49,10 +47,20 @@ def check(run: Run | str | os.PathLike[str], *, rules: Given = None, rank: int |
     """
     opened = run if isinstance(run, Run) else _opened(run)
     chosen = chosen_in(opened) if rules is None else Chosen.of(rules)
-    findings = judged(opened, chosen, rank=rank)
-    found = with_alerts(findings.all(), opened, rank, chosen)
+    findings, steps = judged(opened, chosen, rank=rank)
+    found, missing, early = with_alerts(findings.all(), opened, rank, chosen), findings.not_judged(), findings.too_early()
+    pruned = opened.description.pruned
+    note = opened.pruned
+    if pruned and rules is None and rank is None:
+        found = with_pruned(found, opened, chosen)
+        missing = {rule: needs for rule, needs in missing.items() if rule not in pruned[-1].judged}
+        early = {rule: least for rule, least in early.items() if rule not in pruned[-1].judged}
+        note += "; what the rules found in all rows before is among the findings"
+    elif pruned:
+        note += "; the rules judge the rows that are left, and see nothing of those between"
     name = "in memory" if opened.path is None else opened.path.name
-    checked = Checked(found, findings.not_judged(), name, len(chosen.applied()))
+    early = {rule: least for rule, least in early.items() if rule not in {each.rule for each in found}}
+    checked = Checked(found, missing, name, len(chosen.applied()), steps, note=note, too_early=early)
     return checked if what_if is None else _with_losses(checked, opened, chosen, format_of(what_if), rank)
 
 
@@ -60,7 +68,9 @@ def _with_losses(checked: Checked, run: Run, chosen: Chosen, wanted: Format, ran
     lost = would_lose(run, wanted, rank)
     more = [*checked.findings, *findings_of(lost, wanted, chosen)]
     missing = {} if lost else {f"what_if={wanted.name}": f"underflow_{wanted.short}:output|underflow_{wanted.short}:grad"}
-    return Checked(more, {**checked.not_judged, **missing}, checked.name, checked.applied + len(missing), lost, wanted.name)
+    applied = checked.applied + len(missing)
+    missing = {**checked.not_judged, **missing}
+    return Checked(more, missing, checked.name, applied, checked.steps, lost, wanted.name, checked.note, checked.too_early)
 
 
 def _opened(run: Any) -> Run:
@@ -77,8 +87,11 @@ class Checked(Sequence[Finding]):
         not_judged: by rule, what it needs and the run does not have.
         name: of the run.
         applied: how many rules were applied.
+        steps: how many logged steps have rows that were judged.
         would_lose: of each place the values that the format of ``what_if=`` would lose, the worst first.
         what_if: the name of that format; ``""`` without one.
+        too_early: by rule, how many logged steps it needs, where the run has fewer; of a rule of losses, how many values.
+        note: what was taken out of the run, in words; ``""`` for a run that is whole.
     """
 
     def __init__(
@@ -87,20 +100,31 @@ class Checked(Sequence[Finding]):
         not_judged: Mapping[str, str],
         name: str,
         applied: int,
+        steps: int,
         would_lose: Sequence[WouldLose] = (),
         what_if: str = "",
+        note: str = "",
+        too_early: Mapping[str, int] | None = None,
     ) -> None:
         self.findings = tuple(findings)
         self.not_judged = dict(not_judged)
         self.name = name
         self.applied = applied
+        self.steps = steps
         self.would_lose = tuple(would_lose)
         self.what_if = what_if
+        self.note = note
+        self.too_early = dict(too_early or {})
 
     @property
     def is_healthy(self) -> bool:
         """Whether nothing was found."""
         return not self.findings
+
+    @property
+    def judged(self) -> int:
+        """How many rules could find something."""
+        return self.applied - len(self.not_judged) - len(self.too_early)
 
     @overload
     def __getitem__(self, index: int) -> Finding: ...
@@ -116,19 +140,22 @@ class Checked(Sequence[Finding]):
         return iter(self.findings)
 
     def to_json(self) -> str:
-        """Return the findings as JSON: ``findings``, each with its rule's ``condition`` and ``source``, and ``not_judged``."""
+        """Return the findings as JSON: ``findings``, each with its rule's ``condition`` and ``source``; and what was judged."""
         listed = [
             {**asdict(each), "condition": RULES[each.rule].condition, "source": RULES[each.rule].source} for each in self.findings
         ]
-        about = {"run": self.name, "findings": listed, "not_judged": self.not_judged}
+        about = {"run": self.name, "steps": self.steps, "findings": listed, "not_judged": self.not_judged, "note": self.note}
+        about["too_early"] = self.too_early
         if self.what_if:
             about |= {"what_if": self.what_if, "would_lose": [asdict(each) for each in self.would_lose]}
-        return json.dumps(_finite(about), indent=2)
+        return readable_json(about)
 
     def __repr__(self) -> str:
-        judged = f"{self.applied - len(self.not_judged)} rules judged"
-        many = f"{len(self.findings)} finding{'s' if len(self.findings) != 1 else ''}" if self.findings else "no findings"
-        lines = [f"Check of run {self.name}: {many}, {judged}"]
+        rules = self.judged
+        judged = f"{rules} rule{'s' if rules != 1 else ''} judged {self.steps:,} logged step{'s' if self.steps != 1 else ''}"
+        nothing = "no findings" if rules or not self.applied else "nothing could be judged"
+        many = f"{len(self.findings)} finding{'s' if len(self.findings) != 1 else ''}" if self.findings else nothing
+        lines = [f"Check of run {self.name}: {many}, {judged}", *([self.note] if self.note else [])]
         for each in self.findings:
             lines += [
                 f"{each.severity:<4} {each.rule}: {each.message}",
@@ -136,6 +163,11 @@ class Checked(Sequence[Finding]):
                 f"     {each.advice}",
             ]
         lines += self._losses()
+        steps: dict[int, list[str]] = {}
+        for rule, least in sorted(self.too_early.items(), key=lambda each: each[1]):
+            steps.setdefault(least, []).append(rule)
+        early = [f"{', '.join(rules)} (from {least:,} on)" for least, rules in steps.items()]
+        lines += [f"too few logged steps for: {', '.join(early)}"] if early else []
         needs: dict[str, list[str]] = {}
         for rule, missing in self.not_judged.items():
             needs.setdefault(missing, []).append(rule)
@@ -177,12 +209,3 @@ def _in_words(missing: str) -> str:
         source = _SOURCES.get(number, "the lens moments()" if port else "a pushed value")
         words.append(f"{number}{f' of {port}' if port else ''} ({source})")
     return ", ".join(words)
-
-
-def _finite(value: Any) -> Any:
-    """Return *value* with None for each NaN or infinity, which JSON does not have."""
-    if isinstance(value, Mapping):
-        return {name: _finite(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from sonde.rules import Chosen, Finding
+from sonde.rules import SPIKE_FEW, UNMOVED, Chosen, Finding
 from sonde.run.defects import FirstDefect
-from sonde.run.layer_findings import LayerFindings
+from sonde.run.layer_findings import HELD, LayerFindings
 from sonde.run.model_facts import ModelFacts
 from sonde.run.number_findings import JUDGED, NumberFindings
 from sonde.run.own_findings import OwnFindings
-from sonde.run.scalar_findings import ScalarFindings
+from sonde.run.scalar_findings import LOSS_VALUES, STUCK_VALUES, ScalarFindings
 from sonde.run.schema import main_families
 from sonde.run.store.rows import RowBlock
 
@@ -28,6 +28,20 @@ _FOLLOWS: Mapping[str, frozenset[str]] = {
     "unreached": frozenset(["unmoved"]),
 }
 """What a finding brings about elsewhere, which is then no finding of its own."""
+
+_LEAST: Mapping[str, int] = {
+    **{rule: most for rule, (most, _, _) in HELD.items()},
+    **{judged.rule: judged.most for judged in JUDGED.values()},
+    "weight_shrinking": HELD["weight_shrinking"][0] + 1,  # compared with the first
+    "constant_weight": 1,  # judged at the first logged step, too
+    **dict.fromkeys(("output_growth", "weight_growth", "gradient_growth", "overfitting"), 2),
+    "frozen": UNMOVED,
+    "spike": SPIKE_FEW + 1,
+    "loss_rising": LOSS_VALUES,
+    "loss_unbounded": LOSS_VALUES,
+    "loss_stuck": STUCK_VALUES,
+}
+"""By rule, the logged steps, or values of a scalar, without which the rule cannot find anything; one for any other rule."""
 
 
 class Findings:
@@ -52,7 +66,7 @@ class Findings:
         self._scalars = ScalarFindings(self.chosen, self._moved_first, self._facts.chance)
         self._own = OwnFindings(self._facts, self.chosen)
         self._families: set[str] = set()
-        self._seen: set[str] = set()
+        self._seen: dict[str, int] = {}  # of each number at a port, and each scalar, at how many steps
         self._said: set[tuple[str, str, int]] = set()
         self._last = (0, 0)
 
@@ -63,7 +77,9 @@ class Findings:
         if block.family not in main_families(self._families) or not len(block):
             return
         key = block.family, next(iter(block.layout.model), "")
-        self._seen.update(f"{number}:{port}" for number in block.numbers for port in set(block.layout.port))
+        moments, ports = len(block.moments), set(block.layout.port)
+        for place in [f"{number}:{port}" for number in block.numbers for port in ports]:
+            self._seen[place] = self._seen.get(place, 0) + moments
         if "rms" in block.numbers:
             if key not in self._layers:
                 self._layers[key] = LayerFindings(self._facts, self.chosen)
@@ -84,7 +100,8 @@ class Findings:
 
     def look_at_scalar(self, name: str, value: float, epoch: int, step: int) -> None:
         """Look at a pushed value or a norm."""
-        self._seen.add(name.rpartition("/")[2])
+        kind = name.rpartition("/")[2]
+        self._seen[kind] = self._seen.get(kind, 0) + 1
         self._defect.look_at_scalar(name, value, epoch, step)
         self._scalars.add(name, value, epoch, step)
         self._own.look_at_scalar(name, value, epoch, step)
@@ -127,6 +144,25 @@ class Findings:
             for name, rule in self.chosen.applied().items()
             if (missing := [need for need in rule.needs if not any(one in self._seen for one in need.split("|"))])
         }
+
+    def too_early(self) -> dict[str, int]:
+        """Return by rule how many logged steps it needs, of rules whose numbers were recorded at fewer steps."""
+        missing = self.not_judged()
+        return {
+            name: least
+            for name, rule in self.chosen.applied().items()
+            if name not in missing and rule.needs and self._most_steps(rule.needs) < (least := self._least_steps(name))
+        }
+
+    def _least_steps(self, rule: str) -> int:
+        """Return at how many steps *rule* must have its numbers before it can find anything."""
+        if rule in ("unmoved", "unreached", "gradient_kept"):
+            return int(self.chosen.limit(rule, "least"))
+        return _LEAST.get(rule, 1)
+
+    def _most_steps(self, needs: Iterable[str]) -> int:
+        """Return at how many steps all numbers of *needs* are there, at most."""
+        return min(max(self._seen.get(one, 0) for one in need.split("|")) for need in needs)
 
     def _moved_first(self, step: int, deviations: float) -> tuple[str, float] | None:
         found = (each.moved_first(step, deviations) for each in self._layers.values())

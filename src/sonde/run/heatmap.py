@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from sonde.errors import ArgumentError
+from sonde.escape import encodable
 from sonde.number import Number
 from sonde.run.folder.duckdb_sql import quoted
-from sonde.run.schema import encodable
 from sonde.suggest import unknown_name
 
 if TYPE_CHECKING:

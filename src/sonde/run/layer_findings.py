@@ -17,7 +17,7 @@ from sonde.run.place_history import Columns, Growth, Held, History, Mask, Number
 from sonde.run.store.rows import RowBlock
 from sonde.site import Site
 
-__all__ = ["LayerFindings"]
+__all__ = ["HELD", "LayerFindings"]
 
 _FEW = 3  # weights: with fewer, none can be far from the others
 _DEEP = 6  # layers: with fewer, a quarter of them is no more than one
@@ -27,6 +27,27 @@ _EARLY = 6  # logged steps of a weight before its steps can be too small
 _MEASURED = 16  # logged steps before a step that it is compared with
 
 Steps = npt.NDArray[np.int64]
+
+HELD: dict[str, tuple[int, int, bool]] = {
+    "weight_shrinking": (3, 5, True),
+    "update_large": (3, 5, False),
+    "update_huge": (1, 1, False),
+    "update_small": (4, 5, True),
+    "update_lost": (3, 5, False),
+    "gradient_zero": (3, 5, False),
+    "gradient_vanishing": (3, 5, True),
+    "gradient_exploding": (3, 5, False),
+    "flat": (3, 5, True),
+    "all_zero": (3, 5, False),
+    "constant": (3, 5, False),
+    "constant_weight": (3, 5, False),
+    "dropped": (3, 5, False),
+    "attention_large": (3, 5, False),
+    "one_index": (5, 5, False),
+    "overflow_near": (3, 5, False),
+    "underflow": (3, 5, False),
+}
+"""By rule, in how many of the last so many logged steps its condition must hold, and whether a smaller value is further off."""
 
 
 class LayerFindings:
@@ -49,25 +70,7 @@ class LayerFindings:
         self._weights = Growth(chosen.limit("weight_growth", "factor"))
         self._first = np.empty(0)  # the first value of each column, and its step
         self._first_step = np.empty(0)
-        self._held = {
-            "weight_shrinking": Held(smallest=True),
-            "update_large": Held(),
-            "update_huge": Held(1, 1),
-            "update_small": Held(4, 5, smallest=True),
-            "update_lost": Held(),
-            "gradient_zero": Held(),
-            "gradient_vanishing": Held(smallest=True),
-            "gradient_exploding": Held(),
-            "flat": Held(smallest=True),
-            "all_zero": Held(),
-            "constant": Held(),
-            "constant_weight": Held(),
-            "dropped": Held(),
-            "attention_large": Held(),
-            "one_index": Held(5, 5),
-            "overflow_near": Held(),
-            "underflow": Held(),
-        }
+        self._held = {rule: Held(most, of, smallest=smallest) for rule, (most, of, smallest) in HELD.items()}
         self._marks = np.empty((4, 0))  # of each update: how many, update / weight at the last two powers of 2, and the largest
         self._small_since = np.empty(0)  # of each update, the step from which on it was too small
         self._still = np.empty(0)  # of each column of a gradient or parameter, steps in which others moved and it had no update

@@ -20,7 +20,7 @@ from sonde.site import Site
 if TYPE_CHECKING:
     from sonde.run.run import Run
 
-__all__ = ["chosen_in", "findings_in", "judged", "with_alerts"]
+__all__ = ["chosen_in", "findings_in", "judged", "with_alerts", "with_pruned"]
 
 _AT_ONCE = 256  # steps that are read together
 _READ = ("rms", "mean", "std", "absmax", "zeros", "call_death", "effective_rank", "vectors", "count", *DEFECTS)
@@ -38,7 +38,8 @@ def findings_in(run: Run, *, rank: int | None = None) -> list[Finding]:
         rank: the process whose rows are judged; by default, of each place at each step the first that has rows of it.
     """
     chosen = chosen_in(run)
-    return with_alerts(judged(run, chosen, rank=rank).all(), run, rank, chosen)
+    found = with_alerts(judged(run, chosen, rank=rank)[0].all(), run, rank, chosen)
+    return found if rank is not None else with_pruned(found, run, chosen)
 
 
 def chosen_in(run: Run) -> Chosen:
@@ -49,8 +50,8 @@ def chosen_in(run: Run) -> Chosen:
     return Chosen.of(False if given is False else None)
 
 
-def judged(run: Run, chosen: Chosen, *, rank: int | None = None) -> Findings:
-    """Return what the rules *chosen* find in the rows and scalars of a run, which are read once, in the order of the steps."""
+def judged(run: Run, chosen: Chosen, *, rank: int | None = None) -> tuple[Findings, int]:
+    """Return what the rules *chosen* find in the rows and scalars of a run, and in how many logged steps. They are read once."""
     findings = Findings(run.info, chosen)
     wanted = {*_READ, *(name for rule in chosen.applied().values() if rule.at for name in rule.reads)}
     having = {family: [name for name in names if name in wanted] for family, names in run.numbers.items()}
@@ -66,7 +67,7 @@ def judged(run: Run, chosen: Chosen, *, rank: int | None = None) -> Findings:
             findings.look_at_scalar(*scalars.popleft())
     for scalar in scalars:
         findings.look_at_scalar(*scalar)
-    return findings
+    return findings, len(steps)
 
 
 def _scalars(run: Run, rank: int | None) -> list[tuple[str, float, int, int]]:
@@ -89,6 +90,39 @@ def with_alerts(found: list[Finding], run: Run, rank: int | None, chosen: Chosen
             told = (same or _known(alert)).at(alert["site"], alert["epoch"], alert["step"], alert["message"])
             found = [told, *(each for each in found if each is not same)]
     return found
+
+
+def with_pruned(found: Sequence[Finding], run: Run, chosen: Chosen) -> list[Finding]:
+    """Return what the rules found in all rows of a run before it was pruned, and what they find in later rows, the gravest first.
+
+    What a rule that judged all rows finds in the rows that are left alone is none: they are too few to see what lies between.
+    """
+    last = run.description.pruned[-1] if run.description.pruned else None
+    if last is None:
+        return list(found)
+    before = [each for data in last.findings if (each := _read(data)) is not None and chosen.is_on(each.rule)]
+    known = {(each.rule, each.site, each.call) for each in before}
+    later = [
+        each
+        for each in found
+        if (each.rule, each.site, each.call) not in known
+        and (each.rule not in last.judged or (each.step if each.first_step is None else each.first_step) > last.last)
+    ]
+    return sorted([*before, *later], key=lambda each: each.severity != "bad")
+
+
+def _read(data: Mapping[str, Any]) -> Finding | None:
+    """Return the finding that was written to run.json; None for another thing, or a rule that this process does not have."""
+    numbers = {name: float("nan") for name in ("value",) if data.get(name) is None}
+    try:
+        evidence = {str(name): float("nan") if value is None else float(value) for name, value in dict(data["evidence"]).items()}
+        found = Finding(**{**data, **numbers, "evidence": evidence})
+        texts = (found.message, found.site, found.advice)
+        counts = (found.epoch, found.step, found.call, 0 if found.first_step is None else found.first_step)
+    except (KeyError, TypeError, ValueError):
+        return None
+    plain = all(isinstance(text, str) for text in texts) and all(type(count) is int for count in counts)
+    return found if plain and found.rule in rules.RULES and found.severity in ("note", "warn", "bad") else None
 
 
 def _known(alert: Mapping[str, Any]) -> Finding:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import re
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -15,18 +14,31 @@ import numpy as np
 import numpy.typing as npt
 
 from sonde.errors import ArgumentError, MissingExtraError, StoreError, UnknownSiteError
-from sonde.escape import escape_html, printable
+from sonde.escape import encodable, escape_html, printable
 from sonde.number import described as described_numbers
 from sonde.number import number_of
 from sonde.paths import absolute_path, short_path
 from sonde.run.alerts import alerts_in
 from sonde.run.coverage_document import is_coverage, joined
-from sonde.run.folder.duckdb_sql import check_query, condition, connect, connect_locked, first_rank, literal, of_rank, quoted
+from sonde.run.folder.duckdb_sql import (
+    answer_to,
+    check_query,
+    condition,
+    connect,
+    connect_locked,
+    first_rank,
+    literal,
+    of_rank,
+    quoted,
+)
+from sonde.run.folder.end import End, State
 from sonde.run.folder.run_json import Description
 from sonde.run.folder.source import Answer, Ask, DiskSource, Source
 from sonde.run.heatmap import Heatmap, Reduce, heatmap_of
 from sonde.run.run_lines import family_cells, history, of_ranks
-from sonde.run.schema import KEYS, READ_ORDER, encodable, main_families
+from sonde.run.run_state import state_of, why_empty
+from sonde.run.schema import KEYS, READ_ORDER, main_families
+from sonde.run.web_page import WebPage
 from sonde.site import PORTS, Port, Site
 from sonde.suggest import unknown_name
 
@@ -36,7 +48,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 
-__all__ = ["Run", "answer_to", "open_run"]
+__all__ = ["Run", "open_run"]
 
 _NUMERIC = ("INT", "FLOAT", "DOUBLE", "DECIMAL", "BOOLEAN")
 
@@ -103,10 +115,19 @@ class Run:
         return {family: tuple(said) for family, said in self._source.lost.items()}
 
     @property
-    def state(self) -> Literal["closed", "not closed"]:
-        """Whether the last writer has closed the run; a run that is not closed is being written, or its writer was killed."""
-        attempts = self.description.attempts
-        return "closed" if attempts and attempts[-1].ended is not None else "not closed"
+    def state(self) -> State:
+        """``running``, ``ended``, ``failed`` (by an error), ``interrupted``, or ``lost``: its process is gone without an end."""
+        return state_of(self._source)[0]
+
+    @property
+    def end(self) -> End | None:
+        """The error or interrupt that ended the run, of several ranks on that where it came first; None if there was none."""
+        return state_of(self._source)[1]
+
+    @property
+    def ends(self) -> tuple[End, ...]:
+        """The errors and interrupts that ended attempts of this run, of every rank; ``end`` is one of them."""
+        return tuple(self._source.ends)
 
     @property
     def families(self) -> tuple[str, ...]:
@@ -153,6 +174,11 @@ class Run:
         return of_ranks(self.info.get("ranks"))
 
     @property
+    def pruned(self) -> str:
+        """What ``sonde.run.prune`` has taken out of the run, in words; ``""`` for a run that is whole."""
+        return "; ".join(each.words for each in self.description.pruned)
+
+    @property
     def alerts(self) -> list[dict[str, Any]]:
         """The findings, in order: epoch, step, rank, severity, rule, site, value, message, call, first_step, evidence, advice.
 
@@ -174,10 +200,14 @@ class Run:
 
     @property
     def coverage(self) -> Any:
-        """Which sites delivered, and why others did not, as plain data, or None. Of several ranks: on any of them."""
+        """Which sites delivered, and why others did not, as plain data, or None. Of several ranks: on any of them.
+
+        Of a pruned run, ``pruned`` says what was taken out.
+        """
         parts = [self.document("coverage", rank=rank) for rank in sorted({0, *self.ranks})]
         there = [part for part in parts if part is not None]
-        return joined(there, self.sites) if len(there) > 1 and all(map(is_coverage, there)) else next(iter(there), None)
+        found = joined(there, self.sites) if len(there) > 1 and all(map(is_coverage, there)) else next(iter(there), None)
+        return {**found, "pruned": self.pruned} if isinstance(found, dict) and self.pruned else found
 
     def document(self, name: str, *, rank: int = 0) -> Any:
         """A document as one rank wrote it, as plain data; None where there is none."""
@@ -311,7 +341,7 @@ class Run:
 
     def graph_page(
         self, number: str | None = None, port: str | None = None, *, where: str | None = None, depth: int | None = None
-    ) -> Any:
+    ) -> WebPage:
         """Return the page of the run's execution graph, coloured by the numbers of its families, with a slider over the steps.
 
         ``run.graph_page("rms").save("graph.html")``; a notebook shows the page. Number and port can be chosen on the page.
@@ -331,7 +361,13 @@ class Run:
             MissingExtraError: the package with the layout engine is not installed.
         """
         pictures = import_module("sonde.view.plots.graph_page")  # by name: a run stands below the pictures of it
-        return pictures.page_of_run(self, number, port, where=where, depth=depth)
+        page: WebPage = pictures.page_of_run(self, number, port, where=where, depth=depth)
+        return page
+
+    def export(self, path: str | os.PathLike[str], form: Literal["csv", "parquet"] | None = None, **chosen: Any) -> dict[str, Path]:
+        """Write rows to CSV or Parquet files; see :func:`sonde.run.export`, whose arguments *chosen* are."""
+        written: dict[str, Path] = import_module("sonde.run.exporting").export(self, path, form, **chosen)
+        return written
 
     def sql(self, query: str) -> duckdb.DuckDBPyRelation:
         """Return the answer to a query; every family is a table of its name. Note that ``"order"`` needs quotes in SQL.
@@ -362,7 +398,8 @@ class Run:
         return connection
 
     def _unknown_family(self, family: str, families: tuple[str, ...]) -> UnknownSiteError:
-        return self._unknown("family", family, family, families)
+        gone = next((each.words for each in self.description.pruned if family in each.dropped), "")
+        return UnknownSiteError(f"{self._source.name}: {gone}") if gone else self._unknown("family", family, family, families)
 
     def _known(self, family: str, families: tuple[str, ...]) -> str:
         if family not in families:
@@ -376,10 +413,7 @@ class Run:
             more = f", and {len(lost) - 1} more" if len(lost) > 1 else ""
             return UnknownSiteError(f"{family} cannot be read from {self._source.name}: no part of it is left; {lost[0]}{more}")
         if not families:
-            return UnknownSiteError(
-                f"{asked!r} is no {kind} of {self._source.name}: nothing is recorded there yet. The first rows can be read two "
-                "seconds after the first logged step (Flushing.first, 1 by default), or when the writer flushes or closes"
-            )
+            return UnknownSiteError(f"{asked!r} is no {kind} of {self._source.name}: {why_empty(self._source)}")
         there = families if kind == "family" else ()
         return unknown_name(kind, asked, there, self._source.name)
 
@@ -408,32 +442,13 @@ class Run:
         described = self._ask(lambda connection, families: [family_cells(connection, family) for family in families])
         widths = [max((len(row[place]) for row in described), default=0) for place in range(3)]
         rows = ["  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]) for row in described]
-        state, path = self.state + history(self.description), self.path
-        head = ["Run in memory", state] if path is None else [f"Run {path.name}", state, short_path(path)]
-        said = [self.described_ranks] if self.described_ranks else []
+        (state, end), path, past = state_of(self._source), self.path, history(self.description)
+        head = ["Run in memory", state + past] if path is None else [f"Run {path.name}", state + past, short_path(path)]
+        said = [line for line in (end.words if end else "", self.described_ranks, self.pruned) if line]
         return [" · ".join(head), *said, *(rows or ["nothing recorded yet"])]
 
 
-def answer_to(
-    query: str,
-    unknown: Callable[[str, tuple[str, ...]], Exception],
-    connection: duckdb.DuckDBPyConnection,
-    families: tuple[str, ...],
-) -> pyarrow.Table:
-    """Return the answer to *query*; of a table that is not there, raise what *unknown* makes of the name and of *families*."""
-    import duckdb
-
-    try:
-        return connection.sql(query).to_arrow_table()
-    except duckdb.CatalogException as error:
-        found = _NO_TABLE.search(str(error))
-        if found is None:
-            raise
-        raise unknown(found[1], families) from None
-
-
 _SINGLE = ("scalars", "alerts")
-_NO_TABLE = re.compile(r"Table with name (\w+) does not exist")  # in the words of DuckDB; the group is its name
 
 
 def open_run(path: str | os.PathLike[str]) -> Run:

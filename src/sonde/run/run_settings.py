@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sonde.run.run import Run
 
-__all__ = ["differing", "setting_text", "settings_of"]
+__all__ = ["differing", "flat", "setting_text", "settings_of"]
 
 _DEEPEST = 6  # mappings inside each other that are told apart
 
@@ -18,22 +18,22 @@ def settings_of(run: Run) -> dict[str, Any]:
 
     The first value of each scalar ``lr`` or ``lr/...`` is there, too, unless the configuration has an ``lr`` of its own.
     """
-    found = dict(_flat(run.config))
+    found = dict(flat(run.config))
     if "lr" not in found and "scalars" in run.families:
         rates = "FROM scalars WHERE name = 'lr' OR starts_with(name, 'lr/')"
         found |= run.sql(f"SELECT name, arg_min(value, step) {rates} GROUP BY name ORDER BY name").fetchall()
     environment = run.info.get("environment")
     if isinstance(environment, Mapping):
-        found |= {f"environment.{name}": value for name, value in _flat(environment).items()}
+        found |= {f"environment.{name}": value for name, value in flat(environment).items()}
     return found
 
 
-def _flat(given: Mapping[str, Any], deep: int = _DEEPEST) -> dict[str, Any]:
+def flat(given: Mapping[str, Any], deep: int = _DEEPEST) -> dict[str, Any]:
     """Return *given* with the members of mappings inside it under dotted names."""
     found: dict[str, Any] = {}
     for name, value in given.items():
         if isinstance(value, Mapping) and value and deep > 1:
-            found |= {f"{name}.{inner}": held for inner, held in _flat(value, deep - 1).items()}
+            found |= {f"{name}.{inner}": held for inner, held in flat(value, deep - 1).items()}
         else:
             found[str(name)] = value
     return found

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import os
-import re
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from sonde.errors import ArgumentError, MissingExtraError, StoreError, UnknownSiteError
-from sonde.escape import escape_html, printable, printable_line
+from sonde.escape import escape_html, printable, printable_line, shortened
 from sonde.paths import absolute_path, short_path
-from sonde.run.folder.duckdb_sql import check_query, connect, connect_locked, quoted
-from sonde.run.folder.run_json import FILE
+from sonde.run.folder.duckdb_sql import answer_to, check_query, connect, connect_locked, quoted
+from sonde.run.folder.end import STATES, State
+from sonde.run.folder.files import FILE, runs_below
 from sonde.run.folder.source import Answer, Ask, DiskSource, JoinedSource
-from sonde.run.run import Run, answer_to
+from sonde.run.run import Run
 from sonde.run.run_settings import differing, setting_text, settings_of
 from sonde.run.schema import READ_ORDER
 from sonde.suggest import unknown_name
@@ -31,9 +31,7 @@ if TYPE_CHECKING:
     import pandas
     import pyarrow
 
-__all__ = ["RunSummary", "Runs", "names_apart", "open_runs", "runs_below"]
-
-State = Literal["closed", "not closed"]
+__all__ = ["RunSummary", "Runs", "names_apart", "open_runs"]
 
 _SHOWN_SETTINGS = 5
 _LONGEST = 24  # characters of a setting in the table
@@ -95,15 +93,15 @@ class Runs(Sequence[Run]):
 
         Args:
             pattern: of the name or of its last part, with ``*``, ``?`` and ``[...]``, as ``"lr-*"``.
-            state: ``"closed"`` or ``"not closed"``: still being written, or killed.
+            state: ``"running"``, ``"ended"``, ``"failed"``, ``"interrupted"`` or ``"lost"``, as :attr:`Run.state`.
             settings: names and values in :attr:`settings`, as ``lr=0.03``; dots are written as two underscores.
 
         Raises:
             UnknownSiteError: no run fits; the message names the nearest names, or the values that a setting has.
             ArgumentError: there is no such state.
         """
-        if state not in (None, "closed", "not closed"):
-            raise ArgumentError(f"state={state!r}: a run is 'closed' or 'not closed'")
+        if state is not None and state not in STATES:
+            raise ArgumentError(f"state={state!r}: a run is {', '.join(map(repr, STATES[:-1]))} or {STATES[-1]!r}")
         fitting = [name for name in self.names if fnmatchcase(name, pattern) or fnmatchcase(name.rpartition("/")[2], pattern)]
         if not fitting:
             raise unknown_name("run", pattern, self.names, self._within or "these runs")
@@ -254,13 +252,15 @@ class Runs(Sequence[Run]):
             about = known[name]
             steps = run.last_step if about.last is None else about.last
             row = [name, run.state, f"{steps + 1:,}" if steps >= 0 else "none", str(about.findings or ""), setting_text(about.loss)]
-            rows.append([*row, *(_cut(setting_text(values[place])) for values in settings.values())])
+            rows.append([*row, *(shortened(setting_text(values[place]), _LONGEST) for values in settings.values())])
         cells = [[printable_line(cell) for cell in row] for row in rows]
         widths = [max(len(row[place]) for row in cells) for place in range(len(cells[0]))]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
         head = f"{len(self)} run{'' if len(self) == 1 else 's'}" + (f" in {self._within}" if self._within else "")
         more = len(self.settings) - len(settings)
         tail = [f"{more} more settings differ: runs.settings"] if more > 0 else []
+        tail += [f"{name}: {end.words}" for name, run in self._runs.items() if (end := run.end) is not None]
+        tail += [f"{name}: {run.pruned}" for name, run in self._runs.items() if run.pruned]
         tail += [f"not read: {name}: {why}" for name, why in self.unreadable.items()]
         return [head, *(lines if self._runs else []), *tail]
 
@@ -277,10 +277,6 @@ def names_apart(runs: Sequence[Run]) -> list[str]:
             break
         names = ["/".join(each[-length:]) for each in parts]
     return [f"{name} ({names[: place + 1].count(name)})" if names.count(name) > 1 else name for place, name in enumerate(names)]
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,21 +349,3 @@ def open_runs(folder: str | os.PathLike[str]) -> Runs:
     if not found and not unreadable:
         raise StoreError(f"there is no run below {top}: none of its folders holds a {FILE}")
     return Runs(found, unreadable, within=short_path(top))
-
-
-def runs_below(top: Path) -> list[Path]:
-    """Return the folders below *top* that hold a run.json, sorted; what lies inside a run is not searched."""
-    found = []
-    for at, folders, files in os.walk(top):
-        if FILE in files:
-            found.append(Path(at))
-            folders.clear()
-        else:
-            folders[:] = [each for each in folders if not each.startswith(".")]
-    return sorted(found, key=lambda path: _natural(path.as_posix()))
-
-
-def _natural(text: str) -> list[tuple[int, int, str]]:
-    """Return a key by which ``run-2`` comes before ``run-10``."""
-    parts = re.split(r"(\d+)", text)
-    return [(1, int(part), "") if part.isdecimal() else (0, 0, part) for part in parts]

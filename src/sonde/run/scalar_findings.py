@@ -12,7 +12,7 @@ import numpy as np
 
 from sonde.rules import SPIKE_FEW, SPIKE_VALUES, STUCK_STEPS, Chosen, Finding
 
-__all__ = ["ScalarFindings"]
+__all__ = ["LOSS_VALUES", "STUCK_VALUES", "ScalarFindings"]
 
 _GRADIENTS = ("grad_norm", "grad_norm_raw")
 _LOSSES = ("loss", "val_loss")
@@ -21,7 +21,9 @@ _KEPT, _START, _LEAST_SPREAD = 128, 10, 0.02
 _JUMP = 3.0  # times the median, below which nothing is a spike
 _SMOOTH = 5  # values of a median
 _CHANGES = 33  # of a loss, that tell its scatter
-_VALUES = 12  # of a loss, before it can be stuck
+STUCK_VALUES = 12  # of a loss, before it can be stuck
+_OFTEN = 3  # of the last five medians, in which a loss rises
+LOSS_VALUES = _SMOOTH + _OFTEN  # of a loss, before it can rise: the first median is the beginning
 _MOST = 256  # means that stand for a whole history
 
 Where = Callable[[int, float], tuple[str, float] | None]
@@ -254,12 +256,12 @@ class _Loss:
         record = self._held[number]
         record.append(step if holds else None)
         steps = [each for each in record if each is not None]
-        return steps[0] if len(steps) >= 3 else None
+        return steps[0] if len(steps) >= _OFTEN else None
 
     def thirds(self) -> tuple[float, float, float, float] | None:
         """Return the means of the last, the middle and the first third, and the error of a difference; None: it is too early."""
         third = len(self._spans) // 3
-        if len(self._spans) * self._width < _VALUES or self.steps[1] - self.steps[0] < STUCK_STEPS - 10:
+        if len(self._spans) * self._width < STUCK_VALUES or self.steps[1] - self.steps[0] < STUCK_STEPS - 10:
             return None
         early, middle, late = (np.array(self._spans[third * place : third * (place + 1)]) for place in range(3))
         error = math.hypot(float(middle.std(ddof=1)), float(late.std(ddof=1))) / math.sqrt(third)

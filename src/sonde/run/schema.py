@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sonde.errors import ArgumentError
+from sonde.escape import encodable
 from sonde.site import Site
 
 __all__ = [
@@ -32,7 +33,6 @@ __all__ = [
     "Scope",
     "check_family",
     "check_number",
-    "encodable",
     "main_families",
     "may_be_family",
     "whole_number",
@@ -181,11 +181,6 @@ class Layout:
 
     def __len__(self) -> int:
         return len(self.site)
-
-
-def encodable(text: str) -> str:
-    r"""Return *text* with ``\udc80`` for a lone surrogate: no file can hold one, and the rows beside it would be lost too."""
-    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def check_family(name: str) -> str:

@@ -25,6 +25,7 @@ CHECKED = {  # texts that are SQL already; each was made from the functions abov
     ("run/folder/duckdb_sql.py", "where"): "the caller's own condition, parsed to be one condition",
     ("run/comparison/side_by_side.py", "axis.column"): "made by Axis.column",
     ("run/comparison/side_by_side.py", "axis.condition"): "made by Axis.condition",
+    ("run/exporting.py", "where"): "made by _condition()",
     ("run/heatmap.py", "condition"): "made by condition()",
     ("run/recorded_findings.py", "self._rows"): "made by of_rank()",
     ("view/plots/table.py", "cells"): "made by _cells()",

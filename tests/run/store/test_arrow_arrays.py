@@ -1,10 +1,13 @@
-import subprocess
 import sys
 
 import numpy as np
 import pyarrow
 import pytest
+import torch
+from tests.processes import on_ranks, values
+from torch import nn
 
+import sonde
 from sonde.run.store.arrow_arrays import array_of, number_array, text_array
 
 
@@ -39,23 +42,23 @@ def test_a_list_is_an_array_of_the_kind_that_is_asked_for():
 def test_recording_a_run_does_not_import_pandas(tmp_path):
     """It takes half a second in the writer thread, with the interpreter's lock held."""
     pytest.importorskip("pandas")
-    program = f"""
-import sys, torch, sonde
-model = torch.nn.Sequential(torch.nn.Linear(2, 2))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-with sonde.watch(model, optimizer, every=1, to={str(tmp_path / "run")!r}, quiet=True) as watching:
-    for _ in range(3):
-        loss = model(torch.ones(1, 2)).sum()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        watching.push_loss(loss, train=True)
-run = sonde.open_run({str(tmp_path / "run")!r})
-assert run.table("moments").num_rows, "nothing was recorded"
-print("pandas" in sys.modules)
-"""
-    ended = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
-    assert ended.stdout.split()[-1] == "False"
+    assert values(on_ranks(1, recorded, tmp_path / "run")) == [(True, False, False)]
+
+
+def recorded(folder):
+    """Return whether a training has recorded rows, and whether pandas was imported before and after."""
+    before = "pandas" in sys.modules
+    model = nn.Sequential(nn.Linear(2, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with sonde.watch(model, optimizer, every=1, to=folder, quiet=True) as watching:
+        for _ in range(3):
+            loss = model(torch.ones(1, 2)).sum()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            watching.push_loss(loss, train=True)
+    rows = sonde.open_run(folder).table("moments").num_rows
+    return rows > 0, before, "pandas" in sys.modules
 
 
 @pytest.mark.parametrize(("kind", "values"), [("int64", [3, None, -1]), ("int32", [None]), ("float64", [2.5, None, 0.5])])

@@ -197,4 +197,4 @@ def test_killed_before_anything_was_flushed(tmp_path: Path) -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -signal.SIGKILL
     run = open_run(tmp_path / "run")
     assert run.families == ()
-    assert "not closed" in repr(run)
+    assert run.state == "lost"

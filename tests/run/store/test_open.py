@@ -12,10 +12,10 @@ import duckdb
 import pytest
 
 from sonde.errors import ArgumentError, StoreError
+from sonde.run.folder.lock import Lock
 from sonde.run.run import Run, open_run
 from sonde.run.schema import Layout
 from sonde.run.store.disk_writer import DiskWriter, Flushing
-from sonde.run.store.lock import Lock
 from sonde.run.store.open import join_run, start_run
 from sonde.run.store.writer import RunWriter
 
@@ -130,7 +130,7 @@ def test_arguments_that_cannot_be_used(tmp_path: Path) -> None:
 
 def test_two_writers_of_one_run_are_one_too_many(tmp_path: Path) -> None:
     with start_run(tmp_path / "run") as writer:
-        with pytest.raises(StoreError, match="this very process: close that writer first"):
+        with pytest.raises(StoreError, match="this very process: close that writer first, or detach"):
             start_run(tmp_path / "run", exists="resume")
         code = f"from sonde.run.store.open import start_run; start_run({str(writer.path)!r}, exists='resume')"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -200,7 +200,7 @@ def test_a_column_cannot_change_its_kind_in_a_later_life(tmp_path: Path) -> None
                 writer.append("moments", LAYOUT, wrong, step=1)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 24))])
 def test_any_history_reads_as_an_oracle_that_keeps_everything(tmp_path: Path, abandon: Abandon, seed: int) -> None:
     """Random attempts: each logs some steps, flushes, merges, is closed or killed; the next begins at a random step."""
     draw = random.Random(seed)

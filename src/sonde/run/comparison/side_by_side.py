@@ -148,10 +148,17 @@ def axis_of(runs: Sequence[Run]) -> Axis:
 
 
 def _steps(run: Run) -> npt.NDArray[np.int64]:
+    """Return the steps that have rows; of a pruned run, those that have all the rows which they had."""
     families = [family for family in run.families if family != "alerts"]
     families = main_families([family for family in families if family != "scalars"]) or families
     union = " UNION ".join(f"SELECT DISTINCT step FROM {quoted(family)}" for family in families)
-    return np.sort(np.asarray(run.sql(union).fetchnumpy()["step"], np.int64)) if union else np.empty(0, np.int64)
+    steps = np.sort(np.asarray(run.sql(union).fetchnumpy()["step"], np.int64)) if union else np.empty(0, np.int64)
+    for pruning in run.description.pruned:  # at other steps, what was thinned lacks rows that it had
+        thinned = [family for family in pruning.steps if family in run.families]
+        left = " UNION ".join(f"SELECT DISTINCT step FROM {quoted(family)}" for family in thinned)
+        whole = run.sql(left).fetchnumpy()["step"] if left else steps
+        steps = steps[np.isin(steps, whole) | (steps > pruning.last)]
+    return steps
 
 
 def _name(run: Run) -> str:

@@ -170,6 +170,7 @@ def compare_rows(a: Run, b: Run, *, baseline: Sequence[Run] = (), rename: Rename
     scopes = [run.described_ranks or "one process" for run in (a, b)]
     if scopes[0] != scopes[1]:
         notes.append(f"a: {scopes[0]}; b: {scopes[1]}")
+    notes += [f"{name}: {run.pruned}" for name, run in zip("ab", (a, b), strict=True) if run.pruned]
     difference = _difference(places, axis, runs, rename, partings)
     of_scalars = _partings(scalars, axis)
     return Parts(

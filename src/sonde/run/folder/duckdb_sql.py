@@ -7,7 +7,7 @@ Every SQL text in sonde is made of constant text, the caller's own conditions, a
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,8 +15,10 @@ from sonde.errors import ArgumentError
 
 if TYPE_CHECKING:
     import duckdb
+    import pyarrow
 
 __all__ = [
+    "answer_to",
     "check_query",
     "condition",
     "connect",
@@ -28,6 +30,8 @@ __all__ = [
     "quoted",
     "rows_of",
 ]
+
+_NO_TABLE = re.compile(r"Table with name (\w+) does not exist")  # in the words of DuckDB; the group is its name
 
 _EXPLAIN = re.compile(r"\s*explain\s+(analyze\s+)?", re.IGNORECASE)
 _PIVOT = re.compile(r"\s*\(?\s*(pivot|from|select|with)\b", re.IGNORECASE)
@@ -165,3 +169,21 @@ def damage(path: Path) -> str:
     except Exception as error:  # thrift, snappy and arrow each have their own
         return f"{type(error).__name__}: {error}"
     return ""
+
+
+def answer_to(
+    query: str,
+    unknown: Callable[[str, tuple[str, ...]], Exception],
+    connection: duckdb.DuckDBPyConnection,
+    families: tuple[str, ...],
+) -> pyarrow.Table:
+    """Return the answer to *query*; of a table that is not there, raise what *unknown* makes of the name and of *families*."""
+    import duckdb
+
+    try:
+        return connection.sql(query).to_arrow_table()
+    except duckdb.CatalogException as error:
+        found = _NO_TABLE.search(str(error))
+        if found is None:
+            raise
+        raise unknown(found[1], families) from None

@@ -1,15 +1,18 @@
-"""Write files that appear whole or not at all."""
+"""Write files that appear whole or not at all, and find the folders of runs."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-__all__ = ["appearing", "is_leftover", "remove_leftovers"]
+__all__ = ["FILE", "appearing", "folder_size", "is_leftover", "remove_leftovers", "runs_below"]
+
+FILE = "run.json"
 
 _TEMPORARY = ".tmp"
 
@@ -53,6 +56,15 @@ def is_leftover(path: Path) -> bool:
     return path.name.startswith(".") and path.name.endswith(_TEMPORARY)
 
 
+def folder_size(folder: Path) -> int:
+    """Return the bytes of all files in *folder*, however deep; of one that is not there, 0."""
+    total = 0
+    for file in folder.glob("**/*"):
+        with suppress(OSError):
+            total += file.stat().st_size if file.is_file() else 0
+    return total
+
+
 def remove_leftovers(folder: Path, prefix: str) -> None:
     """Remove the unfinished files of killed writers, where the finished name would start with *prefix*."""
     for path in folder.glob(f".{prefix}*{_TEMPORARY}"):
@@ -60,3 +72,21 @@ def remove_leftovers(folder: Path, prefix: str) -> None:
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
+
+
+def runs_below(top: Path) -> list[Path]:
+    """Return the folders below *top* that hold a run.json, sorted; what lies inside a run is not searched."""
+    found = []
+    for at, folders, files in os.walk(top):
+        if FILE in files:
+            found.append(Path(at))
+            folders.clear()
+        else:
+            folders[:] = [each for each in folders if not each.startswith(".")]
+    return sorted(found, key=lambda path: _natural(path.as_posix()))
+
+
+def _natural(text: str) -> list[tuple[int, int, str]]:
+    """Return a key by which ``run-2`` comes before ``run-10``."""
+    parts = re.split(r"(\d+)", text)
+    return [(1, int(part), "") if part.isdecimal() else (0, 0, part) for part in parts]

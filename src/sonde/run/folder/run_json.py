@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from sonde.errors import ArgumentError, StoreError
+from sonde.run.folder.files import FILE
 from sonde.run.folder.json_file import parse_json, read_bytes, write_json
 from sonde.run.folder.parts import cutoffs
+from sonde.run.folder.prunings import Pruning
 from sonde.run.schema import FORMAT, VERSION
 
 __all__ = ["FILE", "Attempt", "Description", "is_run", "written_version"]
 
-FILE = "run.json"
-_OWN = ("format", "version", "attempts", "checksum")
+_OWN = ("format", "version", "attempts", "checksum", "pruned")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +64,14 @@ class Description:
     Attributes:
         attempts: in order.
         about: plain data that the caller gave: the modules of the model, the environment, how lenses are shown.
+        pruned: what was taken out after the end, in order.
         intact: whether the file is as it was written; if not, it was changed or damaged and still can be read.
     """
 
     attempts: tuple[Attempt, ...] = ()
     about: Mapping[str, Any] = field(default_factory=dict)
     intact: bool = True
+    pruned: tuple[Pruning, ...] = ()
 
     @property
     def cutoffs(self) -> Mapping[int, int | None]:
@@ -105,7 +108,8 @@ class Description:
     def write(self, folder: Path, *, sync: bool) -> None:
         """Put this description in place of the one in *folder*, whole or not at all."""
         attempts = [asdict(attempt) for attempt in self.attempts]
-        write_json(folder / FILE, {"format": FORMAT, "version": VERSION, "attempts": attempts, **self.about}, sync=sync)
+        pruned = {"pruned": [each.to_data() for each in self.pruned]} if self.pruned else {}
+        write_json(folder / FILE, {"format": FORMAT, "version": VERSION, "attempts": attempts, **pruned, **self.about}, sync=sync)
 
     @classmethod
     def read(cls, folder: Path) -> Description:
@@ -119,7 +123,8 @@ class Description:
         try:
             written, fits = parse_json(read_bytes(folder / FILE), FILE, (FILE,))
         except (FileNotFoundError, StoreError) as error:
-            raise StoreError(f"{folder} is not a run: its {FILE} cannot be read ({error})") from None
+            why = "it has no run.json" if isinstance(error, FileNotFoundError) else error
+            raise StoreError(f"{folder} is not a run: {why}") from None
         if written.get("format") != FORMAT:
             raise StoreError(f"{folder} is not a run: its {FILE} is of another kind")
         version = written.get("version")
@@ -139,7 +144,12 @@ class Description:
             attempts = tuple(Attempt.read(attempt) for attempt in written["attempts"])
         except (KeyError, TypeError, ValueError) as error:
             raise StoreError(f"{folder} is not whole: its {FILE} has no usable list of attempts ({error})") from None
-        return cls(attempts, {name: value for name, value in written.items() if name not in _OWN}, fits is True)
+        try:
+            pruned = tuple(Pruning.read(each) for each in written.get("pruned", ()))
+        except (AttributeError, TypeError, ValueError) as error:
+            raise StoreError(f"{folder} is not whole: its {FILE} does not say what was pruned ({error})") from None
+        about = {name: value for name, value in written.items() if name not in _OWN}
+        return cls(attempts, about, fits is True, pruned)
 
 
 def written_version(folder: Path) -> int | None:

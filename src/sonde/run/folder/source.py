@@ -10,14 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from sonde.errors import StoreError
+from sonde.escape import encodable
 from sonde.paths import is_inside, short_path
 from sonde.run.folder.duckdb_sql import damage, literal, quoted, rows_of
+from sonde.run.folder.end import End
 from sonde.run.folder.json_file import read_json
 from sonde.run.folder.parts import Part, gaps, live_parts, parts_in
 from sonde.run.folder.run_json import FILE, Description
 from sonde.run.folder.verify import fault
 from sonde.run.folder.written import PATTERN, Written
-from sonde.run.schema import encodable, may_be_family
+from sonde.run.schema import may_be_family
 from sonde.warn import warn_user
 
 if TYPE_CHECKING:
@@ -51,6 +53,10 @@ class Source(Protocol):
     @property
     def ranks(self) -> Sequence[int]:
         """The processes that have written rows, ascending."""
+
+    @property
+    def ends(self) -> Sequence[End]:
+        """The errors and interrupts that ended the attempts, of all ranks."""
 
     def describe(self) -> Description:
         """Return the description of the run, as of now."""
@@ -128,8 +134,7 @@ class DiskSource:
             self.describe()  # which says so
         # first what was written, then the parts: merged parts hold the same flushes; at last the attempts, since an attempt is in
         # run.json before its first part
-        ranks = [int(file.stem.removeprefix("written-r")) for file in self.path.glob(PATTERN)]
-        written = {rank: self._written(rank).families for rank in ranks}
+        written = {rank: written.families for rank, written in self._all_written().items()}
         families = {folder.name for folder in self.path.iterdir() if folder.is_dir() and may_be_family(folder.name)}
         families |= {family for held in written.values() for family in held}
         families = families if only is None else families & set(only)
@@ -144,6 +149,14 @@ class DiskSource:
             for family, parts in found.items()
             if parts
         }
+
+    @property
+    def ends(self) -> Sequence[End]:
+        return [end for written in self._all_written().values() for end in written.ends]
+
+    def _all_written(self) -> dict[int, Written]:
+        ranks = [int(file.stem.removeprefix("written-r")) for file in self.path.glob(PATTERN)]
+        return {rank: self._written(rank) for rank in sorted(ranks)}
 
     def _written(self, rank: int) -> Written:
         try:

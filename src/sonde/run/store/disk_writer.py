@@ -6,23 +6,27 @@ import atexit
 import json
 import os
 from collections import deque
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sonde.errors import ArgumentError, StoreError
 from sonde.run.folder.checksum import file_checksum
+from sonde.run.folder.end import End
 from sonde.run.folder.files import appearing, remove_leftovers
 from sonde.run.folder.json_file import write_json
+from sonde.run.folder.lock import Lock
 from sonde.run.folder.parts import Part, live_parts, parts_in, prefix_of
 from sonde.run.folder.run_json import Description
 from sonde.run.folder.verify import class_of, kinds_of
 from sonde.run.folder.written import Written
 from sonde.run.schema import KEYS
-from sonde.run.store.compaction import compact, sweep
-from sonde.run.store.lock import Lock
+from sonde.run.store.compaction import Merger, sweep
+from sonde.run.store.last_error import LastError
 from sonde.run.store.rows import Lines, RowBlock, tables_of
 from sonde.run.store.writer import RunWriter
 from sonde.run.store.writer_thread import QueueLimits, WriteQueue, WriterThread
@@ -101,7 +105,6 @@ class DiskWriter(RunWriter):
 
     Attributes:
         path: the run's folder.
-        attempt: the number of this process among those that wrote this run one after another, from 1.
         lost: rows for which there was no room, or that could not be written at the end.
     """
 
@@ -137,7 +140,8 @@ class DiskWriter(RunWriter):
         self._queue: WriteQueue[RowBlock | Lines] = WriteQueue(
             self.thread, self._write, flushing, self._problems, f"the disk did not keep up for {flushing.patience:g} seconds"
         )
-        atexit.register(self.close)
+        self._last_error = LastError()
+        atexit.register(self._close_at_exit)
 
     def _families(self) -> list[Path]:
         return [folder for folder in sorted(self.path.iterdir()) if folder.is_dir() and parts_in(folder)]
@@ -213,7 +217,7 @@ class DiskWriter(RunWriter):
         publish(self.path / family, Part(self.rank, number, number, 0, self.attempt), table, sync=self._flushing.sync)
         self._numbers[family] = number
         if self._merging and number % self._flushing.fan_in == 0:
-            self._merging = self._compact(self.path / family, fan_in=self._flushing.fan_in, threads=1)
+            self._merging = self._compact([self.path / family], fan_in=self._flushing.fan_in, threads=1)
 
     def _note_written(self, *, sync: bool) -> None:
         """Write down the last flush of each family. If it fails, the file counts fewer parts than there are."""
@@ -223,34 +227,54 @@ class DiskWriter(RunWriter):
                 self._written.write(self.path, self.rank, sync=sync)
                 self._noted = self._written
 
-    def _compact(self, folder: Path, *, fan_in: int, threads: int) -> bool:
+    def _compact(self, folders: Iterable[Path], *, fan_in: int, threads: int) -> bool:
         """Merge parts; return whether it worked. If not (a full disk), the parts stay, which costs readers only time."""
         import duckdb
 
-        how = {"sync": self._flushing.sync, "fan_in": fan_in, "threads": threads}
-        try:
-            compact(folder, rank=self.rank, attempt=self.attempt, cutoffs=self._description.cutoffs, **how)  # type: ignore[arg-type]
-        except (OSError, duckdb.Error):
-            return False
-        return True
+        with Merger(self.rank, self.attempt, self._description.cutoffs, sync=self._flushing.sync, threads=threads) as merger:
+            worked = True
+            for folder in folders:
+                try:
+                    merger.compact(folder, fan_in=fan_in)
+                except (OSError, duckdb.Error):
+                    worked = False
+        return worked
+
+    def _keep_end(self, end: End) -> None:
+        if self.thread.is_elsewhere:
+            return
+        note = partial(self._note_in_file, end)
+        note() if self.thread.is_current else self.thread.ask(note)  # at once: the end of the writing may take long, or be cut off
+
+    def _note_in_file(self, end: End) -> None:
+        self._written = replace(self._written, ends=(*self._written.ends, end))
+        self._note_written(sync=self._flushing.sync)
+
+    def _close_at_exit(self) -> None:
+        self.thread.finish()
+        error = self._last_error.found()
+        if error is not None:
+            self.note_end(error)
+        self.close()
+        if self._lock.is_held:  # Ctrl-C has cut off an end before
+            self._end()
 
     def _end(self) -> None:
         if self.thread.is_elsewhere:
             return
-        atexit.unregister(self.close)
         try:
             self.thread.call(self._queue.drain)
             self.thread.stop()
             self.lost += sum(table.num_rows for _, table in self._unwritten)
             self._unwritten.clear()
         finally:
-            with suppress(OSError):  # of a full disk, or of a folder that was removed: the run stays marked as not closed
-                for folder in self._families():
-                    self._compact(folder, fan_in=1, threads=min(4, os.cpu_count() or 1))
+            with suppress(OSError):  # of a full disk, or of a folder that was removed: the run stays without its end
+                self._compact(self._families(), fan_in=1, threads=min(4, os.cpu_count() or 1))
                 self._note_written(sync=self._flushing.sync)
                 if self.rank == 0:
                     self._description.ended(self.attempt, self.lost).write(self.path, sync=self._flushing.sync)
             self._lock.release()
+            atexit.unregister(self._close_at_exit)
 
     def run(self) -> Run:
         from sonde.run.run import open_run

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from sonde.run.folder.end import End
 from sonde.run.folder.run_json import Description
 from sonde.run.folder.source import Answer, Ask
 from sonde.run.store.rows import Lines, RowBlock, tables_of
@@ -31,6 +32,7 @@ class MemorySource:
         self.lost: Mapping[str, Sequence[str]] = {}
         self.documents: dict[str, Any] = {}
         self.process = 0
+        self.ends: list[End] = []
         self._items: list[RowBlock | Lines] = []  # not in the tables yet
         self._tables: dict[str, pyarrow.Table] = {}
         self._lock = threading.Lock()
@@ -88,7 +90,6 @@ class MemoryWriter(RunWriter):
 
     def __init__(self, about: Mapping[str, Any] | None = None) -> None:
         super().__init__(rank=0, first_step=0)
-        self.attempt = 1
         self._source = MemorySource()
         self.describe(**(about or {}))
 
@@ -110,6 +111,9 @@ class MemoryWriter(RunWriter):
         from sonde.run.run import Run
 
         return Run(self._source)
+
+    def _keep_end(self, end: End) -> None:
+        self._source.ends.append(end)
 
     def _end(self) -> None:
         self._source.description = self._source.description.ended(self.attempt, 0)

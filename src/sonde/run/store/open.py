@@ -12,12 +12,12 @@ from typing import Any, Literal
 from sonde.errors import ArgumentError, StoreError
 from sonde.paths import absolute_path
 from sonde.run.folder.files import remove_leftovers
+from sonde.run.folder.lock import Lock, is_free
 from sonde.run.folder.parts import parts_in, prefix_of
 from sonde.run.folder.run_json import FILE, Description, is_run
 from sonde.run.folder.written import PATTERN
 from sonde.run.schema import DOCUMENTS, may_be_family, whole_number
 from sonde.run.store.disk_writer import DiskWriter, Flushing
-from sonde.run.store.lock import Lock, is_free
 from sonde.run.store.run_names import new_folder, numbered_folder
 
 __all__ = ["Existing", "join_run", "start_run"]
@@ -110,7 +110,8 @@ def _folder(folder: Path | None, root: Path, exists: Existing) -> Path:
         raise StoreError(f"{folder} holds something that is no run: give another path, or exists='unique' to write beside it")
     if exists == "error":
         raise StoreError(
-            f"{folder} holds a run already: exists='resume' continues it, 'unique' writes beside it, 'replace' deletes it"
+            f"{folder} holds a run already: exists='resume' continues it, 'unique' writes beside it, 'replace' deletes it; "
+            "without a path each run has a new folder"
         )
     if exists == "replace" and not is_run(folder):
         raise StoreError(f"{folder} is not replaced: it does not look like a run that this sonde wrote")

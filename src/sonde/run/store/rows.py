@@ -13,7 +13,8 @@ import numpy.typing as npt
 import pyarrow
 
 from sonde.errors import ArgumentError
-from sonde.run.schema import ALERTS, KEY_COLUMNS, SCALARS, Key, Layout, encodable
+from sonde.escape import encodable
+from sonde.run.schema import ALERTS, KEY_COLUMNS, SCALARS, Key, Layout
 from sonde.run.store.arrow_arrays import array_of, number_array, text_array
 
 __all__ = ["Column", "Lines", "RowBlock", "column_of", "kind_of", "tables_of"]
@@ -76,6 +77,25 @@ class RowBlock:
             self.counts[start:end],
             numbers,
             None if self.ranks is None else self.ranks[start:end],
+        )
+
+    def followed_by(self, others: Sequence[RowBlock]) -> RowBlock:
+        """The moments of this block and then those of *others*, which have the same family, layout and names of numbers."""
+        blocks = [self, *others]
+        starts = np.cumsum([0, *(block.lines for block in blocks)])
+        edges = [block.edges[:-1] + start for block, start in zip(blocks, starts[:-1].tolist(), strict=True)]
+        ranks = None
+        if any(block.ranks is not None for block in blocks):
+            ranks = np.concatenate([np.ones(block.lines, np.int32) if block.ranks is None else block.ranks for block in blocks])
+        return RowBlock(
+            self.family,
+            self.layout,
+            np.concatenate([block.rows for block in blocks]),
+            np.concatenate([block.moments for block in blocks]),
+            np.concatenate([*edges, starts[-1:]]),
+            np.concatenate([block.counts for block in blocks]),
+            {name: np.concatenate([block.numbers[name] for block in blocks]) for name in self.numbers},
+            ranks,
         )
 
     def last(self, moments: int) -> RowBlock:

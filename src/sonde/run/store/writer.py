@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -14,8 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from sonde.errors import ArgumentError, StoreError
+from sonde.escape import encodable, with_null
+from sonde.run.folder.end import End
 from sonde.run.folder.json_file import json_text, parse_json
-from sonde.run.schema import DOCUMENTS, Layout, Scope, check_family, check_number, encodable, whole_number
+from sonde.run.schema import DOCUMENTS, Layout, Scope, check_family, check_number, whole_number
 from sonde.run.store.rows import Column, Lines, RowBlock, column_of, kind_of
 from sonde.run.store.writer_thread import WriterThread
 
@@ -28,13 +29,14 @@ _BLOCK = 1 << 20  # bytes; what comes at once is handed on in blocks of no more,
 
 
 class RunWriter(ABC):
-    """Takes the rows that one process records. Any thread may call.
+    """Takes the rows that one process records. Any thread may call. The class is large because it is all that writes to a run.
 
     :func:`sonde.run.store.open.start_run` and :func:`sonde.run.store.memory_writer.memory_run` make one.
 
     Attributes:
         rank: of this process among those that write the run.
         process: the rank in rows: ``rank``, but for a process that records a run alone, whatever its rank in the training is.
+        attempt: the number of this process among those that wrote this run one after another, from 1.
         first_step: the step that this process begins at.
         lost: rows that could not be kept so far.
         thread: the thread that writes to disk; None in memory.
@@ -42,6 +44,7 @@ class RunWriter(ABC):
 
     thread: WriterThread | None = None
     lost = 0
+    attempt = 1
 
     def __init__(self, rank: int, first_step: int, *, room: int | None = None) -> None:
         self.rank = self.process = rank
@@ -49,7 +52,7 @@ class RunWriter(ABC):
         self._block = _BLOCK if room is None else min(_BLOCK, room // 4)
         self._kinds: dict[tuple[str, str], str] = {}  # by family and column, in small letters: number, list or text
         self._accepted: set[tuple[str, tuple[tuple[str, str], ...]]] = set()
-        self._closed = False
+        self._closed = self._has_end = False
 
     def append(
         self,
@@ -267,6 +270,20 @@ class RunWriter(ABC):
     def run(self) -> Run:
         """Return the run, to read. Rows that are written later appear in it."""
 
+    def note_end(self, error: BaseException, *, step: int | None = None, epoch: int | None = None) -> None:
+        """Note in the run that *error* ends the training; the run is ``failed`` or ``interrupted`` then. Call ``close`` as well.
+
+        The first error counts. After the end of a ``with`` block by an error this has been done. ``sys.exit()`` is no error.
+
+        Args:
+            error: the exception.
+            step, epoch: those that were running; None if unknown.
+        """
+        end = End.of(error, self.attempt, self.rank, step=step, epoch=epoch)
+        if end is not None and not (self._closed or self._has_end):
+            self._has_end = True
+            self._keep_end(end)
+
     def close(self) -> None:
         """End the writing; all rows can be read then. Idempotent."""
         if not self._closed:
@@ -275,6 +292,9 @@ class RunWriter(ABC):
 
     @abstractmethod
     def _end(self) -> None: ...
+
+    @abstractmethod
+    def _keep_end(self, end: End) -> None: ...
 
     @abstractmethod
     def _take(self, item: RowBlock | Lines) -> None: ...
@@ -290,6 +310,8 @@ class RunWriter(ABC):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is not None:
+            self.note_end(error)
         self.close()
 
 
@@ -349,4 +371,4 @@ def _evidence(given: Mapping[str, float]) -> str:
         ArgumentError: one of them is no number.
     """
     numbers = {str(name): _number(name, value) for name, value in given.items()}
-    return json.dumps({name: value if math.isfinite(value) else None for name, value in numbers.items()})
+    return json.dumps(with_null(numbers))

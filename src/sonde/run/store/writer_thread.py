@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 import time
@@ -63,6 +64,7 @@ class WriterThread:
         self._requests: deque[Callable[[], None]] = deque()
         self._wakes_at = -inf  # when the sleeping thread wakes by itself; -inf while it is awake
         self._stopping = self._ended = False
+        self._last = 0  # last requests that are not done
         self._process = os.getpid()
         self._thread = threading.Thread(target=self._loop, name="sonde writer", daemon=True)
         self._thread.start()
@@ -96,11 +98,14 @@ class WriterThread:
         """Call *request* in the thread, return when it is done, or unless it *is_last* after ``patience``, and raise its error.
 
         If *request* stops the thread, wait for its end. In the thread itself *request* is called at once; after the end of the
-        thread it is not called.
+        thread it is not called. Where Ctrl-C ends the waiting for the last request, the end of the program waits for it.
         """
         if self.is_current:
             request()
         elif self.is_running:
+            if is_last:
+                self._last += 1
+                atexit.register(self.finish)
             done = [False]
             raised: list[BaseException] = []
 
@@ -111,11 +116,14 @@ class WriterThread:
                     raised.append(error)
                 with self.changed:
                     done[0] = True
+                    self._last -= is_last
                     self.changed.notify_all()
 
             with self.changed:
                 self.ask(call)
                 self.changed.wait_for(lambda: (done[0] and not self._stopping) or self._ended, None if is_last else self.patience)
+            if is_last:
+                atexit.unregister(self.finish)
             if raised:
                 raise raised[0]
         self.warn()
@@ -125,6 +133,12 @@ class WriterThread:
         with self.changed:
             self._requests.append(request)
             self.wake()
+
+    def finish(self) -> None:
+        """Return when no last request is under way: that of a caller whose waiting was interrupted goes on in the thread."""
+        if not (self.is_current or self.is_elsewhere):
+            with self.changed:
+                self.changed.wait_for(lambda: not self._last or self._ended)
 
     def stop(self) -> None:
         """Write what waits in the queues and end the thread. Idempotent. Called in the thread itself, it does not wait."""

@@ -23,6 +23,9 @@ class Lock:
 
     Where the file system or the operating system has no such locks, writers of other processes are not noticed.
 
+    Attributes:
+        is_held: whether the right was not given back yet.
+
     Raises:
         StoreError: another writer has it; the message names the process.
     """
@@ -31,8 +34,11 @@ class Lock:
         self._path = folder.resolve() / f".lock-r{rank:04d}"
         self._process = os.getpid()
         self._descriptor: int | None = None
+        self.is_held = True
         if self._path in _held:
-            raise StoreError(f"{folder} is being written by this very process: close that writer first")
+            raise StoreError(
+                f"{folder} is being written by this very process: close that writer first, or detach() the inspector that writes"
+            )
         try:
             import fcntl
         except ImportError:  # no POSIX
@@ -59,8 +65,9 @@ class Lock:
 
         The file stays: after its removal one process could lock the old file, which it has open, and another one a new file.
         """
-        if os.getpid() != self._process or self._path not in _held:
+        if os.getpid() != self._process or not self.is_held:
             return
+        self.is_held = False
         _held.discard(self._path)
         if self._descriptor is not None:
             os.close(self._descriptor)
