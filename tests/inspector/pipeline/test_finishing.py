@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from tests.inspector.pipeline.batches import NORMS, batch_of, moments_of, one_by_one, plain, random_training, rowed
 
-from sonde.inspector.measurement.row_index import RowIndex
 from sonde.inspector.pipeline.batch import Batch
 from sonde.inspector.pipeline.finishing import Finishing
 from sonde.inspector.sinks.base import LoggedRows, Rows, Scalar
@@ -17,13 +15,18 @@ from sonde.run.findings import Findings
 from sonde.stats import Activation
 
 
-def cut(batches: list[Batch], size: int, findings: Findings | None = None) -> tuple[list[tuple[Any, ...]], list[str]]:
-    """What comes out if so many batches are finished together, and the statistics that failed."""
+def cut(
+    batches: list[Batch], size: int, findings: Findings | None = None, *, joins: bool = False
+) -> tuple[list[tuple[Any, ...]], list[str]]:
+    """What comes out if so many batches are finished together, and the statistics that failed.
+
+    *joins*: the pieces are joined before they are given on, as where rows are joined with those of other ranks.
+    """
     failed: list[str] = []
     finishing = Finishing(lambda of, error, site: failed.append(f"{of.family} {site}"), print)
     found: list[tuple[Any, ...]] = []
 
-    def take(logged: LoggedRows, indices: Sequence[RowIndex]) -> None:
+    def take(logged: LoggedRows) -> None:
         found.extend(plain(entry) for entry in logged)
         if findings is not None:
             for block in logged.blocks:
@@ -31,9 +34,13 @@ def cut(batches: list[Batch], size: int, findings: Findings | None = None) -> tu
             for scalar in logged.scalars:
                 findings.look_at_scalar(scalar.name, scalar.value, scalar.epoch, scalar.step)
 
-    for start in range(0, len(batches), size):
-        take(*finishing.finish([(batch, batch.copy.unpack()) for batch in batches[start : start + size]]))
-    take(finishing.rest(), ())
+    cuts = (batches[start : start + size] for start in range(0, len(batches), size))
+    pieces = [finishing.finish([(batch, batch.copy.unpack()) for batch in each])[0] for each in cuts]
+    for piece in [LoggedRows.joined(pieces)] if joins else pieces:
+        blocks = [(block.family, id(block.layout), tuple(block.numbers)) for block in piece.blocks]
+        assert not joins or len(blocks) == len(set(blocks))
+        take(piece)
+    take(finishing.rest())
     return found, failed
 
 
@@ -62,6 +69,15 @@ def test_it_does_not_matter_how_many_are_taken_together(seed: int, size: int) ->
     whole, pieces = Findings(), Findings()
     assert cut(batches, len(batches), whole) == cut(batches, size, pieces)
     assert whole.all() == pieces.all()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_pieces_that_are_joined_are_those_that_were_finished_together(seed: int) -> None:
+    """One block of each layout; rows, scalars and their order are the same to the last bit, and so is what is found."""
+    batches = random_training(seed)
+    whole, joined = Findings(), Findings()
+    assert cut(batches, len(batches), whole) == cut(batches, 1, joined, joins=True)
+    assert whole.all() == joined.all()
 
 
 def test_the_random_trainings_have_everything_in_them() -> None:

@@ -109,3 +109,27 @@ def test_the_update_ratio_of_a_weight_without_a_finite_element_is_nan(tmp_path: 
     first, *others = scalars(tmp_path / "tb")["update_ratio/weight"]
     assert first[1] > 0
     assert [step for step, value in others if math.isnan(value)] == [1, 2]
+
+
+def test_tensorboard_has_the_configuration_as_hyperparameters_with_the_last_scalars(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
+    model = nn.Linear(4, 2)
+    config = {"lr": 0.1, "deep": {"name": "small"}, "sizes": [1, 2], "fast": True}
+    with watch(model, every=1, to=["memory", TensorBoard(tmp_path)], quiet=True, config=config) as inspector:
+        model(torch.ones(1, 4)).sum().backward()
+        inspector.push_loss(2.5, train=True)
+        inspector.step()
+    events = EventAccumulator(str(tmp_path)).Reload()
+    found = {tag: HParamsPluginData.FromString(data) for tag, data in events.PluginTagToContent("hparams").items()}
+    values = found["_hparams_/session_start_info"].session_start_info.hparams
+    assert {name: value.WhichOneof("kind") for name, value in values.items()} == {
+        "lr": "number_value",
+        "deep.name": "string_value",
+        "sizes": "string_value",
+        "fast": "number_value",  # as torch writes it
+    }
+    assert values["lr"].number_value == 0.1
+    metrics = {info.name.tag for info in found["_hparams_/experiment"].experiment.metric_infos}
+    assert {"loss", "grad_norm"} <= metrics <= set(events.Tags()["scalars"])

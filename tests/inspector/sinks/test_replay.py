@@ -115,7 +115,7 @@ def test_a_sink_is_opened_fed_in_order_and_closed() -> None:
     noted = Noted()
     play(recorded(1, 2), noted)
     assert [call[0] for call in noted.calls] == ["open", *(["write"] * 3 + ["scalar"] * 2) * 2, "close"]
-    assert noted.calls[0] == ("open", {"model": ["fc"], "lenses": []})
+    assert noted.calls[0] == ("open", {"model": ["fc"], "lenses": [], "path": None})
     assert [call[3] for call in noted.calls[1:-1]] == [0] * 5 + [1] * 5
     assert {call[1]: call[5] for call in noted.calls if call[0] == "write"}["moments"] == tuple(sorted(SITES))
 

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import methodcaller
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,7 @@ from sonde.inspector.measurement.row_index import RowIndex
 from sonde.inspector.pipeline.batch import Batch
 from sonde.inspector.pipeline.finishing import Arrays, Finishing
 from sonde.inspector.pipeline.merging import Merging
+from sonde.inspector.pipeline.sink_thread import SinkThread
 from sonde.inspector.ranks import Participation
 from sonde.inspector.sinks.base import LoggedRows, RunSink, Sink
 from sonde.rules import Chosen, Finding
@@ -77,8 +79,10 @@ class BatchWriter:
         self.lost = 0
         self.has_written = False
         self.ended: dict[str | tuple[str, Site], str] = {}
-        self._sinks = list(sinks)
         self._problems = WarnOnce("{}. The training goes on")
+        path = next((str(path) for sink in sinks if (path := _path_of(sink)) is not None), None)
+        described = {**(about or {}), "path": path}
+        self._sinks = [SinkThread(sink, described, self._problems, self._raised) if sink.may_block else sink for sink in sinks]
         part = part or Participation()
         self._finishing = Finishing(
             self._failed, self._problems.note, self.findings.look_aside, part.scope, shares_norms=merger is not None
@@ -137,19 +141,27 @@ class BatchWriter:
         """
         self._thread.call(self._finish_all)
 
-    def stop(self, last: Callable[[], None] = lambda: None) -> None:
+    def alert(self, finding: Finding) -> None:
+        """Give *finding* to the sinks, in the thread."""
+        self._each(methodcaller("alert", finding))
+
+    def stop(self, last: Callable[[], None] = lambda: None, *, failed: bool = False) -> None:
         """Write what is left, call *last*, close the sinks, and end the thread. Idempotent.
 
-        In the thread itself, where garbage collection may have found a forgotten inspector, this happens a little later.
+        In the thread itself, where garbage collection may have found a forgotten inspector, this happens a little later. The run
+        is closed first; then each other sink may read it.
+
+        Args:
+            last: called in the thread when all rows are with the sinks.
+            failed: whether an exception has ended the training.
         """
 
         def end() -> None:
             self._finish_all()
             if self.merging is not None:
-                self._try(partial(self._write_each, self.merging.end()))
+                self._write_joined([self.merging.end()])
             self._try(last)
-            self._each(methodcaller("close"))
-            self._sinks.clear()
+            self._close(failed=failed)
             if self._owned:
                 self._thread.stop()
 
@@ -165,12 +177,13 @@ class BatchWriter:
 
     def _finish_all(self) -> None:
         self._queue.drain()
-        self._try(lambda: self._give(self._finishing.rest(), ()))
+        self._try(lambda: self._give(self._finishing.rest()))
 
     def _write_some(self, batches: deque[Batch]) -> int:
         """Write the first of *batches*: as many as are not too much memory or time at once."""
         start, taken, size = time.monotonic(), 0, 0
         piece: list[tuple[Batch, Arrays]] = []
+        joined: list[Iterator[tuple[Batch, Arrays]]] = []
         while batches and taken < self._at_once and size < _PIECE:
             taken += 1
             batch = batches.popleft()
@@ -183,26 +196,35 @@ class BatchWriter:
             if self.merging is None:
                 piece.append((batch, arrays))
             else:
-                self._try(partial(self._write_each, self.merging.add(batch, arrays)), 1)
+                joined.append(self.merging.add(batch, arrays))
         if self.merging is None:
             self._try(lambda: self._write(piece), len(piece))
+        else:
+            self._write_joined(joined)
         self._at_once = max(1, int(_SPELL * taken / max(time.monotonic() - start, 1e-9)))
         return 0
 
-    def _write_each(self, joined: Iterator[tuple[Batch, Arrays]]) -> None:
-        for each in joined:
-            self._write([each])
+    def _write_joined(self, batches: Sequence[Iterator[tuple[Batch, Arrays]]]) -> None:
+        """Join each of *batches*, finish what is joined before the next is, and give all together to the sinks and the rules."""
+        finished: list[LoggedRows] = []
+
+        def finish(joined: Iterator[tuple[Batch, Arrays]]) -> None:
+            for each in joined:
+                finished.append(self._finishing.finish([each])[0])
+
+        for joined in batches:
+            self._try(partial(finish, joined), 1)
+        self._try(lambda: self._give(LoggedRows.joined(finished)), len(batches))
 
     def _write(self, piece: Sequence[tuple[Batch, Arrays]]) -> None:
         logged, indices = self._finishing.finish(piece)
-        self._give(logged, indices)
-        self.has_written = self.has_written or bool(indices)
-
-    def _give(self, logged: LoggedRows, indices: Sequence[RowIndex]) -> None:
         for index, block in zip(indices, logged.blocks, strict=True):
-            if self.merging is None:
-                counts = self._counted.setdefault(index, np.zeros(len(index.layout)))
-                counts += np.bincount(block.rows, block.counts, len(index.layout))
+            counts = self._counted.setdefault(index, np.zeros(len(index.layout)))
+            counts += np.bincount(block.rows, block.counts, len(index.layout))
+        self._give(logged)
+
+    def _give(self, logged: LoggedRows) -> None:
+        self.has_written = self.has_written or bool(logged.blocks)
         if logged.sequence:
             self._each(methodcaller("write_all", logged))
         self._try_to_judge(logged)
@@ -230,10 +252,29 @@ class BatchWriter:
                 call(sink)
             except Exception as error:
                 self._sinks.remove(sink)
-                name = type(sink).__name__
-                self.errors.append(ProbeError.of(name, None, error))
-                self.ended.setdefault(name, f"{type(error).__name__}: {error}")
-                self._problems.note(f"{name} raised {type(error).__name__}: {error}; nothing more is written to it")
+                self._raised(sink, error)
+
+    def _close(self, *, failed: bool) -> None:
+        """Close the sinks: first that of the run, which the others may read then."""
+        written = [sink for sink in self._sinks if isinstance(sink, RunSink)]
+        others = [sink for sink in self._sinks if not isinstance(sink, RunSink)]
+        run = written[0].run() if written and others else None
+        closes = [methodcaller("close")]
+        for sinks, calls in ((written, closes), (others, [methodcaller("finish", run, failed=failed), *closes])):
+            for call in calls:  # all of them finish before one is waited for
+                for sink in sinks:
+                    try:
+                        call(sink)
+                    except Exception as error:
+                        self._raised(sink, error)
+        self._sinks.clear()
+
+    def _raised(self, sink: Sink, error: Exception) -> None:
+        """Note the *error* after which *sink* is not called again; also called in the thread of a sink that may block."""
+        name = type(sink).__name__
+        self.errors.append(ProbeError.of(name, None, error))
+        self.ended.setdefault(name, f"{type(error).__name__}: {error}")
+        self._problems.note(f"{name} raised {type(error).__name__}: {error}; nothing more is written to it")
 
     def _try(self, step: Callable[[], None], batches: int = 0) -> None:
         try:
@@ -257,3 +298,8 @@ class BatchWriter:
             self.ended[index.family] = why
         at = f" at {site}" if site else ""
         self._problems.note(f"{index.statistic!r} of {index.family} raised {type(error).__name__}{at}: {error}")
+
+
+def _path_of(sink: Sink) -> Path | None:
+    """Return the folder of the run that *sink* writes; None if it writes none."""
+    return getattr(sink.writer, "path", None) if isinstance(sink, RunSink) else None

@@ -65,6 +65,7 @@ class Merging:
         self._part = part
         self._waiting: list[_Taken] = []
         self._last = self._step = -1
+        self._base = (0, 0)  # the epoch and the step that were logged last
 
     def add(self, batch: Batch, arrays: Arrays) -> Iterator[_Taken]:
         """Take a batch; yield what is joined with it. Finish each before the next is asked for."""
@@ -101,7 +102,8 @@ class Merging:
         """Offer batches as the data of one moment, *when*; yield them joined with those of the other ranks."""
         self._last = when
         self._step = max([self._step, *(batch.moment[1] for batch, _ in together)])
-        base = together[-1][0].moment if together else (norms[0].epoch, norms[0].step) if norms else (0, 0)
+        base = self._base
+        self._base = next((batch.moment for batch, _ in reversed(together) if batch.ends_interval), base)
         blocks: list[Rows] = []
         totals: list[Total] = []
         for batch, arrays in together:
@@ -179,6 +181,9 @@ def _pending(batch: Batch) -> list[PendingScalar]:
 
 
 def _total(scalar: PendingScalar, total: float, base: tuple[int, int]) -> Total:
-    """Return *scalar* as a total; its name holds when it is, seen from *base*, so that names stay the same from step to step."""
+    """Return *scalar* as a total; its name holds when it is, seen from *base*, so that names stay the same from step to step.
+
+    The *base* is the logged step before: a rank that has ended after it names its last numbers as the others do that go on.
+    """
     name = f"{scalar.name} {scalar.epoch - base[0]} {scalar.step - base[1]}"
     return Total(name, total, scalar.count, "sum" if scalar.join == "own" else scalar.join)

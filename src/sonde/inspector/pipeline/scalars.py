@@ -34,7 +34,8 @@ class ScalarBuffer:
     """Pushed values that are not written yet.
 
     A running value is averaged over the interval from one logged step, exclusive, to the next, inclusive, and becomes a row
-    at the first push after it, whether values are pushed before or after the optimizer's step. Others are a row each.
+    at the first push after it, or as the next step is logged, whether values are pushed before or after the optimizer's step.
+    Others are a row each.
     """
 
     def __init__(self) -> None:
@@ -70,9 +71,11 @@ class ScalarBuffer:
     def log(self, step: int) -> None:
         """Note that *step* was logged."""
         self._logged = max(step, self._logged)
-        for pushed in self._open.values():
-            if pushed.until is None and pushed.step <= step:
-                pushed.until = step
+        for name, pushed in list(self._open.items()):
+            if pushed.until is None:
+                pushed.until = step if pushed.step <= step else None
+            elif pushed.until < step:  # nothing more comes for that interval
+                self._ready.append(self._open.pop(name))
 
     def take(self, *, everything: bool = False) -> list[Pushed]:
         """Return the values that can be written; *everything* ends the intervals that are open."""

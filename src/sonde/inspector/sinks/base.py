@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
+from sonde.rules import Finding
 from sonde.run.schema import KEY_COLUMNS, Layout, Scope
 from sonde.run.store.memory_writer import memory_run
 from sonde.run.store.rows import RowBlock
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from sonde.run.run import Run
 
 __all__ = ["LoggedRows", "Nothing", "RowBlock", "Rows", "RunSink", "Scalar", "Sink", "memory"]
+
+
+_SCALAR_BYTES = 128
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,6 +117,29 @@ class LoggedRows:
     blocks: list[RowBlock]
     scalars: list[Scalar]
 
+    @classmethod
+    def joined(cls, parts: Sequence[LoggedRows]) -> LoggedRows:
+        """Return what was logged in one while after the other as one, in which blocks of one layout are one."""
+        if len(parts) == 1:
+            return parts[0]
+        alike: dict[tuple[str, int, tuple[str, ...]], list[RowBlock]] = {}
+        for block in (block for part in parts for block in part.blocks):
+            alike.setdefault((block.family, id(block.layout), tuple(block.numbers)), []).append(block)
+        places: dict[int, tuple[RowBlock, int]] = {}  # by the id of a block: the block that it is in, and its first moment there
+        for first, *others in alike.values():
+            whole, start = first.followed_by(others), 0
+            for block in (first, *others):
+                places[id(block)] = whole, start
+                start += len(block)
+        found = cls([], [], [])
+        for entry in (entry for part in parts for entry in part.sequence):
+            if isinstance(entry, Scalar):
+                found.add_scalars([entry])
+            else:
+                whole, start = places[id(entry[0])]
+                found.add_moment(whole, start + entry[1])
+        return found
+
     def add_scalars(self, scalars: Sequence[Scalar]) -> None:
         """Add *scalars* at the end."""
         self.sequence.extend(scalars)
@@ -124,6 +151,11 @@ class LoggedRows:
         if moment == 0:
             self.blocks.append(block)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the rows take in memory, roughly."""
+        return sum(block.nbytes for block in self.blocks) + _SCALAR_BYTES * len(self.scalars)
+
     def __iter__(self) -> Iterator[Rows | Scalar]:
         return (entry if isinstance(entry, Scalar) else Rows.of(*entry) for entry in self.sequence)
 
@@ -133,10 +165,28 @@ class Sink:
 
     While a training runs, the rows of half a second come together, in the order in which they were logged. A sink that can take
     all of them in one go overrides ``write_all``. A sink that raises is not called again: the training goes on, with one warning.
+
+    Attributes:
+        may_block: the sink talks to a network, or to a program that does: its methods are called in a thread of its own, for
+            which neither the training nor the run ever waits. Rows for which there is no room are lost, with one warning.
+        needs_run: the sink reads the run at the end; where ``to=`` names no run, one is kept in memory.
+        timeout: the seconds that the end of the training waits for a sink that may block.
     """
 
+    may_block: ClassVar[bool] = False
+    needs_run: ClassVar[bool] = False
+    timeout: float = 120.0
+
+    def prepare(self) -> None:
+        """Called first, in the thread that begins the training: note here what only this thread knows. It must not block."""
+
     def open(self, description: Mapping[str, Any]) -> None:
-        """Called when the training begins; *description* is plain data: ``model``, ``environment``, ``lenses``."""
+        """Called before everything that is to be written.
+
+        Args:
+            description: plain data: ``model``, ``environment``, ``lenses``, the ``config`` if one was given; and ``path``, the
+                folder of the run, or None.
+        """
 
     def write(self, rows: Rows) -> None:
         """Take the rows of one family at one moment."""
@@ -152,8 +202,19 @@ class Sink:
             else:
                 self.write(entry)
 
+    def alert(self, finding: Finding) -> None:
+        """Take a finding of the rules."""
+
+    def finish(self, run: Run | None, *, failed: bool) -> None:
+        """Called once when nothing more will come, before ``close``.
+
+        Args:
+            run: the whole run, to read; None if none was written.
+            failed: whether an exception has ended the training.
+        """
+
     def close(self) -> None:
-        """Called at the end: nothing more will come."""
+        """Called at the end, also where the training could not begin."""
 
 
 class Nothing(Sink):
@@ -188,6 +249,21 @@ class RunSink(Sink):
         for block in entries.blocks:
             self.writer.write(block)
         self.writer.scalars(map(_line, entries.scalars))
+
+    def alert(self, finding: Finding) -> None:
+        self.writer.alert(
+            finding.message,
+            step=finding.step,
+            epoch=finding.epoch,
+            severity=finding.severity,
+            rule=finding.rule,
+            site=finding.site,
+            value=finding.value,
+            call=finding.call,
+            first_step=finding.first_step,
+            evidence=finding.evidence,
+            advice=finding.advice,
+        )
 
     def close(self) -> None:
         if self._owned:

@@ -23,7 +23,7 @@ __all__ = ["Destinations", "Visualizer", "open_destinations"]
 Visualizer = Callable[[Run], None]
 """Shows a run, at the end of each epoch and of the training."""
 
-_NAMES = ("print", "matplotlib", "tensorboard")
+_NAMES = ("print", "matplotlib", "tensorboard", "wandb", "mlflow")
 
 
 @dataclass
@@ -51,13 +51,31 @@ class Destinations:
         """The folder of the run; None if there is none on disk."""
         return getattr(self.recorded.writer, "path", None) if self.recorded is not None else None
 
+    def begin(self, about: Mapping[str, Any]) -> None:
+        """Begin a training that *about* describes. Sinks that may block are opened later, in their own threads."""
+        for sink in self.sinks:
+            sink.prepare()
+            if not sink.may_block:
+                sink.open(about if isinstance(sink, RunSink) else {**about, "path": self.place})
+
+    @property
+    def place(self) -> str | None:
+        """The folder of the run as text; None if there is none on disk."""
+        return None if self.path is None else str(self.path)
+
     def begin_epoch(self, number: int, first_step: int) -> None:
         """Note in the run that an epoch begins, so that it is known where the run is resumed before the epoch has a row."""
         if self.recorded is not None and self.path is not None:
             self.recorded.writer.describe(epoch={"number": number, "first_step": first_step})
 
-    def close(self) -> None:
-        """Close every sink, after a failure to begin."""
+    def note_end(self, error: BaseException | None, *, epoch: int | None = None, step: int | None = None) -> None:
+        """Note in the run that *error*, if it is one, has ended the training in this epoch and step."""
+        if error is not None and self.recorded is not None:
+            self.recorded.writer.note_end(error, step=step, epoch=epoch)
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Close every sink, after the training could not begin because of *error*."""
+        self.note_end(error)
         for sink in self.sinks:
             sink.close()
 
@@ -104,13 +122,14 @@ def open_destinations(
             else:
                 destinations.recorded = _run_sink(target, exists, step)
                 destinations.sinks.append(destinations.recorded)
-        if (destinations.visualizers or names) and destinations.recorded is None:
+        needs_run = destinations.visualizers or names or any(sink.needs_run for sink in destinations.sinks)
+        if needs_run and destinations.recorded is None:
             destinations.recorded = RunSink(memory_run())
             destinations.sinks.append(destinations.recorded)
         named = {name: _add_named(destinations, name) for name in names}
         destinations.shown = [named[target] if isinstance(target, str) else target for target in wanted]
-    except BaseException:
-        destinations.close()
+    except BaseException as error:
+        destinations.close(error)
         raise
     _look_back(destinations, step)
     if epoch is not None:
@@ -134,12 +153,14 @@ def _add_named(destinations: Destinations, name: str) -> Sink | Visualizer:
 
     Its files are in the run's folder, or in the current one if the run is in memory.
     """
+    from sonde.inspector.sinks.mlflow import MLflowSink
     from sonde.inspector.sinks.tensorboard import TensorBoard
     from sonde.inspector.sinks.visualizers import Pictures, Print
+    from sonde.inspector.sinks.wandb import WandbSink
 
     folder = destinations.path if destinations.path is not None else Path.cwd()
-    if name == "tensorboard":
-        sink = TensorBoard(folder / "tensorboard")
+    if name in ("tensorboard", "wandb", "mlflow"):
+        sink = TensorBoard(folder / "tensorboard") if name == "tensorboard" else WandbSink() if name == "wandb" else MLflowSink()
         destinations.sinks.append(sink)
         return sink
     visualizer = Print() if name == "print" else Pictures(folder / "pictures")

@@ -13,6 +13,7 @@ from sonde.engine import Tick
 from sonde.errors import ArgumentError
 from sonde.inspector.schedule import EverySeconds, Steps, schedule_of
 from sonde.inspector.sinks.base import Rows, RunSink, Scalar, Sink, memory
+from sonde.rules import Finding
 from sonde.run.alerts import alerts_in
 from sonde.run.folder.duckdb_sql import literal, of_rank, quoted
 from sonde.run.run import Run
@@ -63,6 +64,8 @@ def play(run: Run, *targets: Sink | Callable[[Run], object], every: Steps | None
                 _show(visualizers, recorded)
         if shown is not None and schedule is None:
             _show(visualizers, recorded)
+        for sink in playing:
+            sink.finish(run, failed=False)
     finally:
         for sink in playing:
             sink.close()
@@ -84,9 +87,11 @@ class _Moment:
                 sink.write(rows)
             for scalar in self.scalars:
                 sink.scalar(scalar)
-            if isinstance(sink, RunSink):
-                for alert in self.alerts:
+            for alert in self.alerts:
+                if isinstance(sink, RunSink):
                     sink.writer.alert(**{name: value for name, value in alert.items() if name != "rank"})
+                else:
+                    sink.alert(Finding(**{name: value for name, value in alert.items() if name != "rank" and value is not None}))
 
 
 def _sorted(targets: Sequence[object]) -> tuple[list[Sink], list[Callable[[Run], object]]]:
@@ -103,7 +108,9 @@ def _sorted(targets: Sequence[object]) -> tuple[list[Sink], list[Callable[[Run],
 
 def _begin(run: Run, sinks: Sequence[Sink]) -> None:
     for sink in sinks:
-        sink.open(dict(run.info))
+        sink.prepare()
+        path = {} if isinstance(sink, RunSink) else {"path": None if run.path is None else str(run.path)}
+        sink.open({**run.info, **path})
         if isinstance(sink, RunSink):
             for name in ("graph", "coverage"):
                 document = run.document(name)
