@@ -91,7 +91,7 @@ def test_every_module_equals_torchs_counter_where_that_is_right(counter: Any, mo
 
 
 def test_attention_on_a_cpu_is_counted(counter: Any) -> None:
-    """Two products of (heads, time, width) with (heads, width, time) and back: 2 x 2 x 3 x 5 x 5 x 7, which torch counts as 0."""
+    """Two products of (heads, time, width) with (heads, width, time) and back: 2 x 2 x 3 x 5 x 5 x 7, 0 for torch 2.13."""
 
     class Attention(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
@@ -103,7 +103,7 @@ def test_attention_on_a_cpu_is_counted(counter: Any) -> None:
     assert found["backward"] == found["forward"] // 2 * 5  # the scores again, and two products for each of the two
     with FlopCounterMode(display=False) as theirs:
         Attention()(x).sum().backward()
-    assert theirs.get_total_flops() == 0
+    assert theirs.get_total_flops() in (0, found["forward"] + found["backward"])  # a later torch counts them, too
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

@@ -1,0 +1,8 @@
+"""Trainers and loggers of other projects: one class for each, to be given to the trainer or to the inspector.
+
+The names in ``__init__.pyi`` are loaded when they are first used, and the other project with them.
+"""
+
+import lazy_loader as _lazy
+
+__getattr__, __dir__, __all__ = _lazy.attach_stub(__name__, __file__)
