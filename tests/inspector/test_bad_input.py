@@ -253,3 +253,19 @@ def test_a_schedule_that_fails_logs_nothing_in_that_step() -> None:
             train(model, optimizer, 5)
         assert len(warned) == 1
     assert inspector.run.scalar("grad_norm")[0].tolist() == [0, 2, 4]
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+def test_a_part_of_torchscript_is_named_and_all_others_are_watched() -> None:
+    """It has buffers, which are kept for a step that goes wrong, and which it does not hold in a dictionary."""
+    model = nn.Sequential(torch.jit.script(nn.BatchNorm1d(3)), nn.Linear(3, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with watch(model, optimizer, every=1, to="memory", quiet=True, strict=True) as inspector:
+        for _ in range(2):
+            model(torch.tensor([[1.0, 2.0, 3.0], [3.0, 2.0, 1.0]])).sum().backward()
+            optimizer.step()
+    ports = {line.site.port for line in inspector.coverage() if line.site.layer == "1" and line.count == 2 and not line.reason}
+    assert ports == {"output", "grad_output", "param", "grad", "update"}
+    reasons = {line.reason for line in inspector.coverage() if line.site.layer == "0" and line.site.port == "output"}
+    assert reasons == {"TorchScript, which takes no hooks"}
+    assert inspector.errors == ()

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import sonde
 from sonde.inspector import Inspector
@@ -154,4 +155,52 @@ def test_a_module_that_returns_several_tensors_has_delivered() -> None:
     assert {str(line.site): line.count for line in coverage if line.site.path == "lstm"} == {
         "lstm:output": 2,
         "lstm:grad_output": 2,
+    }
+
+
+class Checkpointed(nn.Module):
+    """Two layers and a checkpoint; ``by_parts`` calls what the forward calls, and not the model, as a Lightning module does."""
+
+    def __init__(self, reentrant: bool | None) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 3), nn.Tanh())
+        self.reentrant = reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.by_parts(x)
+
+    def by_parts(self, x: Tensor) -> Tensor:
+        if self.reentrant is None:
+            return self.second(self.first(x))  # type: ignore[no-any-return]
+        return checkpoint(self.second, self.first(x), use_reentrant=self.reentrant)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("reentrant", [None, False, True])
+def test_a_loop_that_calls_parts_of_the_model_has_the_rows_of_one_that_calls_the_model(reentrant: bool | None) -> None:
+    """Also with accumulation, evaluations in between, and checkpoints: the calls of each micro-batch are numbered from 0."""
+
+    def rows(by_parts: bool) -> list[tuple[Any, ...]]:
+        torch.manual_seed(0)
+        model = Checkpointed(reentrant)
+        call = model.by_parts if by_parts else model
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        lenses = [
+            sonde.lens.Lens("moments", sonde.stats.Moments(), ("output", "grad_output", "grad"), include=(nn.Linear, nn.Tanh))
+        ]
+        with sonde.watch(model, optimizer, every=2, lenses=lenses, to="memory", quiet=True) as inspector:
+            for _ in range(3):
+                optimizer.zero_grad()
+                for batch in torch.randn(2, 4, 3):
+                    call(batch).square().sum().backward()
+                optimizer.step()
+                with torch.no_grad():
+                    model.second(model.first(torch.randn(4, 3)))
+        return inspector.run.sql("SELECT site, call, step, count, mean, std FROM moments ORDER BY ALL").fetchall()
+
+    found = rows(by_parts=True)
+    assert found == rows(by_parts=False)
+    assert {(site, call): count for site, call, step, count, *_ in found if step == 2 and ":output" in site} == {
+        ("first:output", 0): 24,
+        ("second.0:output", 0): 24,
+        ("second.1:output", 0): 24,
     }

@@ -60,7 +60,8 @@ def test_a_script_that_does_not_detach_keeps_every_step(tmp_path: Path, end: str
     assert run.scalar("grad_norm")[0].tolist() == steps
     assert run.scalar("one")[0].tolist() == steps
     assert run.coverage["observed"] > 0
-    assert "not closed" not in repr(run)
+    assert run.state == ("failed" if error else "ended")
+    assert (run.end.step, run.end.message) == (127, "'the training failed'") if error else run.end is None
     assert f"{len(steps)} of {len(steps)} steps logged" in done.stdout
 
 
@@ -92,3 +93,32 @@ train(3)
     assert not done.stderr
     assert open_run(tmp_path / "run").series("0", "rms")[0].tolist() == list(range(6))
     assert done.stdout.count("steps logged") == 1
+
+
+@pytest.mark.slow
+def test_an_end_that_is_interrupted_goes_on_until_the_run_is_whole(tmp_path: Path) -> None:
+    """A second Ctrl-C ends the waiting for the thread that writes, not the writing: the end of the program waits for it."""
+    done = ended(
+        tmp_path,
+        """
+import signal, time
+train(30)
+training = inspector._training
+write = training._write_ends
+
+def interrupted():
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(0.3)
+    write()
+
+training._write_ends = interrupted
+signal.signal(signal.SIGINT, signal.default_int_handler)
+inspector.detach(KeyboardInterrupt())
+""",
+    )
+    assert "KeyboardInterrupt" in done.stderr
+    assert not any(word in done.stderr for word in ("Exception ignored", "terminate", "Warning"))
+    run = open_run(tmp_path / "run")
+    assert run.series("0", "rms")[0].tolist() == list(range(30))
+    assert run.coverage["observed"] > 0
+    assert run.state == "interrupted"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import copy
 import pickle
 from collections.abc import Callable, Mapping
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 from sonde import lens
-from sonde.cli import show
+from sonde.cli import main
 from sonde.errors import ArgumentError, SelectionError
 from sonde.inspector import Inspector, Warmup, watch
 from sonde.inspector.schedule import Steps
@@ -54,7 +53,7 @@ def test_a_new_lens_is_ten_lines() -> None:
     found = inspector.run.series("0:output", "kurtosis")[1]
     centred = outputs - outputs.mean()
     expected = (centred.pow(4).mean() / centred.pow(2).mean() ** 2).item()
-    assert found.tolist() == pytest.approx([expected, expected])  # it was called twice
+    assert found.tolist() == pytest.approx([expected])  # both calls, with a backward pass between them, are its first
     assert {row["site"] for row in inspector.run.table("kurtosis").to_pylist()} == {
         "0:output",
         "2:output",
@@ -307,7 +306,7 @@ def test_powers_of_two_from_a_training_to_a_picture(tmp_path: Path, capsys: pyte
     seen = [Accumulator(ExponentHistogram()).update(outputs[step]).columns()["powers"][0] for step in (0, 2, 4)]
     np.testing.assert_array_equal(counts, np.stack(seen))
     assert {"exponents-output", "exponents-grad"} <= set(plots.plan(run))
-    assert show.run(argparse.Namespace(run=tmp_path / "run", step=None, family=None)) == 0
+    assert main(["show", str(tmp_path / "run")]) == 0
     assert "exponents  21 rows" in capsys.readouterr().out
     pytest.importorskip("matplotlib")
     figure = plots.exponents(run, include="^2$")
@@ -409,6 +408,19 @@ def test_aggregations_are_checked_when_a_lens_is_made(make: Callable[[], object]
     """The message names the argument and the nearest aggregation."""
     with pytest.raises(ArgumentError, match=argument):
         make()
+
+
+def test_a_pushed_loss_is_of_training_where_the_model_is() -> None:
+    """Without ``train=`` the model's mode says whether a loss is of training or of evaluation."""
+    model, optimizer = small()
+    with watch(model, every=1, to="memory", quiet=True) as inspector:
+        train(model, optimizer, 1)
+        inspector.push_loss(2.0)
+        model.eval()
+        inspector.push_loss(3.0)
+        inspector.push_loss(5.0, train=True)
+    run = inspector.run
+    assert [values.tolist() for _, values in (run.scalar("loss"), run.scalar("val_loss"))] == [[3.5], [3.0]]
 
 
 def test_the_loss_of_the_last_epoch() -> None:

@@ -22,7 +22,7 @@ from torch.optim import SGD
 
 from sonde import lens
 from sonde.cli import main
-from sonde.errors import ArgumentError, ModelError
+from sonde.errors import ArgumentError, ModelError, ObservationWarning
 from sonde.inspector import Inspector, PyTorchInspector, watch
 from sonde.inspector.sinks.visualizers import Pictures
 from sonde.run.run import Run, open_run
@@ -84,6 +84,28 @@ def test_a_forgotten_inspector_takes_its_hooks_along(tmp_path: Path) -> None:
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
     assert threading.active_count() < threads
     assert open_run(tmp_path / "run").scalar("grad_norm")[0].tolist() == [0, 1]
+
+
+def test_an_inspector_that_nobody_holds_says_that_nothing_is_recorded() -> None:
+    """As of ``watch`` on a line of its own; after a forward, to let the inspector go is a way to end."""
+    model, optimizer = small()
+    with pytest.warns(
+        ObservationWarning, match="an Inspector was deleted before its model ran, and records nothing: hold it in a var"
+    ):
+        watch(model, optimizer, to="memory", quiet=True)
+    assert not any(module._forward_hooks for module in model.modules())
+    inspector = watch(model, optimizer, to="memory", quiet=True)
+    model(torch.ones(2, 4))
+    del inspector
+
+
+def test_optimizers_come_in_any_iterable() -> None:
+    """As in the values of a dict, or from a generator."""
+    model, optimizer = small()
+    for given in ({"one": optimizer}.values(), (each for each in [optimizer])):
+        with watch(model, given, every=1, to="memory", quiet=True) as inspector:
+            train(model, optimizer, 1)
+        assert inspector.run.scalar("lr")[0].tolist() == [0]
 
 
 def test_copies_and_pickles_of_a_watched_model_are_not_watched() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -166,6 +167,21 @@ def test_a_folder_that_rank_0_cannot_use_is_an_error_on_every_rank(tmp_path: Pat
     texts = values(on_ranks(2, differently, tmp_path, [{}, {}]))
     assert "is a file, not a folder" in texts[0]
     assert texts[1] == f"rank 0: StoreError: {texts[0]}"
+
+
+def apart(folder: Path) -> str:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        loop(to=folder / f"run-{dist.get_rank()}")
+    return "".join(str(each.message) for each in caught)
+
+
+@pytest.mark.slow
+def test_a_folder_of_its_own_that_a_rank_names_is_not_used_and_the_rank_warns(tmp_path: Path) -> None:
+    silent, said = values(on_ranks(2, apart, tmp_path))
+    assert silent == ""
+    assert said.startswith(f"to= names {tmp_path / 'run-1'} on rank 1, and {tmp_path / 'run-0'} on rank 0: all ranks ")
+    assert [each.name for each in tmp_path.iterdir()] == ["run-0"]
 
 
 def by_time(folder: Path, given: dict[str, Any]) -> None:

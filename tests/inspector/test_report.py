@@ -175,3 +175,22 @@ def test_coverage_is_in_the_run_while_the_training_goes_on_and_no_step_waits_for
     assert waits == []
     assert written["observed"] == written["sites"] > 0
     assert {name: written[name] for name in inspector.run.coverage} == inspector.run.coverage
+
+
+def test_in_a_notebook_an_inspector_shows_findings_with_advice_and_the_run() -> None:
+    """At any time: the same facts as in the closing lines, and what to do about each finding."""
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    nn.init.constant_(model[0].bias, -100.0)
+    with watch(model, every=1, to="memory", quiet=True) as inspector:
+        for _ in range(30):
+            model(torch.randn(16, 4)).sum().backward()
+            inspector.step()
+        live = inspector._repr_html_()
+    ended = inspector._repr_html_()
+    assert "Inspector(attached, in memory)" in live
+    assert "Inspector(detached, in memory)" in ended
+    for shown in (live, ended):
+        assert "30 of 30 steps logged" in shown
+        assert "1: 100 % dead" in shown
+        assert "look at the bias" in shown
+    assert Inspector()._repr_html_() == "<pre>Inspector(not attached)</pre>"

@@ -16,6 +16,7 @@ from torch.optim.optimizer import Optimizer
 
 from sonde.engine.clock.optimizers import held_by
 from sonde.engine.selection import check_model
+from sonde.engine.torch_api.modules import parameters_in
 from sonde.errors import ArgumentError
 from sonde.inspector.lenses.builtin import AnyLens
 from sonde.inspector.lenses.from_preprocessor import lens_of
@@ -45,7 +46,7 @@ def optimizers_of(given: Any) -> tuple[Optimizer, ...]:
     Raises:
         ArgumentError: one is not of ``torch.optim``.
     """
-    listed = () if given is None else (given,) if not isinstance(given, list | tuple | set) else tuple(given)
+    listed = () if given is None else tuple(given) if isinstance(given, Iterable) else (given,)
     for optimizer in listed:
         if not isinstance(optimizer, Optimizer):
             raise ArgumentError(
@@ -62,7 +63,7 @@ def check_optimizer(optimizer: Optimizer, models: Mapping[str, nn.Module]) -> No
         ArgumentError: it does not.
     """
     held = held_by(optimizer)
-    if not any(id(parameter) in held for model in models.values() for parameter in model.parameters()):
+    if not any(id(parameter) in held for model in models.values() for parameter in parameters_in(model)):
         raise ArgumentError(
             f"this {type(optimizer).__name__} holds no parameter of the model, so that no step of it would ever be seen: was it "
             "made for another model, or before the model was moved or wrapped?"

@@ -21,7 +21,6 @@ from sonde.engine.probes.statistic_hooks import Calls, rows_for_calls
 from sonde.engine.selection import Where
 from sonde.engine.unseen import Observer
 from sonde.errors import ArgumentError
-from sonde.escape import escape_html
 from sonde.inspector.arguments import check_optimizer, flat, in_words, models_of, optimizers_of, plain_config
 from sonde.inspector.budget import share_of
 from sonde.inspector.lenses.builtin import AnyLens, default_lenses
@@ -56,7 +55,7 @@ class Inspector(Observer):
     """Records through lenses what happens in a model while it is trained.
 
     An inspector is attached at once if a *module* is given, otherwise by :meth:`attach`, until the end of a ``with`` block,
-    :meth:`detach`, or the end of the process. It sees every thread. :func:`sonde.watch` makes one and attaches it.
+    :meth:`detach`, or the end of the process, for as long as something holds it. Sees every thread. :func:`sonde.watch` makes one.
 
     The class is large because its methods are what a training loop calls and what people read afterwards: five groups (life, time,
     pushing, reading, and the aliases of monitorch) of methods of a few lines.
@@ -82,9 +81,7 @@ class Inspector(Observer):
         calls: which calls of a module within one forward have rows of their own: ``"each"``, the first 8; a number, the first so
             many; ``"joined"``, none. All others share a row, whose ``call`` is -1.
         budget: the share of step time that observing may take, as ``"1%"`` or 0.01: *every*, an int, is then adapted.
-        update_memory: the memory for copies of parameters, as ``"1GB"``, bytes, or None for any amount. Updates are measured on
-            copies that are made before each logged step and dropped after it. Where the copies would take more, they hold every
-            n-th element: shares and means are then of these elements, counts and norms are estimates, and the coverage says where.
+        update_memory: the memory for copies of parameters, as ``"1GB"``, bytes, or None for any amount; see :func:`sonde.watch`.
         exists: what to do where the folder holds a run: ``"error"``; ``"resume"`` to continue it; ``"unique"`` to write beside
             it; ``"replace"`` to delete it.
         resume: the same as ``exists="resume"``: steps continue after the last one of the run in the folder, or at *step*.
@@ -95,10 +92,8 @@ class Inspector(Observer):
         strict: raise what a statistic raises, instead of going on without it with a warning.
         quiet: print nothing, neither alarms nor the lines at the end.
         rules: which rules watch the training, and with which thresholds, see :func:`sonde.watch`.
-        train_loss_str, non_train_loss_str: the names under which losses of training and of evaluation are recorded.
-        on_nonfinite: what is done about NaN and infinity in the gradients or the loss of a step: ``"warn"``, ``"stop"``,
-            ``"wait"`` or None; see :func:`sonde.watch`.
-        on_spike: robust deviations from which the step of a loss or gradient norm is kept; see :func:`sonde.watch`.
+        train_loss_str, non_train_loss_str: the names of losses of training and of evaluation.
+        on_nonfinite, on_spike: what is done about a step with NaN, infinity or a spike; see :func:`sonde.watch`.
         ranks, per_rank, group, timeout, exit_timeout: in a training of several processes, see :func:`sonde.watch`.
         is_active_fn: in which epochs steps are logged: a callable that is given the number of the epoch, counted from 1; or n for
             the epochs whose number n divides.
@@ -239,16 +234,16 @@ class Inspector(Observer):
         if part.group is not None:
             own = {"ranks=": self._ranks, "budget=": self._budget, "every=": self._every}
             part.group.agree(own | settings.in_common())
-        destinations = part.open(self._open)
+        destinations = part.open(self._open, self._open.args[0])
         try:
             rules = {"rules": given} if (given := settings.rules.described()) != {} else {}
             about = described(models, every) | part.described() | self._config | rules
-            for sink in destinations.sinks if part.leads else ():
-                sink.open(about)
+            if part.leads:
+                destinations.begin(about)
             models = models if part.records else {}
             training = WatchedTraining(models, settings, self._schedule, self._budget, destinations, about, quiet=self._quiet)
-        except BaseException:
-            destinations.close()
+        except BaseException as error:
+            destinations.close(error)
             raise
         self._training = training
         self._at_exit = partial(_detach_at_exit, weakref.ref(self), os.getpid())  # before the run is closed and threads end
@@ -259,14 +254,15 @@ class Inspector(Observer):
 
     def __del__(self) -> None:  # not weakref.finalize, which would hold a model for ever that holds its inspector
         if (training := getattr(self, "_training", None)) is not None and not sys.is_finalizing():
-            training.stop()
+            training.let_go()
 
-    def detach(self) -> Self:
-        """Take every hook out, write what is left, close the run, and print three closing lines. Idempotent."""
-        return self._detach()
+    def detach(self, error: BaseException | None = None) -> Self:
+        """Take every hook out, write what is left, close the run, and print three closing lines. Idempotent.
 
-    def _detach(self, *, hastily: bool = False) -> Self:
-        """Detach; *hastily*: an error ends this process, and with it the others, which must not wait."""
+        Args:
+            error: the exception that ends the training, which the run keeps. By default that of a surrounding ``finally`` or
+                ``except``, or that which has stopped the script or the notebook's cell. A ``with`` block knows its own.
+        """
         training = self._training
         if training is None or not training.attached:
             return self
@@ -274,7 +270,7 @@ class Inspector(Observer):
             probe.detach()
         self._losses.clear()
         atexit.unregister(self._at_exit)
-        training.stop(hastily=hastily)
+        training.stop(training.last_error() if error is None else error)
         self._show()
         if not self._quiet and training.part.leads:
             sys.stdout.write("\n".join(training.closing_lines()) + "\n")
@@ -285,8 +281,8 @@ class Inspector(Observer):
             raise ArgumentError("this inspector is not attached: give it a model first, Inspector(module=model) or attach(model)")
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._detach(hastily=kind is not None)
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_: object) -> None:
+        self.detach(error)
 
     remove = unregister = detach
 
@@ -348,19 +344,19 @@ class Inspector(Observer):
 
     # Pushing
 
-    def push_loss(self, value: Any, *, train: bool, running: bool = True) -> None:
+    def push_loss(self, value: Any, *, train: bool | None = None, running: bool = True) -> None:
         """Record a loss: a number, or a tensor of one element, which stays on its device until a logged step.
 
         Args:
             value: the loss of one batch.
             train: whether it is a loss of training, recorded as ``loss``; otherwise it is recorded as ``val_loss``, at the step
-                before.
+                before. By default, whether the model (of several, the first) is in training mode now.
             running: record the mean over the steps from one logged step to the next; otherwise each value by itself.
 
         Raises:
             ArgumentError: *value* is not one real number.
         """
-        self._attached().push(self._loss_names[0 if train else 1], value, train=train, running=running)
+        self._attached().push_loss(self._loss_names, value, train=train, running=running)
 
     def push_metric(self, name: str, value: Any, *, running: bool = True) -> None:
         """Record a metric; see :meth:`push_loss`. It belongs to training if the model is in training mode.
@@ -420,6 +416,11 @@ class Inspector(Observer):
             runs = recorded.run() if folder is None else Path(folder)
             self._page, self._page_of = open_page(runs, port=port, browser=browser, quiet=self._quiet), recorded
         return self._page
+
+    @property
+    def moment(self) -> tuple[int, int]:
+        """The numbers of the epoch and of the step that run, or that come next, for ``watch(epoch=, step=)`` of a resumed run."""
+        return self._last().moment
 
     @property
     def path(self) -> os.PathLike[str] | None:
@@ -489,11 +490,11 @@ class Inspector(Observer):
         return "\n".join(self._training.lines(attached=self.attached))
 
     def _repr_html_(self) -> str:
-        return f"<pre>{escape_html(repr(self))}</pre>"
+        return f"<pre>{self!r}</pre>" if self._training is None else self._training.report(attached=self.attached).to_fragment()
 
 
 def _detach_at_exit(held: weakref.ref[Inspector], process: int) -> None:
     """Detach an inspector that was not detached when the interpreter ends; in a forked child do nothing."""
     inspector = held()
     if inspector is not None and os.getpid() == process:
-        inspector._detach(hastily=getattr(sys, "last_value", None) is not None)  # an error ends the process
+        inspector.detach()

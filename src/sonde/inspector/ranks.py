@@ -18,6 +18,7 @@ from sonde.rules import Finding
 from sonde.run.schema import Scope
 from sonde.run.store.open import join_run
 from sonde.stats.distributed import Group, join
+from sonde.warn import warn_user
 
 __all__ = ["RANKS", "Participation", "Ranks", "check_ranks", "participate"]
 
@@ -89,8 +90,10 @@ class Participation:
         told = self.group.gather(plain, seconds=self.exit_timeout if have_ended else 0.0)
         return [Finding(**each) for rank, given in sorted(told.items()) if rank != self.rank for each in given]
 
-    def open(self, make: Callable[[], Destinations]) -> Destinations:
+    def open(self, make: Callable[[], Destinations], asked: Any = None) -> Destinations:
         """Return the destinations of this process. Those of rank 0 are made by *make*; other ranks write to rank 0's run alone.
+
+        Warn where *asked*, the ``to=`` of another rank, names another folder than that of rank 0.
 
         Raises:
             RankError, StoreError, ArgumentError: of every rank, if *make* has raised, or if one rank cannot write.
@@ -106,15 +109,21 @@ class Participation:
 
         def first() -> dict[str, Any]:
             made.append(make())
-            return _plain(made[0])
+            return {**_plain(made[0]), "asked": _folder(asked)}
 
         try:
             told = self.group.broadcast(first)
             self.group.together(lambda: None if made else made.append(self._join(told)))
-        except BaseException:
+        except BaseException as error:
             for destinations in made:
-                destinations.close()
+                destinations.close(error)
             raise
+        own, wanted = _folder(asked), told["asked"]
+        if own is not None and wanted is not None and own != wanted:
+            warn_user(
+                f"to= names {own} on rank {self.rank}, and {wanted} on rank 0: all ranks of a process group write one run, that of "
+                "rank 0. Give all ranks the same path"
+            )
         return made[0]
 
     def _join(self, told: Mapping[str, Any]) -> Destinations:
@@ -131,6 +140,11 @@ class Participation:
             destinations.recorded = RunSink(writer)
             destinations.sinks.append(destinations.recorded)
         return destinations
+
+
+def _folder(asked: Any) -> str | None:
+    """Return the folder that a ``to=`` names, as it was given; None if it names none."""
+    return str(asked) if isinstance(asked, str | os.PathLike) and asked != "memory" else None
 
 
 def _plain(destinations: Destinations) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from sonde.diagnosis.preflight.verdicts import facts_of
 from sonde.engine import Coverage, ProbeError
 from sonde.engine.failures import name_of
 from sonde.errors import ArgumentError, SelectionError
@@ -25,8 +26,12 @@ from sonde.inspector.settings import Settings
 from sonde.inspector.sinks.destinations import Destinations, Visualizer
 from sonde.inspector.watched_model import WatchedModel
 from sonde.rules import Finding
+from sonde.run.folder.end import is_bad_end
 from sonde.run.run import Run
+from sonde.run.store.last_error import LastError
 from sonde.stats.distributed import Merger
+from sonde.view.report import Fact, Part, Report
+from sonde.view.table import Tone
 from sonde.warn import warn_user
 
 __all__ = ["WatchedTraining"]
@@ -86,6 +91,7 @@ class WatchedTraining:
         self._whens = (-1, 0)  # the steps of all models at the last batch, and its number among the batches since then
         self._coverage_written = False
         self._told: list[Finding] = []  # by other ranks
+        self._last_error = LastError()
         policy = settings.on_nonfinite
         rank = part.rank if part.size > 1 else None
         unused = policy is None and settings.on_spike is None
@@ -113,25 +119,46 @@ class WatchedTraining:
                 raise SelectionError(f"the lens {strange[0]!r} finds nothing to look at: {refused[0][strange[0]]}")
             for name in blind if not settings.by_default else ():
                 warn_user(f"the lens {name!r} finds no layer in this model and records nothing: {refused[0][name]}")
-        except BaseException:
+        except BaseException as error:
             self._take_off()
+            self.destinations.note_end(error)
             self._writer.stop()
             raise
         self.attached = True
 
-    def stop(self, *, hastily: bool = False) -> None:
+    def last_error(self) -> BaseException | None:
+        """Return the exception that has ended the training, as far as Python knows one."""
+        return self._last_error.found(in_step=any(watched.clock.has_begun for watched in self.watched))
+
+    def stop(self, error: BaseException | None = None) -> None:
         """Take everything off, write what is left, with coverage and findings, and close the sinks. Idempotent.
 
         Args:
-            hastily: other ranks may wait for this one, which an error ends: wait for them no longer than a moment.
+            error: ends the training. Other ranks may wait for this one: wait for them no longer than a moment.
         """
         if self.attached:
-            self._put_rest(everything=True)
-            self._ended_at = self._place()
-            self._take_off()
-            if self._merger is not None:
-                self._merger.hurry(min(self.part.exit_timeout, _MOMENT) if hastily else self.part.exit_timeout)
-            self._writer.stop(self._write_ends)
+            epoch, step = self.moment
+            try:
+                self.destinations.note_end(error, epoch=epoch, step=step)
+                self._put_rest(everything=True)
+                self._ended_at = self._place()
+            finally:  # another Ctrl-C may come here
+                self._take_off()
+                if self._merger is not None:
+                    self._merger.hurry(min(self.part.exit_timeout, _MOMENT) if error is not None else self.part.exit_timeout)
+                self._writer.stop(self._write_ends, failed=error is not None and is_bad_end(error))
+
+    def let_go(self) -> None:
+        """Stop, since nobody holds the inspector any more; warn where no model has run before that."""
+        try:
+            has_run = any(watched.steps for watched in self.watched) or any(each.attachment.ran for each in self.measurements())
+            if self.attached and self.watched and not has_run:
+                warn_user(
+                    "an Inspector was deleted before its model ran, and records nothing: hold it in a variable, as in inspector = "
+                    "sonde.watch(...), or in a with block, for as long as it is to record"
+                )
+        finally:
+            self.stop()
 
     def _take_off(self) -> None:
         self.attached = False
@@ -171,6 +198,11 @@ class WatchedTraining:
             self.destinations.begin_epoch(clock.epoch, clock.step)
         return ended
 
+    @property
+    def moment(self) -> tuple[int, int]:
+        """The epoch and the step of the first model that run or come next; 0 and 0 where this process records nothing."""
+        return self.watched[0].next_moment if self.watched else (0, 0)
+
     def schedule_by(self, schedule: Schedule) -> None:
         """Log by another schedule from the next decision on."""
         self._follow(self._timed(schedule))
@@ -188,6 +220,11 @@ class WatchedTraining:
             watched.schedule_by(schedule)
 
     # What comes
+
+    def push_loss(self, names: tuple[str, str], value: Any, *, train: bool | None, running: bool) -> None:
+        """Record a loss under the first of *names*, of training, or the second; *train* None: as the first model's mode says."""
+        of_training = train if train is not None or not self.watched else self.watched[0].model.training
+        self.push(names[0 if of_training else 1], value, train=bool(of_training), running=running)
 
     def push(self, name: str, value: Any, *, train: bool | None, running: bool) -> None:
         """Record a loss or metric; *train*: of training, or else of evaluation; None as the first model's mode says."""
@@ -209,6 +246,7 @@ class WatchedTraining:
         if builder.ends_interval:
             self._pushed.log(builder.step)
             self._account(builder)
+            self._last_error.look()
         if builder.ends_interval or self._merger is None:  # what is pushed joins what other ranks push, which may not evaluate
             for pushed in self._pushed.take():
                 builder.pushed(pushed)
@@ -341,6 +379,17 @@ class WatchedTraining:
         steps = [f"{watched.name or 'model'}: {watched.logged:,} of {watched.steps:,} steps logged" for watched in self.watched]
         return [f"Inspector({state}, {'in memory' if path is None else path})", *steps, f"families: {families}"]
 
+    def report(self, *, attached: bool) -> Report:
+        """Return a report for a notebook: what was found so far, what to do, where the run is and what observing costs."""
+        run, found, cost = self.closing_lines()
+        worst = {finding.severity for finding in self.findings}
+        tone: Tone = "bad" if "bad" in worst or self.errors else "warn" if "warn" in worst else "good"
+        state, *models, families = self.lines(attached=attached)
+        facts = [Fact("run", run.removeprefix("run ")), *(Fact("", model) for model in models if len(models) > 1)]
+        facts += [Fact("families", families.removeprefix("families: ")), Fact("cost", cost)]
+        parts = [Part("", facts_of(self.findings)), Part("", facts)]
+        return Report("sonde.watch", state, tone, found, [part for part in parts if part.content])
+
     def closing_lines(self) -> list[str]:
         """Return three lines: the run, the findings, the overhead."""
         steps = sum(watched.logged for watched in self.watched), sum(watched.steps for watched in self.watched)
@@ -375,20 +424,7 @@ class WatchedTraining:
         if aloud and found.rule == "nonfinite" and any(each.rule == "nonfinite" for each in told):
             return  # its beginning is known better
         self._alarmed.add(found.identity)
-        if self.destinations.recorded is not None:
-            self.destinations.recorded.writer.alert(
-                found.message,
-                step=found.step,
-                epoch=found.epoch,
-                severity=found.severity,
-                rule=found.rule,
-                site=found.site,
-                value=found.value,
-                call=found.call,
-                first_step=found.first_step,
-                evidence=found.evidence,
-                advice=found.advice,
-            )
+        self._writer.alert(found)
         if aloud and not self._quiet:
             sys.stderr.write(f"sonde: step {found.step:,}: {found.message} ({found.rule}): {found.advice}\n")
 

@@ -71,7 +71,7 @@ def watch(
                 optimizer.step()
 
     At the end three lines say where the run is, what was found and what watching cost. A script that ends without ``detach()`` is
-    detached when the interpreter ends.
+    detached when the interpreter ends. Hold the inspector for as long as it is to record: one that nobody holds is detached.
 
     Args:
         model: any ``nn.Module``, also compiled or wrapped; several as ``{"G": generator, "D": discriminator}``. Each

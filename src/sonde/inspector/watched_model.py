@@ -154,6 +154,11 @@ class WatchedModel:
         """The number of steps that have ended."""
         return (self._last_step if not self._attached else self.clock.step) - self._first_step
 
+    @property
+    def next_moment(self) -> tuple[int, int]:
+        """The epoch and the step that run or come next."""
+        return self.clock.epoch, self._first_step + self.steps
+
     def take_loss(self, loss: Any) -> None:
         """Look at a training loss that the loop gives: a number, or a tensor of one element.
 

@@ -61,16 +61,22 @@ def watched(model: nn.Module, optimizer: torch.optim.Optimizer, to: Any = "memor
     return sonde.watch(model, optimizer, every=10, to=to, quiet=True, **({"lenses": lens.moments()} | options))
 
 
-def trained(steps: int, *, watch: bool, **options: Any) -> list[Tensor]:
-    """Return parameters, buffers and the next random numbers after a training with a normalisation and dropout."""
+def trained(steps: int, *, watch: bool, before_end: Callable[[], object] = lambda: None, **options: Any) -> list[Tensor]:
+    """Return parameters, buffers and the next random numbers after a training with a normalisation and dropout.
+
+    *before_end* is called after the last step, while the model is still watched.
+    """
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 2))
     optimizer = torch.optim.AdamW(model.parameters())
-    if watch:
-        watched(model, optimizer, **options)
+    inspector = watched(model, optimizer, **options) if watch else None
     for step in range(steps):
         loss = model(batch(step)["x"]).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+    before_end()
+    if inspector is not None:
+        assert inspector.run.last_step > 0
+        inspector.detach()
     return [*model.state_dict().values(), torch.rand(3)]

@@ -64,8 +64,7 @@ def test_the_bad_pass_of_each_loop_is_found_later(
 @pytest.mark.parametrize("delay", [0, 2])
 def test_a_training_is_the_same_with_and_without(delay: int, monkeypatch: pytest.MonkeyPatch) -> None:
     with device(monkeypatch, delay) as far:
-        own = trained(15, watch=True)
-        far.may_wait = True
+        own = trained(15, watch=True, before_end=lambda: setattr(far, "may_wait", True))
         for one, expected in zip(own, trained(15, watch=False), strict=True):
             assert torch.equal(one, expected)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from torch import nn
 
 from sonde.engine.selection import Where
+from sonde.engine.torch_api.modules import parameters_in
 from sonde.errors import SelectionError
 from sonde.inspector.lenses.layer_selection import Condition, combined
 from sonde.inspector.lenses.lens import Lens
@@ -62,7 +63,7 @@ def _both(admits: Condition, where: Where) -> Condition:
 
 def fit_norms(model: nn.Module, name: str, measurings: list[Measurement], settings: Settings) -> Measurement | None:
     """Choose where the norms over all parameters come from; return one more measurement if the others lack a port."""
-    everything = {id(parameter) for parameter in model.parameters()}
+    everything = {id(parameter) for parameter in parameters_in(model)}
     if not everything:
         return None
     missing: list[Port] = []

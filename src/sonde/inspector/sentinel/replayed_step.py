@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from sonde.diagnosis.nonfinite.non_finite import NonFinite
 from sonde.diagnosis.nonfinite.tensor_facts import dtype_name, facts_of, shape_text
-from sonde.diagnosis.nonfinite.why_nan import Outcomes, observe_step, own_loss
+from sonde.diagnosis.nonfinite.why_nan import Outcomes, observe_step
 from sonde.engine import structure
+from sonde.engine.loss_function import returned_loss
 from sonde.engine.restore import gradients_put_aside, set_apart
 from sonde.engine.selection import check_model, parameters
 from sonde.errors import ArgumentError
@@ -212,7 +213,7 @@ class _Run:
         """Run it; what it makes is put into ``outcomes``."""
         output = self._model(*self._args, **self._kwargs)
         tensors = [tensor for _, tensor in structure.walk(output)]
-        own = output if isinstance(output, Tensor) and output.dim() == 0 else own_loss(output)
+        own = returned_loss(output)
         self.outcomes += [("the loss" if tensor is own else "the output", tensor) for tensor in tensors]
         if self._loss_fn is not None:
             loss = self._loss_fn(output)

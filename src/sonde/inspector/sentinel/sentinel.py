@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from sonde.diagnosis.nonfinite.why_nan import own_loss
 from sonde.engine.clock.clock import Clock
 from sonde.engine.clock.optimizers import has_closure, held_by, is_skipped, look_before, look_no_more, skips
+from sonde.engine.loss_function import returned_loss
 from sonde.engine.random_state import is_capturing
 from sonde.engine.selection import parameters
 from sonde.engine.torch_api import hooks
@@ -195,7 +195,7 @@ class Sentinel:
         if kept is None or output is None or not torch.is_grad_enabled():
             return
         try:
-            loss = output if isinstance(output, Tensor) and output.dim() == 0 else own_loss(output)
+            loss = returned_loss(output)
             if loss is not None:
                 self._returns_loss = True
                 self._note_loss(loss)
@@ -336,7 +336,7 @@ class Sentinel:
         says_steps = self._clock.step_counter.says_steps and self._attempts is None
         try:
             if says_steps and not self._looks:
-                self._new_look(frozenset(map(id, self._model.parameters())))
+                self._new_look(frozenset(id(parameter) for _, parameter, _ in parameters(self._model)))
             if self._is_late:
                 self._settle()
             for look in list(self._looks.values()):

@@ -92,6 +92,7 @@ class KeptPass:
                 hooks.on_result(tensor, _Arrives(held, place, arrived))
 
 
+@hooks.not_saved
 class _Arrives:
     """The hook on one output of a root."""
 

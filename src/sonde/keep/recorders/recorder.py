@@ -311,7 +311,7 @@ class Recorder(SlotReader, KeepingProbe):
 
         Args:
             mkdir: has no effect: missing folders are made in any case. torchfunc has this argument.
-            *args, **kwargs: of ``Path.mkdir``. Missing parents are made and an existing folder is no error, unless
+            args, kwargs: of ``Path.mkdir``. Missing parents are made and an existing folder is no error, unless
                 ``parents=False`` or ``exist_ok=False`` is given.
             overwrite: replace a store of tensors that is there.
 
