@@ -64,6 +64,7 @@ def train(folder: Path | str, plan: dict[int, str], **options: Any) -> dict[str,
             loss = training.step(step)
             assert loss is not None
             inspector.push_loss(loss, train=True)
+            inspector.push_metric("place", 100.0 * rank + step)
         ended = time.monotonic()
     return {"steps": step + 1, "closing": time.monotonic() - ended}
 
@@ -77,7 +78,7 @@ def merged_and_own(run: Run, steps: dict[int, int]) -> tuple[list[int], dict[int
         if row["site"] != "embed:output":
             continue
         step = row["step"]
-        if row["scope"] == "data-parallel" and row["ranks"] > 1:
+        if row["scope"] == "data-parallel":
             assert row["rank"] == 0
             who = [rank for rank, count in steps.items() if step < count]
             assert row["ranks"] == len(who)
@@ -139,8 +140,14 @@ def test_a_rank_that_leaves_its_loop_lets_the_others_go_on(tmp_path: Path, how: 
     assert "rank 1" in warning
     assert f"rank 1 ended after step {WHEN - 1}" in warning
     merged, own = merged_and_own(open_run(tmp_path / "run"), {0: STEPS, 1: WHEN})
-    assert merged == list(range(WHEN))
-    assert own == {0: list(range(WHEN, STEPS)), 1: []}
+    assert merged == list(range(WHEN + 1))  # with what it had left to say, it has joined the step that the other made next
+    assert own == {0: list(range(WHEN + 1, STEPS)), 1: []}
+    pushed = open_run(tmp_path / "run").sql("SELECT name, step, ranks, scope, value FROM scalars ORDER BY step").fetchall()
+    places = [each[1:] for each in pushed if each[0] == "place"]
+    common = [(step, 2, "global", 50.0 + step) for step in range(WHEN)]
+    assert places == common + [(step, 1, "rank", float(step)) for step in range(WHEN, STEPS)]
+    norms = {each[1:4] for each in pushed if each[0] == "param_norm"}
+    assert norms == {(step, 1, "rank") for step in range(STEPS)}
 
 
 def train_patiently(folder: Path, plan: dict[int, str]) -> dict[str, Any]:
@@ -309,14 +316,13 @@ def test_ranks_that_call_other_layers_and_push_other_metrics_join_what_they_have
         return [tuple(row) for row in found]
 
     merged = "data-parallel"
-    assert rows("first:output") == [*((step, 0, 2, merged, 20) for step in range(5)), (5, 0, 1, "rank", 8)]
-    assert rows("experts.0:output") == [*((step, 0, 1, merged, 8) for step in (0, 1, 2, 4)), (5, 0, 1, "rank", 8)]
+    assert rows("first:output") == [*((step, 0, 2, merged, 20) for step in range(5)), (5, 0, 1, merged, 8)]
+    assert rows("experts.0:output") == [*((step, 0, 1, merged, 8) for step in (0, 1, 2, 4, 5))]
     assert [row[:2] + row[4:] for row in rows("experts.1:output")] == [(step, 1, 12) for step in (0, 1, 2, 4)]
     assert rows("experts.2:output") == [(3, 0, 2, merged, 20)]
     steps, numbers = run.scalar("of all")
     assert steps.tolist() == list(range(6))
-    assert numbers[:4].tolist() == [5.0, 6.0, 7.0, 8.0]  # what was pushed at the last step of rank 1 is not joined
-    assert numbers[5] == 5.0
+    assert numbers.tolist() == [5.0, 6.0, 7.0, 8.0, 9.0, 5.0]
     assert run.scalar("of rank 1")[1].tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
 
 

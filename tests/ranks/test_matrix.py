@@ -22,7 +22,14 @@ from sonde.stats import Moments
 
 PAGE = Path(__file__).parents[2] / "docs" / "ranks.md"
 PORTS = MODULE_PORTS + PARAMETER_PORTS
-QUICK = ("DDP", "FSDP2", "plain ranks", "gradients averaged by hand", "tensor parallel", "pipeline, GPipe")
+QUICK = (
+    "DDP",
+    "FSDP2, evaluated before each step",
+    "plain ranks",
+    "gradients averaged by hand",
+    "tensor parallel",
+    "pipeline, GPipe",
+)
 """One of each kind of merging: replicas, pieces, replicas that differ, always or before an average, features, own modules."""
 
 

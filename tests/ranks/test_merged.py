@@ -23,7 +23,7 @@ NAMES = [name for name in TRAININGS if not name.startswith(EXCEPT)]
 
 def observed(name: str) -> list[list[dict[str, Any]]]:
     training = TRAININGS[name][1]()
-    probe = sonde.observe(training.model, Moments(), ports=PORTS, grad_at_step=True, strict=True)
+    probe = sonde.observe(training.model, Moments(), ports=PORTS, passes="training", grad_at_step=True, strict=True)
     found = []
     for step in range(2):
         training.step(step)

@@ -30,6 +30,8 @@ def hooked(name: str) -> list[dict[str, list[Tensor]]]:
         def forward(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             if any(frame.name == "_forward_metadata_inference" for frame in traceback.extract_stack(limit=60)):
                 return  # the schedule of a pipeline, at its first step
+            if not module.training:
+                return
             if torch._C._current_graph_task_id() == -1:  # else a checkpoint repeats the forward
                 keep(f"{layer}:input", args[0])
                 keep(f"{layer}:output", output)

@@ -156,9 +156,14 @@ def _sharded(model: nn.Module, **options: Any) -> nn.Module:
 
 
 def fsdp(
-    accumulate: int = 1, checkpoint: bool | None = None, half: bool = False, compiled: bool = False, **options: Any
+    accumulate: int = 1,
+    checkpoint: bool | None = None,
+    half: bool = False,
+    compiled: bool = False,
+    evaluated: bool = False,
+    **options: Any,
 ) -> Training:
-    """FSDP2. *checkpoint*: whether blocks are checkpointed reentrantly. *compiled*: block by block."""
+    """FSDP2. *checkpoint*: whether blocks are checkpointed reentrantly. *compiled*: each block. *evaluated*: before each step."""
     model: Any = net().float() if half else net()
     if compiled:
         for block in model.blocks.values():
@@ -177,9 +182,26 @@ def fsdp(
         yield
 
     training = Training(model, sgd(model.parameters()), _own_share(), accumulate, last_only)
+    if evaluated:
+        _evaluate(model)
+
+        def run(x: Tensor, y: Tensor) -> Tensor:
+            _evaluate(model)
+            return _backward(nn.functional.cross_entropy(model(x), y))
+
+        training.run = run
     if half:
         training.run = lambda x, y: _backward(nn.functional.cross_entropy(model(x.float()).float(), y))
     return training
+
+
+def _evaluate(model: nn.Module) -> None:
+    """Run a forward that no backward follows: the root's parameters stay gathered."""
+    model.eval()
+    with torch.no_grad():
+        model(batch(0)[0])
+    model.train()
+    assert not any(hasattr(parameter, "device_mesh") for parameter in model.head.parameters())  # type: ignore[union-attr, operator]
 
 
 def _backward(loss: Tensor) -> Tensor:
@@ -257,6 +279,7 @@ TRAININGS: dict[str, tuple[int, Callable[[], Training]]] = {
     "FSDP2, checkpoint": (2, partial(fsdp, checkpoint=False)),
     "FSDP2, reentrant checkpoint": (2, partial(fsdp, checkpoint=True)),
     "FSDP2, parameters stay gathered": (2, partial(fsdp, reshard_after_forward=False)),
+    "FSDP2, evaluated before each step": (2, partial(fsdp, evaluated=True)),
     "FSDP2, compiled blocks": (2, partial(fsdp, compiled=True)),
     "HSDP, 2 × 2": (4, hsdp),
     "tensor parallel": (2, tensor_parallel),
