@@ -241,6 +241,7 @@ def test_the_result_is_data_text_and_a_page(batch: Tensor) -> None:
     assert "What observing does to Reading" in text
     assert repr(found) == found.to_text()
     assert "sonde.doctor" in found.to_html()
+    assert list(found) == found.verdicts
     with pytest.raises(sonde.errors.UnknownSiteError, match="unchanged"):
         found["unchaged"]
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from sonde.checkup.examination import Cost
 from sonde.checkup.words import seconds_in_words
-from sonde.diagnosis.preflight.verdicts import Verdict, counts_of, facts_of, finite, rows_of, verdict_on, worst_of
+from sonde.diagnosis.preflight.verdicts import Verdict, counts_of, facts_of, rows_of, verdict_on, worst_of
+from sonde.escape import readable_json, with_null
 from sonde.rules import Finding
 from sonde.view.layer_table import size
 from sonde.view.report import Part, Report, ShownAsReport
@@ -51,24 +51,29 @@ class Checkup(ShownAsReport):
         """Whether no finding is ``bad``: observing changes nothing that the model does, and no observer failed."""
         return not any(each.severity == "bad" for each in self.findings)
 
-    def __getitem__(self, check: str) -> Verdict:
-        """The verdict on a question, by its name.
+    def __getitem__(self, check: str | int) -> Verdict:
+        """The verdict on a question, by its name, or by position.
 
         Raises:
             UnknownSiteError: there is no such verdict; the message names the nearest.
         """
         return verdict_on(check, self.verdicts, "examined")
 
+    def __iter__(self) -> Iterator[Verdict]:
+        return iter(self.verdicts)
+
     def to_dict(self) -> dict[str, Any]:
         """The verdicts, findings, numbers and costs as plain data; a number that is not finite is None."""
         verdicts = [{**asdict(each), "result": each.result} for each in self.verdicts]
         held = {"model": self.model, "ok": self.ok, "verdicts": verdicts, "numbers": self.numbers}
-        found: Any = finite({**held, "costs": [asdict(each) for each in self.costs], "notes": self.notes, "seconds": self.seconds})
+        found: Any = with_null(
+            {**held, "costs": [asdict(each) for each in self.costs], "notes": self.notes, "seconds": self.seconds}
+        )
         return dict(found)
 
     def to_json(self) -> str:
         """The content of :meth:`to_dict` as JSON."""
-        return json.dumps(self.to_dict(), indent=2)
+        return readable_json(self.to_dict())
 
     def to_text(self, width: int | None = None) -> str:
         """The tables as plain text, at most *width* characters wide; None is the width of the terminal."""

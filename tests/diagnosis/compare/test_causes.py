@@ -119,6 +119,30 @@ def test_a_difference_of_two_gpts_is_named(case: Case) -> None:
     assert case.words in found.cause.message
 
 
+def test_a_scale_that_the_module_holds_is_named() -> None:
+    """Scores times 0.2, which is none of the usual scales; the module holds it as ``scaling``."""
+
+    class Attention(nn.Module):
+        def __init__(self, scaling: float) -> None:
+            super().__init__()
+            self.heads, self.scaling = 2, scaling
+            self.qkv, self.out = nn.Linear(16, 48), nn.Linear(16, 16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+            mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scaling)
+            return self.out(mixed.transpose(1, 2).flatten(2))
+
+    torch.manual_seed(0)
+    a, b = nn.Sequential(Attention(8**-0.5)), nn.Sequential(Attention(0.2))
+    b.load_state_dict(a.state_dict())
+    found = sonde.compare(a, b, torch.randn(2, 12, 16))
+    assert found.cause is not None
+    assert found.cause.rule == "attention_scale", found
+    assert "1 / sqrt(head size) in a, a scale of 0.2 in b" in found.cause.message
+    assert list(found) == list(found.places)
+
+
 def test_a_rotary_embedding_with_swapped_halves_is_named() -> None:
     found = sonde.compare(gpt(rotary=True), gpt("rotary", rotary=True), tokens())
     assert found.culprit is not None

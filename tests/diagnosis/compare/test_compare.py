@@ -152,6 +152,7 @@ def test_a_side_that_raises_is_compared_up_to_there() -> None:
     assert not found.same
     assert found.errors == ("b raised in the forward, and was compared up to there: ValueError: no further",)
     assert str(found.places[-1].site) == "2:output"
+    assert found[-1] is found.places[-1]
 
 
 @pytest.mark.parametrize(
@@ -162,6 +163,7 @@ def test_a_side_that_raises_is_compared_up_to_there() -> None:
         (lambda m: sonde.compare("here", "there"), StoreError, "is not a folder of tensors"),
         (lambda m: sonde.compare(m, m, images(), noise=-1.0), ArgumentError, "noise=-1.0"),
         (lambda m: sonde.compare(m, m, images(), optimizer=3), ArgumentError, "optimizer=3"),
+        (lambda m: sonde.compare(m, m, images(), loss_fn=nn.CrossEntropyLoss()), ArgumentError, "output alone"),
         (lambda m: sonde.compare(m, m, images(), loss_fn=lambda y: y), ArgumentError, "one element"),
         (lambda m: sonde.compare(m, type(m), images()), (ArgumentError, ModelError), "model"),
     ],

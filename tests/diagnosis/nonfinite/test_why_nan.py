@@ -452,6 +452,7 @@ def test_the_answer_as_text_html_and_finding() -> None:
     [
         ((X, X), ModelError, "must be a torch.nn.Module"),
         ((network(), X, 3), ArgumentError, "cannot be called"),
+        ((network(), X, nn.CrossEntropyLoss()), ArgumentError, "output alone .*'target'"),
         ((network(), X, lambda output: output), ArgumentError, "must return a scalar"),
         ((nn.Linear(2, 2, device="meta"), torch.ones(2)), ArgumentError, "meta"),
     ],

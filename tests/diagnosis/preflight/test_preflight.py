@@ -255,9 +255,11 @@ def test_every_check_has_a_verdict_and_can_be_had_by_name() -> None:
     found = sonde.preflight(*mlp(), steps=25)
     assert [each.check for each in found.verdicts] == list(CHECKS)
     assert found["optimizer"].result == "skipped"
+    assert found[0] is found.verdicts[0]
     assert json.loads(found.to_json())["result"] == found.result == "ok"
     assert len(found.to_frame()) == len(CHECKS)
     assert found.to_html().count("<tr") > len(CHECKS)
+    assert [verdict.check for verdict in found] == list(CHECKS)
     with pytest.raises(UnknownSiteError, match="Nearest: overfit"):
         found["overfitt"]
 
@@ -315,6 +317,7 @@ def test_raise_if_bad_names_the_findings() -> None:
         ({"seconds": -1}, "seconds=-1: give a time above 0"),
         ({"optimizer": 3}, "optimizer=3: give an optimizer"),
         ({"loss_fn": 3}, "loss_fn=3 cannot be called"),
+        ({"loss_fn": nn.CrossEntropyLoss()}, "output alone .*'target'"),
         ({"loss_fn": lambda out: out}, "loss_fn must return a scalar tensor; it returned one of shape"),
         ({"loss_fn": torch.sum, "optimizer": len}, "returned a int: give an optimizer"),
     ],

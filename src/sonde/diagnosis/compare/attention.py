@@ -33,7 +33,7 @@ class Form:
 
     Attributes:
         heads, groups: numbers of heads of queries, and of keys and values.
-        scale: an entry of the list of scales.
+        scale: an entry of the list of scales, or a number that the module holds.
         mask: an entry of the list of masks, or the leaf path of a mask that was given.
         rotary: ``none``, or an entry of the list of rotations with the source of the angles.
         sharing: which heads of queries share a head of keys.
@@ -57,6 +57,7 @@ class Given:
         angles: cosines and sines among these inputs.
         numbers: whole numbers among the attributes of the module, which may be numbers of heads.
         bases: numbers among its attributes that may be the base of a rotary embedding.
+        scales: numbers among its attributes that are named as a scale, as ``scaling`` or ``softmax_scale``.
     """
 
     q: Tensor
@@ -67,6 +68,7 @@ class Given:
     angles: tuple[Tensor, Tensor] | None
     numbers: tuple[int, ...]
     bases: tuple[float, ...]
+    scales: tuple[float, ...]
 
 
 def of_attention(scene: Scene) -> Iterator[Finding]:
@@ -173,7 +175,8 @@ def _given(scene: Scene, triple: tuple[Source, Source, Source], side: int) -> Gi
     turned = [held for held in pairs if held.size(-1) != one[0].size(-1) and bool((held.abs() <= 1.5).all())]
     angles = (as_numbers(turned[0])[0], as_numbers(turned[1])[0]) if len(turned) == 2 else None
     attributes = _attributes(module)
-    bases = tuple(float(held) for held in attributes if held >= 50)
+    bases = tuple(float(held) for held in attributes.values() if held >= 50)
+    scales = tuple(dict.fromkeys(float(held) for name, held in attributes.items() if "scal" in name.lower() and held > 0))
     return Given(
         one[0],
         one[1],
@@ -181,20 +184,23 @@ def _given(scene: Scene, triple: tuple[Source, Source, Source], side: int) -> Gi
         scene.tensors[side][0],
         {leaf: held[0, :1].detach().cpu() for leaf, held in masks.items()},
         angles,
-        tuple(int(held) for held in attributes if held == int(held) and 1 <= held <= 512),
+        tuple(int(held) for held in attributes.values() if held == int(held) and 1 <= held <= 512),
         bases,
+        scales,
     )
 
 
-def _attributes(module: nn.Module | None) -> list[float]:
+def _attributes(module: nn.Module | None) -> dict[str, float]:
     if module is None:
-        return []
+        return {}
     held = dict(vars(module))
     for name in ("config", "cfg", "args"):
         held |= getattr(held.get(name), "__dict__", {})
-    return [
-        value for value in held.values() if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    ]
+    return {
+        name: value
+        for name, value in held.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    }
 
 
 # The search
@@ -208,13 +214,14 @@ def _form(given: Given, tolerance: float) -> Form | None:
     wanted = given.result[rows]
     for heads, groups in _head_numbers(given):
         size = width // heads
+        factors = _factors(given, heads, size)
         for rotary, q, k in _rotated(given, heads, groups, size):
             for sharing in _SHARINGS if 1 < groups < heads else _SHARINGS[:1]:
                 wide = torch.arange(heads) // (heads // groups) if sharing == _SHARINGS[0] else torch.arange(heads) % groups
                 scores = torch.einsum("qhd,khd->hqk", q[rows], k[:, wide])
                 v = given.v.unflatten(-1, (groups, -1))[:, wide]
-                for scale, mask in itertools.product(_SCALES, (*given.masks, *_MASKS)):
-                    weights = _masked(scores * _factor(scale, heads, size), mask, given, rows).softmax(-1)
+                for scale, mask in itertools.product(factors, (*given.masks, *_MASKS)):
+                    weights = _masked(scores * factors[scale], mask, given, rows).softmax(-1)
                     made = torch.einsum("hqk,khd->qhd", weights, v).flatten(1)
                     off = distance(made, wanted).relative if made.shape == wanted.shape else math.inf
                     if off <= nearest:
@@ -252,9 +259,11 @@ def _head_numbers(given: Given) -> Iterator[tuple[int, int]]:
             yield width // size, narrow // size
 
 
-def _factor(scale: str, heads: int, size: int) -> float:
+def _factors(given: Given, heads: int, size: int) -> dict[str, float]:
+    """Return the scales to try, by their words: the usual ones, and those that the module itself holds."""
     values = (size**-0.5, 1.0, 1 / size, (heads * size) ** -0.5, size**0.5, heads**-0.5)
-    return values[_SCALES.index(scale)]
+    own = {f"a scale of {held:g}": held for held in given.scales if not any(math.isclose(held, usual) for usual in values)}
+    return dict(zip(_SCALES, values, strict=True)) | own
 
 
 def _masked(scores: Tensor, mask: str, given: Given, rows: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from sonde.diagnosis.compare.recorded_runs import compare_recorded, is_recorded
 from sonde.diagnosis.compare.scene import Scene
 from sonde.diagnosis.compare.sides import Side, of_stashes, of_store
 from sonde.engine import structure
+from sonde.engine.loss_function import check_loss_fn
 from sonde.errors import ArgumentError
 from sonde.keep.tracker import Tracker
 from sonde.rules import Finding
@@ -172,6 +173,8 @@ def _models(
     for side, model in (("a", a), ("b", b)):
         _check_numbers(side, model)
     losses = loss_fn if isinstance(loss_fn, tuple) else (loss_fn, loss_fn)
+    for each in losses:
+        check_loss_fn(each)
     steps = _optimizers(optimizer)
     batches = (batch, _for_b(a, b, batch) if batch_b is _NOTHING else batch_b)
     sides = []

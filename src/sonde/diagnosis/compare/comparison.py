@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, overload
 
 from sonde.diagnosis.compare.aligned import Place
 from sonde.diagnosis.compare.facts import Facts
 from sonde.diagnosis.compare.ladder import ladder
 from sonde.diagnosis.compare.page import report_of
 from sonde.errors import UnknownSiteError
+from sonde.escape import readable_json
 from sonde.rules import Finding
 from sonde.site import Site
 from sonde.suggest import nearest
@@ -52,18 +53,27 @@ class Comparison(Facts, ShownAsReport):
         parted = Finding("part", message, str(place.site), value=place.relative, severity="bad", call=place.call)
         return (parted, *self.hints)
 
-    def __getitem__(self, site: str | Site) -> list[Place]:
-        """The places of a module, a parameter, or a site, by its name in ``a``.
+    @overload
+    def __getitem__(self, site: int) -> Place: ...
+    @overload
+    def __getitem__(self, site: str | Site) -> list[Place]: ...
+    def __getitem__(self, site: str | Site | int) -> list[Place] | Place:
+        """The places of a module, a parameter, or a site, by its name in ``a``; or one place, by position.
 
         Raises:
             UnknownSiteError: there is no such place; the message names the nearest.
         """
+        if isinstance(site, int):
+            return self.places[site]
         asked, whole = Site.asked(site, (place.site.path for place in self.places))
         found = [place for place in self.places if asked.covers(place.site, whole_module=whole)]
         if not found:
             names = dict.fromkeys(place.site.name if whole else str(place.site) for place in self.places)
             raise UnknownSiteError(f"{str(site)!r} was not compared. {nearest(str(site), names)}")
         return found
+
+    def __iter__(self) -> Iterator[Place]:
+        return iter(self.places)
 
     def to_frame(self) -> pandas.DataFrame:
         """A pandas table with a row for each place.
@@ -74,6 +84,13 @@ class Comparison(Facts, ShownAsReport):
         from sonde.engine.probes import dataframes
 
         return dataframes.frame([_row(place) for place in self.places])
+
+    def to_json(self) -> str:
+        """Return the comparison as JSON: ``same``, the ``culprit`` as a row of :meth:`to_frame`, ``findings``, ``notes``."""
+        culprit = None if self.culprit is None else _row(self.culprit)
+        held = {"a": self.a, "b": self.b, "same": self.same, "places": len(self.places), "culprit": culprit, "owner": self.owner}
+        told = {name: getattr(self, name) for name in ("only_a", "only_b", "notes", "errors")}
+        return readable_json({**held, "findings": [asdict(each) for each in self.findings], **told})
 
     def _grid(self) -> Grid:
         return ladder(self)

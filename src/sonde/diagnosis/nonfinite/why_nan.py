@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from sonde.diagnosis.nonfinite.source_lines import is_of_users, until_here
 from sonde.diagnosis.nonfinite.tensor_facts import largest
 from sonde.engine import ModuleTracker, structure
 from sonde.engine.compiled_regions import regions
+from sonde.engine.loss_function import check_loss, check_loss_fn, own_loss
 from sonde.engine.restore import gradients_put_aside, set_apart
 from sonde.engine.selection import check_model, members, parameters, unwrap
 from sonde.engine.torch_api.modules import buffers_of, class_of
@@ -25,7 +26,7 @@ from sonde.errors import ArgumentError, ObservationWarning
 from sonde.graph.forward import named_inputs
 from sonde.view.progress import progress
 
-__all__ = ["observe_step", "own_loss", "why_nan"]
+__all__ = ["observe_step", "why_nan"]
 
 Outcomes = list[tuple[str, Tensor]]
 """What a step has made, each tensor with the word for its kind: ``the loss``."""
@@ -71,8 +72,7 @@ def why_nan(
         ArgumentError: the model has no numbers (device ``meta``), or *loss_fn* is no function or returned no scalar.
     """
     check_model(model)
-    if loss_fn is not None and not callable(loss_fn):
-        raise ArgumentError(f"loss_fn={loss_fn!r} cannot be called: give a function from the model's output to a scalar")
+    check_loss_fn(loss_fn)
     if any(parameter.is_meta for parameter in model.parameters()):
         raise ArgumentError("the model is on the device 'meta', where tensors have no numbers: load its weights first")
     is_compiled = bool(regions(model))
@@ -120,13 +120,10 @@ class _Run:
             torch.set_grad_enabled(True)
         output = self._model(*self._args, **self._kwargs)
         self.outcomes += [("the output", tensor) for _, tensor in structure.walk(output)]
-        loss = own_loss(output) if self._loss_fn is None else self._loss_fn(output)
+        loss = own_loss(output) if self._loss_fn is None else check_loss(self._loss_fn(output))
         if loss is None:
             self._notes.append("no loss_fn was given, and the output has no loss: only the forward ran")
             return
-        if not isinstance(loss, Tensor) or loss.numel() != 1:
-            shown = f"one of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
-            raise ArgumentError(f"loss_fn must return a scalar tensor; it returned {shown}")
         self.outcomes.append(("the loss", loss))
         if not loss.requires_grad:
             self._notes.append("the loss does not require a gradient: there was no backward pass")
@@ -137,12 +134,6 @@ class _Run:
                 if self._scale != 1.0 and parameter.grad is not None:
                     parameter.grad.div_(self._scale)
             self._optimizer.step()
-
-
-def own_loss(output: Any) -> Tensor | None:
-    """Return the ``loss`` of what a model has returned, an attribute or a key; None if there is none of one element."""
-    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
-    return loss if isinstance(loss, Tensor) and loss.numel() == 1 else None
 
 
 def observe_step(

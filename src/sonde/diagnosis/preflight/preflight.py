@@ -16,6 +16,7 @@ from sonde.diagnosis.preflight import layer_checks, loss_checks, parameter_check
 from sonde.diagnosis.preflight.subject import SkippedError, Subject
 from sonde.diagnosis.preflight.verdicts import Preflight, Verdict
 from sonde.engine.compiled_regions import regions
+from sonde.engine.loss_function import check_loss_fn
 from sonde.engine.selection import check_model
 from sonde.errors import ArgumentError
 from sonde.suggest import nearest
@@ -151,8 +152,7 @@ def check_arguments(loss_fn: Any, optimizer: Any, seconds: Any) -> None:
     Raises:
         ArgumentError: one cannot be used.
     """
-    if loss_fn is not None and not callable(loss_fn):
-        raise ArgumentError(f"loss_fn={loss_fn!r} cannot be called: give a function from the model's output to a scalar")
+    check_loss_fn(loss_fn)
     if optimizer is not None and not callable(optimizer) and not isinstance(optimizer, torch.optim.Optimizer):
         raise ArgumentError(
             f"optimizer={optimizer!r}: give an optimizer, or a function from a list of parameters to one, as "

@@ -6,7 +6,7 @@ import contextlib
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from sonde.diagnosis.preflight.loss_calls import LossCall, LossCalls
 from sonde.engine import Event, observe, structure
 from sonde.engine.layer_axes import axes_of
+from sonde.engine.loss_function import check_loss, own_loss
 from sonde.engine.restore import gradients_put_aside, set_apart
 from sonde.engine.selection import parameters
 from sonde.engine.torch_api.modules import class_of
@@ -65,15 +66,10 @@ class Copy:
             ArgumentError: the loss is no scalar.
         """
         if self.loss_fn is None:
-            held = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
-            return held if isinstance(held, Tensor) and held.numel() == 1 else None
+            return own_loss(output)
         if calls is not None:
             calls.in_loss = True
-        loss = self.loss_fn(output)
-        if not isinstance(loss, Tensor) or loss.numel() != 1:
-            shown = f"one of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
-            raise ArgumentError(f"loss_fn must return a scalar tensor; it returned {shown}")
-        return loss
+        return check_loss(self.loss_fn(output))
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
         """Take a step; an optimizer that evaluates the loss itself, as LBFGS does, is given a function for that."""

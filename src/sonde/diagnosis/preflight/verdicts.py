@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from sonde.errors import PreflightError, UnknownSiteError
+from sonde.escape import readable_json
 from sonde.rules import Finding
 from sonde.suggest import nearest
 from sonde.view.chart import Chart, Line
@@ -18,7 +18,7 @@ from sonde.view.table import Cell, Grid, Tone
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["Preflight", "Result", "Verdict", "counts_of", "facts_of", "finite", "rows_of", "verdict_on", "worst_of"]
+__all__ = ["Preflight", "Result", "Verdict", "counts_of", "facts_of", "rows_of", "verdict_on", "worst_of"]
 
 Result = Literal["ok", "note", "warn", "bad", "skipped"]
 _ORDER: tuple[Result, ...] = ("skipped", "ok", "note", "warn", "bad")
@@ -80,13 +80,16 @@ class Preflight(ShownAsReport):
         """The worst result of all verdicts."""
         return max((each.result for each in self.verdicts), key=_ORDER.index, default="skipped")
 
-    def __getitem__(self, check: str) -> Verdict:
-        """The verdict of a check, by its name.
+    def __getitem__(self, check: str | int) -> Verdict:
+        """The verdict of a check, by its name, or by position.
 
         Raises:
             UnknownSiteError: there is no such verdict; the message names the nearest check.
         """
         return verdict_on(check, self.verdicts, "checked")
+
+    def __iter__(self) -> Iterator[Verdict]:
+        return iter(self.verdicts)
 
     def raise_if_bad(self) -> Preflight:
         """Return this result if no verdict is ``bad``.
@@ -115,7 +118,7 @@ class Preflight(ShownAsReport):
         """The verdicts, findings and the loss curve as JSON; a number that is not finite is null."""
         rows = [{**asdict(each), "result": each.result} for each in self.verdicts]
         held = {"model": self.model, "result": self.result, "verdicts": rows, "curve": self.curve, "notes": self.notes}
-        return json.dumps(finite(held), indent=2)
+        return readable_json(held)
 
     def _grid(self) -> Grid:
         shown = [
@@ -170,12 +173,14 @@ def facts_of(findings: Iterable[Finding]) -> list[Fact]:
     return facts + ([Fact("", f"and {len(worst) - _MOST_FACTS} more", "quiet")] if len(worst) > _MOST_FACTS else [])
 
 
-def verdict_on(check: str, verdicts: Sequence[Verdict], done: str) -> Verdict:
-    """Return the verdict named *check*; *done* is the verb for what was done with all of them.
+def verdict_on(check: str | int, verdicts: Sequence[Verdict], done: str) -> Verdict:
+    """Return the verdict named *check*, or at this position; *done* is the verb for what was done with all of them.
 
     Raises:
         UnknownSiteError: there is none; the message names the nearest.
     """
+    if isinstance(check, int):
+        return verdicts[check]
     for each in verdicts:
         if each.check == check:
             return each
@@ -215,12 +220,3 @@ def sparkline(curve: list[float], width: int = 12) -> str:
 
 def _said(finding: Finding) -> str:
     return f"{finding.site}: {finding.message}" if finding.site else finding.message
-
-
-def finite(held: object) -> object:
-    """Return *held* with None in the place of each number that is not finite."""
-    if isinstance(held, dict):
-        return {key: finite(value) for key, value in held.items()}
-    if isinstance(held, Iterable) and not isinstance(held, str):
-        return [finite(value) for value in held]
-    return held if not isinstance(held, float) or math.isfinite(held) else None
