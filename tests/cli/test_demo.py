@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import argparse
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from sonde.cli import demo
 
-pytest.importorskip("sklearn")
+pytestmark = pytest.mark.skipif(find_spec("sklearn") is None, reason="needs scikit-learn")  # importing it takes a second
 
 
 def printed(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
     parser = argparse.ArgumentParser()
     demo.arguments(parser)
-    assert demo.run(parser.parse_args(["--epochs", "2", "--to", str(folder)])) == 0
+    assert demo.run(parser.parse_args(["--epochs", "2", "-o", str(folder)])) == 0
     return capsys.readouterr().out
 
 
@@ -30,6 +31,8 @@ def test_it_says_what_is_wrong_and_draws_it(tmp_path: Path, capsys: pytest.Captu
     pytest.importorskip("matplotlib")
     out = printed(tmp_path, capsys)
     assert "blocks.2.act is dead: 100 %" in out
+    assert f"sonde ui {tmp_path}\n" in out
+    assert (tmp_path / "demo" / "graph.json").exists()
     assert "blocks.2.fc1.weight was exactly zero at 10 of 10 logged steps" in out
     rows = [line.split()[0] for line in out.splitlines() if line.startswith(("stem", "blocks.", "head"))]
     assert rows[:3] == ["stem", "blocks.0.norm", "blocks.0.fc1"]
@@ -39,6 +42,7 @@ def test_it_says_what_is_wrong_and_draws_it(tmp_path: Path, capsys: pytest.Captu
         assert file.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_without_matplotlib_all_but_the_pictures(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

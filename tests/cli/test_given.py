@@ -100,10 +100,3 @@ def test_an_error_is_one_line_and_exit_code_2(given: str, capsys: pytest.Capture
 def test_an_option_that_cannot_be_used_is_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["preflight", "a_training.py:setup", "--checks", "rnus"]) == 2
     assert "no check" in capsys.readouterr().err
-
-
-def test_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
-    for command in ("doctor", "preflight"):
-        with pytest.raises(SystemExit):
-            main([command, "--help"])
-        assert f"sonde {command} train.py:setup" in capsys.readouterr().out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from torch import nn
 from torch.optim import SGD
 
 from sonde import lens
-from sonde.cli import show
+from sonde.cli import main, show
 from sonde.errors import ArgumentError, StoreError, UnknownSiteError
 from sonde.inspector import watch
 from sonde.run import Layout, start_run
@@ -150,3 +151,20 @@ def test_in_eighty_columns_the_main_number_stays_and_what_went_is_named(
         assert all(len(line) <= 80 for line in lines)
         assert family == "activation" or any(line.startswith("left out to fit 80 columns: zeros") for line in lines)
         assert "…" not in "".join(lines)
+
+
+def test_the_numbers_of_layers_and_families_as_json(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Equal to those of the run; of the layers that were asked for."""
+    assert main(["show", "quiet-otter", "--layers", "head", "--step", "2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {"run", "path", "state", "end", "config", "pruned", "steps", "layers", "findings", "remarks"} == found.keys()
+    (layer,) = found["layers"]
+    run = open_run(project / "runs" / "quiet-otter")
+    steps, values = run.series("head:output", "rms")
+    assert (layer["layer"], layer["numbers"]["rms"]) == ("head", values[list(steps).index(2)])
+    assert main(["show", "quiet-otter", "--family", "moments", "--layers", "head", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert {row["step"] for row in rows} == {4}
+    assert next(row["rms"] for row in rows if row["site"] == "head:output") == values[-1]
+    assert main(["show", "quiet-otter", "--family", "scalars", "--json"]) == 0
+    assert "loss" in {row["name"] for row in json.loads(capsys.readouterr().out)["rows"]}

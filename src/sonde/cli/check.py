@@ -1,16 +1,24 @@
-"""Apply the rules to a run, and print what they find: the exit code is 0 if nothing is found, 1 otherwise."""
+"""Apply the rules to a run, and print what they find: what is wrong, where, since when, and what to do about it."""
 
 from __future__ import annotations
 
 import argparse
-import sys
+from textwrap import fill
 
+from sonde.cli.run_options import expect_json, expect_run, find_run
 from sonde.errors import ArgumentError
+
+EXAMPLES = """
+sonde check                                            the newest run in runs
+sonde check quiet-otter --rules dead=off,spike:deviations=6
+sonde check runs/quiet-otter --json || echo "look at this run"
+"""
+EXIT = "0 nothing was found, 1 something was, 2 the run could not be checked"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options to *parser*."""
-    parser.add_argument("run", help="the folder of a run, as runs/quiet-otter")
+    expect_run(parser)
     parser.add_argument(
         "--rules",
         metavar="RULE[=off|:THRESHOLD=NUMBER],...",
@@ -21,7 +29,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FORMAT",
         help="say what float16, bfloat16, float8_e4m3fn or float8_e5m2 would lose, of a run with the lens exponents()",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON, with the numbers and the formula of each finding")
+    expect_json(parser, "run, steps, findings (with the numbers, the condition and the advice of each), not_judged, too_early")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -29,9 +37,26 @@ def run(options: argparse.Namespace) -> int:
     from sonde.run.checking import check
 
     rules = None if options.rules is None else _rules(options.rules)
-    found = check(options.run, rules=rules, what_if=options.what_if)
-    sys.stdout.write(f"{found.to_json() if options.json else found}\n")
-    return 0 if found.is_healthy else 1
+    found = check(find_run(options.run), rules=rules, what_if=options.what_if)
+    if options.json:
+        print(found.to_json())
+    else:
+        _print(str(found))
+    if found.findings:
+        return 1
+    return 0 if found.judged or not found.applied else 2
+
+
+def _print(text: str) -> None:
+    """Print the lines of a check: those of one finding below each other, its first in the colour of its severity."""
+    from sonde.view.table import standard_output
+
+    console = standard_output()
+    for line in text.splitlines():
+        style = {"bad ": "bold red", "warn": "yellow"}.get(line[:4])
+        console.print(
+            fill(line, console.width, subsequent_indent="     "), style=style, markup=False, highlight=False, soft_wrap=True
+        )
 
 
 def _rules(text: str) -> dict[str, bool | dict[str, float]]:

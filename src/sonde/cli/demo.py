@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 
     from sonde.inspector import Inspector
 
+EXAMPLES = """
+sonde demo                  two runs in the folder "runs", in half a minute
+sonde demo --epochs 2 -o /tmp/runs
+"""
+
 BLOCKS = 4
 WRONG = 2  # the block that the wrong line hits
 PRIOR_BIAS = -4.6
@@ -32,7 +37,7 @@ _SPARK = "▁▂▃▄▅▆▇█"
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options to *parser*."""
     parser.add_argument("--epochs", type=int, default=20, help="passes over the 1,437 training images (default: %(default)s)")
-    parser.add_argument("--to", type=Path, default=Path("runs"), help="folder for the two runs (default: %(default)s)")
+    parser.add_argument("-o", "--output", type=Path, default=Path("runs"), metavar="FOLDER", help="of the two runs (default: runs)")
     parser.add_argument("--seed", type=int, default=0, help="of weights and batches (default: %(default)s)")
 
 
@@ -146,10 +151,10 @@ def _train(title: str, wrong: bool, digits: tuple[Tensor, ...], options: argpars
         TimeElapsedColumn(),
     )
     lenses = (lens.moments(), lens.OutputActivation(dropout=False))
-    with (
-        watch(model, optimizer, every=EVERY, to=options.to / "demo", exists="unique", lenses=lenses, quiet=True) as inspector,
-        Progress(*columns, console=console) as progress,
-    ):
+    inspector = watch(
+        model, optimizer, every=EVERY, to=options.output / "demo", exists="unique", lenses=lenses, batch=x_train[:64], quiet=True
+    )
+    with inspector, Progress(*columns, console=console) as progress:
         bar = progress.add_task(title, total=options.epochs)
         for _ in inspector.range(options.epochs):
             for chosen in torch.randperm(len(x_train)).split(64):
@@ -209,6 +214,8 @@ def _print_places(trained: list[Trained], console: Console) -> None:
     console.print("\n[bold]To look at[/]")
     for one in trained:
         console.print(f"  {one.title:<15} sonde show {one.inspector.path}", highlight=False)
+    runs = Path(trained[1].inspector.path or ".").parent
+    console.print(f"  {'both, live':<15} sonde ui {runs}", highlight=False)
     try:
         files = _pictures(trained[1].inspector)
     except MissingExtraError as missing:

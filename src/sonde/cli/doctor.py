@@ -14,11 +14,20 @@ from contextlib import nullcontext
 from importlib import metadata
 from typing import TYPE_CHECKING
 
-from sonde.cli.given import attempt, expect_model, load, show
+from sonde.cli.given import FUNCTION, VERDICT, attempt, expect_model, load, show
+from sonde.cli.versions import installed_version
+from sonde.errors import TorchVersionError
 from sonde.view.table import Cell, Grid, ShownAsTable, Tone, standard_output
 
 if TYPE_CHECKING:
     import torch
+
+EXAMPLES = f"""
+sonde doctor                       what is installed, and whether it works
+sonde doctor train.py:setup        the function setup in the file train.py
+sonde doctor train:setup --json    the same function in the module train
+{FUNCTION}"""
+EXIT = VERDICT
 
 _LEVELS = {"avx512": "AVX-512", "avx2": "AVX2", "baseline": "the processor's basic vectors"}
 _EXTRA = re.compile(r"""^([\w.-]+)(?:[^\w.\[-][^;]*)?;\s*extra\s*==\s*["']([\w-]+)["']""")  # not "sonde[frame,plots]; ..."
@@ -26,12 +35,10 @@ _EXTRA = re.compile(r"""^([\w.-]+)(?:[^\w.\[-][^;]*)?;\s*extra\s*==\s*["']([\w-]
 
 _Line = tuple[str, str, str, Tone]  # what, its state, why; and how the state stands out
 
-ERROR = 2
-
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options to *parser*."""
-    expect_model(parser, "doctor", optional=True)
+    expect_model(parser, optional=True)
     parser.add_argument("--every", type=int, default=10, help="a training would log every n-th step (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=20.0, help="the time that timing may take (default: %(default)s)")
     parser.add_argument("--compile", action="store_true", default=None, help="compile copies of a model that is not compiled")
@@ -102,8 +109,10 @@ def _versions() -> list[_Line]:
 
 def _private_names(*, everything: bool) -> list[_Line]:
     """Return which private parts of torch are missing, or with *everything* all of them; and how many there are."""
-    from sonde.engine.torch_api.private_names import PRIVATE_NAMES
-
+    try:
+        from sonde.engine.torch_api.private_names import PRIVATE_NAMES
+    except TorchVersionError as error:
+        return [(name, "missing", "models cannot be observed with this torch", "bad") for name in error.names]
     present = {private: private.is_present() for private in PRIVATE_NAMES}
     count = sum(present.values())
     tone: Tone = "good" if count == len(present) else "bad"
@@ -177,7 +186,10 @@ def _accelerator() -> list[_Line]:
 def _compiler() -> _Line:
     import torch
 
-    from sonde.engine.torch_api.compiler_state import limits_raised
+    try:
+        from sonde.engine.torch_api.compiler_state import limits_raised
+    except TorchVersionError:
+        return ("torch.compile", "not tried", "models cannot be observed with this torch", "warn")
     from sonde.stats import Moments
 
     x = torch.arange(100.0)
@@ -202,7 +214,7 @@ def _extras() -> list[_Line]:
             extras.setdefault(found[2], []).append(found[1])
     rows: list[_Line] = []
     for extra, packages in extras.items():
-        versions = {package: _version(package) for package in packages}
+        versions = {package: installed_version(package) for package in packages}
         missing = [package for package, version in versions.items() if version is None]
         held = ", ".join(f"{package} {version}" for package, version in versions.items() if version is not None)
         if missing:
@@ -210,13 +222,6 @@ def _extras() -> list[_Line]:
         else:
             rows.append((f"sonde[{extra}]", "installed", held, "plain"))
     return rows
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _advice(rows: list[_Line]) -> list[str]:

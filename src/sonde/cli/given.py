@@ -6,32 +6,35 @@ import argparse
 import importlib
 import importlib.util
 import sys
-import sysconfig
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from sonde.cli.completers import complete_functions, completes
 from sonde.errors import ArgumentError, SondeError
+from sonde.paths import absolute_path
+from sonde.run.folder.end import line_of
 from sonde.suggest import nearest
 from sonde.view.table import standard_output
 
-__all__ = ["attempt", "expect_model", "load", "show"]
+__all__ = ["FUNCTION", "VERDICT", "attempt", "expect_model", "expect_page", "load", "show", "write_page"]
 
-_EXAMPLES = """examples:
-  sonde {command} train.py:setup          the function setup in the file train.py
-  sonde {command} mypackage.train:setup   the function setup in a module
-
-  where the function, called without arguments, returns (model, batch), or with a loss function and an optimizer
-  (model, batch, loss_fn, optimizer):
+FUNCTION = """
+the function, called without arguments, returns (model, batch), or with a loss
+function and an optimizer (model, batch, loss_fn, optimizer):
 
   def setup():
       model = Net()
       x, y = next(iter(loader))
-      return model, x, lambda output: cross_entropy(output, y), AdamW(model.parameters(), lr=3e-4)
+      loss_fn = lambda output: cross_entropy(output, y)
+      return model, x, loss_fn, AdamW(model.parameters(), lr=3e-4)
+"""
+"""The end of the examples of a command that is given such a function."""
 
-exit code: 0 nothing bad was found, 1 something was, 2 the command was used wrongly, or the model could not be run"""
-"""The end of the help of a command that is given such a function."""
+VERDICT = "0 nothing bad was found, 1 something was, 2 the command could not be done, or the model not be run"
+"""The exit codes of such a command."""
+
+_PIPED = 120  # characters of a line in a pipe: the words of a verdict are prose
 
 Made = TypeVar("Made")
 
@@ -46,14 +49,33 @@ class Shown(Protocol):
         """Return the result as HTML."""
 
 
-def expect_model(parser: argparse.ArgumentParser, command: str, *, optional: bool = False) -> None:
-    """Add to *parser* the function that the *command* is given, the form of the output, and examples."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = _EXAMPLES.format(command=command)
+def expect_model(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
+    """Add to *parser* the function that the command is given, and the form of the output."""
     about = "a function that returns the model, a batch, a loss function and an optimizer; file.py:FUNCTION too"
-    parser.add_argument("model", metavar="MODULE:FUNCTION", nargs="?" if optional else None, help=about)
+    model = parser.add_argument("model", metavar="MODULE:FUNCTION", nargs="?" if optional else None, help=about)
+    completes(model, complete_functions)
     parser.add_argument("--json", action="store_true", help="print JSON, with the numbers of each finding")
-    parser.add_argument("--html", metavar="FILE", help="write the result to this page too")
+    expect_page(parser)
+
+
+def expect_page(parser: argparse.ArgumentParser) -> None:
+    """Add the page that the result is written to as well; :func:`write_page` writes it."""
+    parser.add_argument(
+        "-o", "--output", "--html", dest="html", metavar="FILE", help="write the result to this page too, as page.html"
+    )
+
+
+def write_page(html: str, path: str) -> None:
+    """Write a page to *path*, whose folder is made if it does not exist.
+
+    Raises:
+        ArgumentError: *path* does not end in ``.html``, or cannot be a path.
+    """
+    file = absolute_path(path)
+    if file.suffix.lower() not in (".html", ".htm"):
+        raise ArgumentError(f"{file.name!r}: the result is written as .html")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(html, encoding="utf-8")
 
 
 def show(found: Shown, options: argparse.Namespace) -> None:
@@ -61,15 +83,15 @@ def show(found: Shown, options: argparse.Namespace) -> None:
     if options.json:
         print(found.to_json())
     else:
-        standard_output().print(found)
+        standard_output(piped=_PIPED).print(found)
     if options.html:
-        Path(options.html).write_text(found.to_html(), encoding="utf-8")
+        write_page(found.to_html(), options.html)
 
 
-def load(text: str) -> tuple[Any, ...]:
+def load(text: str, *, may_be_model: bool = False) -> tuple[Any, ...]:
     """Return what the function *text*, ``module:function`` or ``file.py:function``, returns: model, batch, loss, optimizer.
 
-    The last two may be missing.
+    The last two may be missing; where the function *may_be_model*, it may return a model alone, which comes in a tuple of one.
 
     Raises:
         ArgumentError: there is no such function, it raises, or it returns something else.
@@ -84,9 +106,12 @@ def load(text: str) -> tuple[Any, ...]:
         known = [each for each, held in vars(module).items() if callable(held) and not each.startswith("_")]
         raise ArgumentError(f"{module_name} has no function {name!r}. {nearest(name, known)}")
     made = attempt(f"{name}()", function)
+    if may_be_model and not isinstance(made, tuple) and callable(getattr(made, "named_modules", None)):
+        return (made,)
     if not isinstance(made, tuple) or not 2 <= len(made) <= 4:
+        alone = "the model, " if may_be_model else ""
         shown = f"a tuple of {len(made)}" if isinstance(made, tuple) else f"a {type(made).__name__}"
-        raise ArgumentError(f"{text} returned {shown}: return (model, batch), or (model, batch, loss_fn, optimizer)")
+        raise ArgumentError(f"{text} returned {shown}: return {alone}(model, batch), or (model, batch, loss_fn, optimizer)")
     return made
 
 
@@ -94,12 +119,19 @@ def _from_file(name: str) -> Any:
     path = Path(name).resolve()
     if not path.is_file():
         raise ArgumentError(f"there is no file {name}")
+    known = sys.modules.get(path.stem)
+    if known is not None and getattr(known, "__file__", None) == str(path):  # of a second function: its classes are the same
+        return known
     sys.path.insert(0, str(path.parent))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
     module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:  # else a second function would find half a module
+        del sys.modules[path.stem]
+        raise
     return module
 
 
@@ -127,12 +159,6 @@ def attempt(what: str, function: Callable[[], Made]) -> Made:
     except SondeError:
         raise
     except Exception as error:
-        lines = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)]
-        where = f" ({Path(lines[-1].filename).name}:{lines[-1].lineno}: {lines[-1].line})" if lines else ""
+        where = f" ({line})" if (line := line_of(error)) else ""
         first = next(iter(str(error).strip().splitlines()), "")
         raise ArgumentError(f"{what} raised {type(error).__name__}: {first}{where}") from None
-
-
-def _is_users(file: str) -> bool:
-    libraries = [*sysconfig.get_paths().values(), str(Path(__file__).parents[1])]
-    return not file.startswith(("<", *libraries))

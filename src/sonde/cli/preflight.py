@@ -1,17 +1,22 @@
-"""Check a model before its training: the exit code is 0 if nothing is bad, 1 if something is, 2 if the model could not be run."""
+"""Make the checks on a model that people make by hand before a training, on copies, and print a verdict of each."""
 
 from __future__ import annotations
 
 import argparse
 
-from sonde.cli.given import attempt, expect_model, load, show
+from sonde.cli.given import FUNCTION, VERDICT, attempt, expect_model, load, show
 
-ERROR = 2
+EXAMPLES = f"""
+sonde preflight train.py:setup               setup in the file train.py
+sonde preflight train:setup --skip overfit   the same in the module train
+sonde preflight train.py:setup --checks alive,initial_loss --json
+{FUNCTION}"""
+EXIT = VERDICT
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options to *parser*."""
-    expect_model(parser, "preflight")
+    expect_model(parser)
     parser.add_argument("--checks", metavar="NAME,...", help="make these checks alone")
     parser.add_argument("--skip", metavar="NAME,...", default="", help="leave these checks out")
     parser.add_argument("--steps", type=int, default=100, help="of the training on the one batch (default: %(default)s)")

@@ -1,20 +1,26 @@
-"""Write the report of a run: one HTML file with the pictures of the live page, which opens without a server and without network."""
+"""Write the report of one run or several: a file with the pictures of the live page, which opens without server or network."""
 
 from __future__ import annotations
 
 import argparse
+import json
 
-EXAMPLES = """examples:
-  sonde report runs/quiet-otter                     writes quiet-otter.html
-  sonde report runs/quiet-otter -o reports/otter.html"""
+from sonde.cli.run_options import ROOT, expect_json, expect_runs, find_run
+
+EXAMPLES = """
+sonde report                           of the newest run in runs
+sonde report runs/quiet-otter -o reports/otter.html
+sonde report quiet-otter calm-heron    both in one file, and where they part
+"""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options to *parser*."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EXAMPLES
-    parser.add_argument("run", help="the folder of a run, as runs/quiet-otter")
-    parser.add_argument("-o", "--output", help="the file (default: the name of the run with .html, in the current folder)")
+    expect_runs(parser)
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", help="the file (default: the name of the first run with .html, in the current folder)"
+    )
+    expect_json(parser, "file, bytes")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -22,9 +28,11 @@ def run(options: argparse.Namespace) -> int:
     from sonde.paths import short_path
     from sonde.run.run import open_run
     from sonde.view.app.report_file import save_report
+    from sonde.view.layer_table import size
 
-    opened = open_run(options.run)
-    name = "run" if opened.path is None else opened.path.name
+    opened = [open_run(find_run(each)) for each in options.runs or [ROOT]]
+    name = "run" if opened[0].path is None else opened[0].path.name
     written = save_report(opened, options.output or f"{name}.html")
-    print(f"{short_path(written)}: {written.stat().st_size / 1e6:.1f} MB")
+    taken = written.stat().st_size
+    print(json.dumps({"file": str(written), "bytes": taken}) if options.json else f"{short_path(written)}: {size(taken)}")
     return 0

@@ -8,18 +8,22 @@ from __future__ import annotations
 import argparse
 import webbrowser
 
-EXAMPLES = """examples:
-  sonde ui runs                       all runs below the folder "runs"
-  sonde ui runs/quiet-otter           one run
-  sonde ui runs --no-open --port 9000 print the address alone, as for a tunnel: ssh -L 9000:localhost:9000 machine"""
+from sonde.cli.completers import complete_folders, completes
+
+EXAMPLES = """
+sonde ui                          all runs in the folder "runs"
+sonde ui runs/quiet-otter         one run
+sonde ui --no-open --port 9000    behind ssh -L 9000:localhost:9000 MACHINE
+"""
+_LAST_PORT = 65535
+EXIT = "0 ended by Ctrl-C, 2 no page could be served"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options to *parser*."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = EXAMPLES
-    parser.add_argument("runs", nargs="?", default="runs", help="the folder that holds the runs, or one run (default: runs)")
-    parser.add_argument("--port", type=int, help="the port (default: 8420, or the next free one)")
+    folder = "the folder that holds the runs, or one run (default: runs)"
+    completes(parser.add_argument("runs", metavar="FOLDER", nargs="?", default="runs", help=folder), complete_folders)
+    parser.add_argument("--port", type=_port, help="the port (default: 8420, or the next free one)")
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen at (default: 127.0.0.1, this machine alone)")
     parser.add_argument("--no-open", action="store_true", help="do not open a browser")
 
@@ -42,3 +46,10 @@ def run(options: argparse.Namespace) -> int:
     print("Ctrl-C ends it.", flush=True)
     page.serve()
     return 0
+
+
+def _port(text: str) -> int:
+    """Return the port *text*; 0 is any free one."""
+    if not text.isdecimal() or int(text) > _LAST_PORT:
+        raise argparse.ArgumentTypeError(f"{text!r} is no port: give a number from 0 to {_LAST_PORT}")
+    return int(text)

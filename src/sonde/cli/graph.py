@@ -1,0 +1,68 @@
+"""Write the execution graph of a run: a page that is coloured by a number and has a slider over the steps, or a drawing.
+
+A drawing has the colours of --number at the last step, or at the last one up to --to. Red is NaN or infinite.
+
+A run has a graph if one batch was given to sonde.watch(..., batch=...).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from sonde.cli.run_options import between, expect_json, expect_number, expect_run, expect_steps, find_run
+from sonde.errors import ArgumentError
+
+EXAMPLES = """
+sonde graph                                          quiet-otter-graph.html
+sonde graph quiet-otter --number rms --port grad_output --from 2
+sonde graph runs/quiet-otter -o graph.svg --number rms --depth 1
+"""
+
+_PAGES = (".html", ".htm")
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options to *parser*."""
+    expect_run(parser)
+    expect_number(parser, "the number that colours the graph (of a page, at first)")
+    expect_steps(parser)
+    parser.add_argument(
+        "--depth", type=int, metavar="LEVELS", help="so many levels of modules are open (default: what can be read)"
+    )
+    forms = "a page (.html), or a drawing (.svg, .png, .pdf, .dot, .json)"
+    parser.add_argument("-o", "--output", metavar="FILE", help=f"{forms}; default: the name of the run with -graph.html")
+    expect_json(parser, "file, bytes, numbers")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Write the file, and say where it is and how large."""
+    from sonde.paths import absolute_path, short_path
+    from sonde.run.run import open_run
+    from sonde.view.graph.save import save
+    from sonde.view.layer_table import size
+    from sonde.view.plots.graph_page import graph_of, node_colours
+
+    where = between(options)
+    opened = open_run(find_run(options.run))
+    name = "run" if opened.path is None else opened.path.name
+    file = absolute_path(options.output or f"{name}-graph.html")
+    numbers: tuple[str, ...] = ()
+    if file.suffix.lower() in _PAGES:
+        page = opened.graph_page(options.number, options.port, where=where, depth=options.depth)
+        numbers = page.numbers
+        page.save(file)
+    elif options.number is None and (options.port is not None or where is not None):
+        raise ArgumentError("--port, --from and --to say nothing to a drawing without numbers: give --number, as rms")
+    else:
+        graph, fills, caption = graph_of(opened), None, ""
+        if options.number is not None:
+            fills, caption = node_colours(opened, graph, options.number, options.port, where=where)
+            numbers = (options.number,)
+        save(graph, file, options.depth, fills=fills, caption=caption)
+    taken = file.stat().st_size
+    if options.json:
+        print(json.dumps({"file": str(file), "bytes": taken, "numbers": numbers}))
+    else:
+        print(f"{short_path(file)}: {size(taken)}")
+    return 0
