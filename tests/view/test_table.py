@@ -50,6 +50,8 @@ def test_a_pipe_gets_whole_lines_and_a_terminal_lines_that_fit(
     lines = capsys.readouterr().out.splitlines()
     assert lines[3] == f"  a     LinearLinearLinear   1      {'words ' * 9}".rstrip()
     assert lines == repr(GRID).splitlines()
+    standard_output(piped=50).print(GRID)
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 50
     monkeypatch.setenv("COLUMNS", "50")
     standard_output().print(GRID)
     assert "left out to fit 50 columns: type" in capsys.readouterr().out

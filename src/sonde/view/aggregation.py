@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy.typing as npt
 from sonde.errors import ArgumentError
 from sonde.suggest import nearest
 
-__all__ = ["BANDS", "POINTS", "band_of", "checked", "mean_of", "point_of", "starts_of"]
+__all__ = ["BANDS", "POINTS", "band_of", "checked", "mean_of", "ordered_of", "point_of", "starts_of"]
 
 Values: TypeAlias = npt.NDArray[np.float64]
 Starts: TypeAlias = npt.NDArray[np.intp]
@@ -37,26 +37,41 @@ def _std_of(values: Values, starts: Starts) -> Values:
 
 def _quantile_of(share: float) -> Callable[[Values, Starts], Values]:
     def quantile_of(values: Values, starts: Starts) -> Values:
-        lengths = np.diff([*starts, values.shape[-1]])
-        places = starts[:, None] + np.arange(lengths.max())
-        outside = places >= (starts + lengths)[:, None]
-        places[outside] = 0
-        rows = values.reshape(-1, values.shape[-1])
-        found = np.empty((len(rows), len(starts)))
-        together = max(_SORTED // places.size, 1)
-        for begin in range(0, len(rows), together):
-            pieces = np.take(rows[begin : begin + together], places, axis=-1)
-            pieces[~np.isfinite(pieces) | outside] = np.nan
-            found[begin : begin + together] = _quantiles(pieces, share)
-        return found.reshape(*values.shape[:-1], len(starts))
+        parts = [_quantiles(pieces, counts, share) for pieces, counts in _sorted_pieces(values, starts)]
+        return np.concatenate(parts).reshape(*values.shape[:-1], len(starts))
 
     return quantile_of
 
 
-def _quantiles(pieces: Values, share: float) -> Values:
-    """Return the quantile of each last axis of *pieces*, which are sorted in place; NaN values are left out."""
-    counts = np.isfinite(pieces).sum(axis=-1)
-    pieces.sort(axis=-1)  # NaN come last
+def ordered_of(values: Values, starts: Starts) -> tuple[Values, Values, Values]:
+    """Return the least, the median and the greatest finite value of each interval of the last axis; NaN where there are none."""
+    parts: list[list[Values]] = [[], [], []]
+    for pieces, counts in _sorted_pieces(values, starts):
+        highest = np.take_along_axis(pieces, np.maximum(counts - 1, 0)[..., None], -1)[..., 0]
+        for part, found in zip(parts, (pieces[..., 0].copy(), _quantiles(pieces, counts, 0.5), highest), strict=True):
+            part.append(found)
+    low, middle, high = (np.concatenate(part).reshape(*values.shape[:-1], len(starts)) for part in parts)
+    return low, middle, high
+
+
+def _sorted_pieces(values: Values, starts: Starts) -> Iterator[tuple[Values, npt.NDArray[np.intp]]]:
+    """Yield the values of some rows, of shape (rows, intervals, values), in ascending order, NaN last, and how many are finite."""
+    lengths = np.diff([*starts, values.shape[-1]])
+    places = starts[:, None] + np.arange(lengths.max())
+    outside = places >= (starts + lengths)[:, None]
+    places[outside] = 0
+    rows = values.reshape(-1, values.shape[-1])
+    together = max(_SORTED // places.size, 1)
+    for begin in range(0, max(len(rows), 1), together):
+        pieces = np.take(rows[begin : begin + together], places, axis=-1)
+        there = np.isfinite(pieces) & ~outside
+        pieces[~there] = np.nan
+        pieces.sort(axis=-1)
+        yield pieces, there.sum(axis=-1)
+
+
+def _quantiles(pieces: Values, counts: npt.NDArray[np.intp], share: float) -> Values:
+    """Return the quantile of each last axis of *pieces*, which are in ascending order; only the first *counts* of each count."""
     position = share * np.maximum(counts - 1, 0)
     below = np.floor(position).astype(np.intp)
     above = np.minimum(below + 1, np.maximum(counts - 1, 0))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from sonde.escape import readable_json
 from sonde.number import number_of
 from sonde.rules import Finding
 from sonde.run.comparison.two_runs import Curve, Difference, Parting, Parts, compare_rows
@@ -117,6 +118,14 @@ class RunComparison(ShownAsReport):
             evidence=evidence,
             advice=_ADVICE[first.kind],
         )
+
+    def to_json(self) -> str:
+        """Return the comparison as JSON: ``same``, ``identical``, ``step`` and ``site`` where the runs part, and all partings."""
+        held = {"a": self.a, "b": self.b, "same": self.same, "identical": self.identical, "step": self.step, "site": self.site}
+        held |= {name: [asdict(each) for each in getattr(self, name)] for name in ("partings", "scalars")}
+        found = self.first_difference
+        held |= {"first_difference": None if found is None else asdict(found), "settings": self.settings}
+        return readable_json({**held, "layers": self.parts.layers, "notes": self.parts.notes})
 
     def _headline(self) -> str:
         if self.identical:

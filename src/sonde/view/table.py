@@ -192,11 +192,20 @@ class ShownAsTable(ABC):
         return self._grid().to_html()
 
 
-def standard_output() -> Console:
-    """Return the console for standard output. A pipe or a file gets lines as long as they need to be, unless ``COLUMNS`` is set."""
+def standard_output(piped: int = _UNLIMITED) -> Console:
+    """Return the console for standard output. A pipe or a file gets lines of *piped* characters at most, unless ``COLUMNS`` is set.
+
+    By default they are as long as they need to be.
+    """
     from rich.console import Console
 
-    return Console(width=None if _is_terminal() or "COLUMNS" in os.environ else _UNLIMITED)
+    class Output(Console):
+        """Leaves a closed pipe to the command, where rich would end the process."""
+
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError
+
+    return Output(width=None if _is_terminal() or "COLUMNS" in os.environ else piped)
 
 
 def _is_terminal() -> bool:

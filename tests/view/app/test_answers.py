@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from sonde.view.app.answers.overview import overview
 from sonde.view.app.answers.questions import answer_text, arguments_of
 from sonde.view.app.answers.reduction import BROKEN, INFINITE, MISSING, NAN, NEGATIVE, VALUE, ZERO, Bins, marks_of
 from sonde.view.app.answers.two_sides import comparison
+from sonde.view.scales import Scale
 
 
 @pytest.fixture
@@ -85,8 +87,7 @@ def test_bins_equal_a_slow_oracle(seed: int) -> None:
     values[random.random(values.shape) < 0.1] = 0
     codes = (random.random(values.shape) < 0.05).astype(np.int8) * random.integers(1, 4, values.shape, dtype=np.int8)
     bins = Bins.of(steps, 20, 280, 7)
-    middle, marks = bins.reduced(values, marks_of(values, codes))
-    low, high = bins.extremes(values)
+    reduced = bins.reduced(values, marks_of(values, codes))
     inside = np.flatnonzero((steps >= 20) & (steps <= 280))
     width = -(-len(inside) // 7)
     order = (MISSING, VALUE, ZERO, NEGATIVE, INFINITE, BROKEN, NAN)
@@ -97,12 +98,50 @@ def test_bins_equal_a_slow_oracle(seed: int) -> None:
             held = values[row, columns]
             finite = held[np.isfinite(held)]
             expected = (np.median(finite), finite.min(), finite.max()) if len(finite) else (np.nan,) * 3
-            found = middle[row, place], low[row, place], high[row, place]
+            found = reduced.middle[row, place], reduced.low[row, place], reduced.high[row, place]
             assert np.allclose(found, expected, rtol=1e-15, atol=0, equal_nan=True)  # a mean of two is rounded once
             worst = max((int(each) for each in marks_of(values, codes)[row, columns]), key=order.index)
             if worst in (VALUE, ZERO):
                 worst = ZERO if expected[0] == 0 else VALUE
-            assert marks[row, place] == worst
+            assert reduced.marks[row, place] == worst
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_step_that_stands_out_in_its_column_equals_a_slow_oracle(seed: int) -> None:
+    """On a logarithmic scale of two decades, with noise, spikes up and down, exact zeros and NaN."""
+    random = np.random.default_rng(seed)
+    values = 10 ** random.normal(0, 0.05, (5, 60))
+    values[0, [7, 33]] = 40.0, 0.02
+    values[1, 20], values[2, [5, 41]] = 0.0, np.nan
+    values[2, 42], values[3] = 9.0, 10 ** random.uniform(-1, 1, 60)
+    values[4, :] = 0.0
+    scale = Scale("viridis", 0.1, 10.0, True, "neither")
+    bins = Bins.of(np.arange(60), None, None, 10)
+    at, shown = bins.reduced(values, marks_of(values)).spikes(scale)
+    found = dict(zip(at.tolist(), shown.tolist(), strict=True))
+
+    def log(value: float) -> float:
+        return math.log(value) if value else -math.inf
+
+    def far(one: float, other: float) -> float:
+        return 0.0 if one == other else abs(log(one) - log(other)) / math.log(100)
+
+    expected = {}
+    for row in range(5):
+        cells = [values[row, begin : begin + 6] for begin in range(0, 60, 6)]
+        reach = [0.0 if np.isnan(held).any() else max(far(float(each), float(np.median(held))) for each in held) for held in cells]
+        usual = float(np.median(reach))
+        for column, held in enumerate(cells):
+            if reach[column] > 1 / 8 and reach[column] > 3 * usual:
+                expected[10 * row + column] = max(map(float, held), key=lambda each: far(each, float(np.median(held))))
+    assert found == expected
+    assert {1, 5, 13} <= found.keys()
+    assert (found[1], found[5], found[13]) == (40.0, 0.02, 0.0)
+    assert 26 not in found  # its NaN is what the cell shows
+
+
+def test_single_steps_have_no_spikes(small: OpenedRun) -> None:
+    assert heatmap(small, "rms")["spikes"] == {"at": "", "values": ""}
 
 
 def test_lines_have_the_extremes_so_that_a_spike_never_vanishes(small: OpenedRun) -> None:
@@ -132,7 +171,7 @@ def test_a_subtree_or_a_pattern_chooses_layers(small: OpenedRun) -> None:
     assert heatmap(small, "rms", layers=r"\.fc$")["layers"] == list(LAYERS[:2])
     with pytest.raises(SelectionError, match="Nearest"):
         heatmap(small, "rms", layers="blosk")
-    with pytest.raises(ArgumentError, match="no regular expression"):
+    with pytest.raises(SelectionError, match="no regular expression"):
         heatmap(small, "rms", layers="(")
 
 
@@ -229,8 +268,7 @@ def test_coverage_says_what_is_missing() -> None:
 def test_a_run_equals_itself(small: OpenedRun) -> None:
     answer = comparison(small, small)
     assert answer["identical"]
-    assert (answer["first"], answer["settings"]) == (None, [])
-    assert answer["a"]["scalars"] == answer["b"]["scalars"]
+    assert (answer["first"], answer["partings"], answer["layers"]) == (None, [], [])
 
 
 def test_a_run_that_grows_gives_what_a_fresh_reading_gives(tmp_path: Path) -> None:

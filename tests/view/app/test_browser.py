@@ -8,8 +8,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import numpy as np
 import pytest
 from tests.view.app import made_runs
+
+from sonde.run.schema import Layout
+from sonde.run.store.open import start_run
 
 pytest.importorskip("uvicorn")
 sync_api = pytest.importorskip("playwright.sync_api")
@@ -75,11 +79,79 @@ def test_a_run_is_listed_judged_and_its_cells_tell_the_recorded_values(browser: 
         assert "step 4" in tip
         page.keyboard.press("Enter")
         sync_api.expect(page).to_have_url(f"{address}#/run/{ids_of(page)}/layer/blocks.1.fc?number=moments.rms%40output&step=4")
+        page.locator(".layer .numbers").first.wait_for()
+        assert "null" not in page.locator(".view.layer").inner_text()
+        assert page.locator("tr.picked").evaluate_all("all => all.map((row) => getComputedStyle(row).display)") == ["table-row"]
 
 
 def ids_of(page: Any) -> str:
     """The id of the run that is shown."""
     return str(page.evaluate("location.hash.split('/')[2]"))
+
+
+@slow
+def test_several_runs_are_overlaid_and_their_layers_stand_beside_each_other(browser: Any, tmp_path: Path) -> None:
+    """Three runs of three lengths; one has a layer more. One scale, one cursor, a line for each run."""
+    expect = sync_api.expect
+    for name, steps in (("a", range(0, 20, 2)), ("b", range(0, 40, 2)), ("c", range(0, 10, 2))):
+        writer = made_runs.small_run(tmp_path / "runs" / name, steps, closed=False)
+        if name == "b":
+            for step in steps:
+                writer.append("moments", Layout(["extra:output"]), {"rms": np.array([100.0 + step])}, step=step)
+        writer.close()
+    with LivePage(tmp_path / "runs") as served, opened(browser, served.address) as page:
+        for box in page.locator("tbody input[type=checkbox]").all():
+            box.check()
+        page.locator("a.button", has_text="Compare 3 runs").click()
+        expect(page.locator(".verdict")).to_have_count(2)
+        expect(page.locator(".maps .heat")).to_have_count(3)
+        assert page.locator("figure", has_text="loss").first.locator("path.line").count() == 3
+        assert "not in all: extra" in page.locator(".beside-each-other").inner_text()
+        assert "hatched: the run has no such layer" in page.locator(".beside-each-other .legend").inner_text()
+        names = [each.locator("figcaption").inner_text() for each in page.locator(".maps figure").all()]
+        page.locator(".maps .heat").nth(names.index("b")).focus()
+        for key in ("ArrowRight", "ArrowDown", "ArrowDown", "ArrowRight"):  # behind the added one, blocks.1.fc at the second step
+            page.keyboard.press(key)
+        tip = page.locator("#tip").inner_text()
+        assert "blocks.1.fc" in tip
+        assert "step 2" in tip
+        assert [line for line in tip.split() if line == "0.3"] == ["0.3"] * 3  # 0.1 * (1 + 2) in each run
+        assert page.locator(".maps .cross .row").count() == 3
+        assert page.locator(".beside-each-other figure").last.locator("path.line").count() == 3
+        page.keyboard.press("Enter")
+        page.wait_for_url("**site=blocks.1.fc*")
+        page.get_by_label("Time axis").select_option("share")
+        expect(page.locator("figure", has_text="loss").first.locator(".axis")).to_contain_text("% of the training")
+        page.locator(".choice", has_text="a").first.locator("button").first.click()
+        expect(page.locator(".maps .heat")).to_have_count(2)
+        expect(page.locator("figure", has_text="loss").first.locator("path.line")).to_have_count(2)
+        page.reload()
+        expect(page.locator(".maps .heat")).to_have_count(2)
+        assert page.get_by_label("Time axis").input_value() == "share"
+
+
+@slow
+def test_a_step_that_stands_out_in_a_column_has_its_colour(browser: Any, tmp_path: Path) -> None:
+    """Of 4,000 logged steps one is a thousand times larger: its cell has the colour of the scale's end, its neighbours have not."""
+    with start_run(tmp_path / "runs" / "spike") as writer:
+        for step in range(4000):
+            writer.append(
+                "moments",
+                Layout(["a:output", "b:output"]),
+                {"rms": np.array([1.0 + step / 4000, 1000.0 if step == 2203 else 1.5])},
+                step=step,
+            )
+    with LivePage(tmp_path / "runs") as served, opened(browser, served.address) as page:
+        go(page, f"#/run/{ids(page)['spike']}/layers")
+        sync_api.expect(page.locator(".legend").first).to_contain_text("a step that stands out has its own colour (1 cell)")
+        colours = page.locator(".heat canvas").evaluate("""(canvas) => {
+            const { data, width } = canvas.getContext("2d").getImageData(0, Math.floor(canvas.height * 0.75), canvas.width, 1);
+            return Array.from({ length: width }, (_, at) => data.slice(4 * at, 4 * at + 3).join(" "));
+        }""")
+        usual = max(set(colours), key=colours.count)
+        odd = [place / len(colours) for place, colour in enumerate(colours) if colour != usual]
+        assert odd
+        assert all(abs(place - 2203 / 4000) < 0.01 for place in odd)
 
 
 @slow
@@ -97,6 +169,20 @@ def test_new_data_appears_while_the_run_is_written(browser: Any, tmp_path: Path)
             writer.flush()
             expect(page.locator("#state")).to_contain_text("step 38", timeout=10_000)
             expect(page.locator("figcaption p").first).to_contain_text("20 logged steps", timeout=10_000)
+
+
+@slow
+def test_a_run_that_an_error_has_ended_is_not_called_healthy(browser: Any, tmp_path: Path) -> None:
+    with start_run(tmp_path / "runs" / "failed") as writer:
+        made_runs.small(writer, range(1))
+        writer.note_end(ValueError("the batch has no labels"))
+    with LivePage(tmp_path / "runs") as served, opened(browser, served.address) as page:
+        go(page, f"#/run/{ids(page)['failed']}")
+        told = page.locator(".verdict").inner_text()
+        assert "Failed" in told
+        assert "Healthy" not in told
+        assert "the batch has no labels" in told
+        assert "0.0" not in page.locator(".chart svg").first.text_content()  # an axis of steps has whole numbers
 
 
 @slow
@@ -196,6 +282,47 @@ def test_everything_can_be_reached_by_keys(browser: Any, address: str) -> None:
         page.locator(".view.runs").wait_for()
 
 
+def focused(page: Any) -> str:
+    """What the element that has the focus is called."""
+    return str(page.evaluate("document.activeElement.getAttribute('aria-label') ?? document.activeElement.textContent.trim()"))
+
+
+@slow
+def test_the_list_keeps_the_focus_while_it_is_filtered_sorted_and_filled_anew(browser: Any, tmp_path: Path) -> None:
+    made_runs.small_run(tmp_path / "runs" / "first")
+    with LivePage(tmp_path / "runs") as served, opened(browser, served.address) as page:
+        page.keyboard.press("/")
+        page.keyboard.type("firs")
+        assert page.get_by_label("Filter runs").input_value() == "firs"
+        assert focused(page) == "Filter runs"
+        page.keyboard.press("Control+a")
+        page.keyboard.press("Delete")
+        page.locator("th button", has_text="state").focus()
+        page.keyboard.press("Enter")
+        assert focused(page).startswith("state")
+        page.get_by_label("Choose first for a comparison").focus()
+        made_runs.small_run(tmp_path / "runs" / "second")
+        sync_api.expect(page.locator("td a.name")).to_have_count(2, timeout=10_000)
+        assert focused(page) == "Choose first for a comparison"
+
+
+@slow
+def test_a_long_name_makes_no_view_wider_than_the_window(browser: Any, tmp_path: Path) -> None:
+    for name in ("a", "b", "x" * 200):
+        made_runs.small_run(tmp_path / "runs" / name)
+    with start_run(tmp_path / "runs" / "model", about={"model": [{"name": "", "type": "y" * 200}]}) as writer:
+        writer.scalar("loss", 1.0, step=0)
+    with LivePage(tmp_path / "runs") as served, opened(browser, served.address) as page:
+        for width in (1400, 800):
+            page.set_viewport_size({"width": width, "height": 900})
+            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+            assert page.locator(".table-wrap").evaluate("(table) => table.scrollWidth <= table.clientWidth")
+        found = ids(page)
+        go(page, f"#/compare?runs={found['a']},{found['b']}")
+        page.get_by_label("Add a run").wait_for()
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
 @slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [800, 1400])
@@ -213,18 +340,70 @@ def test_every_view_fits_and_can_be_read(browser: Any, address: str, width: int,
 
 
 @slow
+def test_a_printed_view_is_light_and_as_wide_as_paper(browser: Any, address: str) -> None:
+    """A4 and letter with margins of 12 mm have 703 pixels or more; the screen is dark and twice as wide."""
+    ends = """() => [...document.querySelectorAll("figure text, figure canvas, figure path.line, .finding, .verdict")]
+        .map((one) => one.getBoundingClientRect().right)"""
+    with opened(browser, address, scheme="dark") as page:
+        run = ids(page)["deep/defects"]
+        for view in ("", "/layers", "/flow"):
+            go(page, f"#/run/{run}{view}")
+            page.locator("figure text").first.wait_for()
+            assert max(page.evaluate(ends)) > 703
+            page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
+            assert page.locator("html").get_attribute("data-theme") == "light"
+            assert max(page.evaluate(ends)) <= 703
+            page.evaluate("window.dispatchEvent(new Event('afterprint'))")
+            sync_api.expect(page.locator("html")).to_have_attribute("data-theme", "dark")
+            page.evaluate("new Promise(requestAnimationFrame)")
+
+
+@slow
+def test_a_loss_that_ended_as_nan_is_shown_as_nan(browser: Any, address: str) -> None:
+    """In the list and in the overview: not as a dash, and not as the last finite value."""
+    with opened(browser, address) as page:
+        assert "NaN" in page.locator("tr", has_text="defects").inner_text()
+        go(page, f"#/run/{ids(page)['deep/defects']}")
+        assert "last NaN" in page.locator("figure", has_text="loss").first.inner_text()
+
+
+@slow
+def test_a_damaged_part_and_a_pruned_run_are_said_on_the_overview(browser: Any, tmp_path: Path) -> None:
+    from sonde.run.pruning import prune
+
+    for name in ("damaged", "pruned"):
+        made_runs.small_run(tmp_path / "runs" / name)
+    part = next((tmp_path / "runs" / "damaged" / "moments").glob("*.parquet"))
+    part.write_bytes(part.read_bytes()[:-50])
+    prune(tmp_path / "runs" / "pruned", every=4)
+    with (
+        pytest.warns(UserWarning, match="is damaged and is left out"),
+        LivePage(tmp_path / "runs") as served,
+        opened(browser, served.address) as page,
+    ):
+        found = ids(page)
+        assert "ended, pruned" in page.locator("tr", has_text="pruned").inner_text()
+        go(page, f"#/run/{found['pruned']}")
+        assert "pruned" in page.locator(".verdict").inner_text()
+        go(page, f"#/run/{found['damaged']}")
+        sync_api.expect(page.locator("#view")).to_contain_text("Parts of this run cannot be read")
+        page.locator("a", has_text="what is lost").click()
+        sync_api.expect(page.locator("#view")).to_contain_text("moments: ")
+
+
+@slow
 def test_marks_are_named_beside_the_rows_and_in_the_legend(browser: Any, address: str) -> None:
     with opened(browser, address) as page:
         go(page, f"#/run/{ids(page)['deep/defects']}/layers")
         legend = page.locator(".legend").first.inner_text()
         assert all(name in legend for name in ("NaN", "infinite", "exactly 0", "not recorded"))
-        assert page.locator(".heat text.glyph").all_text_contents() == ["NaN", "0"]
+        sync_api.expect(page.locator(".heat text.glyph")).to_have_text(["NaN", "0"])  # waits until the heat-map is drawn
 
 
 @slow
 @pytest.mark.parametrize(
     ("route", "words"),
-    [("#/run/unknown", "there is no run"), ("#/run//layers", "there is no run"), ("#/compare?a=1", "Choose two runs")],
+    [("#/run/unknown", "there is no run"), ("#/run//layers", "there is no run"), ("#/compare?a=1", "Choose two runs or more")],
 )
 def test_an_address_that_leads_nowhere_says_so(browser: Any, address: str, route: str, words: str) -> None:
     with opened(browser, address) as page:
@@ -256,8 +435,9 @@ def test_the_graph_follows_the_colours_of_the_page_around_it(browser: Any, tmp_p
 
     model = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
     with sonde.watch(model, every=1, to=tmp_path / "runs" / "graph", batch=torch.ones(2, 3), quiet=True) as inspector:
-        model(torch.ones(2, 3)).sum().backward()
-        inspector.step()
+        for _ in range(3):
+            model(torch.ones(2, 3)).sum().backward()
+            inspector.step()
     with LivePage(tmp_path / "runs") as served, opened(browser, served.address) as page:
         go(page, f"#/run/{ids(page)['graph']}/graph")
         frame = page.frame_locator("iframe.graph")
@@ -266,3 +446,11 @@ def test_the_graph_follows_the_colours_of_the_page_around_it(browser: Any, tmp_p
             page.keyboard.press("t")
             sync_api.expect(page.locator("html")).to_have_attribute("data-theme", scheme)
             sync_api.expect(frame.locator("html")).to_have_attribute("data-theme", scheme)
+        assert page.locator("main select").count() == 0  # one chooser of numbers, that of the graph
+        chooser = frame.locator("#number")
+        assert "rms of outputs" in chooser.inner_text()
+        assert "step 2" in frame.locator("#at").inner_text()  # the last step, as in the other views
+        assert frame.locator("#theme").is_hidden()  # the page around has this button
+        chooser.select_option(label="std …")
+        sync_api.expect(chooser.locator("option:checked")).to_have_text("std of outputs", timeout=20_000)
+        page.wait_for_url("**number=*std*")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,10 +15,11 @@ from tests.view.app import made_runs
 
 from sonde.errors import StoreError, UnknownSiteError
 from sonde.run.folder.json_file import write_json
+from sonde.run.folder.lock import is_locked
 from sonde.run.run import open_run
 from sonde.run.schema import VERSION
-from sonde.run.store.lock import is_locked
 from sonde.run.store.memory_writer import memory_run
+from sonde.run.store.open import start_run
 from sonde.view.app.answers.layer_pictures import flow
 from sonde.view.app.bounded_cache import BoundedCache
 from sonde.view.app.followed_runs import FollowedRuns
@@ -47,6 +50,45 @@ def test_a_writer_is_running_and_then_ended(tmp_path: Path) -> None:
     assert states(followed) == {"run": "ended"}
 
 
+def test_readers_are_told_of_new_data_at_the_first_look_after_its_flush(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looks are less than two seconds apart: with the pause replaced, one look is enough."""
+    pytest.importorskip("starlette")
+    from sonde.view.app import server
+
+    pauses: list[float] = []
+    written = asyncio.Event()
+
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        await written.wait()
+        written.clear()
+
+    async def told() -> str:
+        with made_runs.growing_run(tmp_path / "run") as writer:
+            made_runs.small(writer, range(3))
+            writer.flush()
+            changes = server.Changes(FollowedRuns(tmp_path))
+            reader = changes.read()
+            await anext(reader)
+            while not pauses:  # the first look has nothing to tell
+                await yielded(0)
+            made_runs.small(writer, range(3, 5))
+            writer.flush()
+            written.set()
+            said = await anext(reader)
+            changes.end()
+            written.set()
+            await reader.aclose()
+            return said
+
+    yielded = asyncio.sleep
+    monkeypatch.setattr(server.asyncio, "sleep", pause)
+    with ThreadPoolExecutor(1) as threads:  # the thread of the tests may have the loop of a browser
+        said = threads.submit(lambda: asyncio.run(asyncio.wait_for(told(), 60))).result()
+    assert '"version"' in said
+    assert max(pauses) < 2
+
+
 def test_a_run_whose_writer_is_gone_is_lost(tmp_path: Path) -> None:
     """The lock of a killed process is free; nothing is written into the folder to see that."""
     folder = tmp_path / "run"
@@ -70,7 +112,7 @@ def test_a_run_whose_writer_is_gone_is_lost(tmp_path: Path) -> None:
 def test_looking_at_a_lock_does_not_release_it(tmp_path: Path) -> None:
     """Closing any descriptor of the file would, were it the same process."""
     folder = tmp_path / "run"
-    code = f"from pathlib import Path; from sonde.run.store.lock import is_locked; print(is_locked(Path({str(folder)!r})))"
+    code = f"from pathlib import Path; from sonde.run.folder.lock import is_locked; print(is_locked(Path({str(folder)!r})))"
     with made_runs.growing_run(folder):
         assert is_locked(folder)
         for _ in range(2):
@@ -85,13 +127,14 @@ def test_damaged_and_newer_runs_are_listed_beside_the_others(tmp_path: Path) -> 
     held = json.loads((tmp_path / "newer" / "run.json").read_text())
     del held["checksum"]
     write_json(tmp_path / "newer" / "run.json", {**held, "version": VERSION + 1}, sync=False)
+    start_run(tmp_path / "empty").close()
     (tmp_path / "damaged").mkdir()
     (tmp_path / "damaged" / "run.json").write_text("{")
     followed = FollowedRuns(tmp_path)
     entries = {entry["name"]: entry for entry in followed.entries()}
-    assert states(followed) == {"damaged": "damaged", "good": "ended", "newer": "newer"}
+    assert states(followed) == {"damaged": "damaged", "empty": "ended", "good": "ended", "newer": "newer"}
     assert "update sonde" in entries["newer"]["error"]
-    assert entries["damaged"]["health"] == "unknown"
+    assert [entries[name]["health"] for name in ("damaged", "empty", "good")] == ["unknown", "unknown", "ok"]  # nothing to judge
     with pytest.raises(StoreError, match="update sonde"):
         followed.opened(entries["newer"]["id"])
 

@@ -15,7 +15,7 @@ from tests.view.app import made_runs
 from tests.view.app.made_runs import HOSTILE
 
 from sonde.cli import main
-from sonde.errors import ArgumentError
+from sonde.errors import ArgumentError, MissingExtraError
 from sonde.run.run import open_run
 from sonde.view.app.answers.layer_pictures import heatmap
 from sonde.view.app.answers.opened_run import OpenedRun
@@ -30,14 +30,33 @@ def held_in(text: str) -> Any:
     return json.loads(gzip.decompress(base64.b64decode(found[1])))
 
 
-def test_a_report_holds_the_answers_of_the_page(runs: Path) -> None:
+@pytest.fixture(scope="module")
+def small(runs: Path) -> str:
+    """The report of a run, as no option asks for another."""
+    return report_html(open_run(runs / "small"))
+
+
+def test_a_report_holds_the_answers_of_the_page(runs: Path, small: str) -> None:
     run = open_run(runs / "small")
-    held = held_in(report_html(run))
+    (held,) = held_in(small)["runs"]
     assert held["heatmap"]["moments.rms@output"] == {**heatmap(OpenedRun(run), "rms")}
     assert (held["run"]["name"], held["run"]["state"]) == ("small", "ended")
     assert held["ratio"]["usual"] == 1e-3
-    assert held["graph"] is None
+    assert (held["graph"], "give one batch" in held["without_graph"]) == (None, True)
     assert {"overview", "numbers", "findings", "coverage", "distribution"} <= held.keys()
+
+
+def test_a_report_of_several_runs_holds_each_and_compares_the_first_with_the_others(runs: Path, tmp_path: Path) -> None:
+    """Runs of one name in several folders are told apart by their folders; runs without common layers say so."""
+    made_runs.small_run(tmp_path / "small", range(0, 10, 2))
+    paths = (runs / "small", tmp_path / "small", runs / "deep" / "defects")
+    held = held_in(report_html(*map(open_run, paths)))
+    first, second, third = (each["run"] for each in held["runs"])
+    assert first["name"] != second["name"]
+    assert all(name["name"].endswith("small") for name in (first, second))
+    assert held["comparisons"][f"{first['id']} {second['id']}"]["identical"]
+    assert "no place in common" in str(held["comparisons"][f"{first['id']} {third['id']}"])
+    assert [len(each["heatmap"]) > 0 for each in held["runs"]] == [True] * 3
 
 
 def test_nothing_in_a_report_can_run_code(runs: Path) -> None:
@@ -52,11 +71,20 @@ def test_nothing_in_a_report_can_run_code(runs: Path) -> None:
     assert "http" not in policy[1]
 
 
-def test_the_script_is_one_without_imports(runs: Path) -> None:
-    text = report_html(open_run(runs / "small"))
-    script = text[text.rindex("<script>") :]
+def test_the_script_is_one_without_imports(small: str) -> None:
+    script = small[small.rindex("<script>") :]
     assert re.search(r"^(import|export) ", script, re.MULTILINE) is None
-    assert "src=" not in re.sub(r'"[^"]*"|`[^`]*`', "", text[: text.index("<body>")])
+    assert "src=" not in re.sub(r'"[^"]*"|`[^`]*`', "", small[: small.index("<body>")])
+
+
+def test_a_report_without_the_layout_engine_says_what_to_install(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(opened: OpenedRun) -> bytes:
+        raise MissingExtraError.of("the page of a graph", "easydot", "graph")
+
+    monkeypatch.setattr("sonde.view.app.report_file.graph_text", missing)
+    (held,) = held_in(report_html(open_run(runs / "small")))["runs"]
+    assert held["graph"] is None
+    assert "sonde[graph]" in held["without_graph"]
 
 
 def test_what_has_no_room_is_left_out_the_main_numbers_last(runs: Path) -> None:
@@ -87,8 +115,8 @@ def test_large_heatmaps_are_rounded_and_say_so() -> None:
 def test_the_command_writes_the_file(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "new" / "report.html"
     assert main(["report", str(runs / "small"), "-o", str(file)]) == 0
-    assert held_in(file.read_text())["run"]["name"] == "small"
-    assert "report.html: 0." in capsys.readouterr().out
+    assert held_in(file.read_text())["runs"][0]["run"]["name"] == "small"
+    assert re.search(r"report.html: \d+ kB\n", capsys.readouterr().out)
 
 
 def test_a_file_of_another_kind_is_refused(runs: Path) -> None:
@@ -98,6 +126,6 @@ def test_a_file_of_another_kind_is_refused(runs: Path) -> None:
 
 @pytest.mark.slow
 def test_a_report_of_a_large_run_is_below_ten_megabytes(tmp_path: Path) -> None:
-    made_runs.large_run(tmp_path / "large", 1000, 1000, ("output", "grad_output"))
+    made_runs.large_run(tmp_path / "large", 1000, 10_000)
     file = save_report(open_run(tmp_path / "large"), tmp_path / "large.html")
     assert file.stat().st_size < 10_000_000

@@ -52,6 +52,12 @@ def test_errors_are_said_in_words(ask: Ask, question: str, status: int, said: st
     assert said in answer.json["error"]
 
 
+def test_lines_come_in_the_order_in_which_they_were_asked_for(ask: Ask) -> None:
+    asked = ["head:output", "blocks.0.fc:output", "blocks.1.fc:output"]
+    answer = ask(f"/api/runs/{id_of(ask, 'small')}/lines?number=rms&" + "&".join(f"site={each}" for each in asked))
+    assert [line["site"] for line in answer.json["lines"]] == asked
+
+
 def test_two_runs_are_compared(ask: Ask) -> None:
     small = id_of(ask, "small")
     assert ask(f"/api/compare?a={small}&b={small}").json["identical"]

@@ -105,12 +105,12 @@ def test_without_the_extra_its_name_is_said(
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     with pytest.raises(MissingExtraError, match=r"pip install 'sonde\[ui\]'"):
         LivePage(tmp_path)
-    assert main(["ui", str(tmp_path)]) == 1
+    assert main(["ui", str(tmp_path)]) == 2
     assert "sonde[ui]" in capsys.readouterr().err
 
 
 def test_a_folder_that_is_not_there_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["ui", str(tmp_path / "nothing")]) == 1
+    assert main(["ui", str(tmp_path / "nothing")]) == 2
     said = capsys.readouterr().err
     assert said.startswith("sonde ui: no runs can be shown")
     assert said.count("\n") == 1

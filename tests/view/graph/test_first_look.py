@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -120,6 +121,79 @@ def test_all_of_a_gpt_fits_and_can_be_read(opened: Any, gpt: Graph, size: tuple[
     assert not [(one, other) for at, one in enumerate(texts) for other in texts[:at] if overlap(one, other)]
 
 
+class Wide(nn.Module):
+    """Ten branches of different widths side by side."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Linear(8, 8), nn.Linear(40, 2)
+        self.branches = nn.ModuleList(nn.Sequential(nn.Linear(8, 8 + i), nn.ReLU(), nn.Linear(8 + i, 4)) for i in range(10))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        out: Tensor = self.head(torch.cat([branch(x) for branch in self.branches], -1))
+        return out
+
+
+class UNet(nn.Module):
+    """Four levels down and up again, each joined with its counterpart."""
+
+    def __init__(self, width: int = 2) -> None:
+        super().__init__()
+        sizes = [width * 2**level for level in range(5)]
+        self.inc, self.pool, self.out = double(1, width), nn.MaxPool2d(2), nn.Conv2d(width, 1, 1)
+        self.down = nn.ModuleList(double(one, other) for one, other in pairwise(sizes))
+        self.up = nn.ModuleList(nn.ConvTranspose2d(other, one, 2, 2) for one, other in reversed(list(pairwise(sizes))))
+        self.merge = nn.ModuleList(double(2 * one, one) for one in reversed(sizes[:-1]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = [self.inc(x)]
+        for down in self.down:
+            kept.append(down(self.pool(kept[-1])))
+        x = kept.pop()
+        for up, merge in zip(self.up, self.merge, strict=True):
+            x = merge(torch.cat([up(x), kept.pop()], 1))
+        out: Tensor = self.out(x)
+        return out
+
+
+def double(one: int, other: int) -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(one, other, 3, padding=1), nn.ReLU(), nn.Conv2d(other, other, 3, padding=1), nn.ReLU())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [800, 1400])
+@pytest.mark.parametrize(("model", "x"), [(Wide(), torch.ones(2, 8)), (UNet(), torch.ones(1, 1, 16, 16))])
+def test_a_wide_and_a_tall_model_are_whole_at_first(opened: Any, model: nn.Module, x: Tensor, width: int) -> None:
+    """From left to right, or with names alone, where that is legible: texts have 10 pixels or more."""
+    page = opened(capture(model, x), size=(width, 900))
+    (left, top, right, bottom) = boxes(page, "#stage")[0]
+    for box in boxes(page, "#canvas g.node, #canvas .edge"):
+        assert left <= box[0] < box[2] <= right + 1
+        assert top <= box[1] < box[3] <= bottom + 1
+    assert 12.5 * page.evaluate("view.scale") >= 10
+    before = boxes(page, "#stage")
+    page.locator("#canvas g.node.holds").first.click()  # what is opened keeps the way in which the rest was laid out
+    settle(page, 2)
+    assert page.evaluate("way === WAYS[0]") == (width == 1400 and isinstance(model, UNet))
+    assert boxes(page, "#stage") == before
+
+
+@pytest.mark.slow
+def test_frames_beside_each_other_do_not_touch(opened: Any) -> None:
+    """Of an encoder and a decoder, each a frame of its own."""
+
+    def forward(net: Net, x: Tensor) -> Tensor:
+        kept = net.encoder(x)
+        out: Tensor = net.decoder(x) + kept
+        return out
+
+    parts = [nn.Sequential(nn.Linear(3, 3 + each), nn.ReLU(), nn.Linear(3 + each, 3)) for each in (1, 2)]
+    page = opened(capture(Net(forward, encoder=parts[0], decoder=parts[1]), torch.ones(2, 3)), 2)
+    one, other = boxes(page, "#canvas .cluster")
+    assert max(one[0], other[0]) - min(one[2], other[2]) >= 4 or max(one[1], other[1]) - min(one[3], other[3]) >= 4
+
+
 def overlap(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
     """Whether two boxes share more than a pixel in both directions."""
     return min(one[2], other[2]) - max(one[0], other[0]) > 1 and min(one[3], other[3]) - max(one[1], other[1]) > 1
@@ -199,6 +273,20 @@ def test_hidden_operations_leave_no_gap(opened: Any) -> None:
     settle(page, 2)
     assert page.locator(f"#e{first.id}_{last.id}").count() == 0
     assert {graph.by_id[number].name for number in drawn(page)} >= {"view", "transpose"}
+
+
+def test_a_closed_sequential_is_named_by_what_it_holds(opened: Any) -> None:
+    """Its own class says nothing of the network."""
+    stages = nn.Sequential(
+        nn.Sequential(*(Block(8) for _ in range(3))),
+        nn.Sequential(nn.Linear(8, 8), nn.ReLU()),
+        nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.LayerNorm(8), nn.Tanh(), nn.Sigmoid()),
+    )
+    page = opened(capture(stages, torch.randn(2, 3, 8)), depth=1)
+    texts = [each.text_content() for each in page.locator("g.node.module").all()]
+    assert [
+        text.startswith(words) for text, words in zip(texts, ("03 × Block", "1Linear, ReLU", "2Sequential of 5"), strict=True)
+    ] == [True] * 3
 
 
 def test_a_layer_without_flops_is_not_coloured_and_the_legend_says_so(opened: Any, gpt: Graph) -> None:

@@ -6,7 +6,6 @@ import hashlib
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -16,26 +15,28 @@ import numpy as np
 from sonde.errors import StoreError, UnknownSiteError
 from sonde.escape import printable_line
 from sonde.paths import absolute_path, short_path
+from sonde.run.folder.end import End
+from sonde.run.folder.end import State as RunState
+from sonde.run.folder.files import folder_size, runs_below
 from sonde.run.folder.run_json import written_version
 from sonde.run.folder.source import DiskSource
 from sonde.run.run import Run
-from sonde.run.runs import Runs, RunSummary, runs_below
+from sonde.run.run_state import changed_at, is_written
+from sonde.run.runs import Runs, RunSummary
 from sonde.run.schema import VERSION
-from sonde.run.store.lock import is_locked
 from sonde.suggest import nearest
+from sonde.view.app.answers.covered import lost_parts
 from sonde.view.app.answers.opened_run import OpenedRun
 from sonde.view.app.answers.reduction import MISSING, listed, marks_of
 from sonde.view.app.bounded_cache import BoundedCache
 
 __all__ = ["FollowedRuns", "State"]
 
-State = Literal["running", "ended", "lost", "damaged", "newer"]
-"""``running``: a process writes; ``ended``: its writer has closed it; ``lost``: the writer is gone and did not; ``damaged``: the
-run cannot be read; ``newer``: a newer sonde has written it."""
+State = Literal[RunState, "damaged", "newer"]
+"""The states of a run; ``damaged``: the run cannot be read; ``newer``: a newer sonde has written it."""
 
 _SEARCH = 2.0  # seconds between two searches for new folders, and
 _SHARE = 20.0  # at least so many times what a search takes
-_RECENT = 60.0  # seconds after its last change in which a run without a known lock counts as running
 _NUMBERS = 768 << 20  # bytes of numbers of all runs that stay in memory
 _HEALTH = {"": "ok", "note": "note", "bad": "bad", "error": "bad"}
 
@@ -50,8 +51,8 @@ class _Followed:
     path: Path | None
     version: str = ""
     error: str = ""
-    ended: bool = False
     state: State = "running"
+    end: End | None = None
     opened: OpenedRun | None = None
     summary: RunSummary = field(default_factory=RunSummary)
     entry: dict[str, Any] = field(default_factory=dict)
@@ -105,11 +106,13 @@ class FollowedRuns:
             changed = []
             for each in self._followed.values():
                 version, state = self._version(each), each.state
-                if version != each.version:
+                is_new = version != each.version
+                if is_new:
                     each.version, each.opened = version, None
                     self._open(each)
                     changed.append(each.id)
-                each.state = _state(each)
+                if is_new or (state == "running" and each.path is not None and not is_written(each.path)):
+                    _look_at(each)
                 found |= each.state != state
             return changed, found
 
@@ -132,11 +135,11 @@ class FollowedRuns:
         return DiskSource(each.path).version if each.path is not None else each.run.version if each.run is not None else ""
 
     def _open(self, each: _Followed) -> None:
-        """Open the run, unless it is open, and look whether it has ended; or note why it cannot be read."""
+        """Open the run, unless it is open; or note why it cannot be read."""
         try:
             if each.run is None and each.path is not None:
                 each.run = Run(DiskSource(each.path), threads=self._threads)
-            each.error, each.ended = "", each.run is not None and each.run.state == "closed"
+            each.error = ""
         except StoreError as error:
             each.run, each.error = None, str(error)
 
@@ -208,23 +211,16 @@ def _name(path: Path, top: Path) -> str:
     return path.relative_to(top).as_posix() if path != top else path.name
 
 
-def _state(each: _Followed) -> State:
+def _look_at(each: _Followed) -> None:
+    """Note the state of a run, and the error that ended it."""
+    if each.run is not None:
+        try:
+            each.state, each.end = each.run.state, each.run.end
+        except StoreError as error:
+            each.run, each.error = None, str(error)
     if each.run is None:
         newer = each.path is not None and (written_version(each.path) or 0) > VERSION
-        return "newer" if newer else "damaged"
-    if each.ended:
-        return "ended"
-    locked = True if each.path is None else is_locked(each.path)
-    is_recent = locked is None and each.path is not None and time.time() - _changed(each.path) < _RECENT
-    return "running" if locked or is_recent else "lost"
-
-
-def _changed(path: Path) -> float:
-    """Return when the files of a run were last written, in seconds since 1970."""
-    times = [0.0]
-    with suppress(OSError):
-        times += [file.stat().st_mtime for file in path.glob("*.json")]
-    return max(times)
+        each.state, each.end = "newer" if newer else "damaged", None
 
 
 def _entry(each: _Followed) -> dict[str, Any]:
@@ -233,6 +229,7 @@ def _entry(each: _Followed) -> dict[str, Any]:
         "name": printable_line(each.name),
         "path": "" if each.path is None else printable_line(short_path(each.path)),
         "state": each.state,
+        "end": None if each.end is None else {**each.end.to_data(), "words": printable_line(each.end.words)},
         "version": each.version,
     }
     if each.run is None:
@@ -246,19 +243,20 @@ def _entry(each: _Followed) -> dict[str, Any]:
     last = run.last_step if summary.last is None else summary.last
     return {
         **about,
-        "health": _HEALTH.get(summary.severity, "warn"),
+        "health": _HEALTH.get(summary.severity, "warn") if last >= 0 or summary.findings else "unknown",
         "findings": summary.findings,
         "first": summary.first,
         "last": last if last >= 0 else None,
         "started": attempts[0].started if attempts else None,
-        "updated": None if each.path is None else _changed(each.path),
+        "updated": None if each.path is None else changed_at(each.path),
         "attempts": len(attempts),
+        "pruned": run.pruned,
         "model": str(lines[0].get("type", "")) if lines else "",
         "layers": len(lines),
         "loss_last": None if summary.loss is None else listed(np.array([summary.loss]))[0],
         "loss_last_mark": MISSING if summary.loss is None else int(marks_of(np.array([summary.loss]))[0]),
-        "size_bytes": 0 if each.path is None else _size(each.path),
-        "lost": [f"{family}: {text}" for family, said in run.lost.items() for text in said],
+        "size_bytes": 0 if each.path is None else folder_size(each.path),
+        "lost": lost_parts(run),
         **({"error": each.error} if each.error else {}),
     }
 
@@ -266,11 +264,3 @@ def _entry(each: _Followed) -> dict[str, Any]:
 def _worst(severities: Iterable[str]) -> str:
     found = set(severities)
     return next((each for each in ("bad", "error", "warn", "warning", "note") if each in found), "")
-
-
-def _size(path: Path) -> int:
-    total = 0
-    for file in path.glob("**/*"):
-        with suppress(OSError):
-            total += file.stat().st_size if file.is_file() else 0
-    return total

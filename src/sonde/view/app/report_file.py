@@ -1,4 +1,4 @@
-"""Write the report of a run: the live page with its answers in one file, which loads nothing and needs no server."""
+"""Write the report of one run or several: the live page with its answers in one file, which loads nothing and needs no server."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import gzip
 import os
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from sonde.errors import ArgumentError, MissingExtraError, SondeError
+from sonde.errors import ArgumentError, SondeError
 from sonde.paths import absolute_path
 from sonde.run.run import Run
 from sonde.view.app.answers.covered import coverage
@@ -24,6 +24,7 @@ from sonde.view.app.answers.opened_run import BINS, OpenedRun, graph_text
 from sonde.view.app.answers.overview import overview
 from sonde.view.app.answers.questions import json_of
 from sonde.view.app.answers.reduction import packed, unpacked
+from sonde.view.app.answers.two_sides import comparison
 from sonde.view.app.followed_runs import FollowedRuns
 from sonde.view.page import asset, html_page
 
@@ -38,44 +39,65 @@ _EXPORT = re.compile(r"^export ", re.MULTILINE)
 _BODY = re.compile(r"<!-- body -->\n(.*?)<!-- /body -->", re.DOTALL)
 
 
-def save_report(run: Run, path: str | os.PathLike[str]) -> Path:
-    """Write the report of *run* to *path*, whose folder is made if it does not exist, and return the path.
+def save_report(run: Run | Sequence[Run], path: str | os.PathLike[str]) -> Path:
+    """Write the report of *run*, one or several, to *path*, whose folder is made if it does not exist, and return the path.
 
     Raises:
         ArgumentError: *path* does not end in ``.html``, or cannot be written.
-        StoreError: the run cannot be read.
+        StoreError: a run cannot be read.
     """
     file = absolute_path(path)
     if file.suffix.lower() not in (".html", ".htm"):
         raise ArgumentError(f"{file.name!r}: a report is written as .html")
-    text = report_html(run)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, encoding="utf-8")
+        file.open("a").close()  # what cannot be written is said before the work
+        file.write_text(report_html(*([run] if isinstance(run, Run) else run)), encoding="utf-8")
     except OSError as error:
         raise ArgumentError(f"the report cannot be written to {file}: {error.strerror or error}") from None
     return file
 
 
-def report_html(run: Run) -> str:
-    """Return the report of *run*: the views of the live page over a recording of its answers, in one page.
+def report_html(*runs: Run) -> str:
+    """Return the report of *runs*: the views of the live page over a recording of its answers, in one page.
 
-    Heat-maps are there of as many numbers as five megabytes hold, the main number of each family and port first; what a heat-map
-    has no room for, the page says. Heat-maps of more than 80,000 cells are rounded to three and a half digits.
+    A report of several runs begins with all of them together, the first compared with each of the others. Heat-maps are there of as
+    many numbers as five megabytes hold, in equal parts for each run, the main number of each family and port first; the page says
+    which are not. Heat-maps of more than 80,000 cells are rounded to three and a half digits.
     """
-    followed = FollowedRuns(run)
-    (entry,) = followed.entries()
-    opened = followed.opened(entry["id"])
-    graph = _graph(opened)
-    held = recording(opened, entry)
+    held = []
+    opened = []
+    for place, run in enumerate(runs):
+        followed = FollowedRuns(run)
+        (entry,) = followed.entries()
+        opened.append(followed.opened(entry["id"]))
+        known = recording(opened[-1], {**entry, "id": f"{entry['id']}{place}"}, _ROOM // len(runs))
+        held.append({**known, **_graph(opened[-1])})
+    names = [each["run"]["name"] for each in held]
+    for each in held:
+        if names.count(each["run"]["name"]) > 1:  # of several folders
+            each["run"]["name"] = each["run"]["path"]
+    compared = {
+        f"{held[0]['run']['id']} {each['run']['id']}": _compared(opened[0], other)
+        for each, other in zip(held[1:], opened[1:], strict=True)
+    }
+    graphs = [each["graph"] for each in held if each["graph"]]
     return html_page(
-        f"{opened.name}: report",
+        f"{', '.join(each['run']['name'] for each in held)}: report",
         body=_BODY.findall(asset("app/index.html"))[0],
         styles=("app/app.css",),
         more_script=_joined_modules("main.js"),
-        compressed={"recording": gzip.compress(json_of({**held, "graph": graph}), 6, mtime=0)},
-        framed=[graph] if graph else [],
+        compressed={"recording": gzip.compress(json_of({"runs": held, "comparisons": compared}), 6, mtime=0)},
+        framed=graphs,
     )
+
+
+def _compared(a: OpenedRun, b: OpenedRun) -> dict[str, Any]:
+    """Return the comparison of two runs, or why there is none, in words."""
+    try:
+        return comparison(a, b)
+    except SondeError as error:
+        return {"error": str(error)}
 
 
 def recording(opened: OpenedRun, entry: dict[str, Any], room: int = _ROOM) -> dict[str, Any]:
@@ -137,12 +159,12 @@ def _size(answer: dict[str, Any]) -> int:
     return len(zlib.compress(json_of(answer), 1))
 
 
-def _graph(opened: OpenedRun) -> str | None:
-    """Return the page of the run's graph; None where there is none, or where the layout engine is not installed."""
+def _graph(opened: OpenedRun) -> dict[str, str | None]:
+    """Return the page of the run's graph, or in words why there is none: none was recorded, or the layout engine is missing."""
     try:
-        return graph_text(opened).decode() if opened.run.graph is not None else None
-    except (MissingExtraError, SondeError):
-        return None
+        return {"graph": graph_text(opened).decode()}
+    except SondeError as error:
+        return {"graph": None, "without_graph": str(error)}
 
 
 def _joined_modules(main: str) -> str:

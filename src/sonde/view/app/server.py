@@ -128,7 +128,7 @@ class _Answers:
         run, name = request.path_params["run"], request.path_params["question"]
         self._followed.look()
         opened = self._followed.opened(run)
-        query = sorted(request.query_params.multi_items())
+        query = sorted(request.query_params.multi_items(), key=lambda item: item[0])  # values of one name keep their order
         return self._kept((run, opened.version, name, *query), lambda: answer_text(name, opened, query), "application/json")
 
     def graph(self, request: Request) -> Response:

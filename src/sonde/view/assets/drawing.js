@@ -76,13 +76,26 @@ function centre(id, scale) {
   place();
 }
 
-// Place what is visible in the stage: what is drawn, the boxes of nodes, and the layout in the size of the stage.
-async function placed() {
+const MOST_SAID = 100; // characters of an error
+const TRIED = 150; // nodes up to which other ways are tried where the first leaves no legible text
+let way = WAYS[0];
+
+// Place what is visible in the stage: what is drawn, the boxes of nodes, and the layout in the size of the stage. The way is chosen
+// anew unless *isKept*: where one node is opened, the rest stays as it is.
+async function placed(isKept) {
   const next = visible();
-  const faces = new Map(next.nodes.filter((node) => !isOpen(node)).map((node) => [node.id, faceOf(node)]));
-  const { laid, took } = await engine.layout(toDot(next, faces));
-  const [width, height] = room();
-  return { next, faces, took, arrangement: arranged(places(laid), faces, width, height) };
+  const tried = isKept ? [way] : next.nodes.length > TRIED ? WAYS.slice(0, 1) : WAYS;
+  let best = null;
+  for (const each of tried) {
+    const faces = new Map(next.nodes.filter((node) => !isOpen(node)).map((node) => [node.id, faceOf(node, each)]));
+    const { laid, took } = await engine.layout(toDot(next, faces, each));
+    const [width, height] = room();
+    const arrangement = arranged(places(laid), faces, width, height, each.direction === "LR");
+    const scale = Math.min(width / arrangement.width, height / arrangement.height);
+    if (!best || scale > best.scale * 1.15) best = { next, faces, took, arrangement, scale, way: each };
+    if (best.scale >= LEGIBLE) break;
+  }
+  return best;
 }
 
 // Lay out what is visible and show it; *anchor*, a node, stays where it is on the screen.
@@ -91,12 +104,13 @@ async function draw(anchor) {
   const timer = setTimeout(() => { busy.hidden = false; }, first ? 0 : 150);
   let found;
   try {
-    found = await placed();
+    found = await placed(anchor !== undefined);
   } catch (error) {
     clearTimeout(timer);
     busy.hidden = false;
     busy.classList.add("error");
-    busy.textContent = `The layout engine failed: ${error.message}. It needs WebAssembly and workers, which every present browser has; a policy of this page’s frame may forbid them.`;
+    const why = error.message.length > MOST_SAID ? `${error.message.slice(0, MOST_SAID)} …` : error.message;
+    busy.textContent = `The graph cannot be laid out. The page needs WebAssembly and workers, which every present browser has; a policy of a frame around it may forbid them: open its file by itself. (${why})`;
     return;
   }
   clearTimeout(timer);
@@ -105,6 +119,7 @@ async function draw(anchor) {
   const before = anchor === undefined ? null : boxOf(anchor)?.getBoundingClientRect();
   const wasFitted = view.isFitted;
   drawn = found.next;
+  way = found.way;
   show(found);
   decorate();
   const after = before ? boxOf(anchor)?.getBoundingClientRect() : null;
@@ -114,7 +129,7 @@ async function draw(anchor) {
     place();
     if (wasFitted && !isInside() && whole() >= LEGIBLE) fit(LEGIBLE);
     else view.isFitted = wasFitted && isInside();
-  } else if (first || !before) fit(LEGIBLE);
+  } else if (first || !before) fit(whole() >= WHOLE ? WHOLE : LEGIBLE);
   first = false;
   document.documentElement.dataset.ready = String(mine);
   document.documentElement.dataset.layout = found.took.toFixed(1);
@@ -156,7 +171,7 @@ function show({ next, faces, arrangement }) {
     layers.edges.append(element);
     made.set(`e${from}_${to}`, element);
   }
-  if (isSmall) {
+  if (isSmall && way.shapes) {
     const values = new Map(next.edges.map((edge) => [`${edge.from}_${edge.to}`, edge.values]));
     for (const { text, x, y } of shapePlaces(arrangement, titles, lines, values)) layers.shapes.append(svg("text", { x, y: y + 4 }, text));
   }
@@ -202,7 +217,7 @@ function nodeElement(node, face, box) {
 // One cell for each block that a node stands for, in which its number is shown.
 function stripElement(copies, { width, height }) {
   const wide = (width - 16) / copies.length;
-  return svg("g", { class: "strip" }, ...copies.map((id, at) => svg("rect", { x: round(8 + at * wide), y: height - 6.5, width: round(wide * 0.92), height: 5 })));
+  return svg("g", { class: "strip" }, ...copies.map((id, at) => svg("rect", { x: round(8 + at * wide), y: height - 5, width: round(wide * 0.92), height: 4 })));
 }
 
 // The number of copies, which opens and closes the repetition.

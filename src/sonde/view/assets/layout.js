@@ -4,7 +4,8 @@
 const engine = (() => {
   const asScript = (text) => URL.createObjectURL(new Blob([text], { type: "text/javascript" }));
   // The engine is sent as text: a page opened as a file has an origin of its own, from which a worker may load nothing.
-  const worker = new Worker(asScript(`
+  const started = (script) => { try { return new Worker(asScript(script)); } catch (error) { return { failed: `no worker can be started (${error.message})` }; } };
+  const worker = started(`
     let engine;
     onmessage = async ({ data: { number, dot, library } }) => {
       try {
@@ -21,8 +22,8 @@ const engine = (() => {
       } catch (error) {
         postMessage({ number, error: String(error) });
       }
-    };`));
-  worker.postMessage({ library: document.getElementById("engine").textContent });
+    };`);
+  worker.postMessage?.({ library: document.getElementById("engine").textContent });
   const waiting = new Map();
   const known = new Map();
   let last = 0;
@@ -38,6 +39,7 @@ const engine = (() => {
   };
   return {
     layout(dot) {
+      if (worker.failed) return Promise.reject(new Error(worker.failed));
       if (!known.has(dot)) {
         if (known.size > 40) known.delete(known.keys().next().value);
         known.set(dot, new Promise((resolve, reject) => {
@@ -69,15 +71,15 @@ const shortened = (text) => (text.length > LONGEST ? `${text.slice(0, 14)}…${t
 const LINE = 16;
 
 // What a node shows: lines of parts (a text and its style), the badge of a folded block, and the size of the box around them.
-function faceOf(node) {
+function faceOf(node, { costs }) {
   const times = isInGroup(node) ? "" : timesOf(node);
   const lines = [];
   if (node.kind === "module") {
     const name = { text: shortened(isInGroup(node) ? shortName(node) : nameOf(node)), style: "name" };
-    const type = node.path ? [{ text: shortened(node.type), style: "quiet" }] : [];
+    const type = node.path ? [{ text: shortened(typeOf(node)), style: "quiet" }] : [];
     if (type.length && widthOf(name.text, "name") + widthOf(type[0].text, "quiet") > 210) lines.push([name], type);
     else lines.push([name, ...type]);
-    const cost = costOf(node);
+    const cost = costs ? costOf(node) : "";
     if (cost) lines.push([{ text: cost + (times.startsWith("×") ? " each" : ""), style: "quiet" }]);
   } else {
     lines.push([{ text: shortened(shortName(node)), style: "plain" }]);
@@ -99,6 +101,9 @@ const titleOf = (node) => ({ name: shortened(isInGroup(node) ? shortName(node) :
 
 // Graphviz source
 
+// Ways to lay a picture out, the best first: from top to bottom with all that is known, from left to right for what is wide, and with
+// names alone for what is tall. Shapes stand beside edges that run down.
+const WAYS = [{ direction: "TB", ranks: 0.37, gap: 0.32, shapes: true, costs: true }, { direction: "LR", ranks: 0.42, gap: 0.14, shapes: false, costs: true }, { direction: "TB", ranks: 0.2, gap: 0.25, shapes: false, costs: false }];
 const LARGE = 600; // nodes from which on Graphviz may stop polishing: half the time, and no one sees the difference
 const TITLE = 20; // height of a frame's title
 
@@ -109,11 +114,11 @@ function framesOf(node, around) {
   return found;
 }
 
-function toDot({ nodes, edges }, faces) {
+function toDot({ nodes, edges }, faces, { direction, ranks, gap }) {
   const lines = [
     "digraph G {",
     nodes.length > LARGE ? "graph [nslimit=1, nslimit1=1];" : "",
-    `graph [rankdir=TB, ranksep=${nodes.length > LARGE ? 0.3 : 0.37}, nodesep=0.32, margin=0, labeljust=l];`,
+    `graph [rankdir=${direction}, ranksep=${nodes.length > LARGE ? 0.3 : ranks}, nodesep=${gap}, margin=0, labeljust=l];`,
     'node [shape=box, fixedsize=true, label=""];',
     "edge [arrowhead=none];",
   ];
@@ -165,7 +170,7 @@ function places(text) {
   for (const held of laid.objects ?? []) {
     if (held.name.startsWith("cluster_")) {
       const [left, bottom, right, high] = held.bb.split(",").map(Number);
-      frames.set(held.name.slice(8), { left, right, top: top - high, bottom: top - bottom });
+      frames.set(held.name.slice(8), { left: left + 4, right: right - 4, top: top - high + 2, bottom: top - bottom - 4 }); // frames beside each other do not touch
     } else if (held.pos) {
       const [x, y] = held.pos.split(",").map(Number);
       named.set(held._gvid, Number(held.name.slice(1)));
@@ -181,6 +186,7 @@ function places(text) {
 }
 
 const LEGIBLE = 0.96; // the scale from which on text, then of 12 pixels, is read without zooming
+const WHOLE = 0.8; // the least scale at which all of a picture is better than a part of it
 
 // Columns: a tall picture is cut between rows, where few edges run, and its parts stand beside each other
 
@@ -225,11 +231,11 @@ function joined(ranges) {
 }
 
 // The parts of a picture that stand beside each other, cut between frames; if that does not make the text legible, also inside frames.
-function columns(laid, faces, width, height) {
+function columns(laid, faces, width, height, isSideways) {
   const frames = [...laid.frames.values()];
   const rows = [...laid.nodes].map(([id, { y }]) => [y - faces.get(id).height / 2, y + faces.get(id).height / 2]);
-  const isCut = frames.length > 0 && laid.nodes.size <= LARGE;
-  const found = cutAt(joined([...rows, ...frames.map(({ top, bottom }) => [top, bottom])]), laid, faces, width, height);
+  const isCut = frames.length > 0 && laid.nodes.size <= LARGE && !isSideways;
+  const found = cutAt(joined([...rows, ...frames.map(({ top, bottom }) => [top, bottom])]), laid, faces, width, height, isSideways);
   if (!isCut || found.scale >= LEGIBLE) return found;
   const edges = frames.flatMap(({ top, bottom }) => { // a title stays with the first row below it, and the end of a frame with the last row in it
     const inside = rows.filter(([high, low]) => high >= top && low <= bottom);
@@ -239,7 +245,7 @@ function columns(laid, faces, width, height) {
   return other.scale > found.scale * 1.06 || (found.placed.length === 1 && other.scale >= LEGIBLE) ? other : found;
 }
 
-function cutAt(bands, laid, faces, width, height) {
+function cutAt(bands, laid, faces, width, height, isSideways = false) {
   const extent = (from, to) => { // left and right end of what lies between two heights
     let [left, right] = [Infinity, -Infinity];
     for (const [id, { x, y }] of laid.nodes) if (y >= from && y <= to) [left, right] = [Math.min(left, x - faces.get(id).width / 2), Math.max(right, x + faces.get(id).width / 2)];
@@ -264,7 +270,7 @@ function cutAt(bands, laid, faces, width, height) {
   };
   const whole = place([{ from: 0, to: bands.length - 1 }]);
   let best = whole;
-  if (whole.scale >= LEGIBLE || laid.nodes.size > LARGE) return whole;
+  if (whole.scale >= LEGIBLE || laid.nodes.size > LARGE || isSideways) return whole;
   const gaps = bands.slice(0, -1).map(({ bottom }, index) => {
     const cut = (bottom + bands[index + 1].top) / 2;
     return { index, sources: new Set(laid.edges.filter(({ points }) => points[0][1] <= cut && points.at(-1)[1] >= cut).map(({ from }) => from)).size };
@@ -308,8 +314,8 @@ function filled(bands, gaps, count) {
 }
 
 // The picture for a stage of this size: boxes, frames, and each edge as an SVG path with the points it runs through.
-function arranged(laid, faces, width, height) {
-  const { placed, lead, isCut = false, ...size } = columns(laid, faces, width, height);
+function arranged(laid, faces, width, height, isSideways) {
+  const { placed, lead, isCut = false, ...size } = columns(laid, faces, width, height, isSideways);
   const columnAt = (y) => Math.max(0, placed.findLastIndex(({ top }) => y >= top - 1));
   const moved = (column) => ([x, y]) => [x + placed[column].dx, y + placed[column].dy + lead];
   const boxes = new Map();

@@ -36,7 +36,7 @@ byId("help").onclick = () => byId("keys").showModal();
 document.addEventListener("theme", () => { if (picture) tint(); });
 
 let themeBefore = null; // while the page is printed
-window.addEventListener("beforeprint", () => { themeBefore ??= document.documentElement.dataset.theme; theme("light"); select(null); fitWhole(720, 860); });
+window.addEventListener("beforeprint", () => { themeBefore ??= document.documentElement.dataset.theme; theme("light"); select(null); fitWhole(...(window.parent === window ? [720, 860] : [640, 700])); });
 window.addEventListener("afterprint", () => { theme(themeBefore ?? "light"); themeBefore = null; fit(LEGIBLE); });
 
 // Colours and steps
@@ -45,7 +45,21 @@ const chooser = byId("number");
 const group = (label, options) => { const made = make("optgroup"); made.label = label; made.append(...options); return options.length ? [made] : []; };
 const option = (number) => new Option(number.label, number.title);
 chooser.append(new Option("kind of node", ""), ...group("the run’s numbers", numbers.filter(({ steps }) => steps).map(option)), ...group("the graph’s numbers", numbers.filter(({ steps }) => !steps).map(option)));
-chooser.onchange = () => { state.number = chooser.value; recolour(); };
+chooser.onchange = () => {
+  const { other } = chooser.selectedOptions[0].dataset;
+  if (other) { window.parent.postMessage({ number: other }, "*"); return; }
+  state.number = chooser.value;
+  recolour();
+};
+// A page around this one says which step is shown first, and which more numbers it knows; asked for one, it loads this page with it.
+window.addEventListener("message", ({ source, data }) => {
+  if (source !== window.parent || !Array.isArray(data?.more) || chooser.querySelector("[data-other]")) return;
+  byId("theme").hidden = true; // the page around has this button
+  toStep(data.step);
+  const held = new Set(numbers.map(({ title }) => title.split(" (")[0]));
+  const others = data.more.filter(({ id, name, minor }) => typeof id === "string" && !minor && !held.has(name));
+  chooser.append(...group("other numbers of the run", others.map(({ id, label }) => { const made = new Option(`${label} …`, id); made.dataset.other = id; return made; })));
+});
 
 function recolour() {
   tint();
@@ -56,7 +70,7 @@ function recolour() {
 
 // The number before or after the one that colours the nodes, in the order of the list.
 function another(by) {
-  const options = [...chooser.options].map(({ value }) => value);
+  const options = [...chooser.options].filter(({ dataset }) => !dataset.other).map(({ value }) => value);
   chooser.value = options[(options.indexOf(state.number) + by + options.length) % options.length];
   chooser.onchange();
 }
@@ -65,7 +79,7 @@ function toStep(step) {
   const steps = current()?.steps;
   if (!steps) return;
   state.step = Math.min(Math.max(step, 0), steps.length - 1);
-  recolour();
+  if (picture) recolour(); // before the first picture, this draws it at that step
 }
 byId("step").addEventListener("input", (event) => toStep(Number(event.target.value)));
 
@@ -197,7 +211,7 @@ async function firstLevel() {
   for (let level = model.frames || model.levels; level > 1; level -= 1) {
     openTo(level);
     if (visible().nodes.length > MOST) continue;
-    const { arrangement: { width, height, isCut } } = await placed();
+    const { arrangement: { width, height, isCut } } = await placed(true); // a level is open at first only with all that is known of it
     [view.width, view.height] = [width, height];
     if (whole() < LEGIBLE) continue;
     if (!isCut) return level;
@@ -207,11 +221,11 @@ async function firstLevel() {
 }
 
 async function begin() {
+  if (recorded.series?.length) { state.number = recorded.series[0].name; chooser.value = state.number; byId("legend").hidden = true; }
   let level = Math.min(1, model.levels);
   try { level = await firstLevel(); } catch { /* drawing fails likewise, and says so */ }
   openTo(level);
   if (recorded.error) for (const node of recorded.nodes) if (node.flags.includes("failed")) for (const frame of above(node)) state.open.add(frame);
-  if (recorded.series?.length) { state.number = recorded.series[0].name; chooser.value = state.number; byId("legend").hidden = true; }
   boxes();
   await draw();
 }

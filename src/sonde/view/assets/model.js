@@ -208,6 +208,15 @@ function nameOf(node) {
   return `${name} … ${shared && name.startsWith(shared) ? last.slice(shared.length) : last}`;
 }
 
+// The class of a module. "Sequential" says nothing of a network: a closed one is named by the classes of the modules that it holds.
+function typeOf(node) {
+  if (node.type !== "Sequential" || !node.holds || isOpen(node)) return node.type;
+  const held = model.inside.get(node.id).filter(({ kind }) => kind === "module").map(({ type }) => type);
+  const kinds = [...new Set(held)];
+  const words = kinds.length > 1 || held.length === 1 ? kinds.join(", ") : `${held.length} × ${kinds[0]}`;
+  return words.length > LONGEST ? `Sequential of ${held.length}` : words;
+}
+
 function timesOf(node) {
   const copies = copiesOf(node);
   const times = (node.repeat ?? 1) * (copies?.folded ? copies.count : 1);

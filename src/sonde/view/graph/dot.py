@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from sonde.escape import printable
 from sonde.run.graph.data import Kind, Node, PlainGraph, count_text, shape_text
@@ -24,14 +24,21 @@ _SPACE = "\N{NO-BREAK SPACE}"
 """Behind a cluster's title, as many as letters: Graphviz makes the cluster as wide, and the edge that comes in at its middle runs
 beside the title."""
 _FAILED = ("#fbdcd9", "#c23b31")
+_COLOURED = ("module", "parameter", "buffer")
 _SHAPES: dict[Kind, str] = {"input": "ellipse", "output": "ellipse", "parameter": "note", "buffer": "note", "constant": "note"}
 
 
-def to_dot(graph: PlainGraph) -> str:
+def to_dot(graph: PlainGraph, fills: Mapping[str, str] | None = None, caption: str = "") -> str:
     """Return *graph* as Graphviz source: module calls that hold others as clusters, all else as nodes. Collapse it first for less.
 
     Nodes are named ``n`` and clusters ``cluster_`` with the node's number; both have their kind as class, so that an SVG of
     them can be styled and searched.
+
+    Args:
+        graph: what is drawn.
+        fills: colours, as ``#440154``, by ``module PATH`` (one that holds no module) and ``tensor PATH``; the others have that of
+            their kind.
+        caption: stands below the drawing.
     """
     lines = [
         f"digraph {quoted(graph.model)} {{",
@@ -39,14 +46,16 @@ def to_dot(graph: PlainGraph) -> str:
         f'  node [shape=box, style="rounded,filled", fontname={quoted(FONT)}, fontsize=10, margin="0.1,0.05", height=0.3];',
         '  edge [color="#666666", arrowsize=0.6];',
     ]
-    lines += _body(graph)
+    lines += _body(graph, fills or {})
     joined = dict.fromkeys((edge.source, edge.target) for edge in graph.edges)
     lines += [f"  n{source} -> n{target};" for source, target in joined]
+    if caption:  # at the end, since clusters take on what stands before them
+        lines.append(f"  label={quoted(caption)}; labelloc=b;")
     lines.append("}")
     return "\n".join(lines) + "\n"
 
 
-def _body(graph: PlainGraph) -> Iterator[str]:
+def _body(graph: PlainGraph, fills: Mapping[str, str]) -> Iterator[str]:
     """Yield clusters and nodes, nested as they ran; without recursion, since modules may be nested very deep."""
     open_calls: list[int] = []
     for node in graph.nodes:
@@ -60,10 +69,13 @@ def _body(graph: PlainGraph) -> Iterator[str]:
             title = " ".join(label_lines(graph, node)[: 2 if node.path else 1])
             label = quoted(title + _SPACE * (len(title) + 4)).removesuffix('"') + '\\l"'
             yield f"{indent}subgraph cluster_{node.id} {{"
-            look = f'labeljust=l, style=rounded, color="{color}", fontcolor="#55488c", class=module'
+            fill = None if _holds_modules(graph, node) else fills.get(f"module {node.path}")
+            style = "style=rounded" if fill is None else f'style="rounded,filled", fillcolor="{fill}"'
+            font = "#55488c" if fill is None else "#ffffff" if _is_dark(fill) else "#000000"
+            look = f'labeljust=l, {style}, color="{color}", fontcolor="{font}", class=module'
             yield f"{indent}  graph [label={label}, {look}];"
             continue
-        yield f"{indent}n{node.id} [{_attributes(graph, node)}];"
+        yield f"{indent}n{node.id} [{_attributes(graph, node, fills)}];"
     while open_calls:
         open_calls.pop()
         yield "  " * (len(open_calls) + 1) + "}"
@@ -73,17 +85,29 @@ def _is_frame(graph: PlainGraph, node: Node) -> bool:
     return any(child.kind in ("operation", "module") for child in graph.children.get(node.id, ()))
 
 
-def _attributes(graph: PlainGraph, node: Node) -> str:
+def _attributes(graph: PlainGraph, node: Node, fills: Mapping[str, str]) -> str:
     fill, line = _FAILED if "failed" in node.flags else _FILLS[node.kind]
+    given = fills.get(f"{'module' if node.kind == 'module' else 'tensor'} {node.path}") if node.kind in _COLOURED else None
     found = [
         f"label={quoted(chr(10).join(label_lines(graph, node)))}",
-        f'fillcolor="{fill}"',
+        f'fillcolor="{given or fill}"',
         f'color="{line}"',
         f"class={node.kind}",
     ]
+    if given is not None and _is_dark(given):
+        found.append('fontcolor="#ffffff"')
     if node.kind in _SHAPES:
         found += [f"shape={_SHAPES[node.kind]}", "style=filled"]
     return ", ".join(found)
+
+
+def _holds_modules(graph: PlainGraph, node: Node) -> bool:
+    return any(child.kind == "module" for child in graph.children.get(node.id, ()))
+
+
+def _is_dark(colour: str) -> bool:
+    red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
+    return 0.299 * red + 0.587 * green + 0.114 * blue < 140
 
 
 def label_lines(graph: PlainGraph, node: Node) -> list[str]:

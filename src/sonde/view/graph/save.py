@@ -6,6 +6,7 @@ import importlib.util
 import re
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 from sonde.errors import ArgumentError, MissingExtraError
@@ -29,8 +30,10 @@ def save(
     depth: int | None = None,
     *,
     values: Series | None = None,
+    fills: Mapping[str, str] | None = None,
+    caption: str = "",
 ) -> Path:
-    """Write *graph* to *path* and return it; see :meth:`sonde.graph.Graph.save`."""
+    """Write *graph* to *path* and return it; see :meth:`sonde.graph.Graph.save`, and of a drawing's colours ``to_dot``."""
     form = path.suffix.lower().removeprefix(".")
     if form not in FORMATS:
         raise ArgumentError(
@@ -43,7 +46,7 @@ def save(
     elif form == "json":
         written = collapse(graph, depth).to_json().encode()
     else:
-        written = render(to_dot(collapse(graph, depth)), form)
+        written = render(to_dot(collapse(graph, depth), fills, caption), form)
     path.parent.mkdir(parents=True, exist_ok=True)
     with appearing(path, sync=False) as temporary:
         temporary.write_bytes(written)

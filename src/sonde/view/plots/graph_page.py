@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
-from sonde.errors import ArgumentError
+from sonde.errors import ArgumentError, MissingExtraError, UnknownSiteError
 from sonde.paths import absolute_path
 from sonde.run.graph.data import PlainGraph
 from sonde.run.run import Run
 from sonde.run.schema import main_families
 from sonde.site import PORTS, Site
 from sonde.view.graph.page import to_html
+from sonde.view.graph.series import join
 from sonde.view.page import in_frame
 from sonde.view.plots.layer_names import spaced
 from sonde.view.plots.layer_series import Known, Matrix, matrix
 from sonde.view.plots.number_names import main_number
+from sonde.view.scales import DIVERGING, SEQUENTIAL
 
-__all__ = ["GraphPage", "graph_page", "page_of_run"]
+__all__ = ["GraphPage", "graph_of", "graph_page", "node_colours", "page_of_run"]
 
+_DEFECT, _ZERO = "#d62728", "#bbbbbb"
 _MOST_STEPS = 400  # of more, so many are on the page, evenly through the run
 
 Points = list[tuple[float, float]]
@@ -80,17 +83,17 @@ def graph_page(run: Run, *numbers: str, port: str | None = None, where: str | No
         UnknownSiteError: a number was not recorded; the message names the lens that records it.
         MissingExtraError: the package with the layout engine is not installed.
     """
-    graph, known = _graph_of(run), Known.of(run)
+    graph, known = graph_of(run), Known.of(run)
     asked = numbers or tuple(_main_numbers(known))
     there = {number: _ports_of(number, known, port) for number in asked}
-    return _page(run, graph, known, there, where, depth)
+    return _page(run, graph, known, there, where, depth, needed=numbers)
 
 
 def page_of_run(
     run: Run, number: str | None = None, port: str | None = None, *, where: str | None = None, depth: int | None = None
 ) -> GraphPage:
     """Return the page with the main numbers of *run*, at first coloured by *number* at *port*; see ``Run.graph_page``."""
-    graph, known = _graph_of(run), Known.of(run)
+    graph, known = graph_of(run), Known.of(run)
     asked = dict.fromkeys([*([] if number is None else [number]), *_main_numbers(known)])
     there = {each: _ports_of(each, known) for each in asked}
     if port is not None and there:
@@ -98,21 +101,83 @@ def page_of_run(
         if port not in there[first]:
             there[first] = [port]  # the reading raises, and says what there is
         there[first].sort(key=lambda each: each != port)
-    return _page(run, graph, known, there, where, depth)
+    return _page(run, graph, known, there, where, depth, needed=[*asked][:1] if number is not None or port is not None else ())
 
 
 def _page(
-    run: Run, graph: PlainGraph, known: Known, asked: Mapping[str, list[str]], where: str | None, depth: int | None
+    run: Run,
+    graph: PlainGraph,
+    known: Known,
+    asked: Mapping[str, list[str]],
+    where: str | None,
+    depth: int | None,
+    *,
+    needed: Collection[str],
 ) -> GraphPage:
-    found = {number: [matrix(run, number, port, where=where, known=known) for port in ports] for number, ports in asked.items()}
+    """Return the page with those of the *asked* numbers that have values; one that is *needed* and has none is an error."""
+    found: dict[str, list[Matrix]] = {}
+    failed: UnknownSiteError | None = None
+    for number, ports in asked.items():
+        there = []
+        for port in ports:
+            try:
+                there.append(matrix(run, number, port, where=where, known=known))
+            except UnknownSiteError as error:  # as of a family that has no rows of these steps
+                failed = error
+        if there:
+            found[number] = there
+        elif failed is not None and number in needed:
+            raise failed
+    if failed is not None and not found:
+        raise failed
     values = {number: series for number, matrices in found.items() if (series := _series(matrices, graph))}
     described = {number: matrices[0].described for number, matrices in found.items() if matrices}
     name = run.path.name if run.path is not None else "in memory"
     title = f"{graph.model}, run {name}"
-    return GraphPage(title, to_html(graph, depth, values=values, title=title, described=described), tuple(asked))
+    return GraphPage(title, to_html(graph, depth, values=values, title=title, described=described), tuple(found))
 
 
-def _graph_of(run: Run) -> PlainGraph:
+def node_colours(
+    run: Run, graph: PlainGraph, number: str, port: str | None = None, *, where: str | None = None
+) -> tuple[dict[str, str], str]:
+    """Return the colour of each node at the last step, by ``module PATH`` or ``tensor PATH``, and what the colours mean.
+
+    Red is NaN or infinite, grey is 0 on a logarithmic scale. What was not recorded has no colour.
+
+    Raises:
+        UnknownSiteError: the number was not recorded; the message names the lens that records it.
+        MissingExtraError: matplotlib, which has the colours, is not installed.
+    """
+    mpl = MissingExtraError.import_or_raise("matplotlib", "the colours of a drawing", "plots")
+    colours = MissingExtraError.import_or_raise("matplotlib.colors", "the colours of a drawing", "plots")
+    known = Known.of(run)
+    found = matrix(run, number, _ports_of(number, known, port)[0], where=where, known=known)
+    step = int(found.steps[-1])
+    last = {site: [point for point in points if point[0] == step] for site, points in _series([found], graph).items()}
+    joined = join(graph, {number: {site: points for site, points in last.items() if points}}, {number: found.described})
+    if not joined or joined[0]["scale"] is None:
+        raise ArgumentError(f"no module of the graph has a finite {number} at step {step:,}")
+    scale = joined[0]["scale"]
+    norm = (colours.LogNorm if scale["log"] else colours.Normalize)(scale["low"], scale["high"], clip=True)
+    shades = mpl.colormaps[DIVERGING if scale["signed"] else SEQUENTIAL]
+
+    def colour(value: float) -> str:
+        if not np.isfinite(value):
+            return _DEFECT
+        return _ZERO if scale["log"] and value <= 0 else str(colours.to_hex(shades(norm(value))))
+
+    named = {node: colour(values[-1]) for node, values in joined[0]["of"].items() if values and values[-1] is not None}
+    more = "".join(f"; {word}" for shade, word in ((_ZERO, "grey: 0"), (_DEFECT, "red: not finite")) if shade in named.values())
+    words = f"{joined[0]['label']} at step {step:,}: from {scale['low']:.3g} (dark) to {scale['high']:.3g} (bright)"
+    return named, words + more
+
+
+def graph_of(run: Run) -> PlainGraph:
+    """Return the execution graph of *run*.
+
+    Raises:
+        ArgumentError: the run has none.
+    """
     plain = run.graph
     if plain is None:
         raise ArgumentError("the run has no graph: give one batch of inputs to watch(..., batch=...), which captures it")

@@ -27,8 +27,13 @@ def chosen(names: Sequence[str], include: Include, exclude: Include = None) -> l
     """Return the positions of the names that *include* selects and *exclude* does not.
 
     Raises:
-        SelectionError: no name is left; the message names the nearest.
+        SelectionError: no name is left, and the message names the nearest; or a text is no regular expression.
     """
+    for where in (include, exclude):
+        try:
+            re.compile(where) if isinstance(where, str) else None
+        except re.error as error:
+            raise SelectionError(f"{where!r} is no regular expression: {error}") from None
     kept = [
         place
         for place, name in enumerate(names)

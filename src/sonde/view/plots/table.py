@@ -45,13 +45,24 @@ def table(run: Run, *, include: Include = None, exclude: Include = None, recent:
         SelectionError: no layer is selected.
         ArgumentError: *recent* is not above 0, or *step* was not logged; the message names the nearest that was.
     """
+    name = f"run {run.path.name}" if run.path is not None else "run in memory"
+    found = layer_rows(run, include=include, exclude=exclude, recent=recent, step=step)
+    if found is None:
+        return layer_table(name, (), _scalars(run, step), empty=f"nothing was recorded yet; {FIRST_ROWS}")
+    words, rows, footer = found
+    return layer_table(f"{name} · {words}", rows, footer, empty="nothing was recorded yet")
+
+
+def layer_rows(
+    run: Run, *, include: Include = None, exclude: Include = None, recent: int = _RECENT, step: int | None = None
+) -> tuple[str, list[LayerRow], list[str]] | None:
+    """Return what :func:`table` shows as data: the steps in words, the rows, and the lines below; None of a run without rows."""
     if recent < 1:
         raise ArgumentError(f"recent={recent}: medians are over one logged step or more")
-    name = f"run {run.path.name}" if run.path is not None else "run in memory"
     known = Known.of(run)
     moment = _moment(run, known, recent, step)
     if moment is None:
-        return layer_table(name, (), _scalars(run, step), empty=f"nothing was recorded yet; {FIRST_ROWS}")
+        return None
     layers = _Reader(run, known, moment).layers()
     found = _alerts(run, layers, moment.last)
     names = list(layers)
@@ -71,7 +82,7 @@ def table(run: Run, *, include: Include = None, exclude: Include = None, recent:
         texts = {"calls": str(layer.calls)} if layer.calls > 1 else {}
         tone = worst(told, "strong")
         rows.append(LayerRow(each, kinds.get(layer.path, ""), texts, layer.numbers, (*told, *notes), tone=tone))
-    return layer_table(f"{name} · {moment.words}", rows, footer, empty="nothing was recorded yet")
+    return moment.words, rows, footer
 
 
 def _alerts(run: Run, layers: Mapping[str, _Layer], last: int) -> dict[str, list[Note]]:

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from sonde.errors import StoreError
+from sonde.run.run import Run
 from sonde.view.app.answers.opened_run import OpenedRun
 
-__all__ = ["coverage"]
+__all__ = ["coverage", "lost_parts"]
 
 
 def coverage(opened: OpenedRun) -> dict[str, Any]:
@@ -18,7 +19,6 @@ def coverage(opened: OpenedRun) -> dict[str, Any]:
         ``sites`` and ``observed`` (how many), ``missing`` (site and reason), ``notes`` (site and note); ``lost``: damaged parts, in
         words; ``error``: why the coverage cannot be read. Without a coverage, as in a run of another program, counts are None.
     """
-    lost = [f"{family}: {text}" for family, said in opened.run.lost.items() for text in said]
     error, held = "", None
     try:
         held = opened.run.coverage
@@ -30,9 +30,14 @@ def coverage(opened: OpenedRun) -> dict[str, Any]:
         "observed": _count(held.get("observed")),
         "missing": _lines(held.get("missing"), "reason"),
         "notes": _lines(held.get("notes"), "note"),
-        "lost": lost,
+        "lost": lost_parts(opened.run),
         "error": error,
     }
+
+
+def lost_parts(run: Run) -> list[str]:
+    """Return which parts of the run were found damaged or missing so far, in words."""
+    return [f"{family}: {text}" for family, said in run.lost.items() for text in said]
 
 
 def _count(given: Any) -> int | None:

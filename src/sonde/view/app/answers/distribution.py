@@ -30,7 +30,7 @@ def distribution(
 
     Args:
         opened: the run.
-        site: the site, as ``blocks.0.fc:output``; by default the first one with counts.
+        site: the site, as ``blocks.0.fc:output``; by default the first output with counts.
         first, last: the steps, both inclusive.
         columns: the most bins.
 
@@ -50,7 +50,11 @@ def distribution(
         for family in families
         for (each,) in opened.run.sql(f'SELECT site FROM {quoted(family)} GROUP BY site ORDER BY min("order"), site').fetchall()
     }
-    asked = str(Site.parse(site)) if site else next(iter(counted), "")
+    asked = (
+        str(Site.parse(site))
+        if site
+        else next((each for each in counted if Site.parse(each).port == "output"), next(iter(counted), ""))
+    )
     if asked not in counted:
         lens = f"powers of two are counted by {recorded_by('powers', Site.parse(asked).port if asked else 'output')}"
         raise UnknownSiteError(f"{lens}. {nearest(asked, counted) if counted else 'This run has none.'}")

@@ -33,7 +33,7 @@ def findings(opened: OpenedRun, *, every: bool | None = None) -> dict[str, Any]:
         ``not_judged``: rules and what they need; ``applied``: how many rules there were; ``told``: alerts of the training itself
         that are of no rule.
     """
-    if every is False or (every is None and opened.rows > (_FEW if opened.run.state == "closed" else _FEW_OF_MANY)):
+    if every is False or (every is None and opened.rows > (_FEW if opened.run.state != "running" else _FEW_OF_MANY)):
         told = alerts_data(opened)
         by_rule = [each for each in told if each["rule"] in RULES]
         return {"complete": False, "findings": by_rule, "not_judged": [], "told": [each for each in told if each not in by_rule]}

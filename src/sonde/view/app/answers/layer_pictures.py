@@ -34,6 +34,7 @@ def heatmap(
     Returns:
         ``sites``, ``layers`` (their names without the port) and ``kinds`` (classes), one for each row; ``steps`` (the edges of
         the columns) and ``ends`` (the last logged step in each); ``values`` (float32) and ``marks`` (uint8) as base64, row by row;
+        ``spikes``: positions in them (uint32) and values (float32), as base64, where one step of a column stands out of the others;
         ``scale``, label and unit of the number; ``logged`` and ``range`` of the steps.
 
     Raises:
@@ -48,13 +49,14 @@ def _heatmap(grid: StepGrid, first: int | None, last: int | None, columns: int, 
     rows = chosen_rows(grid, layers)
     found = grid.matrix
     most = max(min(columns, _CELLS // len(rows)), 1)
+    picked = slice(None) if len(rows) == len(found.sites) else rows
     if first is None and last is None and most == BINS:
-        bins, middle, marks = grid.whole
-        middle, marks = middle[rows], marks[rows]
+        bins, reduced = grid.whole
+        reduced = reduced[picked]
     else:
         bins = Bins.of(found.steps, first, last, most)
-        picked = slice(None) if len(rows) == len(found.sites) else rows
-        middle, marks = bins.reduced(found.values[picked], grid.marks[picked])
+        reduced = bins.reduced(found.values[picked], grid.marks[picked])
+    at, spikes = reduced.spikes(grid.scale)
     return {
         **grid.described(),
         "sites": [str(found.sites[row]) for row in rows],
@@ -62,8 +64,9 @@ def _heatmap(grid: StepGrid, first: int | None, last: int | None, columns: int, 
         "kinds": [grid.kinds[row] for row in rows],
         "steps": bins.edges.tolist(),
         "ends": bins.ends.tolist(),
-        "values": packed(middle, "f4"),
-        "marks": packed(marks, "u1"),
+        "values": packed(reduced.middle, "f4"),
+        "marks": packed(reduced.marks, "u1"),
+        "spikes": {"at": packed(at, "u4"), "values": packed(spikes, "f4")},
         **_span(grid, bins),
     }
 
@@ -123,17 +126,15 @@ def lines(
     found = grid.matrix
     bins = Bins.of(found.steps, first, last, points)
     rows = [grid.row(each) for each in site]
-    values, marks = found.values[rows], grid.marks[rows]
-    middle, worst = bins.reduced(values, marks)
-    low, high = bins.extremes(values)
+    reduced = bins.reduced(found.values[rows], grid.marks[rows])
     drawn = [
         {
             "site": str(found.sites[row]),
             "layer": found.sites[row].name,
-            "values": listed(middle[place]),
-            "low": listed(low[place]),
-            "high": listed(high[place]),
-            "marks": worst[place].tolist(),
+            "values": listed(reduced.middle[place]),
+            "low": listed(reduced.low[place]),
+            "high": listed(reduced.high[place]),
+            "marks": reduced.marks[place].tolist(),
             **bins.plain(),
         }
         for place, row in enumerate(rows)

@@ -103,18 +103,17 @@ def _numbers(opened: OpenedRun, owner: Site, points: int) -> Iterator[dict[str, 
                 number = opened.drawable[f"{family}.{name}@{port}"][3]
                 marks = marks_of(values, None if name in _DEFECTS else defects)
                 bins = Bins.of(steps, None, None, points)
-                middle, worst = bins.reduced(values, marks)
-                low, high = bins.extremes(values)
+                reduced = bins.reduced(values, marks)
                 yield {
                     **number_data(f"{family}.{name}@{port}", family, port, number),
                     "number": f"{family}.{name}@{port}",
                     "site": site,
                     "last": float(values[-1]) if np.isfinite(values[-1]) else None,
                     "last_step": int(steps[-1]),
-                    "values": listed(middle),
-                    "low": listed(low),
-                    "high": listed(high),
-                    "marks": worst.tolist(),
+                    "values": listed(reduced.middle),
+                    "low": listed(reduced.low),
+                    "high": listed(reduced.high),
+                    "marks": reduced.marks.tolist(),
                     **bins.plain(),
                 }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -17,7 +16,7 @@ from sonde.run.run import Run
 from sonde.run.schema import main_families
 from sonde.site import PORTS, Site
 from sonde.suggest import unknown_name
-from sonde.view.app.answers.reduction import Bins, Marks, Values, marks_of
+from sonde.view.app.answers.reduction import Bins, Marks, Reduced, Values, marks_of
 from sonde.view.app.bounded_cache import BoundedCache
 from sonde.view.plots.graph_page import graph_page
 from sonde.view.plots.layer_names import chosen
@@ -60,23 +59,21 @@ class StepGrid:
         return self.matrix.values.nbytes + self.matrix.defects.nbytes + self.marks.nbytes
 
     @cached_property
-    def whole(self) -> tuple[Bins, Values, Marks]:
-        """The bins of the whole run, with their values and marks."""
+    def whole(self) -> tuple[Bins, Reduced]:
+        """The bins of the whole run, and what is in them."""
         bins = Bins.of(self.matrix.steps, None, None, BINS)
-        return bins, *bins.reduced(self.matrix.values, self.marks)
+        return bins, bins.reduced(self.matrix.values, self.marks)
 
     @cached_property
     def scale(self) -> Scale:
         """The scale of the whole run, which stays as it is while a reader looks at some of the steps."""
-        return scale_for(self.whole[1], self.matrix.described.kind)
+        return scale_for(self.whole[1].middle, self.matrix.described.kind)
 
     @cached_property
     def courses(self) -> tuple[Values, Values, Values]:
         """The median, the least and the greatest finite value of each site over the run."""
-        bins = Bins.of(self.matrix.steps, None, None, 1)
-        middle, _ = bins.reduced(self.matrix.values, self.marks)
-        low, high = bins.extremes(self.matrix.values)
-        return middle[:, 0], low[:, 0], high[:, 0]
+        found = Bins.of(self.matrix.steps, None, None, 1).reduced(self.matrix.values, self.marks)
+        return found.middle[:, 0], found.low[:, 0], found.high[:, 0]
 
     @cached_property
     def ends(self) -> tuple[float | None, float | None]:
@@ -272,8 +269,7 @@ def chosen_rows(grid: StepGrid, layers: str) -> list[int]:
     """Return the rows of a subtree of modules, given by its name, or of the names in which *layers*, a pattern, is found.
 
     Raises:
-        SelectionError: no row is left; the message names the nearest.
-        ArgumentError: *layers* is no regular expression.
+        SelectionError: no row is left, and the message names the nearest; or *layers* is no regular expression.
     """
     names = grid.matrix.names
     if not layers:
@@ -281,7 +277,4 @@ def chosen_rows(grid: StepGrid, layers: str) -> list[int]:
     inside = [row for row, name in enumerate(names) if name == layers or name.startswith(f"{layers}.")]
     if inside:
         return inside
-    try:
-        return chosen(names, layers)
-    except re.error as error:
-        raise ArgumentError(f"layers={layers!r} is no regular expression: {error}") from None
+    return chosen(names, layers)

@@ -9,6 +9,7 @@ import numpy as np
 
 from sonde.run.run_settings import setting_text, settings_of
 from sonde.site import PORTS
+from sonde.view.app.answers.covered import lost_parts
 from sonde.view.app.answers.found import alerts_data
 from sonde.view.app.answers.opened_run import OpenedRun
 from sonde.view.app.answers.reduction import REDUCTION, Bins, listed, marks_of
@@ -17,7 +18,7 @@ from sonde.view.scales import is_wide
 
 __all__ = ["overview", "scalars_data"]
 
-_UNITS = {"loss": "unit of the loss", "lr": "no unit", "overhead": "share of step time"}
+_UNITS = {"loss": "unit of the loss", "lr": "no unit", "overhead": "share of a step that sonde takes"}
 _OF_NORMS = {"grad_norm": PORTS["grad"].unit, "param_norm": PORTS["param"].unit, "update_norm": PORTS["update"].unit}
 
 
@@ -31,13 +32,15 @@ def overview(opened: OpenedRun, *, first: int | None = None, last: int | None = 
 
     Returns:
         ``scalars``, ``findings``, ``settings`` and ``environment`` (lists of name and text), ``model``, ``layers`` and
-        ``parameters`` (how many), ``ranks`` in words, ``lost`` (parts that cannot be read, in words), ``steps`` (first and last).
+        ``parameters`` (how many), ``ranks`` in words, ``lost`` (parts that cannot be read, in words),
+        ``steps`` (first and last).
     """
     run = opened.run
     settings = settings_of(run)
     modules = [line for line in run.info.get("model", ()) if isinstance(line, Mapping)] if _is_list(run.info.get("model")) else []
     scalars = scalars_data(opened, first, last, points)
     ends = [(each["all"][0], each["all"][1]) for each in scalars]
+    _ = opened.known  # what cannot be read is found by reading
     return {
         "name": opened.name,
         "scalars": scalars,
@@ -54,6 +57,7 @@ def overview(opened: OpenedRun, *, first: int | None = None, last: int | None = 
         "ranks": run.described_ranks,
         "steps": [min(one for one, _ in ends), max(other for _, other in ends)] if ends else [],
         "last_step": run.last_step,
+        "lost": lost_parts(run),
         "reduction": REDUCTION,
     }
 
@@ -77,8 +81,7 @@ def scalars_data(opened: OpenedRun, first: int | None, last: int | None, points:
             continue
         values = np.asarray(values, np.float64)
         bins = Bins.of(steps, first, last, points)
-        middle, marks = bins.reduced(values, marks_of(values))
-        low, high = bins.extremes(values)
+        reduced = bins.reduced(values, marks_of(values))
         group = _group(name)
         found.append(
             {
@@ -87,10 +90,10 @@ def scalars_data(opened: OpenedRun, first: int | None, last: int | None, points:
                 "phase": phase_of(name),
                 "unit": _unit(name, group),
                 "log": group in ("loss", "norm", "lr") and bool(is_wide(values)),
-                "values": listed(middle),
-                "low": listed(low),
-                "high": listed(high),
-                "marks": marks.tolist(),
+                "values": listed(reduced.middle),
+                "low": listed(reduced.low),
+                "high": listed(reduced.high),
+                "marks": reduced.marks.tolist(),
                 "last": float(values[-1]) if np.isfinite(values[-1]) else None,
                 "logged": len(steps),
                 "all": [int(steps[0]), int(steps[-1])],

@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from sonde.errors import ArgumentError
 from sonde.suggest import nearest_steps
-from sonde.view.aggregation import point_of, starts_of
+from sonde.view.aggregation import ordered_of, starts_of
+from sonde.view.scales import Scale
 
 __all__ = [
     "BROKEN",
@@ -23,6 +24,7 @@ __all__ = [
     "VALUE",
     "ZERO",
     "Bins",
+    "Reduced",
     "listed",
     "marks_of",
     "packed",
@@ -37,10 +39,12 @@ VALUE, MISSING, NAN, INFINITE, NEGATIVE, ZERO, BROKEN = range(7)
 elements where the run counts both as one."""
 
 REDUCTION = (
-    "bins of equally many logged steps; value: median of the finite values, low and high: their extremes; the worst mark of a bin "
-    "wins; zero: the median is exactly 0"
+    "bins of equally many logged steps; value: median of the finite values, low and high: their extremes; spikes: the value of a "
+    "step that stands out in its bin; the worst mark of a bin wins; zero: the median is exactly 0"
 )
 """How the steps of an answer are put together, in words for the page."""
+
+_VISIBLE, _UNUSUAL = 1 / 8, 3.0  # a spike is so far from its bin's median: of the whole scale, and of what is usual in its row
 
 _RANKS = np.array([1, 0, 6, 4, 3, 1, 5], np.uint8)
 """By code how bad a mark is: a bin has the worst; nothing recorded gives way to everything."""
@@ -92,23 +96,68 @@ class Bins:
         """Whether each bin holds one step."""
         return len(self.starts) == int(self.within.stop - self.within.start)
 
-    def reduced(self, values: Values, marks: Marks) -> tuple[Values, Marks]:
-        """Return the median and the mark of each bin; *values* and *marks* are of shape (..., all steps)."""
+    def reduced(self, values: Values, marks: Marks) -> Reduced:
+        """Return the median, the extremes and the mark of each bin; *values* and *marks* are of shape (..., all steps)."""
         values, marks = values[..., self.within], marks[..., self.within]
         if self.are_single:
-            return np.where(np.isfinite(values), values, np.nan), marks
-        middle = point_of(values, self.starts, "median")
+            finite = np.where(np.isfinite(values), values, np.nan)
+            return Reduced(finite, finite, finite, marks)
+        low, middle, high = ordered_of(values, self.starts)
         worst = _OF_RANKS[np.maximum.reduceat(_RANKS[marks], self.starts, axis=-1)]
-        return middle, np.where((worst == VALUE) & (middle == 0), ZERO, worst).astype(np.uint8)
-
-    def extremes(self, values: Values) -> tuple[Values, Values]:
-        """Return the least and the greatest finite value of each bin; NaN where there is none."""
-        values = values[..., self.within]
-        return point_of(values, self.starts, "min"), point_of(values, self.starts, "max")
+        return Reduced(middle, low, high, np.where((worst == VALUE) & (middle == 0), ZERO, worst).astype(np.uint8))
 
     def plain(self) -> dict[str, Any]:
         """Return the first and the last step of each bin, for JSON."""
         return {"steps": self.steps.tolist(), "ends": self.ends.tolist()}
+
+
+@dataclass(frozen=True, eq=False)
+class Reduced:
+    """What is left of numbers in bins.
+
+    Attributes:
+        middle: the median of the finite values of each bin; NaN where there is none.
+        low, high: the least and the greatest of them.
+        marks: the worst mark of each bin.
+    """
+
+    middle: Values
+    low: Values
+    high: Values
+    marks: Marks
+
+    def __getitem__(self, rows: slice | list[int]) -> Reduced:
+        """Some rows."""
+        return Reduced(self.middle[rows], self.low[rows], self.high[rows], self.marks[rows])
+
+    def spikes(self, scale: Scale) -> tuple[npt.NDArray[np.intp], Values]:
+        """Return the bins in which a step stands out of the others, and the value of that step.
+
+        It does where it is farther from the median of its bin than an eighth of the scale of colours, and three times as far as the
+        extremes of half of the bins in its row: noise that is the same everywhere is none. On a logarithmic scale an exact 0 is
+        infinitely far. A bin with a NaN or an infinity has that mark instead.
+
+        Args:
+            scale: on which distances are measured.
+
+        Returns:
+            Positions in the flattened *middle*, ascending, and the values there.
+        """
+        up, down = _distance(self.high, self.middle, scale), _distance(self.middle, self.low, scale)
+        farthest = np.where(np.isin(self.marks, (VALUE, ZERO)), np.maximum(up, down), 0.0)
+        usual = np.median(farthest, axis=-1, keepdims=True)
+        at = np.flatnonzero((farthest > _VISIBLE) & (farthest > _UNUSUAL * usual))
+        return at, np.where(up >= down, self.high, self.low).reshape(-1)[at]
+
+
+def _distance(upper: Values, lower: Values, scale: Scale) -> Values:
+    """Return how far two values are apart, as a share of the scale; 0 where one is missing."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ends = np.array([scale.low, scale.high])
+        upper, lower, ends = (np.log(each) if scale.log else each for each in (upper, lower, ends))
+        found = (upper - lower) / (ends[1] - ends[0])
+    found[np.isnan(found)] = 0.0
+    return np.asarray(found)
 
 
 def marks_of(values: Values, defects: npt.NDArray[np.int8] | None = None) -> Marks:

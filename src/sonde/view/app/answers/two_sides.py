@@ -1,4 +1,4 @@
-"""Answer how two runs differ: where they part, which settings differ, and the scalars of both."""
+"""Answer how two runs differ: where they part, and in which layers."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import math
 from typing import Any
 
 from sonde.run.comparison.two_runs import Parting
-from sonde.run.run_settings import setting_text
 from sonde.site import Site
 from sonde.view.app.answers.opened_run import OpenedRun
-from sonde.view.app.answers.overview import scalars_data
 from sonde.view.run_comparison import compare_runs
 
 __all__ = ["comparison"]
@@ -23,8 +21,8 @@ def comparison(a: OpenedRun, b: OpenedRun) -> dict[str, Any]:
     Returns:
         ``text``: what was found, in a sentence; ``words``: all that is known, as a table; ``identical``; ``partings``: of each its
         ``site`` (``""`` for a scalar), ``layer``, ``number``, ``step``, ``a``, ``b``, ``kind``, ``factor``; ``first``: the first of
-        a layer, or None; ``difference``: the first number that differs at all, or None; ``settings``: name and both values; ``a``
-        and ``b``: name and scalars of each run; ``only_a``, ``only_b``: sites.
+        a layer, or None; ``difference``: the first number that differs at all, or None; ``layers``: how the lists of layers differ,
+        in words; ``only_a``, ``only_b``: sites; ``notes``: what else should be known.
 
     Raises:
         ArgumentError: a run is empty, or the two have no step or no place in common.
@@ -41,14 +39,10 @@ def comparison(a: OpenedRun, b: OpenedRun) -> dict[str, Any]:
         "difference": None
         if first is None
         else {"step": first.step, "site": first.site, "number": first.number, "a": _finite(first.a), "b": _finite(first.b)},
-        "settings": [
-            {"name": name, "a": setting_text(values[0]), "b": setting_text(values[1])} for name, values in parts.settings.items()
-        ],
         "layers": list(parts.layers),
         "only_a": list(parts.only_a),
         "only_b": list(parts.only_b),
         "notes": list(parts.notes),
-        **{side: {"name": each.name, "scalars": scalars_data(each, None, None, 400)} for side, each in (("a", a), ("b", b))},
     }
 
 

@@ -1,7 +1,7 @@
 // Draws lines over the steps of a training: an envelope where several steps share a pixel, marks for what is no number, findings on top.
 import { draw, make, plain, whole } from "./dom.js";
-import { MARKS, axis, ends, stepTicks, ticks } from "./scales.js";
-import { gestures, once } from "./span.js";
+import { MARKS, axis, axisText, ends, stepTicks, ticks } from "./scales.js";
+import { gestures, onWidth, once } from "./span.js";
 import { hideTip, showTip } from "./tip.js";
 
 const MARGINS = [66, 14];
@@ -53,6 +53,12 @@ export const nearest = (steps, step) => {
   return Math.abs(steps[low] - step) <= Math.abs(steps[high] - step) ? low : high;
 };
 
+// Whether two scalars have the same value at each step, as a gradient's norm with and without a clipping that never clips.
+export function isSameLine(one, other) {
+  const isSame = (a, b) => a === b || (a?.length === b?.length && Boolean(a?.every((value, place) => value === b[place])));
+  return one === other || ["steps", "values", "low", "high", "marks"].every((part) => isSame(one[part], other[part]));
+}
+
 // Findings near each other share one sign.
 function clustered(markers, x) {
   const found = [];
@@ -69,7 +75,7 @@ function clustered(markers, x) {
 const SHAPES = { bad: "M-4.5-4.5h9v9h-9z", warn: "M0-5.5 5.5 4.5h-11z", note: "M0-5 5 0 0 5-5 0z" };
 
 // Return {element, show(data)}. Data: {series: [{name, colour, steps, values, low, high, marks, quiet}], unit, log, markers, lines, band}.
-export function lineChart(span, { height = 190, label, onmarker, gutter } = {}) {
+export function lineChart(span, { height = 190, label, onmarker, gutter, axisName = () => "step", where = (at) => `step ${whole(Math.round(at))}` } = {}) {
   let [left, right] = MARGINS;
   const element = make("div", { class: "chart", tabindex: 0, role: "img", "aria-label": label, style: { height: `${height}px` } });
   const svg = draw("svg", { width: "100%", height });
@@ -94,7 +100,7 @@ export function lineChart(span, { height = 190, label, onmarker, gutter } = {}) 
     const shown = data.series.map((series) => inSpan(series));
     const count = shown.filter(hasLane).length;
     laned = count ? count * LANE + 6 : 0;
-    const [low, high] = data.ends ?? ends([...shown.flatMap(({ values, low, high }) => (low ? [values, low, high] : [values])), (data.lines ?? []).map((line) => line.value)], data.log);
+    const [low, high] = data.ends ?? ends([...shown.flatMap(({ values, low, high }) => (low ? [values, low, high] : [values])), (data.lines ?? []).map((line) => line.value), data.band ? [data.band.low, data.band.high] : []], data.log);
     y = axis(low, high, bottom, top(), data.log);
     const clip = `clip-${(lineChart.count = (lineChart.count ?? 0) + 1)}`;
     const plot = draw("g", { "clip-path": `url(#${clip})` });
@@ -107,7 +113,7 @@ export function lineChart(span, { height = 190, label, onmarker, gutter } = {}) 
     for (const [value, text] of stepTicks(x, Math.max(2, Math.floor((x.last - left) / 90)))) {
       back.append(draw("text", { x: x.at(value), y: bottom + 17, "text-anchor": x.at(value) > x.last - 30 ? "end" : "middle" }, text));
     }
-    back.append(draw("text", { x: left - 8, y: bottom + 17, "text-anchor": "end" }, "step"));
+    back.append(axisText(axisName(), left, x.last, bottom + 17));
     back.append(draw("line", { class: "base", x1: left, x2: x.last, y1: bottom, y2: bottom }));
     if (data.band) {
       const [above, below] = [Math.max(y.at(data.band.high), top()), Math.min(y.at(data.band.low), bottom)];
@@ -202,7 +208,7 @@ export function lineChart(span, { height = 190, label, onmarker, gutter } = {}) 
     });
     const first = data.series.find((series) => series.steps.length);
     const shownStep = first ? first.steps[nearest(first.steps, step)] : step;
-    showTip(event ?? element, make("div", null, make("p", { class: "quiet" }, `step ${whole(Math.round(shownStep))}`), make("dl", null, rows)));
+    showTip(event ?? element, make("div", null, make("p", { class: "quiet" }, where(shownStep)), make("dl", null, rows)));
   }
 
   gestures(element, {
@@ -226,8 +232,7 @@ export function lineChart(span, { height = 190, label, onmarker, gutter } = {}) 
   const repaint = once(paint);
   span.on("move", repaint);
   span.on("point", once(point));
-  // The width is remembered: to ask for it in each picture would lay out the whole page each time.
-  new ResizeObserver(() => { width = element.clientWidth; repaint(); }).observe(element);
+  onWidth(element, (now) => { width = now; }, paint);
   return { element, show(next) { data = next; repaint(); }, again: repaint, frame: paint };
 }
 

@@ -1,46 +1,144 @@
-// Two runs overlaid: where they part, the settings that differ, and each scalar of both on one axis.
-import { linkTo } from "./address.js";
+// Several runs together: where they part, which settings and layers differ, and each scalar of all on one axis.
+import { keep, linkTo } from "./address.js";
+import { besideEachOther } from "./beside.js";
 import { lineChart } from "./chart.js";
-import { make, notice, plain, whole } from "./dom.js";
-import { lineColour } from "./scales.js";
+import { badge, make, many, notice, whole } from "./dom.js";
+import { card } from "./findings.js";
+import { lineColour, lineDash } from "./scales.js";
 import { Span } from "./span.js";
+import { ALIGNMENTS, placeWords } from "./together.js";
+
+const GROUP_ORDER = ["loss", "norm", "lr", "metric", "other"];
+const [FEW_FINDINGS, FEW_SETTINGS] = [4, 8];
 
 export async function compareView({ root, source, listed, args, isShown }) {
-  const [a, b] = [args.a, args.b].map((id) => listed.runs.find((run) => run.id === id));
-  if (!a || !b) { root.append(notice("Choose two runs", "Tick two runs in the list, then press Compare.", make("p", null, make("a", { href: linkTo("runs") }, "to the list of runs")))); return null; }
-  const span = new Span(Math.min(a.first, b.first), Math.max(a.last, b.last, Math.min(a.first, b.first) + 1));
-  const [said, pictures, settings] = [make("div"), make("div", { class: "pictures" }), make("div", { class: "table-wrap settings-differ" })];
+  const asked = (args.runs ? args.runs.split(",") : [args.a, args.b]).filter(Boolean);
+  const readable = listed.runs.filter((run) => !["damaged", "newer"].includes(run.state) && typeof run.last === "number");
+  const ids = [...new Set(asked)].filter((id) => readable.some((run) => run.id === id));
+  if (ids.length < 2) {
+    const why = asked.length > 1 ? "Fewer than two of the runs in this address are here and have data." : "Tick two runs or more in the list, then press Compare.";
+    root.append(notice("Choose two runs or more", why, make("p", null, make("a", { href: linkTo("runs") }, "to the list of runs"))));
+    return null;
+  }
+  let alignment = args.axis in ALIGNMENTS ? args.axis : "step";
+  const hidden = new Set((args.off ?? "").split(",").filter(Boolean));
+  let runs = [];
+  function look(now) {
+    runs = ids.map((id) => now.runs.find((run) => run.id === id)).filter(Boolean).map((run, place) => {
+      const own = { ...run, first: Math.max(run.first ?? 0, 0) };
+      const [to, back] = ALIGNMENTS[alignment].on(own);
+      return { ...own, title: run.name, place, to, back, get colour() { return lineColour(place); }, dash: lineDash(place), get isOn() { return !hidden.has(run.id); } };
+    });
+    return [Math.min(...runs.map((run) => run.to(run.first))), Math.max(...runs.map((run) => run.to(Math.max(run.last, run.first + 1))))];
+  }
+  const ends = look(listed);
+  const span = new Span(...ends, args.from ? Number(args.from) : null, args.to ? Number(args.to) : null);
+  const [bar, legend, said, pictures, settings, findings] = [make("div", { class: "bar" }), make("div", { class: "chosen" }), make("div"), make("div", { class: "pictures" }), make("div", { class: "table-wrap settings-differ" }), make("div", { class: "beside" })];
   const charts = new Map();
-  const names = a.name === b.name ? [a.id, b.id] : [a.name, b.name];
-  async function read() {
-    const answer = await source.compare(a.id, b.id);
-    if (!isShown()) return;
-    const parting = answer.first ?? null;
-    said.replaceChildren(make("section", { class: `verdict ${parting ? "warn" : "ok"}` }, make("h1", null, make("i", { class: "dot", style: { background: lineColour(0) } }), ` ${names[0]} `, make("span", { class: "quiet" }, "and"), " ", make("i", { class: "dot", style: { background: lineColour(1) } }), ` ${names[1]}`),
-      make("p", null, answer.text ?? (parting ? `They part at step ${whole(parting.step)}${parting.layer ? ` in ${parting.layer}` : ""}.` : "No difference beyond what seeds and noise explain was found.")),
-      parting?.layer ? make("p", null, make("a", { href: linkTo("layer", a.id, { step: parting.step }, parting.layer) }, `${parting.layer} in ${names[0]}`), " · ", make("a", { href: linkTo("layer", b.id, { step: parting.step }, parting.layer) }, `in ${names[1]}`)) : null));
-    const differing = answer.settings ?? [];
-    settings.replaceChildren(make("h2", null, "Settings that differ"), differing.length ? make("table", null, make("thead", null, make("tr", null, make("th", null, "setting"), names.map((name) => make("th", null, name)))), make("tbody", null, differing.map((line) => make("tr", null, make("td", { class: "name" }, line.name), [line.a, line.b].map((value) => make("td", null, typeof value === "number" ? plain(value, 6) : value === null || value === undefined ? "–" : typeof value === "object" ? JSON.stringify(value) : String(value))))))) : make("p", { class: "quiet" }, "none"));
+  const swatch = (run) => make("i", { class: "line", style: { background: run.colour } });
+  const named = (run) => make("span", { class: "sign" }, swatch(run), run.title);
+  // The part of its own steps that is shown, as a question asks for it; null where the run has none there.
+  const partOf = (run) => {
+    if (span.isWhole) return {};
+    const [from, to] = [Math.max(Math.floor(run.back(span.from)), run.first), Math.min(Math.ceil(run.back(span.to)), run.last)];
+    return from <= to ? { from, to } : null;
+  };
+  const beside = besideEachOther({ source, span, args, isShown, partOf, swatch, axisName: () => ALIGNMENTS[alignment].axis, where: (at) => placeWords(alignment, at) });
+
+  function controls() {
+    const others = listed.runs.filter((run) => readable.includes(run) && !ids.includes(run.id));
+    bar.replaceChildren(make("h1", null, many(runs.length, "run")),
+      make("label", null, "time axis ", make("select", { "aria-label": "Time axis", onchange: (event) => { alignment = event.target.value; keep({ axis: alignment === "step" ? "" : alignment, from: "", to: "" }); const [first, last] = look(listed); span.grow(first, last); span.whole(); draw(); } },
+        Object.entries(ALIGNMENTS).map(([name, { title }]) => make("option", { value: name, selected: name === alignment }, title)))),
+      others.length ? make("label", null, "add ", make("select", { "aria-label": "Add a run", onchange: (event) => go([...ids, event.target.value]) }, make("option", { value: "" }, "a run …"), others.map((run) => make("option", { value: run.id }, run.name)))) : "",
+      make("span", { class: "space" }), make("button", { class: "whole", hidden: span.isWhole, onclick: () => span.whole() }, "whole training"));
+    legend.replaceChildren(...runs.map((run) => make("span", { class: `choice${run.isOn ? "" : " off"}` },
+      make("button", { class: "plain", "aria-pressed": String(run.isOn), title: run.isOn ? "Hide this run" : "Show this run", onclick: () => { if (!hidden.delete(run.id)) hidden.add(run.id); keep({ off: [...hidden].join(",") }); controls(); draw(); } }, swatch(run), make("b", null, run.title)),
+      badge(run.health, run.findings ? many(run.findings, "finding") : "healthy"), make("a", { href: linkTo("overview", run.id), class: "quiet" }, `${run.state === "running" ? "running · " : ""}step ${whole(run.last)}`),
+      ids.length > 2 ? make("button", { class: "plain quiet", "aria-label": `Leave out ${run.title}`, title: "Leave this run out", onclick: () => go(ids.filter((id) => id !== run.id)) }, "×") : null)));
+  }
+  const go = (chosen) => { location.hash = linkTo("compare", "", { ...args, a: "", b: "", runs: chosen.join(","), axis: alignment === "step" ? "" : alignment }); };
+
+  // Where each run parts from the first one.
+  async function partings() {
+    const [first, ...rest] = runs;
+    const answers = await Promise.all(rest.map((run) => source.compare(first.id, run.id).catch((error) => ({ error: error.message }))));
+    if (!isShown()) return [];
+    const sections = answers.map((answer, place) => {
+      const run = rest[place];
+      const at = answer.first;
+      const tone = answer.error ? "note" : at || answer.partings?.length ? "warn" : "ok";
+      return make("section", { class: `verdict ${tone}` }, make("h2", null, named(first), make("span", { class: "quiet" }, " and "), named(run)),
+        make("p", null, answer.error ? `They cannot be compared step by step: ${answer.error}` : answer.text),
+        at?.layer ? make("p", null, make("a", { href: linkTo("layer", first.id, { step: at.step }, at.layer) }, `${at.layer} in ${first.title}`), " · ", make("a", { href: linkTo("layer", run.id, { step: at.step }, at.layer) }, `in ${run.title}`)) : null,
+        answer.layers?.length || answer.notes?.length ? make("p", { class: "quiet" }, [...answer.layers, ...answer.notes].join(" · ")) : null);
+    });
+    said.replaceChildren(...sections);
+    return answers;
+  }
+
+  function differing(overviews) {
+    const tables = overviews.map(({ settings: own, environment }) => new Map([...own, ...environment.map(([name, value]) => [`environment: ${name}`, value])]));
+    const names = [...new Set(tables.flatMap((table) => [...table.keys()]))].filter((name) => new Set(tables.map((table) => table.get(name) ?? "–")).size > 1);
+    settings.replaceChildren(names.length
+      ? make("details", { open: names.length <= FEW_SETTINGS }, make("summary", null, many(names.length, "setting differs", "settings differ")), make("table", null, make("thead", null, make("tr", null, make("th", null, "setting"), runs.map((run) => make("th", null, named(run))))), make("tbody", null, names.map((name) => make("tr", null, make("td", { class: "name" }, name), tables.map((table) => make("td", null, table.get(name) ?? "–")))))))
+      : make("p", { class: "quiet" }, "No setting differs."));
+  }
+
+  function scalars(overviews, parted) {
     const held = new Map();
-    for (const [place, side] of [answer.a, answer.b].entries()) {
-      for (const scalar of side?.scalars ?? []) {
-        if (!held.has(scalar.name)) held.set(scalar.name, { ...scalar, series: [] });
-        held.get(scalar.name).series.push({ ...scalar, name: names[place], colour: lineColour(place) });
+    overviews.forEach((answer, place) => {
+      for (const scalar of answer.scalars) {
+        if (!held.has(scalar.name)) held.set(scalar.name, { ...scalar, log: false, series: [] });
+        const known = held.get(scalar.name);
+        known.log ||= scalar.log;
+        if (runs[place].isOn) known.series.push({ ...scalar, name: runs[place].title, steps: scalar.steps.map(runs[place].to), colour: runs[place].colour, dash: runs[place].dash });
       }
-    }
-    for (const [name, scalar] of held) {
-      if (!charts.has(name)) {
+    });
+    const sorted = [...held.values()].sort((one, other) => GROUP_ORDER.indexOf(one.group) - GROUP_ORDER.indexOf(other.group));
+    for (const scalar of sorted) {
+      if (!charts.has(scalar.name)) {
         const caption = make("h3");
-        const chart = lineChart(span, { height: scalar.group === "loss" ? 240 : 180, label: `${name} of both runs` });
-        charts.set(name, { caption, chart });
+        const chart = lineChart(span, { height: scalar.group === "loss" ? 240 : 180, label: `${scalar.name} of all runs`, axisName: () => ALIGNMENTS[alignment].axis, where: (at) => placeWords(alignment, at) });
+        charts.set(scalar.name, { caption, chart });
         pictures.append(make("figure", { class: scalar.group === "loss" ? "wide" : "" }, make("figcaption", null, caption), chart.element));
       }
-      const { caption, chart } = charts.get(name);
-      caption.replaceChildren(make("span", null, name.replaceAll("_", " ")), make("span", { class: "quiet" }, ` ${[scalar.unit, scalar.log ? "logarithmic" : "linear"].filter(Boolean).join(", ")}`));
-      chart.show({ series: scalar.series, log: scalar.log, markers: parting && scalar.group === "loss" ? [{ step: parting.step, severity: "warn", text: "the runs part", href: location.hash }] : [] });
+      const { caption, chart } = charts.get(scalar.name);
+      const lacking = runs.filter((run, place) => run.isOn && !overviews[place].scalars.some(({ name }) => name === scalar.name));
+      caption.replaceChildren(make("span", null, scalar.name.replaceAll("_", " ")), make("span", { class: "quiet" }, ` ${[scalar.unit, scalar.log ? "logarithmic" : "linear", lacking.length ? `not recorded by ${lacking.map(({ title }) => title).join(", ")}` : ""].filter(Boolean).join(", ")}`));
+      const markers = scalar.group !== "loss" ? [] : parted.flatMap((answer, place) => (answer.first ? [{ step: runs[0].to(answer.first.step), severity: "warn", text: `${runs[place + 1].title} parts from ${runs[0].title}${answer.first.layer ? ` in ${answer.first.layer}` : ""}`, href: location.hash }] : []));
+      chart.show({ series: scalar.series, log: scalar.log, markers });
     }
   }
+
+  function found(overviews) {
+    findings.replaceChildren(...runs.map((run, place) => {
+      const all = overviews[place].findings;
+      return make("section", null, make("h3", null, named(run)), all.length ? all.slice(0, FEW_FINDINGS).map((finding) => card(run, finding, true)) : make("p", { class: "quiet" }, "no findings"), all.length > FEW_FINDINGS ? make("a", { href: linkTo("findings", run.id) }, `all ${whole(all.length)} findings`) : null);
+    }));
+  }
+
+  let [known, parted] = [[], []];
+  function draw() {
+    differing(known);
+    scalars(known, parted);
+    found(known);
+    beside.read(runs);
+  }
+  async function read() {
+    const answers = await Promise.all(runs.map(async (run) => { const part = partOf(run); return part && source.ask(run.id, "overview", { points: 500, ...part }); }));
+    if (!isShown()) return;
+    known = answers.map((answer, place) => answer ?? { ...known[place], scalars: [] });
+    controls();
+    draw();
+  }
+  said.replaceChildren(make("p", { class: "quiet" }, "comparing …"));
+  root.append(bar, legend, said, settings, pictures, beside.element, make("h2", null, "Findings"), findings);
   await read();
-  root.append(said, settings, pictures);
-  return { refresh: read };
+  partings().then((answers) => { if (isShown()) { parted = answers; scalars(known, parted); } });
+  span.on("move", () => { bar.querySelector(".whole").hidden = span.isWhole; });
+  span.on("rest", () => { keep(span.isWhole ? { from: "", to: "" } : { from: span.from.toFixed(2), to: span.to.toFixed(2) }); if (source.isLive) read(); });
+  return {
+    refresh: async (_, now) => { listed = now; const [first, last] = look(now); span.grow(first, last); await read(); parted = await partings(); if (isShown()) scalars(known, parted); },
+  };
 }

@@ -20,10 +20,12 @@ export async function coverageView({ root, source, run, isShown }) {
       return make("section", null, make("h2", null, title), rows.length ? make("div", { class: "table-wrap" }, make("table", null, make("thead", null, make("tr", null, make("th", null, "layer or parameter"), make("th", null, "port"), make("th", null, column))), body)) : make("p", { class: "quiet" }, empty));
     };
     const [missing, notes] = [held.missing ?? [], held.notes ?? []];
+    const lost = [...(held.lost ?? []), ...(held.error ? [held.error] : [])];
+    const isKnown = held.sites !== null && held.sites !== undefined;
     root.replaceChildren(
-      make("div", { class: "bar" }, make("h1", null, "Coverage"), make("p", { class: "quiet" }, `${whole(held.observed)} of ${whole(held.sites)} sites have rows`), make("span", { class: "space" }), filter),
-      table(missing, `Not observed: ${whole(missing.length)}`, "reason", "Every site that was asked for has rows."),
-      table(notes, `Notes: ${whole(notes.length)}`, "note", "Nothing is to be said of the observed sites."));
+      make("div", { class: "bar" }, make("h1", null, "Coverage"), make("p", { class: "quiet" }, [isKnown ? `${whole(held.observed)} of ${whole(held.sites)} tensors that were asked for (outputs, gradients, parameters, updates) have rows` : "this run says nothing of what was observed: its training has not written it, or another program wrote the run", run.pruned].filter(Boolean).join(" · ")), make("span", { class: "space" }), filter),
+      lost.length ? make("section", null, make("h2", null, `Cannot be read: ${whole(lost.length)}`), make("p", { class: "quiet" }, "Pictures and findings lack what these parts hold. A copy of the file, where there is one, restores it."), lost.map((line) => make("p", { class: "error" }, line))) : "",
+      ...(isKnown || missing.length || notes.length ? [table(missing, `Not observed: ${whole(missing.length)}`, "reason", "Every site that was asked for has rows."), table(notes, `Notes: ${whole(notes.length)}`, "note", "No observed tensor needs a note.")] : []));
   }
   await read();
   return { refresh: null };

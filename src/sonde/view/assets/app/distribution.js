@@ -1,10 +1,10 @@
 // How the elements of one tensor are spread over the powers of two, step by step, beside the limits of number formats.
 import { keep } from "./address.js";
 import { lineChart } from "./chart.js";
-import { make, notice, percent, plain, raised, whole } from "./dom.js";
+import { code, make, notice, percent, plain, raised, whole } from "./dom.js";
 import { heatMap, legendOf, stepsOf } from "./heat.js";
 import { lineColour } from "./scales.js";
-import { middlesOf } from "./source.js";
+import { middlesOf, withSpikes } from "./source.js";
 import { Span } from "./span.js";
 
 const FEWEST = 1e-7; // a share below is drawn as this one
@@ -13,7 +13,7 @@ export async function distributionView({ root, source, run, args, isShown }) {
   const listed = await source.ask(run.id, "distribution", { site: args.site ?? "" }).catch((error) => ({ error }));
   if (!isShown()) return null;
   if (listed.error) {
-    root.append(notice("No distribution to show", listed.error.message));
+    root.append(notice("No distribution to show", listed.error.message, "A training records it with a lens beside the others:", code("lenses = [*sonde.lens.default_lenses(), sonde.lens.exponents()]\n\nwith sonde.watch(model, optimizer, lenses=lenses):\n    train()")));
     return null;
   }
   let answer = listed;
@@ -51,12 +51,12 @@ export async function distributionView({ root, source, run, args, isShown }) {
       }
     }
     const data = {
-      rows, columns, values, marks, steps: answer.steps, ends: answer.ends, names: answer.powers.map((power) => `2${raised(power)}`).reverse(), label: "share of elements",
-      scale: { log: true, diverging: false, low: Math.max(FEWEST, 1e-6), high: Math.min(1, most), least: null, most: null },
+      ...withSpikes({ values, marks }), rows, columns, steps: answer.steps, ends: answer.ends, names: answer.powers.map((power) => `2${raised(power)}`).reverse(), label: "share of elements",
+      scale: { log: true, diverging: false, low: 1e-6, high: Math.min(1, Math.max(most, 1e-3)), least: null, most: null },
     };
     title.replaceChildren(`Powers of two of ${answer.site}`);
-    facts.replaceChildren([answer.dtype, "share of the elements with each power of two", "lines: limits of number formats"].filter(Boolean).join(" · "));
-    legend.replaceChildren(legendOf({ ...data, unit: "no unit", marks: [] }, "empty: no element"));
+    facts.replaceChildren([most > FEWEST ? "" : "every element is exactly 0, NaN or infinite", answer.dtype, "share of the elements with each power of two", "lines: limits of number formats"].filter(Boolean).join(" · "));
+    legend.replaceChildren(legendOf({ ...data, unit: "no unit", shownMarks: [] }, "empty: no element"));
     map.show(data);
     const middles = middlesOf(answer.steps, answer.ends);
     const series = [["exactly 0", answer.zeros], ["NaN or infinite", answer.nonfinite]].filter(([, values]) => values).map(([name, values], place) => ({ name, colour: lineColour(place ? 3 : 0), steps: middles, values }));

@@ -74,6 +74,9 @@ export function partsOf(site) {
   return at < 0 ? [site, ""] : [site.slice(0, at), site.slice(at + 1)];
 }
 
+// A name that is a number alone, as in a Sequential, says nothing: the class stands beside it.
+export const rowLabel = (name, kind) => (kind && /^[\d[\]]*$/.test(name.split(".").at(-1)) ? `${name} ${kind}` : name);
+
 // What stays visible of a long name is its end, where names of layers differ.
 export function shortened(name, most) {
   return name.length <= most ? name : `…${name.slice(name.length - most + 1)}`;

@@ -44,7 +44,7 @@ export async function findingsView({ root, source, run, isShown }) {
     const { findings, complete } = answer;
     const order = { bad: 0, warn: 1, note: 2 };
     const sorted = [...findings].sort((one, other) => (order[one.severity] ?? 3) - (order[other.severity] ?? 3) || (one.first_step ?? one.step) - (other.first_step ?? other.step));
-    const judged = `The rules judged ${run.last >= 0 ? `all logged steps up to step ${whole(run.last)}` : "no step yet"} and found nothing wrong.`;
+    const judged = `The rules judged ${typeof run.last === "number" ? `all logged steps up to step ${whole(run.last)}` : "no step yet"} and found nothing wrong.`;
     const live = "These are the alerts that the training wrote while it ran; the run has so many rows that judging all of them anew takes a while.";
     root.replaceChildren(
       sorted.length

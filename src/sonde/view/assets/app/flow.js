@@ -1,12 +1,12 @@
 // A number through depth: a dot for each layer at one step, a bar from the least to the greatest over the training.
 import { keep, linkTo } from "./address.js";
-import { draw, make, many, notice, partsOf, plain, shortened, whole } from "./dom.js";
+import { draw, make, many, notice, partsOf, plain, rowLabel, shortened, whole } from "./dom.js";
 import { stepsOf } from "./heat.js";
 import { nothingYet, numberChooser } from "./layers.js";
 import { player } from "./player.js";
 import { MARKS, axis, ends, lineColour, ticks } from "./scales.js";
 import { matrixOf, rowOf } from "./source.js";
-import { once } from "./span.js";
+import { onWidth, once } from "./span.js";
 import { hideTip, showTip } from "./tip.js";
 
 export async function flowView({ root, source, run, args, isShown }) {
@@ -16,7 +16,7 @@ export async function flowView({ root, source, run, args, isShown }) {
   let number = about.numbers.some((each) => each.id === args.number) ? args.number : first.id;
   const [title, facts, legend] = [make("h2"), make("p", { class: "quiet" }), make("div")];
   const place = make("div");
-  const picture = make("div", { class: "flow", tabindex: 0, role: "img" });
+  const picture = make("div", { class: "flow", tabindex: 0, role: "img", "aria-label": "One number of every layer at one step, from the first layer to the last" });
   const svg = draw("svg", { width: "100%" });
   picture.append(svg);
   let [found, rows, control, column] = [null, [], null, 0];
@@ -35,6 +35,7 @@ export async function flowView({ root, source, run, args, isShown }) {
     found = matrixOf(answer);
     if (!found.columns) return;
     found.names = found.layers ?? found.sites.map((site) => partsOf(site)[0]);
+    found.labels = found.names.map((name, row) => rowLabel(name, found.kinds?.[row]));
     rows = found.sites.map((_, row) => {
       const held = rowOf(found, row);
       const there = held.values.filter((value) => value !== null && (!found.scale.log || value > 0)).sort((one, other) => one - other);
@@ -77,7 +78,7 @@ export async function flowView({ root, source, run, args, isShown }) {
   function say() {
     if (!found) return;
     const dots = exact ? `dots: step ${whole(exact.step)}` : isJoined() ? `dots: the median of ${stepsOf(found, column)}` : `dots: step ${whole(found.ends?.[column] ?? Math.ceil(found.steps[column]))}`;
-    facts.replaceChildren(`${many(found.rows, "row")}, first layer on top · ${dots} · bars: least to greatest of the training${isJoined() ? "" : ", thick: the middle half"}`);
+    facts.replaceChildren(`${many(found.rows, "row")}, first layer on top${/@grad/.test(number) ? ": gradients that shrink row by row upwards vanish, those that grow explode" : ""} · ${dots} · bars: least to greatest of the training${isJoined() ? "" : ", thick: the middle half"}`);
   }
 
   const geometry = { left: 0, each: 0, top: 8, x: null };
@@ -86,7 +87,7 @@ export async function flowView({ root, source, run, args, isShown }) {
     if (!width || !found) return;
     const each = Math.max(Math.min(20, 900 / found.rows), found.rows > 400 ? 1.6 : 3);
     const height = found.rows * each;
-    const longest = Math.max(...found.names.map((name) => name.length), 4);
+    const longest = Math.max(...found.labels.map((name) => name.length), 4);
     const left = Math.min(240, Math.max(width * 0.25, 80), 24 + longest * 7);
     const right = width - 46;
     const limits = ends([rows.flatMap(({ low, high }) => [low, high])], found.scale.log);
@@ -102,7 +103,7 @@ export async function flowView({ root, source, run, args, isShown }) {
     }
     const stride = Math.max(1, Math.ceil(15 / each));
     const letters = Math.floor((left - 14) / 6.7);
-    for (let row = 0; row < found.rows; row += stride) shell.append(draw("text", { x: left - 8, y: top + (row + 0.5) * each + 4, "text-anchor": "end" }, shortened(found.names[row], letters)));
+    for (let row = 0; row < found.rows; row += stride) shell.append(draw("text", { x: left - 8, y: top + (row + 0.5) * each + 4, "text-anchor": "end" }, shortened(found.labels[row], letters)));
     let [thin, thick, dots] = ["", "", ""];
     const asides = [];
     rows.forEach(({ low, lower, upper, high, values, marks }, row) => {
@@ -120,7 +121,7 @@ export async function flowView({ root, source, run, args, isShown }) {
     legend.replaceChildren(make("div", { class: "legend" }, MARKS.map((mark, at) => [mark, at]).filter(([mark, at]) => mark && seen.has(at) && at > 1 && (at !== 5 || found.scale.log)).map(([mark, at]) => make("span", null, make("b", { class: "glyph", style: at === 5 ? null : { color: `rgb(${mark.colour.join(" ")})` } }, mark.glyph), ` ${mark.name}`))));
   }
   const repaint = once(paint);
-  new ResizeObserver(repaint).observe(picture);
+  onWidth(picture, () => {}, paint);
   const rowAt = (event) => Math.floor((event.clientY - picture.getBoundingClientRect().top - geometry.top) / geometry.each);
   picture.addEventListener("pointermove", (event) => {
     const row = rowAt(event);

@@ -1,7 +1,7 @@
 // Draws a heat-map: rows times columns of steps on a canvas, names, axes and the cursor above it as SVG.
-import { draw, make, plain, shortened, whole } from "./dom.js";
-import { MARKS, axis, gradient, ramp, shareOn, stepTicks, ticks } from "./scales.js";
-import { gestures, once } from "./span.js";
+import { draw, make, many, plain, rowLabel, shortened, whole } from "./dom.js";
+import { MARKS, axis, axisText, gradient, ramp, shareOn, stepTicks, ticks } from "./scales.js";
+import { gestures, onWidth, once } from "./span.js";
 import { hideTip, showTip } from "./tip.js";
 
 const BOTTOM = 26;
@@ -11,7 +11,7 @@ const RIGHT = [14, 44]; // room for the signs of rows with marks, if there are a
 const RANK = [1, 0, 6, 4, 3, 2, 5];
 
 // The colours of the cells as an image of `rows` lines, each of which joins `size` rows.
-function imageOf({ columns, values, marks, scale }, first, last, size, void_) {
+function imageOf({ columns, shown, shownMarks, stands, scale }, first, last, size, void_) {
   const lines = Math.ceil((last - first) / size);
   const image = new ImageData(Math.max(columns, 1), Math.max(lines, 1));
   const pixels = new Uint32Array(image.data.buffer);
@@ -25,12 +25,12 @@ function imageOf({ columns, values, marks, scale }, first, last, size, void_) {
   for (let line = 0; line < lines; line += 1) {
     const [start, end] = [first + line * size, Math.min(first + (line + 1) * size, last)];
     for (let column = 0; column < columns; column += 1) {
-      let [worst, most] = [1, NaN];
+      let [worst, most, isSpike] = [1, NaN, 0];
       for (let row = start; row < end; row += 1) {
         const at = row * columns + column;
-        const mark = marks[at] === 5 && !isZeroShown ? 0 : marks[at];
+        const mark = shownMarks[at] === 5 && !isZeroShown ? 0 : shownMarks[at];
         if (RANK[mark] > RANK[worst]) worst = mark;
-        if (mark === 0 && !(Math.abs(values[at]) <= Math.abs(most))) most = values[at];
+        if (mark === 0 && stands[at] >= isSpike && (stands[at] > isSpike || !(Math.abs(shown[at]) <= Math.abs(most)))) [most, isSpike] = [shown[at], stands[at]];
       }
       pixels[line * columns + column] = worst === 0 ? packed[Math.min(Math.max(Math.round(share(most) * 255), 0), 255)] : special[worst];
     }
@@ -40,7 +40,7 @@ function imageOf({ columns, values, marks, scale }, first, last, size, void_) {
 
 // Return {element, show(data), cell}. Data: {rows, columns, values, marks, steps (columns + 1 edges), names, scale, unit}.
 // Options: cell(row, column) is called with the cell under the pointer or cursor, or null; open(row, column) when one is chosen.
-export function heatMap(span, { label, cell, open, height: tallest = 560, least = 150, rowHeight = 19, describe, guides, gutter = 220, rowText, onlayout } = {}) {
+export function heatMap(span, { label, cell, open, height: tallest = 560, least = 150, rowHeight = 19, describe, guides, gutter = 220, rowText, onlayout, onrows, axisName = () => "step" } = {}) {
   const canvas = make("canvas", { "aria-hidden": "true" });
   const svg = draw("svg", { width: "100%", height: "100%" });
   const brush = draw("rect", { class: "brush", visibility: "hidden" });
@@ -55,7 +55,7 @@ export function heatMap(span, { label, cell, open, height: tallest = 560, least 
   let [wide, start] = [0, 0]; // of the plot, as last told to the pictures that stand on the same axis
 
   const shownRows = () => { const [from, to] = rows ?? [0, data.rows]; return [Math.max(0, Math.min(from, data.rows - 1)), Math.min(to, data.rows)]; };
-  const left = (width) => Math.min(gutter, Math.max(70, width * 0.24), 24 + 7 * Math.max(...data.names.map((name) => name.length), 4));
+  const left = (width) => Math.min(gutter, Math.max(70, width * 0.24), 24 + 7 * Math.max(...data.labels.map((name) => name.length), 4));
 
   function paint() {
     if (!width || !data) return;
@@ -98,7 +98,7 @@ export function heatMap(span, { label, cell, open, height: tallest = 560, least 
     const stride = Math.max(1, Math.ceil(15 / each));
     const letters = Math.floor((plot.left - 12) / 6.7);
     for (let row = first; row < last; row += stride) {
-      const text = rowText ? rowText(row, stride) : data.names[row];
+      const text = rowText ? rowText(row, stride) : data.labels[row];
       if (text) shell.append(draw("text", { x: plot.left - 8, y: plot.top + (row - first + 0.5) * each + 4, "text-anchor": "end" }, shortened(text, letters)));
     }
     for (const [value, text] of stepTicks(x, Math.max(2, Math.floor(plot.width / 90)))) {
@@ -106,6 +106,7 @@ export function heatMap(span, { label, cell, open, height: tallest = 560, least 
       shell.append(draw("line", { class: "tick", x1: there, x2: there, y1: plot.top + plot.height, y2: plot.top + plot.height + 4 }),
         draw("text", { x: there, y: plot.top + plot.height + 18, "text-anchor": there > plot.left + plot.width - 24 ? "end" : "middle" }, text));
     }
+    shell.append(axisText(axisName(), plot.left, plot.left + plot.width, plot.top + plot.height + 18));
     // Beside each row with marks in the shown steps stands their sign: colour alone tells nobody.
     if (each >= 9 || last - first <= 60) {
       for (let row = first; row < last; row += 1) {
@@ -133,7 +134,7 @@ export function heatMap(span, { label, cell, open, height: tallest = 560, least 
     let worst = 0;
     const [start, end] = columnsShown();
     for (let column = start; column < end; column += 1) {
-      const found = data.marks[row * data.columns + column];
+      const found = data.shownMarks[row * data.columns + column];
       if (RANK[found] > RANK[worst]) worst = found;
     }
     return worst;
@@ -169,7 +170,7 @@ export function heatMap(span, { label, cell, open, height: tallest = 560, least 
     cross.append(draw("rect", { class: "row", x: plot.left, y: top, width: plot.width, height: each }));
     if (end >= start) cross.append(draw("rect", { class: "cell", x: x.at(start) - 0.5, y: top, width: Math.max(x.at(end) - x.at(start), 2) + 1, height: Math.max(each, 2) }));
     if (each < 15) {
-      const text = shortened(data.names[at.row], Math.floor((plot.left - 12) / 6.7));
+      const text = shortened(data.labels[at.row], Math.floor((plot.left - 12) / 6.7));
       cross.append(draw("rect", { class: "label", x: 0, y: top + each / 2 - 9, width: plot.left - 3, height: 18 }), draw("text", { x: plot.left - 8, y: top + each / 2 + 4, "text-anchor": "end" }, text));
     }
   }
@@ -207,6 +208,7 @@ export function heatMap(span, { label, cell, open, height: tallest = 560, least 
         const each = plot.height / (last - first);
         rows = [first + Math.floor(top / each), Math.max(first + Math.ceil(bottom / each), first + Math.floor(top / each) + 1)];
       }
+      onrows?.(rows);
       repaint();
     },
   });
@@ -232,13 +234,13 @@ export function heatMap(span, { label, cell, open, height: tallest = 560, least 
   const repaint = once(paint);
   span.on("move", repaint);
   span.on("point", once(mark));
-  // The width is remembered: to ask for it in each picture would lay out the whole page each time.
-  new ResizeObserver(() => { width = element.clientWidth; repaint(); }).observe(element);
+  onWidth(element, (now) => { width = now; }, paint);
   return {
     element,
     get cell() { return at; },
-    show(next) { if (data && next.rows !== data.rows) { rows = null; at = null; } data = { ...next, signs: next.marks.some((mark) => mark > 1 && (mark !== 5 || next.scale.log)) }; repaint(); },
+    show(next) { if (data && next.rows !== data.rows) { rows = null; at = null; } data = { ...next, labels: next.names.map((name, row) => rowLabel(name, next.kinds?.[row])), signs: next.shownMarks.some((mark) => mark > 1 && (mark !== 5 || next.scale.log)) }; repaint(); },
     get plot() { return plot; },
+    follow(row) { at = row === null || !data ? null : { row, column: columnAt(span.cursor ?? span.from) }; mark(); },
     showRows(from, to) { rows = from === null ? null : [from, to]; repaint(); },
     frame: paint,
   };
@@ -257,13 +259,14 @@ export function stepsOf(data, column) {
 function described(data, row, column) {
   const place = row * data.columns + column;
   const mark = data.marks[place];
-  const value = mark && mark !== 5 ? MARKS[mark].name : mark === 5 ? "exactly 0" : plain(data.values[place]);
+  const value = mark && mark !== 5 ? (mark === 1 && data.absent) || MARKS[mark].name : mark === 5 ? "exactly 0" : plain(data.values[place]);
+  const spike = data.stands[place] ? [make("dt", null, "one step stands out"), make("dd", null, plain(data.shown[place]))] : null;
   return make("div", null, make("strong", null, data.names[row]), data.kinds?.[row] ? make("span", { class: "quiet" }, ` ${data.kinds[row]}`) : null,
-    make("dl", null, make("dt", null, data.label ?? "value"), make("dd", null, value)), make("p", { class: "quiet" }, stepsOf(data, column)));
+    make("dl", null, make("dt", null, spike ? `median ${data.label ?? "value"}` : data.label ?? "value"), make("dd", null, value), spike), make("p", { class: "quiet" }, stepsOf(data, column)));
 }
 
 // The legend of a scale of colours: ends, unit, whether it is logarithmic, and the marks that occur.
-export function legendOf({ scale, unit, label, marks }, note) {
+export function legendOf({ scale, unit, label, shownMarks: marks, logged, columns, spikes, absent }, note) {
   const held = axis(scale.low, scale.high, 0, 200, scale.log);
   const seen = new Set(marks);
   const bar = make("span", { class: "ramp", style: { background: gradient(scale.diverging ? "diverging" : "sequential") } });
@@ -274,9 +277,10 @@ export function legendOf({ scale, unit, label, marks }, note) {
   if (scale.least !== null && scale.least < scale.low && !(scale.log && scale.least <= 0)) beyond.push(`below: down to ${plain(scale.least, 3)}`);
   if (scale.most !== null && scale.most > scale.high) beyond.push(`above: up to ${plain(scale.most, 3)}`);
   const signs = MARKS.map((mark, place) => [mark, place]).filter(([mark, place]) => mark && seen.has(place) && (place !== 5 || scale.log || scale.diverging)).map(([mark, place]) =>
-    make("span", { class: "sign" }, make("i", { class: place === 1 ? "void" : "", style: mark.colour ? { background: `rgb(${mark.colour.join(" ")})` } : null }), mark.name));
+    make("span", { class: "sign" }, make("i", { class: place === 1 ? "void" : "", style: mark.colour ? { background: `rgb(${mark.colour.join(" ")})` } : null }), (place === 1 && absent) || mark.name));
   return make("div", { class: "legend" },
     make("span", { class: "scale" }, bar, labels),
     make("span", { class: "unit" }, [label, unit ? `(${unit})` : "", scale.log ? "· logarithmic" : "· linear"].filter(Boolean).join(" ")),
-    beyond.map((text) => make("span", { class: "quiet" }, text)), signs, note ? make("span", { class: "quiet" }, note) : null);
+    beyond.map((text) => make("span", { class: "quiet" }, text)), signs,
+    logged > columns ? make("span", { class: "quiet" }, `a column is the median of ${Math.ceil(logged / columns)} logged steps; its worst mark is kept${spikes ? `, and a step that stands out has its own colour (${many(spikes, "cell")})` : ""}`) : null, note ? make("span", { class: "quiet" }, note) : null);
 }

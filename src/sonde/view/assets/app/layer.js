@@ -24,7 +24,7 @@ export async function layerView({ root, source, run, rest, args, isShown }) {
     const entry = held.numbers.find((each) => keyOf(each) === number || each.number === number) ?? held.numbers.find((each) => each.port === "output" && each.label === "rms") ?? held.numbers.find((each) => !each.minor) ?? held.numbers[0];
     if (!entry) { figure.hidden = true; return; }
     number = keyOf(entry);
-    for (const row of tables.querySelectorAll("tr[data-number]")) row.classList.toggle("chosen", row.dataset.number === number);
+    for (const row of tables.querySelectorAll("tr[data-number]")) row.classList.toggle("picked", row.dataset.number === number);
     const part = span.isWhole ? {} : { from: Math.floor(span.from), to: Math.ceil(span.to) };
     const answer = await source.ask(run.id, "lines", { number: entry.number, site: [entry.site], points: 800, ...part });
     if (!isShown()) return;
@@ -42,15 +42,16 @@ export async function layerView({ root, source, run, rest, args, isShown }) {
     if (!isShown()) return;
     const facts = [held.kind, typeof held.parameters === "number" && held.parameters ? `${amount(held.parameters)} parameters` : "", held.shape ?? "", held.dtype ?? ""].filter(Boolean).join(" · ");
     const number_ = args.number && !args.number.includes(" ") ? args.number : "";
-    head.replaceChildren(
+    head.replaceChildren(...[
       make("p", { class: "crumbs" }, make("a", { href: linkTo("layers", run.id, { number: number_ }) }, "← heat-map"), (held.before ? make("a", { href: linkTo("layer", run.id, {}, held.before), "data-key": "back", title: "The layer before ([)" }, `‹ ${held.before}`) : null), (held.after ? make("a", { href: linkTo("layer", run.id, {}, held.after), "data-key": "forward", title: "The next layer (])" }, `${held.after} ›`) : null)),
       make("h1", null, rest || "(root)"), make("p", { class: "quiet" }, facts),
-      held.children?.length ? make("p", { class: "crumbs" }, make("span", { class: "quiet" }, "holds"), held.children.slice(0, 24).map((child) => make("a", { href: linkTo("layer", run.id, {}, child) }, child)), held.children.length > 24 ? make("span", { class: "quiet" }, `and ${held.children.length - 24} more`) : null) : null);
+      held.children?.length ? make("p", { class: "crumbs" }, make("span", { class: "quiet" }, "holds"), held.children.slice(0, 24).map((child) => make("a", { href: linkTo("layer", run.id, {}, child) }, child)), held.children.length > 24 ? make("span", { class: "quiet" }, `and ${held.children.length - 24} more`) : null) : null].filter(Boolean));
     findings.replaceChildren(...held.findings.map((finding) => card(run, finding)));
     // One box for each tensor; numbers that only count stand behind a switch.
     const groups = new Map();
-    const place = (entry) => [ORDER.indexOf(entry.port), entry.site];
-    const sorted = [...held.numbers].sort((one, other) => { const [a, b] = [place(one), place(other)]; return a[0] - b[0] || (a[1] < b[1] ? -1 : a[1] > b[1] ? 1 : Number(one.minor) - Number(other.minor)); });
+    const families = new Set(held.numbers.filter(({ label }) => label === "rms").map(({ family }) => family)); // the size comes first
+    const place = (entry) => [ORDER.indexOf(entry.port), entry.site, families.has(entry.family) ? 0 : 1, Number(entry.minor)];
+    const sorted = [...held.numbers].sort((one, other) => { const [a, b] = [place(one), place(other)]; const at = a.findIndex((each, index) => each !== b[index]); return at < 0 ? 0 : a[at] < b[at] ? -1 : 1; });
     for (const entry of sorted) {
       if (!groups.has(entry.site)) groups.set(entry.site, []);
       groups.get(entry.site).push(entry);

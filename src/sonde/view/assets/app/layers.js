@@ -34,7 +34,7 @@ export async function layersView({ root, source, run, args, isShown }) {
   const about = await source.ask(run.id, "numbers");
   if (!about.numbers.length) { root.append(nothingYet(run)); return null; }
   let number = about.numbers.some((each) => each.id === args.number) ? args.number : firstNumber(about);
-  const filter = make("input", { type: "search", placeholder: "Filter layers, as blocks.3 or weight$", "aria-label": "Filter layers", value: args.layers ?? "", autocomplete: "off", spellcheck: "false" });
+  const filter = make("input", { type: "search", placeholder: "Filter layers, as blocks.3", "aria-label": "Filter layers", value: args.layers ?? "", autocomplete: "off", spellcheck: "false" });
   const all = make("button", { hidden: true, onclick: () => { span.whole(); map.showRows(null); } }, "whole training");
   const title = make("h2");
   const facts = make("p", { class: "quiet" });
@@ -114,8 +114,8 @@ export async function layersView({ root, source, run, args, isShown }) {
     found.label = about.numbers.find((each) => each.id === number)?.label ?? found.label;
     const described = about.numbers.find((each) => each.id === number);
     title.replaceChildren(described?.title ?? found.title ?? found.label);
-    facts.replaceChildren(`${many(found.rows, "row")}, first layer on top · ${many(found.logged ?? found.columns, "logged step")}${found.logged > found.columns ? `, ${Math.ceil(found.logged / found.columns)} in a column` : ""}`);
-    legend.replaceChildren(legendOf(found, found.logged > found.columns ? `a column is the median of ${Math.ceil(found.logged / found.columns)} logged steps; its worst mark is kept` : null));
+    facts.replaceChildren(`${many(found.rows, "row")}, first layer on top: sudden changes down a column or along a row are where to look · ${many(found.logged ?? found.columns, "logged step")}${found.logged > found.columns ? `, ${Math.ceil(found.logged / found.columns)} in a column` : ""}`);
+    legend.replaceChildren(legendOf(found));
     all.hidden = span.isWhole;
     map.show(found);
     if (row !== null && row >= found.rows) row = null;
@@ -131,7 +131,7 @@ export async function layersView({ root, source, run, args, isShown }) {
 }
 
 // The first two rows with NaN, infinities or zeros, and the rows that lie farthest from the middle one.
-function standingOut(found) {
+export function standingOut(found) {
   const ill = [];
   for (let row = 0; row < found.rows && ill.length < 2; row += 1) if (rowOf(found, row).marks.some((mark) => mark > 1 && (mark !== 5 || found.scale.log))) ill.push(row);
   const levels = [];

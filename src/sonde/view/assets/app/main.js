@@ -12,21 +12,21 @@ import { layersView } from "./layers.js";
 import { overviewView } from "./overview.js";
 import { runsView } from "./runs.js";
 import { Gone, Refused, sourceOf } from "./source.js";
+import { fitAll } from "./span.js";
 import { hideTip, showTip } from "./tip.js";
 import { updatesView } from "./updates.js";
 
 const TABS = [
-  ["overview", "Overview", overviewView],
-  ["layers", "Layers", layersView],
-  ["flow", "Flow", flowView],
-  ["updates", "Updates", updatesView],
-  ["distribution", "Distribution", distributionView],
-  ["graph", "Graph", graphView],
-  ["findings", "Findings", findingsView],
-  ["coverage", "Coverage", coverageView],
+  ["overview", "Overview", overviewView, "Is the training healthy?"],
+  ["layers", "Layers", layersView, "One number of every layer over the steps: which layer changes, and when?"],
+  ["flow", "Flow", flowView, "One number from the first layer to the last at one step: does the gradient reach all of them?"],
+  ["updates", "Updates", updatesView, "How far each step moves each parameter: is the learning rate right?"],
+  ["distribution", "Distribution", distributionView, "How large the elements of one tensor are: do they fit into the number format?"],
+  ["graph", "Graph", graphView, "How the layers are connected, coloured by a number"],
+  ["findings", "Findings", findingsView, "What the rules find, why, and what to do"],
+  ["coverage", "Coverage", coverageView, "What was not observed, and why"],
 ];
 const VIEWS = { ...Object.fromEntries(TABS.map(([name, , view]) => [name, view])), layer: layerView, runs: runsView, compare: compareView };
-const STATE_WORDS = { running: "running", ended: "ended", lost: "stopped without its end", damaged: "damaged", newer: "of a newer sonde" };
 
 let source = null;
 let listed = { runs: [] };
@@ -37,17 +37,17 @@ function header(address, run) {
   which.replaceChildren();
   byId("views").hidden = !run;
   byId("home").hidden = false;
-  if (!source.isLive) byId("home").removeAttribute("href");
+  if (!source.isLive && listed.runs.length === 1) byId("home").removeAttribute("href");
   if (run) {
-    if (source.isLive && listed.runs.length > 1) {
+    if (listed.runs.length > 1) {
       const chooser = make("select", { "aria-label": "Run", onchange: () => { location.hash = linkTo(address.view === "layer" ? "layers" : address.view, chooser.value, { number: address.args.number }); } },
         listed.runs.map((each) => make("option", { value: each.id, selected: each.id === run.id }, each.name)));
       which.append(chooser);
     } else which.append(make("strong", null, run.name));
-    byId("views").replaceChildren(...TABS.map(([name, title], place) => {
+    byId("views").replaceChildren(...TABS.map(([name, title, , question], place) => {
       const isHere = name === address.view || (name === "layers" && address.view === "layer");
       const count = name === "findings" && run.findings ? make("span", { class: `count ${run.health}` }, whole(run.findings)) : null;
-      return make("a", { href: linkTo(name, run.id), "aria-current": isHere ? "page" : null, title: `key ${place + 1}` }, title, count);
+      return make("a", { href: linkTo(name, run.id), "aria-current": isHere ? "page" : null, title: `${question} (key ${place + 1})` }, title, count);
     }));
   }
   status(run);
@@ -58,8 +58,8 @@ function status(run) {
   const state = byId("state");
   state.replaceChildren();
   if (!run) return;
-  if (!source.isLive) { state.append(make("span", { class: "quiet" }, `report · ${STATE_WORDS[run.state] ?? run.state}`)); return; }
-  state.append(make("i", { class: `dot ${run.state}` }), make("span", null, STATE_WORDS[run.state] ?? run.state), make("span", { class: "quiet" }, run.last >= 0 ? ` · step ${whole(run.last)}` : ""));
+  if (!source.isLive) { state.append(make("span", { class: "quiet" }, `report · ${run.state}`)); return; }
+  state.append(make("i", { class: `dot ${run.state}` }), make("span", { title: run.end?.words ?? null }, run.state), make("span", { class: "quiet" }, typeof run.last === "number" ? ` · step ${whole(run.last)}` : ""));
 }
 
 function failed(root, error) {
@@ -78,7 +78,10 @@ async function show() {
   const root = make("div", { class: `view ${address.view}` });
   const mine = { key, refresh: null, stop: null };
   shown = mine;
-  if (!source.isLive && (address.view === "runs" || !address.run)) { location.replace(linkTo("overview", listed.runs[0].id)); return; }
+  if (!source.isLive && !listed.runs.some((each) => each.id === address.run) && (address.view !== "compare" || listed.runs.length === 1)) {
+    location.replace(listed.runs.length === 1 ? linkTo("overview", listed.runs[0].id) : linkTo("compare", "", { runs: listed.runs.map(({ id }) => id).join(",") }));
+    return;
+  }
   const run = listed.runs.find((each) => each.id === address.run) ?? null;
   header(address, run);
   const old = byId("view").firstElementChild;
@@ -137,7 +140,7 @@ function keys(event) {
   const tab = run && /^[1-9]$/.test(event.key) ? TABS[Number(event.key) - 1] : null;
   const act = tab ? () => { location.hash = linkTo(tab[0], run); } : {
     "?": () => byId("keys").showModal(), t: () => byId("theme").click(),
-    r: () => { if (source.isLive) location.hash = linkTo("runs"); },
+    r: () => { location.hash = linkTo("runs"); },
     "/": () => document.querySelector("input[type=search]")?.focus(),
     "[": () => document.querySelector("[data-key=back]")?.click(), "]": () => document.querySelector("[data-key=forward]")?.click(),
     " ": event.target.closest?.("button, a, summary") ? null : document.querySelector("[data-key=play]") ? () => document.querySelector("[data-key=play]").click() : null,
@@ -162,7 +165,13 @@ async function begin() {
   }
   window.addEventListener("hashchange", show);
   document.addEventListener("theme", () => (shown?.retheme ? shown.retheme() : show()));
-  window.addEventListener("beforeprint", () => document.documentElement.classList.add("printing"));
+  // Printed is the view that is shown, in light colours and as wide as paper. A view that is drawn anew for the colours is there when the
+  // second listener begins.
+  const page = document.documentElement;
+  let colours = null;
+  window.addEventListener("beforeprint", () => { colours ??= page.dataset.theme; page.classList.add("printing"); if (colours === "dark") theme("light"); });
+  window.addEventListener("beforeprint", fitAll);
+  window.addEventListener("afterprint", () => { page.classList.remove("printing"); if (colours === "dark") theme("dark"); colours = null; fitAll(); });
   // What a picture asks for later, as the finer data of a zoom, may be refused as well.
   window.addEventListener("unhandledrejection", (event) => {
     if (!(event.reason instanceof Refused) && !(event.reason instanceof Gone)) return;

@@ -1,32 +1,37 @@
 // The first look: how the training is, and where something is wrong.
 import { keep, linkTo } from "./address.js";
-import { lineChart } from "./chart.js";
+import { isSameLine, lineChart } from "./chart.js";
 import { badge, make, many, plain, since, whole } from "./dom.js";
 import { card, pictureOf } from "./findings.js";
 import { heatMap, legendOf } from "./heat.js";
 import { columnsFor, firstNumber, nothingYet, numberChooser } from "./layers.js";
-import { lineColour } from "./scales.js";
+import { MARKS, lineColour } from "./scales.js";
 import { layerOf, matrixOf } from "./source.js";
 import { Span } from "./span.js";
 
+const SAID = { grad_norm_raw: "grad_norm_raw (before clipping)" };
+const FEW = 2; // findings that stand above the pictures, as more would push these down
+const hasData = (run) => typeof run.last === "number" && run.last >= 0;
 const GROUPS = [["loss", "Loss", 230], ["norm", "Norms", 170], ["lr", "Learning rate", 170], ["metric", "Metrics", 170], ["other", "Others", 170]];
 
 function verdict(run, findings) {
   const bad = findings.filter((finding) => finding.severity === "bad").length;
-  const states = { running: "is running", ended: "has ended", lost: "stopped without its end" };
   const first = [...findings].sort((one, other) => (one.first_step ?? one.step) - (other.first_step ?? other.step))[0];
-  const words = !findings.length ? "No rule finds anything wrong." : `${many(findings.length, "finding")}${bad && bad < findings.length ? `, ${whole(bad)} of them bad` : ""}. The first${first.site ? ` at ${layerOf(first.site) || "(root)"}` : ""}, step ${whole(first.first_step ?? first.step)}.`;
-  return make("section", { class: `verdict ${findings.length ? run.health : "ok"}` },
-    badge(findings.length ? run.health : "ok", !findings.length ? "Healthy" : run.health === "bad" ? "Unhealthy" : "Look here"),
+  if (!hasData(run)) return make("section", { class: "verdict" }, badge("note", run.state === "running" ? "No data yet" : "No data"), make("p", null, run.end?.words ?? null), make("p", { class: "quiet" }, run.state));
+  const failed = run.state === "failed" && !findings.length;
+  const words = failed ? "An error ended it; no rule finds anything wrong before." : !findings.length ? "No rule finds anything wrong." : `${many(findings.length, "finding")}${bad && bad < findings.length ? `, ${whole(bad)} of them bad` : ""}. The first${first.site ? ` at ${layerOf(first.site) || "(root)"}` : ""}, step ${whole(first.first_step ?? first.step)}.`;
+  return make("section", { class: `verdict ${failed ? "bad" : findings.length ? run.health : "ok"}` },
+    badge(failed ? "bad" : findings.length ? run.health : "ok", failed ? "Failed" : !findings.length ? "Healthy" : run.health === "bad" ? "Unhealthy" : "Look here"),
     make("p", null, words),
-    make("p", { class: "quiet" }, [`${states[run.state] ?? run.state}`, run.last >= 0 ? `steps ${whole(run.first)} to ${whole(run.last)}` : "", run.layers ? many(run.layers, "layer") : "", run.model, `last data ${since(run.updated)}`].filter(Boolean).join(" · ")));
+    run.end ? make("p", { class: "end" }, run.end.words) : null,
+    make("p", { class: "quiet" }, [run.state, typeof run.first === "number" ? `steps ${whole(run.first)} to ${whole(run.last)}` : `up to step ${whole(run.last)}`, run.layers ? many(run.layers, "layer") : "", run.model, `last data ${since(run.updated)}`, run.pruned].filter(Boolean).join(" · ")));
 }
 
 export async function overviewView({ root, source, run, args, isShown }) {
   const span = new Span(Math.max(run.first ?? 0, 0), Math.max(run.last, (run.first ?? 0) + 1), args.from ? Number(args.from) : null, args.to ? Number(args.to) : null);
   const [top, pictures, aside, settings] = [make("div"), make("div", { class: "pictures" }), make("aside"), make("div", { class: "settings" })];
   const charts = new Map();
-  const heatTitle = make("h3");
+  const lost = make("div");
   const legend = make("div");
   const choose = make("span");
   let [found, number, about, scalars] = [null, args.number ?? null, null, null];
@@ -34,7 +39,7 @@ export async function overviewView({ root, source, run, args, isShown }) {
     label: "The main number of every layer over the steps. Arrow keys move over the cells, enter opens the layer.", height: 380, rowHeight: 15, onlayout: () => { for (const { chart } of charts.values()) chart.again(); },
     open: (row, column) => { location.hash = linkTo("layers", run.id, { number, site: found.sites[row], step: Math.ceil(found.steps[column]) }); },
   });
-  const heat = make("figure", { class: "wide" }, make("figcaption", null, heatTitle, choose), map.element, legend);
+  const heat = make("figure", { class: "wide" }, make("figcaption", null, choose, make("span", { class: "quiet" }, "of each layer, a row for each, the first on top")), map.element, legend);
 
   function drawScalars(answer) {
     scalars = answer.scalars;
@@ -48,7 +53,10 @@ export async function overviewView({ root, source, run, args, isShown }) {
         if (!sets.has(key)) sets.set(key, []);
         sets.get(key).push(scalar);
       }
-      for (const [key, some] of sets) {
+      for (const [key, every] of sets) {
+        // Lines that lie upon each other are one.
+        const some = every.filter((scalar, place) => every.findIndex((other) => isSameLine(scalar, other)) === place);
+        const alike = (scalar) => every.filter((other) => isSameLine(scalar, other)).map(({ name }) => SAID[name] ?? name).join(" = ");
         const name = `${group} ${key}`;
         if (!charts.has(name)) {
           const caption = make("h3");
@@ -60,9 +68,9 @@ export async function overviewView({ root, source, run, args, isShown }) {
         }
         const { caption, chart } = charts.get(name);
         const log = group === "norm" || group === "loss" ? isWide(some) : some[0].log;
-        const series = some.slice(0, 8).map((scalar, place) => ({ ...scalar, colour: lineColour(place) }));
-        caption.replaceChildren(make("span", null, some.length === 1 ? some[0].name.replaceAll("_", " ") : title), make("span", { class: "quiet" }, ` ${[some[0].unit, log ? "logarithmic" : "linear"].filter(Boolean).join(", ")}`),
-          make("span", { class: "signs" }, series.length > 1 ? series.map(({ name, colour }) => make("span", { class: "sign" }, make("i", { class: "line", style: { background: colour } }), name)) : null, make("b", { class: "last" }, lastOf(series[0]))));
+        const series = some.slice(0, 8).map((scalar, place) => ({ ...scalar, name: alike(scalar), colour: lineColour(place) }));
+        caption.replaceChildren(make("span", null, some.length === 1 ? alike(some[0]).replaceAll("_", " ") : group === "norm" ? `Norms of ${normWords(some)}` : title), make("span", { class: "quiet" }, ` ${[some[0].unit, log ? "logarithmic" : "linear"].filter(Boolean).join(", ")}`),
+          make("span", { class: "signs" }, series.length > 1 ? series.map(({ name, colour }) => make("span", { class: "sign" }, make("i", { class: "line", style: { background: colour } }), name)) : null, make("b", { class: "last" }, `${series.length > 1 ? `${series[0].name} ` : ""}${lastOf(series[0])}`)));
         chart.show({ series, log, markers: group === "loss" ? markers : [] });
       }
     }
@@ -73,7 +81,8 @@ export async function overviewView({ root, source, run, args, isShown }) {
     const order = { bad: 0, warn: 1, note: 2 };
     const sorted = [...answer.findings].sort((one, other) => (order[one.severity] ?? 3) - (order[other.severity] ?? 3) || (one.first_step ?? one.step) - (other.first_step ?? other.step));
     aside.hidden = !sorted.length;
-    root.classList.toggle("with-findings", Boolean(sorted.length));
+    root.classList.toggle("with-findings", sorted.length > FEW);
+    root.classList.toggle("few-findings", sorted.length > 0 && sorted.length <= FEW);
     aside.replaceChildren(make("h2", null, "Findings"), ...sorted.slice(0, 6).map((finding) => card(run, finding, true)), sorted.length > 6 ? make("a", { href: linkTo("findings", run.id) }, `all ${whole(sorted.length)} findings`) : "");
     const table = (title, held) => {
       const rows = (Array.isArray(held) ? held : Object.entries(held ?? {})).filter(([, value]) => value !== null && value !== "");
@@ -90,8 +99,6 @@ export async function overviewView({ root, source, run, args, isShown }) {
     if (!isShown()) return;
     found = matrixOf(answer);
     found.names = found.layers ?? found.sites;
-    const described = about.numbers.find((each) => each.id === number);
-    heatTitle.replaceChildren(make("span", null, described.title), make("span", { class: "quiet" }, " first layer on top"));
     if (!choose.firstChild) choose.append(numberChooser(about.numbers, number, (id) => { number = id; keep({ number }); readHeat(); }));
     legend.replaceChildren(legendOf(found));
     map.show(found);
@@ -103,16 +110,24 @@ export async function overviewView({ root, source, run, args, isShown }) {
     if (!isShown()) return;
     about = numbers;
     top.replaceChildren(verdict(run, answer.findings));
+    if (answer.lost?.length) lost.replaceChildren(make("section", { class: "verdict bad" }, make("p", null, make("strong", null, "Parts of this run cannot be read; the pictures and findings lack them. "), answer.lost.join(" · ")), make("p", null, make("a", { href: linkTo("coverage", run.id) }, "what is lost"))));
     if (!answer.scalars.length && !about.numbers.length) { pictures.replaceChildren(nothingYet(run)); charts.clear(); return; }
     if (pictures.querySelector(".notice")) pictures.replaceChildren();
     drawScalars(answer);
     drawAside(answer);
     await readHeat();
   }
-  root.append(top, make("div", { class: "columns" }, pictures, aside), settings);
+  root.append(lost, top, make("div", { class: "columns" }, pictures, aside), settings);
   await read();
   span.on("rest", () => { keep(span.isWhole ? { from: "", to: "" } : { from: Math.floor(span.from), to: Math.ceil(span.to) }); if (source.isLive) read(); });
   return { refresh: (now) => { run = now; span.grow(Math.max(now.first, 0), now.last); return read(); } };
+}
+
+// What the norms of one unit are of.
+function normWords(scalars) {
+  const words = { grad: "gradients", param: "parameters", update: "updates" };
+  const found = new Set(scalars.map(({ name }) => words[/(grad|param|update)_norm/.exec(name)?.[1]]));
+  return found.has(undefined) ? "the model" : [...found].join(" and ");
 }
 
 // Whether lines on one axis are so far apart that only a logarithmic one shows them all.
@@ -124,7 +139,8 @@ function isWide(scalars) {
 
 const scale = (scalar) => { const values = scalar.values.filter((value) => value !== null); return Math.round(Math.log10(Math.max(...values.map(Math.abs), 1e-12)) / 2); };
 
-function lastOf(series) {
-  const last = series?.values.findLast((value) => value !== null);
-  return last === undefined ? "" : plain(last);
+// The value at the end of what is shown, or its mark.
+function lastOf({ values, marks }) {
+  const mark = marks.at(-1) ?? 0;
+  return `last ${mark > 1 && mark !== 5 ? MARKS[mark].name : plain(values.at(-1))}`;
 }

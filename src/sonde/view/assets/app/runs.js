@@ -1,13 +1,17 @@
-// All runs below the folder: their health at a glance; two of them can be compared.
+// All runs below the folder: their health at a glance; any of them can be compared.
 import { keep, linkTo } from "./address.js";
 import { badge, code, lasting, make, many, notice, plain, since, whole } from "./dom.js";
+import { MARKS } from "./scales.js";
 
-const STATES = { running: ["running", "is being written"], ended: ["ended", "its writer has closed it"], lost: ["stopped", "its writer ended without closing it: it was killed, or the machine went down"], damaged: ["damaged", "a part of it cannot be read"], newer: ["newer", "a newer sonde wrote it"] };
+const STATES = { running: "a process writes it", ended: "its training came to its end", failed: "an error ended it", interrupted: "Ctrl-C or a signal ended it", lost: "its process is gone without an end: it was killed, or the machine went down", damaged: "a part of it cannot be read", newer: "a newer sonde wrote it" };
 
 const SORTS = {
   name: (run) => run.name.toLowerCase(), health: (run) => ["bad", "warn", "note", "unknown", "ok"].indexOf(run.health), steps: (run) => -(run.last ?? -1),
   loss: (run) => run.loss_last ?? Infinity, updated: (run) => -(run.updated ?? 0), state: (run) => (run.state === "running" ? 0 : 1),
 };
+
+// What a control of the table is called: its counterpart in the table that takes its place has the focus that it had.
+const keyOf = (one) => one.getAttribute("href") ?? one.getAttribute("aria-label") ?? one.dataset.sort;
 
 export function runsView({ root, listed, args }) {
   const chosen = new Set(args.chosen ? args.chosen.split("|") : []);
@@ -25,39 +29,41 @@ export function runsView({ root, listed, args }) {
         code('import sonde\n\nwith sonde.watch(model, optimizer, every=10, to="runs/first"):\n    train()'), make("p", null, "Runs elsewhere? Start the page with their folder: ", make("code", null, "sonde ui FOLDER"))));
       return;
     }
-    root.replaceChildren(make("div", { class: "bar" }, make("h1", null, "Runs"), head, make("span", { class: "space" }), filter, compare), table);
+    // The bar stays where it is: an element that is taken out, even to be put back, loses the focus.
+    if (table.parentNode !== root) root.replaceChildren(make("div", { class: "bar" }, make("h1", null, "Runs"), head, make("span", { class: "space" }), filter, compare), table);
     const words = filter.value.trim().toLowerCase().split(/\s+/).filter(Boolean);
     const shown = all.runs.filter((run) => words.every((word) => `${run.name} ${run.model ?? ""} ${run.state} ${run.health}`.toLowerCase().includes(word)));
     shown.sort((one, other) => { const [a, b] = [SORTS[order](one), SORTS[order](other)]; return a < b ? -1 : a > b ? 1 : one.name.localeCompare(other.name); });
     head.replaceChildren(`${many(all.runs.length, "run")} in ${all.folder ?? "this folder"}${shown.length < all.runs.length ? ` · ${shown.length} shown` : ""}`);
-    const title = (name, text, settings = {}) => make("th", { scope: "col", "aria-sort": order === name ? "ascending" : null, ...settings }, name in SORTS ? make("button", { class: "plain", onclick: () => { order = name; keep({ sort: name }); fill(); } }, text, order === name ? " ▾" : "") : text);
+    const title = (name, text, settings = {}) => make("th", { scope: "col", "aria-sort": order === name ? "ascending" : null, ...settings }, name in SORTS ? make("button", { class: "plain", "data-sort": name, onclick: () => { order = name; keep({ sort: name }); fill(); } }, text, order === name ? " ▾" : "") : text);
     const rows = shown.map((run) => {
       const box = make("input", { type: "checkbox", "aria-label": `Choose ${run.name} for a comparison`, checked: chosen.has(run.id), onchange: () => { if (box.checked) chosen.add(run.id); else chosen.delete(run.id); picked(); } });
-      const [state, words] = STATES[run.state] ?? [run.state, ""];
+      const words = STATES[run.state] ?? "";
       const broken = ["damaged", "newer"].includes(run.state);
       return make("tr", null,
-        make("td", null, broken ? null : box),
-        make("td", { class: "run" }, make("a", { class: "name", href: linkTo("overview", run.id) }, run.name), run.error ? make("p", { class: "error" }, run.error) : null),
+        make("td", null, broken || typeof run.last !== "number" ? null : box),
+        make("td", { class: "run" }, make("a", { class: "name", href: linkTo("overview", run.id) }, run.name), run.error || run.end ? make("p", { class: "error" }, run.error || run.end.words) : null),
         make("td", null, broken ? "" : run.health === "unknown" ? make("span", { class: "quiet" }, "–") : badge(run.health, run.findings ? many(run.findings, "finding") : "healthy")),
-        make("td", { title: words }, make("span", { class: "nowrap" }, make("i", { class: `dot ${run.state}`, "aria-hidden": "true" }), " ", state)),
+        make("td", { title: [words, run.pruned].filter(Boolean).join("; ") }, make("span", { class: "nowrap" }, make("i", { class: `dot ${run.state}`, "aria-hidden": "true" }), " ", run.pruned ? `${run.state}, pruned` : run.state)),
         make("td", { class: "right" }, run.last >= 0 ? whole(run.last) : "–"),
-        make("td", { class: "right" }, run.loss_last === null || run.loss_last === undefined ? "–" : plain(run.loss_last)),
+        make("td", { class: "right" }, run.loss_last_mark > 1 && run.loss_last_mark !== 5 ? make("b", { class: "badge bad" }, MARKS[run.loss_last_mark].name) : plain(run.loss_last)),
         make("td", { class: "spare" }, run.model ?? ""),
         make("td", { class: "right spare" }, whole(run.layers)),
         make("td", { class: "right nowrap", title: `began ${since(run.started)}` }, since(run.updated)),
-        make("td", { class: "right nowrap spare" }, lasting((run.updated ?? 0) - (run.started ?? 0))));
+        make("td", { class: "right nowrap spare" }, run.started ? lasting((run.updated ?? 0) - run.started) : "–"));
     });
+    const held = table.contains(document.activeElement) ? keyOf(document.activeElement) : null;
     table.replaceChildren(make("table", null, make("thead", null, make("tr", null, make("th", { "aria-label": "Choose" }), title("name", "run"), title("health", "health"), title("state", "state"), title("steps", "last step", { class: "right" }), title("loss", "last loss", { class: "right" }), make("th", { scope: "col", class: "spare" }, "model"), make("th", { scope: "col", class: "right spare" }, "layers"), title("updated", "last data", { class: "right" }), make("th", { scope: "col", class: "right spare" }, "lasted"))), make("tbody", null, rows)));
     if (!shown.length) table.append(notice("No run has these words", "Change or empty the filter."));
+    if (held) [...table.querySelectorAll("a, button, input")].find((one) => keyOf(one) === held)?.focus({ preventScroll: true });
     picked();
   }
 
   function picked() {
-    const [a, b] = [...chosen];
-    const ready = chosen.size === 2;
-    compare.textContent = ready ? "Compare the two" : "Compare: choose two";
+    const ready = chosen.size > 1;
+    compare.textContent = ready ? `Compare ${chosen.size} runs` : "Compare: tick two or more";
     compare.classList.toggle("off", !ready);
-    if (ready) compare.href = linkTo("compare", "", { a, b });
+    if (ready) compare.href = linkTo("compare", "", { runs: [...chosen].join(",") });
     else compare.removeAttribute("href");
     keep({ chosen: [...chosen].join("|") });
   }

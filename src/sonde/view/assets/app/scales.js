@@ -1,5 +1,5 @@
 // Places numbers on axes and in colours.
-import { minus, plain, raised } from "./dom.js";
+import { draw, minus, plain, raised } from "./dom.js";
 
 // An axis from low to high, drawn from the pixel first to the pixel last.
 export function axis(low, high, first, last, log = false) {
@@ -60,7 +60,7 @@ export function ticks(scale, room) {
 }
 
 // Ticks of steps: whole numbers.
-export const stepTicks = (scale, room) => ticks(scale, room).filter(([value]) => Number.isInteger(value));
+export const stepTicks = (scale, room) => ticks(scale, room).filter(([value]) => Number.isInteger(value)).map(([value, text]) => [value, text.replace(/\.0+$/, "")]);
 
 // The ends of an axis that holds all the values, with a little room.
 export function ends(values, log) {
@@ -151,3 +151,7 @@ export const LINES = {
   dark: ["#a9a5ff", "#ffb14a", "#4fd0bf", "#ff8fc9", "#d4d36a", "#7dbcff", "#e0a080", "#a7acb8"],
 };
 export const lineColour = (place) => LINES[isDark() ? "dark" : "light"][place % 8];
+export const lineDash = (place) => [null, "6 3", "2 3"][Math.floor(place / 8) % 3]; // colours repeat with another dash
+
+// The name of a horizontal axis: a short one before its first number, a long one behind its last.
+export const axisText = (name, left, right, y) => (name.length < 8 ? draw("text", { x: left - 8, y, "text-anchor": "end" }, name) : draw("text", { x: right, y: y + 14, "text-anchor": "end" }, name));

@@ -17,12 +17,18 @@ export function middlesOf(edges, ends) {
   return edges.slice(0, -1).map((edge, column) => { const first = Math.ceil(edge); return ends ? (first + Math.max(ends[column], first)) / 2 : first; });
 }
 
-// A matrix as heatMap draws it.
+// A matrix as heatMap draws it: medians of columns (values), and what a cell shows: a step that stands out, where there is one (stands).
 export function matrixOf(answer) {
-  const values = typeof answer.values === "string" ? new Float32Array(bytes(answer.values).buffer) : answer.values;
-  const marks = typeof answer.marks === "string" ? bytes(answer.marks) : answer.marks;
-  const columns = Math.max(answer.steps.length - 1, 0);
-  return { ...answer, values, marks, rows: answer.sites.length, columns, middles: middlesOf(answer.steps, answer.ends) };
+  if (typeof answer.values !== "string") return answer;
+  const [values, marks] = [new Float32Array(bytes(answer.values).buffer), bytes(answer.marks)];
+  const found = withSpikes({ ...answer, values, marks }, new Uint32Array(bytes(answer.spikes?.at ?? "").buffer), new Float32Array(bytes(answer.spikes?.values ?? "").buffer));
+  return { ...found, rows: answer.sites.length, columns: Math.max(answer.steps.length - 1, 0), middles: middlesOf(answer.steps, answer.ends) };
+}
+
+export function withSpikes(found, places = [], spikes = []) {
+  const [shown, shownMarks, stands] = [found.values.slice(), found.marks.slice(), new Uint8Array(found.values.length)];
+  places.forEach((place, at) => { [shown[place], shownMarks[place], stands[place]] = [spikes[at], spikes[at] === 0 ? 5 : 0, 1]; });
+  return { ...found, shown, shownMarks, stands, spikes: places.length };
 }
 
 const KEPT = 80;
@@ -95,45 +101,45 @@ function query(settings) {
   return text ? `?${text}` : "";
 }
 
-// A report holds heat-maps of its run; histories of a layer and the flow at a step are read from their rows and columns.
+// A report holds heat-maps of its runs; histories of a layer and the flow at a step are read from their rows and columns.
 export class Recording {
   constructor(held) {
     this.held = held;
     this.isLive = false;
   }
 
-  async runs() { return { runs: [this.held.run], version: 0 }; }
+  async runs() { return { runs: this.held.runs.map(({ run }) => run), version: 0 }; }
 
   async ask(run, name, settings = {}) {
-    const { held } = this;
+    const held = this.held.runs.find((each) => each.run.id === run);
     const given = {
       heatmap: () => held.heatmap?.[settings.number],
       numbers: () => ({ ...held.numbers, numbers: held.numbers.numbers.filter((number) => held.heatmap?.[number.id]) }),
-      distribution: () => this.distribution(settings.site),
-      lines: () => this.lines(settings),
-      flow: () => this.flow(settings),
-      layer: () => this.layer(settings.layer),
+      distribution: () => this.distribution(held, settings.site),
+      lines: () => this.lines(held, settings),
+      flow: () => this.flow(held, settings),
+      layer: () => this.layer(held, settings.layer),
     };
     const answer = name in given ? given[name]() : held[name];
     if (!answer) throw new Refused(`this report does not hold it: ${name}${[settings.number, settings.site, settings.layer].flat().filter(Boolean).map((each) => ` of ${each}`).join("")}. The live page does: sonde ui`);
     return name === "heatmap" && settings.layers ? chosen(matrixOf(answer), settings.layers) : answer;
   }
 
-  distribution(site) {
-    const sites = Object.keys(this.held.distribution ?? {});
-    const answer = this.held.distribution?.[site || sites[0]];
+  distribution(held, site) {
+    const sites = Object.keys(held.distribution ?? {});
+    const answer = held.distribution?.[site || sites[0]];
     return answer && { ...answer, sites };
   }
 
-  lines({ number, site: sites }) {
-    const heat = this.held.heatmap?.[number];
+  lines(held, { number, site: sites }) {
+    const heat = held.heatmap?.[number];
     if (!heat) return null;
     const found = matrixOf(heat);
     return { ...wordsOf(found), lines: sites.filter((site) => found.sites.includes(site)).map((site) => ({ site, steps: found.middles, ...rowOf(found, found.sites.indexOf(site)) })) };
   }
 
-  flow({ number, step }) {
-    const heat = this.held.heatmap?.[number];
+  flow(held, { number, step }) {
+    const heat = held.heatmap?.[number];
     if (!heat) return null;
     const found = matrixOf(heat);
     const column = Math.max(found.steps.findIndex((edge) => edge > step) - 1, 0);
@@ -146,13 +152,13 @@ export class Recording {
     };
   }
 
-  layer(name) {
-    const { numbers, findings } = this.held;
+  layer(held, name) {
+    const { numbers, findings } = held;
     const at = numbers.layers.findIndex((each) => each.layer === name);
     const layer = { ...(numbers.layers[at] ?? { layer: name }), before: numbers.layers[at - 1]?.layer, after: at < 0 ? null : numbers.layers[at + 1]?.layer };
     const rows = [];
     for (const number of numbers.numbers) {
-      const heat = this.held.heatmap?.[number.id];
+      const heat = held.heatmap?.[number.id];
       if (!heat) continue;
       const found = matrixOf(heat);
       found.sites.forEach((site, row) => {
@@ -166,9 +172,17 @@ export class Recording {
     return { ...layer, numbers: rows, findings: findings.findings.filter((finding) => finding.site && layerOf(finding.site) === name) };
   }
 
-  async compare() { throw new Refused("a report holds one run. The live page compares two: sonde ui"); }
+  async compare(a, b) {
+    const answer = this.held.comparisons[`${a} ${b}`];
+    if (!answer) throw new Refused("this report compares its first run with the others. The live page compares any two: sonde ui");
+    if (answer.error) throw new Refused(answer.error);
+    return answer;
+  }
 
-  graph() { return this.held.graph ? { srcdoc: this.held.graph } : null; }
+  graph(run) {
+    const { graph, without_graph: error } = this.held.runs.find((each) => each.run.id === run);
+    return graph ? { srcdoc: graph } : { error };
+  }
 
   forgetRun() {}
 
@@ -179,10 +193,13 @@ const wordsOf = ({ label, unit, axis, scale, number }) => ({ label, unit, axis, 
 
 export const layerOf = (site) => partsOf(site)[0];
 
+// The values and marks of a row; where steps stand out in their columns, also the ends between which these lie.
 export function rowOf(found, row) {
-  const [start, end] = [row * found.columns, (row + 1) * found.columns];
-  const marks = Array.from(found.marks.slice(start, end));
-  return { values: Array.from(found.values.slice(start, end), (value, place) => (marks[place] === 1 || !Number.isFinite(value) ? null : value)), marks };
+  const cut = (list) => Array.from(list.subarray(row * found.columns, (row + 1) * found.columns));
+  const [marks, shown, stands] = [found.marks, found.shown, found.stands].map(cut);
+  const values = cut(found.values).map((value, place) => (marks[place] === 1 || !Number.isFinite(value) ? null : value));
+  const ends = (choose) => values.map((value, place) => (stands[place] && value !== null ? choose(value, shown[place]) : value));
+  return { values, marks, ...(stands.includes(1) ? { low: ends(Math.min), high: ends(Math.max) } : {}) };
 }
 
 // The rows whose layer has the words.
@@ -190,13 +207,15 @@ function chosen(found, words) {
   let matches = (site) => site.includes(words);
   try { const pattern = new RegExp(words); matches = (site) => pattern.test(site); } catch { /* no pattern: a part of a name */ }
   const rows = found.sites.map((_, row) => row).filter((row) => matches(found.sites[row]));
-  const [values, marks] = [new Float32Array(rows.length * found.columns), new Uint8Array(rows.length * found.columns)];
-  rows.forEach((row, place) => {
-    values.set(found.values.subarray(row * found.columns, (row + 1) * found.columns), place * found.columns);
-    marks.set(found.marks.subarray(row * found.columns, (row + 1) * found.columns), place * found.columns);
-  });
+  if (!rows.length) throw new Refused(`no layer of this report matches ${words}`);
+  const cells = (list) => {
+    const held = new list.constructor(rows.length * found.columns);
+    rows.forEach((row, place) => held.set(list.subarray(row * found.columns, (row + 1) * found.columns), place * found.columns));
+    return held;
+  };
   const some = (list) => list && rows.map((row) => list[row]);
-  return { ...found, sites: some(found.sites), layers: some(found.layers), kinds: some(found.kinds), values, marks };
+  const stands = cells(found.stands);
+  return { ...found, rows: rows.length, sites: some(found.sites), layers: some(found.layers), kinds: some(found.kinds), values: cells(found.values), marks: cells(found.marks), shown: cells(found.shown), shownMarks: cells(found.shownMarks), stands, spikes: stands.reduce((sum, each) => sum + each, 0) };
 }
 
 // The recording in the page, or the server.

@@ -124,3 +124,17 @@ export function gestures(element, { span, box, brush, click, point, leave, rows 
     event.stopPropagation();
   });
 }
+
+// Draws a picture anew when its element has another width. The width is remembered: to ask for it in each picture would lay out the whole page each time.
+const fits = new WeakMap();
+export function onWidth(element, measured, paint) {
+  const soon = once(paint);
+  element.dataset.fitted = "";
+  fits.set(element, () => { measured(element.clientWidth); paint(); });
+  new ResizeObserver(() => { measured(element.clientWidth); soon(); }).observe(element);
+}
+
+// Draw all pictures on the page at once, as before it is printed; twice, since some begin where others do.
+export function fitAll() {
+  for (let turn = 0; turn < 2; turn += 1) for (const element of document.querySelectorAll("[data-fitted]")) fits.get(element)();
+}

@@ -3,7 +3,7 @@ import { keep, linkTo } from "./address.js";
 import { lineChart } from "./chart.js";
 import { make, many, notice, partsOf } from "./dom.js";
 import { heatMap, legendOf } from "./heat.js";
-import { columnsFor } from "./layers.js";
+import { columnsFor, standingOut } from "./layers.js";
 import { lineColour } from "./scales.js";
 import { matrixOf, rowOf } from "./source.js";
 import { Span } from "./span.js";
@@ -21,13 +21,13 @@ export async function updatesView({ root, source, run, args, isShown }) {
   });
   function histories() {
     if (!found?.rows) return;
-    const few = found.rows <= 6 ? [...Array(found.rows).keys()] : [0, Math.floor(found.rows / 3), Math.floor((2 * found.rows) / 3), found.rows - 1];
+    const few = found.rows <= 6 ? [...Array(found.rows).keys()] : standingOut(found);
     const chosen = row === null ? few : [row];
     chart.show({
       log: true, band: { low: found.band[0], high: found.band[1] }, lines: [{ value: found.usual, text: "usual: 10⁻³" }],
       series: chosen.map((each, place) => ({ name: found.names[each], colour: lineColour(place), steps: found.middles, ...rowOf(found, each) })),
     });
-    under.replaceChildren(make("span", null, row === null ? "Some parameters" : found.names[row]), make("span", { class: "quiet" }, " update / weight, no unit, logarithmic; grey: usual"),
+    under.replaceChildren(make("span", null, row === null ? found.rows <= 6 ? "All parameters" : "Parameters that stand out" : found.names[row]), make("span", { class: "quiet" }, " update / weight, no unit, logarithmic; grey: usual"),
       make("span", { class: "signs" }, chosen.map((each, place) => make("span", { class: "sign" }, make("i", { class: "line", style: { background: lineColour(place) } }), found.names[each]))));
   }
   async function read() {
@@ -40,6 +40,7 @@ export async function updatesView({ root, source, run, args, isShown }) {
     const reach = Math.max(found.usual / low, high / found.usual);
     found.scale = { ...found.scale, log: true, diverging: true, low: found.usual / reach, high: found.usual * reach, middle: found.usual };
     found.label = "update / weight";
+    found.absent = "not recorded, or the parameter is exactly 0";
     title.replaceChildren("Update / weight");
     facts.replaceChildren(`${many(found.rows, "parameter")}, rms of the update / rms of the parameter · usual: 10⁻⁴ to 10⁻² (grey); blue: hardly moves, brown: moves much`);
     legend.replaceChildren(legendOf({ ...found, unit: "no unit" }));
