@@ -1,8 +1,11 @@
 """Measure what ``watch`` and ``track`` cost a compiled model: the first step, a logged step, a plain step; and count graphs.
 
-Run alone (``make bench``): any other program distorts the numbers. It takes many minutes. Each way runs in a process of its own,
-since compiled code is kept by the process, and with the caches of inductor off. Times of steps are the minimum over many. The
-models are a GPT of six blocks, a vision transformer, and a residual network of convolutions; compiled whole, or block by block.
+Run alone (``make bench``): any other program distorts the numbers. It takes many minutes. Each way runs in processes of its
+own, since compiled code is kept by the process, and with the caches of inductor off. Logged and plain steps alternate in one
+process, and the first is stated as a multiple of the second; the plain step and the first one as multiples of those of bare
+processes, which run in turn with the others. Two processes of the same program differ by some percent. Times of steps are
+medians, and of several processes the least. The models are a GPT of six blocks, a vision transformer, and a residual network of
+convolutions; compiled whole, or block by block.
 
     python benchmarks/compile.py                                  everything
     python benchmarks/compile.py --backend aot_eager --model gpt  a part
@@ -14,6 +17,7 @@ import argparse
 import json
 import os
 import resource
+import statistics
 import subprocess
 import sys
 import time
@@ -21,7 +25,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-STEPS = 12
+STEPS = 20
 WAYS = ("bare", "watch", "track")
 BACKENDS = ("aot_eager", "inductor")
 CASES = ("gpt-whole", "gpt-blocks", "vit-whole", "resnet-whole", "resnet-blocks")
@@ -90,7 +94,7 @@ def processor_seconds() -> float:
 
 
 def run(backend: str, case: str, way: str) -> dict[str, float]:
-    """Train one model in one way; return seconds of the first step, and milliseconds of logged and plain steps."""
+    """Train one model in one way; return seconds of the first step, milliseconds of a logged and of a plain step, and graphs."""
     import torch
     import torch._dynamo.utils
 
@@ -106,7 +110,7 @@ def run(backend: str, case: str, way: str) -> dict[str, float]:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     observer: Any = None
     if way == "watch":
-        observer = sonde.watch(model, optimizer, every=range(STEPS + 1), to="memory", quiet=True)
+        observer = sonde.watch(model, optimizer, every=2, to="memory", quiet=True)
     elif way == "track":
         observer = sonde.track(model)
     called: Any = torch.compile(model, backend=backend) if how == "whole" else model
@@ -126,19 +130,25 @@ def run(backend: str, case: str, way: str) -> dict[str, float]:
     before = processor_seconds()
     first = step()
     seconds = processor_seconds() - before
-    logged = min(step() for _ in range(STEPS))
-    if way == "track":
-        observer.pause()
-    step()
-    plain = min(step() for _ in range(STEPS))
+    step()  # compiles what plain steps run
+    logged, plain = [], []
+    for _ in range(STEPS):
+        if way == "track":
+            observer.resume()
+        logged.append(step())
+        if way == "track":
+            observer.pause()
+        plain.append(step())
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-    return {"first": first, "processor": seconds, "logged": logged * 1e3, "plain": plain * 1e3, "graphs": graphs}
+    times = {"logged": statistics.median(logged) * 1e3, "plain": statistics.median(plain) * 1e3}
+    return {"first": first, "processor": seconds, **times, "graphs": graphs}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backend", choices=BACKENDS, action="append", help="the backends; by default all")
     parser.add_argument("--model", choices=[*CASES, "gpt", "vit", "resnet"], action="append", help="the models; by default all")
+    parser.add_argument("--processes", type=int, default=3, help="of each way, in turn (default: 3)")
     parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.way is not None:
@@ -146,33 +156,37 @@ def main() -> None:
         print(json.dumps(run(options.backend[0], options.model[0], options.way)))
         return
     given = options.model or list(CASES)
-    found: dict[str, dict[str, dict[str, float]]] = {}
+    found: dict[str, dict[str, list[dict[str, float]]]] = {}
     environment = os.environ | {
         "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
         "OMP_NUM_THREADS": "1",
     }
-    print(f"{'':<26}{'first step':>11}{'its processor':>15}{'logged step':>13}{'plain step':>12}{'graphs':>8}   (x bare)")
+    titles = f"{'':<26}{'first step':>11}{'its processor':>15}{'logged step':>13}{'plain step':>12}{'graphs':>8}"
+    print(f"{titles}   (x bare; logged: x plain)")
     for backend in options.backend or BACKENDS:
         for case in CASES:
             if case not in given and case.partition("-")[0] not in given:
                 continue
-            ways: dict[str, dict[str, float]] = {}
-            for way in WAYS:
-                command = [sys.executable, __file__, "--backend", backend, "--model", case, "--way", way]
-                done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-                ways[way] = json.loads(done.stdout.splitlines()[-1])
+            ways: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
+            for _ in range(options.processes):
+                for way in WAYS:
+                    command = [sys.executable, __file__, "--backend", backend, "--model", case, "--way", way]
+                    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+                    ways[way].append(json.loads(done.stdout.splitlines()[-1]))
             found[f"{backend} {case}"] = ways
-            bare = ways["bare"]
+            least = {way: {key: min(one[key] for one in made) for key in made[0]} for way, made in ways.items()}
+            bare = least["bare"]
             print(
-                f"{backend} {case:<16} bare: {bare['first']:.1f} s, logged {bare['logged']:.1f} ms, {bare['graphs']:.0f} graphs",
+                f"{backend} {case:<16} bare: {bare['first']:.1f} s, a step {bare['plain']:.1f} ms, {bare['graphs']:.0f} graphs",
                 flush=True,
             )
             for way in WAYS[1:]:
-                ratio = {key: ways[way][key] / bare[key] for key in bare}
+                ratio = {key: least[way][key] / bare[key] for key in bare}
+                logged = statistics.median(one["logged"] / one["plain"] for one in ways[way])
                 print(
-                    f"  {way:<24}{ratio['first']:>11.2f}{ratio['processor']:>15.2f}{ratio['logged']:>13.3f}{ratio['plain']:>12.3f}"
-                    f"{ways[way]['graphs']:>8.0f}",
+                    f"  {way:<24}{ratio['first']:>11.2f}{ratio['processor']:>15.2f}{logged:>13.3f}{ratio['plain']:>12.3f}"
+                    f"{least[way]['graphs']:>8.0f}",
                     flush=True,
                 )
     print("\n" + json.dumps(found))

@@ -3,10 +3,16 @@
 Run alone (``make bench``): any other program distorts the numbers. Without chromium or playwright nothing is measured. The first
 picture counts from opening the address to the drawn heat-map, with the server's answer: once with nothing read yet, then with the
 answer kept. Frames are the times between two pictures of the screen while wheel events come as fast as these.
+
+Beside it plotly.js, where its package is installed, draws the same sizes as a heat-map: with as many columns as a screen has, as
+the server of the live page reduces them, and with all steps. Its first picture has no server in it, and its frames no
+events: the range of the axis is set directly. Its page has the policy of the live page.
 """
 
 from __future__ import annotations
 
+import base64
+import importlib.util
 import json
 import shutil
 import statistics
@@ -17,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+import sonde
 from sonde.run import Layout, start_run
 from sonde.view.app.serving import LivePage
 
@@ -40,10 +47,43 @@ FRAMES = """async ([first, turn]) => {
 }"""
 
 
-def write(folder: Path) -> None:
-    """Write a run of many sites and steps: sizes that fall with depth and time, with noise."""
+PLOTLY = """<!doctype html><meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{policy}">
+<div id="plot"></div><script src="plotly.js"></script><script src="data.js"></script>"""
+DRAW = """async ([columns]) => {
+  const start = performance.now();
+  const all = new Float32Array(Uint8Array.from(atob(VALUES), (sign) => sign.charCodeAt(0)).buffer);
+  const z = Array.from({ length: all.length / columns }, (_, row) => all.subarray(row * columns, (row + 1) * columns));
+  const axes = { width: 1400, height: 620, yaxis: { autorange: "reversed" } };
+  await Plotly.newPlot("plot", [{ type: "heatmap", z, colorscale: "Viridis" }], axes);
+  await new Promise(requestAnimationFrame);
+  return performance.now() - start;
+}"""
+RANGES = """async ([columns, events, isZoom]) => {
+  const frames = [];
+  let last = performance.now();
+  for (let event = 0; event < events; event += 1) {
+    const share = event / events;
+    const [from, to] = isZoom ? [share * 0.4, 1 - share * 0.4] : [share * 0.5, (1 + share) * 0.5];
+    const range = [from * columns, to * columns];
+    await Plotly.relayout("plot", { "xaxis.range": range });
+    await new Promise(requestAnimationFrame);
+    const now = performance.now();
+    frames.push(now - last);
+    last = now;
+  }
+  return frames;
+}"""
+
+
+def sizes() -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Return sizes of shape (steps, sites) that fall with depth, with noise."""
     random = np.random.default_rng(0)
-    values = 10.0 ** -np.linspace(0, 2, SITES) * random.lognormal(0, 0.1, (STEPS, SITES))
+    return np.asarray(10.0 ** -np.linspace(0, 2, SITES) * random.lognormal(0, 0.1, (STEPS, SITES)))
+
+
+def write(folder: Path) -> None:
+    """Write a run of many sites and steps."""
+    values = sizes()
     layout = Layout([f"blocks.{site // 10}.layer{site % 10}:output" for site in range(SITES)])
     with start_run(folder) as writer:
         for step in range(STEPS):
@@ -76,6 +116,39 @@ def measure(folder: Path, program: str, playwright: Any) -> dict[str, float]:
     return {name: statistics.median(values) for name, values in found.items()}
 
 
+def measure_plotly(folder: Path, script: Path, program: str, playwright: Any) -> dict[str, float]:
+    """Return seconds of the first picture and of frames of plotly's heat-map, with reduced columns and with all steps."""
+    values = np.log10(sizes().T).astype("<f4")
+    found = {}
+    policy = "default-src 'none'; script-src 'self'; style-src 'unsafe-inline'; img-src data: blob:"
+    shutil.copy(script, folder / "plotly.js")
+    (folder / "plotly.html").write_text(PLOTLY.replace("{policy}", policy.replace("'self'", "file:")))
+    browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
+    for columns, events in ((1_000, 60), (STEPS, 10)):
+        reduced = np.median(values.reshape(SITES, columns, -1), axis=2).astype("<f4")
+        (folder / "data.js").write_text(f"const VALUES = {json.dumps(base64.b64encode(reduced.tobytes()).decode())};")
+        context = browser.new_context(viewport={"width": 1400, "height": 900})
+        page = context.new_page()
+        start = time.perf_counter()
+        page.goto((folder / "plotly.html").as_uri())
+        page.evaluate(DRAW, [columns])
+        name = f"plotly, {columns:,} columns"
+        found[f"{name}: first picture"] = time.perf_counter() - start
+        for way, is_zoom in (("zoom", True), ("move", False)):
+            frames = page.evaluate(RANGES, [columns, events, is_zoom])
+            found[f"{name}, {way}: median frame"] = statistics.median(frames) / 1e3
+        context.close()
+    browser.close()
+    return found
+
+
+def plotly_script() -> Path | None:
+    """Return plotly.js of plotly's package; None if it is not installed."""
+    spec = importlib.util.find_spec("plotly")
+    found = None if spec is None or spec.origin is None else Path(spec.origin).parent / "package_data" / "plotly.min.js"
+    return found if found is not None and found.is_file() else None
+
+
 def main() -> None:
     program = shutil.which("chromium") or shutil.which("google-chrome")
     try:
@@ -90,6 +163,12 @@ def main() -> None:
     write(folder / "large")
     with sync_playwright() as playwright:
         found = measure(folder, program, playwright)
+        script = plotly_script()
+        if script is not None:
+            found |= measure_plotly(folder.parent, script, program, playwright)
+    assets = Path(sonde.__file__).parent / "view" / "assets"
+    own = sum(file.stat().st_size for file in [*(assets / "app").glob("*.js"), assets / "page.js"])
+    print(f"Scripts: {own:,} bytes" + ("" if script is None else f"; plotly.js: {script.stat().st_size:,}"))
     print(f"The live page: {SITES:,} sites x {STEPS:,} steps")
     for name, seconds in found.items():
         print(f"  {name:<36} {seconds * 1e3:9.1f} ms")
