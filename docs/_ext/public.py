@@ -1,0 +1,104 @@
+"""The directive ``public``: a reference of every public name of a module, from its docstrings."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from types import ModuleType
+from typing import Any
+
+from sphinx.pycode import ModuleAnalyzer
+from sphinx.util.docutils import SphinxDirective
+
+MODULES = (
+    "sonde",
+    "sonde.lens",
+    "sonde.inspector",
+    "sonde.inspector.sinks",
+    "sonde.integrations",
+    "sonde.stats",
+    "sonde.preprocessor",
+    "sonde.recorders",
+    "sonde.recorders.reductions",
+    "sonde.graph",
+    "sonde.run",
+    "sonde.rules",
+    "sonde.view.plots",
+    "sonde.testing",
+    "sonde.errors",
+)
+"""The public modules; a name of several is described in the first."""
+
+
+def names(module: str) -> list[str]:
+    """Return the public names of *module*, in alphabetical order, without modules."""
+    found = importlib.import_module(module)
+    return [name for name in sorted(found.__all__, key=str.lower) if not isinstance(getattr(found, name), ModuleType)]
+
+
+def homes() -> dict[int, str]:
+    """Return, for each public class and function by ``id``, the full name under which it is described."""
+    found: dict[int, str] = {}
+    for module in MODULES:
+        for name in names(module):
+            value = getattr(importlib.import_module(module), name)
+            if inspect.isclass(value) or inspect.isroutine(value):
+                found.setdefault(id(value), f"{module}.{name}")
+    return found
+
+
+def described(module: str) -> list[str]:
+    """Return the reference of *module* as lines of reStructuredText."""
+    lines = []
+    known = homes()
+    for name in names(module):
+        full, value = f"{module}.{name}", getattr(importlib.import_module(module), name)
+        home = known.get(id(value), full)
+        kind = "class" if inspect.isclass(value) else "function" if inspect.isroutine(value) else "data"
+        if home != full:
+            lines += [f".. py:{kind}:: {full}", "", f"   The same as :py:obj:`{home}`.", ""]
+        elif kind == "class":
+            lines += [f".. autoclass:: {full}", "   :members:", ""]
+        elif kind == "function":
+            lines += [f".. autofunction:: {full}", ""]
+        else:
+            lines += [f".. py:data:: {full}", *value_of(value), "", *(f"   {line}" for line in docstring(name, value)), ""]
+    return lines
+
+
+def value_of(value: object) -> list[str]:
+    """Return the option that shows *value*, if it is short."""
+    return [f"   :value: {value!r}"] if isinstance(value, int | float | str | tuple) and len(repr(value)) <= 100 else []
+
+
+def docstring(name: str, value: object) -> list[str]:
+    """Return the string below the assignment of *value* to *name*, wherever in sonde that is."""
+    for module, held in list(sys.modules.items()):
+        if module.partition(".")[0] == "sonde" and vars(held).get(name) is value:
+            found = ModuleAnalyzer.for_module(module).find_attr_docs().get(("", name))
+            if found:
+                return found
+    return []
+
+
+class Public(SphinxDirective):
+    """``.. public:: sonde.stats`` describes every public name of ``sonde.stats``."""
+
+    required_arguments = 1
+
+    def run(self) -> list[Any]:
+        return self.parse_text_to_nodes("\n".join(described(self.arguments[0])))
+
+
+def keep_colons(app: Any, what: str, name: str, value: object, options: object, lines: list[str]) -> None:
+    """Put an empty line before the text of a property: Napoleon takes what stands before a colon in its first line for a type."""
+    if what == "property":
+        lines.insert(0, "")
+
+
+def setup(app: Any) -> dict[str, bool]:
+    """Add the directive."""
+    app.connect("autodoc-process-docstring", keep_colons, priority=400)
+    app.add_directive("public", Public)
+    return {"parallel_read_safe": True}

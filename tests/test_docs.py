@@ -1,0 +1,66 @@
+"""The site is built without a warning, and its reference has every public name."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import sonde
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def described() -> tuple[str, ...]:
+    """Return the modules of the reference: the list in the directive's file, which needs Sphinx to be imported."""
+    for node in ast.parse((DOCS / "_ext" / "public.py").read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "MODULES":
+            return tuple(ast.literal_eval(node.value))
+    raise AssertionError("no list of modules")
+
+
+def test_every_public_module_has_a_page_of_the_reference() -> None:
+    public = {f"sonde.{name}" for name in sonde.__all__ if isinstance(getattr(sonde, name), ModuleType)}
+    assert public <= set(described())
+    for module in described():
+        assert f".. public:: {module}\n" in (DOCS / "api" / f"{module}.rst").read_text(encoding="utf-8")
+        assert f"   {module}\n" in (DOCS / "api" / "index.rst").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_the_site_is_built_without_a_warning_and_names_everything_public(tmp_path: Path) -> None:
+    pytest.importorskip("furo")
+    inventory = pytest.importorskip("sphinx.util.inventory")
+    build = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "-b",
+        "html",
+        "-W",
+        "--keep-going",
+        "-q",
+        "-d",
+        tmp_path / "trees",
+        DOCS,
+        tmp_path / "site",
+    ]
+    done = subprocess.run(build, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    content = (tmp_path / "site" / "objects.inv").read_bytes()
+    found = {
+        name for kind, held in inventory.InventoryFile.loads(content, uri="").data.items() if kind[:3] == "py:" for name in held
+    }
+    public = {
+        f"{module}.{name}"
+        for module in described()
+        for name in importlib.import_module(module).__all__
+        if not isinstance(getattr(importlib.import_module(module), name), ModuleType)
+    }
+    assert len(public) > 200
+    assert public - found == set()
