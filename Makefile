@@ -1,13 +1,17 @@
 # make demo, make test, make test-all: set everything up in .venv and run. See README.md.
 
+# Set in many containers, where it makes each of the processes that the tests start compile sonde again.
+unexport PYTHONDONTWRITEBYTECODE
+
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 BENCH := .venv-bench
+NEWEST := .venv-newest
 BENCHMARKS := $(filter-out benchmarks/interleaved.py,$(wildcard benchmarks/*.py))
 NATIVE := CMakeLists.txt $(wildcard src/sonde/stats/kernels/source/*)
 
-.PHONY: demo test test-all check bench health format clean
+.PHONY: demo test test-all test-newest check docs bench health format clean
 .DEFAULT_GOAL := test
 
 demo: $(VENV)/.installed
@@ -20,11 +24,22 @@ test: $(VENV)/.installed
 test-all: test
 	$(BIN)/python -m pytest --numprocesses auto --dist worksteal -m slow
 
+# With the newest torch that pip finds, in an environment of its own: gigabytes, where the newest has no build for the CPU alone.
+# Before a release; docs/compatibility.md says with what versions it was run, and how it ended.
+test-newest: $(NEWEST)/.installed
+	$(NEWEST)/bin/python -m pytest --numprocesses auto --dist worksteal -m "not slow"
+	@$(NEWEST)/bin/python -c "import platform, torch; print('with torch', torch.__version__, 'and Python', platform.python_version())"
+
 check: $(VENV)/.installed
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# The site, in docs/_build; a warning is an error, and nothing is asked of a network.
+docs: $(VENV)/.installed
+	$(BIN)/python -m sphinx -b html -W --keep-going -q docs docs/_build/html
+	@echo docs/_build/html/index.html
 
 format: $(VENV)/.installed
 	$(BIN)/ruff format .
@@ -41,7 +56,15 @@ health: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml constraints.txt $(NATIVE)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --upgrade pip
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all]' --group dev
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all]' --group dev --group docs
+	touch $@
+
+# Everything but torch has the pinned version.
+$(NEWEST)/.installed: pyproject.toml constraints.txt $(NATIVE)
+	$(PYTHON) -m venv $(NEWEST)
+	sed '/^torch==/d' constraints.txt > $(NEWEST)/constraints.txt
+	$(NEWEST)/bin/python -m pip install --quiet --upgrade pip
+	$(NEWEST)/bin/python -m pip install --quiet --upgrade --constraint $(NEWEST)/constraints.txt --editable '.[all]' --group dev
 	touch $@
 
 $(BENCH)/.installed: pyproject.toml constraints.txt benchmarks/requirements.txt $(NATIVE)
@@ -51,4 +74,4 @@ $(BENCH)/.installed: pyproject.toml constraints.txt benchmarks/requirements.txt 
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(BENCH) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) $(BENCH) $(NEWEST) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache docs/_build docs/_made

@@ -79,7 +79,12 @@ def test_there_is_a_walk_through_for_each_kind_of_change() -> None:
     assert list(CHANGES) == [f"A new {kind}" for kind in kinds]
 
 
-@pytest.mark.parametrize("change", CHANGES.values(), ids=list(CHANGES))
+LONG = {"A new statistic", "A new picture", "A new preprocessor"}
+
+
+@pytest.mark.parametrize(
+    "change", [pytest.param(each, id=title, marks=pytest.mark.slow if title in LONG else ()) for title, each in CHANGES.items()]
+)
 def test_a_walk_through_works_with_the_files_and_lines_that_it_names(change: Change, tmp_path: Path) -> None:
     """In a copy of sonde: its programs print the output below them and no warning, and new files pass the linter."""
     assert change.size == change.promise
