@@ -13,6 +13,7 @@ from typing import Any
 # Read while torch is imported, here and in the processes that tests start. The tests themselves run on all cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+os.environ["COLUMNS"] = "80"  # of what is printed, whatever the terminal
 
 import hypothesis
 import pytest
@@ -46,6 +47,13 @@ RemovableHandle.__init__ = _remember  # type: ignore[method-assign]
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """One process for each core, but not more than eight: each needs memory and seconds for torch."""
     return min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, 8)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file() -> Iterator[None]:
+    """Look for no doctests in the files of tests, which have none: a second each time, in each process."""
+    collectors = yield
+    return [each for each in collectors if type(each).__name__ != "DoctestModule"]
 
 
 _files: list[object] = []
@@ -85,7 +93,7 @@ def our_hooks() -> list[str]:
     for dictionary, key in _registered:
         held = dictionary()
         hook = None if held is None else held.get(key)
-        if isinstance(hook, hooks.GradientHooks):
+        if isinstance(hook, hooks.GradientHooks) or type(hook) is hooks.Bound:
             continue  # on a tensor of a graph, with which it goes
         if isinstance(hook, hooks.Hook) or (getattr(hook, "__module__", None) or "").startswith("sonde."):
             left.append(str(hook))

@@ -1,5 +1,6 @@
 from . import errors as errors
 from . import graph as graph
+from . import integrations as integrations
 from . import lens as lens
 from . import preprocessor as preprocessor
 from . import recorders as recorders
