@@ -35,7 +35,7 @@ def parted(tmp_path_factory: pytest.TempPathFactory) -> RunComparison:
 
 def test_the_table_names_step_layer_number_and_setting(parted: RunComparison) -> None:
     head, *rest = repr(parted).splitlines()
-    assert head == "calm and wild part at step 12 in <b>:output: rms 2.03 → 15.7, 7.73 times larger in b"
+    assert head == "calm and wild part at step 12 in <b>:output: rms 2.03 → 15.7, 7.73 times larger in wild"
     assert [line.split()[:3] for line in rest[2:4]] == [["step", "12", "loss"], ["step", "12", "<b>"]]
     assert "set otherwise: lr 0.001 → 0.03" in rest
     assert rest[-1] == "compared: 3 numbers at 30 common steps (0 to 29); a: calm, b: wild"

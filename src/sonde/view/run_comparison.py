@@ -109,7 +109,7 @@ class RunComparison(ShownAsReport):
         evidence = {"a": first.a, "b": first.b, "gap": first.gap, "allowed": first.allowed}
         return Finding(
             "parts",
-            f"{_place(first)} {_words(first)}",
+            f"{_place(first)} {self._words(first)}",
             first.site,
             step=first.step,
             value=first.factor,
@@ -133,7 +133,7 @@ class RunComparison(ShownAsReport):
         first = self.first
         if first is None:
             return f"{self.a} and {self.b} do not part: no number differs by more than seeds and noise explain"
-        return f"{self.a} and {self.b} part at step {first.step:,} in {_place(first)}: {_words(first)}"
+        return f"{self.a} and {self.b} part at step {first.step:,} in {_place(first)}: {self._words(first)}"
 
     def _grid(self) -> Grid:
         rows: dict[tuple[str, int], list[Parting]] = {}
@@ -157,7 +157,7 @@ class RunComparison(ShownAsReport):
         first = self.first
         facts = []
         if first is not None:
-            facts.append(Fact("first", f"step {first.step:,} · {_place(first)} · {_words(first)}", "bad"))
+            facts.append(Fact("first", f"step {first.step:,} · {_place(first)} · {self._words(first)}", "bad"))
             if math.isfinite(first.gap):
                 words = f"beyond pace apart by {first.gap:.3g}; seeds and scatter explain {first.allowed:.3g} ({_UNIT})"
                 facts.append(Fact("", words, "quiet"))
@@ -214,7 +214,7 @@ class RunComparison(ShownAsReport):
             )
         found += parts.layers[:_SETTINGS]
         found += [f"and {len(parts.layers) - _SETTINGS} more modules differ"] if len(parts.layers) > _SETTINGS else []
-        for name, sites in (("a", parts.only_a), ("b", parts.only_b)):
+        for name, sites in ((self.a, parts.only_a), (self.b, parts.only_b)):
             if sites:
                 found.append(f"in {name} alone: {', '.join(sites[:3])}" + (f" and {len(sites) - 3} more" if len(sites) > 3 else ""))
         found += parts.notes
@@ -222,6 +222,19 @@ class RunComparison(ShownAsReport):
         each = f", medians of {parts.resolution:,} steps each" if parts.resolution > 1 else ""
         ends = f" ({parts.steps[0]:,} to {parts.steps[-1]:,}{each})" if len(parts.steps) else ""
         return [*found, f"compared: {span}{ends}; a: {self.a}, b: {self.b}"]
+
+    def _words(self, parting: Parting) -> str:
+        """What the two runs have there."""
+        if parting.kind == "no rows":
+            return f"only {self.a if math.isfinite(parting.a) else self.b} has rows of it from there on"
+        if parting.kind == "not finite":
+            return "elements are NaN or infinite in one of the two"
+        number = f"{parting.number} " if parting.site else ""
+        what = f"{number}{_size(parting.a)} → {_size(parting.b)}"
+        if parting.a > 0 and parting.b > 0:
+            ratio = parting.factor if parting.factor >= 1 else 1 / parting.factor
+            return f"{what}, {ratio:.3g} times {'larger' if parting.factor >= 1 else 'smaller'} in {self.b}"
+        return what
 
 
 def compare_runs(
@@ -247,8 +260,9 @@ def compare_runs(
     Raises:
         ArgumentError: a run is empty, or the two have no step or no place in common.
     """
-    one, other = names_apart([a, b])
-    return RunComparison(one, other, compare_rows(a, b, baseline=baseline, rename=rename))
+    called = zip("ab", (a, b), names_apart([a, b]), strict=True)
+    one, other = (f"run {side}" if run.path is None else name for side, run, name in called)
+    return RunComparison(one, other, compare_rows(a, b, baseline=baseline, rename=rename, names=(one, other)))
 
 
 def _cells(name: str, is_place: bool, partings: Sequence[Parting]) -> list[Cell]:
@@ -284,21 +298,6 @@ def _value(parting: Parting, value: float) -> str:
     if math.isfinite(value):
         return _size(value)
     return {"no rows": "no rows", "not finite": "NaN or infinite"}.get(parting.kind, "–")
-
-
-def _words(parting: Parting) -> str:
-    """What the two runs have there."""
-    if parting.kind == "no rows":
-        return f"only {'a' if math.isfinite(parting.a) else 'b'} has rows of it from there on"
-    if parting.kind == "not finite":
-        return "elements are NaN or infinite in one of the two"
-    what = (
-        f"{parting.number} {_size(parting.a)} → {_size(parting.b)}" if parting.site else f"{_size(parting.a)} → {_size(parting.b)}"
-    )
-    if parting.a > 0 and parting.b > 0:
-        ratio = parting.factor if parting.factor >= 1 else 1 / parting.factor
-        return f"{what}, {ratio:.3g} times {'larger' if parting.factor >= 1 else 'smaller'} in b"
-    return what
 
 
 def _size(value: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -177,6 +178,7 @@ def test_a_run_that_an_error_has_ended_is_not_called_healthy(browser: Any, tmp_p
         made_runs.small(writer, range(1))
         writer.note_end(ValueError("the batch has no labels"))
     with LivePage(tmp_path / "runs") as served, opened(browser, served.address) as page:
+        assert "healthy" not in page.locator("tbody tr").inner_text()
         go(page, f"#/run/{ids(page)['failed']}")
         told = page.locator(".verdict").inner_text()
         assert "Failed" in told
@@ -307,6 +309,58 @@ def test_the_list_keeps_the_focus_while_it_is_filtered_sorted_and_filled_anew(br
 
 
 @slow
+def test_what_has_the_focus_or_was_opened_stays_so_as_new_data_comes(browser: Any, tmp_path: Path) -> None:
+    expect = sync_api.expect
+    made_runs.small_run(tmp_path / "runs" / "other")
+    with made_runs.growing_run(tmp_path / "runs" / "growing") as writer:
+        made_runs.small(writer, range(0, 10, 2))
+        writer.flush()
+        with LivePage(tmp_path / "runs") as served, opened(browser, served.address) as page:
+            found = ids(page)
+            go(page, f"#/run/{found['growing']}")
+            page.locator("details", has_text="Environment").locator("summary").click()
+            page.locator("#which select").focus()
+            made_runs.small(writer, range(10, 40, 2))
+            writer.flush()
+            expect(page.locator("#state")).to_contain_text("step 38", timeout=10_000)
+            expect(page.locator(".verdict")).to_contain_text("steps 0 to 38", timeout=10_000)
+            assert focused(page) == "Run"
+            assert page.locator("details", has_text="Environment").get_attribute("open") is not None
+
+            go(page, f"#/compare?runs={found['growing']},{found['other']}")
+            chosen = page.locator(".chosen")
+            expect(chosen).to_contain_text("running · step 38")
+            page.get_by_label("Time axis").focus()
+            made_runs.small(writer, range(40, 50, 2))
+            writer.flush()
+            expect(chosen).to_contain_text("running · step 48", timeout=10_000)
+            assert focused(page) == "Time axis"
+            link = chosen.locator("a", has_text="running").first
+            link.focus()
+            made_runs.small(writer, range(50, 60, 2))
+            writer.flush()
+            expect(chosen).to_contain_text("running · step 58", timeout=10_000)
+            assert page.evaluate("document.activeElement.textContent").endswith("step 58")  # one that was made anew
+            shutil.rmtree(tmp_path / "runs" / "other")
+            expect(page.locator(".notice")).to_contain_text("Fewer than two of the runs", timeout=10_000)
+
+
+@slow
+def test_the_flow_answers_to_keys(browser: Any, address: str) -> None:
+    with opened(browser, address) as page:
+        go(page, f"#/run/{ids(page)['small']}/flow?number=moments.rms%40output")
+        page.locator(".flow[role=application]").focus()
+        for key in ("ArrowDown", "ArrowDown"):
+            page.keyboard.press(key)
+        sync_api.expect(page.locator("#tip")).to_contain_text("blocks.1.fc")
+        sync_api.expect(page.locator("#tip")).to_contain_text("1.9")  # 0.1 * (1 + 18)
+        assert page.locator(".flow .cross .row").count() == 1
+        page.keyboard.press("Enter")
+        page.locator(".view.layer").wait_for()
+        assert page.locator("h1").inner_text() == "blocks.1.fc"
+
+
+@slow
 def test_a_long_name_makes_no_view_wider_than_the_window(browser: Any, tmp_path: Path) -> None:
     for name in ("a", "b", "x" * 200):
         made_runs.small_run(tmp_path / "runs" / name)
@@ -389,6 +443,9 @@ def test_a_damaged_part_and_a_pruned_run_are_said_on_the_overview(browser: Any, 
         sync_api.expect(page.locator("#view")).to_contain_text("Parts of this run cannot be read")
         page.locator("a", has_text="what is lost").click()
         sync_api.expect(page.locator("#view")).to_contain_text("moments: ")
+        page.goto(served.address)  # the list knows of damage once the part was to be read
+        page.reload()
+        sync_api.expect(page.locator("tr", has_text="damaged")).to_contain_text("parts lost")
 
 
 @slow
@@ -420,7 +477,7 @@ def test_flow_shows_the_values_of_one_step_where_columns_join_several(browser: A
         facts = page.locator("figcaption p").first
         sync_api.expect(facts).to_contain_text("dots: step ", timeout=10_000)
         step = int(facts.inner_text().partition("dots: step ")[2].split()[0].replace(",", ""))
-        box = page.locator(".flow[role=img]").bounding_box()
+        box = page.locator(".flow[role=application]").bounding_box()
         page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 8 + 10)  # the first row: rms is 1 + step
         sync_api.expect(page.locator("#tip")).to_contain_text(f"{1 + step:,}")
 

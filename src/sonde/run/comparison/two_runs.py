@@ -142,13 +142,16 @@ class Parts:
     curves: tuple[Curve, ...] = field(default=(), compare=False)
 
 
-def compare_rows(a: Run, b: Run, *, baseline: Sequence[Run] = (), rename: Rename | None = None) -> Parts:
+def compare_rows(
+    a: Run, b: Run, *, baseline: Sequence[Run] = (), rename: Rename | None = None, names: Sequence[str] = ("a", "b")
+) -> Parts:
     """Compare the rows of two runs at their common steps.
 
     Args:
         a, b: the runs.
         baseline: repeats of the setting of *a*: what these differ by is what seeds may differ by.
         rename: gives the site of *b* for one of *a*.
+        names: what *a* and *b* are called in words.
 
     Raises:
         ArgumentError: a run is empty, or the two have no step or no place in common.
@@ -169,8 +172,8 @@ def compare_rows(a: Run, b: Run, *, baseline: Sequence[Run] = (), rename: Rename
         notes.append(f"{len(axis.steps)} steps in common are few: what scatters from step to step is hardly known")
     scopes = [run.described_ranks or "one process" for run in (a, b)]
     if scopes[0] != scopes[1]:
-        notes.append(f"a: {scopes[0]}; b: {scopes[1]}")
-    notes += [f"{name}: {run.pruned}" for name, run in zip("ab", (a, b), strict=True) if run.pruned]
+        notes.append("; ".join(f"{name}: {scope}" for name, scope in zip(names, scopes, strict=True)))
+    notes += [f"{name}: {run.pruned}" for name, run in zip(names, (a, b), strict=True) if run.pruned]
     difference = _difference(places, axis, runs, rename, partings)
     of_scalars = _partings(scalars, axis)
     return Parts(
@@ -179,7 +182,7 @@ def compare_rows(a: Run, b: Run, *, baseline: Sequence[Run] = (), rename: Rename
         difference,
         _first_column(places) is None and _first_column(scalars) is None and not places.only_a and not places.only_b,
         differing([settings_of(a), settings_of(b)]),
-        tuple(_layers(a, b)),
+        tuple(_layers(a, b, names)),
         axis.steps,
         axis.width,
         len(places.places),
@@ -442,21 +445,27 @@ def _distance(series: Series, row: int, column: int) -> float:
 # What was trained
 
 
-def _layers(a: Run, b: Run) -> list[str]:
-    """Return how the lists of modules of two runs differ, in words: a line for those of one run alone, and one for each changed."""
+def _layers(a: Run, b: Run, names: Sequence[str]) -> list[str]:
+    """Return how the lists of modules of two runs differ, in words: a line for those of one run alone, and one for each changed.
+
+    Args:
+        a, b: the runs.
+        names: what they are called.
+    """
     one, other = (_modules(run) for run in (a, b))
     if not one or not other:
         return []
     found = []
-    for side, here, beside in (("a", one, other), ("b", other, one)):
+    for called, here, beside in zip(names, (one, other), (other, one), strict=True):
         alone = [f"{name or '(root)'} ({kind})" for name, (kind, _) in here.items() if name not in beside]
         more = f" and {len(alone) - _NAMED} more" if len(alone) > _NAMED else ""
-        found += [f"modules of {side} alone: {', '.join(alone[:_NAMED])}{more}"] if alone else []
+        found += [f"modules of {called} alone: {', '.join(alone[:_NAMED])}{more}"] if alone else []
     for name, (kind, count) in one.items():
         if name in other and other[name] != (kind, count):
             there, counted = other[name]
-            what = f"{kind} in a, {there} in b" if kind != there else f"{count:,} parameters in a, {counted:,} in b"
-            found.append(f"{name or '(root)'}: {what}")
+            pair = (kind, there) if kind != there else (f"{count:,} parameters", f"{counted:,}")
+            words = ", ".join(f"{what} in {called}" for what, called in zip(pair, names, strict=True))
+            found.append(f"{name or '(root)'}: {words}")
     return found
 
 

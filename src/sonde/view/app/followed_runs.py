@@ -56,7 +56,12 @@ class _Followed:
     opened: OpenedRun | None = None
     summary: RunSummary = field(default_factory=RunSummary)
     entry: dict[str, Any] = field(default_factory=dict)
-    entry_of: tuple[str, State, str] = ("", "running", "")
+    entry_of: tuple[Any, ...] = ()
+
+    @property
+    def known(self) -> tuple[Any, ...]:
+        """What the entry of the list depends on; damage is found where rows are asked for, and no file changes."""
+        return self.version, self.state, self.error, () if self.run is None else lost_parts(self.run)
 
 
 class FollowedRuns:
@@ -82,6 +87,8 @@ class FollowedRuns:
         self._followed: dict[str, _Followed] = {}
         self._top: Path | None = None
         self._next_search = 0.0
+        self._changed: dict[str, None] = {}  # since the last news
+        self._has_list_changed = False
         if isinstance(runs, Run):
             name = "in memory" if runs.path is None else runs.path.name
             self.shown = f"run {name}"
@@ -94,27 +101,34 @@ class FollowedRuns:
                     f"no runs can be shown: {self._top} {what}; give the folder that holds the folders of runs, as 'runs'"
                 )
             self.shown = short_path(self._top)
-        self.look()
+        self.news()
 
-    def look(self) -> tuple[list[str], bool]:
-        """Look for what is new; return the ids of the runs that have changed, and whether the list of runs has.
+    def news(self) -> tuple[list[str], bool]:
+        """Look, and return what is new since the last call: the ids of runs that have changed, and whether the list of runs has."""
+        with self._lock:
+            self.look()
+            changed, has_list_changed = [each for each in self._changed if each in self._followed], self._has_list_changed
+            self._changed, self._has_list_changed = {}, False
+            return changed, has_list_changed
+
+    def look(self) -> None:
+        """Look for what is new, so that answers are of the newest data.
 
         Files are not read: their sizes and times are enough. Folders are searched every two seconds, less often where that is slow.
         """
         with self._lock:
             found = self._search()
-            changed = []
             for each in self._followed.values():
                 version, state = self._version(each), each.state
                 is_new = version != each.version
                 if is_new:
                     each.version, each.opened = version, None
                     self._open(each)
-                    changed.append(each.id)
+                    self._changed[each.id] = None
                 if is_new or (state == "running" and each.path is not None and not is_written(each.path)):
                     _look_at(each)
                 found |= each.state != state
-            return changed, found
+            self._has_list_changed |= found
 
     def _search(self) -> bool:
         """Search for folders of runs, if it is time to; return whether the list has changed."""
@@ -181,10 +195,10 @@ class FollowedRuns:
         """Return what the list of runs shows of each, for JSON; only what has changed is read."""
         with self._lock:
             followed = list(self._followed.values())
-            stale = [each for each in followed if each.entry_of != (each.version, each.state, each.error)]
+            stale = [each for each in followed if each.entry_of != each.known]
             self._summarise([each for each in stale if each.run is not None and each.path is not None])
             for each in stale:
-                each.entry, each.entry_of = _entry(each), (each.version, each.state, each.error)
+                each.entry, each.entry_of = _entry(each), each.known
             return [each.entry for each in followed]
 
     def _summarise(self, followed: Sequence[_Followed]) -> None:

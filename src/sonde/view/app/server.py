@@ -73,7 +73,7 @@ class Changes:
 
     async def _look(self) -> None:
         while self._readers and not self.ended:
-            changed, list_changed = await to_thread.run_sync(self._followed.look)
+            changed, list_changed = await to_thread.run_sync(self._followed.news)
             said = [{"run": each, "version": self._followed.version(each)} for each in changed]
             for each in [*said, *([{"runs": True}] if list_changed or changed else [])]:
                 for queue in self._readers:

@@ -1,7 +1,7 @@
 // One number of every layer in several runs: heat-maps beside each other on one scale, with one cursor, and the lines of one layer of all.
 import { keep, linkTo } from "./address.js";
 import { lineChart } from "./chart.js";
-import { make, many, partsOf, plain } from "./dom.js";
+import { fill, make, many, partsOf, plain } from "./dom.js";
 import { heatMap, legendOf, stepsOf } from "./heat.js";
 import { columnsFor, firstNumber, numberChooser } from "./layers.js";
 import { MARKS } from "./scales.js";
@@ -63,7 +63,7 @@ export function besideEachOther({ source, span, args, isShown, partOf, swatch, a
     const series = there.map((run) => ({ name: run.title, colour: run.colour, dash: run.dash, steps: panels.get(run.id).found.middles, ...rowOf(panels.get(run.id).found, place) }));
     const described = abouts.flatMap((about) => about.numbers).find((each) => each.id === number);
     const [layer, port] = partsOf(wanted);
-    under.replaceChildren(make("span", null, `${layer || "(root)"} ${port}`), make("span", { class: "quiet" }, ` ${[described?.label, described?.unit, scale.log ? "logarithmic" : "linear"].filter(Boolean).join(", ")}${there.length < shown().length ? ` · not in ${shown().filter((run) => !there.includes(run)).map(({ title }) => title).join(", ")}` : ""}`),
+    fill(under, make("span", null, `${layer || "(root)"} ${port}`), make("span", { class: "quiet" }, ` ${[described?.label, described?.unit, scale.log ? "logarithmic" : "linear"].filter(Boolean).join(", ")}${there.length < shown().length ? ` · not in ${shown().filter((run) => !there.includes(run)).map(({ title }) => title).join(", ")}` : ""}`),
       make("span", { class: "signs" }, there.map((run) => make("a", { class: "sign", href: linkTo("layer", run.id, { number }, layer) }, swatch(run), run.title))));
     chart.show({ series, log: scale.log });
     clearTimeout(timer);
@@ -123,7 +123,7 @@ export function besideEachOther({ source, span, args, isShown, partOf, swatch, a
     const all = joinedOrder(held);
     const common = all.filter((layer) => held.every((list) => list.includes(layer)));
     const lines_ = runs.map((run, place) => [run, held[place].filter((layer) => !common.includes(layer))]).filter(([, some]) => some.length);
-    differences.replaceChildren(...(lines_.length ? [make("p", { class: "quiet" }, `${many(common.length, "layer")} and parameters are in all runs; joined by their names`), ...lines_.map(([run, some]) => make("p", null, make("span", { class: "sign" }, swatch(run), run.title), make("span", { class: "quiet" }, ` not in all: ${some.slice(0, NAMED_LAYERS).join(", ")}${some.length > NAMED_LAYERS ? ` and ${some.length - NAMED_LAYERS} more` : ""}`)))] : []));
+    fill(differences, lines_.length ? [make("p", { class: "quiet" }, `${many(common.length, "layer")} and parameters are in all runs; joined by their names`), ...lines_.map(([run, some]) => make("p", null, make("span", { class: "sign" }, swatch(run), run.title), make("span", { class: "quiet" }, ` not in all: ${some.slice(0, NAMED_LAYERS).join(", ")}${some.length > NAMED_LAYERS ? ` and ${some.length - NAMED_LAYERS} more` : ""}`)))] : null);
   }
 
   return {

@@ -77,7 +77,7 @@ const SHAPES = { bad: "M-4.5-4.5h9v9h-9z", warn: "M0-5.5 5.5 4.5h-11z", note: "M
 // Return {element, show(data)}. Data: {series: [{name, colour, steps, values, low, high, marks, quiet}], unit, log, markers, lines, band}.
 export function lineChart(span, { height = 190, label, onmarker, gutter, axisName = () => "step", where = (at) => `step ${whole(Math.round(at))}` } = {}) {
   let [left, right] = MARGINS;
-  const element = make("div", { class: "chart", tabindex: 0, role: "img", "aria-label": label, style: { height: `${height}px` } });
+  const element = make("div", { class: "chart", tabindex: 0, role: "group", "aria-roledescription": "line chart", "aria-label": label, style: { height: `${height}px` } });
   const svg = draw("svg", { width: "100%", height });
   const brush = draw("rect", { class: "brush", visibility: "hidden" });
   element.append(svg);

@@ -2,7 +2,7 @@
 import { keep, linkTo } from "./address.js";
 import { besideEachOther } from "./beside.js";
 import { lineChart } from "./chart.js";
-import { badge, make, many, notice, whole } from "./dom.js";
+import { fill, healthOf, make, many, notice, stateDot, whole } from "./dom.js";
 import { card } from "./findings.js";
 import { lineColour, lineDash } from "./scales.js";
 import { Span } from "./span.js";
@@ -11,9 +11,11 @@ import { ALIGNMENTS, placeWords } from "./together.js";
 const GROUP_ORDER = ["loss", "norm", "lr", "metric", "other"];
 const [FEW_FINDINGS, FEW_SETTINGS] = [4, 8];
 
+const canBeRead = (run) => !["damaged", "newer"].includes(run.state) && typeof run.last === "number";
+
 export async function compareView({ root, source, listed, args, isShown }) {
   const asked = (args.runs ? args.runs.split(",") : [args.a, args.b]).filter(Boolean);
-  const readable = listed.runs.filter((run) => !["damaged", "newer"].includes(run.state) && typeof run.last === "number");
+  const readable = listed.runs.filter(canBeRead);
   const ids = [...new Set(asked)].filter((id) => readable.some((run) => run.id === id));
   if (ids.length < 2) {
     const why = asked.length > 1 ? "Fewer than two of the runs in this address are here and have data." : "Tick two runs or more in the list, then press Compare.";
@@ -24,7 +26,7 @@ export async function compareView({ root, source, listed, args, isShown }) {
   const hidden = new Set((args.off ?? "").split(",").filter(Boolean));
   let runs = [];
   function look(now) {
-    runs = ids.map((id) => now.runs.find((run) => run.id === id)).filter(Boolean).map((run, place) => {
+    runs = ids.map((id) => now.runs.find((run) => run.id === id && canBeRead(run))).filter(Boolean).map((run, place) => {
       const own = { ...run, first: Math.max(run.first ?? 0, 0) };
       const [to, back] = ALIGNMENTS[alignment].on(own);
       return { ...own, title: run.name, place, to, back, get colour() { return lineColour(place); }, dash: lineDash(place), get isOn() { return !hidden.has(run.id); } };
@@ -47,14 +49,14 @@ export async function compareView({ root, source, listed, args, isShown }) {
 
   function controls() {
     const others = listed.runs.filter((run) => readable.includes(run) && !ids.includes(run.id));
-    bar.replaceChildren(make("h1", null, many(runs.length, "run")),
+    fill(bar, make("h1", null, many(runs.length, "run")),
       make("label", null, "time axis ", make("select", { "aria-label": "Time axis", onchange: (event) => { alignment = event.target.value; keep({ axis: alignment === "step" ? "" : alignment, from: "", to: "" }); const [first, last] = look(listed); span.grow(first, last); span.whole(); draw(); } },
         Object.entries(ALIGNMENTS).map(([name, { title }]) => make("option", { value: name, selected: name === alignment }, title)))),
-      others.length ? make("label", null, "add ", make("select", { "aria-label": "Add a run", onchange: (event) => go([...ids, event.target.value]) }, make("option", { value: "" }, "a run …"), others.map((run) => make("option", { value: run.id }, run.name)))) : "",
+      others.length ? make("label", null, "add ", make("select", { "aria-label": "Add a run", onchange: (event) => go([...ids, event.target.value]) }, make("option", { value: "" }, "a run …"), others.map((run) => make("option", { value: run.id }, run.name)))) : null,
       make("span", { class: "space" }), make("button", { class: "whole", hidden: span.isWhole, onclick: () => span.whole() }, "whole training"));
-    legend.replaceChildren(...runs.map((run) => make("span", { class: `choice${run.isOn ? "" : " off"}` },
+    fill(legend, runs.map((run) => make("span", { class: `choice${run.isOn ? "" : " off"}` },
       make("button", { class: "plain", "aria-pressed": String(run.isOn), title: run.isOn ? "Hide this run" : "Show this run", onclick: () => { if (!hidden.delete(run.id)) hidden.add(run.id); keep({ off: [...hidden].join(",") }); controls(); draw(); } }, swatch(run), make("b", null, run.title)),
-      badge(run.health, run.findings ? many(run.findings, "finding") : "healthy"), make("a", { href: linkTo("overview", run.id), class: "quiet" }, `${run.state === "running" ? "running · " : ""}step ${whole(run.last)}`),
+      healthOf(run), make("a", { href: linkTo("overview", run.id), class: "quiet", title: run.end?.words ?? null }, run.state === "ended" ? null : [stateDot(run), ` ${run.state} · `], `step ${whole(run.last)}`),
       ids.length > 2 ? make("button", { class: "plain quiet", "aria-label": `Leave out ${run.title}`, title: "Leave this run out", onclick: () => go(ids.filter((id) => id !== run.id)) }, "×") : null)));
   }
   const go = (chosen) => { location.hash = linkTo("compare", "", { ...args, a: "", b: "", runs: chosen.join(","), axis: alignment === "step" ? "" : alignment }); };
@@ -73,14 +75,14 @@ export async function compareView({ root, source, listed, args, isShown }) {
         at?.layer ? make("p", null, make("a", { href: linkTo("layer", first.id, { step: at.step }, at.layer) }, `${at.layer} in ${first.title}`), " · ", make("a", { href: linkTo("layer", run.id, { step: at.step }, at.layer) }, `in ${run.title}`)) : null,
         answer.layers?.length || answer.notes?.length ? make("p", { class: "quiet" }, [...answer.layers, ...answer.notes].join(" · ")) : null);
     });
-    said.replaceChildren(...sections);
+    fill(said, sections);
     return answers;
   }
 
   function differing(overviews) {
     const tables = overviews.map(({ settings: own, environment }) => new Map([...own, ...environment.map(([name, value]) => [`environment: ${name}`, value])]));
     const names = [...new Set(tables.flatMap((table) => [...table.keys()]))].filter((name) => new Set(tables.map((table) => table.get(name) ?? "–")).size > 1);
-    settings.replaceChildren(names.length
+    fill(settings, names.length
       ? make("details", { open: names.length <= FEW_SETTINGS }, make("summary", null, many(names.length, "setting differs", "settings differ")), make("table", null, make("thead", null, make("tr", null, make("th", null, "setting"), runs.map((run) => make("th", null, named(run))))), make("tbody", null, names.map((name) => make("tr", null, make("td", { class: "name" }, name), tables.map((table) => make("td", null, table.get(name) ?? "–")))))))
       : make("p", { class: "quiet" }, "No setting differs."));
   }
@@ -112,7 +114,7 @@ export async function compareView({ root, source, listed, args, isShown }) {
   }
 
   function found(overviews) {
-    findings.replaceChildren(...runs.map((run, place) => {
+    fill(findings, runs.map((run, place) => {
       const all = overviews[place].findings;
       return make("section", null, make("h3", null, named(run)), all.length ? all.slice(0, FEW_FINDINGS).map((finding) => card(run, finding, true)) : make("p", { class: "quiet" }, "no findings"), all.length > FEW_FINDINGS ? make("a", { href: linkTo("findings", run.id) }, `all ${whole(all.length)} findings`) : null);
     }));
@@ -132,13 +134,21 @@ export async function compareView({ root, source, listed, args, isShown }) {
     controls();
     draw();
   }
-  said.replaceChildren(make("p", { class: "quiet" }, "comparing …"));
+  fill(said, make("p", { class: "quiet" }, "comparing …"));
   root.append(bar, legend, said, settings, pictures, beside.element, make("h2", null, "Findings"), findings);
   await read();
   partings().then((answers) => { if (isShown()) { parted = answers; scalars(known, parted); } });
   span.on("move", () => { bar.querySelector(".whole").hidden = span.isWhole; });
   span.on("rest", () => { keep(span.isWhole ? { from: "", to: "" } : { from: span.from.toFixed(2), to: span.to.toFixed(2) }); if (source.isLive) read(); });
   return {
-    refresh: async (_, now) => { listed = now; const [first, last] = look(now); span.grow(first, last); await read(); parted = await partings(); if (isShown()) scalars(known, parted); },
+    refresh: async (_, now) => {
+      listed = now;
+      const [first, last] = look(now);
+      if (runs.length < 2) { root.replaceChildren(notice("Runs are gone", "Fewer than two of the runs that were compared are still here.", make("p", null, make("a", { href: linkTo("runs") }, "to the list of runs")))); return; }
+      span.grow(first, last);
+      await read();
+      parted = await partings();
+      if (isShown()) scalars(known, parted);
+    },
   };
 }

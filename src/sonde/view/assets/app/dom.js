@@ -18,6 +18,30 @@ function furnish(element, settings, children) {
 export const make = (tag, settings, ...children) => furnish(document.createElement(tag), settings, children);
 export const draw = (tag, settings, ...children) => furnish(document.createElementNS(SVG, tag), settings, children);
 
+const CONTROLS = "a, button, input, select, summary";
+const given = new WeakMap(); // by element: what it was filled with last, as it was then
+
+// Gives an element new children, unless they look like those it was given last. What has the focus, or was opened, is so in the new ones, too.
+export function fill(element, ...children) {
+  const next = furnish(element.cloneNode(false), null, children);
+  if (given.get(element)?.isEqualNode(next)) return;
+  given.set(element, next.cloneNode(true));
+  const [focus, opened] = [keysOf(element).get(document.activeElement), new Map([...element.querySelectorAll("details")].map((one) => [one.firstElementChild.textContent, one.open]))];
+  element.replaceChildren(...next.childNodes);
+  for (const one of element.querySelectorAll("details")) one.open = opened.get(one.firstElementChild.textContent) ?? one.open;
+  if (focus !== undefined) [...keysOf(element)].find(([, key]) => key === focus)?.[0].focus({ preventScroll: true });
+}
+
+// What each control within an element is called: its counterpart among other children has the same name.
+function keysOf(element) {
+  const seen = new Map();
+  return new Map([...element.querySelectorAll(CONTROLS)].map((one) => {
+    const name = one.getAttribute("href") ?? one.getAttribute("aria-label") ?? one.dataset.sort ?? one.textContent;
+    seen.set(name, (seen.get(name) ?? 0) + 1);
+    return [one, `${name} ${seen.get(name)}`];
+  }));
+}
+
 // Numbers
 
 const RAISED = { "-": "⁻", 0: "⁰", 1: "¹", 2: "²", 3: "³", 4: "⁴", 5: "⁵", 6: "⁶", 7: "⁷", 8: "⁸", 9: "⁹" };
@@ -95,6 +119,16 @@ export function badge(severity, text) {
   const [name, shape, word] = SEVERITIES[severity] ?? SEVERITIES.note;
   return make("span", { class: `badge ${name}` }, make("i", { "aria-hidden": "true" }, shape), text ?? word);
 }
+
+// How a run is: the worst that its rules find, or the error that ended it.
+export function healthOf(run) {
+  if (run.lost?.length) return badge("bad", "parts lost");
+  if (run.findings) return badge(run.health, many(run.findings, "finding"));
+  if (run.state === "failed") return badge("bad", "failed");
+  return run.health === "unknown" ? make("span", { class: "quiet" }, "–") : badge(run.health, "healthy");
+}
+
+export const stateDot = (run) => make("i", { class: `dot ${run.state}`, "aria-hidden": "true" });
 
 // A notice in place of a picture: what there is, and what to do.
 export function notice(title, ...lines) {

@@ -1,6 +1,6 @@
 // The findings with their evidence, each one click from the picture that shows it.
 import { linkTo } from "./address.js";
-import { badge, make, many, notice, partsOf, plain, whole } from "./dom.js";
+import { badge, fill, make, many, notice, partsOf, plain, whole } from "./dom.js";
 
 // The address of the picture that shows a finding.
 export function pictureOf(run, finding) {
@@ -22,7 +22,7 @@ export function card(run, finding, brief = false) {
       finding.advice ? make("p", { class: "advice" }, make("strong", null, "What to do: "), finding.advice) : null,
       make("p", { class: "quiet small" }, `rule ${finding.rule}`, finding.condition ? `: ${finding.condition}` : "", finding.source ? ` (${finding.source})` : "", finding.call >= 0 ? ` · call ${finding.call}` : ""),
     ],
-    make("a", { class: "button", href: pictureOf(run, finding) }, "See it"));
+    make("a", { class: "button", href: pictureOf(run, finding), "aria-label": `See it: ${finding.message ?? finding.text}` }, "See it"));
 }
 
 // What the rules could not judge, and what the training said that is of no rule.
@@ -46,18 +46,17 @@ export async function findingsView({ root, source, run, isShown }) {
     const sorted = [...findings].sort((one, other) => (order[one.severity] ?? 3) - (order[other.severity] ?? 3) || (one.first_step ?? one.step) - (other.first_step ?? other.step));
     const judged = `The rules judged ${typeof run.last === "number" ? `all logged steps up to step ${whole(run.last)}` : "no step yet"} and found nothing wrong.`;
     const live = "These are the alerts that the training wrote while it ran; the run has so many rows that judging all of them anew takes a while.";
-    root.replaceChildren(
+    fill(root,
       sorted.length
         ? make("div", { class: "bar" }, make("h1", null, many(findings.length, "finding")), make("p", { class: "quiet" }, "the worst first, then by step"))
         : notice("No findings", complete ? judged : "The training itself wrote no alert while it ran."),
       complete ? "" : make("p", { class: "quiet" }, live, " ", source.isLive ? make("button", { onclick: judgeAll }, "Judge every row") : null),
       make("div", { class: "findings" }, sorted.map((finding) => card(run, finding))),
-      ...besides(run, answer).flat().filter(Boolean),
-    );
+      besides(run, answer));
   }
   async function judgeAll() {
     every = true;
-    root.replaceChildren(notice("Judging every row", "This can take a minute for a million rows."));
+    fill(root, notice("Judging every row", "This can take a minute for a million rows."));
     await read();
   }
   await read();

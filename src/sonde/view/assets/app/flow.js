@@ -16,8 +16,9 @@ export async function flowView({ root, source, run, args, isShown }) {
   let number = about.numbers.some((each) => each.id === args.number) ? args.number : first.id;
   const [title, facts, legend] = [make("h2"), make("p", { class: "quiet" }), make("div")];
   const place = make("div");
-  const picture = make("div", { class: "flow", tabindex: 0, role: "img", "aria-label": "One number of every layer at one step, from the first layer to the last" });
+  const picture = make("div", { class: "flow", tabindex: 0, role: "application", "aria-roledescription": "dot plot", "aria-label": "One number of every layer at one step, from the first layer to the last. Arrow keys move over the layers, enter opens the layer." });
   const svg = draw("svg", { width: "100%" });
+  const band = draw("g", { class: "cross" });
   picture.append(svg);
   let [found, rows, control, column] = [null, [], null, 0];
   let [exact, timer] = [null, 0]; // the values at the step itself, where a column of the heat-map joins several steps
@@ -114,7 +115,7 @@ export async function flowView({ root, source, run, args, isShown }) {
       if (mark > 1 && (mark !== 5 || found.scale.log)) asides.push(draw("text", { class: "glyph", x: mark === 5 ? left + 4 : right + 6, y: Number(y) + 4, style: mark === 5 ? null : { fill: `rgb(${MARKS[mark].colour.join(" ")})` } }, MARKS[mark].glyph));
     });
     const colour = lineColour(0);
-    svg.replaceChildren(shell, draw("path", { d: thin, stroke: colour, "stroke-width": 1, opacity: 0.35 }), draw("path", { d: thick, stroke: colour, "stroke-width": Math.max(Math.min(each * 0.35, 6), 1), opacity: 0.35 }),
+    svg.replaceChildren(band, shell, draw("path", { d: thin, stroke: colour, "stroke-width": 1, opacity: 0.35 }), draw("path", { d: thick, stroke: colour, "stroke-width": Math.max(Math.min(each * 0.35, 6), 1), opacity: 0.35 }),
       draw("path", { d: dots, stroke: colour, "stroke-width": Math.max(Math.min(each * 0.5, 8), 2.4), "stroke-linecap": "round" }), ...asides,
       draw("text", { class: "title", x: right, y: top + height + 36, "text-anchor": "end" }, `${found.axis ?? found.label}, ${found.scale.log ? "logarithmic" : "linear"}`));
     const seen = new Set(exact ? exact.marks : rows.map(({ marks }) => marks[column]));
@@ -122,16 +123,35 @@ export async function flowView({ root, source, run, args, isShown }) {
   }
   const repaint = once(paint);
   onWidth(picture, () => {}, paint);
+  const there = (row) => found && row >= 0 && row < found.rows;
   const rowAt = (event) => Math.floor((event.clientY - picture.getBoundingClientRect().top - geometry.top) / geometry.each);
-  picture.addEventListener("pointermove", (event) => {
-    const row = rowAt(event);
-    if (!found || row < 0 || row >= found.rows) { hideTip(); return; }
+  let chosen = null; // the row that the keys have come to
+  function point(row, event = null) {
     const { low, high } = rows[row];
     const [value, mark] = exact ? [exact.values[row], exact.marks[row]] : [rows[row].values[column], rows[row].marks[column]];
-    showTip(event, make("div", null, make("strong", null, found.names[row]), make("dl", null, make("dt", null, found.label), make("dd", null, mark > 1 && mark !== 5 ? `${MARKS[mark].name} elements` : plain(value)), make("dt", null, "over the training"), make("dd", null, low === null ? "–" : `${plain(low, 3)} to ${plain(high, 3)}`))));
+    const around = picture.getBoundingClientRect();
+    const beside = { getBoundingClientRect: () => ({ right: around.right, top: around.top + geometry.top + row * geometry.each }) };
+    band.replaceChildren(draw("rect", { class: "row", x: 0, width: around.width, y: geometry.top + row * geometry.each, height: geometry.each }));
+    showTip(event ?? beside, make("div", null, make("strong", null, found.names[row]), make("dl", null, make("dt", null, found.label), make("dd", null, mark > 1 && mark !== 5 ? `${MARKS[mark].name} elements` : plain(value)), make("dt", null, "over the training"), make("dd", null, low === null ? "–" : `${plain(low, 3)} to ${plain(high, 3)}`))));
+  }
+  function leave() { chosen = null; band.replaceChildren(); hideTip(); }
+  const open = (row) => { location.hash = linkTo("layer", run.id, { number }, partsOf(found.sites[row])[0]); };
+  picture.addEventListener("pointermove", (event) => { const row = rowAt(event); if (there(row)) point(row, event); else leave(); });
+  picture.addEventListener("pointerleave", leave);
+  picture.addEventListener("blur", leave);
+  picture.addEventListener("click", (event) => { const row = rowAt(event); if (there(row)) open(row); });
+  picture.addEventListener("keydown", (event) => {
+    if (!found || event.altKey || event.ctrlKey || event.metaKey) return;
+    if (event.key === "Enter" && chosen !== null) { open(chosen); return; }
+    const by = { ArrowUp: -1, ArrowDown: 1 }[event.key];
+    if (!by) return;
+    event.preventDefault();
+    const next = chosen === null ? (by > 0 ? 0 : found.rows - 1) : chosen + by * (event.shiftKey ? 10 : 1);
+    chosen = Math.min(Math.max(next, 0), found.rows - 1);
+    const y = picture.getBoundingClientRect().top + geometry.top + chosen * geometry.each;
+    if (y < 120 || y > innerHeight - 60) scrollBy(0, y - innerHeight / 2);
+    point(chosen);
   });
-  picture.addEventListener("pointerleave", hideTip);
-  picture.addEventListener("click", (event) => { const row = rowAt(event); if (found && row >= 0 && row < found.rows) location.hash = linkTo("layer", run.id, { number }, partsOf(found.sites[row])[0]); });
   await read();
   return { stop: () => control?.stop(), refresh: read };
 }

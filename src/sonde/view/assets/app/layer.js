@@ -1,7 +1,7 @@
 // One layer or parameter: its findings, its numbers with their histories, one of them in full.
 import { keep, linkTo } from "./address.js";
 import { lineChart, sparkline } from "./chart.js";
-import { amount, make, notice, partsOf, plain } from "./dom.js";
+import { amount, fill, make, notice, partsOf, plain } from "./dom.js";
 import { card } from "./findings.js";
 import { portWords } from "./layers.js";
 import { MARKS, lineColour } from "./scales.js";
@@ -42,11 +42,11 @@ export async function layerView({ root, source, run, rest, args, isShown }) {
     if (!isShown()) return;
     const facts = [held.kind, typeof held.parameters === "number" && held.parameters ? `${amount(held.parameters)} parameters` : "", held.shape ?? "", held.dtype ?? ""].filter(Boolean).join(" · ");
     const number_ = args.number && !args.number.includes(" ") ? args.number : "";
-    head.replaceChildren(...[
+    fill(head,
       make("p", { class: "crumbs" }, make("a", { href: linkTo("layers", run.id, { number: number_ }) }, "← heat-map"), (held.before ? make("a", { href: linkTo("layer", run.id, {}, held.before), "data-key": "back", title: "The layer before ([)" }, `‹ ${held.before}`) : null), (held.after ? make("a", { href: linkTo("layer", run.id, {}, held.after), "data-key": "forward", title: "The next layer (])" }, `${held.after} ›`) : null)),
       make("h1", null, rest || "(root)"), make("p", { class: "quiet" }, facts),
-      held.children?.length ? make("p", { class: "crumbs" }, make("span", { class: "quiet" }, "holds"), held.children.slice(0, 24).map((child) => make("a", { href: linkTo("layer", run.id, {}, child) }, child)), held.children.length > 24 ? make("span", { class: "quiet" }, `and ${held.children.length - 24} more`) : null) : null].filter(Boolean));
-    findings.replaceChildren(...held.findings.map((finding) => card(run, finding)));
+      held.children?.length ? make("p", { class: "crumbs" }, make("span", { class: "quiet" }, "holds"), held.children.slice(0, 24).map((child) => make("a", { href: linkTo("layer", run.id, {}, child) }, child)), held.children.length > 24 ? make("span", { class: "quiet" }, `and ${held.children.length - 24} more`) : null) : null);
+    fill(findings, held.findings.map((finding) => card(run, finding)));
     // One box for each tensor; numbers that only count stand behind a switch.
     const groups = new Map();
     const families = new Set(held.numbers.filter(({ label }) => label === "rms").map(({ family }) => family)); // the size comes first
@@ -59,8 +59,7 @@ export async function layerView({ root, source, run, rest, args, isShown }) {
     const boxes = [...groups].map(([site, entries]) => make("section", { class: "numbers" },
       make("h3", null, portWords(entries[0]), make("span", { class: "quiet" }, ` ${[partsOf(site)[0] === rest ? "" : partsOf(site)[0], entries[0].unit].filter(Boolean).join(", ")}`)),
       make("table", null, make("tbody", null, entries.map(line)))));
-    tables.replaceChildren(...boxes);
-    if (!boxes.length) tables.replaceChildren(notice("No numbers of this layer", "The coverage says why."));
+    fill(tables, boxes.length ? boxes : notice("No numbers of this layer", "The coverage says why."));
     await history();
   }
 

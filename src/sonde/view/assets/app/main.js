@@ -3,7 +3,7 @@ import { here, keep, linkTo } from "./address.js";
 import { compareView } from "./compare.js";
 import { coverageView } from "./coverage.js";
 import { distributionView } from "./distribution.js";
-import { byId, code, make, notice, whole } from "./dom.js";
+import { byId, code, fill, make, notice, stateDot, whole } from "./dom.js";
 import { findingsView } from "./findings.js";
 import { flowView } from "./flow.js";
 import { graphView } from "./graph.js";
@@ -33,33 +33,30 @@ let listed = { runs: [] };
 let shown = null; // what is on the screen: {key, stop, refresh}
 
 function header(address, run) {
-  const which = byId("which");
-  which.replaceChildren();
   byId("views").hidden = !run;
   byId("home").hidden = false;
   if (!source.isLive && listed.runs.length === 1) byId("home").removeAttribute("href");
   if (run) {
     if (listed.runs.length > 1) {
-      const chooser = make("select", { "aria-label": "Run", onchange: () => { location.hash = linkTo(address.view === "layer" ? "layers" : address.view, chooser.value, { number: address.args.number }); } },
+      const chooser = make("select", { "aria-label": "Run", onchange: () => { const { view, args } = here(); location.hash = linkTo(view === "layer" ? "layers" : view, chooser.value, { number: args.number }); } },
         listed.runs.map((each) => make("option", { value: each.id, selected: each.id === run.id }, each.name)));
-      which.append(chooser);
-    } else which.append(make("strong", null, run.name));
-    byId("views").replaceChildren(...TABS.map(([name, title, , question], place) => {
+      fill(byId("which"), chooser);
+    } else fill(byId("which"), make("strong", null, run.name));
+    fill(byId("views"), TABS.map(([name, title, , question], place) => {
       const isHere = name === address.view || (name === "layers" && address.view === "layer");
       const count = name === "findings" && run.findings ? make("span", { class: `count ${run.health}` }, whole(run.findings)) : null;
       return make("a", { href: linkTo(name, run.id), "aria-current": isHere ? "page" : null, title: `${question} (key ${place + 1})` }, title, count);
     }));
-  }
+  } else fill(byId("which"));
   status(run);
   document.title = run ? `${run.name} · sonde` : "sonde";
 }
 
 function status(run) {
   const state = byId("state");
-  state.replaceChildren();
-  if (!run) return;
-  if (!source.isLive) { state.append(make("span", { class: "quiet" }, `report · ${run.state}`)); return; }
-  state.append(make("i", { class: `dot ${run.state}` }), make("span", { title: run.end?.words ?? null }, run.state), make("span", { class: "quiet" }, typeof run.last === "number" ? ` · step ${whole(run.last)}` : ""));
+  if (!run) fill(state);
+  else if (!source.isLive) fill(state, make("span", { class: "quiet" }, `report · ${run.state}`));
+  else fill(state, stateDot(run), make("span", { title: run.end?.words ?? null }, run.state), make("span", { class: "quiet" }, typeof run.last === "number" ? ` · step ${whole(run.last)}` : ""));
 }
 
 function failed(root, error) {
@@ -102,16 +99,18 @@ async function show() {
 }
 
 // A message of the server: a run has new data, or the list has changed.
+const THE_LIST = "";
 const pending = new Set();
 let isReading = false;
 async function changed(message) {
   if (message.run !== undefined) { source.forgetRun(message.run); pending.add(message.run); }
+  else pending.add(THE_LIST);
   if (isReading) return;
   isReading = true;
   try {
     listed = await source.runs();
     const address = here();
-    const ids = new Set(pending);
+    const ids = new Set(pending); // a comparison also asks whether its runs are still there
     pending.clear();
     const run = listed.runs.find((each) => each.id === address.run);
     header(address, run ?? null);
@@ -152,6 +151,8 @@ function keys(event) {
 }
 
 async function begin() {
+  const head = document.querySelector("header"); // what stays on the screen below it begins where it ends
+  new ResizeObserver(() => document.documentElement.style.setProperty("--header", `${head.offsetHeight}px`)).observe(head);
   byId("help").addEventListener("click", () => byId("keys").showModal());
   document.addEventListener("keydown", keys);
   try {

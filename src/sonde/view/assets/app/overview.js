@@ -1,7 +1,7 @@
 // The first look: how the training is, and where something is wrong.
 import { keep, linkTo } from "./address.js";
 import { isSameLine, lineChart } from "./chart.js";
-import { badge, make, many, plain, since, whole } from "./dom.js";
+import { badge, fill, make, many, plain, since, whole } from "./dom.js";
 import { card, pictureOf } from "./findings.js";
 import { heatMap, legendOf } from "./heat.js";
 import { columnsFor, firstNumber, nothingYet, numberChooser } from "./layers.js";
@@ -83,12 +83,12 @@ export async function overviewView({ root, source, run, args, isShown }) {
     aside.hidden = !sorted.length;
     root.classList.toggle("with-findings", sorted.length > FEW);
     root.classList.toggle("few-findings", sorted.length > 0 && sorted.length <= FEW);
-    aside.replaceChildren(make("h2", null, "Findings"), ...sorted.slice(0, 6).map((finding) => card(run, finding, true)), sorted.length > 6 ? make("a", { href: linkTo("findings", run.id) }, `all ${whole(sorted.length)} findings`) : "");
+    fill(aside, make("h2", null, "Findings"), sorted.slice(0, 6).map((finding) => card(run, finding, true)), sorted.length > 6 ? make("a", { href: linkTo("findings", run.id) }, `all ${whole(sorted.length)} findings`) : null);
     const table = (title, held) => {
       const rows = (Array.isArray(held) ? held : Object.entries(held ?? {})).filter(([, value]) => value !== null && value !== "");
       return rows.length ? make("details", { open: title === "Settings" }, make("summary", null, title), make("dl", null, rows.map(([name, value]) => [make("dt", null, name), make("dd", null, typeof value === "object" ? JSON.stringify(value) : typeof value === "number" ? plain(value, 6) : String(value))]))) : null;
     };
-    settings.replaceChildren(...[table("Settings", answer.settings), table("Environment", answer.environment)].filter(Boolean));
+    fill(settings, table("Settings", answer.settings), table("Environment", answer.environment));
   }
 
   async function readHeat() {
@@ -109,8 +109,8 @@ export async function overviewView({ root, source, run, args, isShown }) {
     const [answer, numbers] = await Promise.all([source.ask(run.id, "overview", { points: 700, ...part }), source.ask(run.id, "numbers")]);
     if (!isShown()) return;
     about = numbers;
-    top.replaceChildren(verdict(run, answer.findings));
-    if (answer.lost?.length) lost.replaceChildren(make("section", { class: "verdict bad" }, make("p", null, make("strong", null, "Parts of this run cannot be read; the pictures and findings lack them. "), answer.lost.join(" · ")), make("p", null, make("a", { href: linkTo("coverage", run.id) }, "what is lost"))));
+    fill(top, verdict(run, answer.findings));
+    if (answer.lost?.length) fill(lost, make("section", { class: "verdict bad" }, make("p", null, make("strong", null, "Parts of this run cannot be read; the pictures and findings lack them. "), answer.lost.join(" · ")), make("p", null, make("a", { href: linkTo("coverage", run.id) }, "what is lost"))));
     if (!answer.scalars.length && !about.numbers.length) { pictures.replaceChildren(nothingYet(run)); charts.clear(); return; }
     if (pictures.querySelector(".notice")) pictures.replaceChildren();
     drawScalars(answer);

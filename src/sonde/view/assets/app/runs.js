@@ -1,6 +1,6 @@
 // All runs below the folder: their health at a glance; any of them can be compared.
 import { keep, linkTo } from "./address.js";
-import { badge, code, lasting, make, many, notice, plain, since, whole } from "./dom.js";
+import { code, fill, healthOf, lasting, make, many, notice, plain, since, stateDot, whole } from "./dom.js";
 import { MARKS } from "./scales.js";
 
 const STATES = { running: "a process writes it", ended: "its training came to its end", failed: "an error ended it", interrupted: "Ctrl-C or a signal ended it", lost: "its process is gone without an end: it was killed, or the machine went down", damaged: "a part of it cannot be read", newer: "a newer sonde wrote it" };
@@ -10,9 +10,6 @@ const SORTS = {
   loss: (run) => run.loss_last ?? Infinity, updated: (run) => -(run.updated ?? 0), state: (run) => (run.state === "running" ? 0 : 1),
 };
 
-// What a control of the table is called: its counterpart in the table that takes its place has the focus that it had.
-const keyOf = (one) => one.getAttribute("href") ?? one.getAttribute("aria-label") ?? one.dataset.sort;
-
 export function runsView({ root, listed, args }) {
   const chosen = new Set(args.chosen ? args.chosen.split("|") : []);
   let order = args.sort in SORTS ? args.sort : "updated";
@@ -21,9 +18,9 @@ export function runsView({ root, listed, args }) {
   const compare = make("a", { class: "button" }, "Compare");
   const table = make("div", { class: "table-wrap" });
   const head = make("p", { class: "quiet" });
-  filter.addEventListener("input", () => { keep({ filter: filter.value }); fill(); });
+  filter.addEventListener("input", () => { keep({ filter: filter.value }); list(); });
 
-  function fill() {
+  function list() {
     if (!all.runs.length) {
       root.replaceChildren(notice("No runs here yet", `sonde looked for runs in ${all.folder ?? "this folder"} and below it. A training that is watched makes one; this page shows it as soon as it is there:`,
         code('import sonde\n\nwith sonde.watch(model, optimizer, every=10, to="runs/first"):\n    train()'), make("p", null, "Runs elsewhere? Start the page with their folder: ", make("code", null, "sonde ui FOLDER"))));
@@ -35,7 +32,7 @@ export function runsView({ root, listed, args }) {
     const shown = all.runs.filter((run) => words.every((word) => `${run.name} ${run.model ?? ""} ${run.state} ${run.health}`.toLowerCase().includes(word)));
     shown.sort((one, other) => { const [a, b] = [SORTS[order](one), SORTS[order](other)]; return a < b ? -1 : a > b ? 1 : one.name.localeCompare(other.name); });
     head.replaceChildren(`${many(all.runs.length, "run")} in ${all.folder ?? "this folder"}${shown.length < all.runs.length ? ` · ${shown.length} shown` : ""}`);
-    const title = (name, text, settings = {}) => make("th", { scope: "col", "aria-sort": order === name ? "ascending" : null, ...settings }, name in SORTS ? make("button", { class: "plain", "data-sort": name, onclick: () => { order = name; keep({ sort: name }); fill(); } }, text, order === name ? " ▾" : "") : text);
+    const title = (name, text, settings = {}) => make("th", { scope: "col", "aria-sort": order === name ? "ascending" : null, ...settings }, name in SORTS ? make("button", { class: "plain", "data-sort": name, onclick: () => { order = name; keep({ sort: name }); list(); } }, text, order === name ? " ▾" : "") : text);
     const rows = shown.map((run) => {
       const box = make("input", { type: "checkbox", "aria-label": `Choose ${run.name} for a comparison`, checked: chosen.has(run.id), onchange: () => { if (box.checked) chosen.add(run.id); else chosen.delete(run.id); picked(); } });
       const words = STATES[run.state] ?? "";
@@ -43,8 +40,8 @@ export function runsView({ root, listed, args }) {
       return make("tr", null,
         make("td", null, broken || typeof run.last !== "number" ? null : box),
         make("td", { class: "run" }, make("a", { class: "name", href: linkTo("overview", run.id) }, run.name), run.error || run.end ? make("p", { class: "error" }, run.error || run.end.words) : null),
-        make("td", null, broken ? "" : run.health === "unknown" ? make("span", { class: "quiet" }, "–") : badge(run.health, run.findings ? many(run.findings, "finding") : "healthy")),
-        make("td", { title: [words, run.pruned].filter(Boolean).join("; ") }, make("span", { class: "nowrap" }, make("i", { class: `dot ${run.state}`, "aria-hidden": "true" }), " ", run.pruned ? `${run.state}, pruned` : run.state)),
+        make("td", null, broken ? "" : healthOf(run)),
+        make("td", { title: [words, run.pruned].filter(Boolean).join("; ") }, make("span", { class: "nowrap" }, stateDot(run), " ", run.pruned ? `${run.state}, pruned` : run.state)),
         make("td", { class: "right" }, run.last >= 0 ? whole(run.last) : "–"),
         make("td", { class: "right" }, run.loss_last_mark > 1 && run.loss_last_mark !== 5 ? make("b", { class: "badge bad" }, MARKS[run.loss_last_mark].name) : plain(run.loss_last)),
         make("td", { class: "spare" }, run.model ?? ""),
@@ -52,10 +49,7 @@ export function runsView({ root, listed, args }) {
         make("td", { class: "right nowrap", title: `began ${since(run.started)}` }, since(run.updated)),
         make("td", { class: "right nowrap spare" }, run.started ? lasting((run.updated ?? 0) - run.started) : "–"));
     });
-    const held = table.contains(document.activeElement) ? keyOf(document.activeElement) : null;
-    table.replaceChildren(make("table", null, make("thead", null, make("tr", null, make("th", { "aria-label": "Choose" }), title("name", "run"), title("health", "health"), title("state", "state"), title("steps", "last step", { class: "right" }), title("loss", "last loss", { class: "right" }), make("th", { scope: "col", class: "spare" }, "model"), make("th", { scope: "col", class: "right spare" }, "layers"), title("updated", "last data", { class: "right" }), make("th", { scope: "col", class: "right spare" }, "lasted"))), make("tbody", null, rows)));
-    if (!shown.length) table.append(notice("No run has these words", "Change or empty the filter."));
-    if (held) [...table.querySelectorAll("a, button, input")].find((one) => keyOf(one) === held)?.focus({ preventScroll: true });
+    fill(table, make("table", null, make("thead", null, make("tr", null, make("th", { "aria-label": "Choose" }), title("name", "run"), title("health", "health"), title("state", "state"), title("steps", "last step", { class: "right" }), title("loss", "last loss", { class: "right" }), make("th", { scope: "col", class: "spare" }, "model"), make("th", { scope: "col", class: "right spare" }, "layers"), title("updated", "last data", { class: "right" }), make("th", { scope: "col", class: "right spare" }, "lasted"))), make("tbody", null, rows)), shown.length ? null : notice("No run has these words", "Change or empty the filter."));
     picked();
   }
 
@@ -68,6 +62,6 @@ export function runsView({ root, listed, args }) {
     keep({ chosen: [...chosen].join("|") });
   }
 
-  fill();
-  return { refresh: (run, now) => { all = now; fill(); } };
+  list();
+  return { refresh: (run, now) => { all = now; list(); } };
 }

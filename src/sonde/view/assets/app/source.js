@@ -36,12 +36,14 @@ const KEPT = 80;
 export class Live {
   constructor() {
     this.kept = new Map();
+    this.forgotten = 0; // how often answers were forgotten: one that was asked for before may be old
     this.isLive = true;
   }
 
   async get(path, signal) {
     const known = this.kept.get(path);
     if (known) return known;
+    const { forgotten } = this;
     let response;
     try {
       response = await fetch(path, { headers: { accept: "application/json" }, signal });
@@ -56,6 +58,7 @@ export class Live {
       throw new Refused(`the server answered ${response.status} without words of its own`);
     }
     if (!response.ok) throw new Refused(answer.error ?? `the server answered ${response.status}`);
+    if (forgotten !== this.forgotten) return answer;
     this.kept.set(path, answer);
     if (this.kept.size > KEPT) this.kept.delete(this.kept.keys().next().value);
     return answer;
@@ -71,7 +74,7 @@ export class Live {
 
   graph(run, number) { return { src: `api/runs/${encodeURIComponent(run)}/graph.html${query({ number })}` }; }
 
-  forget(start) { for (const path of [...this.kept.keys()]) if (path.startsWith(start)) this.kept.delete(path); }
+  forget(start) { this.forgotten += 1; for (const path of [...this.kept.keys()]) if (path.startsWith(start)) this.kept.delete(path); }
 
   forgetRun(run) { this.forget(`api/runs/${encodeURIComponent(run)}/`); this.forget("api/compare"); }
 

@@ -3,8 +3,9 @@ import { byId } from "./dom.js";
 
 export function showTip(at, content) {
   const tip = byId("tip");
-  tip.replaceChildren(content);
+  tip.setAttribute("aria-live", at.clientX === undefined ? "polite" : "off"); // read aloud where keys move, not at each move of a pointer
   tip.hidden = false;
+  tip.replaceChildren(content);
   const box = tip.getBoundingClientRect();
   let [x, y] = [at.clientX, at.clientY];
   if (x === undefined) { const around = at.getBoundingClientRect(); [x, y] = [around.right - box.width - 30, around.top + 8]; }
