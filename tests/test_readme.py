@@ -151,16 +151,16 @@ def script_of_the_page(text: str) -> None:
     exec(compile(text, "train.py", "exec", dont_inherit=True), {"__name__": "__main__"})
 
 
-SCRIPT = re.compile(r"^```python train.py\n(.*?)^```\n.*?^```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SCRIPT = re.compile(
+    r"^```python \w+\.py\n(.*?)^```\n.*?^torchrun --nproc-per-node (\d).*?^```text\n(.*?)^```$", re.MULTILINE | re.DOTALL
+)
 
 
-def training_of_two_ranks(page: str) -> None:
-    """Run the script of *page*, if it has one, on two ranks, as ``torchrun`` does."""
-    found = SCRIPT.search(PAGES[page])
-    if found is None:
-        return
-    first, second = on_ranks(2, script_of_the_page, found[1], group=False)
-    assert (first.out, second.out) == (found[2], "")
+def trainings_of_several_ranks(page: str) -> None:
+    """Run the scripts of *page*, if it has any, on as many ranks as it says, as ``torchrun`` does."""
+    for script, size, printed in SCRIPT.findall(PAGES[page]):
+        ranks = on_ranks(int(size), script_of_the_page, script, group=False)
+        assert "".join(rank.out for rank in ranks) == printed
 
 
 @pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning")  # Lightning's own call
@@ -170,7 +170,7 @@ def test_every_block_runs_in_order_and_prints_what_is_below_it(page: str, tmp_pa
     for module in NEEDED.get(page, ()):
         pytest.importorskip(module)
     monkeypatch.chdir(tmp_path)
-    training_of_two_ranks(page)
+    trainings_of_several_ranks(page)
     session = play(page)
     ALSO.get(page, lambda _: None)(session)
 

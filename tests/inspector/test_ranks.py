@@ -334,6 +334,57 @@ def test_rows_join_within_the_group_that_is_given(tmp_path: Path, kind: str) -> 
     assert run.sql(rows.format("weight:param")).fetchall() == [(0, 1, "global", 12)]
 
 
+def in_halves(folder: Path) -> float:
+    """Train one model on the ranks 0 and 1, and another one on 2 and 3."""
+    rank = dist.get_rank()
+    own, _ = dist.new_subgroups_by_enumeration([[0, 1], [2, 3]])
+    name = "actor" if rank < 2 else "critic"
+    torch.manual_seed(rank // 2)
+    model = DistributedDataParallel(nn.Linear(4, 3) if rank < 2 else nn.Linear(4, 1), process_group=own)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with sonde.watch(model, optimizer, every=1, lenses=lens.moments(), to=folder / name, quiet=True, ranks=own) as inspector:
+        for _ in range(3 + rank // 2):
+            optimizer.zero_grad()
+            loss = model(torch.full((rank + 1, 4), 1.0)).sum()
+            loss.backward()
+            optimizer.step()
+            inspector.push_loss(float(rank), train=True)
+    return 0.0
+
+
+@pytest.mark.slow
+def test_each_half_of_the_ranks_has_a_run_of_its_own(tmp_path: Path) -> None:
+    """Whose ranks are counted from 0, whose rows join those of its half alone, and which says which ranks of the job they are."""
+    values(on_ranks(4, in_halves, tmp_path))
+    for name, units, samples, loss, steps in (("actor", 3, 1 + 2, 0.5, 3), ("critic", 1, 3 + 4, 2.5, 4)):
+        run = open_run(tmp_path / name)
+        rows = run.sql("SELECT DISTINCT rank, ranks, scope, count FROM moments WHERE site = '(root):output'").fetchall()
+        assert rows == [(0, 2, "data-parallel", units * samples)]
+        assert run.sql("SELECT DISTINCT ranks, count FROM moments WHERE site = 'weight:param'").fetchall() == [(1, 4 * units)]
+        assert run.scalar("loss")[1].tolist() == [loss] * steps
+        assert run.state == "ended"
+    assert open_run(tmp_path / "actor").described_ranks.startswith("2 ranks: ")
+    assert run.described_ranks.startswith("2 ranks (2, 3 of the job): ")
+
+
+def in_a_half_that_disagrees(folder: Path) -> None:
+    """Of three ranks the last two record a run with each other, and give different schedules; the first one is not of theirs."""
+    rank = dist.get_rank()
+    own, (_, half) = dist.new_subgroups_by_enumeration([[0], [1, 2]])
+    if rank == 0:
+        with sonde.watch(nn.Linear(4, 3), to=folder / "alone", ranks=own, quiet=True):
+            assert open_run(folder / "alone").described_ranks == ""
+    sonde.watch(nn.Linear(4, 3), every=rank, to=folder / "run", ranks=half)
+
+
+@pytest.mark.slow
+def test_errors_name_ranks_of_a_group_by_their_numbers_in_the_job(tmp_path: Path) -> None:
+    first, *others = on_ranks(3, in_a_half_that_disagrees, tmp_path, check=False)
+    assert "or a process group or DeviceMesh that this rank belongs to" in str(first.error)
+    for each in others:
+        assert "the ranks do not agree on every=: rank 1 has 1, rank 2 has 2; " in str(each.error)
+
+
 @dataclass(frozen=True)
 class Failing(Statistic):
     """The sum of the elements; raises on rank 1 from the third tensor on."""

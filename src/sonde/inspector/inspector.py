@@ -150,9 +150,9 @@ class Inspector(Observer):
         if train_loss_str == non_train_loss_str:
             raise ArgumentError(f"the losses of training and of evaluation cannot both be called {train_loss_str!r}")
         self._ranks = check_ranks(ranks)
-        if per_rank and self._ranks != "merged":
+        if per_rank and self._ranks in ("each", "first"):
             raise ArgumentError(f"per_rank=True writes rows of each rank beside joined ones, and ranks={ranks!r} joins none")
-        self._group = group
+        self._group, self._to = group, to
         self._part = replace(Participation(), rows_beside=per_rank, timeout=timeout, exit_timeout=exit_timeout)
         self._lenses = (
             None
@@ -224,17 +224,12 @@ class Inspector(Observer):
         observed = tuple(lens for lens in every if isinstance(lens, Lens))
         part = participate(self._ranks, self._part)
         batch_ranks = part.ranks_of_batches(self._group)
-        settings = replace(
-            self._settings,
-            lenses=observed,
-            by_default=self._lenses is None,
-            part=part,
-            batch_ranks=batch_ranks,
-        )
+        by_default = self._lenses is None
+        settings = replace(self._settings, lenses=observed, by_default=by_default, part=part, batch_ranks=batch_ranks)
         if part.group is not None:
-            own = {"ranks=": self._ranks, "budget=": self._budget, "every=": self._every}
+            own = {"ranks=": "merged" if part.merges else "each", "budget=": self._budget, "every=": self._every}
             part.group.agree(own | settings.in_common())
-        destinations = part.open(self._open, self._open.args[0])
+        destinations = part.open(self._open, self._to)
         try:
             rules = {"rules": given} if (given := settings.rules.described()) != {} else {}
             about = described(models, every) | part.described() | self._config | rules
@@ -479,7 +474,9 @@ class Inspector(Observer):
 
     def _recorded(self) -> RunSink:
         if self._training is not None and self._training.destinations.recorded is None and not self._training.part.leads:
-            raise ArgumentError(f"rank {self._training.part.rank} has no run: rank 0 has it, in memory or with ranks='first'")
+            raise ArgumentError(
+                f"{self._training.part.name} has no run: {self._training.part.leader} has it, in memory or with ranks='first'"
+            )
         if self._training is None or self._training.destinations.recorded is None:
             raise ArgumentError('no run is written: give a path or "memory" in to=')
         return self._training.destinations.recorded

@@ -7,7 +7,7 @@ import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from sonde.engine.torch_api.data_parallel import ranks_of
 from sonde.errors import ArgumentError, StoreError
@@ -20,12 +20,17 @@ from sonde.run.store.open import join_run
 from sonde.stats.distributed import Group, join
 from sonde.warn import warn_user
 
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
+
 __all__ = ["RANKS", "Participation", "Ranks", "check_ranks", "participate"]
 
-Ranks = Literal["merged", "each", "first"]
-"""What the ranks of a training record: numbers of all of them, joined; each its own, in one run; or rank 0 alone."""
+Ranks: TypeAlias = "Literal['merged', 'each', 'first'] | ProcessGroup | DeviceMesh"
+"""What the ranks of a training record: numbers of all of them, joined; each its own, in one run; rank 0 alone; or, of a process
+group or a mesh, numbers of its ranks, joined in a run of their own."""
 
-RANKS: tuple[Ranks, ...] = ("merged", "each", "first")
+RANKS = ("merged", "each", "first")
 
 
 @dataclass(frozen=True)
@@ -33,7 +38,7 @@ class Participation:
     """How this process takes part in a run.
 
     Attributes:
-        rank: of this process, 0 in a training of one.
+        rank: of this process among those that record one run together, 0 where it is alone.
         size: how many processes record one run together.
         group: of these processes; None where each is alone.
         merges: whether rows of the processes are joined.
@@ -54,6 +59,16 @@ class Participation:
     exit_timeout: float = 20.0
 
     @property
+    def name(self) -> str:
+        """This process in words, by its rank in the job: ``rank 3``."""
+        return f"rank {self.rank}" if self.group is None else self.group.named()
+
+    @property
+    def leader(self) -> str:
+        """The process that leads, in words."""
+        return "rank 0" if self.group is None else self.group.named(0)
+
+    @property
     def leads(self) -> bool:
         """Whether this process describes the run, shows it and prints: it is the first of those that record one."""
         return self.records and (self.rank == 0 or self.group is None)
@@ -67,15 +82,18 @@ class Participation:
         if group is None or not self.merges:
             return None
         ranks = ranks_of(group)
-        if self.rank not in ranks:
-            found = f"ranks {list(ranks)}, and this is rank {self.rank}" if ranks else repr(group)
-            raise ArgumentError(f"group= is the process group, or the DeviceMesh, that this rank's batches belong to, not {found}")
+        _check_member("group= is the process group, or the DeviceMesh, that this rank's batches belong to", group, ranks)
         return ranks
 
     def described(self) -> dict[str, Any]:
-        """Return plain data for run.json: ``ranks``, how many and whether they are joined; ``job``, that of ``torchrun``."""
-        ranks = {"ranks": {"size": self.size, "rank": self.rank, "joined": self.merges}} if self.scope == "rank" else {}
-        return ranks | ({"job": job} if (job := this_job()) else {})
+        """Return plain data for run.json: ``ranks``, how many and whether they are joined; ``job``, that of ``torchrun``.
+
+        The ranks of a group that is not the first of the job have ``members``, their numbers there.
+        """
+        ranks: dict[str, Any] = {"size": self.size, "rank": self.rank, "joined": self.merges}
+        if self.group is not None and self.group.members != tuple(range(self.size)):
+            ranks["members"] = list(self.group.members)
+        return ({"ranks": ranks} if self.scope == "rank" else {}) | ({"job": job} if (job := this_job()) else {})
 
     def findings_of_others(self, own: Sequence[Finding], *, have_ended: bool) -> list[Finding]:
         """Return on rank 0 the findings of other ranks in the rows that they have written; tell rank 0 one's *own*.
@@ -121,8 +139,8 @@ class Participation:
         own, wanted = _folder(asked), told["asked"]
         if own is not None and wanted is not None and own != wanted:
             warn_user(
-                f"to= names {own} on rank {self.rank}, and {wanted} on rank 0: all ranks of a process group write one run, that of "
-                "rank 0. Give all ranks the same path"
+                f"to= names {own} on {self.name}, and {wanted} on {self.leader}: the ranks write one run, that of {self.leader}. "
+                "Give all of them the same path; or ranks=, the process group of those that train together"
             )
         return made[0]
 
@@ -134,8 +152,8 @@ class Participation:
                 writer = join_run(told["path"], rank=self.rank, attempt=told["attempt"])
             except (StoreError, OSError) as error:
                 raise StoreError(
-                    f"{socket.gethostname()} cannot write to the run that rank 0 has begun in {told['path']}: {error}. Give "
-                    "a folder that all ranks share in to=, or ranks='first', and rank 0 records alone"
+                    f"{socket.gethostname()} cannot write to the run that {self.leader} has begun in {told['path']}: {error}. "
+                    f"Give a folder that all ranks share in to=, or ranks='first', and {self.leader} records alone"
                 ) from None
             destinations.recorded = RunSink(writer)
             destinations.sinks.append(destinations.recorded)
@@ -164,17 +182,32 @@ def participate(ranks: Ranks, part: Participation, *, seconds: float = 20.0) -> 
         seconds: how long to wait for the others.
 
     Raises:
-        ArgumentError: ``WORLD_SIZE`` names several processes, and there is no process group.
+        ArgumentError: ``WORLD_SIZE`` names several processes, and there is no process group; this rank is not of the group *ranks*.
     """
     rank, size = _of_this_process()
+    members = None if isinstance(ranks, str) else ranks_of(ranks)
+    if members is not None:
+        _check_member("ranks= is the process group, or the DeviceMesh, of the ranks that record a run together", ranks, members)
+        size = len(members)
     if size == 1:
         return replace(part, rows_beside=False)
     if ranks == "first":
         return replace(part, rank=rank, records=rank == 0, scope="rank")
-    group = join("sonde.watch", seconds=seconds)
+    group = join("sonde.watch", members=members, seconds=seconds)
     if group is None:
         return replace(part, rank=rank, scope="rank", rows_beside=False)
-    return replace(part, rank=rank, size=size, group=group, merges=ranks == "merged", scope="rank")
+    return replace(part, rank=group.rank, size=size, group=group, merges=ranks != "each", scope="rank")
+
+
+def _check_member(what: str, group: Any, ranks: Sequence[int]) -> None:
+    """Raise if this process is none of *ranks*, which are those of *group*.
+
+    Raises:
+        ArgumentError: with *what* the argument is.
+    """
+    rank, _ = _of_this_process()
+    if rank not in ranks:
+        raise ArgumentError(f"{what}, not {f'ranks {list(ranks)}, and this is rank {rank}' if ranks else repr(group)}")
 
 
 def _of_this_process() -> tuple[int, int]:
@@ -192,9 +225,9 @@ def check_ranks(ranks: Any) -> Ranks:
     """Return *ranks*.
 
     Raises:
-        ArgumentError: it is none of ``RANKS``.
+        ArgumentError: it is none of ``RANKS``, and no group of ranks.
     """
-    for known in RANKS:
-        if ranks == known:
-            return known
-    raise ArgumentError(f"ranks={ranks!r}: give one of {', '.join(map(repr, RANKS))}")
+    if (isinstance(ranks, str) and ranks in RANKS) or (not isinstance(ranks, str) and ranks_of(ranks)):
+        return cast("Ranks", ranks)
+    names = ", ".join(map(repr, RANKS))
+    raise ArgumentError(f"ranks={ranks!r}: give one of {names}, or a process group or DeviceMesh that this rank belongs to")

@@ -120,7 +120,8 @@ def watch(
             numbers on its nodes. The model is left as it was.
         ranks: in a training of several processes (``torchrun``), where each calls ``watch``: ``"merged"``, one run of the joined
             numbers of all; ``"each"``, one run in which each writes its own, without any communication after this call;
-            ``"first"``, rank 0 records alone, and nothing communicates.
+            ``"first"``, rank 0 records alone, and nothing communicates. Or a process group, or a ``DeviceMesh``: the joined numbers
+            of its ranks, in a run of their own; the other ranks, which may train another model, need not call ``watch``.
         per_rank: write the rows of each process too, in families with the suffix ``_rank``.
         on_nonfinite: what is done about a step with NaN or infinity in its loss, or in the gradients that the optimizer is about to
             use, also between logged steps: ``"warn"``, keep the step, find the operation that made them, and warn; ``"stop"``, the

@@ -31,9 +31,13 @@ def of_ranks(about: Any) -> str:
         return ""
     if size == 1:
         return f"rank {about.get('rank')} alone of several: its own batches, and its own parts of parameters"
+    members = about.get("members")
+    who = f"{size:,} ranks" + (
+        f" ({', '.join(map(str, members[:8]))}{', ...' * (size > 8)} of the job)" if isinstance(members, list) else ""
+    )
     if about.get("joined") is not True:
-        return f"{size:,} ranks, each with rows of its own"
-    return f"{size:,} ranks: outputs of their batches joined, parameters whole; the columns scope and ranks say it of each row"
+        return f"{who}, each with rows of its own"
+    return f"{who}: outputs of their batches joined, parameters whole; the columns scope and ranks say it of each row"
 
 
 def family_cells(connection: duckdb.DuckDBPyConnection, family: str) -> tuple[str, str, str, str]:

@@ -76,7 +76,10 @@ def mergers(size: int) -> Iterator[tuple[list[Merger], Collectives]]:
     """Yield a merger for each of *size* ranks, and what they call."""
     collectives = Collectives(size)
     with mock.patch.object(merger, "Channel", FakeChannel):
-        groups = [SimpleNamespace(rank=rank, size=size, collectives=collectives) for rank in range(size)]
+        groups = [
+            SimpleNamespace(rank=rank, size=size, collectives=collectives, named=lambda rank=rank: f"rank {rank}")
+            for rank in range(size)
+        ]
         for group in groups:
             group.again = lambda group=group: group
         yield [Merger(group) for group in groups], collectives  # type: ignore[arg-type]

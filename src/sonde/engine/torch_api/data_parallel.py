@@ -41,7 +41,7 @@ def ranks_of(group: Any) -> tuple[int, ...]:
     mesh = getattr(group, "mesh", None)
     if mesh is not None:
         return tuple(sorted(mesh.flatten().tolist()))
-    is_group = isinstance(group, torch.distributed.ProcessGroup)
+    is_group = isinstance(group, getattr(torch.distributed, "ProcessGroup", ()))
     return tuple(sorted(torch.distributed.get_process_group_ranks(group))) if is_group else ()
 
 

@@ -80,7 +80,7 @@ class Merging:
 
     @property
     def _ending(self) -> str:
-        return f"rank {self._part.rank} ended after step {self._step}"
+        return f"{self._part.name} ended after step {self._step}"
 
     def _joined(self, *, is_end: bool = False) -> Iterator[_Taken]:
         waiting, self._waiting = self._waiting, []

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, distributed
 
 from sonde.errors import RankError
-from sonde.stats.distributed.group import Group, in_words
+from sonde.stats.distributed.group import Group
 from sonde.stats.distributed.torch_c10d import Gloo
 
 __all__ = ["Channel", "LostError"]
@@ -134,7 +134,7 @@ class Channel:
         """
         if self.lost is not None:
             return
-        self.lost = LostError(why or f"rank {self.group.rank} has ended")
+        self.lost = LostError(why or f"{self.group.named()} has ended")
         self.beats.stop()
         with contextlib.suppress(RuntimeError):  # the store went with the process that held it
             self.group.store.check_held()
@@ -210,7 +210,9 @@ class _Watch:
                 self._seen[rank] = sign.number, now
         still = [rank for rank, (_, since) in self._seen.items() if now - since > channel.timeout]
         if still:
-            raise LostError(f"{in_words(still)} showed no sign of life for {channel.timeout:.4g} s{_place(still, signs)}")
+            raise LostError(
+                f"{channel.group.named(*still)} showed no sign of life for {channel.timeout:.4g} s{_place(still, signs)}"
+            )
 
     def _who_is_behind(self) -> str:
         """Return in words the ranks whose last sign of life is of a step before that of this rank."""
@@ -219,7 +221,7 @@ class _Watch:
             signs = beats.read()
             behind = [rank for rank, sign in signs.items() if sign.when < beats.when]
             if behind:
-                return f"{in_words(behind)}{_place(behind, signs)}"
+                return f"{self._channel.group.named(*behind)}{_place(behind, signs)}"
         return "another rank"
 
     def who_left(self, error: Exception) -> str:
@@ -240,7 +242,7 @@ class _Watch:
         except RuntimeError:
             return "the process that held the store of the job has ended (rank 0, as a rule)"
         if still:
-            return f"{in_words(still)} died, or closed the connection{_place(still, signs)}"
+            return f"{channel.group.named(*still)} died, or closed the connection{_place(still, signs)}"
         return f"a connection was closed ({_first_line(error)})"
 
 

@@ -23,16 +23,17 @@ _LONGEST_NAP = 0.1
 _LONGEST = 120  # characters of a value in an error
 
 
-def join(name: str, *, seconds: float = 20.0, alone: bool = True) -> Group | None:
-    """Return the group of all ranks of this job, which call ``join`` with the same *name* at about the same time.
+def join(name: str, *, members: Sequence[int] | None = None, seconds: float = 20.0, alone: bool = True) -> Group | None:
+    """Return the group of all ranks of this job, or of some, which call ``join`` with the same *name* at about the same time.
 
     Args:
         name: what the ranks meet for, in words for the error: ``"sonde.watch"``.
+        members: the ranks of the job that the group is of, ascending, this one among them; None: all.
         seconds: how long to wait for the others.
         alone: where not all ranks come: warn and return None, instead of raising an error.
 
     Returns:
-        The group; None where there is one process, or where not all ranks came.
+        The group; None where it is of one process, or where not all ranks came.
 
     Raises:
         ArgumentError: ``WORLD_SIZE`` says that there are several processes, but there is no process group.
@@ -48,24 +49,26 @@ def join(name: str, *, seconds: float = 20.0, alone: bool = True) -> Group | Non
                 f"torch.distributed.init_process_group() before {name}, or unset WORLD_SIZE if the processes do not train together"
             )
         return None
-    rank, size = distributed.get_rank(), distributed.get_world_size()
-    if size == 1:
+    everyone = range(distributed.get_world_size())
+    members = tuple(everyone if members is None else members)
+    if len(members) == 1:
         return None
     from sonde.stats.distributed.torch_c10d import Store
 
-    store = Store.of_job(name)
+    store = Store.of_job(name if len(members) == len(everyone) else f"{name} of {','.join(map(str, members))}")
+    rank, size = members.index(distributed.get_rank()), len(members)
     meeting, missing = _met(store, rank, size, seconds)
     if not missing:
-        return Group(store.part(str(meeting)), rank, size, seconds)
+        return Group(store.part(str(meeting)), rank, members, seconds)
     who = (
-        f"{in_words(missing)} of {size} did not call"
+        f"{in_words([members[each] for each in missing])} of {size} did not call"
         if 0 in missing
-        else f"only {in_words(_others(missing, size))} of {size} called"
+        else f"only {in_words([members[each] for each in range(size) if each not in missing])} of {size} called"
     )
     problem = f"{who} {name} within {seconds:.4g} s"
     if not alone:
         raise RankError(f"{problem}: call it on all ranks")
-    warn_user(f"{problem}: what rank {rank} records is of this rank alone")
+    warn_user(f"{problem}: what rank {members[rank]} records is of this rank alone")
     return None
 
 
@@ -79,10 +82,6 @@ def in_words(ranks: Sequence[int]) -> str:
     if len(ranks) > 8:
         return f"ranks {', '.join(shown)} and {len(ranks) - 8} more"
     return f"ranks {', '.join(shown[:-1])} and {shown[-1]}"
-
-
-def _others(ranks: Sequence[int], size: int) -> list[int]:
-    return [rank for rank in range(size) if rank not in ranks]
 
 
 def _met(store: Store, rank: int, size: int, seconds: float) -> tuple[int, list[int]]:
@@ -131,16 +130,18 @@ class Group:
     Values travel as JSON through the store of the job, so that a rank that does not answer costs *seconds* and is named.
 
     Attributes:
-        rank: of this process.
+        rank: of this process in the group, counted from 0.
         size: the number of ranks.
+        members: the ranks of the job that the group is of, as messages name them.
         seconds: how long to wait for an answer.
         store: where the ranks of this group leave notes for each other.
     """
 
-    def __init__(self, store: Store, rank: int, size: int, seconds: float) -> None:
+    def __init__(self, store: Store, rank: int, members: Sequence[int], seconds: float) -> None:
         self.store = store
         self.rank = rank
-        self.size = size
+        self.size = len(members)
+        self.members = tuple(members)
         self.seconds = seconds
         self._asked = 0
         self._parts = 0
@@ -148,7 +149,11 @@ class Group:
     def again(self) -> Group:
         """Return a group of the same ranks, whose notes are apart. All ranks call this in the same order."""
         self._parts += 1
-        return Group(self.store.part(f"part {self._parts}"), self.rank, self.size, self.seconds)
+        return Group(self.store.part(f"part {self._parts}"), self.rank, self.members, self.seconds)
+
+    def named(self, *ranks: int) -> str:
+        """Return *ranks* of the group in words, by their numbers in the job: ``rank 3``; without *ranks*, this one."""
+        return in_words([self.members[rank] for rank in ranks or (self.rank,)])
 
     def agree(self, what: Mapping[str, Any]) -> None:
         """Return if *what* is equal on all ranks.
@@ -156,7 +161,7 @@ class Group:
         Raises:
             RankError: it is not: the message names the first key that differs, the ranks, and both values.
         """
-        self._concluded({key: json.loads(json.dumps(value)) for key, value in what.items()}, _first_difference)
+        self._concluded({key: json.loads(json.dumps(value)) for key, value in what.items()}, self._refuse_difference)
 
     def broadcast(self, make: Callable[[], T]) -> T:
         """Return on all ranks what *make*, called on rank 0 alone, returns there: JSON.
@@ -209,7 +214,7 @@ class Group:
         def judged(answers: list[dict[str, Any]]) -> Any:
             for rank, given in enumerate(answers):
                 if "error" in given:
-                    raise RankError(f"rank {rank}: {given['error']}")
+                    raise RankError(f"{self.named(rank)}: {given['error']}")
             return judge([given.get("value") for given in answers])
 
         try:
@@ -230,35 +235,35 @@ class Group:
             missing = [rank for rank, key in enumerate(keys) if not self.store.has(key)]
             try:
                 if missing:
-                    raise RankError(f"{in_words(missing)} of {self.size} did not answer within {self.seconds:.4g} s")
+                    raise RankError(f"{self.named(*missing)} of {self.size} did not answer within {self.seconds:.4g} s")
                 found = {"value": judge([json.loads(self.store.get(key)) for key in keys])}
             except RankError as error:
                 found = {"error": str(error)}
             self.store.set(verdict, json.dumps(found))
         elif not _until(lambda: self.store.has(verdict), 2 * self.seconds):
-            raise RankError(f"rank 0 of {self.size} did not answer within {2 * self.seconds:.4g} s")
+            raise RankError(f"{self.named(0)} of {self.size} did not answer within {2 * self.seconds:.4g} s")
         found = json.loads(self.store.get(verdict))
         if "error" in found:
             raise RankError(found["error"])
         return found["value"]
 
+    def _refuse_difference(self, answers: list[dict[str, Any]]) -> None:
+        """Raise if not all *answers* are equal."""
+        first = answers[0]
+        for key in dict.fromkeys(key for answer in answers for key in answer):
+            mine = _shown(first, key)
+            others = [rank for rank, answer in enumerate(answers) if not _are_alike(answer, first, key)]
+            if others:
+                alike = [rank for rank in others if _are_alike(answers[rank], answers[others[0]], key)]
+                has = "has" if len(alike) == 1 else "have"
+                here, there = _from_difference(mine, _shown(answers[others[0]], key))
+                raise RankError(
+                    f"the ranks do not agree on {key}: {self.named(0)} has {here}, {self.named(*alike)} {has} {there}; give all "
+                    "ranks the same"
+                )
+
     def __repr__(self) -> str:
-        return f"Group(rank {self.rank} of {self.size})"
-
-
-def _first_difference(answers: list[dict[str, Any]]) -> None:
-    """Raise if not all *answers* are equal."""
-    first = answers[0]
-    for key in dict.fromkeys(key for answer in answers for key in answer):
-        mine = _shown(first, key)
-        others = [rank for rank, answer in enumerate(answers) if not _are_alike(answer, first, key)]
-        if others:
-            alike = [rank for rank in others if _are_alike(answers[rank], answers[others[0]], key)]
-            has = "has" if len(alike) == 1 else "have"
-            here, there = _from_difference(mine, _shown(answers[others[0]], key))
-            raise RankError(
-                f"the ranks do not agree on {key}: rank 0 has {here}, {in_words(alike)} {has} {there}; give all ranks the same"
-            )
+        return f"Group({self.named()}, {self.rank} of {self.size})"
 
 
 def _are_alike(one: Mapping[str, Any], other: Mapping[str, Any], key: str) -> bool:

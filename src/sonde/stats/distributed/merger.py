@@ -64,7 +64,7 @@ class Merger:
             try:
                 self._channel.beats.tell(offer.when, offer.label)
                 if offer.is_last:
-                    self._channel.ending = f"rank {self._channel.group.rank} ended after {offer.label}"
+                    self._channel.ending = f"{self._channel.group.named()} ended after {offer.label}"
                 merged = self._merged(offer, blocks)
                 return Merged(merged[:-1], totals_of(offer.totals, merged[-1]))
             except LostError:
