@@ -19,7 +19,7 @@ def comparison(a: OpenedRun, b: OpenedRun) -> dict[str, Any]:
     """Return where two runs part beyond what seeds and noise explain; see :func:`sonde.compare`.
 
     Returns:
-        ``text``: what was found, in a sentence; ``words``: all that is known, as a table; ``identical``; ``partings``: of each its
+        ``text``: what was found, a sentence without its subject, which is the two; ``words``: all that is known, as a table; ``identical``; ``partings``: of each its
         ``site`` (``""`` for a scalar), ``layer``, ``number``, ``step``, ``a``, ``b``, ``kind``, ``factor``; ``first``: the first of
         a layer, or None; ``difference``: the first number that differs at all, or None; ``layers``: how the lists of layers differ,
         in words; ``only_a``, ``only_b``: sites; ``notes``: what else should be known.
@@ -31,7 +31,7 @@ def comparison(a: OpenedRun, b: OpenedRun) -> dict[str, Any]:
     parts = found.parts
     first = parts.difference
     return {
-        "text": repr(found).splitlines()[0],
+        "text": repr(found).splitlines()[0].removeprefix(f"{found.a} and {found.b} "),
         "words": repr(found),
         "first": _parting(parts.partings[0]) if parts.partings else None,
         "identical": parts.identical,

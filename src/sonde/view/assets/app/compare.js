@@ -56,7 +56,7 @@ export async function compareView({ root, source, listed, args, isShown }) {
       make("span", { class: "space" }), make("button", { class: "whole", hidden: span.isWhole, onclick: () => span.whole() }, "whole training"));
     fill(legend, runs.map((run) => make("span", { class: `choice${run.isOn ? "" : " off"}` },
       make("button", { class: "plain", "aria-pressed": String(run.isOn), title: run.isOn ? "Hide this run" : "Show this run", onclick: () => { if (!hidden.delete(run.id)) hidden.add(run.id); keep({ off: [...hidden].join(",") }); controls(); draw(); } }, swatch(run), make("b", null, run.title)),
-      healthOf(run), make("a", { href: linkTo("overview", run.id), class: "quiet", title: run.end?.words ?? null }, run.state === "ended" ? null : [stateDot(run), ` ${run.state} · `], `step ${whole(run.last)}`),
+      healthOf(run), make("a", { href: linkTo("overview", run.id), class: "quiet", title: run.end?.words ?? null }, run.state === "ended" || (run.state === "failed" && !run.findings) ? null : [stateDot(run), ` ${run.state} · `], `step ${whole(run.last)}`),
       ids.length > 2 ? make("button", { class: "plain quiet", "aria-label": `Leave out ${run.title}`, title: "Leave this run out", onclick: () => go(ids.filter((id) => id !== run.id)) }, "×") : null)));
   }
   const go = (chosen) => { location.hash = linkTo("compare", "", { ...args, a: "", b: "", runs: chosen.join(","), axis: alignment === "step" ? "" : alignment }); };
@@ -70,7 +70,7 @@ export async function compareView({ root, source, listed, args, isShown }) {
       const run = rest[place];
       const at = answer.first;
       const tone = answer.error ? "note" : at || answer.partings?.length ? "warn" : "ok";
-      return make("section", { class: `verdict ${tone}` }, make("h2", null, named(first), make("span", { class: "quiet" }, " and "), named(run)),
+      return make("section", { class: `verdict ${tone}` }, make("h2", null, named(first), make("span", { class: "quiet" }, "and"), named(run)),
         make("p", null, answer.error ? `They cannot be compared step by step: ${answer.error}` : answer.text),
         at?.layer ? make("p", null, make("a", { href: linkTo("layer", first.id, { step: at.step }, at.layer) }, `${at.layer} in ${first.title}`), " · ", make("a", { href: linkTo("layer", run.id, { step: at.step }, at.layer) }, `in ${run.title}`)) : null,
         answer.layers?.length || answer.notes?.length ? make("p", { class: "quiet" }, [...answer.layers, ...answer.notes].join(" · ")) : null);
