@@ -74,6 +74,7 @@ def test_another_step_and_another_family(folder: Path, capsys: pytest.CaptureFix
         printed(capsys, str(folder), "--step", "3", "--family", "activation")
     with pytest.raises(UnknownSiteError, match="Nearest: moments"):
         printed(capsys, str(folder), "--family", "moment")
+    assert capsys.readouterr().out == ""  # the error stands alone
 
 
 def test_scalars_and_alerts_are_families_too(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -45,13 +45,13 @@ def run(options: argparse.Namespace) -> int:
     from sonde.run.recorded_findings import findings_in
     from sonde.run.run import open_run
     from sonde.view.plots.layer_series import FIRST_ROWS
-    from sonde.view.plots.table import table
 
     console = standard_output()
     opened = open_run(find_run(options.run))
     if options.json:
         print(_json(opened, options))
         return 0
+    shown = _shown(opened, options)  # an error in the arguments stands alone
     head, *families = repr(opened).splitlines()
     console.print(printable(head), markup=False, highlight=False)
     end = "" if opened.end is None else opened.end.words
@@ -64,20 +64,13 @@ def run(options: argparse.Namespace) -> int:
     if opened.config:
         values = " · ".join(f"{name} {value}" for name, value in opened.config.items())
         console.print(printable(f"config: {values}"), markup=False, highlight=False)
-    numbers = opened.numbers
-    if not numbers:
+    if shown is None:
         if opened.state == "running":
             console.print(FIRST_ROWS, highlight=False)
         return 0
-    has_layers = any(_OF_LAYERS & set(names) for names in numbers.values())
-    family = options.family or (None if has_layers else next(iter(numbers)))
+    family, grid = shown
     console.print()
-    if family is None:
-        console.print(table(opened, include=options.layers, step=options.step))
-    elif family in _WITHOUT_SITES:
-        console.print(_of_names(opened, family, options.step))
-    else:
-        console.print(_of_sites(opened, family, options.step, options.layers))
+    console.print(grid)
     found = findings_in(opened) if family is None else ()
     lines = [f"{each.severity}: {each.message}" for each in found]
     alerts = () if family == "alerts" else opened.alerts  # which the table has
@@ -85,6 +78,27 @@ def run(options: argparse.Namespace) -> int:
     for line in lines:
         console.print(printable(line), style="red", markup=False, highlight=False)
     return 0
+
+
+def _shown(opened: Run, options: argparse.Namespace) -> tuple[str | None, Grid] | None:
+    """Return the family that is shown, None for the layers, and its table; None for a run without rows.
+
+    Raises:
+        ArgumentError: there is no such family, or *step* has no rows.
+        SelectionError: no layer is selected.
+    """
+    from sonde.view.plots.table import table
+
+    numbers = opened.numbers
+    if not numbers:
+        return None
+    has_layers = any(_OF_LAYERS & set(names) for names in numbers.values())
+    family = options.family or (None if has_layers else next(iter(numbers)))
+    if family is None:
+        return None, table(opened, include=options.layers, step=options.step)
+    if family in _WITHOUT_SITES:
+        return family, _of_names(opened, family, options.step)
+    return family, _of_sites(opened, family, options.step, options.layers)
 
 
 def _json(opened: Run, options: argparse.Namespace) -> str:

@@ -161,8 +161,9 @@ class Participation:
 
 
 def _folder(asked: Any) -> str | None:
-    """Return the folder that a ``to=`` names, as it was given; None if it names none."""
-    return str(asked) if isinstance(asked, str | os.PathLike) and asked != "memory" else None
+    """Return the folder that a ``to=``, or the first of a list, names, as it was given; None if none does."""
+    every = asked if isinstance(asked, list | tuple) else [asked]
+    return next((str(each) for each in every if isinstance(each, str | os.PathLike) and each != "memory"), None)
 
 
 def _plain(destinations: Destinations) -> dict[str, Any]:

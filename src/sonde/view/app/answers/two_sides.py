@@ -19,10 +19,11 @@ def comparison(a: OpenedRun, b: OpenedRun) -> dict[str, Any]:
     """Return where two runs part beyond what seeds and noise explain; see :func:`sonde.compare`.
 
     Returns:
-        ``text``: what was found, a sentence without its subject, which is the two; ``words``: all that is known, as a table; ``identical``; ``partings``: of each its
-        ``site`` (``""`` for a scalar), ``layer``, ``number``, ``step``, ``a``, ``b``, ``kind``, ``factor``; ``first``: the first of
-        a layer, or None; ``difference``: the first number that differs at all, or None; ``layers``: how the lists of layers differ,
-        in words; ``only_a``, ``only_b``: sites; ``notes``: what else should be known.
+        ``text``: what was found, a sentence without its subject, which is the two; ``words``: all that is known, as a table;
+        ``identical``; ``partings``: of each its ``site`` (``""`` for a scalar), ``layer``, ``number``, ``step``, ``a``, ``b``,
+        ``kind``, ``factor``; ``first``: the first of a layer, or None; ``difference``: the first number that differs at all, or
+        None; ``layers``: how the lists of layers differ, in words; ``only_a``, ``only_b``: sites; ``notes``: what else should be
+        known.
 
     Raises:
         ArgumentError: a run is empty, or the two have no step or no place in common.
