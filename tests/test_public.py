@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
+import typing
 
 import sonde
 
@@ -92,3 +94,11 @@ def test_the_check_for_light_imports_can_fail() -> None:
 def test_reading_tensors_does_not_load_the_engine() -> None:
     """A folder of tensors is opened without torch; only reading a tensor needs it."""
     assert not {"torch", "sonde.engine"} & loaded("import sonde; sonde.open_tensors")
+
+
+def test_annotations_of_public_functions_can_be_evaluated() -> None:
+    """As programs do that make a command line or a configuration of a function's arguments."""
+    functions = [getattr(sonde, name) for name in sonde.__all__ if inspect.isfunction(getattr(sonde, name))]
+    assert sonde.watch in functions
+    for function in [*functions, sonde.Inspector.__init__]:
+        assert "return" in typing.get_type_hints(function)

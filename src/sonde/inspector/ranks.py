@@ -7,7 +7,7 @@ import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
+from typing import Any, Literal, Protocol, TypeAlias, cast
 
 from sonde.engine.torch_api.data_parallel import ranks_of
 from sonde.errors import ArgumentError, StoreError
@@ -20,13 +20,17 @@ from sonde.run.store.open import join_run
 from sonde.stats.distributed import Group, join
 from sonde.warn import warn_user
 
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
-    from torch.distributed.device_mesh import DeviceMesh
-
 __all__ = ["RANKS", "Participation", "Ranks", "check_ranks", "participate"]
 
-Ranks: TypeAlias = "Literal['merged', 'each', 'first'] | ProcessGroup | DeviceMesh"
+
+class RankGroup(Protocol):
+    """A process group, or a ``DeviceMesh``: torch may be built without either."""
+
+    def size(self) -> int:
+        """Return the number of its ranks."""
+
+
+Ranks: TypeAlias = Literal["merged", "each", "first"] | RankGroup
 """What the ranks of a training record: numbers of all of them, joined; each its own, in one run; rank 0 alone; or, of a process
 group or a mesh, numbers of its ranks, joined in a run of their own."""
 

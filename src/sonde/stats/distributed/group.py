@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import time
@@ -55,7 +56,8 @@ def join(name: str, *, members: Sequence[int] | None = None, seconds: float = 20
         return None
     from sonde.stats.distributed.torch_c10d import Store
 
-    store = Store.of_job(name if len(members) == len(everyone) else f"{name} of {','.join(map(str, members))}")
+    of_some = hashlib.blake2b(repr(members).encode(), digest_size=8).hexdigest()  # a name of any number of ranks is short
+    store = Store.of_job(name if len(members) == len(everyone) else f"{name} {of_some}")
     rank, size = members.index(distributed.get_rank()), len(members)
     meeting, missing = _met(store, rank, size, seconds)
     if not missing:
