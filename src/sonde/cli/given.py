@@ -12,12 +12,12 @@ from typing import Any, Protocol, TypeVar
 
 from sonde.cli.completers import complete_functions, completes
 from sonde.errors import ArgumentError, SondeError
-from sonde.paths import absolute_path
 from sonde.run.folder.end import line_of
 from sonde.suggest import nearest
+from sonde.view.page import write_page
 from sonde.view.table import standard_output
 
-__all__ = ["FUNCTION", "VERDICT", "attempt", "expect_model", "expect_page", "load", "show", "write_page"]
+__all__ = ["FUNCTION", "VERDICT", "attempt", "expect_model", "expect_page", "load", "show"]
 
 FUNCTION = """
 the function, called without arguments, returns (model, batch), or with a loss
@@ -59,23 +59,10 @@ def expect_model(parser: argparse.ArgumentParser, *, optional: bool = False) -> 
 
 
 def expect_page(parser: argparse.ArgumentParser) -> None:
-    """Add the page that the result is written to as well; :func:`write_page` writes it."""
+    """Add the page that the result is written to as well; :func:`show` writes it."""
     parser.add_argument(
         "-o", "--output", "--html", dest="html", metavar="FILE", help="write the result to this page too, as page.html"
     )
-
-
-def write_page(html: str, path: str) -> None:
-    """Write a page to *path*, whose folder is made if it does not exist.
-
-    Raises:
-        ArgumentError: *path* does not end in ``.html``, or cannot be a path.
-    """
-    file = absolute_path(path)
-    if file.suffix.lower() not in (".html", ".htm"):
-        raise ArgumentError(f"{file.name!r}: the result is written as .html")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(html, encoding="utf-8")
 
 
 def show(found: Shown, options: argparse.Namespace) -> None:
@@ -85,7 +72,7 @@ def show(found: Shown, options: argparse.Namespace) -> None:
     else:
         standard_output(piped=_PIPED).print(found)
     if options.html:
-        write_page(found.to_html(), options.html)
+        write_page(found.to_html(), options.html, "the result")
 
 
 def load(text: str, *, may_be_model: bool = False) -> tuple[Any, ...]:

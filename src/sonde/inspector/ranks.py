@@ -14,6 +14,7 @@ from sonde.errors import ArgumentError, StoreError
 from sonde.inspector.sinks.base import RunSink
 from sonde.inspector.sinks.destinations import Destinations
 from sonde.inspector.sinks.job import this_job
+from sonde.inspector.sinks.to_argument import folders_named
 from sonde.rules import Finding
 from sonde.run.schema import Scope
 from sonde.run.store.open import join_run
@@ -166,8 +167,7 @@ class Participation:
 
 def _folder(asked: Any) -> str | None:
     """Return the folder that a ``to=``, or the first of a list, names, as it was given; None if none does."""
-    every = asked if isinstance(asked, list | tuple) else [asked]
-    return next((str(each) for each in every if isinstance(each, str | os.PathLike) and each != "memory"), None)
+    return next(map(str, folders_named(asked)), None)
 
 
 def _plain(destinations: Destinations) -> dict[str, Any]:

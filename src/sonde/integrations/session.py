@@ -14,6 +14,7 @@ from torch.optim.optimizer import Optimizer
 from sonde.errors import ArgumentError
 from sonde.inspector.arguments import plain_config
 from sonde.inspector.inspector import Inspector
+from sonde.inspector.sinks.to_argument import folders_named
 from sonde.inspector.watch import watch
 from sonde.run.folder.run_json import is_run
 from sonde.suggest import nearest
@@ -100,9 +101,7 @@ class Session:
 
     def _is_same(self, to: Any, path: str | os.PathLike[str]) -> bool:
         """Return whether *to*, as given to ``watch``, names the run at *path*."""
-        targets = to if isinstance(to, list | tuple) else [to]
-        named = [each for each in targets if isinstance(each, str | os.PathLike) and each != "memory"]
-        return any(Path(each).absolute() == Path(path).absolute() for each in named)
+        return any(Path(each).absolute() == Path(path).absolute() for each in folders_named(to))
 
     def keep_config(self, config: Mapping[str, Any]) -> None:
         """Keep *config* in the run that is recorded, unless the user has given one."""

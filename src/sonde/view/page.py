@@ -5,16 +5,19 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
+import os
 import re
 from collections.abc import Mapping, Sequence
 from importlib import resources
+from pathlib import Path
 from string import Template
 from typing import Any
 
 from sonde.errors import ArgumentError
 from sonde.escape import embed_json, escape_html
+from sonde.paths import absolute_path
 
-__all__ = ["asset", "html_page", "in_frame"]
+__all__ = ["asset", "html_page", "in_frame", "page_file", "write_page"]
 
 _DIGEST = re.compile(r"script-src '(sha256-[A-Za-z0-9+/=]+)'")
 
@@ -101,3 +104,27 @@ def _policy(script: str, *, with_workers: bool, others: Sequence[str] = ()) -> s
         f"default-src 'none'; script-src 'sha256-{digest}'{allowed}; "
         "style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'"
     )
+
+
+def page_file(path: str | os.PathLike[str], what: str) -> Path:
+    """Return *path*, to which *what* is written, as an absolute path.
+
+    Raises:
+        ArgumentError: *path* does not end in ``.html``, or cannot be a path.
+    """
+    file = absolute_path(path)
+    if file.suffix.lower() not in (".html", ".htm"):
+        raise ArgumentError(f"{file.name!r}: {what} is written as .html")
+    return file
+
+
+def write_page(html: str, path: str | os.PathLike[str], what: str = "a page") -> Path:
+    """Write a page to *path*, whose folder is made if it does not exist, and return the path.
+
+    Raises:
+        ArgumentError: *path* does not end in ``.html``, or cannot be a path; the message says *what* should be written.
+    """
+    file = page_file(path, what)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(html, encoding="utf-8")
+    return file

@@ -11,6 +11,7 @@ from typing import Any
 from sonde.errors import ArgumentError
 from sonde.inspector.sinks.base import RunSink, Sink
 from sonde.inspector.sinks.job import continued
+from sonde.inspector.sinks.to_argument import folders_named, targets_of
 from sonde.run.folder.duckdb_sql import literal, quoted
 from sonde.run.run import Run
 from sonde.run.store.memory_writer import memory_run
@@ -102,14 +103,14 @@ def open_destinations(
     """
     destinations = Destinations()
     to, exists = continued(to, exists)
-    wanted = [] if visualizer is None else _listed(visualizer)
+    wanted = [] if visualizer is None else targets_of(visualizer)
     names = [_checked(name) for name in wanted if isinstance(name, str)]
-    given = [*(_listed(to) if to is not None or visualizer is None else ())]
+    given = [*(targets_of(to) if to is not None or visualizer is None else ())]
     given += [target for target in wanted if not isinstance(target, str)]
     runs = [target for target in given if isinstance(target, RunSink) or _is_run(target)]
     if len(runs) > 1:
         raise ArgumentError("to= names two runs to write: one training writes one run; give sinks or visualizers beside it")
-    if exists == "resume" and not any(isinstance(target, str | os.PathLike) and target != "memory" for target in runs):
+    if exists == "resume" and not folders_named(runs):
         raise ArgumentError("there is nothing to resume: give the folder of the run in to=")
     try:
         for target in given:
@@ -135,10 +136,6 @@ def open_destinations(
     if epoch is not None:
         destinations.epoch = epoch
     return destinations
-
-
-def _listed(given: Any) -> list[Any]:
-    return list(given) if isinstance(given, list | tuple) else [given]
 
 
 def _checked(name: str) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sonde.errors import StoreError
+from sonde.inspector.sinks.to_argument import names_folder, targets_of
 from sonde.paths import absolute_path
 from sonde.run.folder.run_json import Description
 from sonde.run.store.open import Existing
@@ -29,11 +30,11 @@ def continued(to: Any, exists: Existing) -> tuple[Any, Existing]:
     job = this_job()
     if not job or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
         return to, exists
-    targets = list(to) if isinstance(to, list | tuple) else [to]
+    targets = targets_of(to)
     for place, target in enumerate(targets):
         if target is None and len(targets) == 1:
             found = _newest_of(job, _folders(absolute_path(_ROOT)))
-        elif isinstance(target, str | os.PathLike) and target != "memory":
+        elif names_folder(target):
             path = absolute_path(target)
             beside = _folders(path.parent) if exists == "unique" else ()
             found = _newest_of(job, [path, *(each for each in beside if each.name.startswith(f"{path.name}-"))])

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from sonde.errors import ArgumentError, SondeError
-from sonde.paths import absolute_path
 from sonde.run.run import Run
 from sonde.view.app.answers.covered import coverage
 from sonde.view.app.answers.distribution import distribution
@@ -26,7 +25,7 @@ from sonde.view.app.answers.questions import json_of
 from sonde.view.app.answers.reduction import packed, unpacked
 from sonde.view.app.answers.two_sides import comparison
 from sonde.view.app.followed_runs import FollowedRuns
-from sonde.view.page import asset, html_page
+from sonde.view.page import asset, html_page, page_file
 
 __all__ = ["report_html", "save_report"]
 
@@ -46,9 +45,7 @@ def save_report(run: Run | Sequence[Run], path: str | os.PathLike[str]) -> Path:
         ArgumentError: *path* does not end in ``.html``, or cannot be written.
         StoreError: a run cannot be read.
     """
-    file = absolute_path(path)
-    if file.suffix.lower() not in (".html", ".htm"):
-        raise ArgumentError(f"{file.name!r}: a report is written as .html")
+    file = page_file(path, "a report")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.open("a").close()  # what cannot be written is said before the work

@@ -75,7 +75,7 @@ class Changes:
         while self._readers and not self.ended:
             changed, list_changed = await to_thread.run_sync(self._followed.news)
             said = [{"run": each, "version": self._followed.version(each)} for each in changed]
-            for each in [*said, *([{"runs": True}] if list_changed or changed else [])]:
+            for each in [*said, *([{"runs": True}] if list_changed else [])]:
                 for queue in self._readers:
                     queue.put_nowait(json.dumps(each))
             await asyncio.sleep(_LOOK)

@@ -11,14 +11,13 @@ from pathlib import Path
 import numpy as np
 
 from sonde.errors import ArgumentError, MissingExtraError, UnknownSiteError
-from sonde.paths import absolute_path
 from sonde.run.graph.data import PlainGraph
 from sonde.run.run import Run
 from sonde.run.schema import main_families
 from sonde.site import PORTS, Site
 from sonde.view.graph.page import to_html
 from sonde.view.graph.series import join
-from sonde.view.page import in_frame
+from sonde.view.page import in_frame, write_page
 from sonde.view.plots.layer_names import spaced
 from sonde.view.plots.layer_series import Known, Matrix, matrix
 from sonde.view.plots.number_names import main_number
@@ -52,12 +51,7 @@ class GraphPage:
         Raises:
             ArgumentError: *path* does not end in ``.html``.
         """
-        file = absolute_path(path)
-        if file.suffix.lower() not in (".html", ".htm"):
-            raise ArgumentError(f"{file.name!r}: a page is written as .html")
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(self.html, encoding="utf-8")
-        return file
+        return write_page(self.html, path)
 
     def _repr_html_(self) -> str:
         return in_frame(self.html, self.title, 560)

@@ -11,6 +11,7 @@ import { ALIGNMENTS, placeWords } from "./together.js";
 const GROUP_ORDER = ["loss", "norm", "lr", "metric", "other"];
 const [FEW_FINDINGS, FEW_SETTINGS] = [4, 8];
 
+const unable = (title, why) => notice(title, why, make("p", null, make("a", { href: linkTo("runs") }, "to the list of runs")));
 const canBeRead = (run) => !["damaged", "newer"].includes(run.state) && typeof run.last === "number";
 
 export async function compareView({ root, source, listed, args, isShown }) {
@@ -19,7 +20,7 @@ export async function compareView({ root, source, listed, args, isShown }) {
   const ids = [...new Set(asked)].filter((id) => readable.some((run) => run.id === id));
   if (ids.length < 2) {
     const why = asked.length > 1 ? "Fewer than two of the runs in this address are here and have data." : "Tick two runs or more in the list, then press Compare.";
-    root.append(notice("Choose two runs or more", why, make("p", null, make("a", { href: linkTo("runs") }, "to the list of runs"))));
+    root.append(unable("Choose two runs or more", why));
     return null;
   }
   let alignment = args.axis in ALIGNMENTS ? args.axis : "step";
@@ -144,7 +145,7 @@ export async function compareView({ root, source, listed, args, isShown }) {
     refresh: async (_, now) => {
       listed = now;
       const [first, last] = look(now);
-      if (runs.length < 2) { root.replaceChildren(notice("Runs are gone", "Fewer than two of the runs that were compared are still here.", make("p", null, make("a", { href: linkTo("runs") }, "to the list of runs")))); return; }
+      if (runs.length < 2) { root.replaceChildren(unable("Runs are gone", "Fewer than two of the runs that were compared are still here.")); return; }
       span.grow(first, last);
       await read();
       parted = await partings();
