@@ -22,8 +22,8 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 
+from sonde.rows import Layout
 from sonde.run.run import open_run
-from sonde.run.schema import Layout
 from sonde.run.store.disk_writer import Flushing
 from sonde.run.store.open import start_run
 

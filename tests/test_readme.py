@@ -22,8 +22,9 @@ import sonde.stats
 from sonde import lens, preprocessor, rules
 from sonde.inspector.lenses.builtin import default_lenses
 from sonde.inspector.pipeline import batch_writer
+from sonde.rows import KEYS
 from sonde.run.folder.parts import Part
-from sonde.run.schema import ALERTS, KEYS, SCALARS, VERSION
+from sonde.run.schema import ALERTS, SCALARS, VERSION
 from sonde.run.store.disk_writer import Flushing
 from sonde.stats import (
     Accumulator,

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from sonde.errors import ObservationWarning, SondeError
+from sonde.rows import Layout
 from sonde.run.run import Run, open_run
-from sonde.run.schema import Layout
 from sonde.run.store.open import join_run, start_run
 from sonde.run.store.writer import RunWriter
 from sonde.run.tensors import TensorStore, open_tensors, write_tensors

@@ -12,9 +12,9 @@ import pyarrow.parquet
 import pytest
 
 from sonde.errors import ArgumentError, UnknownSiteError
+from sonde.rows import Layout
 from sonde.run import Run, export, memory_run, start_run
 from sonde.run import exporting as sut
-from sonde.run.schema import Layout
 
 SITES = ("a:output", "b.c:output", "b.c.weight:grad")
 

@@ -18,9 +18,9 @@ import pytest
 
 from sonde.cli import main
 from sonde.errors import ArgumentError, ObservationWarning, SiteError, StoreError, UnknownSiteError
+from sonde.rows import KEY_COLUMNS, KEYS, Layout
 from sonde.run.folder.source import DiskSource
 from sonde.run.run import Run, open_run
-from sonde.run.schema import KEY_COLUMNS, KEYS, Layout
 from sonde.run.store.memory_writer import memory_run
 from sonde.run.store.open import start_run
 from sonde.run.store.run_names import ADJECTIVES, ANIMALS
@@ -570,7 +570,7 @@ def test_reading_and_writing_need_no_torch(tmp_path: Path) -> None:
 import sys
 from sonde.run.store.open import start_run
 from sonde.run.run import open_run
-from sonde.run.schema import Layout
+from sonde.rows import Layout
 assert not {{"pyarrow.parquet", "duckdb", "pandas"}} & set(sys.modules), "imported before it is used"
 with start_run({str(tmp_path / "run")!r}) as writer:
     writer.append("moments", Layout(["fc:output"]), {{"rms": [1.5]}}, step=0)

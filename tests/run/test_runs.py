@@ -9,9 +9,9 @@ import duckdb
 import pytest
 
 from sonde.errors import ArgumentError, ObservationWarning, StoreError, UnknownSiteError
+from sonde.rows import Layout
 from sonde.run.run import Run, open_run
 from sonde.run.runs import Runs, open_runs
-from sonde.run.schema import Layout
 from sonde.run.store.open import start_run
 
 PLACES = Layout(["fc:output", "head:output"])

@@ -9,9 +9,10 @@ import numpy as np
 
 from sonde.inspector.sinks.base import memory
 from sonde.inspector.sinks.replay import play
+from sonde.rows import Layout
 from sonde.run.recorded_findings import findings_in
 from sonde.run.run import open_run
-from sonde.run.schema import Layout, main_families
+from sonde.run.schema import main_families
 from sonde.run.store.open import join_run, start_run
 from sonde.view.plots.layer_series import Known
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sonde.rows import Layout
 from sonde.rules import Finding
 from sonde.run.run import Run, open_run
-from sonde.run.schema import Layout
 from sonde.run.store.memory_writer import memory_run
 from sonde.run.store.open import start_run
 from sonde.view.run_comparison import RunComparison, compare_runs

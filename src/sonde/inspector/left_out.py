@@ -13,7 +13,7 @@ from sonde.engine.probes.step_hooks import StepHook
 from sonde.engine.torch_api.modules import parameters_of
 from sonde.engine.torch_api.tensors import version_of
 from sonde.rules import UNMOVED, Chosen, Finding
-from sonde.run.layer_groups import among
+from sonde.rules.layer_groups import among
 
 __all__ = ["LeftOut"]
 

@@ -15,8 +15,8 @@ from sonde.inspector.sinks.base import RunSink
 from sonde.inspector.sinks.destinations import Destinations
 from sonde.inspector.sinks.job import this_job
 from sonde.inspector.sinks.to_argument import folders_named
+from sonde.rows import Scope
 from sonde.rules import Finding
-from sonde.run.schema import Scope
 from sonde.run.store.open import join_run
 from sonde.stats.distributed import Group, join
 from sonde.warn import warn_user

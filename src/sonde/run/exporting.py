@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 from sonde.errors import ArgumentError, UnknownSiteError
 from sonde.paths import absolute_path
+from sonde.rows import KEYS
 from sonde.run.folder.duckdb_sql import literal, quoted
 from sonde.run.folder.files import appearing
-from sonde.run.schema import KEYS, READ_ORDER
+from sonde.run.schema import READ_ORDER
 from sonde.suggest import nearest, unknown_name
 
 if TYPE_CHECKING:

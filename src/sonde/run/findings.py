@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
+from sonde.rows import RowBlock
 from sonde.rules import SPIKE_FEW, UNMOVED, Chosen, Finding
-from sonde.run.defects import FirstDefect
-from sonde.run.layer_findings import HELD, LayerFindings
-from sonde.run.model_facts import ModelFacts
-from sonde.run.number_findings import JUDGED, NumberFindings
-from sonde.run.own_findings import OwnFindings
-from sonde.run.scalar_findings import LOSS_VALUES, STUCK_VALUES, ScalarFindings
+from sonde.rules.defects import FirstDefect
+from sonde.rules.layer_findings import HELD, LayerFindings
+from sonde.rules.model_facts import ModelFacts
+from sonde.rules.number_findings import JUDGED, NumberFindings
+from sonde.rules.own_findings import OwnFindings
+from sonde.rules.scalar_findings import LOSS_VALUES, STUCK_VALUES, ScalarFindings
 from sonde.run.schema import main_families
-from sonde.run.store.rows import RowBlock
 
 __all__ = ["Findings"]
 

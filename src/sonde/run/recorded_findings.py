@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sonde import rules
+from sonde.rows import Layout, RowBlock
 from sonde.rules import Chosen, Finding
+from sonde.rules.place_history import DEFECTS
 from sonde.run.findings import Findings
 from sonde.run.folder.duckdb_sql import literal, of_rank
-from sonde.run.place_history import DEFECTS
-from sonde.run.schema import Layout
-from sonde.run.store.rows import RowBlock
 from sonde.site import Site
 
 if TYPE_CHECKING:

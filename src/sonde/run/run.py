@@ -18,6 +18,7 @@ from sonde.escape import encodable, escape_html, printable
 from sonde.number import described as described_numbers
 from sonde.number import number_of
 from sonde.paths import absolute_path, short_path
+from sonde.rows import KEYS
 from sonde.run.alerts import alerts_in
 from sonde.run.coverage_document import is_coverage, joined
 from sonde.run.folder.duckdb_sql import (
@@ -37,7 +38,7 @@ from sonde.run.folder.source import Answer, Ask, DiskSource, Source
 from sonde.run.heatmap import Heatmap, Reduce, heatmap_of
 from sonde.run.run_lines import family_cells, history, of_ranks
 from sonde.run.run_state import state_of, why_empty
-from sonde.run.schema import KEYS, READ_ORDER, main_families
+from sonde.run.schema import READ_ORDER, main_families
 from sonde.run.web_page import WebPage
 from sonde.site import PORTS, Port, Site
 from sonde.suggest import unknown_name

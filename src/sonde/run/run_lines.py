@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from sonde.rows import KEYS
 from sonde.run.folder.duckdb_sql import quoted
 from sonde.run.folder.run_json import Description
-from sonde.run.schema import KEYS
 
 if TYPE_CHECKING:
     import duckdb

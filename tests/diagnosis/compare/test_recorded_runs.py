@@ -11,7 +11,7 @@ import torch
 
 import sonde
 from sonde.errors import ArgumentError, StoreError
-from sonde.run.schema import Layout
+from sonde.rows import Layout
 from sonde.run.store.open import start_run
 from sonde.view.run_comparison import RunComparison
 

@@ -18,8 +18,8 @@ from rich.console import Console
 from sonde.errors import ArgumentError, MissingExtraError
 from sonde.inspector.sinks import Nothing, Pictures, Print, TensorBoard, memory, play
 from sonde.inspector.sinks.base import Rows, RunSink, Scalar, Sink
+from sonde.rows import KEYS, Layout
 from sonde.run.run import Run, open_run
-from sonde.run.schema import KEYS, Layout
 from sonde.run.store.memory_writer import memory_run
 from sonde.run.store.open import join_run, start_run
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from sonde.errors import ArgumentError
+from sonde.rows import Layout
 from sonde.run.comparison.side_by_side import PHASES
 from sonde.run.comparison.two_runs import Parts, compare_rows
 from sonde.run.run import Run
-from sonde.run.schema import Layout
 from sonde.run.store.memory_writer import memory_run
 from sonde.site import PORTS, Site
 

@@ -12,9 +12,9 @@ import pytest
 
 import sonde
 from sonde.errors import ArgumentError, ObservationWarning, UnknownSiteError
+from sonde.rows import Layout
 from sonde.run.folder.duckdb_sql import condition, literal, quoted
 from sonde.run.run import Run
-from sonde.run.schema import Layout
 from sonde.run.store.open import start_run
 from sonde.run.store.writer import RunWriter
 

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from sonde.errors import ObservationWarning
+from sonde.rows import Layout
 from sonde.run.folder.parts import parts_in
 from sonde.run.run import open_run
-from sonde.run.schema import Layout
 from sonde.run.store import disk_writer
 from sonde.run.store.disk_writer import DiskWriter, Flushing
 from sonde.run.store.open import start_run
@@ -238,7 +238,7 @@ def child(code: str, path: Path) -> subprocess.CompletedProcess[str]:
     start = f"""
 import os, sys, numpy as np
 from sonde.run.store.disk_writer import Flushing
-from sonde.run.schema import Layout
+from sonde.rows import Layout
 from sonde.run.store.open import start_run
 writer = start_run({str(path)!r})
 writer.append("moments", Layout(["layers.7:output"]), {{"rms": [1.0]}}, step=0)

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from sonde.rows import Layout
 from sonde.run.folder.files import is_leftover
 from sonde.run.run import Run, open_run
-from sonde.run.schema import Layout
 from sonde.run.store.open import start_run
 from sonde.run.store.writer import RunWriter
 
@@ -47,7 +47,7 @@ import os, shutil, signal, sys
 from pathlib import Path
 import duckdb, pandas, pyarrow.parquet
 from sonde.run.store.disk_writer import Flushing
-from sonde.run.schema import Layout
+from sonde.rows import Layout
 from sonde.run.store.open import start_run
 
 prepared, copies = map(Path, sys.argv[1:])
@@ -122,7 +122,7 @@ VICTIM = """
 import sys, itertools
 import numpy as np
 from sonde.run.store import disk_writer as disk
-from sonde.run.schema import Layout
+from sonde.rows import Layout
 from sonde.run.store.open import start_run
 
 publish = disk.publish

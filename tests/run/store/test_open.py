@@ -12,9 +12,9 @@ import duckdb
 import pytest
 
 from sonde.errors import ArgumentError, StoreError
+from sonde.rows import Layout
 from sonde.run.folder.lock import Lock
 from sonde.run.run import Run, open_run
-from sonde.run.schema import Layout
 from sonde.run.store.disk_writer import DiskWriter, Flushing
 from sonde.run.store.open import join_run, start_run
 from sonde.run.store.writer import RunWriter

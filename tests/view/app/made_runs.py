@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from sonde.run.schema import Layout
+from sonde.rows import Layout
 from sonde.run.store.disk_writer import DiskWriter, Flushing
 from sonde.run.store.open import start_run
 from sonde.run.store.writer import RunWriter

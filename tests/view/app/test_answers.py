@@ -12,8 +12,8 @@ import pytest
 from tests.view.app.made_runs import LAYERS
 
 from sonde.errors import ArgumentError, SelectionError, UnknownSiteError
+from sonde.rows import Layout
 from sonde.run.run import open_run
-from sonde.run.schema import Layout
 from sonde.run.store.memory_writer import memory_run
 from sonde.view.app.answers.covered import coverage
 from sonde.view.app.answers.distribution import distribution

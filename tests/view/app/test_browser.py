@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from tests.view.app import made_runs
 
-from sonde.run.schema import Layout
+from sonde.rows import Layout
 from sonde.run.store.open import start_run
 
 pytest.importorskip("uvicorn")

@@ -11,8 +11,8 @@ from matplotlib.collections import QuadMesh
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
+from sonde.rows import Layout
 from sonde.run.run import Run
-from sonde.run.schema import Layout
 from sonde.run.store.memory_writer import memory_run
 
 LAYERS = ("blocks.0.fc", "blocks.1.fc", "blocks.2.fc", "head")

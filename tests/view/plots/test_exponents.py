@@ -8,8 +8,8 @@ import torch
 from matplotlib.collections import QuadMesh
 
 from sonde.errors import ArgumentError
+from sonde.rows import Layout
 from sonde.run.run import Run
-from sonde.run.schema import Layout
 from sonde.run.store.memory_writer import memory_run
 from sonde.stats import Accumulator, ExponentHistogram
 from sonde.stats.quantiles import HIGHEST

@@ -10,7 +10,7 @@ from matplotlib.colors import LogNorm, to_rgb
 from tests.view.plots.drawn import STEPS, mesh_of, rms, share_of, texts_of, written
 
 from sonde.errors import ArgumentError
-from sonde.run.schema import Layout
+from sonde.rows import Layout
 from sonde.run.store.memory_writer import memory_run
 from sonde.view import plots
 from sonde.view.plots.canvas import look_of

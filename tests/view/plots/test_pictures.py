@@ -17,8 +17,8 @@ from torch import nn
 
 import sonde
 from sonde.errors import ArgumentError, MissingExtraError, SelectionError, UnknownSiteError
+from sonde.rows import Layout
 from sonde.run.run import Run
-from sonde.run.schema import Layout
 from sonde.run.store.memory_writer import memory_run
 from sonde.view import plots
 from sonde.view.plots.canvas import look_of

@@ -10,7 +10,7 @@ import pytest
 from tests.view.plots.drawn import PARAMETERS, PORTS, written
 
 from sonde.errors import ArgumentError
-from sonde.run.schema import Layout
+from sonde.rows import Layout
 from sonde.run.store.memory_writer import memory_run
 from sonde.view import plots
 

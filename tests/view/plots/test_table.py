@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from sonde.errors import ArgumentError
+from sonde.rows import Layout
 from sonde.run.run import Run
-from sonde.run.schema import Layout
 from sonde.run.store.memory_writer import memory_run
 from sonde.view import plots
 from sonde.view.table import Grid

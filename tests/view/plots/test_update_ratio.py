@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from tests.view.plots.drawn import texts_of
 
-from sonde.run.schema import Layout
+from sonde.rows import Layout
 from sonde.run.store.memory_writer import memory_run
 from sonde.view import plots
 

@@ -21,7 +21,7 @@ from sonde.inspector.lenses.lens import Lens
 from sonde.inspector.measurement.row_index import RowIndex
 from sonde.inspector.schedule import Pace
 from sonde.preprocessor.updates import difference
-from sonde.run.schema import Layout, Scope
+from sonde.rows import Layout, Scope
 from sonde.site import OTHER_CALLS, PARAMETER_PORTS, PORTS, Port, Site
 from sonde.stats import PairStatistic, RowStatistic, Table
 from sonde.stats.history import History

@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 from sonde.engine.probes.row_keys import RowKeys
 from sonde.engine.probes.site_hook import SiteHook
 from sonde.inspector.measurement.row_index import RowIndex
-from sonde.run.schema import Layout, Scope
+from sonde.rows import Layout, Scope
 from sonde.site import OTHER_CALLS, Port
 from sonde.stats import Norm, Table
 from sonde.stats.pieces import local_like

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from sonde.errors import ArgumentError
-from sonde.run.schema import Layout, Scope
+from sonde.rows import Layout, Scope
 from sonde.site import MODULE_PORTS, Port
 from sonde.stats import RowStatistic
 from sonde.stats.distributed import Key

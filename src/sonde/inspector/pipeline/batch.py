@@ -17,7 +17,7 @@ from sonde.inspector.measurement.parameter_rows import ParameterRows
 from sonde.inspector.measurement.row_index import RowIndex
 from sonde.inspector.pipeline.scalars import Pushed
 from sonde.inspector.sinks.base import Scalar
-from sonde.run.schema import Scope
+from sonde.rows import Scope
 from sonde.stats import Table
 from sonde.stats.host_copy import HostCopy, pack
 

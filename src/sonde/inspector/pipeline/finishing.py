@@ -12,7 +12,7 @@ import numpy.typing as npt
 from sonde.inspector.measurement.row_index import RowIndex
 from sonde.inspector.pipeline.batch import Batch, Join, PendingScalar, RawRows
 from sonde.inspector.sinks.base import LoggedRows, RowBlock, Scalar
-from sonde.run.schema import Scope
+from sonde.rows import Scope
 
 __all__ = ["Arrays", "Finishing"]
 

@@ -14,7 +14,7 @@ from sonde.inspector.pipeline.batch import Batch, PendingScalar, RawRows
 from sonde.inspector.pipeline.finishing import Arrays
 from sonde.inspector.ranks import Participation
 from sonde.inspector.sinks.base import Scalar
-from sonde.run.schema import Scope
+from sonde.rows import Scope
 from sonde.stats.distributed import MergedRows, Merger, Offer, Rows, Total
 from sonde.stats.host_copy import pack
 

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from sonde.rows import KEY_COLUMNS, Layout, RowBlock, Scope
 from sonde.rules import Finding
-from sonde.run.schema import KEY_COLUMNS, Layout, Scope
 from sonde.run.store.memory_writer import memory_run
-from sonde.run.store.rows import RowBlock
 from sonde.run.store.writer import RunWriter
 
 if TYPE_CHECKING:

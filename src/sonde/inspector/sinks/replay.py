@@ -13,11 +13,11 @@ from sonde.engine import Tick
 from sonde.errors import ArgumentError
 from sonde.inspector.schedule import EverySeconds, Steps, schedule_of
 from sonde.inspector.sinks.base import Rows, RunSink, Scalar, Sink, memory
+from sonde.rows import KEYS, Layout
 from sonde.rules import Finding
 from sonde.run.alerts import alerts_in
 from sonde.run.folder.duckdb_sql import literal, of_rank, quoted
 from sonde.run.run import Run
-from sonde.run.schema import KEYS, Layout
 
 if TYPE_CHECKING:
     import pyarrow

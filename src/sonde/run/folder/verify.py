@@ -7,9 +7,10 @@ from pathlib import Path
 
 from sonde.errors import ArgumentError
 from sonde.paths import is_inside
+from sonde.rows import KEY_COLUMNS
 from sonde.run.folder.checksum import file_checksum
 from sonde.run.folder.parts import Part
-from sonde.run.schema import ALERTS, KEY_COLUMNS, LATER, SCALARS, check_number
+from sonde.run.schema import ALERTS, LATER, SCALARS, check_number
 
 __all__ = ["class_of", "fault", "kinds_of"]
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sonde.errors import ArgumentError, StoreError
+from sonde.rows import KEYS, RowBlock
 from sonde.run.folder.checksum import file_checksum
 from sonde.run.folder.end import End
 from sonde.run.folder.files import appearing, remove_leftovers
@@ -24,10 +25,9 @@ from sonde.run.folder.parts import Part, live_parts, parts_in, prefix_of
 from sonde.run.folder.run_json import Description
 from sonde.run.folder.verify import class_of, kinds_of
 from sonde.run.folder.written import Written
-from sonde.run.schema import KEYS
 from sonde.run.store.compaction import Merger, sweep
 from sonde.run.store.last_error import LastError
-from sonde.run.store.rows import Lines, RowBlock, tables_of
+from sonde.run.store.tables import Lines, tables_of
 from sonde.run.store.writer import RunWriter
 from sonde.run.store.writer_thread import QueueLimits, WriteQueue, WriterThread
 from sonde.warn import WarnOnce

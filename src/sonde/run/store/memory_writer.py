@@ -6,10 +6,11 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from sonde.rows import RowBlock
 from sonde.run.folder.end import End
 from sonde.run.folder.run_json import Description
 from sonde.run.folder.source import Answer, Ask
-from sonde.run.store.rows import Lines, RowBlock, tables_of
+from sonde.run.store.tables import Lines, tables_of
 from sonde.run.store.writer import RunWriter
 
 if TYPE_CHECKING:
@@ -123,7 +124,7 @@ def memory_run(about: Mapping[str, Any] | None = None) -> MemoryWriter:
     """Begin a run that is kept in memory alone.
 
     >>> from sonde.run.store.memory_writer import memory_run
-    >>> from sonde.run.schema import Layout
+    >>> from sonde.rows import Layout
     >>> writer = memory_run()
     >>> for step in range(3):
     ...     writer.append("moments", Layout(["fc:output", "head:output"]), {"rms": [1.0, step]}, step=step)

@@ -14,10 +14,11 @@ import numpy.typing as npt
 
 from sonde.errors import ArgumentError, StoreError
 from sonde.escape import encodable, with_null
+from sonde.rows import Column, Layout, RowBlock, Scope
 from sonde.run.folder.end import End
 from sonde.run.folder.json_file import json_text, parse_json
-from sonde.run.schema import DOCUMENTS, Layout, Scope, check_family, check_number, whole_number
-from sonde.run.store.rows import Column, Lines, RowBlock, column_of, kind_of
+from sonde.run.schema import DOCUMENTS, check_family, check_number, whole_number
+from sonde.run.store.tables import Lines, column_of, kind_of
 from sonde.run.store.writer_thread import WriterThread
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import numpy as np
 
 from sonde.errors import ArgumentError, UnknownSiteError
 from sonde.number import Number
+from sonde.rules.model_facts import ModelFacts
 from sonde.run.folder.duckdb_sql import literal, quoted
-from sonde.run.model_facts import ModelFacts
 from sonde.run.run import Run
 from sonde.run.schema import main_families
 from sonde.site import PORTS, Site

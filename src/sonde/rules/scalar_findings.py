@@ -10,9 +10,9 @@ from statistics import median
 
 import numpy as np
 
-from sonde.rules import SPIKE_FEW, SPIKE_VALUES, STUCK_STEPS, Chosen, Finding
-
-__all__ = ["LOSS_VALUES", "STUCK_VALUES", "ScalarFindings"]
+from sonde.rules.chosen import Chosen
+from sonde.rules.finding import Finding
+from sonde.rules.loop import SPIKE_FEW, SPIKE_VALUES, STUCK_STEPS
 
 _GRADIENTS = ("grad_norm", "grad_norm_raw")
 _LOSSES = ("loss", "val_loss")

@@ -10,13 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sonde import rules
-from sonde.rules import Finding
-from sonde.run.place_history import defects_in
-from sonde.run.store.rows import RowBlock
+from sonde.rows import RowBlock
+from sonde.rules.finding import Finding
+from sonde.rules.health import nonfinite
+from sonde.rules.place_history import defects_in
 from sonde.site import PORTS, Site
-
-__all__ = ["FirstDefect"]
 
 _PHASES = {"forward": 0, "backward": 1, "step": 2}
 _NAMED = 2
@@ -136,7 +134,7 @@ class FirstDefect:
             return None
         if found.scalar is not None:
             name, value = found.scalar
-            judged = rules.nonfinite(math.isnan(value), math.isinf(value), 1)
+            judged = nonfinite(math.isnan(value), math.isinf(value), 1)
             message, site, call = f"{name} is {value} from step {found.step:,} on", "", -1
         else:
             place = found.first
@@ -144,7 +142,7 @@ class FirstDefect:
             if place.site.port == "grad" and raw:  # clipping spreads a NaN over all gradients
                 place = min(raw, key=lambda each: each.rank)
             is_later = place.site.port == "grad" and raw == ()
-            judged = rules.nonfinite(place.nan, place.inf, place.count)
+            judged = nonfinite(place.nan, place.inf, place.count)
             started = self._aside.get(("start", found.model, found.step))
             earlier = self._logged[found.model]
             earlier = earlier[earlier < found.step]

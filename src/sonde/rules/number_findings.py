@@ -7,13 +7,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from sonde.rules import Chosen, Finding
-from sonde.run.layer_groups import joined
-from sonde.run.model_facts import ModelFacts
-from sonde.run.place_history import Held, History
-from sonde.run.store.rows import RowBlock
-
-__all__ = ["JUDGED", "NumberFindings"]
+from sonde.rows import RowBlock
+from sonde.rules.chosen import Chosen
+from sonde.rules.finding import Finding
+from sonde.rules.layer_groups import joined
+from sonde.rules.model_facts import ModelFacts
+from sonde.rules.place_history import Held, History
 
 _VECTORS = 8
 

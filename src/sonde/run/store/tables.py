@@ -1,118 +1,22 @@
-"""Finished rows of a family, and their way into Arrow tables: whole columns at once, never row by row."""
+"""The way of finished rows into Arrow tables: whole columns at once, never row by row."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import groupby
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow
 
 from sonde.errors import ArgumentError
 from sonde.escape import encodable
-from sonde.run.schema import ALERTS, KEY_COLUMNS, SCALARS, Key, Layout
+from sonde.rows import KEY_COLUMNS, Column, Key, RowBlock
+from sonde.run.schema import ALERTS, SCALARS
 from sonde.run.store.arrow_arrays import array_of, number_array, text_array
 
-__all__ = ["Column", "Lines", "RowBlock", "column_of", "kind_of", "tables_of"]
-
-Column = npt.NDArray[Any] | list[str]
-"""The values of a column: numbers of shape (rows,), lists of k numbers of shape (rows, k), or texts."""
-
 _LINE_BYTES = 150  # of a tuple of Python values, roughly
-_KEY_BYTES = 40  # of a row's keys in a table
-
-
-@dataclass(frozen=True, eq=False)
-class RowBlock:
-    """Rows of one family at several moments, one moment after the other.
-
-    Attributes:
-        family: as ``moments``.
-        layout: all sites that could have a row.
-        rows: of each row its index into *layout*.
-        moments: epoch, step and micro-step of each moment, of shape ``(moments, 3)``.
-        edges: where the rows of each moment begin, and at last the number of all rows: of shape ``(moments + 1,)``.
-        counts: how often something was added to each row; NaN where this is not known.
-        numbers: by name, float64 of the shape of *rows*; or of shape ``(rows, k)`` for a list in each row.
-        ranks: of each row the number of processes whose tensors are in it, of the shape of *rows*; None: one.
-    """
-
-    family: str
-    layout: Layout
-    rows: npt.NDArray[np.intp]
-    moments: npt.NDArray[np.int64]
-    edges: npt.NDArray[np.intp]
-    counts: npt.NDArray[np.float64]
-    numbers: Mapping[str, Any]
-    ranks: npt.NDArray[np.int32] | None = None
-
-    def __len__(self) -> int:
-        return len(self.moments)
-
-    @cached_property
-    def nbytes(self) -> int:
-        """Bytes that the rows take in memory, their keys in a table included."""
-        columns = sum(column.nbytes if isinstance(column, np.ndarray) else 8 * len(column) for column in self.numbers.values())
-        return columns + _KEY_BYTES * len(self.rows)
-
-    @property
-    def lines(self) -> int:
-        """The number of rows."""
-        return len(self.rows)
-
-    def between(self, first: int, last: int) -> RowBlock:
-        """The moments from *first* up to *last*, exclusive. The arrays are views."""
-        start, end = self.edges[first], self.edges[last]
-        numbers = {name: column[start:end] for name, column in self.numbers.items()}
-        return RowBlock(
-            self.family,
-            self.layout,
-            self.rows[start:end],
-            self.moments[first:last],
-            self.edges[first : last + 1] - start,
-            self.counts[start:end],
-            numbers,
-            None if self.ranks is None else self.ranks[start:end],
-        )
-
-    def followed_by(self, others: Sequence[RowBlock]) -> RowBlock:
-        """The moments of this block and then those of *others*, which have the same family, layout and names of numbers."""
-        blocks = [self, *others]
-        starts = np.cumsum([0, *(block.lines for block in blocks)])
-        edges = [block.edges[:-1] + start for block, start in zip(blocks, starts[:-1].tolist(), strict=True)]
-        ranks = None
-        if any(block.ranks is not None for block in blocks):
-            ranks = np.concatenate([np.ones(block.lines, np.int32) if block.ranks is None else block.ranks for block in blocks])
-        return RowBlock(
-            self.family,
-            self.layout,
-            np.concatenate([block.rows for block in blocks]),
-            np.concatenate([block.moments for block in blocks]),
-            np.concatenate([*edges, starts[-1:]]),
-            np.concatenate([block.counts for block in blocks]),
-            {name: np.concatenate([block.numbers[name] for block in blocks]) for name in self.numbers},
-            ranks,
-        )
-
-    def last(self, moments: int) -> RowBlock:
-        """The last so many moments, or all if there are no more."""
-        return self if moments >= len(self) else self.between(len(self) - moments, len(self))
-
-    def pieces(self, most: int) -> Iterator[RowBlock]:
-        """The same rows in blocks of no more than *most* bytes, and of one moment or more."""
-        if len(self) < 2 or self.nbytes <= most:
-            yield self
-            return
-        fitting = most * self.lines // self.nbytes  # rows
-        first = 0
-        while first < len(self):
-            last = max(first + 1, int(np.searchsorted(self.edges, self.edges[first] + fitting, "right")) - 1)
-            yield self.between(first, last)
-            first = last
 
 
 @dataclass(frozen=True, slots=True)

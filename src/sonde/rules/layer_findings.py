@@ -10,14 +10,15 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from sonde.rules import DEAD_SAMPLES, FORMATS, UNMOVED, Chosen, Finding
-from sonde.run.layer_groups import Groups, among, first_of, joined, medians, rank_correlation
-from sonde.run.model_facts import ModelFacts
-from sonde.run.place_history import Columns, Growth, Held, History, Mask, Numbers, extended
-from sonde.run.store.rows import RowBlock
+from sonde.rows import RowBlock
+from sonde.rules.chosen import Chosen
+from sonde.rules.finding import Finding
+from sonde.rules.health import DEAD_SAMPLES, FORMATS
+from sonde.rules.layer_groups import Groups, among, first_of, joined, medians, rank_correlation
+from sonde.rules.model_facts import ModelFacts
+from sonde.rules.place_history import Columns, Growth, Held, History, Mask, Numbers, extended
+from sonde.rules.updates import UNMOVED
 from sonde.site import Site
-
-__all__ = ["HELD", "LayerFindings"]
 
 _FEW = 3  # weights: with fewer, none can be far from the others
 _DEEP = 6  # layers: with fewer, a quarter of them is no more than one

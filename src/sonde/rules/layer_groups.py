@@ -8,12 +8,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from sonde.rules import Finding
-from sonde.run.model_facts import ModelFacts
-from sonde.run.place_history import Columns, History, Mask, Numbers
+from sonde.rules.finding import Finding
+from sonde.rules.model_facts import ModelFacts
+from sonde.rules.place_history import Columns, History, Mask, Numbers
 from sonde.site import Site
-
-__all__ = ["Groups", "among", "first_of", "joined", "medians", "rank_correlation"]
 
 _NAMED = 3
 _FEW = 3

@@ -9,12 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from sonde.run.model_facts import Fact, ModelFacts
-from sonde.run.schema import Layout
-from sonde.run.store.rows import RowBlock
+from sonde.rows import Layout, RowBlock
+from sonde.rules.model_facts import Fact, ModelFacts
 from sonde.site import Port, Site
-
-__all__ = ["DEFECTS", "RECENT", "Columns", "Growth", "Held", "History", "Mask", "Numbers", "defects_in", "extended"]
 
 Numbers = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]

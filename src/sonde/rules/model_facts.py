@@ -9,8 +9,6 @@ from functools import cached_property
 
 from sonde.site import PORTS, Site
 
-__all__ = ["Fact", "ModelFacts"]
-
 _WITH_WEIGHTS = ("Linear", "Conv", "RNN", "LSTM", "GRU", "Bilinear", "Attention")
 _NO_WEIGHTS = ("bias", "embed", "token", "pos", "table", "scale", "gamma")
 

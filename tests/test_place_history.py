@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sonde.run.layer_groups import medians
-from sonde.run.place_history import Held
+from sonde.rules.layer_groups import medians
+from sonde.rules.place_history import Held
 
 
 def test_medians_leave_the_filters_of_warnings_alone(monkeypatch: pytest.MonkeyPatch) -> None:

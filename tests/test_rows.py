@@ -9,9 +9,8 @@ import pytest
 
 from sonde.errors import ArgumentError
 from sonde.inspector.sinks.base import Rows
+from sonde.rows import Layout, RowBlock
 from sonde.run import start_run
-from sonde.run.schema import Layout
-from sonde.run.store.rows import RowBlock
 
 WHEN, EDGES = np.array([[0, 3, 0], [0, 4, 0], [1, 5, 2]]), np.array([0, 2, 3, 5])
 BLOCK = RowBlock(
