@@ -166,8 +166,8 @@ def main() -> None:
         script = plotly_script()
         if script is not None:
             found |= measure_plotly(folder.parent, script, program, playwright)
-    assets = Path(sonde.__file__).parent / "view" / "assets"
-    own = sum(file.stat().st_size for file in [*(assets / "app").glob("*.js"), assets / "page.js"])
+    package = Path(sonde.__file__).parent
+    own = sum(file.stat().st_size for file in [*package.glob("view/assets/app/*.js"), package / "answer" / "assets" / "page.js"])
     print(f"Scripts: {own:,} bytes" + ("" if script is None else f"; plotly.js: {script.stat().st_size:,}"))
     print(f"The live page: {SITES:,} sites x {STEPS:,} steps")
     for name, seconds in found.items():

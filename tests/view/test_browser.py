@@ -11,13 +11,13 @@ import torch
 from torch import Tensor, nn
 
 import sonde
+from sonde.answer import Cell, Grid
 from sonde.escape import escape_html
 from sonde.graph import capture
 from sonde.inspector import Finding
 from sonde.recorders import ForwardOutput
 from sonde.run import Layout, start_run
 from sonde.view import plots
-from sonde.view.table import Cell, Grid
 
 HOSTILE = "\"'><img src=x onerror=alert(1)></script><script>alert(2)</script>"
 """Ends an attribute, an element and a script. (A module's name may hold no dot.)"""

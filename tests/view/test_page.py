@@ -7,13 +7,16 @@ import hashlib
 import json
 import math
 import re
+from pathlib import Path
 
 import pytest
 
+import sonde.view
+from sonde.answer import html_page, in_frame
 from sonde.errors import ArgumentError
 from sonde.escape import embed_json, escape_html, printable
-from sonde.view.page import html_page, in_frame
 
+ASSETS = Path(sonde.view.__file__).parent / "assets"
 HOSTILE = '</script><img src=x onerror="alert(1)">\' & \x00\x1b[31m\udc80 $title'
 
 
@@ -41,6 +44,7 @@ def page() -> str:
     return html_page(
         HOSTILE,
         "graph.html",
+        assets=ASSETS,
         texts={"model": HOSTILE},
         scripts=("colours.js",),
         data={"held": {"x": HOSTILE}},
@@ -72,7 +76,7 @@ def test_the_policy_allows_the_page_s_own_script_and_no_other() -> None:
 
 def test_a_library_that_would_end_its_element_is_refused() -> None:
     with pytest.raises(ArgumentError, match="'lib' cannot stand in a page"):
-        html_page("t", "graph.html", texts={"model": ""}, libraries={"lib": "'</SCRIPT>'"})
+        html_page("t", "graph.html", assets=ASSETS, texts={"model": ""}, libraries={"lib": "'</SCRIPT>'"})
 
 
 def test_a_notebook_shows_a_page_in_a_closed_frame() -> None:

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import rich.console
 
+from sonde.answer import Cell, Grid, standard_output
 from sonde.rules import dead, gradient_zero, nonfinite
 from sonde.view.layer_table import LayerRow, Quantity, layer_table, notes_of
-from sonde.view.table import Cell, Grid, standard_output
 
 GRID = Grid(
     "title",

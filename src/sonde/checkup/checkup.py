@@ -6,14 +6,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from sonde.answer import Cell, Grid, Part, Report, ShownAsReport, Tone
 from sonde.checkup.examination import Cost
 from sonde.checkup.words import seconds_in_words
 from sonde.diagnosis.preflight.verdicts import Verdict, counts_of, facts_of, rows_of, verdict_on, worst_of
 from sonde.escape import readable_json, with_null
 from sonde.rules import Finding
 from sonde.view.layer_table import size
-from sonde.view.report import Part, Report, ShownAsReport
-from sonde.view.table import Cell, Grid, Tone
 
 if TYPE_CHECKING:
     from rich.console import Group

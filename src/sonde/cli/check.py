@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _print(text: str) -> None:
     """Print the lines of a check: those of one finding below each other, its first in the colour of its severity."""
-    from sonde.view.table import standard_output
+    from sonde.answer import standard_output
 
     console = standard_output()
     for line in text.splitlines():

@@ -14,10 +14,10 @@ from contextlib import nullcontext
 from importlib import metadata
 from typing import TYPE_CHECKING
 
+from sonde.answer import Cell, Grid, ShownAsTable, Tone, standard_output
 from sonde.cli.given import FUNCTION, VERDICT, attempt, expect_model, load, show
 from sonde.cli.versions import installed_version
 from sonde.errors import TorchVersionError
-from sonde.view.table import Cell, Grid, ShownAsTable, Tone, standard_output
 
 if TYPE_CHECKING:
     import torch

@@ -10,12 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from sonde.answer import standard_output, write_page
 from sonde.cli.completers import complete_functions, completes
 from sonde.errors import ArgumentError, SondeError
 from sonde.run.folder.end import line_of
 from sonde.suggest import nearest
-from sonde.view.page import write_page
-from sonde.view.table import standard_output
 
 __all__ = ["FUNCTION", "VERDICT", "attempt", "expect_model", "expect_page", "load", "show"]
 

@@ -8,10 +8,10 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from sonde.answer import Cell, Grid, standard_output
 from sonde.cli.run_options import expect_json, expect_run, find_run
 from sonde.escape import shortened
 from sonde.view.layer_table import size
-from sonde.view.table import Cell, Grid, standard_output
 
 EXAMPLES = """
 sonde info                     the newest run in runs

@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
+from sonde.answer import Cell, Grid, standard_output
 from sonde.cli.completers import complete_folders, completes
 from sonde.cli.run_options import expect_json
 from sonde.run.folder.end import STATES
 from sonde.view.layer_table import size
-from sonde.view.table import Cell, Grid, standard_output
 
 EXAMPLES = """
 sonde list                                  the runs in the folder "runs"

@@ -14,11 +14,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sonde.answer import Cell, Grid, standard_output
 from sonde.cli.completers import complete_runs, completes
 from sonde.cli.run_options import expect_json, find_run
 from sonde.errors import ArgumentError, SondeError, StoreError
 from sonde.view.layer_table import size
-from sonde.view.table import Cell, Grid, standard_output
 
 if TYPE_CHECKING:
     from sonde.run.pruning import PrunedRun

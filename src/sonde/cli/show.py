@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from sonde.answer import Cell, Grid, standard_output
 from sonde.cli.run_options import expect_json, expect_layers, expect_run, find_run
-from sonde.view.table import Cell, Grid, standard_output
 
 if TYPE_CHECKING:
     from sonde.number import Number

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from sonde.answer import Fact, Part, Report, Tone
 from sonde.diagnosis.preflight.verdicts import facts_of
 from sonde.engine import Coverage, ProbeError
 from sonde.engine.failures import name_of
@@ -30,8 +31,6 @@ from sonde.run.folder.end import is_bad_end
 from sonde.run.run import Run
 from sonde.run.store.last_error import LastError
 from sonde.stats.distributed import Merger
-from sonde.view.report import Fact, Part, Report
-from sonde.view.table import Tone
 from sonde.warn import warn_user
 
 __all__ = ["WatchedTraining"]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 import torch
 from torch import Tensor, nn
 
+from sonde.answer import Grid, frame
 from sonde.engine import Event, Port
 from sonde.engine.failures import name_of
 from sonde.engine.layer_axes import LayerAxes, axes_of
@@ -25,7 +26,6 @@ from sonde.keep.stash import Copying, Guarded, Stash, StashFn, StashValueFn, def
 from sonde.run.tensors import write_tensors
 from sonde.site import Site
 from sonde.suggest import nearest
-from sonde.view.table import Grid
 
 if TYPE_CHECKING:
     import pandas
@@ -179,7 +179,7 @@ class Tracker(KeepingProbe):
             cells.append(None if isinstance(cell, Exception) else cell)
         if errors and stat is not torch.std and all(cell is None for cell in cells):
             raise errors[0]
-        return dataframes.frame([_frame_row(stash, column, cell) for stash, cell in zip(self._held, cells, strict=True)])
+        return frame([_frame_row(stash, column, cell) for stash, cell in zip(self._held, cells, strict=True)])
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
         """Write all stashes to the folder *path*, as safetensors shards and a JSON index, and return *path*. No pickle.

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from sonde.answer import Grid, ShownAsTable, Tone, frame
 from sonde.engine import Site, Tick
 from sonde.engine.probes import dataframes
 from sonde.run.graph.data import count_text, shape_text
 from sonde.view.layer_table import GRADIENT_IS, LayerRow, Note, Quantity, first_of, layer_table, number, size
-from sonde.view.table import Grid, ShownAsTable, Tone
 
 if TYPE_CHECKING:
     import pandas
@@ -124,7 +124,7 @@ class Summary(ShownAsTable):
         Raises:
             MissingExtraError: pandas is not installed.
         """
-        return dataframes.frame([_frame_row(row) for row in self.rows])
+        return frame([_frame_row(row) for row in self.rows])
 
     def as_note(self) -> str:
         """The table for an exception's note; a long one is cut to what led to the failing module."""

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sonde.answer import Cell, Grid, ShownAsTable
 from sonde.engine import Site
 from sonde.errors import ArgumentError, UnknownSiteError
 from sonde.preprocessor.aggregates import Aggregate, aggregate
@@ -16,7 +17,6 @@ from sonde.preprocessor.interval import IntervalAggregates, NumberSpec
 from sonde.stats.pieces import PLAIN
 from sonde.stats.statistic import dense
 from sonde.suggest import nearest
-from sonde.view.table import Cell, Grid, ShownAsTable
 
 __all__ = ["Measured", "Values", "nothing_to_measure"]
 

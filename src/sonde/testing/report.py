@@ -6,12 +6,12 @@ from collections.abc import Iterable
 
 import torch
 
+from sonde.answer import Cell, Grid
 from sonde.checkup.pass_facts import settled
 from sonde.engine import Coverage
 from sonde.keep import Tracker, track
 from sonde.testing.trial import same_chance
 from sonde.testing.zoo import ZOO, Entry
-from sonde.view.table import Cell, Grid
 
 __all__ = ["zoo_report"]
 

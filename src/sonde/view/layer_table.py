@@ -10,8 +10,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from sonde.answer import Cell, Grid, Tone
 from sonde.rules import Finding, Severity, percent
-from sonde.view.table import Cell, Grid, Tone
 
 __all__ = [
     "DROPPED_FIRST",

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sonde.answer import Cell, Chart, Fact, Grid, Line, Mark, Part, Report, ShownAsReport, Tone
 from sonde.escape import readable_json
 from sonde.number import number_of
 from sonde.rules import Finding
@@ -18,10 +19,7 @@ from sonde.run.run import Run
 from sonde.run.run_settings import setting_text
 from sonde.run.runs import names_apart
 from sonde.site import Site
-from sonde.view.chart import Chart, Line, Mark
 from sonde.view.plots.number_names import axis_of
-from sonde.view.report import Fact, Part, Report, ShownAsReport
-from sonde.view.table import Cell, Grid, Tone
 
 __all__ = ["RunComparison", "compare_runs"]
 

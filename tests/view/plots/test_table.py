@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from sonde.answer import Grid
 from sonde.errors import ArgumentError
 from sonde.rows import Layout
 from sonde.run.run import Run
 from sonde.run.store.memory_writer import memory_run
 from sonde.view import plots
-from sonde.view.table import Grid
 
 
 def trained() -> Run:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, overload
 
+from sonde.answer import Grid, Report, ShownAsReport, frame
 from sonde.diagnosis.compare.aligned import Place
 from sonde.diagnosis.compare.facts import Facts
 from sonde.diagnosis.compare.ladder import ladder
@@ -16,8 +17,6 @@ from sonde.escape import readable_json
 from sonde.rules import Finding
 from sonde.site import Site
 from sonde.suggest import nearest
-from sonde.view.report import Report, ShownAsReport
-from sonde.view.table import Grid
 
 if TYPE_CHECKING:
     import pandas
@@ -81,9 +80,7 @@ class Comparison(Facts, ShownAsReport):
         Raises:
             MissingExtraError: pandas is not installed.
         """
-        from sonde.engine.probes import dataframes
-
-        return dataframes.frame([_row(place) for place in self.places])
+        return frame([_row(place) for place in self.places])
 
     def to_json(self) -> str:
         """Return the comparison as JSON: ``same``, the ``culprit`` as a row of :meth:`to_frame`, ``findings``, ``notes``."""

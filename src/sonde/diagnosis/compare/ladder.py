@@ -6,9 +6,9 @@ import math
 import re
 from dataclasses import dataclass, field
 
+from sonde.answer import Cell, Grid, Tone
 from sonde.diagnosis.compare.aligned import Place
 from sonde.diagnosis.compare.facts import Facts
-from sonde.view.table import Cell, Grid, Tone
 
 __all__ = ["Rung", "ladder", "rungs"]
 

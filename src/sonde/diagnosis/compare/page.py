@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from sonde.answer import Cell, Chart, Fact, Grid, Line, Mark, Part, Report, Tone
 from sonde.diagnosis.compare.aligned import Place
 from sonde.diagnosis.compare.facts import Facts
 from sonde.diagnosis.compare.ladder import ladder, relative_text
 from sonde.rules import Finding
-from sonde.view.chart import Chart, Line, Mark
-from sonde.view.report import Fact, Part, Report
-from sonde.view.table import Cell, Grid, Tone
 
 __all__ = ["report_of"]
 

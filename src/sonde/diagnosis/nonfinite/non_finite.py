@@ -6,14 +6,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from sonde.answer import Cell, Code, Fact, Grid, Part, Report, ShownAsReport, Tone
 from sonde.diagnosis.nonfinite.operation_observer import Largest
 from sonde.diagnosis.nonfinite.origins import Cause, Kind, Operand, Origin, Source
 from sonde.diagnosis.nonfinite.source_lines import SourceLine, line_of
 from sonde.diagnosis.nonfinite.tensor_facts import TensorFacts, number_text, shape_text
 from sonde.rules import Finding
 from sonde.site import Phase, Site
-from sonde.view.report import Code, Fact, Part, Report, ShownAsReport
-from sonde.view.table import Cell, Grid, Tone
 
 __all__ = ["NonFinite"]
 

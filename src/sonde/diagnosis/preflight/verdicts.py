@@ -7,13 +7,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
+from sonde.answer import Cell, Chart, Fact, Grid, Line, Part, Report, ShownAsReport, Tone, frame
 from sonde.errors import PreflightError, UnknownSiteError
 from sonde.escape import readable_json
 from sonde.rules import Finding
 from sonde.suggest import nearest
-from sonde.view.chart import Chart, Line
-from sonde.view.report import Fact, Part, Report, ShownAsReport
-from sonde.view.table import Cell, Grid, Tone
 
 if TYPE_CHECKING:
     import pandas
@@ -109,10 +107,8 @@ class Preflight(ShownAsReport):
         Raises:
             MissingExtraError: pandas is not installed.
         """
-        from sonde.engine.probes import dataframes
-
         rows = [{"check": each.check, "result": each.result, "words": each.words} for each in self.verdicts]
-        return dataframes.frame([{**row, "findings": len(each.findings)} for row, each in zip(rows, self.verdicts, strict=True)])
+        return frame([{**row, "findings": len(each.findings)} for row, each in zip(rows, self.verdicts, strict=True)])
 
     def to_json(self) -> str:
         """The verdicts, findings and the loss curve as JSON; a number that is not finite is null."""

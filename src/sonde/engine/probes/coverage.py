@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from sonde.answer import Cell, Grid, ShownAsTable
 from sonde.engine import selection
 from sonde.engine.probes.attachment import Attachment
 from sonde.engine.probes.dead_hooks import dead_among
@@ -16,7 +17,6 @@ from sonde.engine.probes.step_hooks import SAMPLED, StepHook
 from sonde.engine.torch_api.data_parallel import is_averaged_later
 from sonde.engine.torch_api.modules import parameters_in, parameters_of
 from sonde.site import Port, Site
-from sonde.view.table import Cell, Grid, ShownAsTable
 
 __all__ = ["Coverage", "Covered"]
 

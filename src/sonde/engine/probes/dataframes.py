@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,16 +15,12 @@ from sonde.engine.probes.attachment import Attachment
 from sonde.engine.probes.site_hook import SiteHook
 from sonde.engine.probes.statistic_hooks import Place, StatisticHook
 from sonde.engine.torch_api.modules import class_of
-from sonde.errors import MissingExtraError
 from sonde.site import PORTS, Site
 from sonde.stats import RowStatistic, Table
 from sonde.stats.table import finished as finished_rows
 from sonde.stats.table import on_host
 
-if TYPE_CHECKING:
-    import pandas
-
-__all__ = ["JOINING", "finished", "frame", "key_columns", "numbers_of", "places_of", "rows_of"]
+__all__ = ["JOINING", "finished", "key_columns", "numbers_of", "places_of", "rows_of"]
 
 JOINING = ("model", "site", "call", "phase", "epoch", "step", "micro_step", "forward", "rank")
 """Columns that every frame has."""
@@ -120,13 +116,3 @@ def _row(hook: SiteHook, site: Site, count: int, numbers: dict[str, Any], call: 
 
 def _plain(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else value
-
-
-def frame(rows: list[dict[str, Any]]) -> pandas.DataFrame:
-    """Return *rows* as a pandas table.
-
-    Raises:
-        MissingExtraError: pandas is not installed.
-    """
-    made: pandas.DataFrame = MissingExtraError.import_or_raise("pandas", "to_frame()", "frame").DataFrame(rows)
-    return made

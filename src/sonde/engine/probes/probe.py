@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 from torch import nn
 
+from sonde.answer import Cell, Grid, ShownAsTable, frame
 from sonde.engine.clock.turns import EveryNth, whole_number
 from sonde.engine.event import Subscriber
 from sonde.engine.failures import ProbeError
@@ -27,7 +28,6 @@ from sonde.engine.unseen import Observer
 from sonde.errors import ArgumentError
 from sonde.site import OTHER_CALLS, PARAMETER_PORTS, PORTS, Port, Site
 from sonde.stats import Statistic
-from sonde.view.table import Cell, Grid, ShownAsTable
 from sonde.warn import warn_user
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ class Probe(Observer, ShownAsTable):
         Raises:
             MissingExtraError: pandas is not installed.
         """
-        return dataframes.frame(self.rows())
+        return frame(self.rows())
 
     def merged(self, *, group: Any = None, seconds: float = 20.0) -> pandas.DataFrame:
         """Return the rows of all ranks of a distributed training, joined, as a table. Called on all ranks; the probe goes on.
@@ -183,8 +183,8 @@ class Probe(Observer, ShownAsTable):
             RankError: not all ranks called this, or they observe with different statistics.
             MissingExtraError: pandas is not installed.
         """
-        dataframes.frame([])  # raises before other ranks wait
-        return dataframes.frame(merged_rows(self._attachment, group, seconds))
+        frame([])  # raises before other ranks wait
+        return frame(merged_rows(self._attachment, group, seconds))
 
     def _grid(self) -> Grid:
         rows = self.rows()

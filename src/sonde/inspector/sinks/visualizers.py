@@ -6,6 +6,7 @@ import os
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
+from sonde.answer import standard_output
 from sonde.errors import ArgumentError
 from sonde.paths import absolute_path
 from sonde.run.run import Run
@@ -14,7 +15,6 @@ from sonde.view.plots.canvas import Theme, need_matplotlib
 from sonde.view.plots.layer_names import Include
 from sonde.view.plots.sheet import sheet
 from sonde.view.plots.table import table
-from sonde.view.table import standard_output
 
 if TYPE_CHECKING:
     from rich.console import Console

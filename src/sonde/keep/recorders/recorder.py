@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal, Self, TypeAlias, overload
 
 from torch import Tensor, nn
 
+from sonde.answer import Grid
 from sonde.engine import Coverage, Covered, Event, Phase, Port, Site, selection, structure
 from sonde.engine.probes import dataframes
 from sonde.engine.probes.attachment import Attachment
@@ -27,7 +28,6 @@ from sonde.keep.reductions.function import FunctionReduction, Reducer
 from sonde.keep.saving import entries_of_slots, slots_as_data
 from sonde.keep.slots import Key, SlotReader, Subrecorder
 from sonde.run.tensors import write_tensors
-from sonde.view.table import Grid
 
 __all__ = ["DataMethod", "Handle", "Recorder"]
 

@@ -9,13 +9,13 @@ from typing import Any
 
 from torch import Tensor
 
+from sonde.answer import Grid
 from sonde.engine import Site, structure
 from sonde.keep.layers import is_measurable
 from sonde.keep.reductions.base import Accumulated, shape_text
 from sonde.keep.slots import Subrecorder
 from sonde.stats import Accumulator, Moments
 from sonde.view.layer_table import LayerRow, Quantity, first_of, layer_table
-from sonde.view.table import Grid
 
 __all__ = ["grid", "row_of"]
 

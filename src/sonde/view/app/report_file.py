@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from sonde.answer import asset, html_page, page_file
 from sonde.errors import ArgumentError, SondeError
 from sonde.run.run import Run
 from sonde.view.app.answers.covered import coverage
@@ -25,7 +26,6 @@ from sonde.view.app.answers.questions import json_of
 from sonde.view.app.answers.reduction import packed, unpacked
 from sonde.view.app.answers.two_sides import comparison
 from sonde.view.app.followed_runs import FollowedRuns
-from sonde.view.page import asset, html_page, page_file
 
 __all__ = ["report_html", "save_report"]
 
@@ -33,6 +33,7 @@ _ROOM = 5 << 20  # bytes of compressed answers; a third more as text, and the fi
 _CELLS = 80_000  # of a heat-map that is kept as it is; larger ones are rounded
 _DISTRIBUTIONS = 60  # sites
 _KEPT = 12  # binary digits of a rounded number: a relative error of 2^-13
+_ASSETS = Path(__file__).parents[1] / "assets" / "app"
 _IMPORT = re.compile(r'^import .* from "\./(.*\.js)";$', re.MULTILINE)
 _EXPORT = re.compile(r"^export ", re.MULTILINE)
 _BODY = re.compile(r"<!-- body -->\n(.*?)<!-- /body -->", re.DOTALL)
@@ -81,8 +82,9 @@ def report_html(*runs: Run) -> str:
     graphs = [each["graph"] for each in held if each["graph"]]
     return html_page(
         f"{', '.join(each['run']['name'] for each in held)}: report",
-        body=_BODY.findall(asset("app/index.html"))[0],
-        styles=("app/app.css",),
+        body=_BODY.findall(asset("index.html", _ASSETS))[0],
+        styles=("app.css",),
+        assets=_ASSETS,
         more_script=_joined_modules("main.js"),
         compressed={"recording": gzip.compress(json_of({"runs": held, "comparisons": compared}), 6, mtime=0)},
         framed=graphs,
@@ -174,7 +176,7 @@ def _joined_modules(main: str) -> str:
     def add(name: str) -> None:
         if name not in found:
             found[name] = ""
-            text = asset(f"app/{name}")
+            text = asset(name, _ASSETS)
             for imported in _IMPORT.findall(text):
                 add(imported)
             del found[name]  # behind what it imports

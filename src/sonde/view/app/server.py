@@ -8,7 +8,7 @@ import json
 import sys
 import traceback
 from collections.abc import AsyncIterator, Callable
-from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from anyio import CapacityLimiter, to_thread
@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
+from sonde.answer import KIT
 from sonde.errors import ArgumentError, MissingExtraError, SelectionError, SiteError, SondeError, StoreError, UnknownSiteError
 from sonde.view.app.answers.opened_run import graph_text
 from sonde.view.app.answers.questions import answer_text, json_of
@@ -170,9 +171,8 @@ def _answered(answer: Callable[[Request], Response], request: Request) -> Respon
 @functools.cache
 def _assets() -> dict[str, bytes]:
     """Return the files of the page by name: what is not in this table is not served."""
-    top = resources.files("sonde.view") / "assets"
-    folders = [(name, at) for name, at in (("", top), ("app/", top / "app")) if at.is_dir()]
-    files = [(f"{folder}{each.name}", each) for folder, at in folders for each in at.iterdir()]
+    folders = {"": KIT, "app/": Path(__file__).parents[1] / "assets" / "app"}
+    files = [(f"{folder}{each.name}", each) for folder, at in folders.items() for each in at.iterdir()]
     return {name: each.read_bytes() for name, each in files if each.is_file() and _kind(name)}
 
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
+from sonde.answer import html_page, in_frame
 from sonde.errors import MissingExtraError
 from sonde.number import Number
 from sonde.run.graph.data import PlainGraph
 from sonde.run.graph.passes import collapse
 from sonde.run.graph.repeats import repeated
 from sonde.view.graph.series import Series, join
-from sonde.view.page import html_page, in_frame
 
 __all__ = ["in_notebook", "to_html"]
 
@@ -40,6 +41,7 @@ def to_html(
         texts={"model": name},
         styles=("graph.css",),
         scripts=_SCRIPTS,
+        assets=Path(__file__).parents[1] / "assets",
         data={"graph": _data(graph) | {"depth": depth, "series": [] if values is None else join(graph, values, described)}},
         libraries={"engine": _engine()},
     )

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from sonde.answer import in_frame, write_page
 from sonde.errors import ArgumentError, MissingExtraError, UnknownSiteError
 from sonde.run.graph.data import PlainGraph
 from sonde.run.run import Run
@@ -17,7 +18,6 @@ from sonde.run.schema import main_families
 from sonde.site import PORTS, Site
 from sonde.view.graph.page import to_html
 from sonde.view.graph.series import join
-from sonde.view.page import in_frame, write_page
 from sonde.view.plots.layer_names import spaced
 from sonde.view.plots.layer_series import Known, Matrix, matrix
 from sonde.view.plots.number_names import main_number

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from sonde import rules
+from sonde.answer import Grid
 from sonde.errors import ArgumentError, SiteError
 from sonde.number import number_of
 from sonde.rules import Finding
@@ -19,7 +20,6 @@ from sonde.suggest import nearest_steps
 from sonde.view.layer_table import NO_ELEMENTS, TONES, LayerRow, Note, Quantity, layer_table, notes_of, worst
 from sonde.view.plots.layer_names import Include, chosen
 from sonde.view.plots.layer_series import FIRST_ROWS, Known, kinds_of
-from sonde.view.table import Grid
 
 __all__ = ["table"]
 

@@ -9,10 +9,8 @@ from typing import Any
 
 import pytest
 
+from sonde.answer import Cell, Chart, Code, Fact, Grid, Line, Mark, Part, Report, ShownAsReport
 from sonde.errors import ArgumentError
-from sonde.view.chart import Chart, Line, Mark
-from sonde.view.report import Code, Fact, Part, Report, ShownAsReport
-from sonde.view.table import Cell, Grid
 
 HOSTILE = "\"'><img src=x onerror=alert(1)></script><script>alert(2)</script>$title"
 

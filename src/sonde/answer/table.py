@@ -8,17 +8,17 @@ import shutil
 import sys
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from sonde.answer.page import asset
+from sonde.errors import MissingExtraError
 from sonde.escape import escape_html, printable, printable_line
-from sonde.view.page import asset
 
 if TYPE_CHECKING:
+    import pandas
     from rich.console import Console, ConsoleOptions, RenderResult
     from rich.segment import Segment
     from rich.table import Table
-
-__all__ = ["Cell", "Grid", "ShownAsTable", "Tone", "standard_output"]
 
 Tone = Literal["plain", "quiet", "good", "warn", "bad", "strong"]
 
@@ -190,6 +190,16 @@ class ShownAsTable(ABC):
 
     def _repr_html_(self) -> str:
         return self._grid().to_html()
+
+
+def frame(rows: list[dict[str, Any]]) -> pandas.DataFrame:
+    """Return *rows* as a pandas table.
+
+    Raises:
+        MissingExtraError: pandas is not installed.
+    """
+    made: pandas.DataFrame = MissingExtraError.import_or_raise("pandas", "to_frame()", "frame").DataFrame(rows)
+    return made
 
 
 def standard_output(piped: int = _UNLIMITED) -> Console:

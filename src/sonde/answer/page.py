@@ -8,7 +8,6 @@ import hashlib
 import os
 import re
 from collections.abc import Mapping, Sequence
-from importlib import resources
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -17,7 +16,8 @@ from sonde.errors import ArgumentError
 from sonde.escape import embed_json, escape_html
 from sonde.paths import absolute_path
 
-__all__ = ["asset", "html_page", "in_frame", "page_file", "write_page"]
+KIT = Path(__file__).parent / "assets"
+"""The folder of the assets that every page has."""
 
 _DIGEST = re.compile(r"script-src '(sha256-[A-Za-z0-9+/=]+)'")
 
@@ -36,6 +36,7 @@ def html_page(
     more_script: str = "",
     compressed: Mapping[str, bytes] | None = None,
     framed: Sequence[str] = (),
+    assets: Path = KIT,
 ) -> str:
     """Return a self-contained page. Nothing in *title*, *texts* and *data* can run code or leave its element.
 
@@ -54,6 +55,7 @@ def html_page(
         more_script: script behind that of *scripts*.
         compressed: by name data as gzip, which stand in the page as base64.
         framed: pages of this kit that the page shows in frames by ``srcdoc``; they may do what they may do on their own.
+        assets: the folder with the template, *styles* and *scripts*; those that it lacks are the kit's.
 
     Raises:
         ArgumentError: a library cannot stand in a page.
@@ -67,14 +69,16 @@ def html_page(
         f'<script id="{name}" type="application/gzip;base64">{base64.b64encode(part).decode()}</script>\n'
         for name, part in (compressed or {}).items()
     ]
-    script = "\n".join([*map(asset, ("page.js", *scripts)), more_script])
+    script = "\n".join([asset("page.js"), *(asset(name, assets) for name in scripts), more_script])
     digests = [found for page in framed for found in _DIGEST.findall(page)[:1]]
     return Template(asset("page.html")).substitute(
         title=escape_html(title),
         policy=_policy(script, with_workers=bool(libraries or framed), others=digests),
-        style="".join(map(asset, ("page.css", *styles))),
+        style="".join([asset("page.css"), *(asset(name, assets) for name in styles)]),
         body=body
-        or Template(asset(template)).substitute({name: escape_html(text) for name, text in (texts or {}).items()}, **(parts or {})),
+        or Template(asset(template, assets)).substitute(
+            {name: escape_html(text) for name, text in (texts or {}).items()}, **(parts or {})
+        ),
         held="".join(held),
         script=script,
     )
@@ -90,9 +94,10 @@ def in_frame(page: str, title: str, height: int) -> str:
 
 
 @functools.lru_cache(64)
-def asset(name: str) -> str:
-    """Return the text of a file of ``view/assets``."""
-    return (resources.files("sonde.view") / "assets" / name).read_text(encoding="utf-8")
+def asset(name: str, assets: Path = KIT) -> str:
+    """Return the text of the file *name* in the folder *assets*, or else in the kit."""
+    file = assets / name
+    return (file if file.is_file() else KIT / name).read_text(encoding="utf-8")
 
 
 def _policy(script: str, *, with_workers: bool, others: Sequence[str] = ()) -> str:

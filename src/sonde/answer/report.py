@@ -10,13 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
+from sonde.answer.chart import Chart
+from sonde.answer.page import asset, html_page
+from sonde.answer.table import Grid, ShownAsTable, Tone
 from sonde.errors import ArgumentError
 from sonde.escape import escape_html, printable_line
-from sonde.view.chart import Chart
-from sonde.view.page import asset, html_page
-from sonde.view.table import Grid, ShownAsTable, Tone
-
-__all__ = ["Code", "Content", "Fact", "Part", "Report", "ShownAsReport"]
 
 _SIGNS: dict[Tone, tuple[str, str]] = {
     "good": ("✓", "ok"),

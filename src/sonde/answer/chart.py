@@ -7,10 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from sonde.answer.table import Tone
 from sonde.escape import escape_html, printable_line
-from sonde.view.table import Tone
-
-__all__ = ["Chart", "Line", "Mark"]
 
 _WIDTH, _HEIGHT = 860.0, 270.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 74.0, 850.0, 48.0, 222.0

@@ -1,0 +1,8 @@
+"""Say what was found: the answer to a question, and the tables, charts, code and pages that answers are made of.
+
+Every result that judges is an :class:`Answer`; one that only shows numbers is a table (``ShownAsTable``). Nothing here needs torch.
+"""
+
+import lazy_loader as _lazy
+
+__getattr__, __dir__, __all__ = _lazy.attach_stub(__name__, __file__)
