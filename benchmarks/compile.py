@@ -110,7 +110,7 @@ def run(backend: str, case: str, way: str) -> dict[str, float]:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     observer: Any = None
     if way == "watch":
-        observer = sonde.watch(model, optimizer, every=2, to="memory", quiet=True)
+        observer = sonde.watch(model, optimizer, every=2, to="memory", verbose=False)
     elif way == "track":
         observer = sonde.track(model)
     called: Any = torch.compile(model, backend=backend) if how == "whole" else model

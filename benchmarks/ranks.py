@@ -45,7 +45,7 @@ def watching(folder: str, every: int, ranks: str) -> Callable[[nn.Module, torch.
 
     def attach(model: nn.Module, optimizer: torch.optim.Optimizer) -> Undo:
         to = Path(folder) / "run"
-        return sonde.watch(model, optimizer, every=every, to=to, ranks=ranks, exists="replace", quiet=True).detach
+        return sonde.watch(model, optimizer, every=every, to=to, ranks=ranks, exists="replace", verbose=False).detach
 
     return attach
 

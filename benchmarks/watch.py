@@ -128,7 +128,7 @@ def floor_every_10th(model: nn.Module, optimizer: torch.optim.Optimizer) -> Undo
 def watching(every: object, lenses: object = None) -> Attach:
     def attach(model: nn.Module, optimizer: torch.optim.Optimizer) -> Undo:
         folder = tempfile.TemporaryDirectory()
-        inspector = sonde.watch(model, optimizer, every=every, to=Path(folder.name) / "run", lenses=lenses, quiet=True)
+        inspector = sonde.watch(model, optimizer, every=every, to=Path(folder.name) / "run", lenses=lenses, verbose=False)
 
         def undo() -> None:
             inspector.detach()

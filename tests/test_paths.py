@@ -58,7 +58,7 @@ def test_a_link_out_of_a_folder_is_outside(tmp_path: Path) -> None:
 
 def watched(path: str, leave: Callable[[], None]) -> None:
     model = nn.Linear(2, 1)
-    with sonde.watch(model, every=1, to=path, quiet=True) as inspector:
+    with sonde.watch(model, every=1, to=path, verbose=False) as inspector:
         for _ in range(3):
             model(torch.ones(1, 2)).sum().backward()
             inspector.step()

@@ -157,7 +157,7 @@ def first_steps(library: str, name: str) -> FirstSteps:
             model, loss_of = of_transformers(name) if library == "transformers" else of_images(library, name)
             model.train()
             optimizer = AdamW(model.parameters())
-            with watch(model, optimizer, every=1, to="memory", quiet=True) as inspector:
+            with watch(model, optimizer, every=1, to="memory", verbose=False) as inspector:
                 for _ in range(STEPS):
                     optimizer.zero_grad()
                     loss = loss_of(model)

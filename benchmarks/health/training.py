@@ -83,7 +83,7 @@ def run(training: Training, folders: Mapping[int, str | Path]) -> list[Inspector
         warnings.simplefilter("ignore")
         lenses = [*default_lenses(), *training.lenses] if training.lenses else None
         inspectors = [
-            stack.enter_context(watch(training.model, every=every, to=to, quiet=True, scaler=training.scaler, lenses=lenses))
+            stack.enter_context(watch(training.model, every=every, to=to, verbose=False, scaler=training.scaler, lenses=lenses))
             for every, to in folders.items()
         ]
         _loop(training, inspectors)

@@ -27,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     nn.init.constant_(model[0].bias, -100.0)  # type: ignore[arg-type]
     optimizer = SGD(model.parameters(), lr=0.1)
-    with watch(model, every=2, to=made, quiet=True):
+    with watch(model, every=2, to=made, verbose=False):
         for _ in range(5):
             model(torch.randn(5, 4)).sum().backward()
             optimizer.step()
@@ -97,13 +97,13 @@ def test_runs_without_moments_and_without_anything(tmp_path: Path, capsys: pytes
     """The columns that there are; or only the head."""
     model = nn.Linear(2, 2)
     optimizer = SGD(model.parameters(), lr=0.1)
-    with watch(model, every=1, to=tmp_path / "norms", quiet=True, lenses=lens.ParameterNorm()):
+    with watch(model, every=1, to=tmp_path / "norms", verbose=False, lenses=lens.ParameterNorm()):
         model(torch.ones(1, 2)).sum().backward()
         optimizer.step()
     out = printed(capsys, str(tmp_path / "norms"))
     assert "epoch 0 · step 0" in out
     assert "weight" in out
-    watch(model, to=tmp_path / "empty", quiet=True).detach()
+    watch(model, to=tmp_path / "empty", verbose=False).detach()
     assert "nothing recorded yet" in printed(capsys, str(tmp_path / "empty"))
     with pytest.raises(StoreError, match="there is no run"):
         printed(capsys, str(tmp_path / "nowhere"))

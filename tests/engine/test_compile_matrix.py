@@ -224,7 +224,7 @@ class Instruments:
     def attach(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         gradients: Any = "both" if "grad" in self.ports else "step"
         self.inspector = sonde.watch(
-            model, optimizer, every=1, lenses=LENSES, gradients=gradients, to="memory", quiet=True, strict=True
+            model, optimizer, every=1, lenses=LENSES, gradients=gradients, to="memory", verbose=False, strict=True
         )
         self.sums = sonde.observe(model, Moments(), ports=self.ports, strict=True)
         self.events = sonde.observe(model, self.keep, ports=self.ports, strict=True)

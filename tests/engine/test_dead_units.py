@@ -43,7 +43,9 @@ def test_every_instrument_calls_the_same_units_dead(name: str) -> None:
         model(x).square().mean().backward()
     assert preprocessor.value["1"].death.mean == 0.5
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with sonde.watch(model, optimizer, every=1, to="memory", quiet=True, lenses=lens.OutputActivation(dropout=False)) as inspector:
+    with sonde.watch(
+        model, optimizer, every=1, to="memory", verbose=False, lenses=lens.OutputActivation(dropout=False)
+    ) as inspector:
         model(x).square().mean().backward()
         optimizer.step()
     assert inspector.run.series("1", "call_death")[1].tolist() == [0.5]
@@ -80,7 +82,7 @@ def test_the_units_are_those_of_the_tensor_that_flows(every: int) -> None:
         model.head.weight.abs_()
         model.conv.bias[3:] = model.head.bias[2:] = 1.0
     watched = sonde.watch(
-        model, optimizer, every=every, to="memory", quiet=True, strict=True, evaluation=True, lenses=lens.OutputActivation()
+        model, optimizer, every=every, to="memory", verbose=False, strict=True, evaluation=True, lenses=lens.OutputActivation()
     )
     with watched as inspector:
         for _ in range(2):
@@ -132,7 +134,7 @@ def test_a_norm_per_sample_is_over_the_samples_of_sequences_in_both_layouts(batc
     # each of 40 squares and 5 norms is rounded once, and so is each sum: below 100 roundings of 2**-53
     assert preprocessor.value[""].mean == pytest.approx(wanted, rel=100 * 2**-53)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with sonde.watch(model, optimizer, every=1, to="memory", quiet=True, lenses=lens.OutputNorm(include=[""])) as inspector:
+    with sonde.watch(model, optimizer, every=1, to="memory", verbose=False, lenses=lens.OutputNorm(include=[""])) as inspector:
         model(x).sum().backward()
         optimizer.step()
     assert inspector.run.series("(root)", "norm")[1].tolist() == [pytest.approx(wanted, rel=100 * 2**-53)]

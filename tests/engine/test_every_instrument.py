@@ -458,7 +458,7 @@ class Watches(Instrument):
     """``sonde.watch``, each step logged."""
 
     def make(self, model: nn.Module) -> Any:
-        return sonde.watch(model, every=1, to="memory", quiet=True)
+        return sonde.watch(model, every=1, to="memory", verbose=False)
 
     def compare(self, kept: Kept) -> None:
         rows = [row for row in self.probe.run.table("moments").to_pylist() if row["site"].split(":")[1] in PORTS]

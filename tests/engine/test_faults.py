@@ -63,7 +63,7 @@ def graphed(model: nn.Module) -> Callable[[], Any]:
 
 
 def watched(model: nn.Module) -> Callable[[], Any]:
-    return sonde.watch(model, every=1, to="memory", quiet=True, gradients="both").detach
+    return sonde.watch(model, every=1, to="memory", verbose=False, gradients="both").detach
 
 
 FAULTS: list[tuple[Instrument, Any, str]] = [

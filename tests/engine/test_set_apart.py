@@ -55,7 +55,7 @@ def record(model: nn.Module, *args: Any, **kwargs: Any) -> None:
 
 
 def watch(model: nn.Module, *args: Any, **kwargs: Any) -> None:
-    sonde.watch(model, every=1, to="memory", quiet=True, batch=kwargs or args).detach()
+    sonde.watch(model, every=1, to="memory", verbose=False, batch=kwargs or args).detach()
 
 
 def check(model: nn.Module, *args: Any, **kwargs: Any) -> None:
@@ -381,7 +381,7 @@ def test_other_observers_see_nothing(run: Run) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     recorder = sonde.recorders.ForwardOutput().modules(model)
     with (
-        sonde.watch(model, optimizer, every=1, to="memory", quiet=True) as inspector,
+        sonde.watch(model, optimizer, every=1, to="memory", verbose=False) as inspector,
         sonde.track(model) as tracker,
         sonde.ModuleTracker(enter=called.append),
     ):
@@ -455,7 +455,7 @@ def test_a_training_in_another_thread_goes_on_being_observed() -> None:
 @pytest.mark.parametrize(
     "observe",
     [
-        lambda model: sonde.watch(model, every=1, to="memory", quiet=True),
+        lambda model: sonde.watch(model, every=1, to="memory", verbose=False),
         sonde.track,
         lambda model: sonde.observe(model, sonde.stats.Moments()),
         lambda model: sonde.recorders.ForwardOutput().modules(model),

@@ -81,7 +81,7 @@ def calls(model: nn.Module) -> Observed:
 
 
 def watched(model: nn.Module) -> Observed:
-    inspector = sonde.watch(model, every=1, to="memory", quiet=True, gradients="both", evaluation=True)
+    inspector = sonde.watch(model, every=1, to="memory", verbose=False, gradients="both", evaluation=True)
 
     def read() -> Any:
         inspector.detach()

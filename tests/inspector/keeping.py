@@ -176,7 +176,7 @@ class Watcher:
         self.scale = 1.0
 
     def watch(self, models: Any, *, first_step: int = 0, **settings: Any) -> None:
-        settings = {"every": 1, "to": "memory", "quiet": True, "strict": True} | settings
+        settings = {"every": 1, "to": "memory", "verbose": False, "strict": True} | settings
         self.inspector = watch(models, **settings)
 
     def tick_epoch(self) -> None:

@@ -36,7 +36,7 @@ def looked_at(
     lenses = [lens.moments(), lens.OutputActivation(one_in=how.pop("one_in"), dropout=False)]
     first = 0 if resumed is None else steps
     run: dict[str, Any] = {"to": "memory"} if resumed is None else {"to": resumed, "resume": True}
-    with watch(model, quiet=True, lenses=lenses, **run, **how) as inspector:
+    with watch(model, verbose=False, lenses=lenses, **run, **how) as inspector:
         for step, name in enumerate(pattern * (steps // len(pattern)), first):
             x = torch.randn(5, 4)
             with torch.no_grad():
@@ -86,7 +86,7 @@ def test_after_a_resume_each_optimizer_is_looked_at_again(tmp_path: Path) -> Non
     path = str(tmp_path / "run")
     model = Parts()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    with watch(model, every=1, to=path, quiet=True, lenses=[lens.moments()]):
+    with watch(model, every=1, to=path, verbose=False, lenses=[lens.moments()]):
         for _ in range(40):
             model(torch.randn(5, 4), "a").square().mean().backward()
             optimizer.step()
@@ -100,7 +100,7 @@ def test_a_second_decision_about_a_step_counts_no_logged_step() -> None:
     model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     lenses = [lens.moments(), lens.OutputActivation(one_in=3, dropout=False)]
-    with watch(model, every=lambda tick: True, to="memory", quiet=True, lenses=lenses) as inspector:
+    with watch(model, every=lambda tick: True, to="memory", verbose=False, lenses=lenses) as inspector:
         for step in range(12):
             model(torch.randn(5, 4)).square().mean().backward()
             optimizer.step()

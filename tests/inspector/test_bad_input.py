@@ -107,7 +107,7 @@ def test_folders_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "thesis.tex").write_text("mine")
-    watch(model, to=tmp_path / "run", quiet=True).detach()
+    watch(model, to=tmp_path / "run", verbose=False).detach()
     for path, match in (
         (tmp_path / "file", "is a file"),
         (tmp_path / "folder", "holds something that is no run"),
@@ -122,7 +122,7 @@ def test_folders_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
 def test_step_without_a_forward_is_refused() -> None:
     """At first, and after a step that was counted already."""
     model, optimizer = small()
-    with Inspector(module=model, to="memory", quiet=True) as inspector:
+    with Inspector(module=model, to="memory", verbose=False) as inspector:
         with pytest.raises(ArgumentError, match="no forward of the model was seen"):
             inspector.step()
         train(model, optimizer, 1)
@@ -143,7 +143,7 @@ def test_an_inspector_without_a_model_says_so() -> None:
 def test_what_is_no_number_is_not_pushed() -> None:
     """Of several elements, complex, a text; and a metric that the lens does not name."""
     model, _ = small()
-    with watch(model, to="memory", quiet=True, lenses=[lens.moments(), lens.LossMetrics(metrics="accuracy")]) as inspector:
+    with watch(model, to="memory", verbose=False, lenses=[lens.moments(), lens.LossMetrics(metrics="accuracy")]) as inspector:
         for value in (torch.zeros(2), torch.tensor(1j), "much", None):
             with pytest.raises(ArgumentError, match="one real number"):
                 inspector.push_loss(value, train=True)
@@ -170,7 +170,7 @@ class _Full(Sink):
 def test_a_sink_that_fails_is_left_out_with_one_warning() -> None:
     """The training and the other sinks go on."""
     model, optimizer = small()
-    inspector = watch(model, every=1, to=[_Full(), "memory"], quiet=True)
+    inspector = watch(model, every=1, to=[_Full(), "memory"], verbose=False)
     with pytest.warns(ObservationWarning, match="_Full raised OSError: the disk is full") as warned:
         train(model, optimizer, 3)
         inspector.detach()
@@ -195,7 +195,7 @@ def test_a_statistic_that_fails_loses_its_own_rows_alone() -> None:
     """With one warning; one that divides by zero has no number there, and that is no failure."""
     model, optimizer = small()
     lenses = [lens.Lens("odd", _Odd()), lens.Lens("infinite", _Odd(), include="^0$"), lens.moments()]
-    inspector = watch(model, every=1, to="memory", lenses=lenses, quiet=True)
+    inspector = watch(model, every=1, to="memory", lenses=lenses, verbose=False)
     with pytest.warns(ObservationWarning, match="of odd raised ValueError: odd") as warned:
         train(model, optimizer, 3)
         inspector.detach()
@@ -207,7 +207,7 @@ def test_a_statistic_that_fails_loses_its_own_rows_alone() -> None:
 def test_a_full_disk_does_not_stop_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One warning; what was written before stays readable."""
     model, optimizer = small()
-    inspector = watch(model, every=1, to=tmp_path / "run", quiet=True)
+    inspector = watch(model, every=1, to=tmp_path / "run", verbose=False)
     train(model, optimizer, 2)
     assert inspector.run.last_step == 1
 
@@ -230,7 +230,7 @@ def test_a_visualizer_that_fails_is_called_once() -> None:
     def broken(run: Run) -> None:
         raise ValueError("no display")
 
-    inspector = watch(model, every=1, visualizer=broken, quiet=True)
+    inspector = watch(model, every=1, visualizer=broken, verbose=False)
     train(model, optimizer, 1)
     with pytest.warns(ObservationWarning, match="broken raised ValueError: no display"):
         inspector.tick_epoch()
@@ -248,7 +248,7 @@ def test_a_schedule_that_fails_logs_nothing_in_that_step() -> None:
             raise ValueError("odd")
         return True
 
-    with watch(model, every=odd, to="memory", quiet=True) as inspector:
+    with watch(model, every=odd, to="memory", verbose=False) as inspector:
         with pytest.warns(ObservationWarning, match="the schedule raised ValueError: odd") as warned:
             train(model, optimizer, 5)
         assert len(warned) == 1
@@ -260,7 +260,7 @@ def test_a_part_of_torchscript_is_named_and_all_others_are_watched() -> None:
     """It has buffers, which are kept for a step that goes wrong, and which it does not hold in a dictionary."""
     model = nn.Sequential(torch.jit.script(nn.BatchNorm1d(3)), nn.Linear(3, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with watch(model, optimizer, every=1, to="memory", quiet=True, strict=True) as inspector:
+    with watch(model, optimizer, every=1, to="memory", verbose=False, strict=True) as inspector:
         for _ in range(2):
             model(torch.tensor([[1.0, 2.0, 3.0], [3.0, 2.0, 1.0]])).sum().backward()
             optimizer.step()

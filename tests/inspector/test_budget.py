@@ -69,7 +69,7 @@ def test_the_interval_keeps_to_the_budget(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(Meter, "step_time", property(lambda self: 1.0))
     monkeypatch.setattr(Meter, "cost", property(lambda self: cost))
     model, optimizer = small()
-    with watch(model, every=1, to="memory", budget="1%", quiet=True) as inspector:
+    with watch(model, every=1, to="memory", budget="1%", verbose=False) as inspector:
         assert inspector.every == 2
         train(model, optimizer, 1)
         assert inspector.every == 25

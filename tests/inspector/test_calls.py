@@ -35,7 +35,7 @@ def train(backend: str | None = None, **settings: Any) -> Inspector:
     model = nn.Sequential(nn.Conv2d(3, 4, 1), Block(), nn.Flatten(), nn.Linear(16, 2))
     run = model if backend is None else torch.compile(model, backend=backend)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    with sonde.watch(model, optimizer, every=1, to="memory", quiet=True, strict=True, **settings) as inspector:
+    with sonde.watch(model, optimizer, every=1, to="memory", verbose=False, strict=True, **settings) as inspector:
         for _ in range(3):
             for _ in range(2):  # two micro-batches
                 run(torch.randn(16, 3, 2, 2)).square().mean().backward()
@@ -95,7 +95,7 @@ def test_tensorboard_has_a_tag_for_each_call(tmp_path: Path) -> None:
     model = Block()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     sink = TensorBoard(tmp_path)
-    with sonde.watch(model, optimizer, every=1, to=sink, quiet=True, calls=1):
+    with sonde.watch(model, optimizer, every=1, to=sink, verbose=False, calls=1):
         model(torch.randn(2, 4, 2, 2)).sum().backward()
         optimizer.step()
     events = EventAccumulator(str(tmp_path))
@@ -123,7 +123,7 @@ def test_every_tensor_of_a_structured_output_is_recorded() -> None:
 
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with sonde.watch(model, optimizer, every=1, to="memory", quiet=True) as inspector:
+    with sonde.watch(model, optimizer, every=1, to="memory", verbose=False) as inspector:
         model(torch.randn(2, 5, 3)).sum().backward()
         optimizer.step()
     assert "lstm:output[1][1]" in {finding.site for finding in inspector.findings}
@@ -146,7 +146,7 @@ def test_a_module_that_returns_several_tensors_has_delivered() -> None:
 
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with sonde.watch(model, optimizer, every=1, to="memory", quiet=True) as inspector:
+    with sonde.watch(model, optimizer, every=1, to="memory", verbose=False) as inspector:
         for _ in range(2):
             model(torch.randn(2, 5, 3)).sum().backward()
             optimizer.step()
@@ -187,7 +187,7 @@ def test_a_loop_that_calls_parts_of_the_model_has_the_rows_of_one_that_calls_the
         lenses = [
             sonde.lens.Lens("moments", sonde.stats.Moments(), ("output", "grad_output", "grad"), include=(nn.Linear, nn.Tanh))
         ]
-        with sonde.watch(model, optimizer, every=2, lenses=lenses, to="memory", quiet=True) as inspector:
+        with sonde.watch(model, optimizer, every=2, lenses=lenses, to="memory", verbose=False) as inspector:
             for _ in range(3):
                 optimizer.zero_grad()
                 for batch in torch.randn(2, 4, 3):

@@ -64,7 +64,7 @@ def test_the_norm_before_clipping(clip: str, passes: int) -> None:
     model = network()
     optimizer = AdamW(model.parameters(), 1e-3)
     raw, used = [], []
-    with watch(model, every=1, to="memory", quiet=True, strict=True) as inspector:
+    with watch(model, every=1, to="memory", verbose=False, strict=True) as inspector:
         for _ in range(3):
             optimizer.zero_grad()
             for _ in range(passes):
@@ -82,7 +82,7 @@ def test_an_explosion_under_clipping_is_found() -> None:
     """The norm that the optimizer uses is 1 all the time."""
     model = network()
     optimizer = SGD(model.parameters(), 1e-4)
-    with watch(model, every=1, to="memory", quiet=True) as inspector:
+    with watch(model, every=1, to="memory", verbose=False) as inspector:
         for step in range(100):
             optimizer.zero_grad()
             (model(torch.randn(64, 4)).square().mean() * (1e4 if step == 90 else 1e2)).backward()
@@ -99,7 +99,7 @@ def test_only_the_gradients_that_an_optimizer_uses_count() -> None:
     model = network()
     first, second = SGD(model[0].parameters(), 0.1), SGD(model[2].parameters(), 0.1)
     raw = []
-    with watch(model, every=1, to="memory", quiet=True, strict=True) as inspector:
+    with watch(model, every=1, to="memory", verbose=False, strict=True) as inspector:
         for optimizer, part in [(first, model[0]), (second, model[2])] * 2:
             optimizer.zero_grad()
             model(torch.randn(5, 4)).square().sum().backward()
@@ -112,7 +112,7 @@ def test_two_optimizers_on_one_backward_pass() -> None:
     model = network()
     optimizers = [SGD(layer.parameters(), 0.1) for layer in (model[0], model[2])]
     raw = []
-    with watch(model, every=1, to="memory", quiet=True, strict=True) as inspector:
+    with watch(model, every=1, to="memory", verbose=False, strict=True) as inspector:
         for _ in range(3):
             model.zero_grad()
             model(torch.randn(5, 4)).square().sum().backward()
@@ -142,7 +142,7 @@ def test_gradients_that_are_reduced_at_the_end_of_the_backward_pass() -> None:
 
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(accumulated)
-    with watch(model, every=1, to="memory", quiet=True, strict=True) as inspector:
+    with watch(model, every=1, to="memory", verbose=False, strict=True) as inspector:
         model(torch.randn(5, 4)).square().sum().backward()
         raw = norm_of(model)
         optimizer.step()
@@ -152,7 +152,7 @@ def test_gradients_that_are_reduced_at_the_end_of_the_backward_pass() -> None:
 def test_sparse_gradients() -> None:
     model = nn.Sequential(nn.Embedding(6, 3, sparse=True))
     optimizer = SGD(model.parameters(), 0.1)
-    with watch(model, every=1, to="memory", quiet=True, strict=True) as inspector:
+    with watch(model, every=1, to="memory", verbose=False, strict=True) as inspector:
         model(torch.tensor([0, 1, 1])).sum().backward()
         optimizer.step()
     assert scalars(inspector, "grad_norm_raw") == pytest.approx([(3 * 1 + 3 * 4) ** 0.5])
@@ -162,7 +162,7 @@ def scaled(scaler_given: bool, *, fused: bool, unscale: bool) -> Inspector:
     model = network()
     optimizer = AdamW(model.parameters(), 1e-3, fused=fused)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
-    with watch(model, every=1, to="memory", quiet=True, scaler=scaler if scaler_given else None) as inspector:
+    with watch(model, every=1, to="memory", verbose=False, scaler=scaler if scaler_given else None) as inspector:
         for _ in range(5):
             optimizer.zero_grad()
             loss: Tensor = model(torch.randn(5, 4)).square().sum()

@@ -25,7 +25,7 @@ def train(kind: str, every: int = 0, *, says: bool = True) -> tuple[list[Tensor]
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     batches = [torch.randn(5, 8) for _ in range(STEPS)]
-    inspector = watch(model, optimizer, every=every, to="memory", quiet=True) if every else None
+    inspector = watch(model, optimizer, every=every, to="memory", verbose=False) if every else None
 
     def passes(x: Tensor) -> None:
         model(x).square().mean().backward()

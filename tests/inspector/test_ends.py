@@ -25,7 +25,7 @@ class Training:
     def __init__(self, to: Any = "memory", **arguments: Any) -> None:
         self.model = nn.Linear(2, 1)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
-        self.inspector = sonde.watch(self.model, self.optimizer, every=1, to=to, quiet=True, **arguments)
+        self.inspector = sonde.watch(self.model, self.optimizer, every=1, to=to, verbose=False, **arguments)
 
     def step(self) -> None:
         self.model(torch.ones(1, 2)).sum().backward()

@@ -34,7 +34,7 @@ def trained(
     """Train; *clear* is called between the forward and the backward of each pass, with its number."""
     model = net() if model is None else model
     optimizer = Adam(model.parameters(), lr=1e-3)
-    with watch(model, optimizer, every=every, to="memory", quiet=True) as inspector:
+    with watch(model, optimizer, every=every, to="memory", verbose=False) as inspector:
         for _ in range(steps):
             for number in range(passes):
                 loss = model(torch.randn(16, 4)).square().mean()
@@ -81,7 +81,7 @@ def test_gradients_of_another_loss_that_are_cleared_before_their_own_are_not_kep
     both = nn.ModuleDict({"made": nn.Linear(2, 2), "judge": nn.Linear(2, 1)})
     made, judge = both["made"], both["judge"]
     one, other = Adam(judge.parameters(), 1e-3), Adam(made.parameters(), 1e-3)
-    with watch(both, every=1, to="memory", quiet=True) as inspector:
+    with watch(both, every=1, to="memory", verbose=False) as inspector:
         for _ in range(9):
             drawn = made(torch.randn(8, 2))
             one.zero_grad(set_to_none=to_none)
@@ -96,7 +96,7 @@ def test_gradients_of_another_loss_that_are_cleared_before_their_own_are_not_kep
 def test_a_rule_that_is_off_watches_nothing() -> None:
     model = net()
     optimizer = SGD(model.parameters(), lr=1e-3)
-    with watch(model, optimizer, every=1, to="memory", quiet=True, rules={"gradient_kept": False}) as inspector:
+    with watch(model, optimizer, every=1, to="memory", verbose=False, rules={"gradient_kept": False}) as inspector:
         for _ in range(9):
             model(torch.randn(16, 4)).mean().backward()
             optimizer.step()
@@ -110,7 +110,7 @@ def test_a_compiled_model_is_watched_without_another_compilation() -> None:
     compiled = torch.compile(model, backend="aot_eager")
     optimizer = Adam(model.parameters(), lr=1e-3)
     counts = torch._dynamo.utils.counters
-    with watch(compiled, optimizer, every=1, to="memory", quiet=True) as inspector:  # type: ignore[arg-type]  # a function to the type checker
+    with watch(compiled, optimizer, every=1, to="memory", verbose=False) as inspector:  # type: ignore[arg-type]  # a function to the type checker
         seen = []
         for _ in range(8):
             compiled(torch.randn(16, 4)).square().mean().backward()

@@ -41,7 +41,7 @@ def found(
 ) -> list[Finding]:
     """Train with the *optimizers* whose numbers *turn* returns for a step; return the findings about what is left out."""
     x = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))
-    with sonde.watch(model, every=1, to=to, quiet=True, **options) as inspector:
+    with sonde.watch(model, every=1, to=to, verbose=False, **options) as inspector:
         for step in range(steps):
             for number in range(len(optimizers)) if turn is None else turn(step):
                 before()
@@ -152,7 +152,7 @@ def test_a_layer_that_never_runs_is_not_unreached() -> None:
 
 def test_a_loop_that_says_its_steps_itself_has_no_such_findings() -> None:
     model = deep()
-    with sonde.watch(model, every=1, to="memory", quiet=True) as inspector:
+    with sonde.watch(model, every=1, to="memory", verbose=False) as inspector:
         for _ in range(12):
             model(torch.ones(2, 4)).sum().backward()
             inspector.step()

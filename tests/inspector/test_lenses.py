@@ -46,7 +46,7 @@ def test_a_new_lens_is_ten_lines() -> None:
     model, optimizer = small()
     kurtosis = lens.Lens("kurtosis", Kurtosis(), ("output", "param"), include=nn.Linear)
     x = torch.randn(50, 4)
-    with watch(model, every=1, to="memory", lenses=kurtosis, quiet=True) as inspector:
+    with watch(model, every=1, to="memory", lenses=kurtosis, verbose=False) as inspector:
         model(x).sum().backward()
         outputs = model[0](x).detach().double()
         optimizer.step()
@@ -66,7 +66,7 @@ def record(lenses: Any, steps: int = 3, **settings: Any) -> tuple[Inspector, lis
     torch.manual_seed(0)
     model, optimizer = small()
     kept: list[dict[str, Tensor]] = []
-    with watch(model, every=1, to="memory", lenses=lenses, quiet=True, strict=True, **settings) as inspector:
+    with watch(model, every=1, to="memory", lenses=lenses, verbose=False, strict=True, **settings) as inspector:
         for _ in range(steps):
             hidden = model[0](x := torch.randn(5, 4))
             out = model[2](model[1](hidden))
@@ -141,7 +141,7 @@ def test_channels_are_found_by_the_layer_before() -> None:
         model[0].bias[:1] = -100.0  # type: ignore[index]
         model[3].bias[:3] = -100.0  # type: ignore[index]
     optimizer = SGD(model.parameters(), lr=0.0)
-    with watch(model, every=1, to="memory", lenses=lens.OutputActivation(), quiet=True) as inspector:
+    with watch(model, every=1, to="memory", lenses=lens.OutputActivation(), verbose=False) as inspector:
         model(torch.rand(2, 1, 8, 8)).sum().backward()
         optimizer.step()
     found = {row["site"]: row["call_death"] for row in inspector.run.table("activation").to_pylist()}
@@ -160,7 +160,7 @@ def test_dropout_and_given_layers() -> None:
         (lens.OutputActivation(activation=False), {"2"}),
         (lens.OutputActivation(include=nn.GELU, channel_last=True), {"1"}),
     ):
-        with watch(model, to="memory", lenses=chosen, quiet=True) as inspector:
+        with watch(model, to="memory", lenses=chosen, verbose=False) as inspector:
             assert {site.path for site in inspector.sites} == expected
 
 
@@ -175,7 +175,7 @@ def test_a_costly_lens_looks_at_one_in_so_many_logged_steps() -> None:
 def test_evaluation_can_be_asked_of_one_lens() -> None:
     """The family of the others has no such rows."""
     model, optimizer = small()
-    with watch(model, every=1, to="memory", lenses=[lens.moments(), lens.OutputNorm(record_eval=True)], quiet=True) as inspector:
+    with watch(model, every=1, to="memory", lenses=[lens.moments(), lens.OutputNorm(record_eval=True)], verbose=False) as inspector:
         model(torch.randn(5, 4)).sum().backward()
         optimizer.step()
         model.eval()
@@ -216,7 +216,7 @@ def test_where_few_steps_are_logged_each_is_compared_with_the_one_before() -> No
     model, optimizer = small()
     gradients = []
     lenses = [lens.moments(), lens.ParameterGradientGeometry()]
-    with watch(model, every=4, to="memory", lenses=lenses, quiet=True, strict=True) as inspector:
+    with watch(model, every=4, to="memory", lenses=lenses, verbose=False, strict=True) as inspector:
         for step in range(10):
             optimizer.zero_grad()
             model(torch.randn(5, 4)).square().sum().backward()
@@ -250,7 +250,7 @@ def test_cosines_are_of_logged_steps_only(every: Steps, logged: list[int]) -> No
     model, optimizer = small()
     gradients = []
     lenses = lens.ParameterGradientGeometry()
-    with watch(model, every=every, to="memory", lenses=lenses, quiet=True, strict=True) as inspector:
+    with watch(model, every=every, to="memory", lenses=lenses, verbose=False, strict=True) as inspector:
         for _ in range(9):
             optimizer.zero_grad()
             model(torch.randn(5, 4)).square().sum().backward()
@@ -267,7 +267,7 @@ def test_cosines_of_each_backward_pass() -> None:
     model, optimizer = small()
     kept = []
     lenses = lens.ParameterGradientGeometry()
-    with watch(model, every=2, to="memory", lenses=lenses, gradients="both", quiet=True, strict=True) as inspector:
+    with watch(model, every=2, to="memory", lenses=lenses, gradients="both", verbose=False, strict=True) as inspector:
         for _ in range(4):
             optimizer.zero_grad()
             for _ in range(2):
@@ -284,7 +284,7 @@ def test_lenses_that_belong_to_another_are_described_too() -> None:
     """As are those that are asked for, in the run's description; with how they are drawn."""
     model, _ = small()
     lenses = [lens.ParameterGradientGeometry(), lens.ParameterUpdateGeometry(), lens.LossMetrics()]
-    with watch(model, to="memory", lenses=lenses, quiet=True) as inspector:
+    with watch(model, to="memory", lenses=lenses, verbose=False) as inspector:
         shown = {each["family"]: each for each in inspector.run.info["lenses"]}
     families = ["parameter_gradient", "parameter_gradient_cosine", "parameter_update", "parameter_update_ratio", "scalars"]
     assert list(shown) == families
@@ -298,7 +298,7 @@ def test_powers_of_two_from_a_training_to_a_picture(tmp_path: Path, capsys: pyte
     model, optimizer = small()
     outputs: list[Tensor] = []
     model[2].register_forward_hook(lambda module, args, output: outputs.append(output.detach()))  # type: ignore[index]
-    with watch(model, every=2, to=tmp_path / "run", lenses=lens.exponents(), quiet=True, strict=True) as inspector:
+    with watch(model, every=2, to=tmp_path / "run", lenses=lens.exponents(), verbose=False, strict=True) as inspector:
         train(model, optimizer, 5)
     run = inspector.run
     steps, counts = run.series("2:output", "powers")
@@ -337,7 +337,7 @@ def test_the_cosine_of_successive_updates() -> None:
     model, optimizer = small()
     kept_updates = []
     lenses = lens.ParameterUpdateGeometry(compute_correlation=True)
-    with watch(model, every=3, to="memory", lenses=lenses, quiet=True, strict=True) as inspector:
+    with watch(model, every=3, to="memory", lenses=lenses, verbose=False, strict=True) as inspector:
         for _ in range(7):
             before = model.get_parameter("0.weight").detach().double()
             train(model, optimizer, 1)
@@ -351,7 +351,7 @@ def test_updates_of_the_parameters_of_one_optimizer() -> None:
     """Those of another are not measured, and something that is no optimizer is refused at once."""
     model, _ = small()
     first, second = SGD(model[0].parameters(), lr=0.1), SGD(model[2].parameters(), lr=0.1)  # type: ignore[index]
-    with watch(model, every=1, to="memory", lenses=lens.ParameterUpdateGeometry(first), quiet=True, strict=True) as inspector:
+    with watch(model, every=1, to="memory", lenses=lens.ParameterUpdateGeometry(first), verbose=False, strict=True) as inspector:
         model(torch.randn(5, 4)).sum().backward()
         first.step()
         second.step()
@@ -380,11 +380,11 @@ def test_a_model_without_layers_for_an_optional_lens_is_no_error() -> None:
     """The lens warns; one that was given layers is an error."""
     model = nn.Sequential(nn.Linear(4, 4), nn.GELU())
     with pytest.warns(UserWarning, match="the lens 'activation' finds no layer in this model and records nothing"):
-        inspector = watch(model, to="memory", lenses=[lens.OutputActivation(), lens.OutputNorm()], quiet=True)
+        inspector = watch(model, to="memory", lenses=[lens.OutputActivation(), lens.OutputNorm()], verbose=False)
     assert {site.path for site in inspector.sites} == {"0", "1"}
     inspector.detach()
     with pytest.raises(SelectionError, match="ReLU"):
-        watch(model, to="memory", lenses=[lens.OutputActivation(include=nn.ReLU), lens.OutputNorm()], quiet=True)
+        watch(model, to="memory", lenses=[lens.OutputActivation(include=nn.ReLU), lens.OutputNorm()], verbose=False)
 
 
 @pytest.mark.parametrize(
@@ -413,7 +413,7 @@ def test_aggregations_are_checked_when_a_lens_is_made(make: Callable[[], object]
 def test_a_pushed_loss_is_of_training_where_the_model_is() -> None:
     """Without ``train=`` the model's mode says whether a loss is of training or of evaluation."""
     model, optimizer = small()
-    with watch(model, every=1, to="memory", quiet=True) as inspector:
+    with watch(model, every=1, to="memory", verbose=False) as inspector:
         train(model, optimizer, 1)
         inspector.push_loss(2.0)
         model.eval()
@@ -429,7 +429,7 @@ def test_the_loss_of_the_last_epoch() -> None:
     losses = lens.LossMetrics(loss_line=("median", "mean"))
     with pytest.raises(ArgumentError, match="no inspector has this lens"):
         losses.loss(train=True)
-    with watch(model, every=1, to="memory", lenses=losses, quiet=True) as inspector:
+    with watch(model, every=1, to="memory", lenses=losses, verbose=False) as inspector:
         with pytest.raises(ArgumentError, match="none has ended"):
             losses.loss(train=True)
         for pushed in ([1.0, 2.0, 9.0], [5.0, 6.0, 10.0]):

@@ -17,7 +17,7 @@ from sonde.errors import ArgumentError
 def training(given: Any, model: nn.Module, x: Tensor) -> sonde.Inspector:
     """One logged step."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with sonde.watch(model, optimizer, every=1, lenses=given, to="memory", quiet=True, strict=True) as inspector:
+    with sonde.watch(model, optimizer, every=1, lenses=given, to="memory", verbose=False, strict=True) as inspector:
         model(x)[0].square().sum().backward()
         optimizer.step()
     return inspector
@@ -93,7 +93,7 @@ def test_what_cannot_stand_for_the_other_says_what_to_give() -> None:
         (preprocessor.OutputNorm(batched=False), "leave batched= out"),
     ):
         with pytest.raises(ArgumentError, match=reason):
-            sonde.watch(model, lenses=given, to="memory", quiet=True)
+            sonde.watch(model, lenses=given, to="memory", verbose=False)
     cosine = lens.Lens("turns", sonde.stats.Cosine(), ("grad",))
     with pytest.raises(ArgumentError, match="'turns' is not one statistic of single tensors"):
         sonde.observe(model, cosine)

@@ -35,7 +35,7 @@ def test_a_training_ends_at_the_same_bits() -> None:
     for watched in (False, True):
         torch.manual_seed(0)
         model, optimizer = small()
-        inspector = watch(model, optimizer, every=3, to="memory", quiet=True) if watched else None
+        inspector = watch(model, optimizer, every=3, to="memory", verbose=False) if watched else None
         train(model, optimizer, 20)
         if inspector is not None:
             inspector.detach()
@@ -62,7 +62,7 @@ def test_an_error_in_the_loop_leaves_a_whole_run(tmp_path: Path) -> None:
     model, optimizer = small()
 
     def interrupted() -> None:
-        with watch(model, optimizer, every=1, to=tmp_path / "run", quiet=True):
+        with watch(model, optimizer, every=1, to=tmp_path / "run", verbose=False):
             train(model, optimizer, 3)
             model(torch.randn(5, 4)).sum().backward()
             raise KeyboardInterrupt
@@ -76,7 +76,7 @@ def test_an_error_in_the_loop_leaves_a_whole_run(tmp_path: Path) -> None:
 def test_a_forgotten_inspector_takes_its_hooks_along(tmp_path: Path) -> None:
     """Deleted without an end: no hook is left, and what was logged is in the run."""
     model, optimizer = small()
-    inspector = watch(model, optimizer, every=1, to=tmp_path / "run", quiet=True)
+    inspector = watch(model, optimizer, every=1, to=tmp_path / "run", verbose=False)
     train(model, optimizer, 2)
     threads = threading.active_count()
     del inspector
@@ -92,9 +92,9 @@ def test_an_inspector_that_nobody_holds_says_that_nothing_is_recorded() -> None:
     with pytest.warns(
         ObservationWarning, match="an Inspector was deleted before its model ran, and records nothing: hold it in a var"
     ):
-        watch(model, optimizer, to="memory", quiet=True)
+        watch(model, optimizer, to="memory", verbose=False)
     assert not any(module._forward_hooks for module in model.modules())
-    inspector = watch(model, optimizer, to="memory", quiet=True)
+    inspector = watch(model, optimizer, to="memory", verbose=False)
     model(torch.ones(2, 4))
     del inspector
 
@@ -103,7 +103,7 @@ def test_optimizers_come_in_any_iterable() -> None:
     """As in the values of a dict, or from a generator."""
     model, optimizer = small()
     for given in ({"one": optimizer}.values(), (each for each in [optimizer])):
-        with watch(model, given, every=1, to="memory", quiet=True) as inspector:
+        with watch(model, given, every=1, to="memory", verbose=False) as inspector:
             train(model, optimizer, 1)
         assert inspector.run.scalar("lr")[0].tolist() == [0]
 
@@ -111,7 +111,7 @@ def test_optimizers_come_in_any_iterable() -> None:
 def test_copies_and_pickles_of_a_watched_model_are_not_watched() -> None:
     """And can be made."""
     model, optimizer = small()
-    with watch(model, optimizer, every=1, to="memory", quiet=True) as inspector:
+    with watch(model, optimizer, every=1, to="memory", verbose=False) as inspector:
         train(model, optimizer, 1)
         for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
             train(twin, SGD(twin.parameters(), lr=0.1), 2)
@@ -122,7 +122,7 @@ def test_copies_and_pickles_of_a_watched_model_are_not_watched() -> None:
 def test_two_inspectors_on_one_model_do_not_mind_each_other() -> None:
     """Each has its own pace and run."""
     model, optimizer = small()
-    with watch(model, every=1, to="memory", quiet=True) as one, watch(model, every=2, to="memory", quiet=True) as other:
+    with watch(model, every=1, to="memory", verbose=False) as one, watch(model, every=2, to="memory", verbose=False) as other:
         train(model, optimizer, 5)
     assert one.run.scalar("grad_norm")[0].tolist() == [0, 1, 2, 3, 4]
     assert other.run.scalar("grad_norm")[0].tolist() == [0, 2, 4]
@@ -133,7 +133,7 @@ def test_two_inspectors_on_one_model_do_not_mind_each_other() -> None:
 def test_it_sees_every_thread() -> None:
     """Attached in one, trained in another."""
     model, optimizer = small()
-    with watch(model, every=1, to="memory", quiet=True) as inspector:
+    with watch(model, every=1, to="memory", verbose=False) as inspector:
         thread = threading.Thread(target=train, args=(model, optimizer, 2))
         thread.start()
         thread.join()
@@ -144,7 +144,7 @@ def test_attached_later_and_again(tmp_path: Path) -> None:
     """The seed's way: made first, attached to a model, detached, and attached again, which continues its run."""
     assert PyTorchInspector is Inspector
     model, optimizer = small()
-    inspector = PyTorchInspector(to=tmp_path / "run", exists="resume", quiet=True)
+    inspector = PyTorchInspector(to=tmp_path / "run", exists="resume", verbose=False)
     for _ in range(2):
         assert not inspector.attached
         inspector.attach(model)
@@ -162,7 +162,7 @@ def test_visualizers_are_called_at_each_epoch_and_at_the_end() -> None:
     def count(run: Run) -> None:
         seen.append(run.last_step)
 
-    with watch(model, every=1, visualizer=count, quiet=True) as inspector:
+    with watch(model, every=1, visualizer=count, verbose=False) as inspector:
         for _ in inspector.iter("ab"):
             train(model, optimizer, 2)
     assert seen == [1, 3, 3]
@@ -171,7 +171,7 @@ def test_visualizers_are_called_at_each_epoch_and_at_the_end() -> None:
 def test_epochs_are_counted_and_can_be_set() -> None:
     """A row has the epoch that it was in."""
     model, optimizer = small()
-    with watch(model, every=1, to="memory", quiet=True) as inspector:
+    with watch(model, every=1, to="memory", verbose=False) as inspector:
         train(model, optimizer, 1)
         inspector.tick_epoch()
         train(model, optimizer, 1)
@@ -195,7 +195,7 @@ def test_the_coverage_is_in_the_run_after_the_first_logged_step() -> None:
 
     model = Net()
     optimizer = SGD(model.parameters(), lr=0.1)
-    with watch(model, optimizer, every=1, to="memory", quiet=True) as inspector:
+    with watch(model, optimizer, every=1, to="memory", verbose=False) as inspector:
         train(model, optimizer, 3)
         inspector.run  # noqa: B018  # everything so far is written
         train(model, optimizer, 1)
@@ -222,7 +222,7 @@ def test_the_order_is_that_of_execution() -> None:
 
     model = Backwards()
     optimizer = SGD(model.parameters(), lr=0.1)
-    with watch(model, optimizer, every=1, to="memory", quiet=True) as inspector:
+    with watch(model, optimizer, every=1, to="memory", verbose=False) as inspector:
         train(model, optimizer, 2)
     assert inspector.run.heatmap("rms", "output").sites == ("first:output", "last:output", "(root):output")
     assert inspector.run.heatmap("rms", "grad").sites == (
@@ -236,7 +236,7 @@ def test_the_order_is_that_of_execution() -> None:
 def test_what_the_run_says_of_itself() -> None:
     """Model, environment and lenses, as plain data."""
     model, optimizer = small()
-    with watch(model, optimizer, to="memory", quiet=True) as inspector:
+    with watch(model, optimizer, to="memory", verbose=False) as inspector:
         info = inspector.run.info
         assert "attached" in repr(inspector)
     assert [line["type"] for line in info["model"]] == ["Sequential", "Linear", "ReLU", "Linear"]
@@ -255,9 +255,9 @@ def test_depth_and_selection() -> None:
     """At the last level a module stands for what is in it; a container among them too."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.ReLU()), nn.Linear(4, 2))
     for depth, expected in ((0, {"(root)"}), (1, {"0", "1", "2"}), (-1, {"0", "1.0", "1.1", "2"})):
-        with watch(model, to="memory", depth=depth, lenses=lens.moments(), quiet=True) as inspector:
+        with watch(model, to="memory", depth=depth, lenses=lens.moments(), verbose=False) as inspector:
             assert {site.path or "(root)" for site in inspector.sites if site.port == "output"} == expected
-    with watch(model, to="memory", include=r"^1", exclude=nn.ReLU, lenses=lens.moments(), quiet=True) as inspector:
+    with watch(model, to="memory", include=r"^1", exclude=nn.ReLU, lenses=lens.moments(), verbose=False) as inspector:
         assert {site.path for site in inspector.sites} == {"1.0", "1.0.weight", "1.0.bias"}
 
 
@@ -267,7 +267,7 @@ def test_the_norms_are_over_all_parameters_whatever_is_selected() -> None:
     for settings in ({}, {"include": "^0$"}, {"lenses": lens.OutputNorm()}, {"gradients": "micro_step"}):
         torch.manual_seed(0)
         model, optimizer = small()
-        with watch(model, every=1, to="memory", quiet=True, **settings) as inspector:  # type: ignore[arg-type]
+        with watch(model, every=1, to="memory", verbose=False, **settings) as inspector:  # type: ignore[arg-type]
             train(model, optimizer, 3)
         norms.append([inspector.run.scalar(name)[1].tolist() for name in ("grad_norm", "param_norm", "update_norm")])
     for other in norms[1:]:
@@ -293,7 +293,7 @@ def test_attached_to_a_second_model_it_ends_the_first_run(capsys: pytest.Capture
 
 def test_what_is_no_model_leaves_an_attached_inspector_as_it_is() -> None:
     model, _ = small()
-    with watch(model, to="memory", quiet=True) as inspector:
+    with watch(model, to="memory", verbose=False) as inspector:
         with pytest.raises(ModelError):
             inspector.attach("no model")  # type: ignore[arg-type]
         assert inspector.attached
@@ -305,7 +305,7 @@ def test_the_visualizer_that_was_asked_for(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     model, optimizer = small()
     assert Inspector().visualizer is None
-    with watch(model, every=1, visualizer="matplotlib", quiet=True) as inspector:
+    with watch(model, every=1, visualizer="matplotlib", verbose=False) as inspector:
         assert isinstance(inspector.visualizer, Pictures)
         with pytest.raises(ArgumentError, match="before the first tick_epoch"):
             inspector.visualizer.show_fig()
@@ -317,7 +317,7 @@ def test_the_visualizer_that_was_asked_for(tmp_path: Path, monkeypatch: pytest.M
 
     def mine(run: Run) -> None: ...
 
-    with watch(model, to="memory", visualizer=["tensorboard", mine, "print"], quiet=True) as inspector:
+    with watch(model, to="memory", visualizer=["tensorboard", mine, "print"], verbose=False) as inspector:
         kinds = [type(each).__name__ for each in inspector.visualizer]
     assert kinds == ["TensorBoard", "function", "Print"]
 
@@ -340,9 +340,9 @@ def test_the_configuration_is_kept_as_plain_data(tmp_path: Path, capsys: pytest.
         "limit": math.inf,
         "note": None,
     }
-    with watch(model, optimizer, every=1, to=tmp_path / "run", quiet=True, config=config):
+    with watch(model, optimizer, every=1, to=tmp_path / "run", verbose=False, config=config):
         train(model, optimizer, 2)
-    with watch(model, optimizer, every=1, to=tmp_path / "run", quiet=True, resume=True):
+    with watch(model, optimizer, every=1, to=tmp_path / "run", verbose=False, resume=True):
         train(model, optimizer, 1)
     assert open_run(tmp_path / "run").config == {
         "lr": 1e-3,
@@ -366,7 +366,7 @@ def test_learning_rates_are_recorded() -> None:
     first = torch.optim.SGD(groups, lr=0.25)  # type: ignore[arg-type]  # parameters of a ModuleDict
     second = torch.optim.Adam(model["b"].parameters(), lr=torch.tensor(0.125), capturable=False, foreach=False)
     schedule = torch.optim.lr_scheduler.StepLR(first, 1, gamma=0.5)
-    with watch({"m": model}, every=1, to="memory", quiet=True) as inspector:
+    with watch({"m": model}, every=1, to="memory", verbose=False) as inspector:
         for _ in range(3):
             sum(model[name](torch.ones(1, 2)).sum() for name in "ab").backward()  # type: ignore[union-attr]  # a tensor
             for optimizer in (first, second):
@@ -383,7 +383,7 @@ def test_a_run_resumed_after_the_end_of_an_epoch_begins_the_next(tmp_path: Path)
     model, optimizer = small()
 
     def two_epochs(**settings: Any) -> dict[int, int]:
-        with watch(model, optimizer, every=1, to=tmp_path / "run", quiet=True, **settings) as inspector:
+        with watch(model, optimizer, every=1, to=tmp_path / "run", verbose=False, **settings) as inspector:
             for _ in range(2):
                 train(model, optimizer, 2)
                 inspector.tick_epoch()

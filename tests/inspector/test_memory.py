@@ -43,7 +43,7 @@ def test_a_sampled_update_stands_for_the_whole() -> None:
         model,
         every=1,
         to="memory",
-        quiet=True,
+        verbose=False,
         strict=True,
         update_memory=limit,
         lenses=(lens.moments(), lens.ParameterUpdateGeometry()),
@@ -83,7 +83,7 @@ def test_a_statistic_that_knows_no_samples_sees_the_whole() -> None:
     model = nn.Linear(512, 512, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
     lenses = (lens.exponents("update"),)
-    with watch(model, every=1, to="memory", quiet=True, strict=True, update_memory="100k", lenses=lenses) as inspector:
+    with watch(model, every=1, to="memory", verbose=False, strict=True, update_memory="100k", lenses=lenses) as inspector:
         model(torch.randn(8, 512)).square().sum().backward()
         optimizer.step()
     (row,) = inspector.run.table("exponents").to_pylist()

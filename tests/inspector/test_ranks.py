@@ -254,7 +254,7 @@ def sharded(folder: Path) -> list[str]:
     model = fully_shard(nn.Linear(4, 6))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     pairs = lens.Lens("pairs", Updates(), ("update",))
-    with sonde.watch(model, optimizer, every=1, to=folder / "run", lenses=[lens.moments(), pairs], quiet=True) as inspector:
+    with sonde.watch(model, optimizer, every=1, to=folder / "run", lenses=[lens.moments(), pairs], verbose=False) as inspector:
         model(torch.ones(6, 4)).sum().backward()
         optimizer.step()
     return [covered.reason for covered in inspector.coverage() if str(covered.site) in ("weight:param", "weight:update")]
@@ -319,7 +319,7 @@ def in_groups(folder: Path, kind: str) -> None:
     torch.manual_seed(0)
     model = nn.Linear(4, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    with sonde.watch(model, optimizer, every=1, lenses=lens.moments(), to=folder / "run", quiet=True, group=group):
+    with sonde.watch(model, optimizer, every=1, lenses=lens.moments(), to=folder / "run", verbose=False, group=group):
         model(torch.full((rank + 1, 4), float(rank))).sum().backward()
         optimizer.step()
 
@@ -345,7 +345,7 @@ def in_halves(folder: Path) -> float:
     torch.manual_seed(rank // 2)
     model = DistributedDataParallel(nn.Linear(4, 3) if rank < 2 else nn.Linear(4, 1), process_group=own)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with sonde.watch(model, optimizer, every=1, lenses=lens.moments(), to=folder / name, quiet=True, ranks=own) as inspector:
+    with sonde.watch(model, optimizer, every=1, lenses=lens.moments(), to=folder / name, verbose=False, ranks=own) as inspector:
         for _ in range(3 + rank // 2):
             optimizer.zero_grad()
             loss = model(torch.full((rank + 1, 4), 1.0)).sum()
@@ -375,7 +375,7 @@ def in_a_half_that_disagrees(folder: Path) -> None:
     rank = dist.get_rank()
     own, (_, half) = dist.new_subgroups_by_enumeration([[0], [1, 2]])
     if rank == 0:
-        with sonde.watch(nn.Linear(4, 3), to=folder / "alone", ranks=own, quiet=True):
+        with sonde.watch(nn.Linear(4, 3), to=folder / "alone", ranks=own, verbose=False):
             assert open_run(folder / "alone").described_ranks == ""
     sonde.watch(nn.Linear(4, 3), every=rank, to=folder / "run", ranks=half)
 

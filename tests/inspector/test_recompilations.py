@@ -61,7 +61,7 @@ def test_a_watched_model_has_one_graph_for_logged_steps_and_one_for_others(case:
         torch.manual_seed(0)
         model, called = CASES[case]()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        inspector = sonde.watch(model, optimizer, every=2, to="memory", quiet=True, strict=True) if watched else None
+        inspector = sonde.watch(model, optimizer, every=2, to="memory", verbose=False, strict=True) if watched else None
         for step in range(6):
             called(torch.ones(3, 4) * step).square().mean().backward()
             optimizer.step()
@@ -98,7 +98,7 @@ def test_lenses_that_rest_in_a_logged_step_or_observe_the_one_before_add_no_grap
             whole(nn.Sequential(nn.Linear(4, 4), Block())) if compiled else [nn.Sequential(nn.Linear(4, 4), Block())] * 2
         )
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-        with sonde.watch(model, optimizer, lenses=lenses(), every=3, to="memory", quiet=True, strict=True) as inspector:
+        with sonde.watch(model, optimizer, lenses=lenses(), every=3, to="memory", verbose=False, strict=True) as inspector:
             for step in range(13):
                 called(torch.ones(3, 4) * (step + 1)).square().mean().backward()
                 optimizer.step()
@@ -137,7 +137,7 @@ def test_when_steps_turn_out_fast_no_graph_is_added(case: str, given: str, first
     model, called = CASES[case]()
     root = model if given == "the model" else called
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    with sonde.watch(root, optimizer, every=10, step=first, to="memory", quiet=True, strict=True) as inspector:
+    with sonde.watch(root, optimizer, every=10, step=first, to="memory", verbose=False, strict=True) as inspector:
         counter = clock_of(root).forward_counter
         for step in range(22):
             called(torch.ones(3, 4) * (step + 1)).square().mean().backward()

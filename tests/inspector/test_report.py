@@ -128,7 +128,7 @@ def test_an_evaluation_inside_the_root_has_rows_of_its_step() -> None:
     """As of ``ddp.module(x)``, which does not call the root."""
     model = nn.Sequential(nn.Sequential(nn.Linear(4, 3), nn.ReLU()))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    said = {"every": 2, "lenses": lens.moments(), "to": "memory", "quiet": True}
+    said = {"every": 2, "lenses": lens.moments(), "to": "memory", "verbose": False}
     with watch(model, optimizer, evaluation=True, calls="joined", **said) as inspector:
         for step in range(3):
             train(model, optimizer, 1)
@@ -146,7 +146,7 @@ def test_an_evaluation_inside_the_root_has_rows_of_its_step() -> None:
 def test_evaluation_between_steps_is_no_finding() -> None:
     """With gradients or without, and whole evaluation epochs."""
     model, optimizer = small()
-    with watch(model, optimizer, every=1, to="memory", quiet=True, evaluation=True) as inspector:
+    with watch(model, optimizer, every=1, to="memory", verbose=False, evaluation=True) as inspector:
         for _ in range(4):
             train(model, optimizer, 2)
             model.eval()
@@ -162,7 +162,7 @@ def test_coverage_is_in_the_run_while_the_training_goes_on_and_no_step_waits_for
 ) -> None:
     """What the writer thread finishes may have to wait for other ranks."""
     model, optimizer = small()
-    with watch(model, optimizer, every=1, to=tmp_path / "run", quiet=True) as inspector:
+    with watch(model, optimizer, every=1, to=tmp_path / "run", verbose=False) as inspector:
         waits: list[str] = []
         monkeypatch.setattr(WriterThread, "call", lambda thread, request, **_: waits.append(str(request)))
         for _ in range(200):
@@ -181,7 +181,7 @@ def test_in_a_notebook_an_inspector_shows_findings_with_advice_and_the_run() -> 
     """At any time: the same facts as in the closing lines, and what to do about each finding."""
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     nn.init.constant_(model[0].bias, -100.0)
-    with watch(model, every=1, to="memory", quiet=True) as inspector:
+    with watch(model, every=1, to="memory", verbose=False) as inspector:
         for _ in range(30):
             model(torch.randn(16, 4)).sum().backward()
             inspector.step()

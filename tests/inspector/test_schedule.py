@@ -82,7 +82,7 @@ def test_no_step_is_logged_before_the_next_one(every: Any) -> None:
 def test_steps_are_not_looked_at_until_one_may_be_logged() -> None:
     """Between logged steps nothing is decided and timed, but before the next; a change of the schedule is heeded at once."""
     model, optimizer = small()
-    with watch(model, every=20, to="memory", quiet=True) as inspector:
+    with watch(model, every=20, to="memory", verbose=False) as inspector:
         (watched,) = inspector._training.watched
         timed: list[int] = []
         leave = watched.meter.leave
@@ -108,7 +108,7 @@ def test_steps_of_a_compiled_model_are_logged_by_a_schedule(whole: bool) -> None
     torch.compiler.reset()
     model, _ = small()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with watch(model, every=3, to="memory", quiet=True, strict=True) as inspector:
+    with watch(model, every=3, to="memory", verbose=False, strict=True) as inspector:
         (model if whole else next(model.children())).compile(backend="eager")
         train(model, optimizer, 8)
     rows = inspector.run.table("moments").to_pylist()
@@ -122,7 +122,7 @@ def test_two_optimizers_of_one_step_are_logged_together(every: Any) -> None:
     """Also where the steps between are not looked at: no row and no interval of another step comes of the second one."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
     optimizers = [torch.optim.SGD(part.parameters(), lr=0.1) for part in model]
-    with watch(model, every=every, to="memory", quiet=True, strict=True) as inspector:
+    with watch(model, every=every, to="memory", verbose=False, strict=True) as inspector:
         for step in range(12):
             loss = model(torch.ones(3, 4)).square().mean()
             for optimizer in optimizers:
@@ -179,7 +179,7 @@ def test_a_time_is_counted_from_the_last_logged_step(monkeypatch: pytest.MonkeyP
 def test_the_interval_can_be_changed_while_it_runs() -> None:
     """From the next step on; the number is read back."""
     model, optimizer = small()
-    with watch(model, every=4, to="memory", quiet=True) as inspector:
+    with watch(model, every=4, to="memory", verbose=False) as inspector:
         train(model, optimizer, 6)
         assert inspector.every == 4
         inspector.every = 1
@@ -195,7 +195,7 @@ def test_the_interval_can_be_changed_while_it_runs() -> None:
 def test_no_layer_has_a_hook_between_logged_steps() -> None:
     """Only the root counts its calls, and keeps the gradients at its outputs."""
     model, optimizer = small()
-    with watch(model, every=lambda tick: tick.step == 1, to="memory", quiet=True):
+    with watch(model, every=lambda tick: tick.step == 1, to="memory", verbose=False):
         hooked = []
         for _ in range(3):
             hooked.append(sum(len(module._forward_hooks) for module in list(model.modules())[1:]))
@@ -217,7 +217,7 @@ def test_no_layer_has_a_hook_between_logged_steps() -> None:
 def test_steps_can_be_logged_in_some_epochs_only(settings: dict[str, Any]) -> None:
     """From the first step of an epoch to its last, whatever happened between the last step and the end of the epoch before."""
     model, optimizer = small()
-    with Inspector(module=model, to="memory", quiet=True, **settings) as inspector:
+    with Inspector(module=model, to="memory", verbose=False, **settings) as inspector:
         for _ in range(4):
             for _ in range(3):
                 train(model, optimizer, 1)
@@ -243,7 +243,7 @@ def test_a_second_decision_about_a_step_counts_from_the_same_logged_step_as_the_
 def test_an_epoch_that_ends_within_a_logged_step_leaves_the_step_logged_whole() -> None:
     """Its passes have been observed: they are no part of another step."""
     model, optimizer = small()
-    with Inspector(module=model, to="memory", quiet=True, is_active_fn=lambda number: number in (1, 3)) as inspector:
+    with Inspector(module=model, to="memory", verbose=False, is_active_fn=lambda number: number in (1, 3)) as inspector:
         model(torch.randn(5, 4)).sum().backward()
         inspector.tick_epoch()
         optimizer.step()
@@ -256,7 +256,7 @@ def test_an_epoch_that_ends_within_a_logged_step_leaves_the_step_logged_whole() 
 
 def test_epochs_go_with_an_interval_that_is_set_later_and_not_with_a_budget() -> None:
     model, optimizer = small()
-    with Inspector(module=model, to="memory", quiet=True, is_active_fn=2) as inspector:
+    with Inspector(module=model, to="memory", verbose=False, is_active_fn=2) as inspector:
         inspector.every = 2
         assert inspector.every == 2
         train(model, optimizer, 3)

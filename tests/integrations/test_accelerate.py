@@ -50,7 +50,7 @@ def rows(inspector: Inspector) -> list[Any]:
 
 def by_hand(accumulate: int, bfloat16: bool, clip: float | None) -> tuple[nn.Module, Inspector]:
     model, optimizer = network()
-    with sonde.watch(model, optimizer, every=2, to="memory", quiet=True) as inspector:
+    with sonde.watch(model, optimizer, every=2, to="memory", verbose=False) as inspector:
         for index, x in enumerate(BATCHES * 2):
             with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
                 loss = loss_of(model, x)
@@ -76,7 +76,7 @@ def test_watch_before_and_after_prepare(first: bool, accumulate: int, precision:
     """Numbers and bits of the same loop by hand; what ``accumulate`` leaves out is no step."""
     accelerator = Accelerator(cpu=True, mixed_precision=precision, gradient_accumulation_steps=accumulate)
     model, optimizer = network()
-    settings: dict[str, Any] = {"every": 2, "to": "memory", "quiet": True}
+    settings: dict[str, Any] = {"every": 2, "to": "memory", "verbose": False}
     early = sonde.watch(model, optimizer, **settings) if first else None
     prepared, stepped, data = accelerator.prepare(model, optimizer, loader())
     inspector = early or sonde.watch(prepared, stepped, **settings)
@@ -97,7 +97,7 @@ def test_watch_before_and_after_prepare(first: bool, accumulate: int, precision:
 def test_the_tracker_records_the_loop() -> None:
     """From ``init_trackers`` to ``end_training``: the rows of ``watch``, the configuration, and what is logged."""
     model, optimizer = network()
-    tracker = AccelerateTracker(model, every=2, to="memory", quiet=True)
+    tracker = AccelerateTracker(model, every=2, to="memory", verbose=False)
     accelerator = Accelerator(cpu=True, log_with=tracker)
     prepared, stepped, data = accelerator.prepare(model, optimizer, loader())
     accelerator.init_trackers("digits", config={"lr": 0.05})
@@ -125,7 +125,7 @@ def test_the_tracker_records_the_loop() -> None:
 
 def test_the_model_may_come_after_the_accelerator() -> None:
     """As in most scripts; without any model the first ``log`` says what is missing."""
-    tracker = AccelerateTracker(every=1, to="memory", quiet=True)
+    tracker = AccelerateTracker(every=1, to="memory", verbose=False)
     accelerator = Accelerator(cpu=True, log_with=tracker)
     accelerator.init_trackers("digits", config={"lr": 0.05})
     with pytest.raises(ArgumentError, match=r"tracker.watch\(model\)"):

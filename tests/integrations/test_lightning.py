@@ -77,7 +77,7 @@ def trainer(tmp_path: Path, *callbacks: Any, **given: Any) -> Any:
 
 
 def callback(**given: Any) -> Any:
-    return LightningCallback(**{"every": 2, "to": "memory", "quiet": True} | given)
+    return LightningCallback(**{"every": 2, "to": "memory", "verbose": False} | given)
 
 
 def rows(inspector: Inspector, family: str = "moments") -> list[Any]:
@@ -94,7 +94,7 @@ def by_hand(accumulate: int = 1, clip: float | None = None, bfloat16: bool = Fal
     model = module(**given)
     model.log = lambda *_: None
     optimizer = model.configure_optimizers()
-    with sonde.watch(model, optimizer, every=2, to="memory", quiet=True) as inspector:
+    with sonde.watch(model, optimizer, every=2, to="memory", verbose=False) as inspector:
         for index, batch in enumerate([*loader(), *loader()]):
             with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
                 loss = model.training_step(batch, index)
@@ -203,14 +203,14 @@ def test_without_a_place_of_its_own_a_training_goes_on_in_the_run_of_its_checkpo
 ) -> None:
     """Where ``to`` is not given, the checkpoint says where the run is; where the run is gone, a new one begins at its step."""
     monkeypatch.chdir(tmp_path)
-    first = LightningCallback(every=2, quiet=True)
+    first = LightningCallback(every=2, verbose=False)
     saves = ModelCheckpoint(tmp_path / "saved", save_last=True)
     trainer(tmp_path, first, saves, max_epochs=1).fit(module(), loader())
-    second = LightningCallback(every=2, quiet=True)
+    second = LightningCallback(every=2, verbose=False)
     trainer(tmp_path, second).fit(module(), loader(), ckpt_path=tmp_path / "saved" / "last.ckpt")
     assert second.inspector.path == first.inspector.path
     Path(first.inspector.path).rename(tmp_path / "elsewhere")
-    third = LightningCallback(every=2, quiet=True)
+    third = LightningCallback(every=2, verbose=False)
     with pytest.warns(UserWarning, match="is not there any more"):
         trainer(tmp_path, third).fit(module(), loader(), ckpt_path=tmp_path / "saved" / "last.ckpt")
     assert third.inspector.run.scalar("grad_norm")[0].tolist() == [6, 8, 10]
@@ -318,4 +318,4 @@ def test_arguments_are_those_of_watch_and_checked_at_once(tmp_path: Path) -> Non
         LightningCallback(model=nn.Linear(1, 1))
     with pytest.raises(ArgumentError, match="two LightningCallbacks"):
         trainer(tmp_path, callback(), callback()).fit(module(), loader())
-    assert repr(callback(every=5)) == "LightningCallback(every=5, to='memory', quiet=True)"
+    assert repr(callback(every=5)) == "LightningCallback(every=5, to='memory', verbose=False)"

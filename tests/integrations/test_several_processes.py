@@ -36,7 +36,7 @@ if __name__ == "__main__":
     torch.manual_seed(0)
     data = DataLoader(TensorDataset(torch.randn(48, 4)), batch_size=6)
     trainer = pl.Trainer(max_epochs=2, accelerator="cpu", devices=2, strategy="ddp", accumulate_grad_batches=2, logger=False,
-        enable_checkpointing=False, enable_progress_bar=False, callbacks=[LightningCallback(every=1, to="runs/run", quiet=True)])
+        enable_checkpointing=False, enable_progress_bar=False, callbacks=[LightningCallback(every=1, to="runs/run", verbose=False)])
     trainer.fit(Module(), data)
 """
 

@@ -48,7 +48,7 @@ def trained(folder: Path, *callbacks: Any, kind: Any = Trainer, data: Any = DATA
 
 
 def callback(**given: Any) -> Any:
-    return TransformersCallback(**{"every": 2, "to": "memory", "quiet": True} | given)
+    return TransformersCallback(**{"every": 2, "to": "memory", "verbose": False} | given)
 
 
 def rows(inspector: Inspector) -> list[Any]:
@@ -95,7 +95,7 @@ def test_numbers_are_those_of_the_same_loop_by_hand(kind: Any, settings: dict[st
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
     total = 2 * 6 // accumulate
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / total)
-    with sonde.watch(model, optimizer, every=2, to="memory", quiet=True) as inspector:
+    with sonde.watch(model, optimizer, every=2, to="memory", verbose=False) as inspector:
         losses: list[float] = []
         for index in range(12):
             if index == 6:
@@ -146,7 +146,7 @@ def test_a_training_from_a_checkpoint_goes_on_with_its_run(tmp_path: Path) -> No
     saved = tmp_path / "out" / "checkpoint-8"
     state = json.loads((saved / "trainer_state.json").read_text())
     assert state["stateful_callbacks"]["sonde"]["attributes"] == {"run": str(tmp_path / "run"), "step": 8, "epoch": 1}
-    second = TransformersCallback(every=2, quiet=True)
+    second = TransformersCallback(every=2, verbose=False)
     trained(tmp_path, second, num_train_epochs=3, resume=str(saved))
     run = second.inspector.run
     assert run.path == tmp_path / "run"

@@ -183,7 +183,7 @@ def test_an_empty_batch_is_said_to_have_no_elements() -> None:
     assert notes(tracker) == {"0": "no elements", "1": "no elements", "(root)": "no elements; same tensor as 1"}
     assert "NaN" not in repr(tracker)
     assert repr(sonde.summary(model, torch.empty(0, 4))).count("no elements") == 3
-    with sonde.watch(model, every=1, to="memory", quiet=True) as inspector:
+    with sonde.watch(model, every=1, to="memory", verbose=False) as inspector:
         model(torch.empty(0, 4)).sum().backward()
         inspector.step()
     shown = repr(plots.table(inspector.run))

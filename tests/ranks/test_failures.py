@@ -41,7 +41,7 @@ def train(folder: Path | str, plan: dict[int, str], **options: Any) -> dict[str,
     training = plain()
     how = plan.get(rank, "")
     lenses = [lens.Lens("moments", Moments(), ("output", "grad", "param", "update")), lens.LossMetrics()]
-    options = {"every": 1, "lenses": lenses, "to": folder, "quiet": True} | TIMES | options
+    options = {"every": 1, "lenses": lenses, "to": folder, "verbose": False} | TIMES | options
     with sonde.watch(training.model, training.optimizer, **options) as inspector:
         for step in range(STEPS):
             if step == WHEN:
@@ -166,7 +166,7 @@ def breaks_early(folder: Path) -> float:
     """Leave the loop on rank 1 while rank 0 waits for its gradients; return the seconds that the end takes on rank 1."""
     training = TRAININGS["DDP"][1]()
     rank = dist.get_rank()
-    with sonde.watch(training.model, training.optimizer, every=1, to=folder, quiet=True, exit_timeout=120):
+    with sonde.watch(training.model, training.optimizer, every=1, to=folder, verbose=False, exit_timeout=120):
         for step in range(4 - rank):
             training.step(step)
     if rank == 1:
@@ -197,7 +197,7 @@ def mismatched(folder: Path, what: str) -> str:
         "layers": {"include": "embed" if rank else "head"},
     }[what]
     with pytest.raises(sonde.errors.SondeError) as caught:
-        sonde.watch(training.model, training.optimizer, to=folder, quiet=True, **options)
+        sonde.watch(training.model, training.optimizer, to=folder, verbose=False, **options)
     return f"{type(caught.value).__name__}: {caught.value}"
 
 
@@ -214,7 +214,7 @@ def test_ranks_with_different_arguments_get_one_error_that_names_the_difference(
 def on_rank_0_alone(folder: Path) -> int:
     training = TRAININGS["DDP"][1]()
     if dist.get_rank() == 0:
-        with sonde.watch(training.model, training.optimizer, every=1, to=folder, quiet=True) as inspector:
+        with sonde.watch(training.model, training.optimizer, every=1, to=folder, verbose=False) as inspector:
             for step in range(3):
                 training.step(step)
         return inspector.run.last_step
@@ -238,7 +238,7 @@ def test_watch_on_rank_0_alone_records_rank_0(tmp_path: Path) -> None:
 def without_a_group(folder: Path) -> str:
     training = TRAININGS["one process"][1]()
     with pytest.raises(sonde.errors.ArgumentError) as caught:
-        sonde.watch(training.model, training.optimizer, to=folder, quiet=True)
+        sonde.watch(training.model, training.optimizer, to=folder, verbose=False)
     return str(caught.value)
 
 
@@ -257,7 +257,7 @@ def unwritable(folder: Path) -> str:
         os.seteuid(65534)
     try:
         with pytest.raises(sonde.errors.SondeError) as caught:
-            sonde.watch(training.model, training.optimizer, to=folder / "runs" / "run", quiet=True)
+            sonde.watch(training.model, training.optimizer, to=folder / "runs" / "run", verbose=False)
     finally:
         os.seteuid(0)
     return str(caught.value)
@@ -293,7 +293,7 @@ def choose(folder: Path) -> int:
     torch.manual_seed(0)
     model = Experts()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with sonde.watch(model, optimizer, every=1, lenses=[lens.moments()], to=folder, quiet=True, **TIMES) as inspector:
+    with sonde.watch(model, optimizer, every=1, lenses=[lens.moments()], to=folder, verbose=False, **TIMES) as inspector:
         for step in range(6 - rank):
             chosen = 2 if step == 3 else rank
             model(torch.ones(2 + rank, 4), chosen).sum().backward()
@@ -368,7 +368,7 @@ torch.manual_seed(0)
 model = nn.parallel.DistributedDataParallel(nn.Linear(4, 2))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 first = int(Path("checkpoint").read_text()) if restarts else 0
-with sonde.watch(model, optimizer, every=1, to="run", step=first, lenses=[sonde.lens.moments()], quiet=True):
+with sonde.watch(model, optimizer, every=1, to="run", step=first, lenses=[sonde.lens.moments()], verbose=False):
     for step in range(first, 10):
         if step == 6 and restarts == 0 and dist.get_rank() == 1:
             raise RuntimeError("the only failure")

@@ -37,7 +37,7 @@ def watched(name: str, folder: Path) -> None:
     """Train on this rank, watched, with nothing said about ranks."""
     training = TRAININGS[name][1]()
     lenses = [lens.Lens("moments", Moments(), PORTS), lens.exponents(*PORTS, exclude=None), lens.LossMetrics()]
-    with sonde.watch(training.model, training.optimizer, every=1, lenses=lenses, to=folder, quiet=True) as inspector:
+    with sonde.watch(training.model, training.optimizer, every=1, lenses=lenses, to=folder, verbose=False) as inspector:
         for step in range(STEPS):
             loss = training.step(step)
             if loss is not None:

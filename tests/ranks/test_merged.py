@@ -104,7 +104,7 @@ def test_one_process_has_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def watched(folder: str) -> None:
     training = TRAININGS["plain ranks"][1]()
-    with sonde.watch(training.model, training.optimizer, every=1, to=folder, quiet=True):
+    with sonde.watch(training.model, training.optimizer, every=1, to=folder, verbose=False):
         training.step(0)
 
 

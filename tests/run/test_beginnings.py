@@ -28,7 +28,7 @@ def found(
     """Train *model*; return the findings by rule."""
     optimizer = optimizer or AdamW(model.parameters(), lr=1e-3)
     base = optimizer.param_groups[0]["lr"]
-    with watch(model, optimizer, every=every, to="memory", quiet=True) as inspector:
+    with watch(model, optimizer, every=every, to="memory", verbose=False) as inspector:
         for step in range(steps):
             if rates is not None:
                 optimizer.param_groups[0]["lr"] = base * rates(step)
@@ -262,7 +262,7 @@ def test_outputs_that_point_in_one_direction_are_named_where_their_rank_is_recor
     if collapsed:
         nn.init.zeros_(model[1].weight)  # type: ignore[arg-type]  # a parameter
     optimizer = SGD(model.parameters(), lr=0.0)
-    with watch(model, optimizer, every=1, to="memory", quiet=True, lenses=lens.EffectiveRank(one_in=1)) as inspector:
+    with watch(model, optimizer, every=1, to="memory", verbose=False, lenses=lens.EffectiveRank(one_in=1)) as inspector:
         for _ in range(4):
             model(torch.randn(32, 8)).mean().backward()
             optimizer.step()
@@ -277,7 +277,7 @@ def test_one_vector_in_a_step_tells_nothing_of_its_rank() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 1))
     optimizer = SGD(model.parameters(), lr=0.0)
-    with watch(model, optimizer, every=1, to="memory", quiet=True, lenses=lens.EffectiveRank(one_in=1)) as inspector:
+    with watch(model, optimizer, every=1, to="memory", verbose=False, lenses=lens.EffectiveRank(one_in=1)) as inspector:
         for _ in range(4):
             model(torch.randn(1, 8)).mean().backward()
             optimizer.step()

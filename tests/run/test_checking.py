@@ -100,7 +100,7 @@ def test_a_rule_of_the_users_own_is_judged_live_and_afterwards() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), nn.Sigmoid(), nn.Linear(4, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    with sonde.watch(model, every=1, to="memory", quiet=True) as inspector:
+    with sonde.watch(model, every=1, to="memory", verbose=False) as inspector:
         for _ in range(4):
             optimizer.zero_grad()
             model(torch.randn(8, 4)).sum().backward()
@@ -146,7 +146,7 @@ def test_the_command_says_by_its_exit_code_whether_a_run_is_healthy(tmp_path: Pa
 
 
 def test_an_alarm_is_printed_once_while_the_training_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
-    """On the error stream, in one line; ``quiet=True`` leaves it out."""
+    """On the error stream, in one line; ``verbose=False`` leaves it out."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
     nn.init.constant_(model[0].bias, -50.0)  # type: ignore[arg-type]  # a parameter

@@ -101,7 +101,7 @@ def scaled_training(statistic: RowStatistic) -> tuple[sonde.Inspector, float]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     seen = sonde.lens.Lens("l1", statistic, ("grad_output",))
-    with sonde.watch(model, optimizer, every=1, to="memory", quiet=True, scaler=scaler, lenses=seen) as inspector:
+    with sonde.watch(model, optimizer, every=1, to="memory", verbose=False, scaler=scaler, lenses=seen) as inspector:
         for _ in range(2):
             optimizer.zero_grad()
             scaler.scale(model(x).square().mean()).backward()

@@ -58,7 +58,7 @@ def tracked_modules(model: nn.Module) -> sonde.ModuleTracker:
 
 
 def watched(model: nn.Module) -> sonde.Inspector:
-    return sonde.watch(model, every=1, to="memory", quiet=True, strict=True, evaluation=True)
+    return sonde.watch(model, every=1, to="memory", verbose=False, strict=True, evaluation=True)
 
 
 INSTRUMENTS: dict[str, MakeProbe] = {

@@ -102,7 +102,7 @@ class Training:
 def watching(training: Training, every: Any, **given: Any) -> Iterator[Inspector]:
     """Yield an inspector on the copy, as ``watch`` makes it, which writes to memory and prints nothing."""
     evaluation = not training.trains and every is not NEVER
-    inspector = watch(training.model, every=every, to="memory", quiet=True, evaluation=evaluation, ranks="first", **given)
+    inspector = watch(training.model, every=every, to="memory", verbose=False, evaluation=evaluation, ranks="first", **given)
     with inspector:
         yield inspector
 

@@ -36,7 +36,7 @@ def doctor(
     every: int = 10,
     compile: bool | None = None,  # noqa: A002  # as the function of torch is called
     seconds: float = 20.0,
-    quiet: bool = False,
+    verbose: bool = True,
 ) -> Checkup:
     """Say what ``watch`` does to *model*: whether anything changes, what is seen, and what it costs.
 
@@ -62,7 +62,7 @@ def doctor(
         compile: count graphs, graph breaks and recompilations, on copies that are compiled anew; None: where the model, or a
             part of it, is compiled. Torch keeps what was compiled until ``torch.compiler.reset()``.
         seconds: the time that timing may take.
-        quiet: show no progress.
+        verbose: show the progress.
 
     Returns:
         A verdict on each question, ``ok``, ``note``, ``warn``, ``bad`` or ``skipped``, with findings and their numbers; and what
@@ -90,7 +90,7 @@ def doctor(
     chosen: Any = (lenses,) if single else None if lenses is None else tuple(lenses)  # type: ignore[arg-type]
     given = {"include": include, "exclude": exclude}
     verdicts = []
-    with progress("doctor", len(QUESTIONS), quiet) as advance:
+    with progress("doctor", len(QUESTIONS), verbose) as advance:
         examined = Examination(subject, chosen, every, seconds, compile, given)
         for name, check in QUESTIONS.items():
             advance(name)

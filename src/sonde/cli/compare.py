@@ -58,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
     functions = [_is_function(side) for side in (options.a, options.b)]
     found: Any
     if all(functions):
-        given |= {**_models(options), "quiet": options.json}
+        given |= {**_models(options), "verbose": not options.json}
         found = attempt("comparing the models", lambda: compare(**given))
     elif any(functions) or options.own_batch or options.no_backward:
         other = options.b if functions[0] else options.a

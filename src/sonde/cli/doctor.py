@@ -60,7 +60,7 @@ def _model(options: argparse.Namespace) -> int:
     from sonde.checkup.doctor import doctor
 
     made = load(options.model)
-    asked = {"every": options.every, "compile": options.compile, "seconds": options.seconds, "quiet": options.json}
+    asked = {"every": options.every, "compile": options.compile, "seconds": options.seconds, "verbose": not options.json}
     found = attempt("the model", lambda: doctor(*made, **asked))
     show(found, options)
     return 0 if found.ok else 1

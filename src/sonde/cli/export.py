@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
     opened = open_run(path)
     families = None if options.families is None else [name.strip() for name in options.families.split(",") if name.strip()]
     target = options.output or f"{path.name}-{options.format or 'parquet'}"
-    with progress("exporting", quiet=options.json) as show:
+    with progress("exporting", verbose=not options.json) as show:
         if options.format == "tensorboard":
             written = {"events": _to_tensorboard(opened, target, options)}
         else:

@@ -56,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
         return 0
     drawings = _chosen(opened, planned, options)
     files = _files(opened, drawings, options)
-    with progress("drawing", quiet=options.json) as show:
+    with progress("drawing", verbose=not options.json) as show:
         for name, draw in drawings.items():
             show(name)
             picture = draw(theme="dark" if options.dark else "light")

@@ -32,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
     skip = [name for name in options.skip.split(",") if name]
     found = attempt(
         "the model",
-        lambda: preflight(*made, checks=checks, skip=skip, steps=options.steps, seconds=options.seconds, quiet=options.json),
+        lambda: preflight(*made, checks=checks, skip=skip, steps=options.steps, seconds=options.seconds, verbose=not options.json),
     )
     show(found, options)
     return 1 if found.result == "bad" else 0

@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
     done: list[PrunedRun] = []
     skipped: dict[str, str] = {}
     refused: SondeError | None = None
-    with progress("pruning", quiet=options.json) as show:
+    with progress("pruning", verbose=not options.json) as show:
         for path in found:
             show(short_path(path))
             if before is not None and _ended(path) >= before:

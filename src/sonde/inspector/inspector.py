@@ -90,7 +90,7 @@ class Inspector(Observer):
         visualizer: ``"print"``, ``"matplotlib"`` or ``"tensorboard"``; or the same as *to*; or several of these, beside *to*.
             Without *to* the run is in memory.
         strict: raise what a statistic raises, instead of going on without it with a warning.
-        quiet: print nothing, neither alarms nor the lines at the end.
+        verbose: print alarms, and three lines at the end.
         rules: which rules watch the training, and with which thresholds, see :func:`sonde.watch`.
         train_loss_str, non_train_loss_str: the names of losses of training and of evaluation.
         on_nonfinite, on_spike: what is done about a step with NaN, infinity or a spike; see :func:`sonde.watch`.
@@ -131,7 +131,7 @@ class Inspector(Observer):
         is_active_fn: int | Callable[[int], bool] = 1,
         module_name_prefix: str = ".",
         strict: bool = False,
-        quiet: bool = False,
+        verbose: bool = True,
         rules: Given = None,
         ranks: Ranks = "merged",
         per_rank: bool = False,
@@ -194,7 +194,7 @@ class Inspector(Observer):
         self._open = partial(open_destinations, to, "resume" if resume else exists, step, visualizer, epoch)
         self._config = {} if config is None else {"config": plain_config(config)}
         self._loss_names = train_loss_str, non_train_loss_str
-        self._quiet = quiet
+        self._verbose = verbose
         self._training: WatchedTraining | None = None
         self._losses: list[Probe] = []
         self._metrics: set[str] = set()
@@ -236,7 +236,7 @@ class Inspector(Observer):
             if part.leads:
                 destinations.begin(about)
             models = models if part.records else {}
-            training = WatchedTraining(models, settings, self._schedule, self._budget, destinations, about, quiet=self._quiet)
+            training = WatchedTraining(models, settings, self._schedule, self._budget, destinations, about, verbose=self._verbose)
         except BaseException as error:
             destinations.close(error)
             raise
@@ -267,7 +267,7 @@ class Inspector(Observer):
         atexit.unregister(self._at_exit)
         training.stop(training.last_error() if error is None else error)
         self._show()
-        if not self._quiet and training.part.leads:
+        if self._verbose and training.part.leads:
             sys.stdout.write("\n".join(training.closing_lines()) + "\n")
         return self
 
@@ -409,7 +409,7 @@ class Inspector(Observer):
         recorded, folder = self._recorded(), self.path
         if self._page is None or self._page.is_closed or self._page_of is not recorded:
             runs = recorded.run() if folder is None else Path(folder)
-            self._page, self._page_of = open_page(runs, port=port, browser=browser, quiet=self._quiet), recorded
+            self._page, self._page_of = open_page(runs, port=port, browser=browser, verbose=self._verbose), recorded
         return self._page
 
     @property

@@ -60,7 +60,7 @@ class WatchedTraining:
         destinations: Destinations,
         about: Mapping[str, object],
         *,
-        quiet: bool = True,
+        verbose: bool = False,
     ) -> None:
         self.destinations = destinations
         self.attached = False
@@ -86,7 +86,7 @@ class WatchedTraining:
         )
         for watched in self.watched:
             self._writer.findings.besides += [watched.rows.left_out.found, watched.rows.kept.found]
-        self._quiet = quiet or not part.leads
+        self._verbose = verbose and part.leads
         self._whens = (-1, 0)  # the steps of all models at the last batch, and its number among the batches since then
         self._coverage_written = False
         self._told: list[Finding] = []  # by other ranks
@@ -424,7 +424,7 @@ class WatchedTraining:
             return  # its beginning is known better
         self._alarmed.add(found.identity)
         self._writer.alert(found)
-        if aloud and not self._quiet:
+        if aloud and self._verbose:
             sys.stderr.write(f"sonde: step {found.step:,}: {found.message} ({found.rule}): {found.advice}\n")
 
     def try_to_show(self, visualizer: Visualizer, run: Run) -> None:

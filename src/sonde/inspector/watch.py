@@ -50,7 +50,7 @@ def watch(
     config: Any = None,
     visualizer: Any = None,
     strict: bool = False,
-    quiet: bool = False,
+    verbose: bool = True,
     rules: Given = None,
     batch: Any = None,
     ranks: Ranks = "merged",
@@ -110,7 +110,7 @@ def watch(
         visualizer: ``"print"``, ``"matplotlib"`` or ``"tensorboard"``; or the same as *to*; or several of these, beside *to*.
             Without *to* the run is in memory.
         strict: raise what a statistic raises, instead of going on without it with a warning.
-        quiet: print nothing, neither alarms nor the lines at the end.
+        verbose: print alarms, and three lines at the end.
         rules: the rules watch each logged step, and print a line as soon as one finds something: by name False to leave a
             rule out, or its thresholds, as ``{"dead": False, "spike": {"deviations": 6}}``; False alone leaves out all. See
             ``sonde.rules.RULES`` and :func:`sonde.rule`.
@@ -168,7 +168,7 @@ def watch(
         config=config,
         visualizer=visualizer,
         strict=strict,
-        quiet=quiet,
+        verbose=verbose,
         rules=rules,
         ranks=ranks,
         per_rank=per_rank,

@@ -38,6 +38,6 @@ def assert_same(
         AssertionError: the models part; the message is the ladder of layers down to the place, with the cause.
         ArgumentError: as ``sonde.compare``.
     """
-    found = compare(a, b, batch, loss_fn=loss_fn, optimizer=optimizer, match=match, noise=noise, backward=backward, quiet=True)
+    found = compare(a, b, batch, loss_fn=loss_fn, optimizer=optimizer, match=match, noise=noise, backward=backward, verbose=False)
     if not found.same:
         raise AssertionError(f"the models are not the same\n{found.to_text()}")

@@ -11,9 +11,9 @@ __all__ = ["progress"]
 
 
 @contextmanager
-def progress(title: str, *, quiet: bool = False, after: float = 1.0) -> Iterator[Callable[[str], None]]:
+def progress(title: str, *, verbose: bool = True, after: float = 1.0) -> Iterator[Callable[[str], None]]:
     """Yield a function that shows a text beside *title* on the error stream, from *after* seconds on; in a terminal alone."""
-    if quiet or sys.stderr is None or not sys.stderr.isatty():
+    if not verbose or sys.stderr is None or not sys.stderr.isatty():
         yield lambda text: None
         return
     from rich.console import Console

@@ -115,7 +115,7 @@ def test_dead_inputs_of_every_other_column_do_not_hide_the_update() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     before = model.weight.detach().double()
     lenses = [lens.Lens("moved", Moments(), ("update",))]
-    with watch(model, optimizer, every=1, to="memory", quiet=True, update_memory=500_000, lenses=lenses) as inspector:
+    with watch(model, optimizer, every=1, to="memory", verbose=False, update_memory=500_000, lenses=lenses) as inspector:
         x = torch.randn(64, 512)
         x[:, ::2] = 0
         model(x).square().sum().backward()

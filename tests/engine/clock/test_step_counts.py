@@ -457,7 +457,7 @@ UNSEEN = "the parameters have changed 2 times and no optimizer was seen to step"
 def test_steps_that_nobody_says_are_recognised(every: int, accumulated: int) -> None:
     """A loop changes its parameters itself. Of the third step on there is everything, and each update is that of its own step."""
     model = nn.Linear(2, 1, bias=False)
-    with watch(model, every=every, to="memory", quiet=True, strict=True) as inspector:
+    with watch(model, every=every, to="memory", verbose=False, strict=True) as inspector:
         for step in range(9):
             with pytest.warns(ObservationWarning, match=UNSEEN) if step == 2 else contextlib.nullcontext():
                 for _ in range(accumulated):
@@ -523,7 +523,7 @@ def test_steps_of_a_compiled_optimizer_are_recognised(backend: str, whole: bool,
                 stack.enter_context(pytest.warns(ObservationWarning, match=UNSEEN))
                 stack.enter_context(warnings.catch_warnings())
                 warnings.filterwarnings("ignore", category=DeprecationWarning)
-            inspector = stack.enter_context(watch(model, every=1, to="memory", quiet=True))
+            inspector = stack.enter_context(watch(model, every=1, to="memory", verbose=False))
             made = torch.compile(train if whole else step, backend=backend) if compiled else train
             for _ in range(6):
                 if whole or not compiled:

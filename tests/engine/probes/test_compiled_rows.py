@@ -86,7 +86,7 @@ def test_watch_with_default_lenses_counts_what_eager_counts(case: Callable[[str]
     runs = []
     for module, watched in ((called, model), (twin, twin)):
         optimizer = torch.optim.SGD(watched.parameters(), lr=0.1)
-        with sonde.watch(watched, optimizer, every=1, to="memory", quiet=True, strict=True) as inspector:
+        with sonde.watch(watched, optimizer, every=1, to="memory", verbose=False, strict=True) as inspector:
             for _ in range(2):
                 optimizer.zero_grad()
                 loss_of(module, calls).backward()

@@ -48,7 +48,7 @@ def on_fakes(model: nn.Module) -> list[str]:
 
 
 INSTRUMENTS: dict[str, Callable[[nn.Module], Any]] = {
-    "watch": lambda model: sonde.watch(model, every=1, to="memory", quiet=True, strict=True),
+    "watch": lambda model: sonde.watch(model, every=1, to="memory", verbose=False, strict=True),
     "track": lambda model: sonde.track(model, strict=True),
     "statistic": lambda model: sonde.observe(model, sonde.stats.Moments(), ports=MODULE_PORTS, strict=True),
     "subscriber": lambda model: sonde.observe(model, lambda event: None, ports=MODULE_PORTS, strict=True),
@@ -91,7 +91,7 @@ def test_steps_on_tensors_without_values_are_none(every: int) -> None:
     """They are computed to learn how much memory a training takes; parameters are real before and after."""
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with sonde.watch(model, every=every, to="memory", quiet=True, strict=True) as inspector:
+    with sonde.watch(model, every=every, to="memory", verbose=False, strict=True) as inspector:
         for number in range(4):
             if number == 1:
                 with FakeTensorMode() as mode:

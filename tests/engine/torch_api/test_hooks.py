@@ -85,7 +85,7 @@ def test_a_tensor_with_gradient_hooks_of_ours_is_saved_as_without(do: Any, tmp_p
     bare = io.BytesIO()
     torch.save((x, model(x)), bare)
     if do == "watch":
-        observer: Any = sonde.watch(model, torch.optim.SGD(model.parameters(), 0.1), to=tmp_path / "run", quiet=True)
+        observer: Any = sonde.watch(model, torch.optim.SGD(model.parameters(), 0.1), to=tmp_path / "run", verbose=False)
     else:
         observer = sonde.observe(model, do, ports=PORTS)
     out = model(x)
@@ -185,6 +185,6 @@ class TestFunctionalCall:
     def test_every_instrument_runs_in_it(self) -> None:
         """``track`` and ``watch`` beside each other."""
         model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
-        with sonde.track(model, strict=True), sonde.watch(model, to="memory", every=1, quiet=True, strict=True) as inspector:
+        with sonde.track(model, strict=True), sonde.watch(model, to="memory", every=1, verbose=False, strict=True) as inspector:
             self.train(model, 9)
             assert list(inspector.run.series("0:output", "rms")[0]) == list(range(9))

@@ -147,7 +147,7 @@ def train():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(32, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with sonde.watch(model, optimizer, every=1, to="memory", quiet=True) as inspector:
+    with sonde.watch(model, optimizer, every=1, to="memory", verbose=False) as inspector:
         for _ in range(3):
             optimizer.zero_grad()
             model(torch.randn(4, 1, 6, 6)).square().mean().backward()

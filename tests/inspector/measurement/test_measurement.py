@@ -115,7 +115,7 @@ def test_a_logged_step_waits_for_no_number() -> None:
     Only the look at gradients reads, on a CPU, where it waits for nothing.
     """
     model, optimizer = small()
-    with watch(model, every=1, to="memory", quiet=True, on_nonfinite=None) as inspector:
+    with watch(model, every=1, to="memory", verbose=False, on_nonfinite=None) as inspector:
         train(model, optimizer, 3)
         inspector.run  # noqa: B018  # the coverage, which is written once, is
         train(model, optimizer, 1)
@@ -140,7 +140,7 @@ def test_one_copy_for_each_logged_step(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(batch, "pack", counted)
     model, optimizer = small()
-    inspector = watch(model, every=2, to="memory", quiet=True)
+    inspector = watch(model, every=2, to="memory", verbose=False)
     for expected in (1, 1, 2, 2, 3):
         train(model, optimizer, 1, inspector)
         assert len(copies) == expected

@@ -18,7 +18,7 @@ def test_a_loss_is_averaged_over_the_interval_of_its_logged_step(every: int, aft
     """Each row is the mean over the steps since the last logged one, whenever in its step a loss is pushed."""
     model, optimizer = small()
     losses = []
-    with watch(model, every=every, to="memory", quiet=True) as inspector:
+    with watch(model, every=every, to="memory", verbose=False) as inspector:
         for _ in range(8):
             loss = model(torch.randn(5, 4)).square().mean()
             losses.append(loss.item())
@@ -39,7 +39,7 @@ def test_a_loss_is_averaged_over_the_interval_of_its_logged_step(every: int, aft
 def test_what_is_not_running_is_a_row_each() -> None:
     """Several values in one step stay apart."""
     model, optimizer = small()
-    with watch(model, every=1, to="memory", quiet=True) as inspector:
+    with watch(model, every=1, to="memory", verbose=False) as inspector:
         for value in (1.0, torch.tensor(2.0), np.float32(3)):
             inspector.push_metric("size", value, running=False)
         train(model, optimizer, 1)
@@ -50,7 +50,7 @@ def test_a_tensor_that_changes_later_is_recorded_as_it_was() -> None:
     """A running total that the loop goes on adding to."""
     model, optimizer = small()
     total = torch.zeros((), dtype=torch.float64)
-    with watch(model, every=1, to="memory", quiet=True) as inspector:
+    with watch(model, every=1, to="memory", verbose=False) as inspector:
         for _ in range(3):
             train(model, optimizer, 1)
             total += 1
@@ -61,7 +61,7 @@ def test_a_tensor_that_changes_later_is_recorded_as_it_was() -> None:
 def test_evaluation_belongs_to_the_step_before_it_and_to_its_epoch() -> None:
     """Also where the epoch ends after it."""
     model, optimizer = small()
-    inspector = Inspector(module=model, to="memory", quiet=True, non_train_loss_str="held_out")
+    inspector = Inspector(module=model, to="memory", verbose=False, non_train_loss_str="held_out")
     for epoch in inspector.range(2):
         train(model, optimizer, 3, inspector)
         model.eval()
@@ -79,7 +79,9 @@ def test_a_loss_module_is_heard_by_itself() -> None:
     """In training and, without gradients, in evaluation; its hook goes with the inspector."""
     model, optimizer = small()
     criterion = nn.MSELoss()
-    with watch(model, every=1, to="memory", quiet=True, lenses=[lens.moments(), lens.LossMetrics(loss_fn=criterion)]) as inspector:
+    with watch(
+        model, every=1, to="memory", verbose=False, lenses=[lens.moments(), lens.LossMetrics(loss_fn=criterion)]
+    ) as inspector:
         losses = []
         for _ in range(2):
             loss = criterion(model(torch.randn(5, 4)), torch.zeros(5, 2))
@@ -97,7 +99,7 @@ def test_a_loss_module_is_heard_by_itself() -> None:
 def test_many_pushes_without_a_logged_step_do_not_pile_up() -> None:
     """They are written in between."""
     model, _ = small()
-    with watch(model, every=10, to="memory", quiet=True) as inspector:
+    with watch(model, every=10, to="memory", verbose=False) as inspector:
         for value in range(3000):
             inspector.push_metric("noise", float(value), running=False)
         assert len(inspector._training._pushed) < 1100  # type: ignore[union-attr]

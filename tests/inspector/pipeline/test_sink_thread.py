@@ -63,7 +63,7 @@ class Remote(Sink):
 def test_the_sink_gets_everything_in_order_and_reads_the_closed_run(tmp_path: Path) -> None:
     sink = Remote()
     model, optimizer = small()
-    with watch(model, every=1, to=[sink, tmp_path / "run"], quiet=True):
+    with watch(model, every=1, to=[sink, tmp_path / "run"], verbose=False):
         train(model, optimizer, 4)
     assert sink.calls == ["prepare in MainThread", "open", "finish, well, ended", "close"]
     assert sink.steps == [0, 1, 2, 3]
@@ -78,7 +78,7 @@ def test_findings_come_as_in_the_run(tmp_path: Path) -> None:
     sink = Remote()
     model, optimizer = small()
     model[0].bias.data.fill_(-100.0)  # type: ignore[index, union-attr, operator]
-    with watch(model, every=1, to=[tmp_path / "run", sink], quiet=True):
+    with watch(model, every=1, to=[tmp_path / "run", sink], verbose=False):
         train(model, optimizer, 12)
     alerts = open_run(tmp_path / "run").alerts
     assert alerts
@@ -91,7 +91,7 @@ def test_a_sink_that_hangs_holds_up_neither_the_training_nor_its_run_and_the_end
     sink = Remote(is_open=False)
     sink.timeout = 0.05
     model, optimizer = small()
-    inspector = watch(model, every=1, to=[tmp_path / "run", sink], quiet=True)
+    inspector = watch(model, every=1, to=[tmp_path / "run", sink], verbose=False)
     train(model, optimizer, 3)
     run = inspector.run  # flushed, though the sink hangs
     assert sink.reached.wait(30)
@@ -110,7 +110,7 @@ def test_a_sink_for_which_there_is_no_room_loses_its_rows_alone_and_this_is_said
     monkeypatch.setattr(sink_thread, "_LIMITS", sink_thread.QueueLimits(seconds=0.01, size=1, limit=1, patience=0.0))
     sink = Remote(is_open=False)
     model, optimizer = small()
-    inspector = watch(model, every=1, to=[tmp_path / "run", sink], quiet=True)
+    inspector = watch(model, every=1, to=[tmp_path / "run", sink], verbose=False)
     with pytest.warns(ObservationWarning, match="Remote does not keep up; some of its rows are lost, none of the run's") as said:
         for step in range(4):
             train(model, optimizer, 1)
@@ -140,7 +140,7 @@ def test_a_sink_that_raises_is_not_called_again_but_closed(tmp_path: Path, metho
     model[0].bias.data.fill_(-100.0)  # type: ignore[index, union-attr, operator]
     with (
         pytest.warns(ObservationWarning, match="Failing raised OSError: no route to host; nothing more is written to it") as said,
-        watch(model, every=1, to=[tmp_path / "run", sink], quiet=True) as inspector,
+        watch(model, every=1, to=[tmp_path / "run", sink], verbose=False) as inspector,
     ):
         train(model, optimizer, 12)
     assert len(said) == 1
@@ -155,7 +155,7 @@ def test_an_exception_of_the_training_is_told(tmp_path: Path) -> None:
     model, optimizer = small()
 
     def stopped() -> None:
-        with watch(model, every=1, to=[tmp_path / "run", sink], quiet=True):
+        with watch(model, every=1, to=[tmp_path / "run", sink], verbose=False):
             train(model, optimizer, 2)
             raise KeyboardInterrupt
 
@@ -166,14 +166,14 @@ def test_an_exception_of_the_training_is_told(tmp_path: Path) -> None:
 
 def test_a_training_without_a_logged_step_opens_nothing(tmp_path: Path) -> None:
     sink = Remote()
-    watch(small()[0], every=1, to=[tmp_path / "run", sink], quiet=True).detach()
+    watch(small()[0], every=1, to=[tmp_path / "run", sink], verbose=False).detach()
     assert sink.calls == ["prepare in MainThread", "close"]
 
 
 def test_no_thread_is_left(tmp_path: Path) -> None:
     before = set(threading.enumerate())
     model, optimizer = small()
-    with watch(model, every=1, to=[tmp_path / "run", Remote(), Remote()], quiet=True):
+    with watch(model, every=1, to=[tmp_path / "run", Remote(), Remote()], verbose=False):
         train(model, optimizer, 1)
         assert len(set(threading.enumerate()) - before) == 3
     assert set(threading.enumerate()) <= before

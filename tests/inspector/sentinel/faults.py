@@ -58,7 +58,7 @@ def train(
 
 
 def watched(model: nn.Module, optimizer: torch.optim.Optimizer, to: Any = "memory", **options: Any) -> sonde.Inspector:
-    return sonde.watch(model, optimizer, every=10, to=to, quiet=True, **({"lenses": lens.moments()} | options))
+    return sonde.watch(model, optimizer, every=10, to=to, verbose=False, **({"lenses": lens.moments()} | options))
 
 
 def trained(steps: int, *, watch: bool, before_end: Callable[[], object] = lambda: None, **options: Any) -> list[Tensor]:

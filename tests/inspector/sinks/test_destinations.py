@@ -41,7 +41,7 @@ def test_a_sink_is_opened_fed_and_closed() -> None:
     """Each family of each logged step, and the scalars."""
     model, optimizer = small()
     sink = Kept()
-    with watch(model, every=2, to=sink, quiet=True) as inspector:
+    with watch(model, every=2, to=sink, verbose=False) as inspector:
         train(model, optimizer, 5)
     assert sink.calls == ["open", "close"]
     assert [(rows.family, rows.step) for rows in sink.rows if rows.family == "moments"] == [("moments", step) for step in (0, 2, 4)]
@@ -59,7 +59,7 @@ def test_several_targets_get_the_same(tmp_path: Path) -> None:
     model, optimizer = small()
     sink = Kept()
     seen: list[Run] = []
-    with watch(model, every=1, to=[tmp_path / "run", sink], visualizer=seen.append, quiet=True):
+    with watch(model, every=1, to=[tmp_path / "run", sink], visualizer=seen.append, verbose=False):
         train(model, optimizer, 2)
     run = open_run(tmp_path / "run")
     assert len(seen) == 1
@@ -73,7 +73,7 @@ def test_visualizers_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     pytest.importorskip("tensorboard")
     model, optimizer = small()
     shown = ["print", "matplotlib", "tensorboard"]
-    with watch(model, every=1, to=tmp_path / "run", visualizer=shown, quiet=True):
+    with watch(model, every=1, to=tmp_path / "run", visualizer=shown, verbose=False):
         train(model, optimizer, 2)
     assert "update / weight" in capsys.readouterr().out
     assert (tmp_path / "run" / "pictures" / "update_ratio.png").is_file()
@@ -84,7 +84,7 @@ def test_visualizers_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 def test_a_name_alone_keeps_the_run_in_memory(capsys: pytest.CaptureFixture[str]) -> None:
     """As a visualizer that is a callable does; nothing called "print" is made on disk."""
     model, optimizer = small()
-    with watch(model, every=1, visualizer="print", quiet=True) as inspector:
+    with watch(model, every=1, visualizer="print", verbose=False) as inspector:
         train(model, optimizer, 2)
     assert inspector.path is None
     assert not Path("print").exists()
@@ -102,7 +102,7 @@ def test_a_writer_that_is_given_stays_open() -> None:
     model, optimizer = small()
     with memory_run() as writer:
         for to in (writer, RunSink(writer, owned=False)):
-            with watch(model, every=1, to=to, quiet=True, step=writer.run().last_step + 1):
+            with watch(model, every=1, to=to, verbose=False, step=writer.run().last_step + 1):
                 train(model, optimizer, 2)
         writer.scalar("mine", 1.0, step=4)
         assert writer.run().scalar("grad_norm")[0].tolist() == [0, 1, 2, 3]
@@ -111,11 +111,11 @@ def test_a_writer_that_is_given_stays_open() -> None:
 def test_a_run_that_was_opened_can_be_continued(tmp_path: Path) -> None:
     """As ``resume=True`` with its path; the epoch goes on too."""
     model, optimizer = small()
-    with watch(model, every=1, to=tmp_path / "run", quiet=True) as inspector:
+    with watch(model, every=1, to=tmp_path / "run", verbose=False) as inspector:
         train(model, optimizer, 2)
         inspector.tick_epoch()
         train(model, optimizer, 1)
-    with watch(model, every=1, to=open_run(tmp_path / "run"), quiet=True) as inspector:
+    with watch(model, every=1, to=open_run(tmp_path / "run"), verbose=False) as inspector:
         train(model, optimizer, 2)
     rows = inspector.run.table("scalars").to_pylist()
     assert [(row["epoch"], row["step"]) for row in rows if row["name"] == "grad_norm"] == [(0, 0), (0, 1), (1, 2), (1, 3), (1, 4)]
@@ -133,7 +133,7 @@ def test_a_job_that_was_started_again_continues_its_run(
     for count in range(3):
         monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", str(count))
         model, optimizer = small()
-        with watch(model, every=1, to=given, exists=exists, quiet=True) as inspector:
+        with watch(model, every=1, to=given, exists=exists, verbose=False) as inspector:
             train(model, optimizer, 2)
     run = inspector.run
     assert run.scalar("grad_norm")[0].tolist() == list(range(6))

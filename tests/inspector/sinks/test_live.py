@@ -21,7 +21,7 @@ def train(to: Any, epochs: int = 2) -> Run:
     """Two epochs of five steps under ``watch``, every step logged."""
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with watch(model, optimizer, every=1, to=to, quiet=True) as inspector:
+    with watch(model, optimizer, every=1, to=to, verbose=False) as inspector:
         for _ in range(epochs):
             for _ in range(5):
                 x = torch.randn(16, 4)
@@ -80,7 +80,9 @@ def test_tensorboard_gets_nan_where_no_element_is_finite_and_counts_what_a_numbe
     """Never a norm of 0; the count begins with the first element that is not finite, and goes on when all are finite again."""
     layer = nn.Linear(2, 2, bias=False)
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
-    with watch(layer, optimizer, every=1, to=["memory", TensorBoard(tmp_path / "tb")], quiet=True, on_nonfinite=None) as inspector:
+    with watch(
+        layer, optimizer, every=1, to=["memory", TensorBoard(tmp_path / "tb")], verbose=False, on_nonfinite=None
+    ) as inspector:
         for bad in (0, 4, 2, 0):
             nn.init.ones_(layer.weight)
             optimizer.zero_grad()
@@ -101,7 +103,7 @@ def test_tensorboard_gets_nan_where_no_element_is_finite_and_counts_what_a_numbe
 def test_the_update_ratio_of_a_weight_without_a_finite_element_is_nan(tmp_path: Path) -> None:
     layer = nn.Linear(2, 2, bias=False)
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
-    with watch(layer, optimizer, every=1, to=[TensorBoard(tmp_path / "tb")], quiet=True, on_nonfinite=None):
+    with watch(layer, optimizer, every=1, to=[TensorBoard(tmp_path / "tb")], verbose=False, on_nonfinite=None):
         for factor in (1.0, float("nan"), 1.0):
             optimizer.zero_grad()
             (layer(torch.ones(1, 2)) * factor).sum().backward()
@@ -117,7 +119,7 @@ def test_tensorboard_has_the_configuration_as_hyperparameters_with_the_last_scal
 
     model = nn.Linear(4, 2)
     config = {"lr": 0.1, "deep": {"name": "small"}, "sizes": [1, 2], "fast": True}
-    with watch(model, every=1, to=["memory", TensorBoard(tmp_path)], quiet=True, config=config) as inspector:
+    with watch(model, every=1, to=["memory", TensorBoard(tmp_path)], verbose=False, config=config) as inspector:
         model(torch.ones(1, 4)).sum().backward()
         inspector.push_loss(2.5, train=True)
         inspector.step()

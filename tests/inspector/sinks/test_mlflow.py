@@ -43,7 +43,7 @@ def runs(client: Any, experiment: str = "Default") -> list[Any]:
 def test_a_run_of_its_own_has_metrics_params_findings_and_files_and_ends_well(tmp_path: Path, client: Any) -> None:
     model = deep()
     config = {"lr": 0.01, "data": {"name": "noise", "long": "x" * 10_000}}
-    with watch(model, every=2, to=tmp_path / "run", visualizer="mlflow", quiet=True, config=config) as inspector:
+    with watch(model, every=2, to=tmp_path / "run", visualizer="mlflow", verbose=False, config=config) as inspector:
         list(learn(model, inspector, 24))
     assert mlflow.active_run() is None  # as before
     (found,) = runs(client)
@@ -71,7 +71,7 @@ def test_the_active_run_is_used_and_left_open_with_its_params(tmp_path: Path, cl
     model = deep(2)
     mlflow.start_run()
     mlflow.log_param("lr", "mine")
-    with watch(model, every=1, to=["memory", numbers_only()], quiet=True, config={"lr": 0.01, "width": 6}) as inspector:
+    with watch(model, every=1, to=["memory", numbers_only()], verbose=False, config={"lr": 0.01, "width": 6}) as inspector:
         for step in learn(model, inspector, 3):
             mlflow.log_metric("mine", step, step=step)
     active = mlflow.active_run()
@@ -89,7 +89,7 @@ def test_a_resumed_training_continues_its_run_in_its_experiment_and_an_exception
     model = deep(2)
 
     def failing() -> None:
-        with watch(model, every=1, to=[tmp_path / "run", numbers_only(experiment="deep")], quiet=True) as inspector:
+        with watch(model, every=1, to=[tmp_path / "run", numbers_only(experiment="deep")], verbose=False) as inspector:
             list(learn(model, inspector, 2))
             raise ZeroDivisionError
 
@@ -97,7 +97,7 @@ def test_a_resumed_training_continues_its_run_in_its_experiment_and_an_exception
         failing()
     assert [run.info.status for run in runs(client, "deep")] == ["FAILED"]
     to = [tmp_path / "run", numbers_only(experiment="deep")]
-    with watch(model, every=1, to=to, resume=True, quiet=True) as inspector:
+    with watch(model, every=1, to=to, resume=True, verbose=False) as inspector:
         list(learn(model, inspector, 2))
     (found,) = runs(client, "deep")
     assert found.info.status == "FINISHED"

@@ -34,7 +34,7 @@ def numbers_only(**given: Any) -> WandbSink:
 def test_a_run_of_its_own_has_the_numbers_of_the_run_at_its_steps_and_ends_well(tmp_path: Path) -> None:
     model = deep()
     to = [tmp_path / "run", numbers_only(layers=3)]
-    with watch(model, every=2, to=to, quiet=True, config={"width": 6}) as inspector:
+    with watch(model, every=2, to=to, verbose=False, config={"width": 6}) as inspector:
         list(learn(model, inspector, 24))
     assert wandb.run is None  # as before
     (found,) = offline_runs(tmp_path)
@@ -66,7 +66,7 @@ def test_a_run_of_its_own_has_the_numbers_of_the_run_at_its_steps_and_ends_well(
 @pytest.mark.slow
 def test_pictures_and_the_report_are_sent_at_the_end(tmp_path: Path) -> None:
     model = deep(2)
-    with watch(model, every=1, to=tmp_path / "run", visualizer="wandb", quiet=True) as inspector:
+    with watch(model, every=1, to=tmp_path / "run", visualizer="wandb", verbose=False) as inspector:
         list(learn(model, inspector, 3))
     assert isinstance(inspector.visualizer, WandbSink)
     (found,) = offline_runs(tmp_path)
@@ -84,7 +84,7 @@ def test_the_programs_own_run_keeps_every_row_at_its_step_and_stays_open(tmp_pat
     """Its rows come at each step, once in an epoch of five steps, with ``step=`` the number of the epoch; all of them arrive."""
     model = deep(2)
     own = wandb.init(project="mine")
-    with watch(model, every=1, to=[tmp_path / "run", numbers_only()], quiet=True) as inspector:
+    with watch(model, every=1, to=[tmp_path / "run", numbers_only()], verbose=False) as inspector:
         for step in learn(model, inspector, 15):
             if step % 5 == 4:
                 inspector.run.families  # noqa: B018  # what is logged so far is with the sink
@@ -107,7 +107,7 @@ def test_the_programs_own_run_keeps_every_row_at_its_step_and_stays_open(tmp_pat
 def test_a_run_to_which_the_program_logs_nothing_gets_every_moment(tmp_path: Path, own_rows: bool) -> None:
     model = deep(2)
     with wandb.init(project="mine") as own:
-        with watch(model, every=1, to=["memory", numbers_only(own_rows=own_rows)], quiet=True) as inspector:
+        with watch(model, every=1, to=["memory", numbers_only(own_rows=own_rows)], verbose=False) as inspector:
             list(learn(model, inspector, 6))
         assert own.summary["sonde/step"] >= 0
     (found,) = offline_runs(tmp_path)
@@ -119,13 +119,13 @@ def test_a_resumed_training_continues_its_run_and_an_exception_fails_it(tmp_path
     model = deep(2)
 
     def failing() -> None:
-        with watch(model, every=1, to=[tmp_path / "run", numbers_only()], quiet=True) as inspector:
+        with watch(model, every=1, to=[tmp_path / "run", numbers_only()], verbose=False) as inspector:
             list(learn(model, inspector, 2))
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
         failing()
-    with watch(model, every=1, to=[tmp_path / "run", numbers_only()], resume=True, quiet=True) as inspector:
+    with watch(model, every=1, to=[tmp_path / "run", numbers_only()], resume=True, verbose=False) as inspector:
         list(learn(model, inspector, 2))
     first, second = offline_runs(tmp_path)
     assert first.id == second.id
@@ -136,7 +136,7 @@ def test_a_resumed_training_continues_its_run_and_an_exception_fails_it(tmp_path
 @pytest.mark.slow
 def test_a_played_run_is_logged_as_the_training_did(tmp_path: Path) -> None:
     model = deep(2)
-    with watch(model, every=1, to=[tmp_path / "run", numbers_only()], quiet=True) as inspector:
+    with watch(model, every=1, to=[tmp_path / "run", numbers_only()], verbose=False) as inspector:
         list(learn(model, inspector, 4))
     play(open_run(tmp_path / "run"), numbers_only(id="again"))
     live, played = offline_runs(tmp_path)
@@ -149,7 +149,7 @@ def test_nobody_is_asked_for_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     model = deep(2)
     with (
         pytest.warns(ObservationWarning, match="nobody is logged in to Weights & Biases: run `wandb login`"),
-        watch(model, every=1, to=["memory", numbers_only(mode="online")], quiet=True) as inspector,
+        watch(model, every=1, to=["memory", numbers_only(mode="online")], verbose=False) as inspector,
     ):
         list(learn(model, inspector, 1))
     assert len(inspector.run.scalar("loss")[0]) == 1

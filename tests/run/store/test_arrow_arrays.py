@@ -50,7 +50,7 @@ def recorded(folder):
     before = "pandas" in sys.modules
     model = nn.Sequential(nn.Linear(2, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with sonde.watch(model, optimizer, every=1, to=folder, quiet=True) as watching:
+    with sonde.watch(model, optimizer, every=1, to=folder, verbose=False) as watching:
         for _ in range(3):
             loss = model(torch.ones(1, 2)).sum()
             loss.backward()

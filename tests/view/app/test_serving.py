@@ -158,7 +158,7 @@ def test_an_inspector_opens_the_page_of_its_run(tmp_path: Path, capsys: pytest.C
 def test_a_run_in_memory_is_shown_while_it_grows() -> None:
     model = nn.Linear(3, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with sonde.watch(model, optimizer, every=1, to="memory", quiet=True) as inspector, inspector.open(browser=False) as page:
+    with sonde.watch(model, optimizer, every=1, to="memory", verbose=False) as inspector, inspector.open(browser=False) as page:
         (entry,) = asked(page.address, "/api/runs").json["runs"]
         assert entry["state"] == "running"
         for _ in range(2):

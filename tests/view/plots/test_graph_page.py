@@ -35,7 +35,7 @@ class Block(nn.Module):
 def trained(steps: int = 4) -> Run:
     model = nn.Sequential(Block(), nn.Linear(4, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with sonde.watch(model, optimizer, every=1, to="memory", quiet=True, batch=torch.randn(3, 4)) as inspector:
+    with sonde.watch(model, optimizer, every=1, to="memory", verbose=False, batch=torch.randn(3, 4)) as inspector:
         for _ in range(steps):
             optimizer.zero_grad()
             model(torch.randn(8, 4)).square().mean().backward()

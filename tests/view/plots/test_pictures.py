@@ -98,7 +98,9 @@ def test_the_cure_for_a_network_of_smooth_activations_names_their_classes() -> N
 
 def test_the_cure_works() -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 2))
-    with sonde.watch(model, every=1, to="memory", quiet=True, lenses=[sonde.lens.OutputActivation(include=nn.GELU)]) as inspector:
+    with sonde.watch(
+        model, every=1, to="memory", verbose=False, lenses=[sonde.lens.OutputActivation(include=nn.GELU)]
+    ) as inspector:
         model(torch.randn(16, 4)).sum().backward()
         inspector.step()
     assert plots.activation(inspector.run).axes

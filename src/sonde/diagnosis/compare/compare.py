@@ -58,7 +58,7 @@ def compare(
     noise: float | None = None,
     backward: bool = True,
     memory: int | None = None,
-    quiet: bool = False,
+    verbose: bool = True,
 ) -> Comparison: ...
 
 
@@ -74,7 +74,7 @@ def compare(
     noise: float | None = None,
     backward: bool = True,
     memory: int | None = None,
-    quiet: bool = False,
+    verbose: bool = True,
     baseline: Sequence[Run | str | os.PathLike[str]] = (),
 ) -> Comparison | RunComparison:
     """Compare two models on one batch, two saved trackers, or two recorded runs: the first place where they part, and the cause.
@@ -111,7 +111,7 @@ def compare(
         backward: compare gradients.
         memory: bytes of kept tensors that lie in main memory; more of them lie in files of the temporary folder (``TMPDIR``)
             meanwhile. The default is a quarter of the machine's memory.
-        quiet: show no progress.
+        verbose: show the progress.
         baseline: of runs, repeats of ``a`` with other seeds, as runs or paths: what these differ by counts as equal.
 
     Returns:
@@ -131,7 +131,7 @@ def compare(
         raise ArgumentError("baseline= is for two runs: repeats of a with other seeds")
     _check(noise, batch, batch_b, backward, optimizer, memory)
     if isinstance(a, nn.Module) and isinstance(b, nn.Module):
-        return _models(a, b, batch, batch_b, loss_fn, optimizer, match, noise, backward, Copies(memory), quiet)
+        return _models(a, b, batch, batch_b, loss_fn, optimizer, match, noise, backward, Copies(memory), verbose)
     if isinstance(a, nn.Module) or isinstance(b, nn.Module):
         raise ArgumentError(
             "a model cannot be compared with saved tensors: give two models, or save the second side too, with "
@@ -166,7 +166,7 @@ def _models(
     noise: float | None,
     backward: bool,
     copies: Copies,
-    quiet: bool,
+    verbose: bool,
 ) -> Comparison:
     if batch is _NOTHING:
         raise ArgumentError("two models are compared on a batch: sonde.compare(a, b, batch)")
@@ -178,7 +178,7 @@ def _models(
     steps = _optimizers(optimizer)
     batches = (batch, _for_b(a, b, batch) if batch_b is _NOTHING else batch_b)
     sides = []
-    with progress("compare", quiet=quiet) as show:
+    with progress("compare", verbose=verbose) as show:
         for name, model, given, loss, step in zip("ab", (a, b), batches, losses, steps, strict=True):
             request = Request(model, given, loss, step, backward, copies)
             sides.append(live_side(name, request, measure=noise is None, progress=show))

@@ -59,7 +59,7 @@ def preflight(
     skip: Collection[str] = (),
     steps: int = 100,
     seconds: float = 30.0,
-    quiet: bool = False,
+    verbose: bool = True,
 ) -> Preflight:
     """Check *model*, *batch*, *loss_fn* and *optimizer* before a training: a table with a verdict of each check.
 
@@ -86,7 +86,7 @@ def preflight(
         skip: the names of checks to leave out.
         steps: of the training on the one batch.
         seconds: after this time no further training step is taken; a check that has too few steps is skipped.
-        quiet: show no progress.
+        verbose: show the progress.
 
     Returns:
         The verdicts: ``ok``, ``note``, ``warn``, ``bad`` or ``skipped``, with findings, each with its evidence and an advice.
@@ -107,7 +107,7 @@ def preflight(
     if regions(model):
         subject.notes.append("compiled modules ran as plain Python")
     verdicts = []
-    with progress("preflight", len(names), quiet) as advance:
+    with progress("preflight", len(names), verbose) as advance:
         for name in names:
             advance(name)
             verdicts.append(_verdict(name, subject))
@@ -175,9 +175,9 @@ def check_numbers(model: nn.Module) -> None:
 
 
 @contextmanager
-def progress(what: str, total: int, quiet: bool) -> Iterator[Callable[[str], None]]:
+def progress(what: str, total: int, verbose: bool) -> Iterator[Callable[[str], None]]:
     """Yield a function that shows which check runs, in a terminal."""
-    if quiet or not (sys.stderr is not None and sys.stderr.isatty()):
+    if not verbose or sys.stderr is None or not sys.stderr.isatty():
         yield lambda text: None
         return
     from rich.console import Console

@@ -101,16 +101,16 @@ class LivePage:
         )
 
 
-def open_page(runs: Path | Run, *, port: int | None, browser: bool, quiet: bool) -> LivePage:
+def open_page(runs: Path | Run, *, port: int | None, browser: bool, verbose: bool) -> LivePage:
     """Serve a page beside other work of this process, with one core; print its address, and open a browser if one can be seen.
 
     Args:
         runs, port: see :class:`LivePage`.
         browser: open one, unless this is a notebook, which shows the page itself.
-        quiet: print nothing.
+        verbose: print where the page is.
     """
     page = LivePage(runs, port=port, threads=1).start()
-    if not quiet:
+    if verbose:
         sys.stdout.write(f"{page}\n")
     if browser and has_screen() and "ipykernel" not in sys.modules:
         webbrowser.open(page.address)
