@@ -46,7 +46,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         nn.init.constant_(layers[0].bias, -100.0 * (1 - seed))  # type: ignore[arg-type]
         optimizer = SGD(model.parameters(), lr=0.1)
         with watch(
-            model, optimizer, every=2, to=folder / "runs" / name, verbose=False, batch=torch.randn(5, 4), config={"seed": seed}
+            model, optimizer, every=2, to=folder / "runs" / name, verbose=False, graph=torch.randn(5, 4), config={"seed": seed}
         ) as inspector:
             for _ in range(6):
                 loss = model(torch.randn(5, 4)).square().mean()

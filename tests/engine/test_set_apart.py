@@ -1,4 +1,4 @@
-"""``summary``, ``capture``, ``record`` and ``watch(batch=)`` run a copy: the model and other observers notice nothing."""
+"""``summary``, ``capture``, ``record`` and ``watch(graph=)`` run a copy: the model and other observers notice nothing."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def record(model: nn.Module, *args: Any, **kwargs: Any) -> None:
 
 
 def watch(model: nn.Module, *args: Any, **kwargs: Any) -> None:
-    sonde.watch(model, every=1, to="memory", verbose=False, batch=kwargs or args).detach()
+    sonde.watch(model, every=1, to="memory", verbose=False, graph=kwargs or args).detach()
 
 
 def check(model: nn.Module, *args: Any, **kwargs: Any) -> None:

@@ -25,7 +25,7 @@ def test_the_graph_of_a_batch_is_kept_in_the_run_and_joins_with_its_numbers() ->
     torch.manual_seed(1)
     model, x = net(), torch.randn(8, 3)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    inspector = sonde.watch(model, every=1, to="memory", verbose=False, batch=x)
+    inspector = sonde.watch(model, every=1, to="memory", verbose=False, graph=x)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(3):
@@ -61,13 +61,13 @@ class Named(nn.Module):
 def test_a_batch_of_keyword_arguments_is_a_mapping(kind: Callable[[dict[str, Any]], Mapping[str, Any]]) -> None:
     """A dict, or what a tokenizer returns, is handed on as keyword arguments, whatever its keys are."""
     batch = kind({"x": torch.ones(2, 3), "scale": 2.0})
-    with sonde.watch(Named(), to="memory", verbose=False, batch=batch) as inspector:
+    with sonde.watch(Named(), to="memory", verbose=False, graph=batch) as inspector:
         pass
     graph = Graph.of(inspector.run.graph)
     assert [node.name for node in graph.nodes if node.kind == "input"] == ["x"]
 
 
 def test_the_graph_of_several_models_is_asked_for_one_by_one() -> None:
-    """``batch`` means one model; the message says what to do for several."""
+    """``graph=`` means one model; the message says what to do for several."""
     with pytest.raises(ArgumentError, match="capture each with"):
-        sonde.watch({"G": net(), "D": net()}, to="memory", batch=torch.randn(8, 3))
+        sonde.watch({"G": net(), "D": net()}, to="memory", graph=torch.randn(8, 3))

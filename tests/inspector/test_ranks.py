@@ -105,7 +105,7 @@ def alone(folder: Path, rank: int) -> Any:
     model = nn.Linear(4, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.warns(ObservationWarning, match=r"called sonde.watch|did not call sonde.watch"):
-        inspector = sonde.watch(model, optimizer, every=1, to=folder / "run", batch=torch.ones(1, 4))
+        inspector = sonde.watch(model, optimizer, every=1, to=folder / "run", graph=torch.ones(1, 4))
     with inspector:
         model(torch.ones(6, 4)).sum().backward()
         optimizer.step()

@@ -68,7 +68,7 @@ def shown(folder: Path) -> Iterator[tuple[str, Any]]:
     yield "graph of a failure", capture(model, torch.ones(13, 3), on_error="partial")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     run_folder = folder / HOSTILE.replace("/", "")
-    with sonde.watch(model, optimizer, every=1, to=run_folder, verbose=False, batch=x) as inspector:
+    with sonde.watch(model, optimizer, every=1, to=run_folder, verbose=False, graph=x) as inspector:
         model(x).sum().backward()
         optimizer.step()
         inspector.push_metric(HOSTILE, 1.0)

@@ -51,7 +51,7 @@ def model_of(name: str) -> nn.Module:
 def train(name: str, folder: Path) -> sonde.Run:
     model = model_of(name)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with sonde.watch(model, optimizer, every=1, to=folder, verbose=False, batch=torch.ones(2, 3)) as inspector:
+    with sonde.watch(model, optimizer, every=1, to=folder, verbose=False, graph=torch.ones(2, 3)) as inspector:
         for _ in range(2):
             optimizer.zero_grad()
             model(torch.randn(8, 3)).square().mean().backward()

@@ -152,7 +152,7 @@ def _train(title: str, wrong: bool, digits: tuple[Tensor, ...], options: argpars
     )
     lenses = (lens.moments(), lens.OutputActivation(dropout=False))
     inspector = watch(
-        model, optimizer, every=EVERY, to=options.output / "demo", exists="unique", lenses=lenses, batch=x_train[:64], verbose=False
+        model, optimizer, every=EVERY, to=options.output / "demo", exists="unique", lenses=lenses, graph=x_train[:64], verbose=False
     )
     with inspector, Progress(*columns, console=console) as progress:
         bar = progress.add_task(title, total=options.epochs)

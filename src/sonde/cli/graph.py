@@ -2,7 +2,7 @@
 
 A drawing has the colours of --number at the last step, or at the last one up to --to. Red is NaN or infinite.
 
-A run has a graph if one batch was given to sonde.watch(..., batch=...).
+A run has a graph if one batch was given to sonde.watch(..., graph=...).
 """
 
 from __future__ import annotations

@@ -364,7 +364,7 @@ class Inspector(Observer):
         self._attached().push(name, value, train=None, running=running)
 
     def keep_graph(self, graph: Graph) -> None:
-        """Keep an execution graph in the run, in place of an earlier one; see ``watch(batch=)``. Of several ranks, that of rank 0.
+        """Keep an execution graph in the run, in place of an earlier one; see ``watch(graph=)``. Of several ranks, that of rank 0.
 
         Raises:
             ArgumentError: no run is written.

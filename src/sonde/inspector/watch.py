@@ -52,7 +52,7 @@ def watch(
     strict: bool = False,
     verbose: bool = True,
     rules: Given = None,
-    batch: Any = None,
+    graph: Any = None,
     ranks: Ranks = "merged",
     per_rank: bool = False,
     on_nonfinite: OnNonFinite | None = "warn",
@@ -114,7 +114,7 @@ def watch(
         rules: the rules watch each logged step, and print a line as soon as one finds something: by name False to leave a
             rule out, or its thresholds, as ``{"dead": False, "spike": {"deviations": 6}}``; False alone leaves out all. See
             ``sonde.rules.RULES`` and :func:`sonde.rule`.
-        batch: an example of the model's input: a tuple or list of positional arguments, a mapping of keyword arguments (as a
+        graph: an example of the model's input: a tuple or list of positional arguments, a mapping of keyword arguments (as a
             dict or the ``BatchEncoding`` of a tokenizer), or the only argument. The execution graph is captured on it before the
             training begins, and kept in the run: ``sonde.graph.Graph.of(run.graph)`` reads it back, to be drawn with the run's
             numbers on its nodes. The model is left as it was.
@@ -140,13 +140,13 @@ def watch(
         The inspector, attached.
 
     Raises:
-        ArgumentError: *batch* is given for several models, or another argument cannot be used.
+        ArgumentError: *graph* is given for several models, or another argument cannot be used.
         ModelError: *model* is no ``nn.Module``.
         SelectionError: the lenses, *include* and *exclude* leave nothing to observe.
         StoreError: the folder in *to* cannot be used.
         RankError: the processes of the training were given different arguments, or one of them cannot write.
     """
-    graph = None if batch is None else _captured(model, batch)
+    captured = None if graph is None else _captured(model, graph)
     inspector = Inspector(
         lenses,
         optimizer=optimizer,
@@ -179,14 +179,14 @@ def watch(
         exit_timeout=exit_timeout,
     )
     inspector.attach(model)
-    if graph is not None:
-        inspector.keep_graph(graph)
+    if captured is not None:
+        inspector.keep_graph(captured)
     return inspector
 
 
 def _captured(model: nn.Module | Mapping[str, nn.Module], batch: Any) -> Graph:
     if not isinstance(model, nn.Module):
-        raise ArgumentError("batch= goes with one model: of several, capture each with sonde.graph.capture(model, batch)")
+        raise ArgumentError("graph= goes with one model: of several, capture each with sonde.graph.capture(model, batch)")
     from sonde.graph import capture  # slow to import, and rarely wanted
 
     args, kwargs = structure.as_arguments(batch)

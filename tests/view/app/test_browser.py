@@ -491,7 +491,7 @@ def test_the_graph_follows_the_colours_of_the_page_around_it(browser: Any, tmp_p
     import sonde
 
     model = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
-    with sonde.watch(model, every=1, to=tmp_path / "runs" / "graph", batch=torch.ones(2, 3), verbose=False) as inspector:
+    with sonde.watch(model, every=1, to=tmp_path / "runs" / "graph", graph=torch.ones(2, 3), verbose=False) as inspector:
         for _ in range(3):
             model(torch.ones(2, 3)).sum().backward()
             inspector.step()

@@ -19,7 +19,7 @@ def trained(folder: Path) -> Run:
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     lenses = [sonde.lens.moments(), sonde.lens.Lens("exponents", sonde.stats.ExponentHistogram(), ("output",))]
-    with sonde.watch(model, optimizer, every=1, to=folder, verbose=False, batch=torch.ones(3, 4), lenses=lenses) as inspector:
+    with sonde.watch(model, optimizer, every=1, to=folder, verbose=False, graph=torch.ones(3, 4), lenses=lenses) as inspector:
         for _ in range(5):
             loss = model(torch.randn(3, 4)).square().mean()
             optimizer.zero_grad()

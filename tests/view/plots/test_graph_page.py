@@ -35,7 +35,7 @@ class Block(nn.Module):
 def trained(steps: int = 4) -> Run:
     model = nn.Sequential(Block(), nn.Linear(4, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with sonde.watch(model, optimizer, every=1, to="memory", verbose=False, batch=torch.randn(3, 4)) as inspector:
+    with sonde.watch(model, optimizer, every=1, to="memory", verbose=False, graph=torch.randn(3, 4)) as inspector:
         for _ in range(steps):
             optimizer.zero_grad()
             model(torch.randn(8, 4)).square().mean().backward()
@@ -105,7 +105,7 @@ def test_errors_name_the_cure() -> None:
     run = trained(1)
     with pytest.raises(UnknownSiteError, match="ExponentHistogram"):
         plots.graph_page(run, "p50")
-    with pytest.raises(ArgumentError, match=r"watch\(\.\.\., batch=\.\.\.\)"):
+    with pytest.raises(ArgumentError, match=r"watch\(\.\.\., graph=\.\.\.\)"):
         plots.graph_page(memory_run().run())
 
 

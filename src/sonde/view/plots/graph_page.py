@@ -66,7 +66,7 @@ def graph_page(run: Run, *numbers: str, port: str | None = None, where: str | No
     on the page.
 
     Args:
-        run: a run with a graph, of ``watch(..., batch=...)``.
+        run: a run with a graph, of ``watch(..., graph=...)``.
         numbers: as ``rms``; by default the main number of each family.
         port: only the tensors at this port; by default at all ports.
         where: an SQL condition on the rows, as ``"rank = 0"``.
@@ -174,7 +174,7 @@ def graph_of(run: Run) -> PlainGraph:
     """
     plain = run.graph
     if plain is None:
-        raise ArgumentError("the run has no graph: give one batch of inputs to watch(..., batch=...), which captures it")
+        raise ArgumentError("the run has no graph: give one batch of inputs to watch(..., graph=...), which captures it")
     return PlainGraph.from_data(plain)
 
 

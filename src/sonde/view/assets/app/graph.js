@@ -37,4 +37,4 @@ export async function graphView({ root, source, run, args, isShown }) {
   return { refresh: () => null, retheme, stop: () => window.removeEventListener("message", asked) };
 }
 
-const missing = () => notice("This run has no graph", "The graph is recorded when the training is given one batch: sonde.watch(model, optimizer, batch=x).");
+const missing = () => notice("This run has no graph", "The graph is recorded when the training is given one batch: sonde.watch(model, optimizer, graph=x).");
