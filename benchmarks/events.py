@@ -97,7 +97,7 @@ def sonde_track(net: nn.Module) -> Callable[[], None]:
 
 
 def sonde_resting(net: nn.Module) -> Callable[[], None]:
-    return sonde.observe(net, lambda event: sink.append(event.value), schedule=lambda tick: False, strict=True).detach
+    return sonde.observe(net, lambda event: sink.append(event.value), every=lambda tick: False, strict=True).detach
 
 
 def nothing(net: nn.Module) -> Callable[[], None]:

@@ -42,7 +42,7 @@ Instrument = Callable[[nn.Module], Callable[[], Any]]
 
 
 def events(model: nn.Module) -> Callable[[], Any]:
-    probe = sonde.observe(model, lambda event: None, ports=PORTS, schedule=lambda tick: tick.step != 1)
+    probe = sonde.observe(model, lambda event: None, ports=PORTS, every=lambda tick: tick.step != 1)
     return probe.detach
 
 

@@ -431,7 +431,7 @@ def test_hooks_that_are_put_back_are_last_and_as_they_were() -> None:
         model(torch.ones(1, 2)).sum().backward()
         optimizer.step()
 
-    with sonde.observe(model, lambda event: events.append((event.tick.step, event.name)), ["0"], schedule=2, strict=True):
+    with sonde.observe(model, lambda event: events.append((event.tick.step, event.name)), ["0"], every=2, strict=True):
         train()
         assert not model[0]._forward_hooks
         assert not model[0]._forward_hooks_with_kwargs

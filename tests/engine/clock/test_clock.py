@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import sonde
 from sonde import Event, Probe
 from sonde.engine import Port
-from sonde.errors import ObservationWarning
+from sonde.errors import ArgumentError, ObservationWarning
 
 
 class Apply(nn.Module):
@@ -330,13 +330,13 @@ def test_a_module_that_returns_its_input_is_flagged(through: nn.Module) -> None:
 # Which steps, which threads
 
 
-@pytest.mark.parametrize("schedule", [2, lambda tick: tick.step % 2 == 0])
+@pytest.mark.parametrize("schedule", [2, lambda tick: tick.step % 2 == 0, range(0, 100, 2), [0, 2, 4]])
 def test_a_schedule_chooses_steps(schedule: Any) -> None:
     """Every second step is observed, forward and backward, from the first; between, no hook is on the layer."""
     model, log = net(), Log()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     hooked = []
-    with sonde.observe(model, log, ["0"], ports=("output", "grad_output"), schedule=schedule, strict=True):
+    with sonde.observe(model, log, ["0"], ports=("output", "grad_output"), every=schedule, strict=True):
         for _ in range(5):
             hooked.append(bool(model[0]._forward_hooks))
             model(X).sum().backward()
@@ -347,11 +347,18 @@ def test_a_schedule_chooses_steps(schedule: Any) -> None:
     ]
 
 
+@pytest.mark.parametrize("every", [0, -1, 1.5, "10s"])
+def test_what_chooses_no_steps_is_refused(every: Any) -> None:
+    """At once, and nothing is attached."""
+    with pytest.raises(ArgumentError, match=r"every="):
+        sonde.observe(net(), print, every=every)
+
+
 def test_a_schedule_that_raises_is_a_failed_observer() -> None:
     """What a schedule raises does not reach the training: one warning, the error kept, the probe detached."""
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    probe = sonde.observe(model, print, ["1"], ports="grad_input", schedule=lambda tick: 1 / (1 - tick.step) > 0)
+    probe = sonde.observe(model, print, ["1"], ports="grad_input", every=lambda tick: 1 / (1 - tick.step) > 0)
     model(X)
     with pytest.warns(ObservationWarning, match="ZeroDivisionError"):
         optimizer.step()

@@ -392,7 +392,7 @@ def test_steps_are_those_of_a_twin(loop: Callable[[Parts, bool], Iterator[Step]]
         events.append(event)
 
     schedule = {"never": lambda tick: False, "late": lambda tick: tick.step in (5, 6, 7)}.get(every, every)
-    with sonde.observe(model, keep, ports="update", schedule=schedule, strict=True) as probe:
+    with sonde.observe(model, keep, ports="update", every=schedule, strict=True) as probe:
         expected = list(loop(model, root))
         (clock,) = probe._attachment.clocks
         clock.now()
@@ -413,7 +413,7 @@ def test_a_layer_that_comes_with_its_own_optimizer_belongs_to_no_step_before_it(
     model = Parts()
     events: list[Event] = []
     schedule = (lambda tick: False) if every == "never" else every
-    with sonde.observe(model, events.append, ports="update", schedule=schedule, strict=True) as probe:
+    with sonde.observe(model, events.append, ports="update", every=schedule, strict=True) as probe:
         expected = list(with_adapters(model, root))
         (clock,) = probe._attachment.clocks
         assert clock.step == len(expected)
@@ -434,7 +434,7 @@ def test_each_of_several_optimizers_has_its_own_interval(pattern: str, every: in
         events.append((event.tick.step, event.name[0]))
 
     held = optimizers(model)
-    with sonde.observe(model, keep, ["a.bias", "b.bias"], ports="update", schedule=every, strict=True):
+    with sonde.observe(model, keep, ["a.bias", "b.bias"], ports="update", every=every, strict=True):
         for _ in range(rounds):
             for name in pattern:
                 held[name].zero_grad()
@@ -487,7 +487,7 @@ def test_backward_passes_of_a_compiled_model_are_counted_at_each_observed_step(s
     model = nn.Sequential(nn.Linear(3, 3))
     model.compile(backend="eager")
     optimizer, ticks = SGD(model.parameters(), lr=0.01), set[tuple[int, int]]()
-    with sonde.observe(model, lambda event: ticks.add(event.tick[1:3]), ports="grad", schedule=2) as probe:
+    with sonde.observe(model, lambda event: ticks.add(event.tick[1:3]), ports="grad", every=2) as probe:
         for _ in range(6):
             for _ in range(2):
                 model(X).sum().backward()

@@ -259,7 +259,7 @@ def objects_after(steps):
 
 with (
     sonde.observe(model, lambda event: None, ports=ports, strict=True),
-    sonde.observe(model, Moments(), ports=("output", "grad_output"), schedule=2000, strict=True),
+    sonde.observe(model, Moments(), ports=("output", "grad_output"), every=2000, strict=True),
 ):
     objects_after(100)
     print(objects_after(100), objects_after(9_800))

@@ -201,7 +201,7 @@ def test_each_block_may_have_a_graph_for_observed_and_one_for_other_steps(fresh_
     for block in model:
         block.compile(backend="eager", fullgraph=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    with sonde.observe(model, Moments(), schedule=2, strict=True) as probe:
+    with sonde.observe(model, Moments(), every=2, strict=True) as probe:
         for _ in range(4):
             model(torch.ones(1, 4)).sum().backward()
             optimizer.step()

@@ -94,7 +94,7 @@ def test_tensors_that_an_export_puts_in_are_no_new_parameters() -> None:
     """The look for changes comes with the second forward, which is that of the export; a warning would be an error."""
     model, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.randn(3, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with sonde.observe(model, sonde.stats.Moments(), ports=("grad", "update"), schedule=2) as probe:
+    with sonde.observe(model, sonde.stats.Moments(), ports=("grad", "update"), every=2) as probe:
         for _ in range(4):
             model(x).square().mean().backward()
             optimizer.step()

@@ -85,7 +85,7 @@ def test_two_optimizers_of_one_model_make_one_step() -> None:
     """Each delivers its own parameters, in the same step, also when only every second step is observed."""
     model, events = net(), []
     optimizers = [torch.optim.SGD(part.parameters(), lr=0.1) for part in model]
-    with sonde.observe(model, collected(events), ports="update", schedule=2, strict=True):
+    with sonde.observe(model, collected(events), ports="update", every=2, strict=True):
         train(model, 4, *optimizers)
     names = ["0.weight", "0.bias", "1.weight", "1.bias"]
     assert [(event.name, event.tick.step) for event in events] == [(name, step) for step in (0, 2) for name in names]
@@ -232,7 +232,7 @@ def test_of_nested_optimizers_the_outermost_makes_the_step(schedule: int | None)
     optimizer = Outer(model.parameters(), torch.optim.SGD(model.parameters(), lr=0.5), push=1.0)
     events: list[Event] = []
     with sonde.observe(
-        model, collected(events), ports=("grad", "param", "update"), grad_at_step=True, schedule=schedule, strict=True
+        model, collected(events), ports=("grad", "param", "update"), grad_at_step=True, every=schedule, strict=True
     ) as probe:
         for _ in range(6):
             optimizer.zero_grad()
@@ -272,7 +272,7 @@ class Extended(torch.optim.SGD):
 def test_a_step_that_extends_another_is_one(every: int) -> None:
     """Observed or not."""
     model = net()
-    with sonde.observe(model, Moments(), ports=("grad", "update"), grad_at_step=True, schedule=every, strict=True) as probe:
+    with sonde.observe(model, Moments(), ports=("grad", "update"), grad_at_step=True, every=every, strict=True) as probe:
         train(model, 8, Extended(model.parameters(), lr=0.1))
         assert probe._attachment.clocks[0].step == 8
         assert {row["calls"] for row in probe.rows()} == {8 // every}

@@ -6,7 +6,7 @@ import re
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
@@ -14,7 +14,7 @@ from torch import nn
 
 from sonde.answer import Cell, Grid, ShownAsTable, frame
 from sonde.engine.clock.turns import EveryNth, whole_number
-from sonde.engine.event import Subscriber
+from sonde.engine.event import Subscriber, Tick
 from sonde.engine.failures import ProbeError
 from sonde.engine.inventory import inventory_of
 from sonde.engine.probes import dataframes
@@ -221,7 +221,7 @@ def observe(
     exclude: Where = None,
     *,
     ports: Iterable[Port] | Port | None = None,
-    schedule: Schedule | int | None = None,
+    every: Callable[[Tick], bool] | int | Collection[int] | None = None,
     grad_at_step: bool = False,
     passes: Literal["all", "training", "evaluation"] = "all",
     calls: Calls = "each",
@@ -242,15 +242,15 @@ def observe(
             ``output``.
             ``grad_input`` adds a node to the user's graph and may change the last bits of gradient sums; with
             ``create_graph=True`` those of second derivatives, too, and so of the parameters after a step.
-        schedule: which steps are observed: every *n*-th (where optimizers alternate, every n-th of each), or a callable
-            ``Tick -> bool`` that is called as each step begins. Between observed steps the hooks are taken out.
+        every: which steps are observed: every *n*-th (where optimizers alternate, every n-th of each), those of a range or a
+            list, or a callable ``Tick -> bool`` that is called as each step begins. Between observed steps the hooks are taken out.
         grad_at_step: observe ``grad`` as the optimizer sees it before each step (accumulated, reduced over ranks, unscaled,
             clipped), and not after each backward pass.
         passes: which forwards are observed: in a training pass the root is in training mode and gradients are enabled.
         calls: which calls of a module within one forward have rows of their own in a statistic: ``"each"``, the first 8; a
             number, the first so many; ``"joined"``, none. All others share a row, whose ``call`` is -1.
         strict: raise what a subscriber or a statistic raises (and a :class:`DeadHookError`). Otherwise an error
-            stops the site where it was raised, with a warning, and the other sites go on; one of the schedule detaches the probe.
+            stops the site where it was raised, with a warning, and the other sites go on; one of *every* detaches the probe.
         name: the model's name in its sites, for observing several models.
 
     Returns:
@@ -268,7 +268,7 @@ def observe(
         raise ArgumentError(f"passes={passes!r}: give one of {', '.join(map(repr, _TRAINING))}")
     attachment = Attachment(
         do,
-        schedule=_schedule(schedule),
+        schedule=_schedule(every),
         strict=strict,
         grad_at_step=grad_at_step,
         training=_TRAINING[passes],
@@ -308,15 +308,17 @@ def _ports(ports: Iterable[Port] | Port) -> tuple[Port, ...]:
     return (ports,) if isinstance(ports, str) else tuple(dict.fromkeys(ports))
 
 
-def _schedule(schedule: Schedule | int | None) -> Schedule | None:
-    every = whole_number(schedule)
-    if every is not None:
-        if every < 1:
-            raise ArgumentError(f"schedule={every}: every n-th step needs n >= 1")
-        return EveryNth(every)
-    if schedule is not None and not callable(schedule):
-        raise ArgumentError(f"schedule={schedule!r}: give a number of steps, or a callable Tick -> bool")
-    return schedule
+def _schedule(every: Callable[[Tick], bool] | int | Collection[int] | None) -> Schedule | None:
+    n = whole_number(every)
+    if n is not None:
+        if n < 1:
+            raise ArgumentError(f"every={n}: every n-th step needs n >= 1")
+        return EveryNth(n)
+    if every is None or callable(every):
+        return every
+    if isinstance(every, range | list | tuple | set | frozenset):
+        return lambda tick: tick.step in every
+    raise ArgumentError(f"every={every!r}: give a number of steps, a range or a list of steps, or a callable Tick -> bool")
 
 
 # A notebook cell that is run again replaces the probes that the cell made before, which the notebook's history may still hold.
