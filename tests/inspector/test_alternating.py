@@ -35,7 +35,7 @@ def looked_at(
     optimizers = {name: torch.optim.SGD(model.get_submodule(name).parameters(), lr=0.01) for name in "abc"}
     lenses = [lens.moments(), lens.OutputActivation(one_in=how.pop("one_in"), dropout=False)]
     first = 0 if resumed is None else steps
-    run: dict[str, Any] = {"to": "memory"} if resumed is None else {"to": resumed, "resume": True}
+    run: dict[str, Any] = {"to": "memory"} if resumed is None else {"to": resumed, "exists": "resume"}
     with watch(model, verbose=False, lenses=lenses, **run, **how) as inspector:
         for step, name in enumerate(pattern * (steps // len(pattern)), first):
             x = torch.randn(5, 4)

@@ -43,7 +43,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "a depth below all": ({"depth": -2}, ArgumentError, "or -1 for all"),
     "nowhere": ({"to": 3}, ArgumentError, "rows go to a folder"),
     "two runs": ({"to": ["memory", "runs/b"]}, ArgumentError, "names two runs"),
-    "nothing to resume": ({"resume": True}, ArgumentError, "nothing to resume"),
+    "nothing to resume": ({"exists": "resume"}, ArgumentError, "nothing to resume"),
     "no optimizer": ({"optimizer": 3}, ArgumentError, r"call inspector.step\(\)"),
 }
 

@@ -342,7 +342,7 @@ def test_the_configuration_is_kept_as_plain_data(tmp_path: Path, capsys: pytest.
     }
     with watch(model, optimizer, every=1, to=tmp_path / "run", verbose=False, config=config):
         train(model, optimizer, 2)
-    with watch(model, optimizer, every=1, to=tmp_path / "run", verbose=False, resume=True):
+    with watch(model, optimizer, every=1, to=tmp_path / "run", verbose=False, exists="resume"):
         train(model, optimizer, 1)
     assert open_run(tmp_path / "run").config == {
         "lr": 1e-3,
@@ -390,6 +390,6 @@ def test_a_run_resumed_after_the_end_of_an_epoch_begins_the_next(tmp_path: Path)
         return dict(inspector.run.sql("SELECT step, epoch FROM scalars WHERE name = 'grad_norm' ORDER BY step").fetchall())
 
     assert list(two_epochs().values()) == [0, 0, 1, 1]
-    assert list(two_epochs(resume=True).values()) == [0, 0, 1, 1, 2, 2, 3, 3]
-    assert list(two_epochs(resume=True, step=3).values()) == [0, 0, 1, 1, 1, 2, 2]
-    assert list(two_epochs(resume=True, epoch=9).values()) == [0, 0, 1, 1, 1, 2, 2, 9, 9, 10, 10]
+    assert list(two_epochs(exists="resume").values()) == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert list(two_epochs(exists="resume", step=3).values()) == [0, 0, 1, 1, 1, 2, 2]
+    assert list(two_epochs(exists="resume", epoch=9).values()) == [0, 0, 1, 1, 1, 2, 2, 9, 9, 10, 10]

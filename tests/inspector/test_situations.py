@@ -422,8 +422,8 @@ def test_a_training_that_is_resumed_has_no_step_twice(tmp_path: Path) -> None:
     kept.watch(model)
     halves = [
         (0, 5, {}),
-        (3, 4, {"resume": True, "step": 3, "lenses": (lens.moments(), lens.OutputNorm())}),
-        (None, 2, {"resume": True}),
+        (3, 4, {"exists": "resume", "step": 3, "lenses": (lens.moments(), lens.OutputNorm())}),
+        (None, 2, {"exists": "resume"}),
     ]
     for first, steps, settings in halves:
         if first is not None:

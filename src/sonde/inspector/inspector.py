@@ -82,9 +82,8 @@ class Inspector(Observer):
             many; ``"joined"``, none. All others share a row, whose ``call`` is -1.
         budget: the share of step time that observing may take, as ``"1%"`` or 0.01: *every*, an int, is then adapted.
         update_memory: the memory for copies of parameters, as ``"1GB"``, bytes, or None for any amount; see :func:`sonde.watch`.
-        exists: what to do where the folder holds a run: ``"error"``; ``"resume"`` to continue it; ``"unique"`` to write beside
-            it; ``"replace"`` to delete it.
-        resume: the same as ``exists="resume"``: steps continue after the last one of the run in the folder, or at *step*.
+        exists: what to do where the folder holds a run: ``"error"``; ``"resume"`` to continue it, after its last step or at *step*;
+            ``"unique"`` to write beside it; ``"replace"`` to delete it.
         step, epoch: the numbers of the first step and of the first epoch.
         config: hyperparameters and notes, kept in the run as ``run.config``: a mapping, a dataclass or an ``argparse.Namespace``.
         visualizer: ``"print"``, ``"matplotlib"`` or ``"tensorboard"``; or the same as *to*; or several of these, beside *to*.
@@ -121,7 +120,6 @@ class Inspector(Observer):
         budget: str | float | None = None,
         update_memory: str | float | None = "1GB",
         exists: Existing = "error",
-        resume: bool = False,
         step: int | None = None,
         epoch: int | None = None,
         config: Any = None,
@@ -191,7 +189,7 @@ class Inspector(Observer):
             rules=Chosen.of(rules),
         )
         self._optimizers = optimizers_of(optimizer)
-        self._open = partial(open_destinations, to, "resume" if resume else exists, step, visualizer, epoch)
+        self._open = partial(open_destinations, to, exists, step, visualizer, epoch)
         self._config = {} if config is None else {"config": plain_config(config)}
         self._loss_names = train_loss_str, non_train_loss_str
         self._verbose = verbose

@@ -44,7 +44,6 @@ def watch(
     budget: str | float | None = None,
     update_memory: str | float | None = "1GB",
     exists: Existing = "error",
-    resume: bool = False,
     step: int | None = None,
     epoch: int | None = None,
     config: Any = None,
@@ -100,9 +99,8 @@ def watch(
             copies that are made before each logged step and dropped after it. Where the copies would take more, they hold every
             n-th element: shares and means are then of these elements, counts and norms are estimates, and the coverage says where.
             On an accelerator *on_nonfinite* keeps copies in as much memory again.
-        exists: what to do where the folder holds a run: ``"error"``; ``"resume"`` to continue it; ``"unique"`` to write beside
-            it; ``"replace"`` to delete it.
-        resume: the same as ``exists="resume"``: steps continue after the last one of the run in the folder, or at *step*.
+        exists: what to do where the folder holds a run: ``"error"``; ``"resume"`` to continue it, after its last step or at *step*;
+            ``"unique"`` to write beside it; ``"replace"`` to delete it.
         step, epoch: the numbers of the first step and of the first epoch. A run that is resumed goes on with its last epoch, or, if
             that had ended, with the next one.
         config: hyperparameters and notes, kept in the run as ``run.config``: a mapping, a dataclass or an ``argparse.Namespace``.
@@ -162,7 +160,6 @@ def watch(
         budget=budget,
         update_memory=update_memory,
         exists=exists,
-        resume=resume,
         step=step,
         epoch=epoch,
         config=config,

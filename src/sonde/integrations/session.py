@@ -85,7 +85,7 @@ class Session:
 
     def _continued(self, arguments: dict[str, Any], saved: Mapping[str, Any], step: int, epoch: int) -> dict[str, Any]:
         """Return *arguments* with those that continue the run of the checkpoint, unless the user says how to begin."""
-        if any(name in self._arguments for name in ("exists", "resume", "step", "epoch")):
+        if any(name in self._arguments for name in ("exists", "step", "epoch")):
             return arguments
         arguments |= {"step": int(saved.get("step", step)), "epoch": int(saved.get("epoch", epoch))}
         path = saved.get("run")

@@ -109,7 +109,7 @@ def test_a_writer_that_is_given_stays_open() -> None:
 
 
 def test_a_run_that_was_opened_can_be_continued(tmp_path: Path) -> None:
-    """As ``resume=True`` with its path; the epoch goes on too."""
+    """As ``exists="resume"`` with its path; the epoch goes on too."""
     model, optimizer = small()
     with watch(model, every=1, to=tmp_path / "run", verbose=False) as inspector:
         train(model, optimizer, 2)

@@ -97,7 +97,7 @@ def test_a_resumed_training_continues_its_run_in_its_experiment_and_an_exception
         failing()
     assert [run.info.status for run in runs(client, "deep")] == ["FAILED"]
     to = [tmp_path / "run", numbers_only(experiment="deep")]
-    with watch(model, every=1, to=to, resume=True, verbose=False) as inspector:
+    with watch(model, every=1, to=to, exists="resume", verbose=False) as inspector:
         list(learn(model, inspector, 2))
     (found,) = runs(client, "deep")
     assert found.info.status == "FINISHED"

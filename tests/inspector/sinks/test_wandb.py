@@ -125,7 +125,7 @@ def test_a_resumed_training_continues_its_run_and_an_exception_fails_it(tmp_path
 
     with pytest.raises(ZeroDivisionError):
         failing()
-    with watch(model, every=1, to=[tmp_path / "run", numbers_only()], resume=True, verbose=False) as inspector:
+    with watch(model, every=1, to=[tmp_path / "run", numbers_only()], exists="resume", verbose=False) as inspector:
         list(learn(model, inspector, 2))
     first, second = offline_runs(tmp_path)
     assert first.id == second.id
