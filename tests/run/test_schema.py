@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from sonde.run.schema import KEY_COLUMNS, KEYS
+from sonde.rows import KEY_COLUMNS, KEYS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "run-format.md").read_text(encoding="utf-8")
 
