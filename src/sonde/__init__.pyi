@@ -20,7 +20,6 @@ from .engine import ModuleCall as ModuleCall
 from .engine import ModuleTracker as ModuleTracker
 from .engine import Probe as Probe
 from .engine import Site as Site
-from .engine import Tick as Tick
 from .engine import Whereabouts as Whereabouts
 from .engine import observe as observe
 from .engine import quiet as quiet
@@ -51,5 +50,6 @@ from .run.runs import Runs as Runs
 from .run.runs import open_runs as open_runs
 from .run.tensors import TensorStore as TensorStore
 from .run.tensors import open_tensors as open_tensors
+from .schedule import Tick as Tick
 
 __version__: str

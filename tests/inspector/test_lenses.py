@@ -21,7 +21,7 @@ from sonde import lens
 from sonde.cli import main
 from sonde.errors import ArgumentError, SelectionError
 from sonde.inspector import Inspector, Warmup, watch
-from sonde.inspector.schedule import Steps
+from sonde.schedule import Steps
 from sonde.stats import Accumulator, ExponentHistogram, Field, Statistic
 from sonde.stats.statistic import Column
 from sonde.view import plots

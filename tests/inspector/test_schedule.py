@@ -11,11 +11,11 @@ import torch
 from tests.inspector.training import small, train
 from torch import nn
 
-from sonde.engine import Tick
+from sonde.engine.clock.pace import Pace
 from sonde.engine.clock.turns import Turns
 from sonde.errors import ArgumentError
 from sonde.inspector import Inspector, Warmup, watch
-from sonde.inspector.schedule import EverySeconds, Pace, in_epochs, schedule_of
+from sonde.schedule import EverySeconds, Tick, in_epochs, schedule_of
 
 
 def logged(every: Any, steps: int) -> list[int]:
@@ -167,7 +167,7 @@ def test_times_are_read(text: str, seconds: float) -> None:
 def test_a_time_is_counted_from_the_last_logged_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first step is logged, then each that begins so much later."""
     now = iter([0.0, 4.0, 9.9, 10.0, 12.0, 20.0])
-    monkeypatch.setattr("sonde.inspector.schedule.time.monotonic", lambda: next(now))
+    monkeypatch.setattr("sonde.engine.clock.pace.time.monotonic", lambda: next(now))
     pace = Pace(schedule_of("10s"))
     found = []
     for step in range(6):

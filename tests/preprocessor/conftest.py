@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from torch import nn
 
-from sonde.engine import Event, Port, Site, Tick
+from sonde.engine import Event, Port, Site
+from sonde.schedule import Tick
 
 
 class LayerEvent(Event):

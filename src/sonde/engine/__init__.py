@@ -3,7 +3,7 @@
 from sonde.engine.calls.call_log import ModuleCall
 from sonde.engine.calls.module_tracker import ModuleTracker
 from sonde.engine.calls.where import Whereabouts, where
-from sonde.engine.event import Event, Subscriber, Tick
+from sonde.engine.event import Event, Subscriber
 from sonde.engine.failures import ProbeError
 from sonde.engine.probes.coverage import Coverage, Covered
 from sonde.engine.probes.probe import Probe, observe, sites
@@ -23,7 +23,6 @@ __all__ = [
     "ProbeError",
     "Site",
     "Subscriber",
-    "Tick",
     "Whereabouts",
     "observe",
     "quiet",

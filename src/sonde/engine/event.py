@@ -1,35 +1,20 @@
-"""The event that a hook delivers, and the tick of the clock at which it happened."""
+"""The event that a hook delivers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import MethodType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 from weakref import WeakMethod
 
 from torch import Tensor, nn
 
 from sonde.engine import structure
+from sonde.schedule import Tick
 from sonde.site import Phase, Site
 
-__all__ = ["Event", "Subscriber", "Tick", "weakly"]
-
-
-class Tick(NamedTuple):
-    """The moment at which something happened, all counted from 0.
-
-    Attributes:
-        epoch: calls of ``tick_epoch`` before.
-        step: optimizer steps taken before; a step that a ``GradScaler`` skipped is none.
-        micro_step: backward passes since the last step that wrote a ``.grad`` of the model.
-        forward: the index of the call of the root module.
-    """
-
-    epoch: int = 0
-    step: int = 0
-    micro_step: int = 0
-    forward: int = 0
+__all__ = ["Event", "Subscriber", "weakly"]
 
 
 @dataclass(slots=True)  # not frozen: that doubles the cost of building one, and one is built per module call

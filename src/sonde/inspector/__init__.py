@@ -12,11 +12,11 @@ as one Parquet part.
 
 from sonde.inspector.inspector import Inspector
 from sonde.inspector.lenses.lens import Lens, LossMetrics
-from sonde.inspector.schedule import Schedule, Warmup
 from sonde.inspector.sentinel.replayed_step import replay
 from sonde.inspector.sinks.base import LoggedRows, RowBlock, Rows, RunSink, Scalar, Sink
 from sonde.inspector.watch import watch
 from sonde.rules import Finding
+from sonde.schedule import Schedule, Warmup
 
 PyTorchInspector = Inspector
 """monitorch's name of the inspector."""

@@ -29,7 +29,6 @@ from sonde.inspector.lenses.lens import Lens, LossMetrics
 from sonde.inspector.loss_listeners import LossListener, LossReader
 from sonde.inspector.ranks import Participation, Ranks, check_ranks, participate
 from sonde.inspector.report import described
-from sonde.inspector.schedule import Every, InEpochs, Schedule, Steps, in_epochs, schedule_of
 from sonde.inspector.sentinel.sentinel import ON_NONFINITE, OnNonFinite
 from sonde.inspector.settings import GRADIENTS, Gradients, Settings, bytes_of
 from sonde.inspector.sinks.base import RunSink
@@ -39,6 +38,7 @@ from sonde.preprocessor.base import AbstractPreprocessor
 from sonde.rules import Chosen, Finding, Given
 from sonde.run.run import Run
 from sonde.run.store.open import Existing
+from sonde.schedule import Every, InEpochs, Schedule, Steps, in_epochs, schedule_of
 from sonde.view.app.serving import LivePage, open_page
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Inspector(Observer):
         module: the model, or several by name.
         optimizer: only checked to step a parameter of the models.
         every: which steps are logged: n for every n-th; ``"10s"`` for a time between them; a range, step numbers, or an iterator of
-            ascending ones; a callable ``Tick -> bool``; a :class:`~sonde.inspector.schedule.Warmup`. Between logged steps the
+            ascending ones; a callable ``Tick -> bool``; a :class:`~sonde.schedule.Warmup`. Between logged steps the
             hooks are taken out.
         to: where rows go: None for a new folder in runs/, a path, ``"memory"``, a :class:`~sonde.run.run.Run` on disk to
             continue, a :class:`~sonde.inspector.sinks.base.Sink`, a visualizer (``Callable[[Run], None]``, called at the end of

@@ -21,7 +21,6 @@ from sonde.inspector.pipeline.merging import AT_THE_END, WITHIN_STEP
 from sonde.inspector.pipeline.scalars import ScalarBuffer
 from sonde.inspector.ranks import Participation
 from sonde.inspector.report import closing_lines, coverage_data, coverage_of
-from sonde.inspector.schedule import Every, Schedule, seconds_of, with_interval
 from sonde.inspector.sentinel.bad_steps import BadSteps
 from sonde.inspector.settings import Settings
 from sonde.inspector.sinks.destinations import Destinations, Visualizer
@@ -30,6 +29,7 @@ from sonde.rules import Finding
 from sonde.run.folder.end import is_bad_end
 from sonde.run.run import Run
 from sonde.run.store.last_error import LastError
+from sonde.schedule import Every, Schedule, seconds_of, with_interval
 from sonde.stats.distributed import Merger
 from sonde.warn import warn_user
 

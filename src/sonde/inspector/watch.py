@@ -15,11 +15,11 @@ from sonde.errors import ArgumentError
 from sonde.inspector.inspector import Inspector
 from sonde.inspector.lenses.builtin import AnyLens
 from sonde.inspector.ranks import Ranks
-from sonde.inspector.schedule import Steps
 from sonde.inspector.sentinel.sentinel import OnNonFinite
 from sonde.inspector.settings import Gradients
 from sonde.rules import Given
 from sonde.run.store.open import Existing
+from sonde.schedule import Steps
 
 if TYPE_CHECKING:
     from sonde.graph import Graph
@@ -79,7 +79,7 @@ def watch(
         lenses: what is looked at, as :func:`sonde.lens.moments` or a list; by default outputs, gradients, parameters and updates of
             all layers, and activations where there are any.
         every: which steps are logged: n for every n-th; ``"10s"`` for a time between them; a range, step numbers, or an iterator of
-            ascending ones; a callable ``Tick -> bool``; a :class:`~sonde.inspector.schedule.Warmup`. Between logged steps the
+            ascending ones; a callable ``Tick -> bool``; a :class:`~sonde.schedule.Warmup`. Between logged steps the
             hooks are taken out.
         to: where rows go: None for a new folder in runs/, a path, ``"memory"``, a :class:`~sonde.run.run.Run` on disk to
             continue, a :class:`~sonde.inspector.sinks.base.Sink`, a visualizer (``Callable[[Run], None]``, called at the end of

@@ -9,20 +9,20 @@ import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
-from sonde.engine import Tick
 from sonde.engine.clock.clock import Clock
 from sonde.engine.clock.optimizers import held_by
+from sonde.engine.clock.pace import Pace
 from sonde.engine.clock.turns import Turns
 from sonde.errors import ArgumentError, SelectionError
 from sonde.inspector.budget import Meter
 from sonde.inspector.measurement.fitting import fit, fit_norms
 from sonde.inspector.measurement.measurement import Measurement
 from sonde.inspector.pipeline.row_taker import RowTaker, Send
-from sonde.inspector.schedule import Pace, Schedule
 from sonde.inspector.sentinel.bad_step import BadStep
 from sonde.inspector.sentinel.sentinel import Sentinel
 from sonde.inspector.sentinel.spikes import Spikes
 from sonde.inspector.settings import Settings
+from sonde.schedule import Schedule, Tick
 
 __all__ = ["WatchedModel"]
 

@@ -8,13 +8,14 @@ from typing import Any
 
 from torch import Tensor
 
-from sonde.engine import Site, Tick
+from sonde.engine import Site
 from sonde.errors import SondeError, StoreError
 from sonde.keep.reductions.base import shape_text
 from sonde.keep.slots import SlotReader, Subrecorder
 from sonde.keep.stash import Stash, leaves_of
 from sonde.run.json_tree import encode
 from sonde.run.tensors import Entry, TensorStore, open_tensors
+from sonde.schedule import Tick
 
 __all__ = ["Recorded", "entries_of_slots", "entries_of_stashes", "open_recorded", "slots_as_data"]
 

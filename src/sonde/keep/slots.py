@@ -8,9 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, SupportsIndex, TypeAlias, overload
 
-from sonde.engine import Site, Tick, structure
+from sonde.engine import Site, structure
 from sonde.errors import ArgumentError, UnknownSlotError
 from sonde.keep.reductions.base import Accumulated
+from sonde.schedule import Tick
 from sonde.suggest import nearest
 
 __all__ = ["Key", "SlotReader", "Subrecorder"]

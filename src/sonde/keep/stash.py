@@ -12,11 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sonde.engine import Event, Phase, Site, Tick, structure
+from sonde.engine import Event, Phase, Site, structure
 from sonde.engine.torch_api.tensors import version_of
 from sonde.errors import ArgumentError, StaleTensorError
 from sonde.escape import printable_line
 from sonde.run.graph.data import shape_text
+from sonde.schedule import Tick
 
 __all__ = ["Stash", "StashFn", "StashValueFn", "default_stash", "default_stash_value", "get_stash_fn", "rmap_tensor"]
 

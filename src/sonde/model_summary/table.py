@@ -7,9 +7,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sonde.answer import Grid, ShownAsTable, Tone, frame
-from sonde.engine import Site, Tick
+from sonde.engine import Site
 from sonde.engine.probes import dataframes
 from sonde.run.graph.data import count_text, shape_text
+from sonde.schedule import Tick
 from sonde.view.layer_table import GRADIENT_IS, LayerRow, Note, Quantity, first_of, layer_table, number, size
 
 if TYPE_CHECKING:

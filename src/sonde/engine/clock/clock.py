@@ -23,9 +23,9 @@ from sonde.engine.clock.forward_counter import ForwardCounter
 from sonde.engine.clock.step_counter import StepCounter, StepObserver
 from sonde.engine.clock.turns import Turns
 from sonde.engine.compiled_regions import regions
-from sonde.engine.event import Tick
 from sonde.engine.inventory import Inventory, inventory_of, is_time_to_look
 from sonde.engine.unseen import blocks, innermost
+from sonde.schedule import Tick
 
 __all__ = ["Clock", "StepObserver", "clock_of"]
 

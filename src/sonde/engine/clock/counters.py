@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from sonde.engine.clock.forward import Forward
-from sonde.engine.event import Tick
 from sonde.engine.torch_api.autograd_state import graph_task, is_in_reentrant_checkpoint, is_shape_inference
 from sonde.engine.torch_api.modules import unwrap
 from sonde.engine.unseen import is_quiet, next_number
+from sonde.schedule import Tick
 
 __all__ = ["Counters"]
 

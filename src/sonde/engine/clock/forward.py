@@ -7,8 +7,8 @@ from collections.abc import Hashable
 import torch
 from torch import nn
 
-from sonde.engine.event import Tick
 from sonde.engine.torch_api import autograd_state, hooks
+from sonde.schedule import Tick
 from sonde.stats.pieces import may_come
 
 __all__ = ["Forward"]

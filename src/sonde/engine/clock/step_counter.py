@@ -33,10 +33,10 @@ from sonde.engine.clock.counters import Counters
 from sonde.engine.clock.parameter_copies import Copies, copies
 from sonde.engine.clock.turns import Turns
 from sonde.engine.clock.witness import Witness
-from sonde.engine.event import Tick
 from sonde.engine.torch_api.autograd_state import graph_task, next_sequence, optimizers_running
 from sonde.engine.torch_api.modules import parameters_in
 from sonde.engine.unseen import are_quiet, blocks
+from sonde.schedule import Tick
 from sonde.warn import warn_user
 
 __all__ = ["StepCounter", "StepObserver", "Undo"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from math import inf
 
@@ -10,8 +9,8 @@ from torch import nn
 
 from sonde.engine import selection
 from sonde.engine.clock.clock import Clock, clock_of
-from sonde.engine.clock.turns import EveryNth
-from sonde.engine.event import Subscriber, Tick
+from sonde.engine.clock.pace import Pace
+from sonde.engine.event import Subscriber
 from sonde.engine.inventory import Inventory, inventory_of, is_time_to_look
 from sonde.engine.layer_axes import learn
 from sonde.engine.probes.dead_hooks import DeadHookCheck, Root
@@ -22,15 +21,15 @@ from sonde.engine.probes.targets import Target, Wanted, choose, is_scripted, sit
 from sonde.engine.selection import Named, Where
 from sonde.engine.torch_api import compiler_state
 from sonde.engine.torch_api.autograd_state import has_substituted_parameters
+from sonde.schedule import Schedule, When
 from sonde.site import GRADIENT_PORTS, MODULE_PORTS, Port, Site
 from sonde.stats import Statistic, Table
 from sonde.warn import warn_user
 
-__all__ = ["Attachment", "Schedule"]
+__all__ = ["Attachment"]
 
 COMPILED_BACKWARD = "torch compiles the backward pass (compiled autograd)"
 
-Schedule = Callable[[Tick], bool] | EveryNth
 """Returns whether the step that begins at a tick is observed; or every n-th, of each optimizer where several alternate."""
 
 # Looking for changes costs a walk over the model: at the forwards 2, 4, 8, ... and then at every 64th
@@ -79,7 +78,7 @@ class Attachment:
         self.roots: list[Root] = []
         self.attached = False
         self._clock_failed = partial(self.delivery.failed, observer=Clock)
-        self._schedule = schedule
+        self._pace = None if schedule is None else Pace(schedule)
         self._wanted: list[tuple[Wanted, list[Target]]] = []  # each selection, and what it meant when it was last looked at
         self._dead_hooks = DeadHookCheck(self.roots, self.delivery)
         self._forwards = 0
@@ -184,7 +183,7 @@ class Attachment:
             for root in self.roots:
                 self._start(root, root.inventory if just_observed else inventory_of(root.model))
             self._follow_schedule()
-            if self._schedule is None and not resting:
+            if self._pace is None and not resting:
                 self.resume(just_started=True)
             if not self.delivery.switch.on:
                 self._rest_in_compiled_code()
@@ -240,7 +239,7 @@ class Attachment:
         root.remember_gradients(inventory)
         root.clock.on_error[self._clock_failed] = self.delivery.strict
         root.clock.call_before_forward(self._before_forward)
-        if self._schedule is not None:
+        if self._pace is not None:
             root.clock.call_after_steps(self._follow_schedule)
         root.clock.call_after_first_forward(self.hooks.put_in_waiting)
         root.clock.call_after_micro_step(self._dead_hooks.note_used)
@@ -299,18 +298,16 @@ class Attachment:
             self.delivery.switch.in_code = in_code
 
     def _follow_schedule(self) -> None:
-        if self._schedule is None or not self.roots:
+        if self._pace is None or not self.roots:
             return
         clock = self.roots[0].clock
-        if isinstance(self._schedule, EveryNth):
-            self.go_on(self._schedule.wants(clock.turns, clock.step))
-            return
         try:
-            wanted = bool(self._schedule(clock.now()))
+            self._pace.begin(clock.now(), clock.turns)
         except Exception as error:
-            self.delivery.failed(error, self._schedule)
+            schedule = self._pace.schedule
+            self.delivery.failed(error, schedule.asked if isinstance(schedule, When) else schedule)
             return
-        self.go_on(wanted)
+        self.go_on(self._pace.on)
 
     def _refuse_gradients(self) -> None:
         """Observe no gradient more in backward passes that are compiled, and say so.

@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from sonde.engine.event import Tick
 from sonde.engine.probes.attachment import Attachment
 from sonde.engine.probes.site_hook import SiteHook
 from sonde.engine.probes.statistic_hooks import Place, StatisticHook
 from sonde.engine.torch_api.modules import class_of
+from sonde.schedule import Tick
 from sonde.site import PORTS, Site
 from sonde.stats import RowStatistic, Table
 from sonde.stats.table import finished as finished_rows

@@ -6,19 +6,18 @@ import re
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 from torch import nn
 
 from sonde.answer import Cell, Grid, ShownAsTable, frame
-from sonde.engine.clock.turns import EveryNth, whole_number
-from sonde.engine.event import Subscriber, Tick
+from sonde.engine.event import Subscriber
 from sonde.engine.failures import ProbeError
 from sonde.engine.inventory import inventory_of
 from sonde.engine.probes import dataframes
-from sonde.engine.probes.attachment import Attachment, Schedule
+from sonde.engine.probes.attachment import Attachment
 from sonde.engine.probes.coverage import Coverage
 from sonde.engine.probes.merged_rows import merged_rows
 from sonde.engine.probes.statistic_hooks import Calls, rows_for_calls
@@ -26,6 +25,7 @@ from sonde.engine.probes.targets import choose
 from sonde.engine.selection import Where, check_model
 from sonde.engine.unseen import Observer
 from sonde.errors import ArgumentError
+from sonde.schedule import Steps, schedule_of
 from sonde.site import OTHER_CALLS, PARAMETER_PORTS, PORTS, Port, Site
 from sonde.stats import Statistic
 from sonde.warn import warn_user
@@ -221,7 +221,7 @@ def observe(
     exclude: Where = None,
     *,
     ports: Iterable[Port] | Port | None = None,
-    every: Callable[[Tick], bool] | int | Collection[int] | None = None,
+    every: Steps | None = None,
     grad_at_step: bool = False,
     passes: Literal["all", "training", "evaluation"] = "all",
     calls: Calls = "each",
@@ -242,8 +242,9 @@ def observe(
             ``output``.
             ``grad_input`` adds a node to the user's graph and may change the last bits of gradient sums; with
             ``create_graph=True`` those of second derivatives, too, and so of the parameters after a step.
-        every: which steps are observed: every *n*-th (where optimizers alternate, every n-th of each), those of a range or a
-            list, or a callable ``Tick -> bool`` that is called as each step begins. Between observed steps the hooks are taken out.
+        every: which steps are observed, as in :func:`sonde.watch`: every *n*-th (where optimizers alternate, every n-th of each),
+            ``"10s"`` for a time between them, those of a range or a list, or a callable ``Tick -> bool`` that is called as each
+            step begins. Between observed steps the hooks are taken out.
         grad_at_step: observe ``grad`` as the optimizer sees it before each step (accumulated, reduced over ranks, unscaled,
             clipped), and not after each backward pass.
         passes: which forwards are observed: in a training pass the root is in training mode and gradients are enabled.
@@ -268,7 +269,7 @@ def observe(
         raise ArgumentError(f"passes={passes!r}: give one of {', '.join(map(repr, _TRAINING))}")
     attachment = Attachment(
         do,
-        schedule=_schedule(every),
+        schedule=None if every is None else schedule_of(every),
         strict=strict,
         grad_at_step=grad_at_step,
         training=_TRAINING[passes],
@@ -306,19 +307,6 @@ _IN_ORDER: tuple[Port, ...] = tuple(sorted(PORTS, key=lambda port: _VALUES.index
 
 def _ports(ports: Iterable[Port] | Port) -> tuple[Port, ...]:
     return (ports,) if isinstance(ports, str) else tuple(dict.fromkeys(ports))
-
-
-def _schedule(every: Callable[[Tick], bool] | int | Collection[int] | None) -> Schedule | None:
-    n = whole_number(every)
-    if n is not None:
-        if n < 1:
-            raise ArgumentError(f"every={n}: every n-th step needs n >= 1")
-        return EveryNth(n)
-    if every is None or callable(every):
-        return every
-    if isinstance(every, range | list | tuple | set | frozenset):
-        return lambda tick: tick.step in every
-    raise ArgumentError(f"every={every!r}: give a number of steps, a range or a list of steps, or a callable Tick -> bool")
 
 
 # A notebook cell that is run again replaces the probes that the cell made before, which the notebook's history may still hold.

@@ -10,6 +10,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from sonde.engine import Event, structure
+from sonde.engine.clock.pace import Pace
 from sonde.engine.probes.attachment import Attachment
 from sonde.engine.probes.coverage import Coverage
 from sonde.engine.probes.row_keys import RowKeys
@@ -19,7 +20,6 @@ from sonde.engine.probes.step_hooks import size_factor
 from sonde.engine.selection import Where
 from sonde.inspector.lenses.lens import Lens
 from sonde.inspector.measurement.row_index import RowIndex
-from sonde.inspector.schedule import Pace
 from sonde.preprocessor.updates import difference
 from sonde.rows import Layout, Scope
 from sonde.site import OTHER_CALLS, PARAMETER_PORTS, PORTS, Port, Site

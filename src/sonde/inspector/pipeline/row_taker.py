@@ -8,9 +8,9 @@ from operator import attrgetter
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from sonde.engine import Tick
 from sonde.engine.clock.loss_scale import Scaling, scale_at_step
 from sonde.engine.clock.optimizers import held_by, learning_rates
+from sonde.engine.clock.pace import Pace
 from sonde.engine.probes.row_keys import RowKeys
 from sonde.engine.probes.site_hook import SiteHook
 from sonde.inspector.forward_modes import ForwardModes
@@ -20,8 +20,8 @@ from sonde.inspector.measurement.execution_order import Ordering
 from sonde.inspector.measurement.measurement import Measurement
 from sonde.inspector.measurement.parameter_rows import ParameterRows
 from sonde.inspector.pipeline.batch import Batch, BatchBuilder
-from sonde.inspector.schedule import Pace
 from sonde.inspector.settings import Settings
+from sonde.schedule import Tick
 from sonde.site import GRADIENT_PORTS, MODULE_PORTS, Port
 
 __all__ = ["RowTaker", "Send"]

@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from sonde.engine import Tick
 from sonde.errors import ArgumentError
-from sonde.inspector.schedule import EverySeconds, Steps, schedule_of
 from sonde.inspector.sinks.base import Rows, RunSink, Scalar, Sink, memory
 from sonde.rows import KEYS, Layout
 from sonde.rules import Finding
 from sonde.run.alerts import alerts_in
 from sonde.run.folder.duckdb_sql import literal, of_rank, quoted
 from sonde.run.run import Run
+from sonde.schedule import EverySeconds, Steps, Tick, schedule_of
 
 if TYPE_CHECKING:
     import pyarrow

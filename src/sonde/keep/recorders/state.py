@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from sonde.engine import Tick
 from sonde.errors import ArgumentError
 from sonde.keep.keeper import Keeper
 from sonde.keep.reductions.base import Accumulated, Running, own
 from sonde.keep.slots import Subrecorder
+from sonde.schedule import Tick
 
 __all__ = ["load", "of_slot"]
 

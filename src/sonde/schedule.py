@@ -1,35 +1,32 @@
-"""Schedules that decide which steps are logged: every n-th, every so many seconds, listed steps, a callable, dense at first."""
+"""When: the tick that counts a training, and schedules, the values of ``every=``: which steps are observed, logged or sent."""
 
 from __future__ import annotations
 
+import operator
 import re
 import sys
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
-from sonde.engine import Tick
-from sonde.engine.clock.turns import OneIn, Turns, TurnsSeen, whole_number
 from sonde.errors import ArgumentError
 
-__all__ = [
-    "Ascending",
-    "Every",
-    "EverySeconds",
-    "InEpochs",
-    "Listed",
-    "Pace",
-    "Schedule",
-    "Steps",
-    "Warmup",
-    "When",
-    "in_epochs",
-    "schedule_of",
-    "seconds_of",
-    "with_interval",
-]
+
+class Tick(NamedTuple):
+    """The moment at which something happened, all counted from 0.
+
+    Attributes:
+        epoch: calls of ``tick_epoch`` before.
+        step: optimizer steps taken before; a step that a ``GradScaler`` skipped is none.
+        micro_step: backward passes since the last step that wrote a ``.grad`` of the model.
+        forward: the index of the call of the root module.
+    """
+
+    epoch: int = 0
+    step: int = 0
+    micro_step: int = 0
+    forward: int = 0
 
 
 class Schedule(ABC):
@@ -300,93 +297,9 @@ def with_interval(schedule: Schedule, n: int) -> Schedule:
     return Every(n) if isinstance(schedule, Every | EverySeconds) else schedule
 
 
-class Pace:
-    """Follows a schedule for one model, whose clock counts the steps.
-
-    Statistics of pairs of steps observe a logged step and the one before it. Where optimizers alternate, the one before is that of
-    the same optimizer, and the steps between are observed too.
-
-    Attributes:
-        schedule: decides, once for each step.
-        on: whether the step that runs now is logged.
-        in_pair: whether statistics of pairs observe this step: it is logged, or the next one may be.
-        was_on, was_in_pair: the same of the step before.
-        ends_pair: whether the step before was logged and had a step before it that statistics of pairs observed.
-    """
-
-    def __init__(self, schedule: Schedule) -> None:
-        self.schedule = schedule
-        self.on = self.was_on = False
-        self.in_pair = self.was_in_pair = self.ends_pair = False
-        self._begun: dict[int, float] = {}  # when the last logged step of each turn began; -1: of any
-        self._begun_before = float("-inf")  # when the last logged step before the one that runs began
-        self._seen = TurnsSeen()
-        self._likely: set[int] = set()  # the turns that may make the step that runs, which is logged
-        self._rare: dict[int, OneIn] = {}
-
-    def follow(self, schedule: Schedule, turns: Turns, step: int) -> None:
-        """Decide by *schedule* from *step* on."""
-        self.schedule = schedule
-        self._seen.forget_missed(turns, step)
-
-    def begin(self, tick: Tick, turns: Turns) -> None:
-        """Begin the step at *tick*.
-
-        Raises:
-            Exception: whatever the schedule raises; the step is not logged then.
-        """
-        self.was_on, self.was_in_pair, self.ends_pair = self.on, self.in_pair, self.on and self.was_in_pair
-        if self.was_on and turns.last != -1:
-            self._seen.note(turns, tick.step)
-            self._begun[turns.last] = self._begun[-1]
-        if self.was_on:
-            for rare in self._rare.values():
-                rare.end(turns.last)
-        self._begun_before = self._begun.get(-1, float("-inf"))
-        self._decide(tick, turns)
-
-    def decide_again(self, tick: Tick, turns: Turns) -> None:
-        """Decide again about the step that :meth:`begin` has begun: an epoch has ended, which *tick* knows.
-
-        Raises:
-            Exception: whatever the schedule raises; the step is not logged then.
-        """
-        self._begun[-1] = self._begun_before
-        self._decide(tick, turns)
-
-    def _decide(self, tick: Tick, turns: Turns) -> None:
-        self.on = self.in_pair = False
-        now = time.monotonic()
-        if turns.are_several and self.schedule.is_by_turn:
-            on, in_pair = self._by_turn(tick.step, turns, now)
-        else:
-            on = self.schedule.wants(tick, now - self._begun.get(-1, float("-inf")))
-            in_pair = self.schedule.next(tick.step + 1) == tick.step + 1
-        on = on and self.schedule.is_in_epoch(tick)
-        if on:
-            self._begun[-1] = now
-            self._likely = turns.likely(tick.step)
-        self.in_pair = on or in_pair
-        self.on = on
-
-    def is_chosen(self, one_in: int) -> bool:
-        """Return whether the step that runs is logged, and chosen as one in *one_in* logged steps of its optimizer."""
-        if one_in == 1 or not self.on:
-            return self.on
-        return self._rare.setdefault(one_in, OneIn(one_in)).wants(self._likely)
-
-    def _by_turn(self, step: int, turns: Turns, now: float) -> tuple[bool, bool]:
-        """Return whether *step* is logged, and whether any turn's next step but one may be."""
-
-        def is_due(turn: int, number: int, seen: int) -> bool:
-            return self.schedule.is_due(number, seen, now - self._begun.get(turn, float("-inf")))
-
-        following = any(is_due(turn, turns.number(turn, step) + 1, self._seen.seen(turn)) for turn in turns.recent())
-        return self._seen.choose(turns, step, is_due), following
-
-    def rests_until(self, step: int, turns: Turns) -> int:
-        """Return the first step from *step* on that may be logged."""
-        if not (turns.are_several and self.schedule.is_by_turn):
-            return self.schedule.next(step)
-        missing = (self.schedule.next(self._seen.seen(turn) + 1) - turns.number(turn, step) for turn in turns.recent())
-        return step + max(min(missing), 0)
+def whole_number(value: Any) -> int | None:
+    """Return *value* as an int, if it is a whole number of any library (as ``numpy.int64(7)``); else None."""
+    try:
+        return None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        return None
