@@ -1,20 +1,15 @@
-"""The rules of the house that can be counted: sizes of files and classes, what modules are called, and how they speak."""
+"""The rules of the house that can be counted: what modules are called, and how they speak."""
 
 from __future__ import annotations
 
 import ast
 import re
 from collections import defaultdict
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 SOURCE = Path(__file__).parents[1] / "src" / "sonde"
 MODULES = {path.relative_to(SOURCE).as_posix(): path.read_text(encoding="utf-8") for path in sorted(SOURCE.rglob("*.py"))}
-
-LINES, ATTRIBUTES, METHODS = 500, 15, 20
-REASON = "large because"
-"""A class that is larger says why in a sentence of its docstring with these words."""
 
 WORDS = re.compile(r"\b(of which|hears?|heard|hush\w*|silences?|how-many\w*|(?:is|are|be|was|were) told)\b", re.IGNORECASE)
 
@@ -49,47 +44,6 @@ DOUBLES = {
 def trees() -> dict[str, ast.Module]:
     """Return the parsed modules, by their names. This takes a second, which only the tests below need."""
     return {name: ast.parse(text) for name, text in MODULES.items()}
-
-
-def classes() -> Iterator[ast.ClassDef]:
-    for tree in trees().values():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ClassDef):
-                yield node
-
-
-def methods(node: ast.ClassDef) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
-    """Return the methods and properties of a class, each name once (a setter belongs to its property)."""
-    return list({held.name: held for held in node.body if isinstance(held, ast.FunctionDef | ast.AsyncFunctionDef)}.values())
-
-
-def attributes(node: ast.ClassDef) -> set[str]:
-    """Return the attributes that methods of a class set on ``self``."""
-    return {
-        held.attr
-        for method in methods(node)
-        for held in ast.walk(method)
-        if isinstance(held, ast.Attribute)
-        and isinstance(held.ctx, ast.Store)
-        and isinstance(held.value, ast.Name)
-        and held.value.id == "self"
-    }
-
-
-def test_no_file_is_long() -> None:
-    """Five hundred lines at most."""
-    assert {name: text.count("\n") for name, text in MODULES.items() if text.count("\n") > LINES} == {}
-
-
-def test_no_class_is_large_without_a_reason() -> None:
-    """Fifteen attributes and twenty methods at most; or the docstring says why there are more."""
-    large = {
-        node.name: f"{len(attributes(node))} attributes, {len(methods(node))} methods"
-        for node in classes()
-        if (len(attributes(node)) > ATTRIBUTES or len(methods(node)) > METHODS)
-        and REASON not in " ".join((ast.get_docstring(node) or "").split())
-    }
-    assert large == {}
 
 
 def test_every_module_begins_with_its_job() -> None:

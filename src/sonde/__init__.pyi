@@ -27,9 +27,9 @@ from .engine import sites as sites
 from .engine import where as where
 from .inspector import Inspector as Inspector
 from .inspector import PyTorchInspector as PyTorchInspector
+from .inspector import play as play
 from .inspector import replay as replay
 from .inspector import watch as watch
-from .inspector.sinks import play as play
 from .keep import Stash as Stash
 from .keep import StashFn as StashFn
 from .keep import StashValueFn as StashValueFn
@@ -43,13 +43,13 @@ from .model_summary import Summary as Summary
 from .model_summary import SummaryRow as SummaryRow
 from .model_summary import summary as summary
 from .rules import rule as rule
-from .run.checking import check as check
-from .run.run import Run as Run
-from .run.run import open_run as open_run
-from .run.runs import Runs as Runs
-from .run.runs import open_runs as open_runs
-from .run.tensors import TensorStore as TensorStore
-from .run.tensors import open_tensors as open_tensors
+from .run import Run as Run
+from .run import Runs as Runs
+from .run import TensorStore as TensorStore
+from .run import check as check
+from .run import open_run as open_run
+from .run import open_runs as open_runs
+from .run import open_tensors as open_tensors
 from .schedule import Tick as Tick
 
 __version__: str

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from sonde.view.progress import progress
+from sonde.view.progress_bar import progress
 
 
 class Terminal(io.StringIO):

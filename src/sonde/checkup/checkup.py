@@ -12,7 +12,7 @@ from sonde.checkup.words import seconds_in_words
 from sonde.diagnosis.preflight.verdicts import Verdict, counts_of, facts_of, rows_of, verdict_on, worst_of
 from sonde.escape import readable_json, with_null
 from sonde.rules import Finding
-from sonde.view.layer_table import size
+from sonde.view import size
 
 if TYPE_CHECKING:
     from rich.console import Group

@@ -12,7 +12,7 @@ from torch import Tensor
 from sonde.checkup.compiling import Backend, compiled_anew
 from sonde.checkup.pass_facts import Arguments, fresh, settled
 from sonde.diagnosis.preflight.subject import Copy, Subject
-from sonde.engine import structure
+from sonde.engine import walk
 from sonde.inspector import Inspector, watch
 
 __all__ = ["NEVER", "Training", "mean_square", "watching"]
@@ -75,7 +75,7 @@ class Training:
         if not self.trains:
             return None
         loss = self._copy.loss_of(output)
-        if loss is None and any(tensor.requires_grad for _, tensor in structure.walk(output)):
+        if loss is None and any(tensor.requires_grad for _, tensor in walk(output)):
             loss = mean_square(output)
         return loss if loss is not None and loss.requires_grad else None
 
@@ -116,7 +116,7 @@ def mean_square(output: Any) -> Tensor:
         ValueError: nothing in *output* needs a gradient.
     """
     held = settled(output)
-    terms = [_dense(tensor).abs().square().mean() for _, tensor in structure.walk(held) if tensor.requires_grad]
+    terms = [_dense(tensor).abs().square().mean() for _, tensor in walk(held) if tensor.requires_grad]
     if not terms:
         raise ValueError("nothing in the output needs a gradient, so there is nothing to make a loss of")
     return torch.stack([term.to(terms[0].dtype) for term in terms]).sum()

@@ -15,11 +15,10 @@ from sonde.checkup.judgements import QUESTIONS, numbers_of
 from sonde.diagnosis.preflight.preflight import check_arguments, check_count, check_numbers, progress
 from sonde.diagnosis.preflight.subject import Subject
 from sonde.diagnosis.preflight.verdicts import Verdict
-from sonde.engine.selection import Where, check_model
+from sonde.engine import Where, check_model
 from sonde.errors import ArgumentError
-from sonde.inspector import Lens, LossMetrics
-from sonde.inspector.lenses.builtin import AnyLens
-from sonde.preprocessor.base import AbstractPreprocessor
+from sonde.inspector import AnyLens, Lens, LossMetrics
+from sonde.preprocessor import AbstractPreprocessor
 
 __all__ = ["doctor"]
 

@@ -15,13 +15,9 @@ from sonde.checkup.operator_log import OperatorLog
 from sonde.checkup.pass_facts import Change, Facts, changes, facts_of
 from sonde.checkup.timing import Difference, Times, Way, interleaved
 from sonde.diagnosis.preflight.subject import Subject
-from sonde.engine import Coverage, ProbeError
-from sonde.engine.compiled_regions import regions
-from sonde.engine.torch_api.private_names import PRIVATE_NAMES, PrivateName
+from sonde.engine import PRIVATE_NAMES, Coverage, PrivateName, ProbeError, regions
 from sonde.errors import SelectionError, SondeError
-from sonde.inspector import Inspector, Lens
-from sonde.inspector.arguments import flat
-from sonde.inspector.lenses.builtin import AnyLens, default_lenses
+from sonde.inspector import AnyLens, Inspector, Lens, default_lenses, flat
 from sonde.site import Port
 
 __all__ = ["Cost", "Examination", "Steps"]

@@ -13,7 +13,7 @@ from sonde.checkup.words import many, seconds_in_words
 from sonde.diagnosis.preflight.verdicts import Verdict
 from sonde.rules import Finding
 from sonde.rules.finding import Severity
-from sonde.view.layer_table import size
+from sonde.view import size
 
 __all__ = ["QUESTIONS", "numbers_of"]
 

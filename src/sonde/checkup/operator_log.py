@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sonde.engine import selection, structure
-from sonde.engine.torch_api.dispatch import OperatorMode, unseen_by_modes
+from sonde.engine import OperatorMode, members, unseen_by_modes, walk
 
 __all__ = ["OperatorLog", "Read"]
 
@@ -84,7 +83,7 @@ class OperatorLog(OperatorMode):
         self.sonde: Counter[str] = Counter()
         self.reads: list[Read] = []
         self._memory = _Memory()
-        self._names: Mapping[int, str] = {id(item.module): item.name for item in selection.members(model)}
+        self._names: Mapping[int, str] = {id(item.module): item.name for item in members(model)}
 
     @property
     def peak(self) -> int:
@@ -99,8 +98,8 @@ class OperatorLog(OperatorMode):
             self.sonde[name] += 1
         else:
             self.model[place, name] += 1
-        given = [tensor for _, tensor in structure.walk((args, kwargs))]
-        made = [tensor for _, tensor in structure.walk(result)]
+        given = [tensor for _, tensor in walk((args, kwargs))]
+        made = [tensor for _, tensor in walk(result)]
         with unseen_by_modes():
             for tensor in made:
                 self._memory.add(tensor)

@@ -14,9 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from sonde.checkup.bits import difference, largest_difference
-from sonde.engine import structure
-from sonde.engine.torch_api import pytree
-from sonde.engine.torch_api.hooks import hooks_on
+from sonde.engine import flatten, hooks_on, remap, walk
 
 __all__ = ["Arguments", "Change", "Facts", "changes", "facts_of", "fresh", "random_state", "settled"]
 
@@ -68,8 +66,8 @@ def _shown(held: Any) -> str:
 
 
 def _equal(here: Any, there: Any) -> bool:
-    leaves, form = pytree.flatten(here)
-    others, other_form = pytree.flatten(there)
+    leaves, form = flatten(here)
+    others, other_form = flatten(there)
     return form == other_form and all(map(_equal_leaves, leaves, others))
 
 
@@ -122,7 +120,7 @@ def facts_of(
                 step(observer)
     for number, (args, kwargs) in enumerate(batches):
         facts |= {f"pass {number}: {key}": held for key, held in _of_arguments(args, kwargs).items()}
-    facts |= {f"state of the optimizer{path}": held.detach().clone() for path, held in structure.walk(state())}
+    facts |= {f"state of the optimizer{path}": held.detach().clone() for path, held in walk(state())}
     return facts | _of_model(model) | {f"random state, {name}": held for name, held in random_state().items()}
 
 
@@ -140,15 +138,15 @@ def fresh(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
             copies[id(tensor)] = tensor.detach().clone().requires_grad_(tensor.requires_grad)
         return copies[id(tensor)]
 
-    args, kwargs = structure.remap((args, kwargs), copied, objects=True)
+    args, kwargs = remap((args, kwargs), copied, objects=True)
     return args, kwargs
 
 
 def _of_output(output: Any) -> Facts:
-    leaves, form = pytree.flatten(output)
+    leaves, form = flatten(output)
     kinds = [leaf if isinstance(leaf, bool | int | float | str) else type(leaf).__name__ for leaf in leaves]
     facts: Facts = {"types of the output": str(form), "leaves of the output": kinds}
-    for path, tensor in structure.walk(output):
+    for path, tensor in walk(output):
         facts[f"output{path}"] = tensor.detach().clone()
         facts[f"output{path}, made by"] = type(tensor.grad_fn).__name__
         facts[f"output{path}, needs a gradient"] = tensor.requires_grad
@@ -159,7 +157,7 @@ def _of_output(output: Any) -> Facts:
 
 def _of_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Facts:
     facts: Facts = {}
-    for path, tensor in (*structure.walk(args), *structure.walk(kwargs)):
+    for path, tensor in (*walk(args), *walk(kwargs)):
         facts[f"argument{path}"] = tensor.detach().clone()
         if tensor.is_leaf:
             facts[f"gradient of argument{path}"] = tensor.grad

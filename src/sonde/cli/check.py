@@ -34,7 +34,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the findings; return 0 if there are none, 1 otherwise."""
-    from sonde.run.checking import check
+    from sonde.run import check
 
     rules = None if options.rules is None else _rules(options.rules)
     found = check(find_run(options.run), rules=rules, what_if=options.what_if)

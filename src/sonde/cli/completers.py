@@ -44,7 +44,7 @@ def completes(action: argparse.Action, completer: Callable[..., Iterator[str]]) 
 
 def complete_runs(prefix: str) -> Iterator[str]:
     """Yield the names of runs below ``runs``, and folders."""
-    from sonde.run.folder.files import runs_below
+    from sonde.run import runs_below
 
     top = Path(RUNS)
     if top.is_dir() and not prefix.startswith((".", "/", "~")):

@@ -110,7 +110,7 @@ def _versions() -> list[_Line]:
 def _private_names(*, everything: bool) -> list[_Line]:
     """Return which private parts of torch are missing, or with *everything* all of them; and how many there are."""
     try:
-        from sonde.engine.torch_api.private_names import PRIVATE_NAMES
+        from sonde.engine import PRIVATE_NAMES
     except TorchVersionError as error:
         return [(name, "missing", "models cannot be observed with this torch", "bad") for name in error.names]
     present = {private: private.is_present() for private in PRIVATE_NAMES}
@@ -126,18 +126,19 @@ def _private_names(*, everything: bool) -> list[_Line]:
 
 
 def _kernels() -> list[_Line]:
-    from sonde.stats.kernels import native
+    from sonde.stats import KINDS, SWITCH
+    from sonde.stats import status as native_status
 
-    status = native.status()
+    status = native_status()
     rows: list[_Line] = []
-    for dtype in sorted(native.KINDS, key=lambda kind: (-kind.itemsize, str(kind))):
+    for dtype in sorted(KINDS, key=lambda kind: (-kind.itemsize, str(kind))):
         state, why, tone = "reference", f"plain torch: {status.reason}", "warn"
         if status.level:
             agrees = _agrees(dtype)
             state = f"compiled, {_LEVELS.get(status.level, status.level)}" if agrees else "compiled, wrong"
             why = status.reason or f"{status.threads} {'thread' if status.threads == 1 else 'threads'} of torch's own"
             why += "" if status.exchange else "; small tensors take longer, as this torch has no exchange in C"
-            why = why if agrees else f"differs from the reference; set {native.SWITCH}=reference and report it"
+            why = why if agrees else f"differs from the reference; set {SWITCH}=reference and report it"
             tone = "good" if agrees and not status.reason else "warn" if agrees else "bad"
         rows.append((f"{str(dtype).removeprefix('torch.')} on the CPU", state, why, tone))  # type: ignore[arg-type]  # a Tone
     rows.append(("other tensors", "reference", "plain torch, slower: integers, complex, sparse", "plain"))
@@ -170,14 +171,13 @@ def _agrees(dtype: torch.dtype) -> bool:
 def _accelerator() -> list[_Line]:
     import torch
 
-    from sonde.stats import Moments
-    from sonde.stats.kernels import fused
+    from sonde.stats import Moments, failures, measure
 
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if device is None:
         return [("accelerator", "none", "", "plain")]
-    fused.measure(Moments(), torch.ones(1000, device=device))
-    failure = fused.failures().get(device.type)
+    measure(Moments(), torch.ones(1000, device=device))
+    failure = failures().get(device.type)
     if failure:
         return [("accelerator", f"{device.type}, reference", f"plain torch: {failure}", "warn")]
     return [("accelerator", f"{device.type}, fused", "the reference compiled by torch.compile", "good")]
@@ -187,7 +187,7 @@ def _compiler() -> _Line:
     import torch
 
     try:
-        from sonde.engine.torch_api.compiler_state import limits_raised
+        from sonde.engine import limits_raised
     except TorchVersionError:
         return ("torch.compile", "not tried", "models cannot be observed with this torch", "warn")
     from sonde.stats import Moments
@@ -225,10 +225,10 @@ def _extras() -> list[_Line]:
 
 
 def _advice(rows: list[_Line]) -> list[str]:
-    from sonde.stats.kernels import native
+    from sonde.stats import status as native_status
 
     advice = []
-    if not native.status().levels:
+    if not native_status().levels:
         advice.append("The compiled kernels are built where sonde is installed with a C++ compiler at hand; all works without.")
     if any(state == "not installed" for _, state, _, _ in rows):
         advice.append("pip install 'sonde[NAME]' installs an extra, 'sonde[all]' all of them.")

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from sonde.cli.run_options import between, expect_json, expect_layers, expect_number, expect_run, expect_steps, find_run
 from sonde.errors import ArgumentError
-from sonde.view.layer_table import size
+from sonde.view import size
 
 if TYPE_CHECKING:
-    from sonde.run.run import Run
+    from sonde.run import Run
 
 EXAMPLES = """
 sonde export quiet-otter -o otter         Parquet files in the folder otter
@@ -41,9 +41,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Write the files, and say where they are and how large."""
     from sonde.paths import short_path
-    from sonde.run.exporting import export
-    from sonde.run.run import open_run
-    from sonde.view.progress import progress
+    from sonde.run import export, open_run
+    from sonde.view import progress
 
     path = find_run(options.run)
     between(options)  # which says where the first step comes after the last
@@ -73,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _to_tensorboard(opened: Run, target: str, options: argparse.Namespace) -> Path:
     """Play the run to a sink of TensorBoard, and return the folder."""
-    from sonde.inspector.sinks import TensorBoard, play
+    from sonde.inspector import TensorBoard, play
 
     for name, option in (("--families", options.families), ("--port", options.port), ("--layers", options.layers)):
         if option is not None:
@@ -86,6 +85,6 @@ def _to_tensorboard(opened: Run, target: str, options: argparse.Namespace) -> Pa
 
 
 def _size(path: Path) -> int:
-    from sonde.run.folder.files import folder_size
+    from sonde.run import folder_size
 
     return folder_size(path) if path.is_dir() else path.stat().st_size

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 from sonde.answer import standard_output, write_page
 from sonde.cli.completers import complete_functions, completes
 from sonde.errors import ArgumentError, SondeError
-from sonde.run.folder.end import line_of
+from sonde.run import line_of
 from sonde.suggest import nearest
 
 __all__ = ["FUNCTION", "VERDICT", "attempt", "expect_model", "expect_page", "load", "show"]

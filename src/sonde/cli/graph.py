@@ -38,9 +38,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Write the file, and say where it is and how large."""
     from sonde.paths import absolute_path, short_path
-    from sonde.run.run import open_run
-    from sonde.view.graph.save import save
-    from sonde.view.layer_table import size
+    from sonde.run import open_run
+    from sonde.view import save, size
     from sonde.view.plots.graph_page import graph_of, node_colours
 
     where = between(options)

@@ -11,7 +11,7 @@ from typing import Any
 from sonde.answer import Cell, Grid, standard_output
 from sonde.cli.run_options import expect_json, expect_run, find_run
 from sonde.escape import shortened
-from sonde.view.layer_table import size
+from sonde.view import size
 
 EXAMPLES = """
 sonde info                     the newest run in runs
@@ -29,8 +29,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the facts."""
-    from sonde.run.run import open_run
-    from sonde.run.run_facts import facts_of
+    from sonde.run import facts_of, open_run
 
     path = find_run(options.run)
     facts = facts_of(open_run(path))

@@ -12,8 +12,8 @@ from typing import Any
 from sonde.answer import Cell, Grid, standard_output
 from sonde.cli.completers import complete_folders, completes
 from sonde.cli.run_options import expect_json
-from sonde.run.folder.end import STATES
-from sonde.view.layer_table import size
+from sonde.run import STATES
+from sonde.view import size
 
 EXAMPLES = """
 sonde list                                  the runs in the folder "runs"
@@ -54,7 +54,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print a line for each run."""
     from sonde.paths import absolute_path
-    from sonde.view.app.followed_runs import FollowedRuns
+    from sonde.view import FollowedRuns
 
     followed = FollowedRuns(absolute_path(options.runs))
     there = followed.entries()

@@ -14,7 +14,7 @@ from sonde.cli.run_options import between, expect_json, expect_layers, expect_nu
 from sonde.errors import ArgumentError
 
 if TYPE_CHECKING:
-    from sonde.run.run import Run
+    from sonde.run import Run
     from sonde.view.plots.plan import Drawing
 
 EXAMPLES = """
@@ -45,9 +45,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Draw, and say where the files are."""
     from sonde.paths import short_path
-    from sonde.run.run import open_run
+    from sonde.run import open_run
+    from sonde.view import progress
     from sonde.view.plots.plan import plan
-    from sonde.view.progress import progress
 
     opened = open_run(find_run(options.run))
     planned = plan(opened)

@@ -18,10 +18,10 @@ from sonde.answer import Cell, Grid, standard_output
 from sonde.cli.completers import complete_runs, completes
 from sonde.cli.run_options import expect_json, find_run
 from sonde.errors import ArgumentError, SondeError, StoreError
-from sonde.view.layer_table import size
+from sonde.view import size
 
 if TYPE_CHECKING:
-    from sonde.run.pruning import PrunedRun
+    from sonde.run import PrunedRun
 
 EXAMPLES = """
 sonde prune quiet-otter --every 10               what would go
@@ -51,8 +51,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print what goes, or would go."""
     from sonde.paths import short_path
-    from sonde.run.pruning import prune
-    from sonde.view.progress import progress
+    from sonde.run import prune
+    from sonde.view import progress
 
     if options.every is None and not _names(options.drop):
         raise ArgumentError("say what is to be taken out: --every 10 keeps one step of ten, --drop exponents takes a family out")
@@ -89,8 +89,7 @@ def run(options: argparse.Namespace) -> int:
 def _runs(given: str) -> tuple[list[Path], bool]:
     """Return the runs that are *given*, and whether as a folder of runs."""
     from sonde.paths import absolute_path
-    from sonde.run.folder.files import runs_below
-    from sonde.run.folder.run_json import FILE
+    from sonde.run import FILE, runs_below
 
     folder = absolute_path(given)
     if not folder.is_dir() or (folder / FILE).is_file():
@@ -121,7 +120,7 @@ def _moment(text: str) -> float:
 
 def _ended(path: Path) -> float:
     """Return when a run ended, or of a killed one, when it was last written; in seconds since 1970."""
-    from sonde.run.folder.run_json import Description
+    from sonde.run import Description
 
     try:
         attempts = Description.read(path).attempts

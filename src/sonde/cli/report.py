@@ -26,9 +26,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Write the report, and say where it is and how large."""
     from sonde.paths import short_path
-    from sonde.run.run import open_run
-    from sonde.view.app.report_file import save_report
-    from sonde.view.layer_table import size
+    from sonde.run import open_run
+    from sonde.view import save_report, size
 
     opened = [open_run(find_run(each)) for each in options.runs or [ROOT]]
     name = "run" if opened[0].path is None else opened[0].path.name

@@ -89,7 +89,7 @@ def find_run(given: str) -> Path:
         StoreError: there is none; the message names the nearest.
         ArgumentError: several runs have the name, or *given* cannot be a path.
     """
-    from sonde.run.folder.files import FILE
+    from sonde.run import FILE
 
     path = absolute_path(given)
     if (path / FILE).is_file():
@@ -103,7 +103,7 @@ def find_run(given: str) -> Path:
 
 
 def _newest(folder: Path, given: str) -> Path:
-    from sonde.run.folder.files import runs_below
+    from sonde.run import runs_below
 
     found = runs_below(folder)
     if not found:
@@ -119,7 +119,7 @@ def _newest(folder: Path, given: str) -> Path:
 
 def _begun(path: Path) -> float:
     """Return when the last attempt of a run began; before all others if that cannot be read."""
-    from sonde.run.folder.run_json import Description
+    from sonde.run import Description
 
     try:
         return max((attempt.started for attempt in Description.read(path).attempts), default=0.0)
@@ -129,7 +129,7 @@ def _begun(path: Path) -> float:
 
 def _named(given: str, path: Path) -> Path:
     """Return the run below ``runs``, or beside *path*, which is not there, whose name is *given*."""
-    from sonde.run.folder.files import runs_below
+    from sonde.run import runs_below
 
     top = absolute_path(ROOT)
     known = {each.relative_to(top).as_posix(): each for each in (runs_below(top) if top.is_dir() else [])}

@@ -13,7 +13,7 @@ from sonde.cli.run_options import expect_json, expect_layers, expect_run, find_r
 
 if TYPE_CHECKING:
     from sonde.number import Number
-    from sonde.run.run import Run
+    from sonde.run import Run
 
 EXAMPLES = """
 sonde show                                      the newest run in runs
@@ -42,8 +42,7 @@ def run(options: argparse.Namespace) -> int:
     """Print the run's contents, its table, its findings, and alerts of the user's own."""
     from sonde.escape import printable
     from sonde.rules import RULES
-    from sonde.run.recorded_findings import findings_in
-    from sonde.run.run import open_run
+    from sonde.run import findings_in, open_run
     from sonde.view.plots.layer_series import FIRST_ROWS
 
     console = standard_output()
@@ -104,7 +103,7 @@ def _shown(opened: Run, options: argparse.Namespace) -> tuple[str | None, Grid] 
 def _json(opened: Run, options: argparse.Namespace) -> str:
     """Return the layers, or the rows of a family, with their numbers."""
     from sonde.escape import readable_json
-    from sonde.run.recorded_findings import findings_in
+    from sonde.run import findings_in
     from sonde.view.plots.table import layer_rows
 
     held: dict[str, Any] = {"run": opened.path.name if opened.path else "", "path": str(opened.path), "state": opened.state}
@@ -167,7 +166,7 @@ def _rows_of_sites(opened: Run, family: str, step: int | None) -> list[dict[str,
         UnknownSiteError: the run has no such family.
         ArgumentError: *step* was not logged.
     """
-    from sonde.run.folder.duckdb_sql import literal, quoted
+    from sonde.run import literal, quoted
 
     logged = opened.table(family).select(["step"]).to_pylist()
     shown = max(row["step"] for row in logged) if step is None else step

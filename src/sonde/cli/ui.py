@@ -31,7 +31,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Serve the page until the command is interrupted."""
     from sonde.paths import absolute_path
-    from sonde.view.app.serving import PORT, LivePage, has_screen
+    from sonde.view import PORT, LivePage, has_screen
 
     page = LivePage(absolute_path(options.runs), host=options.host, port=options.port)
     found = len(page.followed)

@@ -3,29 +3,267 @@
 from sonde.engine.calls.call_log import ModuleCall
 from sonde.engine.calls.module_tracker import ModuleTracker
 from sonde.engine.calls.where import Whereabouts, where
+from sonde.engine.clock.clock import Clock as Clock
+from sonde.engine.clock.loss_scale import Scaling as Scaling
+from sonde.engine.clock.loss_scale import scale_at_step as scale_at_step
+from sonde.engine.clock.loss_scale import unscaled as unscaled
+from sonde.engine.clock.optimizers import has_closure as has_closure
+from sonde.engine.clock.optimizers import held_by as held_by
+from sonde.engine.clock.optimizers import is_skipped as is_skipped
+from sonde.engine.clock.optimizers import learning_rates as learning_rates
+from sonde.engine.clock.optimizers import look_before as look_before
+from sonde.engine.clock.optimizers import look_no_more as look_no_more
+from sonde.engine.clock.optimizers import skips as skips
+from sonde.engine.clock.pace import Pace as Pace
+from sonde.engine.clock.turns import Turns as Turns
+from sonde.engine.compiled_regions import regions as regions
 from sonde.engine.event import Event, Subscriber
 from sonde.engine.failures import ProbeError
+from sonde.engine.failures import name_of as name_of
+from sonde.engine.flops import FlopCounter as FlopCounter
+from sonde.engine.flops import count_flops as count_flops
+from sonde.engine.flops import function_name as function_name
+from sonde.engine.layer_axes import LayerAxes as LayerAxes
+from sonde.engine.layer_axes import as_matrix as as_matrix
+from sonde.engine.layer_axes import axes_of as axes_of
+from sonde.engine.layer_axes import is_time_first as is_time_first
+from sonde.engine.layer_axes import neurons_first as neurons_first
+from sonde.engine.layer_axes import samples_first as samples_first
+from sonde.engine.layer_axes import units_first as units_first
+from sonde.engine.loss_function import check_loss as check_loss
+from sonde.engine.loss_function import check_loss_fn as check_loss_fn
+from sonde.engine.loss_function import own_loss as own_loss
+from sonde.engine.loss_function import returned_loss as returned_loss
+from sonde.engine.probes.attachment import Attachment as Attachment
 from sonde.engine.probes.coverage import Coverage, Covered
+from sonde.engine.probes.dataframes import key_columns as key_columns
 from sonde.engine.probes.probe import Probe, observe, sites
+from sonde.engine.probes.probe import replace_former as replace_former
+from sonde.engine.probes.row_keys import RowKeys as RowKeys
+from sonde.engine.probes.site_hook import SiteHook as SiteHook
+from sonde.engine.probes.statistic_hooks import Calls as Calls
+from sonde.engine.probes.statistic_hooks import StatisticHook as StatisticHook
+from sonde.engine.probes.statistic_hooks import row_of_call as row_of_call
+from sonde.engine.probes.statistic_hooks import rows_for_calls as rows_for_calls
+from sonde.engine.probes.step_hooks import StepHook as StepHook
+from sonde.engine.probes.step_hooks import size_factor as size_factor
+from sonde.engine.random_state import RandomState as RandomState
+from sonde.engine.random_state import accelerator as accelerator
+from sonde.engine.random_state import is_capturing as is_capturing
+from sonde.engine.restore import Apart as Apart
+from sonde.engine.restore import gradients_put_aside as gradients_put_aside
+from sonde.engine.restore import set_apart as set_apart
+from sonde.engine.restore import versions as versions
+from sonde.engine.selection import Named as Named
+from sonde.engine.selection import Where as Where
+from sonde.engine.selection import check_model as check_model
+from sonde.engine.selection import condition_of as condition_of
+from sonde.engine.selection import members as members
+from sonde.engine.selection import parameters as parameters
+from sonde.engine.selection import select as select
+from sonde.engine.stand_in import memory_of as memory_of
+from sonde.engine.structure import as_arguments as as_arguments
+from sonde.engine.structure import first_floating as first_floating
+from sonde.engine.structure import is_floating as is_floating
+from sonde.engine.structure import remap as remap
+from sonde.engine.structure import walk as walk
+from sonde.engine.torch_api.autograd_state import call_of as call_of
+from sonde.engine.torch_api.autograd_state import current_node as current_node
+from sonde.engine.torch_api.autograd_state import graph_task as graph_task
+from sonde.engine.torch_api.autograd_state import is_gathering as is_gathering
+from sonde.engine.torch_api.autograd_state import is_transformed as is_transformed
+from sonde.engine.torch_api.autograd_state import next_sequence as next_sequence
+from sonde.engine.torch_api.autograd_state import optimizers_running as optimizers_running
+from sonde.engine.torch_api.autograd_state import sequence_of_node as sequence_of_node
+from sonde.engine.torch_api.autograd_state import transforms as transforms
+from sonde.engine.torch_api.compiler_state import backend_of as backend_of
+from sonde.engine.torch_api.compiler_state import compile_error as compile_error
+from sonde.engine.torch_api.compiler_state import graph_breaks as graph_breaks
+from sonde.engine.torch_api.compiler_state import inductor as inductor
+from sonde.engine.torch_api.compiler_state import limits_raised as limits_raised
+from sonde.engine.torch_api.compiler_state import notice_hooks as notice_hooks
+from sonde.engine.torch_api.data_parallel import ranks_of as ranks_of
+from sonde.engine.torch_api.dispatch import OperatorMode as OperatorMode
+from sonde.engine.torch_api.dispatch import argument_names as argument_names
+from sonde.engine.torch_api.dispatch import is_view as is_view
+from sonde.engine.torch_api.dispatch import saved_by as saved_by
+from sonde.engine.torch_api.dispatch import unseen_by_modes as unseen_by_modes
+from sonde.engine.torch_api.dispatch import written_names as written_names
+from sonde.engine.torch_api.hooks import Handle as Handle
+from sonde.engine.torch_api.hooks import Hook as Hook
+from sonde.engine.torch_api.hooks import after_backward as after_backward
+from sonde.engine.torch_api.hooks import hooks_on as hooks_on
+from sonde.engine.torch_api.hooks import not_saved as not_saved
+from sonde.engine.torch_api.hooks import on_forward as on_forward
+from sonde.engine.torch_api.hooks import on_forward_pre as on_forward_pre
+from sonde.engine.torch_api.hooks import on_result as on_result
+from sonde.engine.torch_api.hooks import on_tensor as on_tensor
+from sonde.engine.torch_api.modules import BatchNorm as BatchNorm
+from sonde.engine.torch_api.modules import buffers_of as buffers_of
+from sonde.engine.torch_api.modules import children_of as children_of
+from sonde.engine.torch_api.modules import class_of as class_of
+from sonde.engine.torch_api.modules import compile_parts_like as compile_parts_like
+from sonde.engine.torch_api.modules import compiled_like as compiled_like
+from sonde.engine.torch_api.modules import is_called_compiled as is_called_compiled
+from sonde.engine.torch_api.modules import parameters_in as parameters_in
+from sonde.engine.torch_api.modules import parameters_of as parameters_of
+from sonde.engine.torch_api.modules import unwrap as unwrap
+from sonde.engine.torch_api.modules import without_parallel_wrappers as without_parallel_wrappers
+from sonde.engine.torch_api.private_names import PRIVATE_NAMES as PRIVATE_NAMES
+from sonde.engine.torch_api.private_names import PrivateName as PrivateName
+from sonde.engine.torch_api.pytree import flatten as flatten
+from sonde.engine.torch_api.tensors import clone_each as clone_each
+from sonde.engine.torch_api.tensors import copy_each as copy_each
+from sonde.engine.torch_api.tensors import fake_tensors as fake_tensors
+from sonde.engine.torch_api.tensors import loss_scale_of as loss_scale_of
+from sonde.engine.torch_api.tensors import norms_of as norms_of
+from sonde.engine.torch_api.tensors import storage_of as storage_of
+from sonde.engine.torch_api.tensors import stored_values as stored_values
+from sonde.engine.torch_api.tensors import version_of as version_of
+from sonde.engine.torch_api.tensors import without_overrides as without_overrides
+from sonde.engine.unseen import Observer as Observer
+from sonde.engine.unseen import are_quiet as are_quiet
+from sonde.engine.unseen import blocks as blocks
+from sonde.engine.unseen import is_quiet as is_quiet
+from sonde.engine.unseen import next_number as next_number
 from sonde.engine.unseen import quiet
 from sonde.site import PORTS, Phase, Port, Site
 
 __all__ = [
     "PORTS",
+    "PRIVATE_NAMES",
+    "Apart",
+    "Attachment",
+    "BatchNorm",
+    "Calls",
+    "Clock",
     "Coverage",
     "Covered",
     "Event",
+    "FlopCounter",
+    "Handle",
+    "Hook",
+    "LayerAxes",
     "ModuleCall",
     "ModuleTracker",
+    "Named",
+    "Observer",
+    "OperatorMode",
+    "Pace",
     "Phase",
     "Port",
+    "PrivateName",
     "Probe",
     "ProbeError",
+    "RandomState",
+    "RowKeys",
+    "Scaling",
     "Site",
+    "SiteHook",
+    "StatisticHook",
+    "StepHook",
     "Subscriber",
+    "Turns",
+    "Where",
     "Whereabouts",
+    "accelerator",
+    "after_backward",
+    "are_quiet",
+    "argument_names",
+    "as_arguments",
+    "as_matrix",
+    "axes_of",
+    "backend_of",
+    "blocks",
+    "buffers_of",
+    "call_of",
+    "check_loss",
+    "check_loss_fn",
+    "check_model",
+    "children_of",
+    "class_of",
+    "clone_each",
+    "compile_error",
+    "compile_parts_like",
+    "compiled_like",
+    "condition_of",
+    "copy_each",
+    "count_flops",
+    "current_node",
+    "fake_tensors",
+    "first_floating",
+    "flatten",
+    "function_name",
+    "gradients_put_aside",
+    "graph_breaks",
+    "graph_task",
+    "has_closure",
+    "held_by",
+    "hooks_on",
+    "inductor",
+    "is_called_compiled",
+    "is_capturing",
+    "is_floating",
+    "is_gathering",
+    "is_quiet",
+    "is_skipped",
+    "is_time_first",
+    "is_transformed",
+    "is_view",
+    "key_columns",
+    "learning_rates",
+    "limits_raised",
+    "look_before",
+    "look_no_more",
+    "loss_scale_of",
+    "members",
+    "memory_of",
+    "name_of",
+    "neurons_first",
+    "next_number",
+    "next_sequence",
+    "norms_of",
+    "not_saved",
+    "notice_hooks",
     "observe",
+    "on_forward",
+    "on_forward_pre",
+    "on_result",
+    "on_tensor",
+    "optimizers_running",
+    "own_loss",
+    "parameters",
+    "parameters_in",
+    "parameters_of",
     "quiet",
+    "ranks_of",
+    "regions",
+    "remap",
+    "replace_former",
+    "returned_loss",
+    "row_of_call",
+    "rows_for_calls",
+    "samples_first",
+    "saved_by",
+    "scale_at_step",
+    "select",
+    "sequence_of_node",
+    "set_apart",
     "sites",
+    "size_factor",
+    "skips",
+    "storage_of",
+    "stored_values",
+    "transforms",
+    "units_first",
+    "unscaled",
+    "unseen_by_modes",
+    "unwrap",
+    "version_of",
+    "versions",
+    "walk",
     "where",
+    "without_overrides",
+    "without_parallel_wrappers",
+    "written_names",
 ]

@@ -79,8 +79,8 @@ def select(
     if _absent(include) and _absent(exclude) and candidates:
         return list(range(len(candidates)))
     names = [known for name, _ in candidates for known in (name, *aliases.get(name, ()))]
-    admits = _condition("include", include, [*names, *also])
-    refuses = _condition("exclude", exclude, [*names, *also])
+    admits = condition_of("include", include, [*names, *also])
+    refuses = condition_of("exclude", exclude, [*names, *also])
     chosen = [
         position
         for position, (name, module) in enumerate(candidates)
@@ -128,7 +128,7 @@ def _shown(where: Where) -> str:
     return where.__name__ if isinstance(where, type) else repr(where)
 
 
-def _condition(word: str, where: Where, names: list[str]) -> Condition | None:
+def condition_of(word: str, where: Where, names: list[str]) -> Condition | None:
     if _absent(where):
         return None
     if isinstance(where, str):

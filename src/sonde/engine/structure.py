@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from sonde.engine.torch_api import pytree
-from sonde.stats.pieces import PLAIN, local
+from sonde.stats import PLAIN, local
 
 __all__ = [
     "Outline",

@@ -16,9 +16,9 @@ from typing import NamedTuple
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from sonde.engine.torch_api.autograd_state import sequence_of_node
+from sonde.engine import sequence_of_node
 from sonde.graph.tensors import Span, described, span_of, storage_of, write_covers
-from sonde.run.graph.data import Edge, Kind, Node, PlainGraph, Value
+from sonde.run import Edge, Kind, Node, PlainGraph, Value
 from sonde.site import Site
 
 __all__ = ["Builder", "Draft", "Read"]

@@ -7,10 +7,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from sonde.engine import structure
-from sonde.engine.restore import set_apart
-from sonde.engine.selection import Where, check_model
-from sonde.engine.torch_api.tensors import fake_tensors
+from sonde.engine import Where, check_model, fake_tensors, remap, set_apart
 from sonde.errors import ArgumentError
 from sonde.graph.graph import Graph
 from sonde.graph.recording import Recording
@@ -110,8 +107,8 @@ def _without_memory(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Enter the mode in which functions compute nothing, and return the arguments as tensors without memory."""
     if any(parameter.is_meta for parameter in model.parameters()):
-        moved: tuple[tuple[Any, ...], dict[str, Any]] = structure.remap((args, kwargs), lambda tensor: tensor.to("meta"))
+        moved: tuple[tuple[Any, ...], dict[str, Any]] = remap((args, kwargs), lambda tensor: tensor.to("meta"))
         return moved
     mode: Any = stack.enter_context(fake_tensors())
-    made: tuple[tuple[Any, ...], dict[str, Any]] = structure.remap((args, kwargs), mode.from_tensor)
+    made: tuple[tuple[Any, ...], dict[str, Any]] = remap((args, kwargs), mode.from_tensor)
     return made

@@ -11,14 +11,11 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from sonde.engine import structure
-from sonde.engine.selection import Named
-from sonde.engine.torch_api.autograd_state import graph_task, transforms
-from sonde.engine.torch_api.modules import buffers_of, class_of, parameters_of
+from sonde.engine import Named, buffers_of, class_of, graph_task, parameters_of, transforms, walk
 from sonde.graph.builder import Builder, Draft
 from sonde.graph.operations import OperationMode
 from sonde.graph.tensors import version_of
-from sonde.run.graph.data import Kind
+from sonde.run import Kind
 from sonde.site import Site
 
 __all__ = ["Forward", "in_backward", "named_inputs"]
@@ -73,7 +70,7 @@ class Forward:
         self._mode.__exit__(None, None, None)
         self._mode.is_entered = False
         if error is None:
-            for leaf, tensor in structure.walk(output):
+            for leaf, tensor in walk(output):
                 node = self.builder.add("output", leaf or "output", None)
                 node.site = str(Site("", "output", leaf))
                 self.builder.read(node, tensor)
@@ -115,7 +112,7 @@ class Forward:
         builder.running.append((module, node))
         given: list[tuple[Tensor, int]] = []
         if not self._is_open(module):
-            given = [(tensor, version_of(tensor)) for _, tensor in structure.walk((args, kwargs))]
+            given = [(tensor, version_of(tensor)) for _, tensor in walk((args, kwargs))]
             for tensor, _ in given:
                 builder.read(node, tensor)
             for held in (*parameters_of(module).values(), *buffers_of(module).values()):
@@ -140,7 +137,7 @@ class Forward:
             self._mode.silent -= 1
         if error is not None:
             self._note_raise(error, node)
-        leaves = list({id(tensor): tensor for _, tensor in structure.walk(output)}.values())
+        leaves = list({id(tensor): tensor for _, tensor in walk(output)}.values())
         if is_open:
             self._close(node, leaves)
         else:
@@ -227,8 +224,8 @@ def named_inputs(root: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any])
         pass
     names += [f"argument {index}" for index in range(len(names), len(args))]
     for index, value in enumerate(args):
-        for leaf, tensor in structure.walk(value):
+        for leaf, tensor in walk(value):
             yield names[index] + leaf, f"[{index}]{leaf}", tensor
     for name, value in kwargs.items():
-        for leaf, tensor in structure.walk(value):
+        for leaf, tensor in walk(value):
             yield name + leaf, f"[{name!r}]{leaf}", tensor

@@ -9,11 +9,16 @@ from typing import TYPE_CHECKING, Any, Self
 
 from sonde.errors import MissingExtraError
 from sonde.paths import absolute_path
-from sonde.run.graph import check as checks
-from sonde.run.graph import passes
-from sonde.run.graph.data import Node, PlainGraph, count_text
-from sonde.view.graph import dot, page, save
-from sonde.view.graph.series import Series
+from sonde.run import Node, PlainGraph, check_graph, count_text, find
+from sonde.run import between as passes_between
+from sonde.run import collapse as passes_collapse
+from sonde.run import fold as passes_fold
+from sonde.run import hide as passes_hide
+from sonde.run import unused as checks_unused
+from sonde.view import Series, in_notebook
+from sonde.view import save as save_save
+from sonde.view import to_dot as dot_to_dot
+from sonde.view import to_html as page_to_html
 
 if TYPE_CHECKING:
     import networkx
@@ -41,13 +46,13 @@ class Graph(PlainGraph):
 
     # The functions of sonde.run.graph, as methods
 
-    collapse = passes.collapse
-    hide = passes.hide
-    fold = passes.fold
-    between = passes.between
-    __getitem__ = passes.find
-    check = checks.check
-    unused = checks.unused
+    collapse = passes_collapse
+    hide = passes_hide
+    fold = passes_fold
+    between = passes_between
+    __getitem__ = find
+    check = check_graph
+    unused = checks_unused
 
     # Pictures and files
 
@@ -60,7 +65,7 @@ class Graph(PlainGraph):
         Raises:
             ArgumentError: *depth* is no number from 0.
         """
-        return dot.to_dot(self.collapse(depth))
+        return dot_to_dot(self.collapse(depth))
 
     def to_html(self, depth: int | None = None, *, values: Series | None = None, title: str | None = None) -> str:
         """Return a self-contained HTML page: no file beside it, no network.
@@ -78,7 +83,7 @@ class Graph(PlainGraph):
             UnknownSiteError: *values* names sites, and none of them is in this graph.
             MissingExtraError: the package easydot, whose layout engine the page carries, is not installed.
         """
-        return page.to_html(self, depth, values=values, title=title)
+        return page_to_html(self, depth, values=values, title=title)
 
     def save(self, path: str | os.PathLike[str], depth: int | None = None, *, values: Series | None = None) -> Path:
         """Write the graph to a file: as data (``.json``), a page (``.html``), Graphviz source (``.dot``, ``.gv``), or a picture
@@ -95,7 +100,7 @@ class Graph(PlainGraph):
             ArgumentError: the ending is unknown, or *values* is given for another format than a page.
             MissingExtraError: the program or package for this format is not installed; the message names it.
         """
-        return save.save(self, absolute_path(path), depth, values=values)
+        return save_save(self, absolute_path(path), depth, values=values)
 
     def to_networkx(self) -> networkx.MultiDiGraph[int]:
         """Return a networkx ``MultiDiGraph``; fields of nodes and edges, shape and dtype are attributes.
@@ -128,6 +133,6 @@ class Graph(PlainGraph):
 
     def _repr_html_(self) -> str | None:
         try:
-            return page.in_notebook(self)
+            return in_notebook(self)
         except MissingExtraError:
             return None

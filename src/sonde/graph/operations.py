@@ -11,9 +11,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from sonde.engine.flops import count_flops, function_name
-from sonde.engine.torch_api.autograd_state import graph_task, is_gathering, transforms
-from sonde.engine.torch_api.tensors import without_overrides
+from sonde.engine import count_flops, function_name, graph_task, is_gathering, transforms, without_overrides
 from sonde.escape import shortened
 from sonde.graph.builder import Builder, Draft
 from sonde.graph.tensors import storage_of, tensors_in, version_of

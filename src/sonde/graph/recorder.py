@@ -13,13 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sonde.engine.selection import check_model, members
-from sonde.engine.torch_api.modules import class_of
+from sonde.engine import check_model, class_of, members
 from sonde.errors import ArgumentError
 from sonde.graph.graph import Graph
 from sonde.graph.recording import Recording
 from sonde.graph.tensors import described
-from sonde.run.graph.data import Edge, Node, Value
+from sonde.run import Edge, Node, Value
 
 __all__ = ["BaseNode", "LayerNode", "OpNode", "ParamNode", "Recorder", "TensorNode"]
 

@@ -9,15 +9,26 @@ from typing import Any
 import torch
 from torch import nn
 
-from sonde.engine.selection import Named, Where, members, select, unwrap
-from sonde.engine.torch_api import hooks
-from sonde.engine.torch_api.modules import children_of, class_of
-from sonde.engine.torch_api.tensors import without_overrides
-from sonde.engine.unseen import blocks, is_quiet, next_number
+from sonde.engine import (
+    Handle,
+    Hook,
+    Named,
+    Where,
+    blocks,
+    children_of,
+    class_of,
+    is_quiet,
+    members,
+    next_number,
+    on_forward,
+    on_forward_pre,
+    select,
+    unwrap,
+    without_overrides,
+)
 from sonde.errors import ModelError
 from sonde.graph.forward import Forward, in_backward
-from sonde.run.graph import passes
-from sonde.run.graph.data import PlainGraph
+from sonde.run import PlainGraph, without
 from sonde.warn import warn_user
 
 __all__ = ["Recording"]
@@ -54,7 +65,7 @@ class Recording:
         self._all_operations = operations is True
         self._chosen = _chosen(list(self.members.values()), operations)
         self._forward: Forward | None = None
-        self._handles: list[hooks.Handle] = []
+        self._handles: list[Handle] = []
         self._number = next_number()
 
     def attach(self) -> None:
@@ -65,8 +76,8 @@ class Recording:
         for module in self.members:
             if isinstance(module, torch.jit.ScriptModule) or type(module).forward is nn.Module.forward:
                 continue
-            self._handles.append(hooks.on_forward_pre(module, _Enter(self)))
-            self._handles.append(hooks.on_forward(module, _Leave(self), always=True))
+            self._handles.append(on_forward_pre(module, _Enter(self)))
+            self._handles.append(on_forward(module, _Leave(self), always=True))
 
     def detach(self) -> None:
         """Remove the hooks. Idempotent."""
@@ -119,13 +130,13 @@ class Recording:
         if not self._all_operations:
             chosen = {self.members[module].name for module in self._chosen}
             unwanted = [node.id for node in graph.nodes if node.kind == "operation" and node.path not in chosen]
-            graph = passes.without(graph, unwanted, keep_joins=True)
+            graph = without(graph, unwanted, keep_joins=True)
         self.graph = graph
         if self.on_end is not None:
             self.on_end()
 
 
-class _Enter(hooks.Hook):
+class _Enter(Hook):
     __slots__ = ("recording",)
 
     def __init__(self, recording: Recording) -> None:
@@ -139,7 +150,7 @@ class _Enter(hooks.Hook):
             self.recording.failed(error)
 
 
-class _Leave(hooks.Hook):
+class _Leave(Hook):
     __slots__ = ("recording",)
 
     def __init__(self, recording: Recording) -> None:

@@ -13,14 +13,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from sonde.engine import structure
-from sonde.engine.restore import set_apart
-from sonde.engine.selection import check_model
+from sonde.engine import as_arguments, check_model, set_apart, walk
 from sonde.errors import ArgumentError, MissingExtraError
 from sonde.escape import printable
 from sonde.graph.recorder import BaseNode, LayerNode, OpNode, ParamNode, Recorder, TensorNode
 from sonde.paths import absolute_path
-from sonde.view.graph.save import render
+from sonde.view import render
 
 if TYPE_CHECKING:
     from graphviz import Digraph
@@ -50,7 +48,7 @@ def record(net: nn.Module, name: str, input_shapes: Shapes | None, input_data: A
         args, kwargs = _inputs(net, input_shapes, *apart.args)  # inside, since the random state is restored
         recorder.register_hooks(apart.model, name=name)
         stack.callback(recorder.remove_hooks)
-        inputs: list[Tensor] = list({id(tensor): tensor for _, tensor in structure.walk((args, kwargs))}.values())
+        inputs: list[Tensor] = list({id(tensor): tensor for _, tensor in walk((args, kwargs))}.values())
         for tensor, text in zip(inputs, _numbered("Input", len(inputs)), strict=True):
             if not isinstance(tensor, nn.Parameter):
                 recorder.add_node(tensor, name=text)
@@ -64,7 +62,7 @@ def record(net: nn.Module, name: str, input_shapes: Shapes | None, input_data: A
 def _inputs(net: nn.Module, shapes: Shapes | None, data: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments to call *net* with."""
     if data is not None:
-        return structure.as_arguments(data)
+        return as_arguments(data)
     if shapes is None or not isinstance(shapes, tuple | list):
         raise ArgumentError(f"input_shapes={shapes!r}: give the shape of the input, a list of shapes, or input_data=")
     each: Sequence[Any] = [shapes] if all(isinstance(size, int) for size in shapes) else shapes

@@ -10,10 +10,30 @@ the same thread joins the blocks of each family into one Arrow table, with colum
 as one Parquet part.
 """
 
+from sonde.inspector.arguments import flat as flat
+from sonde.inspector.arguments import plain_config as plain_config
 from sonde.inspector.inspector import Inspector
+from sonde.inspector.lenses.builtin import AnyLens as AnyLens
+from sonde.inspector.lenses.builtin import EffectiveRank as EffectiveRank
+from sonde.inspector.lenses.builtin import OutputActivation as OutputActivation
+from sonde.inspector.lenses.builtin import OutputGradientGeometry as OutputGradientGeometry
+from sonde.inspector.lenses.builtin import OutputNorm as OutputNorm
+from sonde.inspector.lenses.builtin import ParameterCond as ParameterCond
+from sonde.inspector.lenses.builtin import ParameterGradientActivation as ParameterGradientActivation
+from sonde.inspector.lenses.builtin import ParameterGradientGeometry as ParameterGradientGeometry
+from sonde.inspector.lenses.builtin import ParameterNorm as ParameterNorm
+from sonde.inspector.lenses.builtin import ParameterUpdateGeometry as ParameterUpdateGeometry
+from sonde.inspector.lenses.builtin import default_lenses as default_lenses
+from sonde.inspector.lenses.builtin import exponents as exponents
+from sonde.inspector.lenses.builtin import moments as moments
 from sonde.inspector.lenses.lens import Lens, LossMetrics
 from sonde.inspector.sentinel.replayed_step import replay
+from sonde.inspector.sinks import MLflowSink as MLflowSink
+from sonde.inspector.sinks import TensorBoard as TensorBoard
+from sonde.inspector.sinks import WandbSink as WandbSink
+from sonde.inspector.sinks import play as play
 from sonde.inspector.sinks.base import LoggedRows, RowBlock, Rows, RunSink, Scalar, Sink
+from sonde.inspector.sinks.to_argument import folders_named as folders_named
 from sonde.inspector.watch import watch
 from sonde.rules import Finding
 from sonde.schedule import Schedule, Warmup
@@ -22,11 +42,22 @@ PyTorchInspector = Inspector
 """monitorch's name of the inspector."""
 
 __all__ = [
+    "AnyLens",
+    "EffectiveRank",
     "Finding",
     "Inspector",
     "Lens",
     "LoggedRows",
     "LossMetrics",
+    "MLflowSink",
+    "OutputActivation",
+    "OutputGradientGeometry",
+    "OutputNorm",
+    "ParameterCond",
+    "ParameterGradientActivation",
+    "ParameterGradientGeometry",
+    "ParameterNorm",
+    "ParameterUpdateGeometry",
     "PyTorchInspector",
     "RowBlock",
     "Rows",
@@ -34,7 +65,16 @@ __all__ = [
     "Scalar",
     "Schedule",
     "Sink",
+    "TensorBoard",
+    "WandbSink",
     "Warmup",
+    "default_lenses",
+    "exponents",
+    "flat",
+    "folders_named",
+    "moments",
+    "plain_config",
+    "play",
     "replay",
     "watch",
 ]

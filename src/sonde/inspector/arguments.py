@@ -14,14 +14,12 @@ from typing import Any
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
-from sonde.engine.clock.optimizers import held_by
-from sonde.engine.selection import check_model
-from sonde.engine.torch_api.modules import parameters_in
+from sonde.engine import check_model, held_by, parameters_in
 from sonde.errors import ArgumentError
 from sonde.inspector.lenses.builtin import AnyLens
 from sonde.inspector.lenses.from_preprocessor import lens_of
 from sonde.inspector.lenses.lens import Lens, LossMetrics
-from sonde.preprocessor.base import AbstractPreprocessor
+from sonde.preprocessor import AbstractPreprocessor
 
 __all__ = ["check_optimizer", "flat", "in_words", "models_of", "optimizers_of", "plain_config"]
 

@@ -15,11 +15,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
-from sonde.engine import Coverage, Probe, ProbeError, Site, observe
-from sonde.engine.probes.probe import replace_former
-from sonde.engine.probes.statistic_hooks import Calls, rows_for_calls
-from sonde.engine.selection import Where
-from sonde.engine.unseen import Observer
+from sonde.engine import Calls, Coverage, Observer, Probe, ProbeError, Site, Where, observe, replace_former, rows_for_calls
 from sonde.errors import ArgumentError
 from sonde.inspector.arguments import check_optimizer, flat, in_words, models_of, optimizers_of, plain_config
 from sonde.inspector.budget import share_of
@@ -34,12 +30,11 @@ from sonde.inspector.settings import GRADIENTS, Gradients, Settings, bytes_of
 from sonde.inspector.sinks.base import RunSink
 from sonde.inspector.sinks.destinations import open_destinations
 from sonde.inspector.training import WatchedTraining
-from sonde.preprocessor.base import AbstractPreprocessor
+from sonde.preprocessor import AbstractPreprocessor
 from sonde.rules import Chosen, Finding, Given
-from sonde.run.run import Run
-from sonde.run.store.open import Existing
+from sonde.run import Existing, Run
 from sonde.schedule import Every, InEpochs, Schedule, Steps, in_epochs, schedule_of
-from sonde.view.app.serving import LivePage, open_page
+from sonde.view import LivePage, open_page
 
 if TYPE_CHECKING:
     import pandas

@@ -8,10 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from sonde.engine.probes.site_hook import SiteHook
-from sonde.engine.torch_api import hooks
-from sonde.engine.torch_api.hooks import Handle
-from sonde.engine.torch_api.tensors import version_of
+from sonde.engine import Handle, SiteHook, on_tensor, version_of
 from sonde.rules import Chosen, Finding
 
 __all__ = ["KeptGradients"]
@@ -94,7 +91,7 @@ class KeptGradients:
             parameter, gradient = smallest.target, smallest.target.grad
             assert gradient is not None
             self._watch = _Watch(parameter, gradient, version_of(gradient))
-            self._watch.handle = hooks.on_tensor(parameter, self._watch.arrives)
+            self._watch.handle = on_tensor(parameter, self._watch.arrives)
 
     def end(self) -> None:
         """Look no more. Idempotent."""

@@ -8,10 +8,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from sonde.engine.probes.site_hook import SiteHook
-from sonde.engine.probes.step_hooks import StepHook
-from sonde.engine.torch_api.modules import parameters_of
-from sonde.engine.torch_api.tensors import version_of
+from sonde.engine import SiteHook, StepHook, parameters_of, version_of
 from sonde.rules import UNMOVED, Chosen, Finding
 from sonde.rules.layer_groups import among
 

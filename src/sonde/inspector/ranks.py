@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Protocol, TypeAlias, cast
 
-from sonde.engine.torch_api.data_parallel import ranks_of
+from sonde.engine import ranks_of
 from sonde.errors import ArgumentError, StoreError
 from sonde.inspector.sinks.base import RunSink
 from sonde.inspector.sinks.destinations import Destinations
@@ -17,8 +17,8 @@ from sonde.inspector.sinks.job import this_job
 from sonde.inspector.sinks.to_argument import folders_named
 from sonde.rows import Scope
 from sonde.rules import Finding
-from sonde.run.store.open import join_run
-from sonde.stats.distributed import Group, join
+from sonde.run import join_run
+from sonde.stats import Group, join
 from sonde.warn import warn_user
 
 __all__ = ["RANKS", "Participation", "Ranks", "check_ranks", "participate"]

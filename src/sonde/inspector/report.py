@@ -13,15 +13,13 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 import sonde
-from sonde.engine import ProbeError, selection
-from sonde.engine.probes.coverage import Coverage, Covered
-from sonde.engine.torch_api.modules import class_of, parameters_of
+from sonde.engine import Coverage, Covered, ProbeError, class_of, members, parameters_of
 from sonde.inspector.lenses.lens import Lens, LossMetrics
 from sonde.inspector.measurement.measurement import Measurement
 from sonde.paths import short_path
 from sonde.rules import Finding
 from sonde.site import PARAMETER_PORTS, Site
-from sonde.stats.pieces import is_here
+from sonde.stats import is_here
 
 __all__ = ["closing_lines", "coverage_data", "coverage_of", "described"]
 
@@ -39,7 +37,7 @@ def described(models: Mapping[str, nn.Module], lenses: Iterable[Lens | LossMetri
 
 def _modules(model: nn.Module, name: str) -> list[dict[str, Any]]:
     lines = []
-    for item in selection.members(model):
+    for item in members(model):
         held = parameters_of(item.module)
         own = [parameter for parameter in held.values() if parameter is not None and not is_lazy(parameter)]
         line: dict[str, Any] = {

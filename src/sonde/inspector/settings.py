@@ -15,7 +15,7 @@ from sonde.inspector.lenses.lens import Lens
 from sonde.inspector.ranks import Participation
 from sonde.inspector.sentinel.sentinel import OnNonFinite
 from sonde.rules import Chosen
-from sonde.run.schema import VERSION
+from sonde.run import VERSION
 
 __all__ = ["GRADIENTS", "Gradients", "Settings", "bytes_of"]
 

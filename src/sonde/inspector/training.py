@@ -10,8 +10,7 @@ from torch import nn
 
 from sonde.answer import Fact, Part, Report, Tone
 from sonde.diagnosis.preflight.verdicts import facts_of
-from sonde.engine import Coverage, ProbeError
-from sonde.engine.failures import name_of
+from sonde.engine import Coverage, ProbeError, name_of
 from sonde.errors import ArgumentError, SelectionError
 from sonde.inspector.budget import Timer
 from sonde.inspector.measurement.measurement import Measurement
@@ -26,11 +25,9 @@ from sonde.inspector.settings import Settings
 from sonde.inspector.sinks.destinations import Destinations, Visualizer
 from sonde.inspector.watched_model import WatchedModel
 from sonde.rules import Finding
-from sonde.run.folder.end import is_bad_end
-from sonde.run.run import Run
-from sonde.run.store.last_error import LastError
+from sonde.run import LastError, Run, is_bad_end
 from sonde.schedule import Every, Schedule, seconds_of, with_interval
-from sonde.stats.distributed import Merger
+from sonde.stats import Merger
 from sonde.warn import warn_user
 
 __all__ = ["WatchedTraining"]

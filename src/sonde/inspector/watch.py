@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
-from sonde.engine import structure
-from sonde.engine.probes.statistic_hooks import Calls
-from sonde.engine.selection import Where
+from sonde.engine import Calls, Where, as_arguments
 from sonde.errors import ArgumentError
 from sonde.inspector.inspector import Inspector
 from sonde.inspector.lenses.builtin import AnyLens
@@ -18,7 +16,7 @@ from sonde.inspector.ranks import Ranks
 from sonde.inspector.sentinel.sentinel import OnNonFinite
 from sonde.inspector.settings import Gradients
 from sonde.rules import Given
-from sonde.run.store.open import Existing
+from sonde.run import Existing
 from sonde.schedule import Steps
 
 if TYPE_CHECKING:
@@ -186,5 +184,5 @@ def _captured(model: nn.Module | Mapping[str, nn.Module], batch: Any) -> Graph:
         raise ArgumentError("graph= goes with one model: of several, capture each with sonde.graph.capture(model, batch)")
     from sonde.graph import capture  # slow to import, and rarely wanted
 
-    args, kwargs = structure.as_arguments(batch)
+    args, kwargs = as_arguments(batch)
     return capture(model, *args, **kwargs)

@@ -9,10 +9,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
-from sonde.engine.clock.clock import Clock
-from sonde.engine.clock.optimizers import held_by
-from sonde.engine.clock.pace import Pace
-from sonde.engine.clock.turns import Turns
+from sonde.engine import Clock, Pace, Turns, held_by
 from sonde.errors import ArgumentError, SelectionError
 from sonde.inspector.budget import Meter
 from sonde.inspector.measurement.fitting import fit, fit_norms

@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from sonde.errors import ArgumentError
-from sonde.inspector.inspector import Inspector
+from sonde.inspector import Inspector
 from sonde.integrations.foreign import base_class
 from sonde.integrations.session import Session
 

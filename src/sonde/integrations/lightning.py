@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from sonde.errors import ArgumentError
-from sonde.inspector.inspector import Inspector
+from sonde.inspector import Inspector
 from sonde.integrations.foreign import base_class
 from sonde.integrations.session import Session
 

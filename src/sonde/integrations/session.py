@@ -12,11 +12,8 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from sonde.errors import ArgumentError
-from sonde.inspector.arguments import plain_config
-from sonde.inspector.inspector import Inspector
-from sonde.inspector.sinks.to_argument import folders_named
-from sonde.inspector.watch import watch
-from sonde.run.folder.run_json import is_run
+from sonde.inspector import Inspector, folders_named, plain_config, watch
+from sonde.run import is_run
 from sonde.suggest import nearest
 from sonde.warn import warn_user
 

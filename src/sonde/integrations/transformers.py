@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any
 
 from sonde.errors import ArgumentError
-from sonde.inspector.inspector import Inspector
+from sonde.inspector import Inspector
 from sonde.integrations.foreign import base_class
 from sonde.integrations.session import Session
 

@@ -8,8 +8,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from sonde.engine import Event, Probe, Site
-from sonde.engine.probes.attachment import Attachment
+from sonde.engine import Attachment, Event, Probe, Site
 from sonde.errors import ArgumentError
 from sonde.keep.reductions.base import Reduction, own
 from sonde.keep.reductions.function import FunctionReduction

@@ -12,12 +12,11 @@ from torch import Tensor, nn
 
 from sonde import rules
 from sonde.answer import Grid
-from sonde.engine import Coverage
-from sonde.engine.layer_axes import LayerAxes, axes_of, units_first
+from sonde.engine import Coverage, LayerAxes, axes_of, units_first
 from sonde.keep.reductions.base import shape_text
 from sonde.keep.stash import leaves_of
 from sonde.stats import Accumulator, Moments, Result
-from sonde.view.layer_table import GRADIENT_IS, NO_ELEMENTS, LayerRow, Quantity, first_of, layer_table, notes_of
+from sonde.view import GRADIENT_IS, NO_ELEMENTS, LayerRow, Quantity, first_of, layer_table, notes_of
 
 __all__ = ["Layer", "Outputs", "Tally", "annotate", "first_measurable", "grid", "is_measurable", "layers_of", "numbers_of"]
 

@@ -13,8 +13,7 @@ from sonde.errors import SondeError, StoreError
 from sonde.keep.reductions.base import shape_text
 from sonde.keep.slots import SlotReader, Subrecorder
 from sonde.keep.stash import Stash, leaves_of
-from sonde.run.json_tree import encode
-from sonde.run.tensors import Entry, TensorStore, open_tensors
+from sonde.run import Entry, TensorStore, encode, open_tensors
 from sonde.schedule import Tick
 
 __all__ = ["Recorded", "entries_of_slots", "entries_of_stashes", "open_recorded", "slots_as_data"]

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, SupportsIndex, TypeAlias, overload
 
-from sonde.engine import Site, structure
+from sonde.engine import Site, walk
 from sonde.errors import ArgumentError, UnknownSlotError
 from sonde.keep.reductions.base import Accumulated
 from sonde.schedule import Tick
@@ -169,7 +169,7 @@ def _leaf_of(slot: Subrecorder, value: Any, leaf: str, *, several: bool) -> Any:
         return value
     if several and isinstance(value, list):
         return [_leaf_of(slot, item, leaf, several=False) for item in value]
-    found = dict(structure.walk(value))
+    found = dict(walk(value))
     if leaf in found:
         return found[leaf]
     if slot.site.port.endswith("input") and not isinstance(value, tuple) and leaf.startswith("[0]") and leaf[3:] in found:

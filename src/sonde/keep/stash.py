@@ -12,11 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sonde.engine import Event, Phase, Site, structure
-from sonde.engine.torch_api.tensors import version_of
+from sonde.engine import Event, Phase, Site, remap, version_of, walk
 from sonde.errors import ArgumentError, StaleTensorError
 from sonde.escape import printable_line
-from sonde.run.graph.data import shape_text
+from sonde.run import shape_text
 from sonde.schedule import Tick
 
 __all__ = ["Stash", "StashFn", "StashValueFn", "default_stash", "default_stash_value", "get_stash_fn", "rmap_tensor"]
@@ -73,7 +72,7 @@ class Stash:
     @property
     def first_value(self) -> Any:
         """The first kept tensor; where there is none, the first item of nested tuples and lists."""
-        leaves = structure.walk(self.value)
+        leaves = walk(self.value)
         if leaves:
             return leaves[0][1]
         value = self.value
@@ -84,7 +83,7 @@ class Stash:
     @property
     def leaves(self) -> dict[str, Any]:
         """The kept tensors, or results of *stash_value*, by leaf path (``""`` where the value was a tensor itself)."""
-        return dict(zip(self.paths, self.kept, strict=True)) if self.paths else dict(structure.walk(self.value))
+        return dict(zip(self.paths, self.kept, strict=True)) if self.paths else dict(walk(self.value))
 
 
 def short_repr(value: Any) -> str:
@@ -117,7 +116,7 @@ def rmap_tensor(value: Any, fn: StashValueFn) -> Any:
 
     Every container keeps its own type. A value without tensors is returned unchanged.
     """
-    return structure.remap(value, fn)
+    return remap(value, fn)
 
 
 def default_stash_value(tensor: Tensor) -> Any:
@@ -150,7 +149,7 @@ def default_stash(event: Event, stash_value: StashValueFn) -> Stash:
             made = by_tensor[id(tensor)] = stash_value(tensor)
             return made
 
-        held = structure.remap(value, once, objects=True)
+        held = remap(value, once, objects=True)
         leaves = event.leaves
         kept, paths = tuple([by_tensor[id(tensor)] for _, tensor in leaves]), tuple([path for path, _ in leaves])
     return Stash(
@@ -193,7 +192,7 @@ def leaves_of(stash: Any) -> dict[str, Any]:
     if isinstance(stash, Stash):
         return stash.leaves
     value = getattr(stash, "value", stash)
-    found: dict[str, Any] = dict(structure.walk(value))
+    found: dict[str, Any] = dict(walk(value))
     return found or {"": value}
 
 
@@ -310,7 +309,7 @@ def _memory_of(tensor: Tensor) -> tuple[int, int]:
 
 def _addresses(kept: Any) -> Iterator[int]:
     """Yield where the tensors in *kept* lie, and NumPy arrays that are *kept* itself or one of its items."""
-    for _, tensor in structure.walk(kept):
+    for _, tensor in walk(kept):
         if _has_storage(tensor):
             yield tensor.data_ptr()
     for each in kept.values() if isinstance(kept, Mapping) else kept if isinstance(kept, tuple | list) else (kept,):

@@ -12,18 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from sonde.answer import Grid, frame
-from sonde.engine import Event, Port
-from sonde.engine.failures import name_of
-from sonde.engine.layer_axes import LayerAxes, axes_of
-from sonde.engine.probes import dataframes
-from sonde.engine.selection import Where, check_model
+from sonde.engine import Event, LayerAxes, Port, Where, axes_of, check_model, key_columns, name_of
 from sonde.errors import ArgumentError, UnknownSiteError
 from sonde.keep import layers
 from sonde.keep.keeper import Keeper, KeepingProbe
 from sonde.keep.saving import entries_of_stashes
 from sonde.keep.slots import Subrecorder
 from sonde.keep.stash import Copying, Guarded, Stash, StashFn, StashValueFn, default_stash, get_stash_fn, leaves_of
-from sonde.run.tensors import write_tensors
+from sonde.run import write_tensors
 from sonde.site import Site
 from sonde.suggest import nearest
 
@@ -301,7 +297,7 @@ def _frame_row(stash: Any, column: str, cell: Any) -> dict[str, Any]:
         column: cell,
     }
     if isinstance(stash, Stash):
-        row |= dataframes.key_columns(stash.site, stash.call, stash.phase, stash.tick)
+        row |= key_columns(stash.site, stash.call, stash.phase, stash.tick)
     own = {"name", "type", "grad", "value", "site", "call", "phase", "tick", "passthrough", "alias", "paths", "kept"}
     return row | {name: held for name, held in getattr(stash, "__dict__", {}).items() if name not in own}
 

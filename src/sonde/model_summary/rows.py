@@ -11,13 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from sonde.engine import Probe
-from sonde.engine.selection import parameters, unwrap
-from sonde.engine.torch_api.autograd_state import call_of
-from sonde.engine.torch_api.modules import children_of, class_of, parameters_of
-from sonde.keep import layers
+from sonde.engine import Probe, call_of, children_of, class_of, parameters, parameters_of, unwrap
+from sonde.keep import Tally, annotate, numbers_of
 from sonde.model_summary.table import Note, Shapes, Summary, SummaryRow, is_within
-from sonde.view.layer_table import notes_of
+from sonde.view import notes_of
 
 __all__ = ["Outcome", "Seen", "assemble"]
 
@@ -43,7 +40,7 @@ class Seen:
     ``flops`` and ``output_bytes`` are those of all its calls, the modules below it included.
     """
 
-    tally: layers.Tally
+    tally: Tally
     inputs: Shapes = ()
     outputs: Shapes = ()
     varies: bool = False
@@ -66,7 +63,7 @@ def assemble(
 ) -> Summary:
     """The summary of a run; *seen* holds the record of each module by its name."""
     finished = [held.tally.finish() for held in seen.values()]
-    layers.annotate([layer for layer in finished if layer.calls])
+    annotate([layer for layer in finished if layer.calls])
     places = _places(model)
     failed = _failing(places, outcome)
     owners = {id(parameter): owner.name for _, parameter, owner in parameters(model)}
@@ -132,7 +129,7 @@ def _row(place: _Place, seen: Seen | None, owners: dict[int, str]) -> SummaryRow
 
 def _with_numbers(row: SummaryRow, seen: Seen) -> SummaryRow:
     layer = seen.tally.layer
-    numbers = layers.numbers_of(layer)
+    numbers = numbers_of(layer)
     output, zeros, gradient = (numbers.get(heading) for heading in ("mean ± std", "zeros", "gradient"))
     varies = ["shapes vary between calls"] if seen.varies else []
     return replace(

@@ -13,15 +13,23 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from sonde.engine import Event, observe, structure
-from sonde.engine.flops import FlopCounter
-from sonde.engine.layer_axes import axes_of
-from sonde.engine.loss_function import check_loss, check_loss_fn, own_loss
-from sonde.engine.restore import gradients_put_aside, set_apart, versions
-from sonde.engine.selection import check_model
-from sonde.engine.torch_api.tensors import version_of
+from sonde.engine import (
+    Event,
+    FlopCounter,
+    axes_of,
+    check_loss,
+    check_loss_fn,
+    check_model,
+    gradients_put_aside,
+    observe,
+    own_loss,
+    set_apart,
+    version_of,
+    versions,
+    walk,
+)
 from sonde.errors import ArgumentError
-from sonde.keep import layers
+from sonde.keep import Layer, Tally, first_measurable
 from sonde.model_summary.rows import Outcome, Seen, assemble
 from sonde.model_summary.table import Shapes, Summary, SummaryRow
 
@@ -72,7 +80,7 @@ def summary(
     check_model(model)
     _check_arguments(loss_fn, depth, on_error)
     with set_apart(model, batch, kwargs) as apart:
-        model, given = apart.model, [tensor for _, tensor in structure.walk((apart.args, apart.kwargs))]
+        model, given = apart.model, [tensor for _, tensor in walk((apart.args, apart.kwargs))]
         watcher = _Watcher(set(_memory_of((*given, *model.parameters(), *model.buffers()))))
         with observe(model, watcher, ports=("input", "output", "grad_output")) as probe:
             before = versions(model)
@@ -122,7 +130,7 @@ def _run(
     outcome.stage = "backward"
     outcome.loss = float(loss.detach()) if not loss.is_meta else None
     try:
-        _backward(loss, model, [tensor for _, tensor in structure.walk((batch, kwargs))])
+        _backward(loss, model, [tensor for _, tensor in walk((batch, kwargs))])
     except Exception as error:
         outcome.error = error
     return outcome
@@ -201,7 +209,7 @@ class _Watcher:
         record = self.records.get(event.name)
         if record is None:
             kind: Any = event.type  # a module's, since no port of parameters is observed
-            record = self.records[event.name] = Seen(layers.Tally(layers.Layer(event.name, kind)))
+            record = self.records[event.name] = Seen(Tally(Layer(event.name, kind)))
         if event.grad:
             self._returned_gradient(event, record)
         elif event.site.port == "input":
@@ -231,7 +239,7 @@ class _Watcher:
         shapes = _shapes(event)
         record.varies |= layer.calls > 1 and shapes != record.outputs
         record.outputs = shapes
-        floating = layers.first_measurable(event.leaves)
+        floating = first_measurable(event.leaves)
         if floating is not None:
             axes = axes_of(floating, event.module)
             record.tally.add_output(floating.detach(), axes, event.call)  # detached: the statistics are no part of the graph
@@ -249,7 +257,7 @@ class _Watcher:
             self.records[name].flops += flops
 
     def _returned_gradient(self, event: Event, record: Seen) -> None:
-        floating = layers.first_measurable(event.leaves)
+        floating = first_measurable(event.leaves)
         if floating is not None:
             record.tally.add_gradient(floating)
 

@@ -7,11 +7,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sonde.answer import Grid, ShownAsTable, Tone, frame
-from sonde.engine import Site
-from sonde.engine.probes import dataframes
-from sonde.run.graph.data import count_text, shape_text
+from sonde.engine import Site, key_columns
+from sonde.run import count_text, shape_text
 from sonde.schedule import Tick
-from sonde.view.layer_table import GRADIENT_IS, LayerRow, Note, Quantity, first_of, layer_table, number, size
+from sonde.view import GRADIENT_IS, LayerRow, Note, Quantity, first_of, layer_table, number, size
 
 if TYPE_CHECKING:
     import pandas
@@ -239,4 +238,4 @@ def _near_failure(rows: tuple[SummaryRow, ...]) -> list[SummaryRow]:
 def _frame_row(row: SummaryRow) -> dict[str, Any]:
     columns = asdict(row) | {"words": row.words}
     del columns["notes"]
-    return columns | dataframes.key_columns(Site(row.name), None, "forward", Tick())
+    return columns | key_columns(Site(row.name), None, "forward", Tick())

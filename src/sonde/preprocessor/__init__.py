@@ -19,6 +19,7 @@ from sonde.preprocessor.gradients import GradientGeometry as GradientGeometry
 from sonde.preprocessor.gradients import OutputGradientGeometry as OutputGradientGeometry
 from sonde.preprocessor.losses import ExplicitCall as ExplicitCall
 from sonde.preprocessor.losses import LossModule as LossModule
+from sonde.preprocessor.measured import Measured as Measured
 from sonde.preprocessor.measured import Values as Values
 from sonde.preprocessor.outputs import Activity as Activity
 from sonde.preprocessor.outputs import InputNorm as InputNorm
@@ -30,6 +31,7 @@ from sonde.preprocessor.parameters import ParameterNorm as ParameterNorm
 from sonde.preprocessor.updates import ParameterDifferenceGeometry as ParameterDifferenceGeometry
 from sonde.preprocessor.updates import UpdateRatio as UpdateRatio
 from sonde.preprocessor.updates import UpdateRounding as UpdateRounding
-from sonde.stats.running import RunningMeanVar as RunningMeanVar
+from sonde.preprocessor.updates import difference as difference
+from sonde.stats import RunningMeanVar as RunningMeanVar
 
 __all__ = [name for name, value in vars().items() if name[0] != "_" and not isinstance(value, _Module)]

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from sonde.errors import ArgumentError
-from sonde.stats.running import RunningMeanVar
+from sonde.stats import RunningMeanVar
 from sonde.suggest import nearest
 
 __all__ = ["Aggregate", "InMemory", "aggregate", "aggregate_range"]

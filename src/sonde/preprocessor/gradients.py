@@ -8,18 +8,14 @@ from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
-from sonde.engine import Event, Port
-from sonde.engine.clock.loss_scale import unscaled
-from sonde.engine.layer_axes import neurons_first
+from sonde.engine import Event, Port, neurons_first, unscaled
 from sonde.errors import ArgumentError
 from sonde.preprocessor.aggregates import Aggregate
 from sonde.preprocessor.base import AbstractBackwardPreprocessor, AbstractTensorPreprocessor, name_of
 from sonde.preprocessor.interval import NumberSpec, size_of
 from sonde.preprocessor.measured import Measured
 from sonde.preprocessor.outputs import activity, first_tensor
-from sonde.stats import Activation, Cosine, Norm
-from sonde.stats.history import History
-from sonde.stats.statistic import dense
+from sonde.stats import Activation, Cosine, History, Norm, dense
 
 __all__ = ["Geometry", "GradientActivation", "GradientGeometry", "OutputGradientGeometry", "SequenceGeometry"]
 

@@ -8,15 +8,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sonde.engine import Site, structure
+from sonde.engine import Site, walk
 from sonde.errors import ArgumentError, LossShapeError
 from sonde.preprocessor.aggregates import Aggregate, InMemory
 from sonde.preprocessor.base import AbstractForwardPreprocessor, AbstractPreprocessor, in_training
 from sonde.preprocessor.interval import MOST_PENDING, NumberSpec, copied
 from sonde.preprocessor.measured import Measured, Values
-from sonde.stats.host_copy import pack
-from sonde.stats.running import RunningMeanVar, as_number
-from sonde.stats.samples import Single
+from sonde.stats import RunningMeanVar, Single, as_number, pack
 
 __all__ = ["ExplicitCall", "LossModule"]
 
@@ -52,7 +50,7 @@ class LossModule(Measured, AbstractForwardPreprocessor):
         Raises:
             LossShapeError: the module returned no tensor, or a tensor that has not exactly one real element.
         """
-        loss = next((tensor for _, tensor in structure.walk(layer_output)), None)
+        loss = next((tensor for _, tensor in walk(layer_output)), None)
         if loss is None or loss.numel() != 1 or loss.is_complex():
             found = f"a tensor of shape {tuple(loss.shape)} and {loss.dtype}" if loss is not None else type(layer_output).__name__
             raise LossShapeError(

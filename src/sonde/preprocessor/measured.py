@@ -14,8 +14,7 @@ from sonde.errors import ArgumentError, UnknownSiteError
 from sonde.preprocessor.aggregates import Aggregate, aggregate
 from sonde.preprocessor.base import AbstractPreprocessor, name_of
 from sonde.preprocessor.interval import IntervalAggregates, NumberSpec
-from sonde.stats.pieces import PLAIN
-from sonde.stats.statistic import dense
+from sonde.stats import PLAIN, dense
 from sonde.suggest import nearest
 
 __all__ = ["Measured", "Values", "nothing_to_measure"]

@@ -7,14 +7,12 @@ from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
-from sonde.engine import Event, Port, structure
-from sonde.engine.layer_axes import samples_first
+from sonde.engine import Event, Port, first_floating, samples_first, walk
 from sonde.preprocessor.aggregates import Aggregate
 from sonde.preprocessor.base import AbstractForwardPreprocessor, in_training, name_of
 from sonde.preprocessor.interval import NumberSpec, size_of
 from sonde.preprocessor.measured import Measured
-from sonde.stats import Activation
-from sonde.stats.samples import SampleNorm
+from sonde.stats import Activation, SampleNorm
 
 __all__ = ["Activity", "InputNorm", "OutputActivation", "OutputNorm"]
 
@@ -162,7 +160,7 @@ def activity(statistic: Activation, death: bool) -> tuple[NumberSpec, Callable[.
 
 def first_tensor(value: Any) -> Tensor | None:
     """Return the first floating-point or complex tensor in *value*, else the first tensor; None if that has no elements."""
-    first = structure.first_floating(value)
+    first = first_floating(value)
     if first is None:
-        first = next((tensor for _, tensor in structure.walk(value)), None)
+        first = next((tensor for _, tensor in walk(value)), None)
     return None if first is None or first.numel() == 0 else first

@@ -9,17 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from sonde.engine import Event, Site
-from sonde.engine.layer_axes import as_matrix
+from sonde.engine import Event, Site, as_matrix
 from sonde.errors import ArgumentError
 from sonde.preprocessor.aggregates import Aggregate
 from sonde.preprocessor.base import AbstractModulePreprocessor, ParameterName
 from sonde.preprocessor.interval import NumberSpec, size_of
 from sonde.preprocessor.measured import Measured
-from sonde.stats import Norm
-from sonde.stats.pieces import is_part
-from sonde.stats.samples import MatrixCondition
-from sonde.stats.statistic import dense
+from sonde.stats import MatrixCondition, Norm, dense, is_part
 
 __all__ = ["Condition", "Conditioning", "ParameterNorm"]
 

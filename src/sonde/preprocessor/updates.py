@@ -14,10 +14,7 @@ from sonde.preprocessor.base import AbstractTensorPreprocessor, name_of
 from sonde.preprocessor.gradients import SequenceGeometry
 from sonde.preprocessor.interval import NumberSpec
 from sonde.preprocessor.measured import Measured, nothing_to_measure
-from sonde.stats import Updates, vanished_share
-from sonde.stats.history import History
-from sonde.stats.samples import Single
-from sonde.stats.statistic import dense
+from sonde.stats import History, Single, Updates, dense, vanished_share
 
 __all__ = ["ParameterDifferenceGeometry", "UpdateRatio", "UpdateRounding", "difference"]
 

@@ -1,8 +1,5 @@
 """Ready-made reductions for recorders: callables ``(so far, new)`` that keep running sums or some of the values."""
 
-from sonde.keep.reductions.base import Accumulated, Reduction
-from sonde.keep.reductions.concatenate import Concatenate, First, Last
-from sonde.keep.reductions.reservoir import Reservoir
-from sonde.keep.reductions.sum_mean_max import Max, Mean, Sum
+from sonde.keep import Accumulated, Concatenate, First, Last, Max, Mean, Reduction, Reservoir, Sum
 
 __all__ = ["Accumulated", "Concatenate", "First", "Last", "Max", "Mean", "Reduction", "Reservoir", "Sum"]

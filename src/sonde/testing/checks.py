@@ -10,10 +10,8 @@ from torch import Tensor, nn
 
 from sonde import rules
 from sonde.checkup.pass_facts import settled
-from sonde.engine import structure
-from sonde.engine.torch_api.hooks import hooks_on
-from sonde.keep import Tracker, track
-from sonde.keep.layers import layers_of
+from sonde.engine import as_arguments, hooks_on
+from sonde.keep import Tracker, layers_of, track
 from sonde.stats import Accumulator, Moments
 from sonde.testing.trial import Loss, Trial, listed, same_chance
 
@@ -84,7 +82,7 @@ def assert_healthy(
             order first.
         ArgumentError: the model cannot be copied and there is no *factory*.
     """
-    args, kwargs = structure.as_arguments(batch)
+    args, kwargs = as_arguments(batch)
     trial = Trial(model, args, kwargs, loss_fn, factory)
     with same_chance():
         observed = trial.fresh_model()

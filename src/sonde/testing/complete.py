@@ -14,9 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from sonde.checkup.bits import difference, same_bits
 from sonde.checkup.pass_facts import settled
-from sonde.engine import Coverage, Event, observe, sites, structure
-from sonde.engine.selection import Where
-from sonde.engine.torch_api.autograd_state import graph_task, is_transformed
+from sonde.engine import Coverage, Event, Where, graph_task, is_floating, is_transformed, observe, sites, walk
 from sonde.keep import Tracker, track
 from sonde.testing.trial import Loss, Trial, listed, same_chance
 
@@ -182,15 +180,15 @@ class _Oracle:
 
     def _enter(self, name: str, _: nn.Module, args: Any, kwargs: Any) -> None:
         if not is_transformed():
-            self._add(self.inputs, name, "input", _clones((*structure.walk(args), *structure.walk(kwargs))))
+            self._add(self.inputs, name, "input", _clones((*walk(args), *walk(kwargs))))
 
     def _leave(self, name: str, _: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if is_transformed():
             return
-        found = structure.walk(output)
-        given = {id(tensor) for _, tensor in structure.walk((args, kwargs))}
+        found = walk(output)
+        given = {id(tensor) for _, tensor in walk((args, kwargs))}
         record = self._add(self.outputs, name, "output", _clones(found))
-        record.passthrough = any(id(tensor) in given and (path == "" or structure.is_floating(tensor)) for path, tensor in found)
+        record.passthrough = any(id(tensor) in given and (path == "" or is_floating(tensor)) for path, tensor in found)
         for path, tensor in found:
             if tensor.requires_grad:
                 self._handles.append(_on_gradient(tensor, partial(self._arrive, name, record.call, path)))

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sonde.engine.torch_api.compiler_state import compile_error
+from sonde.engine import compile_error
 from sonde.errors import ArgumentError, MissingExtraError
 from sonde.stats import Accumulator, PairStatistic, RowStatistic, Statistic, reduce
 

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sonde.stats import Accumulator, RowStatistic, Statistic, reduce
-from sonde.stats.statistic import dense
+from sonde.stats import Accumulator, RowStatistic, Statistic, dense, reduce
 
 __all__ = ["Oracle", "assert_oracle", "situations"]
 

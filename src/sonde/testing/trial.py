@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from sonde.checkup.copied_training import mean_square
 from sonde.checkup.pass_facts import Arguments, fresh, random_state
-from sonde.engine import quiet, structure
+from sonde.engine import quiet, walk
 from sonde.errors import ArgumentError
 
 __all__ = ["Loss", "Trial", "listed", "same_chance"]
@@ -61,7 +61,7 @@ class Trial:
         if self.loss_fn is not None:
             loss = self.loss_fn(output)
             return loss if loss.requires_grad else None
-        return mean_square(output) if any(tensor.requires_grad for _, tensor in structure.walk(output)) else None
+        return mean_square(output) if any(tensor.requires_grad for _, tensor in walk(output)) else None
 
 
 def listed(title: str, lines: list[str], most: int = 12) -> str:

@@ -14,10 +14,7 @@ from sonde.answer import Cell, Chart, Fact, Grid, Line, Mark, Part, Report, Show
 from sonde.escape import readable_json
 from sonde.number import number_of
 from sonde.rules import Finding
-from sonde.run.comparison.two_runs import Curve, Difference, Parting, Parts, compare_rows
-from sonde.run.run import Run
-from sonde.run.run_settings import setting_text
-from sonde.run.runs import names_apart
+from sonde.run import Curve, Difference, Parting, Parts, Run, compare_rows, names_apart, setting_text
 from sonde.site import Site
 from sonde.view.plots.number_names import axis_of
 

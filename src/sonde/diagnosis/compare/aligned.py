@@ -12,8 +12,8 @@ from torch import Tensor
 from sonde.diagnosis.compare.difference import Distance, as_numbers, distance, laid_out_alike, spacing
 from sonde.diagnosis.compare.names import Names
 from sonde.diagnosis.compare.sides import Kept, Key, Side
-from sonde.engine.structure import is_floating
-from sonde.run.graph.data import shape_text
+from sonde.engine import is_floating
+from sonde.run import shape_text
 from sonde.site import PARAMETER_PORTS, Port, Site
 
 __all__ = ["BEYOND", "Frame", "Place", "Stage", "compared", "frame_of"]

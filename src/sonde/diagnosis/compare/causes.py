@@ -11,7 +11,7 @@ from sonde.diagnosis.compare.difference import as_numbers, distance, spacing
 from sonde.diagnosis.compare.formulas import of_formulas
 from sonde.diagnosis.compare.scene import Scene
 from sonde.diagnosis.compare.weights import Relation, relation
-from sonde.engine.torch_api.modules import BatchNorm, buffers_of, class_of, parameters_of
+from sonde.engine import BatchNorm, buffers_of, class_of, parameters_of
 from sonde.rules import Finding
 from sonde.site import PARAMETER_PORTS
 

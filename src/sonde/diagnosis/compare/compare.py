@@ -22,16 +22,13 @@ from sonde.diagnosis.compare.proposal import few_in_common, proposed_match
 from sonde.diagnosis.compare.recorded_runs import compare_recorded, is_recorded
 from sonde.diagnosis.compare.scene import Scene
 from sonde.diagnosis.compare.sides import Side, of_stashes, of_store
-from sonde.engine import structure
-from sonde.engine.loss_function import check_loss_fn
+from sonde.engine import check_loss_fn, remap
 from sonde.errors import ArgumentError
-from sonde.keep.tracker import Tracker
+from sonde.keep import Tracker
 from sonde.rules import Finding
-from sonde.run.run import Run
-from sonde.run.tensors import TensorStore, open_tensors
+from sonde.run import Run, TensorStore, open_tensors
 from sonde.suggest import nearest
-from sonde.view.progress import progress
-from sonde.view.run_comparison import RunComparison
+from sonde.view import RunComparison, progress
 
 __all__ = ["compare"]
 
@@ -231,7 +228,7 @@ def _for_b(a: nn.Module, b: nn.Module, batch: Any) -> Any:
     def moved(tensor: Tensor) -> Tensor:
         return tensor.to(other.device, other.dtype if tensor.dtype == one.dtype else tensor.dtype)
 
-    return structure.remap(batch, moved)
+    return remap(batch, moved)
 
 
 def _first_parameter(model: nn.Module) -> Tensor | None:

@@ -10,10 +10,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from sonde.engine.stand_in import memory_of
+from sonde.engine import memory_of
 from sonde.errors import StoreError
-from sonde.keep.stash import default_stash_value
-from sonde.view.layer_table import size
+from sonde.keep import default_stash_value
+from sonde.view import size
 
 __all__ = ["Copies"]
 

@@ -14,13 +14,22 @@ from sonde.diagnosis.compare.copies import Copies
 from sonde.diagnosis.compare.difference import as_numbers, distance, spacing
 from sonde.diagnosis.compare.rounding import RoundingMode, unseen_by_modes
 from sonde.diagnosis.compare.sides import Kept, Key, Side
-from sonde.engine import Event, observe
-from sonde.engine.restore import Apart, set_apart
-from sonde.engine.selection import parameters
-from sonde.engine.structure import as_arguments, first_floating
-from sonde.engine.torch_api.modules import class_of, compile_parts_like, compiled_like, unwrap, without_parallel_wrappers
+from sonde.engine import (
+    Apart,
+    Event,
+    as_arguments,
+    class_of,
+    compile_parts_like,
+    compiled_like,
+    first_floating,
+    observe,
+    parameters,
+    set_apart,
+    unwrap,
+    without_parallel_wrappers,
+)
 from sonde.errors import ArgumentError
-from sonde.keep.stash import Copying
+from sonde.keep import Copying
 from sonde.site import Site
 
 __all__ = ["Loss", "MakeOptimizer", "Request", "live_side"]

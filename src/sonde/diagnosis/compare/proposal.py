@@ -11,7 +11,7 @@ from torch import Tensor
 from sonde.diagnosis.compare.difference import as_numbers
 from sonde.diagnosis.compare.names import Names
 from sonde.diagnosis.compare.sides import Side
-from sonde.engine.torch_api.modules import parameters_of
+from sonde.engine import parameters_of
 
 __all__ = ["few_in_common", "proposed_match"]
 

@@ -10,10 +10,9 @@ from typing import Any
 from sonde.diagnosis.compare.names import Names, check_match
 from sonde.errors import ArgumentError
 from sonde.paths import absolute_path
-from sonde.run.folder.run_json import FILE
-from sonde.run.run import Run, open_run
+from sonde.run import FILE, Run, open_run
 from sonde.site import PARAMETER_PORTS, Site
-from sonde.view.run_comparison import RunComparison, compare_runs
+from sonde.view import RunComparison, compare_runs
 
 __all__ = ["compare_recorded", "is_recorded"]
 

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sonde.engine.torch_api import pytree
-from sonde.engine.torch_api.dispatch import OperatorMode, is_view, unseen_by_modes
+from sonde.engine import OperatorMode, flatten, is_view, unseen_by_modes
 
 __all__ = ["RoundingMode", "unseen_by_modes"]
 
@@ -37,7 +36,7 @@ class RoundingMode(OperatorMode):
         if is_view(function):
             return result
         name = getattr(function, "__name__", "")
-        for tensor in [result] if isinstance(result, Tensor) else pytree.flatten(result)[0]:
+        for tensor in [result] if isinstance(result, Tensor) else flatten(result)[0]:
             if type(tensor) is Tensor and _can_be_disturbed(tensor):
                 self._disturb(tensor, _spacing(tensor, name))
         return result

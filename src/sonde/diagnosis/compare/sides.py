@@ -8,10 +8,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from sonde.engine.selection import members
-from sonde.engine.structure import is_floating
-from sonde.keep.stash import Stash, leaves_of
-from sonde.run.tensors import TensorStore
+from sonde.engine import is_floating, members
+from sonde.keep import Stash, leaves_of
+from sonde.run import TensorStore
 from sonde.site import Site
 
 __all__ = ["Kept", "Key", "Side", "of_stashes", "of_store"]

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from sonde.diagnosis.nonfinite.origins import Kind
 from sonde.diagnosis.nonfinite.tensor_facts import dense
-from sonde.engine.structure import is_floating
-from sonde.engine.torch_api.dispatch import argument_names, written_names
+from sonde.engine import argument_names, is_floating, written_names
 
 __all__ = ["Operation", "base_name", "operations_of"]
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sonde.engine.torch_api.tensors import stored_values
-from sonde.stats.pieces import PLAIN, local
+from sonde.engine import stored_values
+from sonde.stats import PLAIN, local
 
 __all__ = ["TensorFacts", "dense", "dtype_name", "facts_of", "largest", "number_text", "shape_text"]
 

@@ -16,15 +16,26 @@ from sonde.diagnosis.nonfinite.origins import Origin, ancestors
 from sonde.diagnosis.nonfinite.reproduction import first_that_works
 from sonde.diagnosis.nonfinite.source_lines import is_of_users, until_here
 from sonde.diagnosis.nonfinite.tensor_facts import largest
-from sonde.engine import ModuleTracker, structure
-from sonde.engine.compiled_regions import regions
-from sonde.engine.loss_function import check_loss, check_loss_fn, own_loss
-from sonde.engine.restore import gradients_put_aside, set_apart
-from sonde.engine.selection import check_model, members, parameters, unwrap
-from sonde.engine.torch_api.modules import buffers_of, class_of
+from sonde.engine import (
+    ModuleTracker,
+    as_arguments,
+    buffers_of,
+    check_loss,
+    check_loss_fn,
+    check_model,
+    class_of,
+    gradients_put_aside,
+    members,
+    own_loss,
+    parameters,
+    regions,
+    set_apart,
+    unwrap,
+    walk,
+)
 from sonde.errors import ArgumentError, ObservationWarning
-from sonde.graph.forward import named_inputs
-from sonde.view.progress import progress
+from sonde.graph import named_inputs
+from sonde.view import progress
 
 __all__ = ["observe_step", "why_nan"]
 
@@ -80,14 +91,14 @@ def why_nan(
     if torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
         rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
         notes.append(f"this is rank {rank} of {size}: the answer is about its batch")
-    args, kwargs = structure.as_arguments(batch)
+    args, kwargs = as_arguments(batch)
     scale = 1.0 if scaler is None or not scaler.is_enabled() else float(scaler.get_scale())
     with set_apart(model, (args, kwargs, loss_fn, optimizer)) as apart, gradients_put_aside(list(model.parameters())):
         args, kwargs, loss_fn, optimizer = apart.args
         if optimizer is not None and not apart.undoes_writes:
             notes.append("the optimizer took no step, since the parameters are not copies")
             optimizer = None
-        trained = [*apart.model.parameters(), *(tensor for _, tensor in structure.walk((args, kwargs)) if tensor.is_leaf)]
+        trained = [*apart.model.parameters(), *(tensor for _, tensor in walk((args, kwargs)) if tensor.is_leaf)]
         for tensor in trained:
             tensor.grad = None
         run = _Run(apart.model, args, kwargs, loss_fn, optimizer, scale, notes)
@@ -119,7 +130,7 @@ class _Run:
         if self._loss_fn is not None and not torch.is_grad_enabled():
             torch.set_grad_enabled(True)
         output = self._model(*self._args, **self._kwargs)
-        self.outcomes += [("the output", tensor) for _, tensor in structure.walk(output)]
+        self.outcomes += [("the output", tensor) for _, tensor in walk(output)]
         loss = own_loss(output) if self._loss_fn is None else check_loss(self._loss_fn(output))
         if loss is None:
             self._notes.append("no loss_fn was given, and the output has no loss: only the forward ran")
@@ -174,7 +185,7 @@ def observe_step(
             with observer, torch.set_grad_enabled(torch.is_grad_enabled()):
                 try:
                     returned = _called(step)
-                    outcomes += [("the result", tensor) for _, tensor in structure.walk(returned)]
+                    outcomes += [("the result", tensor) for _, tensor in walk(returned)]
                 except Exception as raised:
                     error = raised
     if observer.failure is not None:
@@ -225,7 +236,7 @@ def _around(error: Exception | None) -> Iterator[Tensor]:
     trace = None if error is None else error.__traceback__
     while trace is not None:
         if is_of_users(trace.tb_frame.f_code):
-            for _, tensor in structure.walk(dict(trace.tb_frame.f_locals)):
+            for _, tensor in walk(dict(trace.tb_frame.f_locals)):
                 if not math.isfinite(largest(tensor) or 0.0):
                     yield tensor
         trace = trace.tb_next

@@ -14,7 +14,7 @@ from torch import nn
 from sonde import rules
 from sonde.diagnosis.preflight.subject import Copy, SkippedError, Subject, norm_of
 from sonde.diagnosis.preflight.verdicts import Verdict
-from sonde.engine.selection import parameters
+from sonde.engine import parameters
 from sonde.rules import Finding, short
 
 __all__ = ["first_update", "gradients", "optimizer"]

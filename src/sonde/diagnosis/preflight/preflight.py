@@ -15,9 +15,7 @@ from torch.nn.parameter import is_lazy
 from sonde.diagnosis.preflight import layer_checks, loss_checks, parameter_checks, sample_checks, training_checks
 from sonde.diagnosis.preflight.subject import SkippedError, Subject
 from sonde.diagnosis.preflight.verdicts import Preflight, Verdict
-from sonde.engine.compiled_regions import regions
-from sonde.engine.loss_function import check_loss_fn
-from sonde.engine.selection import check_model
+from sonde.engine import check_loss_fn, check_model, regions
 from sonde.errors import ArgumentError
 from sonde.suggest import nearest
 

@@ -13,10 +13,8 @@ from torch import Tensor, nn
 from sonde import rules
 from sonde.diagnosis.preflight.subject import Copy, SkippedError, Subject, distance_of, rounding_of
 from sonde.diagnosis.preflight.verdicts import Verdict
-from sonde.engine import structure
-from sonde.engine.selection import members, unwrap
-from sonde.engine.torch_api.modules import BatchNorm
-from sonde.graph.forward import named_inputs
+from sonde.engine import BatchNorm, as_arguments, members, remap, unwrap, walk
+from sonde.graph import named_inputs
 
 __all__ = ["deterministic", "input_used", "inputs_of", "mode", "samples_apart", "zero_inputs"]
 
@@ -50,7 +48,7 @@ def deterministic(subject: Subject) -> Verdict:
 
 def inputs_of(subject: Subject) -> dict[str, Tensor]:
     """Return the tensors of the batch that are inputs by their names: no targets, masks or positions."""
-    args, kwargs = structure.as_arguments(subject.batch)
+    args, kwargs = as_arguments(subject.batch)
     return {
         name: tensor
         for name, _, tensor in named_inputs(unwrap(subject.model), args, kwargs)
@@ -72,8 +70,8 @@ def zero_inputs(subject: Subject, names: set[str]) -> Callable[[Copy], None]:
         def zero(tensor: Tensor) -> Tensor:
             return torch.zeros_like(tensor).requires_grad_(tensor.requires_grad) if id(tensor) in zeroed else tensor
 
-        copy.args = structure.remap(copy.args, zero)
-        copy.kwargs = structure.remap(copy.kwargs, zero) | kept
+        copy.args = remap(copy.args, zero)
+        copy.kwargs = remap(copy.kwargs, zero) | kept
 
     return change
 
@@ -103,8 +101,8 @@ def samples_apart(subject: Subject) -> Verdict:
     modules = [item.module for item in members(subject.model)]
     if any(isinstance(each, BatchNorm) and each.training for each in modules):
         raise SkippedError("batch normalisation in training mode mixes samples on purpose")
-    args, kwargs = structure.as_arguments(subject.batch)
-    tensors = [tensor for _, tensor in structure.walk((args, kwargs)) if tensor.dim()]
+    args, kwargs = as_arguments(subject.batch)
+    tensors = [tensor for _, tensor in walk((args, kwargs)) if tensor.dim()]
     sizes = Counter(tensor.shape[0] for tensor in tensors)
     samples = sizes.most_common(1)[0][0] if sizes else 0
     before = subject.outputs()
@@ -113,7 +111,7 @@ def samples_apart(subject: Subject) -> Verdict:
         raise SkippedError("needs a batch of two samples or more, along the first axis of inputs and outputs")
 
     def exchange(copy: Copy) -> None:
-        for _, tensor in structure.walk((copy.args, copy.kwargs)):
+        for _, tensor in walk((copy.args, copy.kwargs)):
             if tensor.dim() and tensor.shape[0] == samples:
                 tensor.detach()[-1] = tensor.detach()[0]
 

@@ -15,14 +15,22 @@ import torch
 from torch import Tensor, nn
 
 from sonde.diagnosis.preflight.loss_calls import LossCall, LossCalls
-from sonde.engine import Event, observe, structure
-from sonde.engine.layer_axes import axes_of
-from sonde.engine.loss_function import check_loss, own_loss
-from sonde.engine.restore import gradients_put_aside, set_apart
-from sonde.engine.selection import parameters
-from sonde.engine.torch_api.modules import class_of
+from sonde.engine import (
+    Event,
+    as_arguments,
+    axes_of,
+    check_loss,
+    class_of,
+    gradients_put_aside,
+    is_floating,
+    observe,
+    own_loss,
+    parameters,
+    set_apart,
+    walk,
+)
 from sonde.errors import ArgumentError, ObservationWarning
-from sonde.keep import layers
+from sonde.keep import Layer, Tally, annotate, first_measurable
 
 __all__ = ["Copy", "FirstStep", "SkippedError", "Subject"]
 
@@ -118,7 +126,7 @@ class FirstStep:
     loss: float | None = None
     calls: list[LossCall] = field(default_factory=list)
     pairs: list[tuple[str, int, int]] = field(default_factory=list)
-    layers: list[layers.Layer] = field(default_factory=list)
+    layers: list[Layer] = field(default_factory=list)
     limits: dict[str, tuple[float, torch.dtype]] = field(default_factory=dict)
     gradients: dict[str, float | None] = field(default_factory=dict)
     largest: dict[str, float] = field(default_factory=dict)
@@ -160,14 +168,14 @@ class Subject:
     @contextlib.contextmanager
     def apart(self) -> Iterator[Copy]:
         """Yield a fresh copy. Inside, gradients are enabled and warnings are not shown."""
-        args, kwargs = structure.as_arguments(self.batch)
+        args, kwargs = as_arguments(self.batch)
         given = self.optimizer if isinstance(self.optimizer, torch.optim.Optimizer) else None
         with contextlib.ExitStack() as stack:
             seen = stack.enter_context(warnings.catch_warnings(record=True))
             warnings.simplefilter("always")
             stack.callback(self._note, seen)
             apart = stack.enter_context(set_apart(self.model, (args, kwargs, self.loss_fn, given)))
-            leaves = [*self.model.parameters(), *(tensor for _, tensor in structure.walk(self.batch) if tensor.is_leaf)]
+            leaves = [*self.model.parameters(), *(tensor for _, tensor in walk(self.batch) if tensor.is_leaf)]
             stack.enter_context(gradients_put_aside(leaves))
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.enable_grad())
@@ -207,15 +215,15 @@ class Subject:
     @cached_property
     def first(self) -> FirstStep:
         """One forward and backward pass, observed."""
-        found, tallies = FirstStep(), dict[str, layers.Tally]()
+        found, tallies = FirstStep(), dict[str, Tally]()
 
         def note(event: Event) -> None:
             found.called.add(event.name)
-            floating = layers.first_measurable(event.leaves)
+            floating = first_measurable(event.leaves)
             if floating is None or event.phase == "recompute":
                 return
             kind: Any = event.type
-            tally = tallies.setdefault(event.name, layers.Tally(layers.Layer(event.name, kind)))
+            tally = tallies.setdefault(event.name, Tally(Layer(event.name, kind)))
             if event.grad:
                 tally.add_gradient(floating)
                 return
@@ -247,7 +255,7 @@ class Subject:
                         found.largest[name] = 0.0 if gradient is None or not gradient.numel() else largest_of(gradient)
         found.calls, found.pairs = calls.found, calls.pairs
         found.layers = [tally.finish() for tally in tallies.values()]
-        layers.annotate([layer for layer in found.layers if layer.calls])
+        annotate([layer for layer in found.layers if layer.calls])
         return found
 
     def outputs(self, change: Callable[[Copy], None] | None = None) -> list[Tensor]:
@@ -255,7 +263,7 @@ class Subject:
         with self.apart() as copy, torch.no_grad():
             if change is not None:
                 change(copy)
-            return [tensor.detach().clone() for _, tensor in structure.walk(copy.output()) if structure.is_floating(tensor)]
+            return [tensor.detach().clone() for _, tensor in walk(copy.output()) if is_floating(tensor)]
 
     def loss_after(self, change: Callable[[Copy], None]) -> float:
         """Return the loss of a fresh copy, after *change*."""

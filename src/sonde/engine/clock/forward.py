@@ -9,7 +9,7 @@ from torch import nn
 
 from sonde.engine.torch_api import autograd_state, hooks
 from sonde.schedule import Tick
-from sonde.stats.pieces import may_come
+from sonde.stats import may_come
 
 __all__ = ["Forward"]
 

@@ -12,7 +12,7 @@ from torch.optim.optimizer import Optimizer
 
 from sonde.engine.torch_api.tensors import loss_scale_of, takes_loss_scale, version_of
 from sonde.errors import ArgumentError
-from sonde.stats.statistic import dense
+from sonde.stats import dense
 from sonde.warn import warn_user
 
 __all__ = ["Scaling", "scale_at_step", "unscaled"]

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from sonde.engine.torch_api.tensors import clone_each
-from sonde.stats.pieces import PLAIN, local
+from sonde.stats import PLAIN, local
 
 __all__ = ["LEAST", "Copies", "copies", "length_error", "one_in_each", "part_of", "positions", "sample", "size_of"]
 

@@ -16,9 +16,8 @@ from sonde.engine.probes.statistic_hooks import Place, StatisticHook
 from sonde.engine.torch_api.modules import class_of
 from sonde.schedule import Tick
 from sonde.site import PORTS, Site
-from sonde.stats import RowStatistic, Table
-from sonde.stats.table import finished as finished_rows
-from sonde.stats.table import on_host
+from sonde.stats import RowStatistic, Table, on_host
+from sonde.stats import finished as finished_rows
 
 __all__ = ["JOINING", "finished", "key_columns", "numbers_of", "places_of", "rows_of"]
 

@@ -31,7 +31,7 @@ from sonde.engine.torch_api.input_alias import alias, aliased_in_trace, of_input
 from sonde.engine.torch_api.modules import class_of
 from sonde.engine.unseen import blocks
 from sonde.site import Phase, Port
-from sonde.stats.pieces import PLAIN, local
+from sonde.stats import PLAIN, local
 
 __all__ = ["EventHook", "InputEventHook", "ModuleEventHook", "OutputEventHook", "ParameterEventHook"]
 

@@ -11,9 +11,7 @@ from sonde.engine.probes.statistic_hooks import ParameterStatisticHook
 from sonde.engine.torch_api.data_parallel import ranks_of
 from sonde.errors import ArgumentError, RankError
 from sonde.site import PARAMETER_PORTS
-from sonde.stats import Statistic
-from sonde.stats.distributed import Key, Merger, Offer, Rows, join
-from sonde.stats.table import on_host
+from sonde.stats import Key, Merger, Offer, Rows, Statistic, join, on_host
 
 __all__ = ["merged_rows"]
 

@@ -10,9 +10,7 @@ from torch import nn
 from sonde.engine.probes.site_hook import SiteHook
 from sonde.engine.torch_api.data_parallel import data_parallel_ranks
 from sonde.site import GRADIENT_PORTS, MODULE_PORTS, Site
-from sonde.stats import RowStatistic, Statistic
-from sonde.stats.distributed import ALL, Key
-from sonde.stats.pieces import piece_of
+from sonde.stats import ALL, Key, RowStatistic, Statistic, piece_of
 
 __all__ = ["RowKeys"]
 

@@ -20,7 +20,7 @@ from sonde.engine.torch_api import compiler_state, hooks
 from sonde.engine.torch_api.autograd_state import graph_task, is_transformed, transforms
 from sonde.engine.unseen import blocks, is_quiet
 from sonde.site import Port
-from sonde.stats.pieces import here, is_part, is_partial_sum, local_like
+from sonde.stats import here, is_part, is_partial_sum, local_like
 
 __all__ = ["SiteHook"]
 

@@ -24,10 +24,7 @@ from sonde.engine.torch_api.input_alias import alias, aliased_in_trace
 from sonde.engine.unseen import blocks
 from sonde.errors import ArgumentError
 from sonde.site import OTHER_CALLS, Port
-from sonde.stats import Table
-from sonde.stats.kernels import Kernel
-from sonde.stats.kernels.fused import is_fused
-from sonde.stats.pieces import PLAIN, here, local
+from sonde.stats import PLAIN, Kernel, Table, here, is_fused, local
 
 __all__ = [
     "Calls",

@@ -29,7 +29,7 @@ from sonde.engine.torch_api.compiler_state import is_exported, notice_hooks
 from sonde.engine.torch_api.forms import form_of
 from sonde.engine.torch_api.forms import number_of as number_of_form
 from sonde.engine.torch_api.operators import WRITTEN, Sent, Token, deliver, deliver_gradient, number_of, sent
-from sonde.stats.pieces import local
+from sonde.stats import local
 
 __all__ = ["Measure", "Traced", "plan_of", "trace_mark", "trace_value"]
 

@@ -10,19 +10,25 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer
 
-from sonde.engine import selection
-from sonde.engine.clock.optimizers import held_by
-from sonde.engine.layer_axes import is_time_first
-from sonde.engine.selection import Where
-from sonde.engine.torch_api.modules import class_of
+from sonde.engine import Where, class_of, held_by, is_time_first, members
 from sonde.errors import ArgumentError
 from sonde.inspector.lenses.layer_selection import DROPOUT, RELU_LIKE, is_container
 from sonde.inspector.lenses.lens import Lens, LossMetrics
-from sonde.preprocessor.base import AbstractPreprocessor
+from sonde.preprocessor import AbstractPreprocessor
 from sonde.site import Port
-from sonde.stats import Activation, Cosine, ExponentHistogram, Moments, Norm, RowStatistic, Spectrum, Updates
-from sonde.stats.samples import MatrixCondition, SampleNorm
-from sonde.view.aggregation import BANDS, POINTS, checked
+from sonde.stats import (
+    Activation,
+    Cosine,
+    ExponentHistogram,
+    MatrixCondition,
+    Moments,
+    Norm,
+    RowStatistic,
+    SampleNorm,
+    Spectrum,
+    Updates,
+)
+from sonde.view import BANDS, POINTS, checked
 
 __all__ = [
     "AnyLens",
@@ -129,7 +135,7 @@ class EffectiveRank(Lens):
         object.__setattr__(self, "_sketch", sketch)
 
     def parts(self, model: nn.Module) -> Iterator[tuple[RowStatistic, Where]]:
-        sizes = {_features(item.module) for item in selection.members(model)}
+        sizes = {_features(item.module) for item in members(model)}
         for size in sorted(size for size in sizes if size >= _FEATURES):
             yield Spectrum(size, getattr(self, "_sketch", 32)), partial(_has_features, size)
 
@@ -413,7 +419,7 @@ def exponents(*ports: Port, include: Where = None, exclude: Where = is_container
 
 def default_lenses(*models: nn.Module) -> tuple[AnyLens, ...]:
     """What is looked at where nothing is asked for: moments, and activation where there are layers that can be inactive."""
-    found = any(isinstance(item.module, RELU_LIKE) for model in models for item in selection.members(model))
+    found = any(isinstance(item.module, RELU_LIKE) for model in models for item in members(model))
     return (moments(), *([OutputActivation(dropout=False, one_in=_RARELY)] if found else ()), LossMetrics())
 
 

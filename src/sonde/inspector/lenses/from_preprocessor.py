@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from sonde import preprocessor
 from sonde.errors import ArgumentError
 from sonde.inspector.lenses.builtin import (
     OutputActivation,
@@ -18,14 +19,13 @@ from sonde.inspector.lenses.builtin import (
 )
 from sonde.inspector.lenses.layer_selection import is_container
 from sonde.inspector.lenses.lens import Lens
-from sonde.preprocessor import base, gradients, losses, outputs, parameters, updates
-from sonde.preprocessor.measured import Measured
-from sonde.stats.samples import SampleNorm
+from sonde.preprocessor import Measured
+from sonde.stats import SampleNorm
 
 __all__ = ["lens_of"]
 
 
-def lens_of(given: base.AbstractPreprocessor) -> Lens:
+def lens_of(given: preprocessor.AbstractPreprocessor) -> Lens:
     """Return the lens that measures the same tensors by the same statistic as *given*.
 
     The lens adds a row per logged step to the run; the preprocessor itself is not fed. What a preprocessor aggregates over an
@@ -48,40 +48,40 @@ def lens_of(given: base.AbstractPreprocessor) -> Lens:
 
 
 _MADE: dict[type, Callable[[Any, bool, bool], Lens]] = {  # from a preprocessor, whether it normalizes, whether it correlates
-    outputs.InputNorm: lambda given, rms, _: Lens(
+    preprocessor.InputNorm: lambda given, rms, _: Lens(
         "input_norm", SampleNorm(), ("input",), None, is_container, given._record_eval, {"number": "rms" if rms else "norm"}
     ),
-    outputs.OutputNorm: lambda given, rms, _: OutputNorm(normalize_by_size=rms, record_eval=given._record_eval),
-    outputs.OutputActivation: lambda given, *_: OutputActivation(
+    preprocessor.OutputNorm: lambda given, rms, _: OutputNorm(normalize_by_size=rms, record_eval=given._record_eval),
+    preprocessor.OutputActivation: lambda given, *_: OutputActivation(
         eps=given._eps, channel_last=given._channel_last, record_eval=given._record_eval
     ),
-    gradients.OutputGradientGeometry: lambda given, rms, correlation: OutputGradientGeometry(
+    preprocessor.OutputGradientGeometry: lambda given, rms, correlation: OutputGradientGeometry(
         compute_correlation=correlation, normalize_by_size=rms, skip_activation=False
     ),
-    gradients.GradientGeometry: lambda given, rms, correlation: ParameterGradientGeometry(
+    preprocessor.GradientGeometry: lambda given, rms, correlation: ParameterGradientGeometry(
         compute_correlation=correlation, normalize_by_size=rms
     ),
-    gradients.GradientActivation: lambda given, *_: ParameterGradientActivation(eps=given._eps),
-    parameters.ParameterNorm: lambda given, rms, _: ParameterNorm(parameters=given.attrs_, normalize_by_size=rms),
-    parameters.Conditioning: lambda given, *_: ParameterCond(parameters=given.attrs_),
-    updates.ParameterDifferenceGeometry: lambda given, rms, correlation: ParameterUpdateGeometry(
+    preprocessor.GradientActivation: lambda given, *_: ParameterGradientActivation(eps=given._eps),
+    preprocessor.ParameterNorm: lambda given, rms, _: ParameterNorm(parameters=given.attrs_, normalize_by_size=rms),
+    preprocessor.Conditioning: lambda given, *_: ParameterCond(parameters=given.attrs_),
+    preprocessor.ParameterDifferenceGeometry: lambda given, rms, correlation: ParameterUpdateGeometry(
         compute_correlation=correlation, normalize_by_size=rms
     ),
-    updates.UpdateRatio: lambda *_: ParameterUpdateGeometry(),
+    preprocessor.UpdateRatio: lambda *_: ParameterUpdateGeometry(),
 }
 
 
-def _reason(given: base.AbstractPreprocessor) -> str:
+def _reason(given: preprocessor.AbstractPreprocessor) -> str:
     """Return why *given* is no lens, and what to do."""
     name = type(given).__name__
-    if isinstance(given, losses.LossModule):
+    if isinstance(given, preprocessor.LossModule):
         return f"{name} does not say which module returns the loss: give lens.LossMetrics(loss_fn=...) the loss module"
-    if isinstance(given, losses.ExplicitCall):
+    if isinstance(given, preprocessor.ExplicitCall):
         return f"{name} is fed by the training loop: push_loss() and push_metric() of the inspector record without a lens"
     former = next((kind.__name__ for kind in type(given).__mro__[1:] if kind in _MADE), None)
     if former is not None:
         what = f"{name} is a {former} of your own, and a lens would record the numbers of {former}"
-    elif isinstance(given, updates.UpdateRounding):
+    elif isinstance(given, preprocessor.UpdateRounding):
         what = f"{name} compares a gradient with the update that follows, and a lens measures one tensor at a time"
     else:
         what = f"{name} is a preprocessor that no statistic stands for, so that an inspector cannot record it"

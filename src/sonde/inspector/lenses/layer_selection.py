@@ -8,9 +8,7 @@ from typing import TypeAlias
 
 from torch import nn
 
-from sonde.engine import selection
-from sonde.engine.selection import Where
-from sonde.engine.torch_api.modules import class_of
+from sonde.engine import Where, class_of, condition_of, members, parameters, select
 from sonde.errors import ArgumentError
 
 __all__ = ["DROPOUT", "RELU_LIKE", "Choice", "Condition", "combined", "is_container"]
@@ -64,15 +62,15 @@ def combined(model: nn.Module, choice: Choice, *lenses: tuple[Where, Where]) -> 
     Raises:
         SelectionError: a condition cannot be read, or alone selects nothing in *model*; the message names the nearest layers.
     """
-    owned = {name: owner for name, _, owner in selection.parameters(model)}
-    candidates = [(item.name, item.module) for item in selection.members(model)]
+    owned = {name: owner for name, _, owner in parameters(model)}
+    candidates = [(item.name, item.module) for item in members(model)]
     candidates += [(name, owner.module) for name, owner in owned.items()]
     known = [name for name, _ in candidates]
     checks: list[tuple[bool, Condition]] = []
     for include, exclude in ((choice.include, choice.exclude), *lenses):
-        selection.select(candidates, include, exclude)
+        select(candidates, include, exclude)
         for wanted, word, where in ((True, "include", include), (False, "exclude", exclude)):
-            condition = selection._condition(word, where, known)
+            condition = condition_of(word, where, known)
             if condition is not None:
                 checks.append((wanted, condition))
 

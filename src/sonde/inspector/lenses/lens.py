@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from sonde.engine.selection import Where
+from sonde.engine import Where
 from sonde.errors import ArgumentError
-from sonde.run.schema import check_family
+from sonde.run import check_family
 from sonde.site import PORTS, Port
 from sonde.stats import RowStatistic, Statistic
-from sonde.view.aggregation import BANDS, POINTS, checked, point_of, starts_of
+from sonde.view import BANDS, POINTS, checked, point_of, starts_of
 
 __all__ = ["Lens", "LossMetrics"]
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from sonde.engine import Event, Probe, observe, selection
-from sonde.engine.clock.clock import Clock
-from sonde.engine.compiled_regions import regions
+from sonde.engine import Clock, Event, Probe, members, observe, regions
 
 __all__ = ["Ordering"]
 
@@ -55,7 +53,7 @@ class Ordering:
     def places(self) -> dict[str, int]:
         """Return the place of each module by name; modules that were not seen to run come last."""
         places = dict(self._seen)
-        for name in _children_first([item.name for item in selection.members(self._model)]):
+        for name in _children_first([item.name for item in members(self._model)]):
             places.setdefault(name, len(places))
         return places
 

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from sonde.engine.selection import Where
-from sonde.engine.torch_api.modules import parameters_in
+from sonde.engine import Where, parameters_in
 from sonde.errors import SelectionError
 from sonde.inspector.lenses.layer_selection import Condition, combined
 from sonde.inspector.lenses.lens import Lens

@@ -9,22 +9,25 @@ from typing import Literal
 import numpy as np
 from torch import Tensor, nn
 
-from sonde.engine import Event, structure
-from sonde.engine.clock.pace import Pace
-from sonde.engine.probes.attachment import Attachment
-from sonde.engine.probes.coverage import Coverage
-from sonde.engine.probes.row_keys import RowKeys
-from sonde.engine.probes.site_hook import SiteHook
-from sonde.engine.probes.statistic_hooks import StatisticHook, row_of_call
-from sonde.engine.probes.step_hooks import size_factor
-from sonde.engine.selection import Where
+from sonde.engine import (
+    Attachment,
+    Coverage,
+    Event,
+    Pace,
+    RowKeys,
+    SiteHook,
+    StatisticHook,
+    Where,
+    is_floating,
+    row_of_call,
+    size_factor,
+)
 from sonde.inspector.lenses.lens import Lens
 from sonde.inspector.measurement.row_index import RowIndex
-from sonde.preprocessor.updates import difference
+from sonde.preprocessor import difference
 from sonde.rows import Layout, Scope
 from sonde.site import OTHER_CALLS, PARAMETER_PORTS, PORTS, Port, Site
-from sonde.stats import PairStatistic, RowStatistic, Table
-from sonde.stats.history import History
+from sonde.stats import History, PairStatistic, RowStatistic, Table
 
 __all__ = ["Kind", "Measurement"]
 
@@ -66,7 +69,7 @@ class _Pairs:
             return
         call = OTHER_CALLS if site.port in PARAMETER_PORTS else row_of_call(event.call, self._apart)
         for path, tensor in event.leaves:
-            if not structure.is_floating(tensor):
+            if not is_floating(tensor):
                 continue
             leaf = "" if path == "[0]" and PORTS[site.port].of == "input" else path  # as a statistic's hook names the leaf
             self._add_next(site, (leaf, call), tensor)

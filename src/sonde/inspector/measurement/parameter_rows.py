@@ -9,13 +9,11 @@ import numpy as np
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from sonde.engine.probes.row_keys import RowKeys
-from sonde.engine.probes.site_hook import SiteHook
+from sonde.engine import RowKeys, SiteHook
 from sonde.inspector.measurement.row_index import RowIndex
 from sonde.rows import Layout, Scope
 from sonde.site import OTHER_CALLS, Port
-from sonde.stats import Norm, Table
-from sonde.stats.pieces import local_like
+from sonde.stats import Norm, Table, local_like
 from sonde.warn import warn_user
 
 __all__ = ["ParameterRows"]

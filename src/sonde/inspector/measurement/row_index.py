@@ -14,8 +14,7 @@ import torch
 from sonde.errors import ArgumentError
 from sonde.rows import Layout, Scope
 from sonde.site import MODULE_PORTS, Port
-from sonde.stats import RowStatistic
-from sonde.stats.distributed import Key
+from sonde.stats import Key, RowStatistic
 
 __all__ = ["RowIndex"]
 

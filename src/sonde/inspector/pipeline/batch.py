@@ -18,8 +18,7 @@ from sonde.inspector.measurement.row_index import RowIndex
 from sonde.inspector.pipeline.scalars import Pushed
 from sonde.inspector.sinks.base import Scalar
 from sonde.rows import Scope
-from sonde.stats import Table
-from sonde.stats.host_copy import HostCopy, pack
+from sonde.stats import HostCopy, Table, pack
 
 __all__ = ["Batch", "BatchBuilder", "Join", "PendingScalar", "RawRows"]
 

@@ -22,10 +22,9 @@ from sonde.inspector.pipeline.sink_thread import SinkThread
 from sonde.inspector.ranks import Participation
 from sonde.inspector.sinks.base import LoggedRows, RunSink, Sink
 from sonde.rules import Chosen, Finding
-from sonde.run.findings import Findings
-from sonde.run.store.writer_thread import QueueLimits, WriteQueue, WriterThread
+from sonde.run import Findings, QueueLimits, WriteQueue, WriterThread
 from sonde.site import Site
-from sonde.stats.distributed import Merger
+from sonde.stats import Merger
 from sonde.warn import WarnOnce
 
 __all__ = ["LIMITS", "BatchWriter"]

@@ -15,8 +15,7 @@ from sonde.inspector.pipeline.finishing import Arrays
 from sonde.inspector.ranks import Participation
 from sonde.inspector.sinks.base import Scalar
 from sonde.rows import Scope
-from sonde.stats.distributed import MergedRows, Merger, Offer, Rows, Total
-from sonde.stats.host_copy import pack
+from sonde.stats import MergedRows, Merger, Offer, Rows, Total, pack
 
 __all__ = ["AT_THE_END", "WITHIN_STEP", "Merging"]
 

@@ -8,11 +8,7 @@ from operator import attrgetter
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from sonde.engine.clock.loss_scale import Scaling, scale_at_step
-from sonde.engine.clock.optimizers import held_by, learning_rates
-from sonde.engine.clock.pace import Pace
-from sonde.engine.probes.row_keys import RowKeys
-from sonde.engine.probes.site_hook import SiteHook
+from sonde.engine import Pace, RowKeys, Scaling, SiteHook, held_by, learning_rates, scale_at_step
 from sonde.inspector.forward_modes import ForwardModes
 from sonde.inspector.kept_gradients import KeptGradients
 from sonde.inspector.left_out import LeftOut

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from sonde.inspector.sinks.base import LoggedRows, Sink
 from sonde.rules import Finding
-from sonde.run.store.writer_thread import QueueLimits, WriteQueue, WriterThread
+from sonde.run import QueueLimits, WriteQueue, WriterThread
 from sonde.warn import WarnOnce
 
 if TYPE_CHECKING:
-    from sonde.run.run import Run
+    from sonde.run import Run
 
 __all__ = ["SinkThread"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from sonde.engine.torch_api.tensors import loss_scale_of, version_of
+from sonde.engine import loss_scale_of, version_of
 
 __all__ = ["Attempts", "StepTimer"]
 

@@ -17,9 +17,8 @@ from math import ceil, inf, isfinite, isnan
 import torch
 from torch import Tensor
 
-from sonde.engine.structure import is_floating
-from sonde.engine.torch_api.tensors import norms_of, stored_values
-from sonde.stats.pieces import PLAIN, local
+from sonde.engine import is_floating, norms_of, stored_values
+from sonde.stats import PLAIN, local
 
 __all__ = ["SHARE", "GradientLook", "are_finite", "is_finite", "kind_in", "kind_of"]
 

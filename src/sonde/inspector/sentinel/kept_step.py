@@ -23,17 +23,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from sonde.engine.random_state import RandomState
-from sonde.engine.selection import members, parameters
-from sonde.engine.torch_api.modules import buffers_of, class_of
+from sonde.engine import RandomState, buffers_of, class_of, members, parameters
 from sonde.errors import StoreError
 from sonde.inspector.sentinel.bad_step import BadStep, Parameters
 from sonde.paths import absolute_path, is_inside
-from sonde.run.folder.checksum import file_checksum
-from sonde.run.folder.json_file import parse_json, read_bytes, write_json
-from sonde.run.json_tree import decode, encode
-from sonde.run.tensors import needs_pairs, writable
-from sonde.stats.pieces import PLAIN, Piece, local, piece_of
+from sonde.run import decode, encode, file_checksum, needs_pairs, parse_json, read_bytes, writable, write_json
+from sonde.stats import PLAIN, Piece, local, piece_of
 
 __all__ = ["FORMAT", "KeptStep", "Pass", "count_text", "joined", "read_step", "step_of"]
 

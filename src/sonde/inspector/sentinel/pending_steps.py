@@ -13,11 +13,10 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from sonde.engine.torch_api.tensors import clone_each, copy_each
+from sonde.engine import clone_each, copy_each
 from sonde.inspector.sentinel.bad_step import Parameters
 from sonde.inspector.sentinel.training_passes import KeptPass
-from sonde.stats.host_copy import HostCopy, pack
-from sonde.stats.pieces import PLAIN, local
+from sonde.stats import PLAIN, HostCopy, local, pack
 
 __all__ = ["PendingStep", "PendingSteps"]
 

@@ -17,15 +17,12 @@ from torch import Tensor, nn
 from sonde.diagnosis.nonfinite.non_finite import NonFinite
 from sonde.diagnosis.nonfinite.tensor_facts import dtype_name, facts_of, shape_text
 from sonde.diagnosis.nonfinite.why_nan import Outcomes, observe_step
-from sonde.engine import structure
-from sonde.engine.loss_function import returned_loss
-from sonde.engine.restore import gradients_put_aside, set_apart
-from sonde.engine.selection import check_model, parameters
+from sonde.engine import check_model, gradients_put_aside, parameters, remap, returned_loss, set_apart, walk
 from sonde.errors import ArgumentError
 from sonde.inspector.sentinel.bad_step import BadStep
 from sonde.inspector.sentinel.gradients import is_finite
 from sonde.inspector.sentinel.kept_step import KeptStep, Pass, joined, read_step
-from sonde.stats.pieces import PLAIN
+from sonde.stats import PLAIN
 
 __all__ = ["Replayed", "replay", "replayed", "write_report"]
 
@@ -190,7 +187,7 @@ def _report(step: KeptStep, each: Pass, model: nn.Module, loss_fn: Any, *, whole
             raise ArgumentError("the model is too large to be copied: give a new one, and load the step with KeptStep.load_into")
         missing = step.load_into(apart.model, with_parameters=whole)
         if whole:
-            args, kwargs = structure.remap((args, kwargs), lambda tensor: tensor.to(device))
+            args, kwargs = remap((args, kwargs), lambda tensor: tensor.to(device))
         notes = [*step.notes, *([f"the model has no buffer {missing[0]!r} ({len(missing):,} in all)"] if missing else [])]
         run = _Run(apart.model, args, kwargs, each, loss_fn, notes)
         with contextlib.ExitStack() as stack:
@@ -212,7 +209,7 @@ class _Run:
     def step(self) -> None:
         """Run it; what it makes is put into ``outcomes``."""
         output = self._model(*self._args, **self._kwargs)
-        tensors = [tensor for _, tensor in structure.walk(output)]
+        tensors = [tensor for _, tensor in walk(output)]
         own = returned_loss(output)
         self.outcomes += [("the loss" if tensor is own else "the output", tensor) for tensor in tensors]
         if self._loss_fn is not None:

@@ -15,14 +15,22 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from sonde.engine.clock.clock import Clock
-from sonde.engine.clock.optimizers import has_closure, held_by, is_skipped, look_before, look_no_more, skips
-from sonde.engine.loss_function import returned_loss
-from sonde.engine.random_state import is_capturing
-from sonde.engine.selection import parameters
-from sonde.engine.torch_api import hooks
-from sonde.engine.torch_api.autograd_state import graph_task
-from sonde.engine.unseen import are_quiet, blocks
+from sonde.engine import (
+    Clock,
+    after_backward,
+    are_quiet,
+    blocks,
+    graph_task,
+    has_closure,
+    held_by,
+    is_capturing,
+    is_skipped,
+    look_before,
+    look_no_more,
+    parameters,
+    returned_loss,
+    skips,
+)
 from sonde.errors import NonFiniteError, ObservationWarning
 from sonde.inspector.sentinel.attempts import Attempts, StepTimer
 from sonde.inspector.sentinel.bad_step import BadStep
@@ -329,7 +337,7 @@ class Sentinel:
     def _backward_begins(self) -> None:
         """Look after this backward pass too, where no optimizer step may follow that can be looked at before."""
         if self._in_closure or self._since_look > MOST_PASSES or self._clock.step_counter.says_steps:
-            hooks.after_backward(self._backward_ended)
+            after_backward(self._backward_ended)
 
     def _backward_ended(self) -> None:
         """Look at the gradients that a backward pass has left. Under a ``GradScaler`` they may overflow, which is no fault."""

@@ -11,13 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sonde.engine import structure
-from sonde.engine.random_state import RandomState, accelerator
-from sonde.engine.selection import members
-from sonde.engine.torch_api import hooks
-from sonde.engine.torch_api.modules import buffers_of
-from sonde.graph.tensors import version_of
-from sonde.stats.host_copy import HostCopy, pack
+from sonde.engine import RandomState, accelerator, buffers_of, members, not_saved, on_result, remap, walk
+from sonde.graph import version_of
+from sonde.stats import HostCopy, pack
 
 __all__ = ["MOST_PASSES", "BufferCopies", "KeptPass"]
 
@@ -73,7 +69,7 @@ class KeptPass:
     def let_go_of_graph(self) -> None:
         """Hold arguments that other code has computed without their graphs, which would live longer."""
         if any(tensor.grad_fn is not None for tensor, _ in self._versions):
-            self.args, self.kwargs = structure.remap((self.args, self.kwargs), _without_graph)
+            self.args, self.kwargs = remap((self.args, self.kwargs), _without_graph)
             self._versions = [(_without_graph(tensor), version) for tensor, version in self._versions]
 
     def is_changed(self) -> bool:
@@ -87,12 +83,12 @@ class KeptPass:
         """
         self.has_returned = True
         held = weakref.ref(self)  # a graph may live longer
-        for place, (_, tensor) in enumerate(structure.walk(output)):
+        for place, (_, tensor) in enumerate(walk(output)):
             if tensor.grad_fn is not None and type(tensor) is Tensor:
-                hooks.on_result(tensor, _Arrives(held, place, arrived))
+                on_result(tensor, _Arrives(held, place, arrived))
 
 
-@hooks.not_saved
+@not_saved
 class _Arrives:
     """The hook on one output of a root."""
 
@@ -127,7 +123,7 @@ def _versions(values: Iterable[Any]) -> list[tuple[Tensor, int]]:
         if isinstance(value, Tensor):
             found.append((value, version_of(value)))
         elif value is not None and type(value) not in _PLAIN:
-            found += [(tensor, version_of(tensor)) for _, tensor in structure.walk(value)]
+            found += [(tensor, version_of(tensor)) for _, tensor in walk(value)]
     return found
 
 

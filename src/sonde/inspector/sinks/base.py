@@ -11,11 +11,10 @@ import numpy.typing as npt
 
 from sonde.rows import KEY_COLUMNS, Layout, RowBlock, Scope
 from sonde.rules import Finding
-from sonde.run.store.memory_writer import memory_run
-from sonde.run.store.writer import RunWriter
+from sonde.run import RunWriter, memory_run
 
 if TYPE_CHECKING:
-    from sonde.run.run import Run
+    from sonde.run import Run
 
 __all__ = ["LoggedRows", "Nothing", "RowBlock", "Rows", "RunSink", "Scalar", "Sink", "memory"]
 

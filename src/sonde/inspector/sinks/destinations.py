@@ -12,11 +12,7 @@ from sonde.errors import ArgumentError
 from sonde.inspector.sinks.base import RunSink, Sink
 from sonde.inspector.sinks.job import continued
 from sonde.inspector.sinks.to_argument import folders_named, targets_of
-from sonde.run.folder.duckdb_sql import literal, quoted
-from sonde.run.run import Run
-from sonde.run.store.memory_writer import memory_run
-from sonde.run.store.open import Existing, start_run
-from sonde.run.store.writer import RunWriter
+from sonde.run import Existing, Run, RunWriter, literal, memory_run, quoted, start_run
 from sonde.suggest import nearest
 
 __all__ = ["Destinations", "Visualizer", "open_destinations"]

@@ -18,11 +18,11 @@ from sonde.errors import ArgumentError, StoreError
 from sonde.inspector.sinks.base import LoggedRows, Rows, Scalar, Sink
 from sonde.inspector.sinks.charts import Charts, Numbers, Point
 from sonde.rules import Finding
-from sonde.run.folder.run_json import Description
+from sonde.run import Description
 from sonde.site import Site
 
 if TYPE_CHECKING:
-    from sonde.run.run import Run
+    from sonde.run import Run
 
 __all__ = ["ExperimentSink", "identity"]
 
@@ -139,7 +139,7 @@ class ExperimentSink(Sink):
             pictures = {path.stem: path for path in save(run, folder / "pictures")}
         report = None
         if self._report:
-            from sonde.view.app.report_file import save_report
+            from sonde.view import save_report
 
             name = "run" if run.path is None else run.path.name
             report = save_report(run, folder / f"{name}.html")

@@ -11,8 +11,7 @@ from typing import Any
 from sonde.errors import StoreError
 from sonde.inspector.sinks.to_argument import names_folder, targets_of
 from sonde.paths import absolute_path
-from sonde.run.folder.run_json import Description
-from sonde.run.store.open import Existing
+from sonde.run import Description, Existing
 
 __all__ = ["continued", "this_job"]
 

@@ -13,7 +13,7 @@ from sonde.errors import MissingExtraError
 from sonde.inspector.sinks.charts import Numbers
 from sonde.inspector.sinks.experiment import ExperimentSink, identity
 from sonde.rules import Finding
-from sonde.run.run_settings import flat
+from sonde.run import flat
 
 __all__ = ["MLflowSink"]
 

@@ -13,9 +13,7 @@ from sonde.errors import ArgumentError
 from sonde.inspector.sinks.base import Rows, RunSink, Scalar, Sink, memory
 from sonde.rows import KEYS, Layout
 from sonde.rules import Finding
-from sonde.run.alerts import alerts_in
-from sonde.run.folder.duckdb_sql import literal, of_rank, quoted
-from sonde.run.run import Run
+from sonde.run import Run, alerts_in, literal, of_rank, quoted
 from sonde.schedule import EverySeconds, Steps, Tick, schedule_of
 
 if TYPE_CHECKING:

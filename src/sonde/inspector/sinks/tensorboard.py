@@ -13,11 +13,11 @@ from sonde.errors import MissingExtraError
 from sonde.inspector.sinks.base import Rows, Scalar, Sink
 from sonde.inspector.sinks.charts import Charts, Numbers, layer_names
 from sonde.paths import absolute_path
-from sonde.run.run_settings import flat
+from sonde.run import flat
 from sonde.site import Site
 
 if TYPE_CHECKING:
-    from sonde.run.run import Run
+    from sonde.run import Run
 
 __all__ = ["TensorBoard"]
 

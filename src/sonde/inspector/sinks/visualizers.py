@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from sonde.answer import standard_output
 from sonde.errors import ArgumentError
 from sonde.paths import absolute_path
-from sonde.run.run import Run
+from sonde.run import Run
 from sonde.view.plots import save
 from sonde.view.plots.canvas import Theme, need_matplotlib
 from sonde.view.plots.layer_names import Include

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from sonde.engine import Event, Port, Site, structure
+from sonde.engine import Event, Port, Site, walk
 from sonde.keep.keeper import NOTHING, Keeper, Take
 from sonde.keep.recorders.recorder import Recorder
 from sonde.warn import warn_user
@@ -155,7 +155,7 @@ _MOST_FROZEN = 4096  # calls whose backward pass may still come
 
 
 def _needs_gradient(value: Any) -> bool:
-    return any(tensor.requires_grad for _, tensor in structure.walk(value))
+    return any(tensor.requires_grad for _, tensor in walk(value))
 
 
 class BackwardInput(Recorder):

@@ -13,11 +13,21 @@ from typing import Any, ClassVar, Literal, Self, TypeAlias, overload
 from torch import Tensor, nn
 
 from sonde.answer import Grid
-from sonde.engine import Coverage, Covered, Event, Phase, Port, Site, selection, structure
-from sonde.engine.probes import dataframes
-from sonde.engine.probes.attachment import Attachment
-from sonde.engine.selection import Where, check_model
-from sonde.engine.torch_api.modules import class_of
+from sonde.engine import (
+    Attachment,
+    Coverage,
+    Covered,
+    Event,
+    Phase,
+    Port,
+    Site,
+    Where,
+    check_model,
+    class_of,
+    key_columns,
+    remap,
+    unwrap,
+)
 from sonde.errors import ArgumentError, SelectionError
 from sonde.keep.keeper import NOTHING, Condition, Keeper, KeepingProbe, Take
 from sonde.keep.recorders import registration, state, table
@@ -27,7 +37,7 @@ from sonde.keep.reductions.base import Reduction
 from sonde.keep.reductions.function import FunctionReduction, Reducer
 from sonde.keep.saving import entries_of_slots, slots_as_data
 from sonde.keep.slots import Key, SlotReader, Subrecorder
-from sonde.run.tensors import write_tensors
+from sonde.run import write_tensors
 
 __all__ = ["DataMethod", "Handle", "Recorder"]
 
@@ -183,7 +193,7 @@ class Recorder(SlotReader, KeepingProbe):
         exclude: Where,
         name: str | None,
     ) -> Self:
-        root = self._root_of(selection.unwrap(check_model(module)), module)
+        root = self._root_of(unwrap(check_model(module)), module)
         items = registration.choose(registration.candidates(module, root, iteration), types, indices, include, exclude)
         model = self._name_of(root, name)
         names = frozenset(item.name for item in items)
@@ -373,7 +383,7 @@ class Recorder(SlotReader, KeepingProbe):
     def rows(self) -> list[dict[str, Any]]:
         """One dictionary per slot: site, number of calls, a description of its value, and when the last call was recorded."""
         phase: Phase = "backward" if self.port.startswith("grad") else "forward"
-        return [table.row_of(slot) | dataframes.key_columns(slot.site, None, phase, slot.tick) for slot in self._keeper.slots]
+        return [table.row_of(slot) | key_columns(slot.site, None, phase, slot.tick) for slot in self._keeper.slots]
 
     def _grid(self) -> Grid:
         reasons = {line.site: line.reason for line in self.coverage()}
@@ -424,7 +434,7 @@ def _first_samples(source: Take) -> Take:
 
     def take(event: Event) -> Any:
         value = source(event)
-        return value if value is NOTHING else structure.remap(value, _first_sample)
+        return value if value is NOTHING else remap(value, _first_sample)
 
     return take
 

@@ -8,9 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 from torch import nn
 
-from sonde.engine import selection
-from sonde.engine.selection import Named, Where
-from sonde.engine.torch_api.modules import class_of
+from sonde.engine import Named, Where, class_of, members, select, unwrap
 from sonde.errors import SelectionError
 
 __all__ = ["Indices", "Types", "candidates", "choose"]
@@ -29,10 +27,10 @@ def candidates(module: nn.Module, root: nn.Module, iteration: Iteration) -> list
 
     Wrappers (compiled, data-parallel) are not counted, so that an index means the same module with and without them.
     """
-    named = {item.module: item for item in selection.members(root)}
+    named = {item.module: item for item in members(root)}
     if iteration == "modules":
-        return [named[item.module] for item in selection.members(module)]
-    children = (selection.unwrap(child) for child in selection.unwrap(module).children())
+        return [named[item.module] for item in members(module)]
+    children = (unwrap(child) for child in unwrap(module).children())
     return [named[child] for child in dict.fromkeys(children)]
 
 
@@ -46,7 +44,7 @@ def choose(items: list[Named], types: Types, indices: Indices, include: Where, e
     places = _of_indices(indices, items)
     names = [(item.name, item.module) for item in items]
     aliases = {item.name: item.aliases for item in items if item.aliases}
-    admitted = set(selection.select(names, include, exclude, aliases=aliases))
+    admitted = set(select(names, include, exclude, aliases=aliases))
     chosen = [
         item
         for place, item in enumerate(items)

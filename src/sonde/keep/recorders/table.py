@@ -10,12 +10,12 @@ from typing import Any
 from torch import Tensor
 
 from sonde.answer import Grid
-from sonde.engine import Site, structure
+from sonde.engine import Site, walk
 from sonde.keep.layers import is_measurable
 from sonde.keep.reductions.base import Accumulated, shape_text
 from sonde.keep.slots import Subrecorder
 from sonde.stats import Accumulator, Moments
-from sonde.view.layer_table import LayerRow, Quantity, first_of, layer_table
+from sonde.view import LayerRow, Quantity, first_of, layer_table
 
 __all__ = ["grid", "row_of"]
 
@@ -82,7 +82,7 @@ def _plural(kind: str) -> str:
 def _shape(value: Any) -> str:
     """The shape of the first tensor of the last value, and the number of further tensors."""
     last = value[-1] if isinstance(value, list) and value else value
-    return first_of([shape_text(tensor) for _, tensor in structure.walk(last)])
+    return first_of([shape_text(tensor) for _, tensor in walk(last)])
 
 
 def _spread(value: Any) -> Quantity | None:
@@ -92,7 +92,7 @@ def _spread(value: Any) -> Quantity | None:
     """
     if isinstance(value, int | float):
         return Quantity(float(value))
-    tensors = [tensor for _, tensor in structure.walk(value) if is_measurable(tensor)]
+    tensors = [tensor for _, tensor in walk(value) if is_measurable(tensor)]
     if not 0 < sum(tensor.numel() for tensor in tensors) <= _MOST_ELEMENTS:
         return None
     seen = Accumulator(Moments())

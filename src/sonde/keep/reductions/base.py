@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from sonde.engine import structure
+from sonde.engine import remap, walk
 from sonde.errors import ArgumentError
-from sonde.run.graph import data
+from sonde.run import shape_text as data_shape_text
 
 __all__ = ["Accumulated", "Reduction", "Running", "State", "lined_up", "own", "shape_text"]
 
@@ -42,7 +42,7 @@ class State:
 
     def plain(self) -> dict[str, Any]:
         """A copy of the fields."""
-        return {field.name: structure.remap(getattr(self, field.name), torch.clone) for field in fields(self)}
+        return {field.name: remap(getattr(self, field.name), torch.clone) for field in fields(self)}
 
 
 class Accumulated:
@@ -101,7 +101,7 @@ class Accumulated:
     def value(self) -> Any:
         """The finished value, in the structure of the first one. Later values do not change its tensors."""
         finished = iter([self.reduction._finish(state) for state in self.states])
-        return structure.remap(self._template, lambda _: next(finished), objects=True)
+        return remap(self._template, lambda _: next(finished), objects=True)
 
     @property
     def note(self) -> str:
@@ -179,7 +179,7 @@ _ONE = ("",)  # the leaf path of a value that is a tensor itself
 
 
 def _paths(value: Any) -> tuple[str, ...]:
-    return _ONE if isinstance(value, Tensor) else tuple(path for path, _ in structure.walk(value))
+    return _ONE if isinstance(value, Tensor) else tuple(path for path, _ in walk(value))
 
 
 def _opened(value: Any) -> tuple[Any, list[Tensor]]:
@@ -190,7 +190,7 @@ def _opened(value: Any) -> tuple[Any, list[Tensor]]:
         tensors.append(tensor.detach())
         return torch.empty(0)
 
-    return structure.remap(value, take, objects=True), tensors
+    return remap(value, take, objects=True), tensors
 
 
 def _listed(paths: tuple[str, ...]) -> str:
@@ -201,12 +201,12 @@ def own(value: Any) -> Any:
     """A copy of *value* that nothing changes later: its tensors detached, on their device, the structure rebuilt."""
     if isinstance(value, Tensor):
         return value.detach() if value.is_meta else value.detach().clone()
-    return structure.remap(value, own, objects=True)
+    return remap(value, own, objects=True)
 
 
 def shape_text(value: Any) -> str:
     """The shape of a tensor, or the kind of another value, in a few characters: ``5×3``, ``scalar``, ``tuple of 3 tensors``."""
     if isinstance(value, Tensor):
-        return f"{value.size(0)} nested" if value.is_nested else data.shape_text(value.shape)
-    tensors = len(structure.walk(value))
+        return f"{value.size(0)} nested" if value.is_nested else data_shape_text(value.shape)
+    tensors = len(walk(value))
     return f"{type(value).__name__} of {tensors} tensor{'s' if tensors != 1 else ''}" if tensors else type(value).__name__

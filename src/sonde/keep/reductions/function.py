@@ -10,11 +10,9 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from sonde.engine import structure
-from sonde.engine.failures import name_of
-from sonde.engine.torch_api.tensors import version_of
+from sonde.engine import name_of, version_of, walk
 from sonde.keep.reductions.base import Accumulated, Running, State, own, shape_text
-from sonde.run.graph import data
+from sonde.run import shape_text as data_shape_text
 
 __all__ = ["FunctionReduction", "Reducer"]
 
@@ -92,7 +90,7 @@ class FunctionReduction(Running):
         if self.on_broadcast is None or given_back or not _is_broadcast(shape, new.shape, result.shape):
             return
         self.on_broadcast(
-            f"has combined values of the shapes {data.shape_text(shape)} and {shape_text(new)} into {shape_text(result)}, as "
+            f"has combined values of the shapes {data_shape_text(shape)} and {shape_text(new)} into {shape_text(result)}, as "
             "broadcasting does. If batches differ in size, reduce the samples too: sonde.recorders.reductions.Sum(axis=0) or "
             "Mean(axis=0)"
         )
@@ -101,7 +99,7 @@ class FunctionReduction(Running):
 
 def _is_whole(value: Any) -> bool:
     """Whether the function takes *value* itself, and not the tensors in it."""
-    return isinstance(value, Tensor) or not structure.walk(value)
+    return isinstance(value, Tensor) or not walk(value)
 
 
 def _is_broadcast(one: torch.Size, other: torch.Size, result: torch.Size) -> bool:

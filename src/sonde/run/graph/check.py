@@ -8,10 +8,10 @@ from graphlib import CycleError, TopologicalSorter
 from sonde.errors import GraphError
 from sonde.run.graph.data import SOURCES, Node, PlainGraph
 
-__all__ = ["check", "order", "reach", "unused"]
+__all__ = ["check_graph", "order", "reach", "unused"]
 
 
-def check(graph: PlainGraph) -> None:
+def check_graph(graph: PlainGraph) -> None:
     """Raise if *graph* contradicts itself.
 
     Numbers are unique and rise; parents are module calls that come before their children, and calls nest like brackets; every

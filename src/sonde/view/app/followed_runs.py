@@ -15,15 +15,20 @@ import numpy as np
 from sonde.errors import StoreError, UnknownSiteError
 from sonde.escape import printable_line
 from sonde.paths import absolute_path, short_path
-from sonde.run.folder.end import End
-from sonde.run.folder.end import State as RunState
-from sonde.run.folder.files import folder_size, runs_below
-from sonde.run.folder.run_json import written_version
-from sonde.run.folder.source import DiskSource
-from sonde.run.run import Run
-from sonde.run.run_state import changed_at, is_written
-from sonde.run.runs import Runs, RunSummary
-from sonde.run.schema import VERSION
+from sonde.run import (
+    VERSION,
+    DiskSource,
+    End,
+    Run,
+    Runs,
+    RunSummary,
+    changed_at,
+    folder_size,
+    is_written,
+    runs_below,
+    written_version,
+)
+from sonde.run import State as RunState
 from sonde.suggest import nearest
 from sonde.view.app.answers.covered import lost_parts
 from sonde.view.app.answers.opened_run import OpenedRun

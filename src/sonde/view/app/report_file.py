@@ -14,7 +14,7 @@ import numpy as np
 
 from sonde.answer import asset, html_page, page_file
 from sonde.errors import ArgumentError, SondeError
-from sonde.run.run import Run
+from sonde.run import Run
 from sonde.view.app.answers.covered import coverage
 from sonde.view.app.answers.distribution import distribution
 from sonde.view.app.answers.found import findings

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Self
 
 from sonde.errors import ArgumentError, MissingExtraError
 from sonde.escape import escape_html
-from sonde.run.run import Run
+from sonde.run import Run
 from sonde.view.app.followed_runs import FollowedRuns
 from sonde.view.app.guard import LOOPBACK, Guard
 

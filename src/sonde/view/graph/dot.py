@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from sonde.escape import printable
-from sonde.run.graph.data import Kind, Node, PlainGraph, count_text, shape_text
+from sonde.run import Kind, Node, PlainGraph, count_text, shape_text
 
 __all__ = ["FONT", "label_lines", "quoted", "to_dot"]
 

@@ -10,9 +10,7 @@ from typing import Any
 from sonde.answer import html_page, in_frame
 from sonde.errors import MissingExtraError
 from sonde.number import Number
-from sonde.run.graph.data import PlainGraph
-from sonde.run.graph.passes import collapse
-from sonde.run.graph.repeats import repeated
+from sonde.run import PlainGraph, collapse, repeated
 from sonde.view.graph.series import Series, join
 
 __all__ = ["in_notebook", "to_html"]

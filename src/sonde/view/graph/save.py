@@ -10,9 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from sonde.errors import ArgumentError, MissingExtraError
-from sonde.run.folder.files import appearing
-from sonde.run.graph.data import PlainGraph
-from sonde.run.graph.passes import collapse
+from sonde.run import PlainGraph, appearing, collapse
 from sonde.view.graph import page
 from sonde.view.graph.dot import to_dot
 from sonde.view.graph.series import Series

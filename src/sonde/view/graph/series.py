@@ -10,7 +10,7 @@ import numpy as np
 
 from sonde.errors import ArgumentError, SiteError
 from sonde.number import Kind, Number, number_of
-from sonde.run.graph.data import PlainGraph
+from sonde.run import PlainGraph
 from sonde.site import PARAMETER_PORTS, PORTS, PortInfo, Site
 from sonde.suggest import unknown_name
 from sonde.view.scales import DIVERGING, scale_for

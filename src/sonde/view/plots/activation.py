@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sonde.errors import UnknownSiteError
-from sonde.run.run import Run
+from sonde.run import Run
 from sonde.view.aggregation import POINTS, checked
 from sonde.view.plots.canvas import Look, Theme, canvas, legend, subtitle
 from sonde.view.plots.heatmap import cells

@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sonde.errors import ArgumentError, MissingExtraError
-from sonde.run.run import Run
-from sonde.run.runs import names_apart
+from sonde.run import Run, names_apart
 from sonde.view.plots.layer_names import plain
 from sonde.view.scales import SEQUENTIAL
 

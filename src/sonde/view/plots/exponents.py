@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sonde.errors import ArgumentError
-from sonde.run.run import Run
+from sonde.run import Run
 from sonde.view.plots.canvas import Look, Theme, canvas, legend, mark_defects, subtitle
 from sonde.view.plots.heatmap import edges_of
 from sonde.view.plots.layer_names import Include, plain

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sonde.errors import ArgumentError
-from sonde.run.run import Run
+from sonde.run import Run
 from sonde.site import PARAMETER_PORTS, Site
 from sonde.suggest import nearest_steps
 from sonde.view.plots.canvas import DEFECTS, INFINITE, ZERO, Look, Theme, canvas, legend, subtitle

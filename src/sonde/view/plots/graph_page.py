@@ -12,9 +12,7 @@ import numpy as np
 
 from sonde.answer import in_frame, write_page
 from sonde.errors import ArgumentError, MissingExtraError, UnknownSiteError
-from sonde.run.graph.data import PlainGraph
-from sonde.run.run import Run
-from sonde.run.schema import main_families
+from sonde.run import PlainGraph, Run, main_families
 from sonde.site import PORTS, Site
 from sonde.view.graph.page import to_html
 from sonde.view.graph.series import join

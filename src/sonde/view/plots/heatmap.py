@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from sonde.run.heatmap import Reduce
-from sonde.run.run import Run
+from sonde.run import Reduce, Run
 from sonde.site import PARAMETER_PORTS
 from sonde.view.plots.canvas import DEFECTS, ZERO, Look, Theme, canvas, legend, subtitle
 from sonde.view.plots.layer_names import Include, label_layers, prefix_fact

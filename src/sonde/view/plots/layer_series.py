@@ -11,10 +11,7 @@ import numpy.typing as npt
 
 from sonde.errors import ArgumentError, UnknownSiteError
 from sonde.number import Number, described, number_of
-from sonde.run.folder.duckdb_sql import condition, literal, quoted
-from sonde.run.heatmap import Heatmap, Reduce
-from sonde.run.run import Run
-from sonde.run.schema import main_families
+from sonde.run import Heatmap, Reduce, Run, condition, literal, main_families, quoted
 from sonde.site import PORTS, Site
 from sonde.suggest import unknown_name
 from sonde.view.aggregation import point_of, starts_of

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sonde.errors import ArgumentError
-from sonde.run.run import Run
+from sonde.run import Run
 from sonde.view.aggregation import BANDS, POINTS, band_of, checked, mean_of, point_of, starts_of
 from sonde.view.plots.canvas import (
     ZERO,

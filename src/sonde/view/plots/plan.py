@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sonde.errors import ArgumentError
 from sonde.paths import absolute_path
-from sonde.run.run import Run
-from sonde.run.schema import main_families
+from sonde.run import Run, main_families
 from sonde.view.aggregation import BANDS, POINTS
 from sonde.view.plots.activation import activation
 from sonde.view.plots.canvas import Theme

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sonde.errors import ArgumentError
-from sonde.run.run import Run
+from sonde.run import Run
 from sonde.view.aggregation import POINTS, checked, mean_of, point_of, starts_of
 from sonde.view.plots.canvas import Theme, by_depth, canvas, legend, mark_defects, subtitle
 from sonde.view.plots.layer_names import Include, labels, name_at, prefix_fact, spread_apart

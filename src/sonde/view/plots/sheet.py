@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sonde.run.run import Run
+from sonde.run import Run
 from sonde.view.plots.canvas import Theme, canvas, subtitle
 from sonde.view.plots.plan import plan
 

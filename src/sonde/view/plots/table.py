@@ -12,9 +12,7 @@ from sonde.answer import Grid
 from sonde.errors import ArgumentError, SiteError
 from sonde.number import number_of
 from sonde.rules import Finding
-from sonde.run.folder.duckdb_sql import literal, of_rank, quoted
-from sonde.run.run import Run
-from sonde.run.schema import main_families
+from sonde.run import Run, literal, main_families, of_rank, quoted
 from sonde.site import Site
 from sonde.suggest import nearest_steps
 from sonde.view.layer_table import NO_ELEMENTS, TONES, LayerRow, Note, Quantity, layer_table, notes_of, worst

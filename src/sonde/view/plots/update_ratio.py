@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from sonde.number import number_of
 from sonde.rules import UPDATE_USUAL as USUAL
-from sonde.run.run import Run
+from sonde.run import Run
 from sonde.view.plots.canvas import ZERO, Look, Theme, by_depth, canvas, legend, mark_defects, mark_steps, subtitle
 from sonde.view.plots.layer_names import Include, chosen, labels, name_at, prefix_fact, spread_apart
 from sonde.view.plots.layer_series import Known, Matrix, matrix

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sonde.errors import StoreError
-from sonde.run.run import Run
+from sonde.run import Run
 from sonde.view.app.answers.opened_run import OpenedRun
 
 __all__ = ["coverage", "lost_parts"]

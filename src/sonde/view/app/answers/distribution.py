@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from sonde.errors import UnknownSiteError
-from sonde.run.folder.duckdb_sql import literal, quoted
+from sonde.run import literal, quoted
 from sonde.site import PORTS, Site
 from sonde.suggest import nearest
 from sonde.view.app.answers.opened_run import OpenedRun

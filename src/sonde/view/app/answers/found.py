@@ -8,7 +8,7 @@ from typing import Any
 
 from sonde.errors import SiteError
 from sonde.rules import RULES, Finding
-from sonde.run.checking import check
+from sonde.run import check
 from sonde.site import Site
 from sonde.view.app.answers.opened_run import OpenedRun
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from sonde.run.folder.duckdb_sql import literal, quoted
+from sonde.run import literal, quoted
 from sonde.site import PORTS, Site
 from sonde.suggest import unknown_name
 from sonde.view.app.answers.found import alerts_data

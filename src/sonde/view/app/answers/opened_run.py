@@ -11,9 +11,7 @@ import numpy as np
 from sonde.errors import ArgumentError, UnknownSiteError
 from sonde.number import Number
 from sonde.rules.model_facts import ModelFacts
-from sonde.run.folder.duckdb_sql import literal, quoted
-from sonde.run.run import Run
-from sonde.run.schema import main_families
+from sonde.run import Run, literal, main_families, quoted
 from sonde.site import PORTS, Site
 from sonde.suggest import unknown_name
 from sonde.view.app.answers.reduction import Bins, Marks, Reduced, Values, marks_of

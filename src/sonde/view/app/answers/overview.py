@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sonde.run.run_settings import setting_text, settings_of
+from sonde.run import setting_text, settings_of
 from sonde.site import PORTS
 from sonde.view.app.answers.covered import lost_parts
 from sonde.view.app.answers.found import alerts_data

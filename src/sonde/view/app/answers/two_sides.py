@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from sonde.run.comparison.two_runs import Parting
+from sonde.run import Parting
 from sonde.site import Site
 from sonde.view.app.answers.opened_run import OpenedRun
 from sonde.view.run_comparison import compare_runs
