@@ -201,6 +201,99 @@ def test_each_rule_at_its_limit(found: Finding | None, wanted: tuple[str, str, s
     assert said(found) == wanted
 
 
+AT_ITS_LIMIT: list[tuple[Finding | None, bool]] = [
+    # from the limit on
+    (rules.gradient_large(100.0, 1.0), True),
+    (rules.gradient_small(1e-3, 1.0), True),
+    (rules.output_growth(100.0, 1.0), True),
+    (rules.output_large(1000.0, 1.0), True),
+    (rules.output_large(1000.0, 0.5), True),  # against 1 where the first layer's is smaller
+    (rules.weight_growth(10.0, 1.0), True),
+    (rules.gradient_exploding(1e4, 1.0), True),
+    (rules.frozen(34, 66), True),
+    (rules.constant(0.5, 0.5e-7, 9), True),
+    (rules.constant_weight(0.5, 0.5e-7), True),
+    (rules.constant_weight(0.5, 0.25 * 1.001, 0.25), True),  # a step of 0.25, and a mean that is twice as large
+    (rules.one_index(32, 32, 8), True),
+    (rules.attention_large(10.0, 10.0), True),
+    (rules.spike(20.0, 2.0, 5.0, 2.0), True),
+    (rules.initial_loss(1.5, 1.0), True),
+    (rules.initial_error(10.0, 1.0), True),
+    (rules.overfitting(1.05, 1.0, 1.0, 0.5, 0.5, factor=1.05), True),
+    (rules.zeroed_as_good(2.0, 1.0, 1.5, share=0.5), True),
+    (rules.zeroed_as_good(2.0, 0.5, 1.0, share=0.5), True),  # twice the loss of the real inputs
+    (rules.zeroed_as_good(2.0, 0.0, 0.1), True),  # of which there is none left
+    (rules.spike(5.0, 2.0, 5.0, 2.0, above=2.5), True),
+    (rules.spike(4.0, 2.0, 10.0), True),
+    (rules.labels_outside(0, 10, 10), True),
+    (rules.loss_rising(1.6, 1.0, 0.0), True),
+    (rules.loss_stuck(1.0, 1.0, 1.0, 0.0, 2.0, fall=0.5, near=0.5), True),  # not far below a guess
+    # beyond the limit alone
+    (rules.update_large(0.2), False),
+    (rules.update_small(1e-5), False),
+    (rules.update_huge(0.6), False),
+    (rules.step_large(0.2), False),
+    (rules.labels_outside(0, 9, 10), False),
+    (rules.loss_broadcast(8, 8), False),
+    (rules.step_lost(2.0**-23, 2.0**-23), False),
+    (rules.not_overfit(1.0, 0.5, half=0.5), False),
+    (rules.cut_off(0.0, 1.0), False),
+    (rules.samples_mixed(1e-6, 1e-6), False),
+    (rules.random_output(0.0, 1e-6), False),
+    (rules.overfitting(1.5, 1.0, 1.0, 1.5, 1.5), False),  # no more than the training loss
+    (rules.loss_rising(1.5, 1.0, 0.8), False),
+    (rules.loss_rising(1.0, 2.0, 0.0), False),  # half of what was won is lost again, and no more
+    (rules.loss_rising(1.45, 1.0, 0.7), False),  # too little was won
+    (rules.loss_rising(1.2, 1.0, 0.6), False),  # no more than twice the smallest
+    (rules.loss_unbounded(-10.0, 1.0), False),
+    (rules.loss_unbounded(-2.0, -1.0, factor=1.0), False),
+    (rules.loss_stuck(0.5, 0.75, 1.0, 0.0, math.nan, fall=0.5), False),
+    (rules.loss_stuck(1.0, 1.5, 9.0, 0.0, 1.0, fall=0.5), False),
+    (rules.loss_stuck(1.0, 1.0, 9.0, 0.0, 2.0, near=0.5), False),
+]
+
+
+@pytest.mark.parametrize(("found", "is_found"), AT_ITS_LIMIT)
+def test_a_number_that_equals_the_limit_is_on_the_side_that_the_condition_says(found: Finding | None, is_found: bool) -> None:
+    """Found where the condition says "x as large" or "or more", not where it says "more than", "below" or "outside"."""
+    assert (found is not None) is is_found
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        lambda: rules.gradient_large(0.0, 0.0),
+        lambda: rules.gradient_small(0.0, 0.0),
+        lambda: rules.gradient_growth(0.0, 0.0),
+        lambda: rules.gradient_vanishing(0.0, 0.0),
+        lambda: rules.gradient_exploding(0.0, 0.0),
+        lambda: rules.output_growth(0.0, 0.0),
+        lambda: rules.output_small(0.0, 0.0),
+        lambda: rules.weight_growth(0.0, 0.0),
+        lambda: rules.weight_large(0.0, 0.0),
+        lambda: rules.weight_shrinking(0.0, 0.0),
+        lambda: rules.loss_rising(5.0, 0.0, 0.0),
+        lambda: rules.loss_rising(5.0, 1.0, -0.1),
+        lambda: rules.loss_unbounded(0.0, 0.0),
+        lambda: rules.loss_stuck(1.0, 1.0, 0.0, 0.0, 1.0),
+        lambda: rules.initial_error(0.0, 0.0),
+        lambda: rules.overfitting(0.0, 0.0, 0.0, -1.0, -1.0),
+        lambda: rules.zeroed_as_good(1.0, 1.0, 1.0),
+    ],
+)
+def test_nothing_is_said_against_a_size_of_zero(found: Any) -> None:
+    """A quotient by nothing is none: no rule divides by 0, or finds 0 large beside 0."""
+    assert found() is None
+
+
+def test_the_severity_at_a_limit() -> None:
+    """A loss that falls by just the least is learnt, though not as expected; a difference of just the limit is rounding."""
+    (learnt, random) = (rules.not_overfit(1.0, 0.5, least=0.5, half=0.9), rules.random_output(1e-6, 1e-6))
+    assert learnt is not None
+    assert random is not None
+    assert (learnt.severity, random.severity) == ("warn", "note")
+
+
 def test_every_rule_is_listed_with_its_condition_and_source() -> None:
     assert set(rules.RULES) == {
         "nonfinite", "dead", "all_zero", "constant", "saturated", "gradient_zero", "gradient_large", "gradient_small",

@@ -86,6 +86,42 @@ def test_a_model_that_is_changed_by_hooks_is_bad(batch: Tensor) -> None:
     assert changed.evidence["largest"] >= 0.49
 
 
+class Changed(nn.Module):
+    """Computes the output in another way while its layer has a hook."""
+
+    def __init__(self, bare: Callable[[Tensor], Tensor], hooked: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layer, self.bare, self.hooked = nn.Linear(4, 3, dtype=torch.float64).requires_grad_(False), bare, hooked
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.hooked if self.layer._forward_hooks else self.bare)(self.layer(x))
+
+
+CHANGES: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor], str]] = {
+    "nothing, by the same operators": (lambda y: y + 1.0, lambda y: y + 1.0, "ok"),
+    "nothing, by other operators": (lambda y: y + 1.0, lambda y: y.sub(-1.0), "ok"),
+    "the last bits, by the same operators": (lambda y: y + 1.0, lambda y: y + (1.0 + 1e-12), "bad"),
+    "little, by the same operators": (lambda y: y + 1.0, lambda y: y + 1.0009, "bad"),
+    "the last bits, by other operators": (lambda y: y + 1.0, lambda y: y.sub(-1.0 - 1e-12), "warn"),
+    "little, by other operators": (lambda y: y + 1.0, lambda y: y.sub(-1.0009), "warn"),
+    "more, by other operators": (lambda y: y + 1.0, lambda y: y.sub(-1.0011), "bad"),
+    "the shape, by other operators": (lambda y: y + 1.0, lambda y: y.sub(-1.0)[:, :2], "bad"),
+    "the strides, by other operators": (lambda y: y + 1.0, lambda y: y.sub(-1.0).mT.contiguous().mT, "bad"),
+    "a zero into a NaN, by other operators": (lambda y: y * 0.0, lambda y: y.sub(y) / 0.0, "bad"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_is_a_warning_only_in_the_last_bits_and_on_another_path(change: str, batch: Tensor) -> None:
+    """Where torch runs the same operators, no bit may differ; where it runs others, results differ by rounding."""
+    bare, hooked, result = CHANGES[change]
+    found = sonde.doctor(Changed(bare, hooked), batch.double(), **QUICK)
+    verdict = next(each for each in found.verdicts if each.check == "unchanged")
+    assert verdict.result == result
+    assert [each.severity for each in verdict.findings] == ([] if result == "ok" else [result])
+    assert found.ok is (result != "bad")
+
+
 class Touchy(Shy):
     def forward(self, x: Tensor) -> Tensor:
         if self.layer._forward_hooks:

@@ -152,6 +152,21 @@ def test_bad_values_that_reach_nothing_are_harmless() -> None:
     assert [origin.name for origin in found.harmless] == ["log"]
 
 
+def test_a_new_infinity_beside_an_old_one_is_followed_with_it() -> None:
+    """The mask's infinity is there still where others overflow: what makes a NaN of both came from both."""
+
+    def function(x: Tensor) -> Tensor:
+        masked = x.sigmoid().masked_fill(x > x.mean(), -math.inf)
+        grown = masked * 3e38 * 3e38
+        return grown - grown
+
+    found = sonde.why_nan(Calls(function), X, lambda output: output.sum())
+    assert (found.operation, found.kind, [origin.name for origin in found.intended]) == ("mul", "inf", ["masked_fill"])
+    made = found.later[0]
+    assert (made.name, made.kind) == ("sub", "NaN")
+    assert sorted(origin.name for origin in made.parents) == ["masked_fill", "mul"]
+
+
 # What was bad before
 
 

@@ -189,6 +189,27 @@ def test_a_layer_that_began_with_other_weights_is_named_by_its_weights() -> None
     assert where(compare_rows(plain(), record(1, change=change)))[0] == (0, "head.weight:param", "rms")
 
 
+@pytest.mark.parametrize(("moved", "first"), [(1000.0, "head.weight:update"), (500.0, "head.weight:param")])
+def test_a_weight_that_the_first_step_may_have_moved_did_not_begin_with_other_values(moved: float, first: str) -> None:
+    """Both are logged after the step, which comes first in time. The weight is 1.2 larger, the step had the size 1, or 0.5."""
+
+    def change(step: int, rms: dict[str, float]) -> None:
+        rms["head.weight:param"] *= 4
+        rms["head.weight:update"] *= moved
+
+    found = compare_rows(record(noise=0.01), record(1, noise=0.01, change=change))
+    assert where(found)[0] == (0, first, "rms")
+
+
+def test_a_weight_without_a_row_of_its_update_began_with_other_values_if_it_differs() -> None:
+    def change(step: int, rms: dict[str, float]) -> None:
+        for site in ("head.weight:param", "head:output"):
+            rms[site] *= 4
+
+    sites = tuple(site for site in SITES if not site.endswith(":update"))
+    assert where(compare_rows(record(sites=sites), record(1, sites=sites, change=change)))[0] == (0, "head.weight:param", "rms")
+
+
 def test_the_ratio_of_update_to_parameter_is_compared() -> None:
     def change(step: int, rms: dict[str, float]) -> None:  # a weight that shrinks under updates of the same size
         if step >= 100:

@@ -197,6 +197,18 @@ def test_replicas_differ_by_the_rounding_of_sums_alone() -> None:
         assert merged.blocks[0].rows.tolist() == rows[:1]
 
 
+@pytest.mark.parametrize(("apart", "is_merged"), [(1e-10, True), (1e-8, False), (1e-6, False), (1e-3, False), (-1e-3, False)])
+def test_replicas_that_drift_apart_are_not_merged(apart: float, is_merged: bool) -> None:
+    """Far more than the rounding of a sum, far less than what one sees: each rank keeps its own row."""
+    rows = [row_of(Norm(), torch.tensor([3.0, 4.0])) for _ in range(2)]
+    rows[1][-1] *= 1 + apart
+    keys = [key("w:param", piece=Part((2,), (0,)))]
+    for mine, merged in zip(rows, merge(*(Offer(0, [block(keys, row, statistic=Norm())]) for row in rows)), strict=True):
+        assert merged.blocks[0].is_merged.tolist() == [is_merged]
+        assert merged.blocks[0].differs.tolist() == [not is_merged]
+        assert merged.blocks[0].rows.tolist() == [rows[0] if is_merged else mine]
+
+
 def test_numbers_that_are_not_finite_merge_without_a_warning() -> None:
     """NumPy warns of NaN, of infinities that meet and of sums beyond float64, on a thread of ours (warnings are errors here)."""
     whole = Part((2,), (0,))

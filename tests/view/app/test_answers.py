@@ -71,6 +71,17 @@ def test_marks_say_nan_infinity_zero_and_what_was_not_recorded(defects: OpenedRu
     assert marks[3].tolist() == [MISSING] * 8 + [VALUE] * 4
 
 
+def test_every_kind_of_number_has_a_mark_of_its_own() -> None:
+    """Without rows of defects NaN is a number that was recorded; with them they say what the elements are, and NaN is a gap."""
+    values = np.array([1.0, -1.0, 0.0, -0.0, math.nan, math.inf, -math.inf])
+    assert marks_of(values).tolist() == [VALUE, VALUE, ZERO, ZERO, NAN, INFINITE, NEGATIVE]
+    none = np.zeros(7, np.int8)
+    assert marks_of(values, none).tolist() == [VALUE, VALUE, ZERO, ZERO, MISSING, INFINITE, NEGATIVE]
+    for code, mark in ((1, INFINITE), (2, BROKEN), (3, NAN)):
+        assert marks_of(values, none + np.int8(code)).tolist() == [mark] * 6 + [NEGATIVE]
+    assert marks_of(np.array([-math.inf]), np.array([0], np.int8)).tolist() == [NEGATIVE]
+
+
 def test_the_worst_mark_of_a_bin_wins_and_a_gap_gives_way(defects: OpenedRun) -> None:
     marks = cells(heatmap(defects, "rms", columns=2), "marks")
     assert marks.tolist() == [[VALUE, VALUE], [INFINITE, NAN], [ZERO, ZERO], [MISSING, VALUE]]

@@ -1,0 +1,101 @@
+"""How far two sides may be apart before they part: roundings counted by hand, and inputs that do not matter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import sonde
+
+EPS = torch.finfo(torch.float32).eps
+
+
+class Scale(nn.Module):
+    """Multiplies by 1 and so many roundings: of ones, the result is exact, and so far away from ones."""
+
+    def __init__(self, roundings: int) -> None:
+        super().__init__()
+        self.factor = 1 + roundings * EPS
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.factor
+
+
+@pytest.mark.parametrize(("elements", "most"), [(1, 64), (15, 64), (16, 16), (100, 16)])
+def test_sides_part_beyond_16_roundings_and_where_elements_are_few_beyond_64(elements: int, most: int) -> None:
+    """Rounding moves each side by one rounding at most. Of fewer than 16 elements all may by chance have moved less."""
+    for roundings, is_same in ((most - 1, True), (most + 2, False)):
+        found = sonde.compare(Scale(0), Scale(roundings), torch.ones(elements), backward=False)
+        assert found.same is is_same, (elements, roundings)
+
+
+def saved(path: Path, *roundings: int) -> str:
+    """Save the outputs of layers, each of which moves ones by so many roundings, and return the folder."""
+    model = nn.Sequential(*map(Scale, roundings))
+    with sonde.track(model) as tracker:
+        model(torch.ones(100))
+    return str(tracker.save(path))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "culprit"),
+    [
+        (127, 0, None),
+        (130, 0, "0:output"),
+        (0, 127, None),
+        (0, 130, "1:output"),
+        (100, 1490, None),  # 1,590 in all
+        (100, 1520, "1:output"),
+    ],
+)
+def test_what_was_saved_parts_beyond_128_roundings_and_16_times_what_was_seen_before(
+    tmp_path: Path, first: int, second: int, culprit: str | None
+) -> None:
+    """There nobody has measured how far rounding moves the numbers."""
+    found = sonde.compare(saved(tmp_path / "a", 0, 0), saved(tmp_path / "b", first, second))
+    assert (None if found.culprit is None else str(found.culprit.site)) == culprit
+
+
+@pytest.mark.parametrize(("noise", "is_same"), [(1e-3, True), (1e-5, False), (0.0, False)])
+def test_noise_that_is_given_replaces_all_measurements(noise: float, is_same: bool) -> None:
+    """The sides are 1,000 roundings apart, 1.2e-4."""
+    assert sonde.compare(Scale(0), Scale(1000), torch.ones(100), backward=False, noise=noise).same is is_same
+
+
+class First(nn.Module):
+    """Returns the first element of each row."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, :1]
+
+
+class Takes(nn.Module):
+    """Gives a layer the input with additions, one after the other."""
+
+    def __init__(self, *added: list[float]) -> None:
+        super().__init__()
+        self.first = First()
+        self.added = torch.tensor(added)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.first(x + each) for each in self.added], 1)
+
+
+def test_an_input_that_parts_does_not_count_where_the_output_of_its_module_agrees() -> None:
+    """As values at masked positions."""
+    found = sonde.compare(Takes([0.0, 0.0]), Takes([0.0, 9.0]), torch.ones(3, 2), backward=False)
+    assert found.same
+    (place,) = (each for each in found.places if str(each.site) == "first:input")
+    assert place.relative > 0.5
+    assert (place.parts, place.remark) == (False, "the output agrees nevertheless")
+
+
+def test_of_two_calls_the_input_of_that_one_counts_whose_output_parts() -> None:
+    """The first call is given other numbers where it does not look, the second where it does."""
+    found = sonde.compare(Takes([0.0, 0.0], [0.0, 0.0]), Takes([0.0, 9.0], [9.0, 0.0]), torch.ones(3, 2), backward=False)
+    assert found.culprit is not None
+    assert (str(found.culprit.site), found.culprit.call) == ("first:input", 1)
+    assert [place.parts for place in found.places if str(place.site) == "first:input"] == [False, True]
