@@ -49,7 +49,7 @@ def gradients_of_two(port: str, *, fused: bool, scale: float) -> dict[str, Any]:
     optimizer = SGD(model.parameters(), lr=0.1, fused=fused)
     scaler = torch.amp.GradScaler("cpu", init_scale=scale)
     given: Any = {"scaler": scaler, "lenses": [sonde.lens.Lens("powers", Powers(), (port,))]}  # type: ignore[arg-type]  # any port
-    with sonde.watch(model, optimizer, every=1, to="memory", quiet=True, **given) as inspector:
+    with sonde.watch(model, optimizer, every=1, to="memory", verbose=False, **given) as inspector:
         scaler.scale(2 * model(torch.ones(1, 1)).sum()).backward()
         scaler.step(optimizer)
         scaler.update()
