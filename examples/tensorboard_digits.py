@@ -17,7 +17,7 @@ def main() -> None:
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     lenses = [lens.moments(), lens.exponents()]  # the second becomes histograms
-    options = {"to": "runs/digits-tensorboard", "visualizer": "tensorboard", "config": {"lr": 3e-3}}
+    options = {"to": ["runs/digits-tensorboard", "tensorboard"], "config": {"lr": 3e-3}}
     with sonde.watch(model, optimizer, every=5, lenses=lenses, **options) as inspector:
         for _ in inspector.range(3):
             for batch in torch.randperm(len(x)).split(50):

@@ -25,8 +25,12 @@ from .engine import observe as observe
 from .engine import quiet as quiet
 from .engine import sites as sites
 from .engine import where as where
+from .inspector import BadSteps as BadSteps
 from .inspector import Inspector as Inspector
+from .inspector import Limits as Limits
 from .inspector import PyTorchInspector as PyTorchInspector
+from .inspector import Ranks as Ranks
+from .inspector import Warmup as Warmup
 from .inspector import play as play
 from .inspector import replay as replay
 from .inspector import watch as watch

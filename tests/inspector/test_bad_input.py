@@ -14,7 +14,7 @@ import torch
 from tests.inspector.training import small, train
 from torch import Tensor, nn
 
-from sonde import lens
+from sonde import Limits, lens
 from sonde.errors import ArgumentError, ModelError, ObservationWarning, SelectionError, StoreError
 from sonde.inspector import Inspector, Sink, Warmup, watch
 from sonde.run.run import Run, open_run
@@ -38,8 +38,9 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "no lens": ({"lenses": [Moments()]}, ArgumentError, "is no lens"),
     "no scaler": ({"scaler": 2.0}, ArgumentError, "give the torch.amp.GradScaler"),
     "other gradients": ({"gradients": "all"}, ArgumentError, "give one of 'step', 'micro_step', 'both'"),
-    "no budget": ({"budget": "all"}, ArgumentError, "the share of step time"),
-    "a budget by the clock": ({"budget": "1%", "every": "10s"}, ArgumentError, "is none"),
+    "a budget by the clock": ({"limits": Limits(budget="1%"), "every": "10s"}, ArgumentError, "is none"),
+    "no ranks": ({"ranks": "all"}, ArgumentError, "give one of 'merged', 'each', 'first'"),
+    "no policy": ({"bad_steps": "raise"}, ArgumentError, "give one of 'warn', 'stop', 'wait', None"),
     "a depth below all": ({"depth": -2}, ArgumentError, "or -1 for all"),
     "nowhere": ({"to": 3}, ArgumentError, "rows go to a folder"),
     "two runs": ({"to": ["memory", "runs/b"]}, ArgumentError, "names two runs"),
@@ -230,7 +231,7 @@ def test_a_visualizer_that_fails_is_called_once() -> None:
     def broken(run: Run) -> None:
         raise ValueError("no display")
 
-    inspector = watch(model, every=1, visualizer=broken, verbose=False)
+    inspector = watch(model, every=1, to=broken, verbose=False)
     train(model, optimizer, 1)
     with pytest.warns(ObservationWarning, match="broken raised ValueError: no display"):
         inspector.tick_epoch()

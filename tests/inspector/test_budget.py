@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.inspector.training import small, train
 
+from sonde import Limits
 from sonde.inspector import watch
 from sonde.inspector.budget import Meter, share_of
 
@@ -69,7 +70,7 @@ def test_the_interval_keeps_to_the_budget(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(Meter, "step_time", property(lambda self: 1.0))
     monkeypatch.setattr(Meter, "cost", property(lambda self: cost))
     model, optimizer = small()
-    with watch(model, every=1, to="memory", budget="1%", verbose=False) as inspector:
+    with watch(model, every=1, to="memory", limits=Limits(budget="1%"), verbose=False) as inspector:
         assert inspector.every == 2
         train(model, optimizer, 1)
         assert inspector.every == 25

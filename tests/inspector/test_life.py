@@ -162,7 +162,7 @@ def test_visualizers_are_called_at_each_epoch_and_at_the_end() -> None:
     def count(run: Run) -> None:
         seen.append(run.last_step)
 
-    with watch(model, every=1, visualizer=count, verbose=False) as inspector:
+    with watch(model, every=1, to=count, verbose=False) as inspector:
         for _ in inspector.iter("ab"):
             train(model, optimizer, 2)
     assert seen == [1, 3, 3]
@@ -305,7 +305,7 @@ def test_the_visualizer_that_was_asked_for(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     model, optimizer = small()
     assert Inspector().visualizer is None
-    with watch(model, every=1, visualizer="matplotlib", verbose=False) as inspector:
+    with Inspector(module=model, visualizer="matplotlib", verbose=False) as inspector:
         assert isinstance(inspector.visualizer, Pictures)
         with pytest.raises(ArgumentError, match="before the first tick_epoch"):
             inspector.visualizer.show_fig()
@@ -317,7 +317,7 @@ def test_the_visualizer_that_was_asked_for(tmp_path: Path, monkeypatch: pytest.M
 
     def mine(run: Run) -> None: ...
 
-    with watch(model, to="memory", visualizer=["tensorboard", mine, "print"], verbose=False) as inspector:
+    with watch(model, to=["memory", "tensorboard", mine, "print"], verbose=False) as inspector:
         kinds = [type(each).__name__ for each in inspector.visualizer]
     assert kinds == ["TensorBoard", "function", "Print"]
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from sonde import lens
+from sonde import Limits, lens
 from sonde.engine.clock.parameter_copies import one_in_each, sample
 from sonde.errors import ArgumentError
 from sonde.inspector import watch
@@ -28,7 +28,7 @@ def test_sizes_are_read(given: Any, expected: float) -> None:
 @pytest.mark.parametrize("given", ["much", "1 TB of it", 0, -1, True, "0GB", [1]])
 def test_what_is_no_size_is_refused(given: Any) -> None:
     """With what to give."""
-    with pytest.raises(ArgumentError, match="update_memory="):
+    with pytest.raises(ArgumentError, match="memory="):
         bytes_of(given)
 
 
@@ -45,7 +45,7 @@ def test_a_sampled_update_stands_for_the_whole() -> None:
         to="memory",
         verbose=False,
         strict=True,
-        update_memory=limit,
+        limits=Limits(memory=limit),
         lenses=(lens.moments(), lens.ParameterUpdateGeometry()),
     ) as inspector:
         model(torch.randn(8, 512)).square().sum().backward()
@@ -83,7 +83,7 @@ def test_a_statistic_that_knows_no_samples_sees_the_whole() -> None:
     model = nn.Linear(512, 512, bias=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
     lenses = (lens.exponents("update"),)
-    with watch(model, every=1, to="memory", verbose=False, strict=True, update_memory="100k", lenses=lenses) as inspector:
+    with watch(model, every=1, to="memory", verbose=False, strict=True, limits=Limits(memory="100k"), lenses=lenses) as inspector:
         model(torch.randn(8, 512)).square().sum().backward()
         optimizer.step()
     (row,) = inspector.run.table("exponents").to_pylist()

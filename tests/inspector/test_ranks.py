@@ -18,7 +18,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import sonde
-from sonde import lens
+from sonde import Limits, Ranks, lens
 from sonde.errors import ObservationWarning
 from sonde.run import open_run
 from sonde.stats import Field, Moments, Statistic, Updates
@@ -124,7 +124,7 @@ def test_a_rank_that_watches_alone_records_alone(tmp_path: Path, rank: int) -> N
 
 
 def beside(folder: Path) -> None:
-    loop(to=folder / "run", per_rank=True, gradients="both")
+    loop(to=folder / "run", ranks=Ranks(per_rank=True), gradients="both")
 
 
 def test_rows_of_each_rank_are_written_beside_the_joined_ones(tmp_path: Path) -> None:
@@ -188,11 +188,11 @@ def test_a_folder_of_its_own_that_a_rank_names_is_not_used_and_the_rank_warns(tm
 
 
 def by_time(folder: Path, given: dict[str, Any]) -> None:
-    loop(40, to=folder / "run", per_rank=True, **given)
+    loop(40, to=folder / "run", ranks=Ranks(per_rank=True), **given)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("given", [{"every": "2ms"}, {"budget": "5%", "every": 2}], ids=["time", "budget"])
+@pytest.mark.parametrize("given", [{"every": "2ms"}, {"limits": Limits(budget="5%"), "every": 2}], ids=["time", "budget"])
 def test_all_ranks_log_the_steps_that_rank_0_chooses(tmp_path: Path, given: dict[str, Any]) -> None:
     on_ranks(2, by_time, tmp_path, given)
     run = open_run(tmp_path / "run")
@@ -289,7 +289,9 @@ def read_where_ranks_log_other_steps(folder: Path) -> int:
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Linear(4, 3))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with sonde.watch(model, optimizer, every=lambda tick: tick.step % 2 == rank, to=folder / "run", timeout=1.0) as inspector:
+    with sonde.watch(
+        model, optimizer, every=lambda tick: tick.step % 2 == rank, to=folder / "run", ranks=Ranks(timeout=1.0)
+    ) as inspector:
         for step in range(4):
             optimizer.zero_grad()
             model(torch.ones(6, 4)).sum().backward()
@@ -319,7 +321,7 @@ def in_groups(folder: Path, kind: str) -> None:
     torch.manual_seed(0)
     model = nn.Linear(4, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    with sonde.watch(model, optimizer, every=1, lenses=lens.moments(), to=folder / "run", verbose=False, group=group):
+    with sonde.watch(model, optimizer, every=1, lenses=lens.moments(), to=folder / "run", verbose=False, ranks=Ranks(group=group)):
         model(torch.full((rank + 1, 4), float(rank))).sum().backward()
         optimizer.step()
 

@@ -11,6 +11,7 @@ import torch
 from tests.inspector.training import small, train
 from torch import nn
 
+from sonde import Limits
 from sonde.engine.clock.pace import Pace
 from sonde.engine.clock.turns import Turns
 from sonde.errors import ArgumentError
@@ -264,7 +265,7 @@ def test_epochs_go_with_an_interval_that_is_set_later_and_not_with_a_budget() ->
         train(model, optimizer, 3)
     assert inspector.run.sql("SELECT DISTINCT step FROM moments").fetchall() == [(4,)]
     with pytest.raises(ArgumentError, match="leave is_active_fn= out"):
-        Inspector(is_active_fn=2, budget="1%")
+        Inspector(is_active_fn=2, limits=Limits(budget="1%"))
     for wrong in (0, True, "2", 1.5):
         with pytest.raises(ArgumentError, match="is_active_fn="):
             Inspector(is_active_fn=wrong)  # type: ignore[arg-type]

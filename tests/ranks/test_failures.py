@@ -7,6 +7,7 @@ import re
 import signal
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from sonde.run import Run, open_run
 from sonde.stats import Moments
 
 STEPS, WHEN = 12, 6
-TIMES = {"timeout": 3.0, "exit_timeout": 3.0}
+TIMES = sonde.Ranks(timeout=3.0, exit_timeout=3.0)
 """Seconds without a sign of life, and at the end."""
 
 PATIENCE = 25.0
@@ -41,7 +42,7 @@ def train(folder: Path | str, plan: dict[int, str], **options: Any) -> dict[str,
     training = plain()
     how = plan.get(rank, "")
     lenses = [lens.Lens("moments", Moments(), ("output", "grad", "param", "update")), lens.LossMetrics()]
-    options = {"every": 1, "lenses": lenses, "to": folder, "verbose": False} | TIMES | options
+    options = {"every": 1, "lenses": lenses, "to": folder, "verbose": False, "ranks": TIMES} | options
     with sonde.watch(training.model, training.optimizer, **options) as inspector:
         for step in range(STEPS):
             if step == WHEN:
@@ -58,7 +59,7 @@ def train(folder: Path | str, plan: dict[int, str], **options: Any) -> dict[str,
                     case "ends early":
                         break
                     case "evaluates":
-                        time.sleep(2.5 * TIMES["timeout"])
+                        time.sleep(2.5 * TIMES.timeout)
                     case "interrupted":
                         os.kill(os.getpid(), signal.SIGINT)
             loss = training.step(step)
@@ -152,7 +153,7 @@ def test_a_rank_that_leaves_its_loop_lets_the_others_go_on(tmp_path: Path, how: 
 
 def train_patiently(folder: Path, plan: dict[int, str]) -> dict[str, Any]:
     """Train as :func:`train`; a rank that has ended waits for the others."""
-    return train(folder, plan, exit_timeout=PATIENCE)
+    return train(folder, plan, ranks=replace(TIMES, exit_timeout=PATIENCE))
 
 
 @pytest.mark.slow
@@ -166,7 +167,7 @@ def breaks_early(folder: Path) -> float:
     """Leave the loop on rank 1 while rank 0 waits for its gradients; return the seconds that the end takes on rank 1."""
     training = TRAININGS["DDP"][1]()
     rank = dist.get_rank()
-    with sonde.watch(training.model, training.optimizer, every=1, to=folder, verbose=False, exit_timeout=120):
+    with sonde.watch(training.model, training.optimizer, every=1, to=folder, verbose=False, ranks=sonde.Ranks(exit_timeout=120)):
         for step in range(4 - rank):
             training.step(step)
     if rank == 1:
@@ -293,7 +294,7 @@ def choose(folder: Path) -> int:
     torch.manual_seed(0)
     model = Experts()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with sonde.watch(model, optimizer, every=1, lenses=[lens.moments()], to=folder, verbose=False, **TIMES) as inspector:
+    with sonde.watch(model, optimizer, every=1, lenses=[lens.moments()], to=folder, verbose=False, ranks=TIMES) as inspector:
         for step in range(6 - rank):
             chosen = 2 if step == 3 else rank
             model(torch.ones(2 + rank, 4), chosen).sum().backward()

@@ -64,7 +64,7 @@ def test_what_only_the_training_knew_is_kept() -> None:
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with (
         pytest.warns(UserWarning, match="is the model in eval"),
-        watch(model, every=5, to="memory", on_nonfinite=None, verbose=False) as inspector,
+        watch(model, every=5, to="memory", bad_steps=None, verbose=False) as inspector,
     ):
         for step in range(12):
             if step == 7:
@@ -83,7 +83,7 @@ def test_an_alert_has_the_numbers_and_the_advice_of_its_finding(tmp_path: Path) 
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
     nn.init.constant_(model[0].bias, -50.0)  # type: ignore[arg-type]  # a parameter
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    with watch(model, every=1, to=tmp_path / "run", verbose=False, on_nonfinite=None) as inspector:
+    with watch(model, every=1, to=tmp_path / "run", verbose=False, bad_steps=None) as inspector:
         for _ in range(12):
             optimizer.zero_grad()
             model(torch.randn(8, 4)).sum().backward()

@@ -23,7 +23,7 @@ def recorded(to: str | Path, sizes: list[float], lenses: lens.Lens) -> tuple[son
     model = nn.Sequential(nn.Identity(), nn.Linear(8, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     outputs = []
-    with sonde.watch(model, optimizer, every=1, to=to, verbose=False, on_nonfinite=None, lenses=lenses) as inspector:
+    with sonde.watch(model, optimizer, every=1, to=to, verbose=False, bad_steps=None, lenses=lenses) as inspector:
         for size in sizes:
             x = size * torch.randn(64, 8) * 2.0 ** torch.randint(-20, 1, (64, 8))
             x[0, 0] = 0.0

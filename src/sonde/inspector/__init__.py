@@ -27,7 +27,9 @@ from sonde.inspector.lenses.builtin import default_lenses as default_lenses
 from sonde.inspector.lenses.builtin import exponents as exponents
 from sonde.inspector.lenses.builtin import moments as moments
 from sonde.inspector.lenses.lens import Lens, LossMetrics
+from sonde.inspector.ranks import Ranks
 from sonde.inspector.sentinel.replayed_step import replay
+from sonde.inspector.settings import BadSteps, Limits
 from sonde.inspector.sinks import MLflowSink as MLflowSink
 from sonde.inspector.sinks import TensorBoard as TensorBoard
 from sonde.inspector.sinks import WandbSink as WandbSink
@@ -43,10 +45,12 @@ PyTorchInspector = Inspector
 
 __all__ = [
     "AnyLens",
+    "BadSteps",
     "EffectiveRank",
     "Finding",
     "Inspector",
     "Lens",
+    "Limits",
     "LoggedRows",
     "LossMetrics",
     "MLflowSink",
@@ -59,6 +63,7 @@ __all__ = [
     "ParameterNorm",
     "ParameterUpdateGeometry",
     "PyTorchInspector",
+    "Ranks",
     "RowBlock",
     "Rows",
     "RunSink",

@@ -113,7 +113,7 @@ class Timer:
 
 
 def share_of(budget: str | float | None) -> float | None:
-    """Return the share that ``budget="1%"`` or ``0.01`` stands for.
+    """Return the share of step time that ``"1%"`` or ``0.01`` stands for.
 
     Raises:
         ArgumentError: the share is not above 0 and below 1.
@@ -123,5 +123,5 @@ def share_of(budget: str | float | None) -> float | None:
     found = _SHARE.fullmatch(budget) if isinstance(budget, str) else None
     share = float(found[1]) / 100 if found is not None else budget
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share < 1:
-        raise ArgumentError(f'budget={budget!r}: give the share of step time that observing may take, as "1%" or 0.01')
+        raise ArgumentError(f'Limits(budget={budget!r}): give the share of step time that observing may take, as "1%" or 0.01')
     return float(share)

@@ -23,12 +23,12 @@ from sonde.inspector.lenses.builtin import AnyLens, default_lenses
 from sonde.inspector.lenses.layer_selection import Choice
 from sonde.inspector.lenses.lens import Lens, LossMetrics
 from sonde.inspector.loss_listeners import LossListener, LossReader
-from sonde.inspector.ranks import Participation, Ranks, check_ranks, participate
+from sonde.inspector.ranks import How, Ranks, participate
 from sonde.inspector.report import described
-from sonde.inspector.sentinel.sentinel import ON_NONFINITE, OnNonFinite
-from sonde.inspector.settings import GRADIENTS, Gradients, Settings, bytes_of
+from sonde.inspector.settings import GRADIENTS, BadSteps, Gradients, Limits, OnNonFinite, Settings, bytes_of
 from sonde.inspector.sinks.base import RunSink
 from sonde.inspector.sinks.destinations import open_destinations
+from sonde.inspector.sinks.to_argument import with_visualizers
 from sonde.inspector.training import WatchedTraining
 from sonde.preprocessor import AbstractPreprocessor
 from sonde.rules import Chosen, Finding, Given
@@ -56,42 +56,14 @@ class Inspector(Observer):
     pushing, reading, and the aliases of monitorch) of methods of a few lines.
 
     Args:
-        lenses: what is looked at; by default :func:`~sonde.inspector.lenses.builtin.default_lenses`.
-        module: the model, or several by name.
-        optimizer: only checked to step a parameter of the models.
-        every: which steps are logged: n for every n-th; ``"10s"`` for a time between them; a range, step numbers, or an iterator of
-            ascending ones; a callable ``Tick -> bool``; a :class:`~sonde.schedule.Warmup`. Between logged steps the
-            hooks are taken out.
-        to: where rows go: None for a new folder in runs/, a path, ``"memory"``, a :class:`~sonde.run.run.Run` on disk to
-            continue, a :class:`~sonde.inspector.sinks.base.Sink`, a visualizer (``Callable[[Run], None]``, called at the end of
-            each epoch and of the training), or a list of these.
-        include, exclude: which layers, for all lenses: a regular expression that is searched in their names, exact names, types,
-            or a callable ``(name, module) -> bool``.
-        depth: how many levels below the root are observed; a module at the last level stands for all that is in it. -1 is all.
-        scaler: the ``GradScaler`` of the loop: gradients are recorded unscaled, and skipped attempts are no steps.
-        gradients: which gradients of parameters: ``"step"``, as the optimizer sees them (accumulated, unscaled, clipped);
-            ``"micro_step"``, those accumulated after each backward pass, in families with the suffix ``_micro``; ``"both"``.
-        evaluation: record evaluation passes (the root in evaluation mode, or without gradients) too, in families with the
-            suffix ``_eval``, at the step before them. Keeps the hooks in between logged steps.
-        calls: which calls of a module within one forward have rows of their own: ``"each"``, the first 8; a number, the first so
-            many; ``"joined"``, none. All others share a row, whose ``call`` is -1.
-        budget: the share of step time that observing may take, as ``"1%"`` or 0.01: *every*, an int, is then adapted.
-        update_memory: the memory for copies of parameters, as ``"1GB"``, bytes, or None for any amount; see :func:`sonde.watch`.
-        exists: what to do where the folder holds a run: ``"error"``; ``"resume"`` to continue it, after its last step or at *step*;
-            ``"unique"`` to write beside it; ``"replace"`` to delete it.
-        step, epoch: the numbers of the first step and of the first epoch.
-        config: hyperparameters and notes, kept in the run as ``run.config``: a mapping, a dataclass or an ``argparse.Namespace``.
-        visualizer: ``"print"``, ``"matplotlib"`` or ``"tensorboard"``; or the same as *to*; or several of these, beside *to*.
-            Without *to* the run is in memory.
-        strict: raise what a statistic raises, instead of going on without it with a warning.
-        verbose: print alarms, and three lines at the end.
-        rules: which rules watch the training, and with which thresholds, see :func:`sonde.watch`.
+        module: the model, or several by name, to which the inspector is attached at once.
+        every: which steps are logged: here all.
         train_loss_str, non_train_loss_str: the names of losses of training and of evaluation.
-        on_nonfinite, on_spike: what is done about a step with NaN, infinity or a spike; see :func:`sonde.watch`.
-        ranks, per_rank, group, timeout, exit_timeout: in a training of several processes, see :func:`sonde.watch`.
         is_active_fn: in which epochs steps are logged: a callable that is given the number of the epoch, counted from 1; or n for
             the epochs whose number n divides.
         module_name_prefix: the delimiter in the names of layers: a dot, and no other.
+        visualizer: monitorch's word for *to*, to which it adds. A text is the name of a visualizer. Alone, the run is in memory.
+        optimizer, to, lenses, include, exclude, depth, rules, config, ...: all others are those of :func:`sonde.watch`.
 
     Raises:
         ArgumentError, ModelError, SelectionError, StoreError: at once, with what was asked, what was found and what to do.
@@ -105,48 +77,36 @@ class Inspector(Observer):
         optimizer: Optimizer | Iterable[Optimizer] | None = None,
         every: Steps = 1,
         to: Any = None,
-        depth: int = -1,
-        scaler: Any = None,
         include: Where = None,
         exclude: Where = None,
+        depth: int = -1,
+        rules: Given = None,
+        config: Any = None,
+        scaler: Any = None,
         gradients: Gradients = "step",
         evaluation: bool = False,
         calls: Calls = "each",
-        budget: str | float | None = None,
-        update_memory: str | float | None = "1GB",
         exists: Existing = "error",
         step: int | None = None,
         epoch: int | None = None,
-        config: Any = None,
+        strict: bool = False,
+        verbose: bool = True,
+        ranks: Ranks | How = "merged",
+        bad_steps: BadSteps | OnNonFinite | None = "warn",
+        limits: Limits | None = None,
         visualizer: Any = None,
         train_loss_str: str = "loss",
         non_train_loss_str: str = "val_loss",
         is_active_fn: int | Callable[[int], bool] = 1,
         module_name_prefix: str = ".",
-        strict: bool = False,
-        verbose: bool = True,
-        rules: Given = None,
-        ranks: Ranks = "merged",
-        per_rank: bool = False,
-        on_nonfinite: OnNonFinite | None = "warn",
-        on_spike: float | None = None,
-        group: Any = None,
-        timeout: float = 300.0,
-        exit_timeout: float = 20.0,
     ) -> None:
         if gradients not in GRADIENTS:
             raise ArgumentError(f"gradients={gradients!r}: give one of {', '.join(map(repr, GRADIENTS))}")
-        if on_nonfinite not in ON_NONFINITE:
-            raise ArgumentError(f"on_nonfinite={on_nonfinite!r}: give one of {', '.join(map(repr, ON_NONFINITE))}")
-        if on_spike is not None and (isinstance(on_spike, bool) or not on_spike > 0):
-            raise ArgumentError(f"on_spike={on_spike!r}: give the robust deviations from which a step is kept, as 6, or None")
         if train_loss_str == non_train_loss_str:
             raise ArgumentError(f"the losses of training and of evaluation cannot both be called {train_loss_str!r}")
-        self._ranks = check_ranks(ranks)
-        if per_rank and self._ranks in ("each", "first"):
-            raise ArgumentError(f"per_rank=True writes rows of each rank beside joined ones, and ranks={ranks!r} joins none")
-        self._group, self._to = group, to
-        self._part = replace(Participation(), rows_beside=per_rank, timeout=timeout, exit_timeout=exit_timeout)
+        limits = Limits() if limits is None else limits
+        self._ranks = ranks if isinstance(ranks, Ranks) else Ranks(ranks)
+        self._to = with_visualizers(to, visualizer)
         self._lenses = (
             None
             if lenses is None
@@ -156,10 +116,10 @@ class Inspector(Observer):
         )
         self._schedule: Schedule = schedule_of(every)
         self._every = in_words(every)
-        self._budget = share_of(budget)
+        self._budget = share_of(limits.budget)
         if self._budget is not None:
             if not isinstance(self._schedule, Every):
-                raise ArgumentError(f"budget= adapts the number of steps between logged ones, and every={every!r} is none")
+                raise ArgumentError(f"Limits(budget=) adapts the number of steps between logged ones, and every={every!r} is none")
             self._schedule = Every(max(self._schedule.n, 2))  # a step that is not logged is what logged ones are compared with
         if module_name_prefix != ".":
             raise ArgumentError(
@@ -168,7 +128,7 @@ class Inspector(Observer):
             )
         self._schedule = in_epochs(self._schedule, is_active_fn)
         if self._budget is not None and not isinstance(self._schedule, Every):
-            raise ArgumentError("budget= adapts the number of steps between logged ones in all epochs: leave is_active_fn= out")
+            raise ArgumentError("Limits(budget=) adapts the steps between logged ones in all epochs: leave is_active_fn= out")
         self._is_active_fn = is_active_fn
         self._settings = Settings(
             (),
@@ -177,14 +137,13 @@ class Inspector(Observer):
             evaluation,
             scaler,
             strict,
-            bytes_of(update_memory),
+            bytes_of(limits.memory),
             rows_for_calls(calls),
-            on_nonfinite=on_nonfinite,
-            on_spike=on_spike,
+            bad_steps=bad_steps if isinstance(bad_steps, BadSteps) else BadSteps(bad_steps),
             rules=Chosen.of(rules),
         )
         self._optimizers = optimizers_of(optimizer)
-        self._open = partial(open_destinations, to, exists, step, visualizer, epoch)
+        self._open = partial(open_destinations, self._to, exists, step, epoch)
         self._config = {} if config is None else {"config": plain_config(config)}
         self._loss_names = train_loss_str, non_train_loss_str
         self._verbose = verbose
@@ -215,12 +174,12 @@ class Inspector(Observer):
         lenses = default_lenses(*models.values()) if self._lenses is None else self._lenses
         every = tuple(flat(lenses))
         observed = tuple(lens for lens in every if isinstance(lens, Lens))
-        part = participate(self._ranks, self._part)
-        batch_ranks = part.ranks_of_batches(self._group)
+        part = participate(self._ranks)
+        batch_ranks = part.ranks_of_batches(self._ranks.group)
         by_default = self._lenses is None
         settings = replace(self._settings, lenses=observed, by_default=by_default, part=part, batch_ranks=batch_ranks)
         if part.group is not None:
-            own = {"ranks=": "merged" if part.merges else "each", "budget=": self._budget, "every=": self._every}
+            own = {"ranks=": "merged" if part.merges else "each", "Limits(budget=)": self._budget, "every=": self._every}
             part.group.agree(own | settings.in_common())
         destinations = part.open(self._open, self._to)
         try:
@@ -417,7 +376,7 @@ class Inspector(Observer):
 
     @property
     def visualizer(self) -> Any:
-        """The visualizer or the sink that *visualizer* named, several as a tuple; None where there is none, or before a model."""
+        """The visualizer or sink that rows go to beside the run, several as a tuple; None without any, or before a model."""
         shown = () if self._training is None else tuple(self._training.destinations.shown)
         return shown[0] if len(shown) == 1 else shown or None
 

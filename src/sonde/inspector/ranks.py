@@ -7,7 +7,7 @@ import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, Protocol, TypeAlias, cast
+from typing import Any, Literal, Protocol, TypeAlias
 
 from sonde.engine import ranks_of
 from sonde.errors import ArgumentError, StoreError
@@ -21,8 +21,6 @@ from sonde.run import join_run
 from sonde.stats import Group, join
 from sonde.warn import warn_user
 
-__all__ = ["RANKS", "Participation", "Ranks", "check_ranks", "participate"]
-
 
 class RankGroup(Protocol):
     """A process group, or a ``DeviceMesh``: torch may be built without either."""
@@ -31,11 +29,47 @@ class RankGroup(Protocol):
         """Return the number of its ranks."""
 
 
-Ranks: TypeAlias = Literal["merged", "each", "first"] | RankGroup
+How: TypeAlias = Literal["merged", "each", "first"] | RankGroup
 """What the ranks of a training record: numbers of all of them, joined; each its own, in one run; rank 0 alone; or, of a process
 group or a mesh, numbers of its ranks, joined in a run of their own."""
 
-RANKS = ("merged", "each", "first")
+_RANKS = ("merged", "each", "first")
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """What the processes of a training (``torchrun``) record, where each calls ``watch``.
+
+    Args:
+        what: ``"merged"``, one run of the joined numbers of all; ``"each"``, one run in which each writes its own, without any
+            communication after the call of ``watch``; ``"first"``, rank 0 records alone, and nothing communicates. Or a process
+            group, or a ``DeviceMesh``: the joined numbers of its ranks, in a run of their own; the other ranks, which may train
+            another model, need not call ``watch``.
+        group: the process group, or the ``DeviceMesh``, of the ranks that run the model on batches of their own; by default that
+            of DDP or FSDP, or all ranks.
+        per_rank: write the rows of each process too, in families with the suffix ``_rank``.
+        timeout: the seconds after which a process is given up that shows no sign of life.
+        exit_timeout: the seconds that the end may wait for other processes. The others then record their own numbers.
+
+    Raises:
+        ArgumentError: *what* is none of these, or *per_rank* has no joined rows to stand beside.
+    """
+
+    what: How = "merged"
+    group: Any = None
+    per_rank: bool = False
+    timeout: float = 300.0
+    exit_timeout: float = 20.0
+
+    def __post_init__(self) -> None:
+        if self.what not in _RANKS if isinstance(self.what, str) else not ranks_of(self.what):
+            names = ", ".join(map(repr, _RANKS))
+            raise ArgumentError(
+                f"ranks={self.what!r}: give one of {names}, or a process group or DeviceMesh that this rank belongs to; "
+                "or sonde.Ranks, for times and more"
+            )
+        if self.per_rank and self.what in ("each", "first"):
+            raise ArgumentError(f"per_rank=True writes rows of each rank beside joined ones, and ranks={self.what!r} joins none")
 
 
 @dataclass(frozen=True)
@@ -87,7 +121,7 @@ class Participation:
         if group is None or not self.merges:
             return None
         ranks = ranks_of(group)
-        _check_member("group= is the process group, or the DeviceMesh, that this rank's batches belong to", group, ranks)
+        _check_member("Ranks(group=) is the process group, or the DeviceMesh, that this rank's batches belong to", group, ranks)
         return ranks
 
     def described(self) -> dict[str, Any]:
@@ -178,30 +212,33 @@ def _plain(destinations: Destinations) -> dict[str, Any]:
     return {"path": where, "attempt": attempt, "first_step": destinations.first_step, "epoch": destinations.epoch}
 
 
-def participate(ranks: Ranks, part: Participation, *, seconds: float = 20.0) -> Participation:
+def participate(ranks: Ranks, *, seconds: float = 20.0) -> Participation:
     """Find the other processes of this training, if there are any, and return how this one takes part.
 
     Args:
         ranks: what is recorded.
-        part: the settings.
         seconds: how long to wait for the others.
 
     Raises:
-        ArgumentError: ``WORLD_SIZE`` names several processes, and there is no process group; this rank is not of the group *ranks*.
+        ArgumentError: ``WORLD_SIZE`` names several processes, and there is no process group; this rank is not of the group that
+            *ranks* names.
     """
+    part = Participation(rows_beside=ranks.per_rank, timeout=ranks.timeout, exit_timeout=ranks.exit_timeout)
     rank, size = _of_this_process()
-    members = None if isinstance(ranks, str) else ranks_of(ranks)
+    members = None if isinstance(ranks.what, str) else ranks_of(ranks.what)
     if members is not None:
-        _check_member("ranks= is the process group, or the DeviceMesh, of the ranks that record a run together", ranks, members)
+        _check_member(
+            "ranks= is the process group, or the DeviceMesh, of the ranks that record a run together", ranks.what, members
+        )
         size = len(members)
     if size == 1:
         return replace(part, rows_beside=False)
-    if ranks == "first":
+    if ranks.what == "first":
         return replace(part, rank=rank, records=rank == 0, scope="rank")
     group = join("sonde.watch", members=members, seconds=seconds)
     if group is None:
         return replace(part, rank=rank, scope="rank", rows_beside=False)
-    return replace(part, rank=group.rank, size=size, group=group, merges=ranks != "each", scope="rank")
+    return replace(part, rank=group.rank, size=size, group=group, merges=ranks.what != "each", scope="rank")
 
 
 def _check_member(what: str, group: Any, ranks: Sequence[int]) -> None:
@@ -224,15 +261,3 @@ def _of_this_process() -> tuple[int, int]:
     found = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE")]
     rank, size = (int(text) if text.isdecimal() else default for text, default in zip(found, (0, 1), strict=True))
     return (rank, size) if size > 1 else (0, 1)
-
-
-def check_ranks(ranks: Any) -> Ranks:
-    """Return *ranks*.
-
-    Raises:
-        ArgumentError: it is none of ``RANKS``, and no group of ranks.
-    """
-    if (isinstance(ranks, str) and ranks in RANKS) or (not isinstance(ranks, str) and ranks_of(ranks)):
-        return cast("Ranks", ranks)
-    names = ", ".join(map(repr, RANKS))
-    raise ArgumentError(f"ranks={ranks!r}: give one of {names}, or a process group or DeviceMesh that this rank belongs to")

@@ -10,19 +10,81 @@ from typing import Any, Literal
 import sonde
 from sonde.errors import ArgumentError
 from sonde.inspector.arguments import in_words
+from sonde.inspector.budget import share_of
 from sonde.inspector.lenses.layer_selection import Choice
 from sonde.inspector.lenses.lens import Lens
 from sonde.inspector.ranks import Participation
-from sonde.inspector.sentinel.sentinel import OnNonFinite
 from sonde.rules import Chosen
 from sonde.run import VERSION
-
-__all__ = ["GRADIENTS", "Gradients", "Settings", "bytes_of"]
 
 Gradients = Literal["step", "micro_step", "both"]
 """Which gradients of parameters are recorded: as the optimizer saw them, after each backward pass, or both."""
 
 GRADIENTS: tuple[Gradients, ...] = ("step", "micro_step", "both")
+
+
+OnNonFinite = Literal["warn", "stop", "wait"]
+"""What is done about a step whose gradients or loss are not finite."""
+
+_ON_NONFINITE: tuple[OnNonFinite | None, ...] = ("warn", "stop", "wait", None)
+
+
+@dataclass(frozen=True)
+class BadSteps:
+    """What ``watch`` does about bad steps, also between logged ones: with NaN or infinity, or with a spike.
+
+    A bad step is kept in the folder of the run, with its batches, parameters and random state: see :func:`sonde.replay`.
+
+    Args:
+        on_nonfinite: what is done about a step with NaN or infinity in its loss, or in the gradients that the optimizer is about to
+            use: ``"warn"``, keep the step, find the operation that made them, and warn; ``"stop"``, the same, and raise
+            :class:`~sonde.errors.NonFiniteError` before the optimizer changes any parameter; None, nothing. Neither waits for an
+            accelerator: there a step is found as its numbers arrive, most often one or two steps later, and ``"stop"`` raises
+            then. ``"wait"`` is ``"stop"`` that waits before each step.
+        on_spike: a number, as 6: keep each step, too, whose loss or gradient norm lies so many robust deviations above the median
+            of the last 128 steps (both of logarithms; a deviation is 1.4826 times the median distance, at least 2 %), and warn.
+            All gradients are then measured before each step. None: no step is kept for that.
+
+    Raises:
+        ArgumentError: one of them is neither of these.
+    """
+
+    on_nonfinite: OnNonFinite | None = "warn"
+    on_spike: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.on_nonfinite not in _ON_NONFINITE:
+            known = ", ".join(map(repr, _ON_NONFINITE))
+            raise ArgumentError(
+                f"bad_steps={self.on_nonfinite!r}: give one of {known}, or sonde.BadSteps(on_nonfinite=, on_spike=)"
+            )
+        if self.on_spike is not None and (isinstance(self.on_spike, bool) or not self.on_spike > 0):
+            raise ArgumentError(
+                f"BadSteps(on_spike={self.on_spike!r}): give the robust deviations from which a step is kept, as 6, or None"
+            )
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What ``watch`` may take of the time of a training, and of memory.
+
+    Args:
+        budget: the share of step time that observing may take, as ``"1%"`` or 0.01: *every*, an int, is then adapted. None: any.
+        memory: the memory for copies of parameters, as ``"1GB"``, bytes, or None for any amount. Updates are measured on copies
+            that are made before each logged step and dropped after it. Where the copies would take more, they hold every n-th
+            element: shares and means are then of these elements, counts and norms are estimates, and the coverage says where. On
+            an accelerator bad steps are kept in as much memory again.
+
+    Raises:
+        ArgumentError: one of them is no share, or no size.
+    """
+
+    budget: str | float | None = None
+    memory: str | float | None = "1GB"
+
+    def __post_init__(self) -> None:
+        share_of(self.budget)
+        bytes_of(self.memory)
 
 
 @dataclass(frozen=True)
@@ -41,8 +103,7 @@ class Settings:
         by_default: whether these are the default lenses. One of them may find nothing to observe.
         part: how this process takes part in the run.
         batch_ranks: the ranks that run the models on batches of their own; None: find them.
-        on_nonfinite: what is done about a step whose gradients or loss are not finite; None: no step but logged ones is looked at.
-        on_spike: robust deviations from which the step of a loss or gradient norm is kept; None: no step is.
+        bad_steps: what is done about a step with NaN or infinity, and about a spike.
         rules: those that are applied to the rows.
     """
 
@@ -57,8 +118,7 @@ class Settings:
     by_default: bool = False
     part: Participation = Participation()
     batch_ranks: tuple[int, ...] | None = None
-    on_nonfinite: OnNonFinite | None = None
-    on_spike: float | None = None
+    bad_steps: BadSteps = BadSteps(None)
     rules: Chosen = Chosen()
 
     def in_common(self) -> dict[str, Any]:
@@ -67,7 +127,7 @@ class Settings:
         return {
             "the version of sonde": sonde.__version__,
             "the version of the run format": VERSION,
-            "per_rank=": self.part.rows_beside,
+            "Ranks(per_rank=)": self.part.rows_beside,
             "lenses=": "the default" if self.by_default else [lens.described() for lens in self.lenses],
             "gradients=": self.gradients,
             "evaluation=": self.evaluation,
@@ -93,5 +153,7 @@ def bytes_of(size: str | float | None) -> float:
     found = _SIZE.fullmatch(size) if isinstance(size, str) else None
     given = float(found[1]) * _UNITS[found[2].lower()] if found is not None else size
     if isinstance(given, bool) or not isinstance(given, int | float) or not given > 0:
-        raise ArgumentError(f'update_memory={size!r}: give the bytes that copies of parameters may take, as "1GB", or None for any')
+        raise ArgumentError(
+            f'Limits(memory={size!r}): give the bytes that copies of parameters may take, as "1GB", or None for any'
+        )
     return float(given)

@@ -20,7 +20,7 @@ from sonde.inspector.pipeline.merging import AT_THE_END, WITHIN_STEP
 from sonde.inspector.pipeline.scalars import ScalarBuffer
 from sonde.inspector.ranks import Participation
 from sonde.inspector.report import closing_lines, coverage_data, coverage_of
-from sonde.inspector.sentinel.bad_steps import BadSteps
+from sonde.inspector.sentinel.bad_steps import BadStepReports
 from sonde.inspector.settings import Settings
 from sonde.inspector.sinks.destinations import Destinations, Visualizer
 from sonde.inspector.watched_model import WatchedModel
@@ -88,10 +88,11 @@ class WatchedTraining:
         self._coverage_written = False
         self._told: list[Finding] = []  # by other ranks
         self._last_error = LastError()
-        policy = settings.on_nonfinite
+        bad_steps = settings.bad_steps
         rank = part.rank if part.size > 1 else None
-        unused = policy is None and settings.on_spike is None
-        self._bad_steps = None if unused else BadSteps(policy, lambda: destinations.path, self._flush_own, rank)
+        unused = bad_steps.on_nonfinite is None and bad_steps.on_spike is None
+        reports = None if unused else BadStepReports(bad_steps.on_nonfinite, lambda: destinations.path, self._flush_own, rank)
+        self._bad_steps = reports
         self._alarmed: set[tuple[str, str, int]] = set()  # the findings that were alarms
 
     def attach(self) -> None:

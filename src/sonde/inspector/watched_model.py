@@ -92,8 +92,8 @@ class WatchedModel:
                 settings.scaler,
                 settings.update_memory,
                 bad_step,
-                waits=settings.on_nonfinite == "wait",
-                spikes=None if settings.on_spike is None else Spikes(settings.on_spike),
+                waits=settings.bad_steps.on_nonfinite == "wait",
+                spikes=None if settings.bad_steps.on_spike is None else Spikes(settings.bad_steps.on_spike),
             )
             self._sentinel.attach()
         return refused

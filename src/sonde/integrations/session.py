@@ -90,7 +90,7 @@ class Session:
             return arguments
         if not is_run(Path(path)):
             warn_user(f"{self._name}: the run of this checkpoint, {path}, is not there any more: a new one begins at its step")
-        elif arguments.get("to") is None and arguments.get("visualizer") is None:
+        elif arguments.get("to") is None:
             arguments |= {"to": path, "exists": "resume"}
         elif self._is_same(arguments.get("to"), path):
             arguments["exists"] = "resume"

@@ -67,7 +67,7 @@ def train(name: str, seed: int, plant: Plant | None = None, optimizer: str = "Ad
         if plant is not None:
             plant(-1, model, made)
         source = batches(shape)
-        with sonde.watch(model, made, every=EVERY, to="memory", verbose=False, rules=False, on_nonfinite=None) as inspector:
+        with sonde.watch(model, made, every=EVERY, to="memory", verbose=False, rules=False, bad_steps=None) as inspector:
             for step in range(STEPS):
                 if plant is not None:
                     plant(step, model, made)

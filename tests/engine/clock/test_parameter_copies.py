@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from sonde import lens, watch
+from sonde import Limits, lens, watch
 from sonde.engine.clock.parameter_copies import LEAST, copies, length_error, one_in_each, positions, sample, size_of
 from sonde.engine.probes.attachment import Attachment
 from sonde.site import OTHER_CALLS
@@ -115,7 +115,7 @@ def test_dead_inputs_of_every_other_column_do_not_hide_the_update() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     before = model.weight.detach().double()
     lenses = [lens.Lens("moved", Moments(), ("update",))]
-    with watch(model, optimizer, every=1, to="memory", verbose=False, update_memory=500_000, lenses=lenses) as inspector:
+    with watch(model, optimizer, every=1, to="memory", verbose=False, limits=Limits(memory=500_000), lenses=lenses) as inspector:
         x = torch.randn(64, 512)
         x[:, ::2] = 0
         model(x).square().sum().backward()

@@ -115,7 +115,7 @@ def test_a_logged_step_waits_for_no_number() -> None:
     Only the look at gradients reads, on a CPU, where it waits for nothing.
     """
     model, optimizer = small()
-    with watch(model, every=1, to="memory", verbose=False, on_nonfinite=None) as inspector:
+    with watch(model, every=1, to="memory", verbose=False, bad_steps=None) as inspector:
         train(model, optimizer, 3)
         inspector.run  # noqa: B018  # the coverage, which is written once, is
         train(model, optimizer, 1)

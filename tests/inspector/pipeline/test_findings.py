@@ -26,7 +26,7 @@ def found(prepare: Callable[[nn.Sequential], object], *, lr: float = 1e-3, steps
     prepare(model)
     optimizer = AdamW(model.parameters(), lr=lr, weight_decay=0.0)
     lenses = (lens.moments(), lens.OutputActivation())
-    with watch(model, every=1, to="memory", verbose=False, on_nonfinite=None, lenses=lenses) as inspector:
+    with watch(model, every=1, to="memory", verbose=False, bad_steps=None, lenses=lenses) as inspector:
         for step in range(steps):
             loss = model(torch.randn(32, 16)).square().mean()
             optimizer.zero_grad()
@@ -63,7 +63,7 @@ def test_a_pushed_loss_that_is_nan_is_found() -> None:
     """Also where no layer was looked at."""
     model = nn.Linear(2, 1)
     optimizer = SGD(model.parameters(), lr=0.1)
-    with watch(model, every=1, to="memory", verbose=False, on_nonfinite=None, lenses=lens.ParameterNorm()) as inspector:
+    with watch(model, every=1, to="memory", verbose=False, bad_steps=None, lenses=lens.ParameterNorm()) as inspector:
         for step in range(3):
             model(torch.ones(1, 2)).sum().backward()
             optimizer.step()
@@ -111,7 +111,7 @@ def test_a_gradient_that_is_not_finite_is_blamed_on_the_layer_that_the_backward_
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), Root(), nn.Linear(4, 1))
     optimizer = SGD(model.parameters(), lr=0.1)
-    with watch(model, every=1, to="memory", verbose=False, on_nonfinite=None) as inspector:
+    with watch(model, every=1, to="memory", verbose=False, bad_steps=None) as inspector:
         model(torch.randn(16, 4)).sum().backward()
         optimizer.step()
     assert inspector.findings[0].site == "1:grad_output"  # what Root made of the gradient of its own output, which is finite
@@ -129,7 +129,7 @@ def test_a_gradient_whose_finite_elements_are_zero_is_not_zero() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(4, 3), nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 1))
     optimizer = SGD(model.parameters(), lr=0.0)
-    with watch(model, every=1, to="memory", verbose=False, on_nonfinite=None) as inspector:
+    with watch(model, every=1, to="memory", verbose=False, bad_steps=None) as inspector:
         for step in range(5):
             optimizer.zero_grad()
             (model(torch.tensor([0, 1])).sum() * (1.0 if step == 0 else float("nan"))).backward()
@@ -182,7 +182,7 @@ def test_gradients_that_grow_are_found_before_clipping() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
     optimizer = SGD(model.parameters(), lr=0.0)
     x, y = torch.randn(16, 8), torch.randn(16, 1)
-    with watch(model, optimizer, every=1, to="memory", verbose=False, on_nonfinite=None) as inspector:
+    with watch(model, optimizer, every=1, to="memory", verbose=False, bad_steps=None) as inspector:
         for step in range(12):
             optimizer.zero_grad()
             (3.0**step * 10 * (model(x) - y).square().mean()).backward()
@@ -245,7 +245,7 @@ def spoiled(spoil: Callable[[nn.Sequential, int], object], *, every: int, clip: 
     torch.manual_seed(0)
     model = deep()
     optimizer = SGD(model.parameters(), lr=0.01)
-    with watch(model, every=every, to="memory", verbose=False, on_nonfinite=None, lenses=lens.moments()) as inspector:
+    with watch(model, every=every, to="memory", verbose=False, bad_steps=None, lenses=lens.moments()) as inspector:
         for step in range(45):
             if not after:
                 spoil(model, step)
@@ -282,7 +282,7 @@ def test_weights_that_are_nan_from_the_beginning() -> None:
     assert (found.site, found.step) == ("4:output", 0)  # it became NaN after the look at the first parameters
     model = nn.Linear(2, 1)
     nn.init.constant_(model.weight, float("nan"))
-    with watch(model, every=1, to="memory", verbose=False, on_nonfinite=None) as inspector:
+    with watch(model, every=1, to="memory", verbose=False, bad_steps=None) as inspector:
         model(torch.ones(1, 2)).sum().backward()
         SGD(model.parameters(), 0.1).step()
     assert inspector.findings[0].message.startswith(
@@ -334,7 +334,7 @@ def test_a_fault_in_the_backward_pass_of_a_branch() -> None:
 
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), Branch(), Branch(), nn.Linear(4, 1))
-    with watch(model, every=1, to="memory", verbose=False, on_nonfinite=None, include=nn.Linear) as inspector:
+    with watch(model, every=1, to="memory", verbose=False, bad_steps=None, include=nn.Linear) as inspector:
         model(torch.randn(16, 4)).sum().backward()
         SGD(model.parameters(), 0.1).step()
     found = inspector.findings[0]
@@ -362,7 +362,7 @@ def test_a_compiled_model_is_blamed_at_the_layer_and_not_at_its_root() -> None:
             return y
 
     whole = torch.compile(Root(), backend="eager")
-    with watch(whole, every=1, to="memory", verbose=False, on_nonfinite=None) as inspector:  # type: ignore[arg-type]  # a function to the type checker
+    with watch(whole, every=1, to="memory", verbose=False, bad_steps=None) as inspector:  # type: ignore[arg-type]  # a function to the type checker
         whole(torch.randn(8, 4)).sum().backward()
         SGD(model.parameters(), 0.1).step()
     assert inspector.findings[0].site == "body.1.0:output"

@@ -31,7 +31,7 @@ def train(
     context: Callable[[], AbstractContextManager[Any]] = nullcontext,
     spoil: Callable[[int, Tensor], Tensor] = lambda step, x: x,
 ) -> Inspector:
-    with watch(model, optimizer, every=every, to="memory", verbose=False, strict=True, on_nonfinite=None) as inspector:
+    with watch(model, optimizer, every=every, to="memory", verbose=False, strict=True, bad_steps=None) as inspector:
         for step in range(steps):
             x, y = batch()
             with context():

@@ -29,7 +29,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = Planted(log_of_negative)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     run = tmp_path_factory.mktemp("kept") / "run"
-    with pytest.raises(NonFiniteError), watched(model, optimizer, run, on_nonfinite="stop"):
+    with pytest.raises(NonFiniteError), watched(model, optimizer, run, bad_steps="stop"):
         train(model, optimizer)
     return run / "nonfinite" / f"step-{BAD:08d}"
 

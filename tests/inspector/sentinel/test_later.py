@@ -15,6 +15,7 @@ from tests.inspector.sentinel.test_planted_faults import FAULTS, log_of_negative
 from torch import nn
 
 import sonde
+from sonde import Limits
 from sonde.errors import NonFiniteError, ObservationWarning
 from sonde.inspector.sentinel.kept_step import read_step
 from sonde.inspector.sentinel.pending_steps import PendingSteps
@@ -76,7 +77,7 @@ def test_stop_says_how_many_steps_late_it_is_and_goes_on_where_the_loop_does(
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     good = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     steps = []
-    with device(monkeypatch, 2) as far, watched(model, optimizer, tmp_path / "run", on_nonfinite="stop", rules=False):
+    with device(monkeypatch, 2) as far, watched(model, optimizer, tmp_path / "run", bad_steps="stop", rules=False):
         for step in range(20):
             loss = model(torch.rand(3, 4), torch.tensor(float(step in (6, 14)))).square().mean()
             optimizer.zero_grad()
@@ -94,7 +95,7 @@ def test_stop_says_how_many_steps_late_it_is_and_goes_on_where_the_loop_does(
 def test_wait_stops_before_any_parameter_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Planted(log_of_negative)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    with device(monkeypatch, 2), watched(model, optimizer, on_nonfinite="wait"):
+    with device(monkeypatch, 2), watched(model, optimizer, bad_steps="wait"):
         with pytest.raises(NonFiniteError, match=f"step {BAD}: .*no parameter has changed"):
             train(model, optimizer)
         assert all(bool(parameter.isfinite().all()) for parameter in model.parameters())
@@ -106,7 +107,7 @@ def test_a_fault_of_the_last_step_is_said_at_the_end(monkeypatch: pytest.MonkeyP
     with (
         device(monkeypatch, 5) as far,
         pytest.warns(ObservationWarning, match=f"step {BAD}: .*log of"),
-        watched(model, optimizer, on_nonfinite="stop", rules=False) as inspector,
+        watched(model, optimizer, bad_steps="stop", rules=False) as inspector,
     ):
         train(model, optimizer, range(BAD + 1))
         far.may_wait = True
@@ -194,8 +195,8 @@ def test_copies_take_no_more_than_the_limit_and_what_was_not_kept_is_said(monkey
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     with (
         device(monkeypatch, 3) as far,
-        pytest.warns(ObservationWarning, match=f"step {BAD}: .*not run again: its parameters were not kept.*update_memory="),
-        watched(model, optimizer, update_memory=300, rules=False) as inspector,
+        pytest.warns(ObservationWarning, match=f"step {BAD}: .*not run again: its parameters were not kept.*Limits\\(memory="),
+        watched(model, optimizer, limits=Limits(memory=300), rules=False) as inspector,
     ):
         train(model, optimizer)
         far.may_wait = True

@@ -106,7 +106,7 @@ def test_a_closure_is_looked_at_after_each_of_its_backward_passes() -> None:
         loss.backward()
         return loss
 
-    with watched(model, None, on_nonfinite="stop") as inspector:
+    with watched(model, None, bad_steps="stop") as inspector:
         optimizer.step(closure)  # type: ignore[arg-type]
         with pytest.raises(NonFiniteError, match="log of"):
             optimizer.step(closure)  # type: ignore[arg-type]
@@ -165,7 +165,7 @@ def test_a_loop_that_catches_the_error_is_stopped_again_and_may_go_on() -> None:
     model = Planted(log_of_negative)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     stopped = []
-    with watched(model, None, on_nonfinite="stop"):
+    with watched(model, None, bad_steps="stop"):
         for step in range(8):
             optimizer.zero_grad()
             loss_of(model, bad=step in (2, 3, 6)).backward()

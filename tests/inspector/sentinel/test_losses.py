@@ -88,7 +88,7 @@ def after(model: nn.Module, optimizer: torch.optim.Optimizer, inspector: sonde.I
 def test_a_bad_loss_that_the_loop_pushes_is_laid_to_its_step(loop: Loop, changed: bool, tmp_path: Path) -> None:
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    with watched(model, optimizer, tmp_path / "run", on_nonfinite="stop") as inspector:
+    with watched(model, optimizer, tmp_path / "run", bad_steps="stop") as inspector:
         for step in range(BAD):
             loop(model, optimizer, inspector, step)
         weights = model.weight.detach().clone()

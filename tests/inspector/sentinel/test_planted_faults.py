@@ -92,7 +92,7 @@ def test_stop_raises_before_any_parameter_has_changed(tmp_path: Path) -> None:
     twin = Planted(log_of_negative)
     twin.load_state_dict(model.state_dict())
     train(twin, torch.optim.AdamW(twin.parameters()), range(BAD))
-    inspector = watched(model, optimizer, tmp_path / "run", on_nonfinite="stop")
+    inspector = watched(model, optimizer, tmp_path / "run", bad_steps="stop")
     with pytest.raises(NonFiniteError, match=rf"step {BAD}: 4 of 4 gradients hold NaN.*step-{BAD:08d}"), inspector:
         train(model, optimizer)
     for own, expected in zip(model.parameters(), twin.parameters(), strict=True):
@@ -103,7 +103,7 @@ def test_stop_raises_before_any_parameter_has_changed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("policy", ["warn", None])
 def test_a_training_is_the_same_with_and_without(policy: str | None) -> None:
-    for own, expected in zip(trained(25, watch=True, on_nonfinite=policy), trained(25, watch=False), strict=True):
+    for own, expected in zip(trained(25, watch=True, bad_steps=policy), trained(25, watch=False), strict=True):
         assert torch.equal(own, expected)
 
 
@@ -138,7 +138,7 @@ def test_the_state_before_the_step_is_what_is_kept(tmp_path: Path) -> None:
     model = normalised()
     optimizer = torch.optim.AdamW(model.parameters())
     x = batch(0)["x"]
-    with watched(model, optimizer, tmp_path / "run", on_nonfinite="stop"):
+    with watched(model, optimizer, tmp_path / "run", bad_steps="stop"):
         for step in range(6):
             if step == 5:
                 before = {name: tensor.clone() for name, tensor in model.state_dict().items()}

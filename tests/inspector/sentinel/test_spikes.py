@@ -13,6 +13,7 @@ from tests.inspector.sentinel.faults import batch, watched
 from torch import nn
 
 import sonde
+from sonde import BadSteps
 from sonde.errors import ArgumentError, ObservationWarning
 from sonde.inspector.sentinel.kept_step import read_step
 from sonde.inspector.sentinel.spikes import Spikes
@@ -52,7 +53,7 @@ def test_the_step_of_a_spike_is_kept_as_before_it(
     ):
         if delay is None:
             monkeypatch.setattr("sonde.inspector.sentinel.sentinel.answers_at_once", lambda _: True)
-        with watched(model, None, tmp_path / "run", on_spike=10, rules=False) as inspector:
+        with watched(model, None, tmp_path / "run", bad_steps=BadSteps(on_spike=10), rules=False) as inspector:
             before = train(model, inspector, pushes=pushes)
             far.may_wait = True
     assert len(warned) == 1
@@ -70,7 +71,7 @@ def test_the_step_of_a_spike_is_kept_as_before_it(
 
 
 def test_nothing_is_said_without_being_asked_or_of_a_steady_training() -> None:
-    for options, scale in (({}, 1e3), ({"on_spike": 10}, 1.0)):
+    for options, scale in (({}, 1e3), ({"bad_steps": BadSteps(on_spike=10)}, 1.0)):
         model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
         with watched(model, None, rules=False, **options) as inspector:
             train(model, inspector, pushes=True, scale=scale)
@@ -94,4 +95,4 @@ def test_a_deviation_is_the_robust_one_of_logarithms() -> None:
 @pytest.mark.parametrize("given", [0, -1.0, True, math.nan])
 def test_what_is_no_number_of_deviations_is_refused(given: float) -> None:
     with pytest.raises(ArgumentError, match="on_spike="):
-        sonde.watch(nn.Linear(1, 1), to="memory", on_spike=given)
+        sonde.watch(nn.Linear(1, 1), to="memory", bad_steps=BadSteps(on_spike=given))

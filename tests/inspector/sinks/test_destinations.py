@@ -10,7 +10,7 @@ import pytest
 from tests.inspector.training import small, train
 
 from sonde.errors import ArgumentError, StoreError
-from sonde.inspector import Rows, RunSink, Scalar, Sink, watch
+from sonde.inspector import Inspector, Rows, RunSink, Scalar, Sink, watch
 from sonde.run.run import Run, open_run
 from sonde.run.store.memory_writer import memory_run
 
@@ -59,7 +59,7 @@ def test_several_targets_get_the_same(tmp_path: Path) -> None:
     model, optimizer = small()
     sink = Kept()
     seen: list[Run] = []
-    with watch(model, every=1, to=[tmp_path / "run", sink], visualizer=seen.append, verbose=False):
+    with watch(model, every=1, to=[tmp_path / "run", sink, seen.append], verbose=False):
         train(model, optimizer, 2)
     run = open_run(tmp_path / "run")
     assert len(seen) == 1
@@ -73,7 +73,7 @@ def test_visualizers_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     pytest.importorskip("tensorboard")
     model, optimizer = small()
     shown = ["print", "matplotlib", "tensorboard"]
-    with watch(model, every=1, to=tmp_path / "run", visualizer=shown, verbose=False):
+    with watch(model, every=1, to=[tmp_path / "run", *shown], verbose=False):
         train(model, optimizer, 2)
     assert "update / weight" in capsys.readouterr().out
     assert (tmp_path / "run" / "pictures" / "update_ratio.png").is_file()
@@ -84,17 +84,26 @@ def test_visualizers_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 def test_a_name_alone_keeps_the_run_in_memory(capsys: pytest.CaptureFixture[str]) -> None:
     """As a visualizer that is a callable does; nothing called "print" is made on disk."""
     model, optimizer = small()
-    with watch(model, every=1, visualizer="print", verbose=False) as inspector:
+    with watch(model, every=1, to="print", verbose=False) as inspector:
         train(model, optimizer, 2)
     assert inspector.path is None
     assert not Path("print").exists()
     assert "run in memory" in capsys.readouterr().out
 
 
+def test_a_folder_may_have_the_name_of_a_visualizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given as a path, it is where the run is written."""
+    monkeypatch.chdir(tmp_path)
+    model, optimizer = small()
+    with watch(model, every=1, to="./print", verbose=False):
+        train(model, optimizer, 1)
+    assert open_run(tmp_path / "print").last_step == 0
+
+
 def test_an_unknown_name_is_no_folder() -> None:
     """The nearest name is said, and that folders are given elsewhere."""
     with pytest.raises(ArgumentError, match="Nearest: matplotlib"):
-        watch(small()[0], visualizer="matplotlb", to="memory")
+        Inspector(visualizer="matplotlb", to="memory")
 
 
 def test_a_writer_that_is_given_stays_open() -> None:

@@ -80,9 +80,7 @@ def test_tensorboard_gets_nan_where_no_element_is_finite_and_counts_what_a_numbe
     """Never a norm of 0; the count begins with the first element that is not finite, and goes on when all are finite again."""
     layer = nn.Linear(2, 2, bias=False)
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
-    with watch(
-        layer, optimizer, every=1, to=["memory", TensorBoard(tmp_path / "tb")], verbose=False, on_nonfinite=None
-    ) as inspector:
+    with watch(layer, optimizer, every=1, to=["memory", TensorBoard(tmp_path / "tb")], verbose=False, bad_steps=None) as inspector:
         for bad in (0, 4, 2, 0):
             nn.init.ones_(layer.weight)
             optimizer.zero_grad()
@@ -103,7 +101,7 @@ def test_tensorboard_gets_nan_where_no_element_is_finite_and_counts_what_a_numbe
 def test_the_update_ratio_of_a_weight_without_a_finite_element_is_nan(tmp_path: Path) -> None:
     layer = nn.Linear(2, 2, bias=False)
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
-    with watch(layer, optimizer, every=1, to=[TensorBoard(tmp_path / "tb")], verbose=False, on_nonfinite=None):
+    with watch(layer, optimizer, every=1, to=[TensorBoard(tmp_path / "tb")], verbose=False, bad_steps=None):
         for factor in (1.0, float("nan"), 1.0):
             optimizer.zero_grad()
             (layer(torch.ones(1, 2)) * factor).sum().backward()

@@ -43,7 +43,7 @@ def runs(client: Any, experiment: str = "Default") -> list[Any]:
 def test_a_run_of_its_own_has_metrics_params_findings_and_files_and_ends_well(tmp_path: Path, client: Any) -> None:
     model = deep()
     config = {"lr": 0.01, "data": {"name": "noise", "long": "x" * 10_000}}
-    with watch(model, every=2, to=tmp_path / "run", visualizer="mlflow", verbose=False, config=config) as inspector:
+    with watch(model, every=2, to=[tmp_path / "run", "mlflow"], verbose=False, config=config) as inspector:
         list(learn(model, inspector, 24))
     assert mlflow.active_run() is None  # as before
     (found,) = runs(client)

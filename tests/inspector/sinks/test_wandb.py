@@ -66,7 +66,7 @@ def test_a_run_of_its_own_has_the_numbers_of_the_run_at_its_steps_and_ends_well(
 @pytest.mark.slow
 def test_pictures_and_the_report_are_sent_at_the_end(tmp_path: Path) -> None:
     model = deep(2)
-    with watch(model, every=1, to=tmp_path / "run", visualizer="wandb", verbose=False) as inspector:
+    with watch(model, every=1, to=[tmp_path / "run", "wandb"], verbose=False) as inspector:
         list(learn(model, inspector, 3))
     assert isinstance(inspector.visualizer, WandbSink)
     (found,) = offline_runs(tmp_path)

@@ -234,7 +234,7 @@ def sample_updates(hooked: Sequence[_AnyHook], limit: float) -> dict[Site, str]:
             seen = size_of(part.numel(), one_in)
             notes[hook.sites["update"]] = (
                 f"{SAMPLED} {one_in} elements, chosen at random: copies of all parameters would take more than the "
-                f"{limit:,.0f} bytes of update_memory=. Its counts and lengths are estimates. For any elements, the root mean "
+                f"{limit:,.0f} bytes of Limits(memory=). Its counts and lengths are estimates. For any elements, the root mean "
                 f"square error of a length is at most {length_error(one_in):.3g} * absmax / norm of it, of a share "
                 f"{0.5 / sqrt(seen):.2%}"
             )

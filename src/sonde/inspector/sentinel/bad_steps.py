@@ -10,20 +10,18 @@ from sonde.errors import NonFiniteError, StoreError
 from sonde.inspector.sentinel.bad_step import BadStep
 from sonde.inspector.sentinel.kept_step import KeptStep, count_text, step_of
 from sonde.inspector.sentinel.replayed_step import Replayed, replayed, write_report
-from sonde.inspector.sentinel.sentinel import OnNonFinite
 from sonde.inspector.sentinel.spikes import Spike
+from sonde.inspector.settings import OnNonFinite
 from sonde.paths import short_path
 from sonde.rules import RULES, Finding, short
 from sonde.warn import warn_user
-
-__all__ = ["BadSteps"]
 
 _MOST = 3
 """So many steps of a run are kept and run again; of later ones it is only said that they were."""
 
 
-class BadSteps:
-    """The steps of a training whose gradients or loss were not finite.
+class BadStepReports:
+    """The reports of a training's bad steps: of those whose gradients or loss were not finite, and of spikes.
 
     Attributes:
         findings: one for each.
@@ -132,7 +130,7 @@ def _damage(found: BadStep) -> str:
     if found.late:
         return (
             f"The training stops {_steps(found.late)} later, as nothing waits for the accelerator: parameters have changed since. "
-            'on_nonfinite="wait" stops before they do.'
+            'bad_steps="wait" stops before they do.'
         )
     if found.is_taken:
         return "The optimizer has stepped already: the loss was given after its step."

@@ -22,7 +22,7 @@ __all__ = ["PendingStep", "PendingSteps"]
 
 _NO_MEMORY = (
     "its parameters were not kept, since copies of them for each step that the accelerator has not ended would take more than "
-    "update_memory="
+    "Limits(memory=)"
 )
 
 

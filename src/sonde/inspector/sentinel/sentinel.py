@@ -9,7 +9,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from math import isfinite
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -39,13 +39,6 @@ from sonde.inspector.sentinel.pending_steps import PendingStep, PendingSteps
 from sonde.inspector.sentinel.spikes import Spike, Spikes
 from sonde.inspector.sentinel.training_passes import MOST_PASSES, BufferCopies, KeptPass
 from sonde.warn import warn_user
-
-__all__ = ["ON_NONFINITE", "OnNonFinite", "Sentinel", "answers_at_once"]
-
-OnNonFinite = Literal["warn", "stop", "wait"]
-"""What is done about a step whose gradients or loss are not finite."""
-
-ON_NONFINITE: tuple[OnNonFinite | None, ...] = ("warn", "stop", "wait", None)
 
 _OUTPUTS_FROM = 2e-3  # seconds between two steps from which gradients at the outputs are kept, which takes 6 us
 _TIMED = 8  # steps after which the time of a step is known

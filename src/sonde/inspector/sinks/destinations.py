@@ -11,16 +11,13 @@ from typing import Any
 from sonde.errors import ArgumentError
 from sonde.inspector.sinks.base import RunSink, Sink
 from sonde.inspector.sinks.job import continued
-from sonde.inspector.sinks.to_argument import folders_named, targets_of
+from sonde.inspector.sinks.to_argument import NAMED, folders_named, targets_of
 from sonde.run import Existing, Run, RunWriter, literal, memory_run, quoted, start_run
-from sonde.suggest import nearest
 
 __all__ = ["Destinations", "Visualizer", "open_destinations"]
 
 Visualizer = Callable[[Run], None]
 """Shows a run, at the end of each epoch and of the training."""
-
-_NAMES = ("print", "matplotlib", "tensorboard", "wandb", "mlflow")
 
 
 @dataclass
@@ -31,7 +28,7 @@ class Destinations:
         sinks: all of them.
         recorded: the sink that writes the run, or None.
         visualizers: called with this run.
-        shown: what ``visualizer=`` named, as objects, in that order.
+        shown: the sinks and visualizers in the order in which they were given, without that of the run.
         first_step: the step at which a resumed run continues; None for a new run.
         epoch: the first epoch: of a resumed run its last one, or the next if that had ended.
     """
@@ -77,54 +74,46 @@ class Destinations:
             sink.close()
 
 
-def open_destinations(
-    to: Any, exists: Existing, step: int | None, visualizer: Any = None, epoch: int | None = None
-) -> Destinations:
+def open_destinations(to: Any, exists: Existing, step: int | None, epoch: int | None = None) -> Destinations:
     """Open the destinations that the arguments name.
 
     A job that ``torchrun`` has restarted continues the run that it had begun.
 
     Args:
         to: None for a new folder in runs/, a path, ``"memory"``, a run to continue, a writer, a
-            :class:`~sonde.inspector.sinks.base.Sink`, a visualizer, or several of them.
+            :class:`~sonde.inspector.sinks.base.Sink`, a visualizer, the name of a sink or visualizer, or several of them.
         exists: what to do where the folder holds a run.
         step: the step at which a run is continued.
-        visualizer: the name of a visualizer, or the same as *to*, beside it.
         epoch: the number of the first epoch; by default that in which a run is continued, else 0.
 
     Raises:
-        ArgumentError: *to* names no destination, or two runs; or there is no visualizer of that name.
+        ArgumentError: *to* names no destination, or two runs.
         MissingExtraError: a package that the visualizer needs is not installed.
         StoreError: the folder cannot be used.
     """
     destinations = Destinations()
     to, exists = continued(to, exists)
-    wanted = [] if visualizer is None else targets_of(visualizer)
-    names = [_checked(name) for name in wanted if isinstance(name, str)]
-    given = [*(targets_of(to) if to is not None or visualizer is None else ())]
-    given += [target for target in wanted if not isinstance(target, str)]
+    given = targets_of(to)
     runs = [target for target in given if isinstance(target, RunSink) or _is_run(target)]
     if len(runs) > 1:
         raise ArgumentError("to= names two runs to write: one training writes one run; give sinks or visualizers beside it")
     if exists == "resume" and not folders_named(runs):
         raise ArgumentError("there is nothing to resume: give the folder of the run in to=")
     try:
-        for target in given:
-            if isinstance(target, Sink):
-                destinations.sinks.append(target)
-                if isinstance(target, RunSink):
-                    destinations.recorded = target
-            elif not _is_run(target):
-                destinations.visualizers.append(target)
-            else:
-                destinations.recorded = _run_sink(target, exists, step)
-                destinations.sinks.append(destinations.recorded)
-        needs_run = destinations.visualizers or names or any(sink.needs_run for sink in destinations.sinks)
-        if needs_run and destinations.recorded is None:
+        for run in runs:
+            destinations.recorded = run if isinstance(run, RunSink) else _run_sink(run, exists, step)
+            destinations.sinks.append(destinations.recorded)
+        others = [target for target in given if target not in runs]
+        if not runs and any(not isinstance(each, Sink) or each.needs_run for each in others):
             destinations.recorded = RunSink(memory_run())
             destinations.sinks.append(destinations.recorded)
-        named = {name: _add_named(destinations, name) for name in names}
-        destinations.shown = [named[target] if isinstance(target, str) else target for target in wanted]
+        for target in others:
+            shown = _named(destinations, target) if isinstance(target, str) else target
+            destinations.shown.append(shown)
+            if isinstance(shown, Sink):
+                destinations.sinks.append(shown)
+            else:
+                destinations.visualizers.append(shown)
     except BaseException as error:
         destinations.close(error)
         raise
@@ -134,35 +123,28 @@ def open_destinations(
     return destinations
 
 
-def _checked(name: str) -> str:
-    if name not in _NAMES:
-        known = ", ".join(map(repr, _NAMES))
-        raise ArgumentError(f"visualizer={name!r} is none of {known}. {nearest(name, _NAMES, count=1)} A folder is given in to=")
-    return name
-
-
-def _add_named(destinations: Destinations, name: str) -> Sink | Visualizer:
-    """Add the visualizer of that name, and return it.
-
-    Its files are in the run's folder, or in the current one if the run is in memory.
-    """
+def _named(destinations: Destinations, name: str) -> Sink | Visualizer:
+    """Return the sink or visualizer of that name. Its files are in the run's folder, or in the current one without any."""
     from sonde.inspector.sinks.mlflow import MLflowSink
     from sonde.inspector.sinks.tensorboard import TensorBoard
     from sonde.inspector.sinks.visualizers import Pictures, Print
     from sonde.inspector.sinks.wandb import WandbSink
 
     folder = destinations.path if destinations.path is not None else Path.cwd()
-    if name in ("tensorboard", "wandb", "mlflow"):
-        sink = TensorBoard(folder / "tensorboard") if name == "tensorboard" else WandbSink() if name == "wandb" else MLflowSink()
-        destinations.sinks.append(sink)
-        return sink
-    visualizer = Print() if name == "print" else Pictures(folder / "pictures")
-    destinations.visualizers.append(visualizer)
-    return visualizer
+    makes: dict[str, Callable[[], Sink | Visualizer]] = {
+        "print": Print,
+        "matplotlib": lambda: Pictures(folder / "pictures"),
+        "tensorboard": lambda: TensorBoard(folder / "tensorboard"),
+        "wandb": WandbSink,
+        "mlflow": MLflowSink,
+    }
+    return makes[name]()
 
 
 def _is_run(target: Any) -> bool:
     """Return whether *target* stands for a run, and not for a sink or a visualizer."""
+    if isinstance(target, str):
+        return target not in NAMED
     return not isinstance(target, Sink) and (isinstance(target, Run | RunWriter | os.PathLike) or not callable(target))
 
 

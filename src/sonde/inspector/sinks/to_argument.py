@@ -5,7 +5,23 @@ from __future__ import annotations
 import os
 from typing import Any, TypeGuard
 
-__all__ = ["folders_named", "names_folder", "targets_of"]
+from sonde.errors import ArgumentError
+from sonde.suggest import nearest
+
+NAMED = ("print", "matplotlib", "tensorboard", "wandb", "mlflow")
+"""The sinks and visualizers that have a name. A folder of such a name is given as a path, as ``"./print"``."""
+
+
+def with_visualizers(to: Any, visualizer: Any) -> Any:
+    """Return *to* with the targets that ``visualizer=``, monitorch's word, adds to it: objects, or names among ``NAMED``."""
+    if visualizer is None:
+        return to
+    added = targets_of(visualizer)
+    for name in added:
+        if isinstance(name, str) and name not in NAMED:
+            known = ", ".join(map(repr, NAMED))
+            raise ArgumentError(f"visualizer={name!r} is none of {known}. {nearest(name, NAMED, count=1)} A folder is given in to=")
+    return [*([] if to is None else targets_of(to)), *added]
 
 
 def targets_of(given: Any) -> list[Any]:
@@ -14,8 +30,8 @@ def targets_of(given: Any) -> list[Any]:
 
 
 def names_folder(target: Any) -> TypeGuard[str | os.PathLike[str]]:
-    """Return whether *target* is the folder of a run, and neither the memory nor an object."""
-    return isinstance(target, str | os.PathLike) and target != "memory"
+    """Return whether *target* is the folder of a run, and no memory, no name of a sink or visualizer, and no object."""
+    return isinstance(target, str | os.PathLike) and target not in ("memory", *NAMED)
 
 
 def folders_named(given: Any) -> list[str | os.PathLike[str]]:
