@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sonde.answer import Cell, Chart, Code, Fact, Grid, Line, Mark, Part, Report, ShownAsReport
+from sonde.answer import Answer, Cell, Chart, Code, Fact, Grid, Line, Mark, Part, Report
 from sonde.errors import ArgumentError
 
 HOSTILE = "\"'><img src=x onerror=alert(1)></script><script>alert(2)</script>$title"
@@ -29,7 +29,10 @@ def report(text: str = "plain words") -> Report:
     return Report(text, text, "bad", text, parts, [text])
 
 
-class Made(ShownAsReport):
+class Made(Answer):
+    notes = ("a note",)
+    findings = ()
+
     def _grid(self) -> Grid:
         return Grid("a table", ["layer"], [[Cell("fc")]])
 

@@ -43,7 +43,7 @@ def test_the_table_names_step_layer_number_and_setting(parted: RunComparison) ->
 
 def test_its_attributes_are_numbers_and_names(parted: RunComparison) -> None:
     assert (parted.step, parted.site) == (12, "<b>:output")
-    assert (parted.same, parted.identical) == (False, False)
+    assert (parted.ok, parted.identical) == (False, False)
     assert parted.first == parted.partings[0]
     assert [each.number for each in parted.scalars] == ["loss"]
     assert parted.settings == {"lr": (1e-3, 3e-2)}
@@ -51,7 +51,7 @@ def test_its_attributes_are_numbers_and_names(parted: RunComparison) -> None:
 
 
 def test_it_is_a_finding_as_well(parted: RunComparison) -> None:
-    found = parted.finding
+    (found,) = parted.findings
     assert isinstance(found, Finding)
     assert (found.site, found.first_step, found.severity) == ("<b>:output", 12, "warn")
     assert found.evidence["b"] / found.evidence["a"] == pytest.approx(8.0, rel=0.1)
@@ -67,12 +67,12 @@ def test_names_of_a_stranger_are_text_in_html(parted: RunComparison) -> None:
 def test_runs_of_one_name_are_told_apart_by_the_folder_above(tmp_path: Path) -> None:
     found = compare_runs(record(tmp_path / "x" / "run", 0, 1e-3), record(tmp_path / "y" / "run", 0, 1e-3))
     assert repr(found).splitlines()[0] == "x/run and y/run are identical at 30 common steps"
-    assert (found.step, found.site, found.first, found.finding) == (None, None, None, None)
+    assert (found.step, found.site, found.first, found.findings) == (None, None, None, ())
 
 
 def test_two_seeds_are_said_not_to_part(tmp_path: Path) -> None:
     found = compare_runs(record(tmp_path / "a", 0, 1e-3), record(tmp_path / "b", 1, 1e-3))
-    assert found.same
+    assert found.ok
     assert repr(found).splitlines()[:2] == [
         "a and b do not part: no number differs by more than seeds and noise explain",
         "  nothing parts",
@@ -81,7 +81,7 @@ def test_two_seeds_are_said_not_to_part(tmp_path: Path) -> None:
 
 def test_an_equal_beginning_is_told(tmp_path: Path) -> None:
     found = compare_runs(record(tmp_path / "a", 0, 1e-3), record(tmp_path / "b", 0, 1e-3, 1.01))
-    assert found.same
+    assert found.ok
     assert (found.step, found.site) == (12, "<b>:output")
     line = "equal up to step 11; the first numbers that differ at all: step 12, %3Cb%3E:output"
     assert any(each.startswith(line.replace("%3Cb%3E", "<b>")) for each in repr(found).splitlines())

@@ -1,6 +1,11 @@
+from .answer import Answer as Answer
+from .answer import verdict_of as verdict_of
+from .answer import worst_first as worst_first
 from .chart import Chart as Chart
 from .chart import Line as Line
 from .chart import Mark as Mark
+from .checks import Check as Check
+from .checks import ModelChecks as ModelChecks
 from .page import KIT as KIT
 from .page import asset as asset
 from .page import html_page as html_page
@@ -11,7 +16,9 @@ from .report import Code as Code
 from .report import Fact as Fact
 from .report import Part as Part
 from .report import Report as Report
-from .report import ShownAsReport as ShownAsReport
+from .report import Verdict as Verdict
+from .report import facts_of as facts_of
+from .report import said_of as said_of
 from .table import Cell as Cell
 from .table import Grid as Grid
 from .table import ShownAsTable as ShownAsTable

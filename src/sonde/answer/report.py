@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 import linecache
-import os
-from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from sonde.answer.chart import Chart
 from sonde.answer.page import asset, html_page
-from sonde.answer.table import Grid, ShownAsTable, Tone
-from sonde.errors import ArgumentError
+from sonde.answer.table import Grid, Tone
 from sonde.escape import escape_html, printable_line
+from sonde.rules import Finding
 
-_SIGNS: dict[Tone, tuple[str, str]] = {
-    "good": ("✓", "ok"),
-    "warn": ("▲", "warning"),
+Verdict = Literal["ok", "note", "warn", "bad", "unknown"]
+"""How well it is: the severity of the worst finding; ``ok`` without a finding; ``unknown`` where nothing was judged."""
+
+VERDICTS: tuple[Verdict, ...] = ("unknown", "ok", "note", "warn", "bad")
+"""From the best to the worst."""
+
+TONES: Mapping[Verdict, Tone] = {"unknown": "quiet", "ok": "good", "note": "plain", "warn": "warn", "bad": "bad"}
+"""How the verdict of a line stands out among others."""
+
+_SIGNS: Mapping[Verdict, tuple[str, Tone]] = {
+    "unknown": ("?", "plain"),
+    "ok": ("✓", "good"),
+    "note": ("✓", "good"),
+    "warn": ("▲", "warn"),
     "bad": ("✕", "bad"),
-    "plain": ("•", "note"),
-    "quiet": ("•", "note"),
-    "strong": ("•", "note"),
 }
-"""Of each verdict a sign that needs no colour, and its word for those who listen to the page."""
+"""Of the verdict of a whole page a sign that needs no colour, and its colour: a page with notes alone is green."""
+
+_MOST_FACTS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +106,7 @@ class Report:
     Attributes:
         source: the call that made it: ``sonde.why_nan``.
         subject: what was looked at: the model's class.
-        tone: of the verdict.
+        verdict: its sign and colour.
         headline: the verdict in one sentence.
         parts: in the order of their weight.
         remarks: further lines at the end.
@@ -107,7 +114,7 @@ class Report:
 
     source: str
     subject: str
-    tone: Tone
+    verdict: Verdict
     headline: str
     parts: Sequence[Part]
     remarks: Sequence[str] = field(default=())
@@ -129,43 +136,31 @@ class Report:
         return f"<style>{style}</style>{self._article()}"
 
     def _article(self) -> str:
-        sign, word = _SIGNS[self.tone]
+        sign, tone = _SIGNS[self.verdict]
         remarks = "".join(f"<p>{escape_html(line)}</p>" for line in self.remarks)
         footer = f"<footer>{remarks}</footer>" if remarks else ""
         return (
-            f'<article class="sonde-report"><div class="verdict {self.tone}"><span class="sign" role="img" aria-label="{word}">'
+            f'<article class="sonde-report"><div class="verdict {tone}"><span class="sign" role="img" aria-label="{self.verdict}">'
             f'{sign}</span><div><p class="subject">{escape_html(printable_line(self.subject))}</p>'
             f"<h1>{escape_html(printable_line(self.headline))}</h1></div></div>"
             f"{''.join(map(_part, self.parts))}{footer}</article>"
         )
 
 
-class ShownAsReport(ShownAsTable):
-    """A result that is a table in a console, and a report in a notebook and as a page."""
+def facts_of(findings: Iterable[Finding]) -> list[Fact]:
+    """Return the facts of a report on *findings*, the worst first: what is wrong, and after each rule what to do."""
+    worst = [each for each in findings if each.severity in ("warn", "bad")]
+    facts = []
+    for place, each in enumerate(worst[:_MOST_FACTS]):
+        before, behind = ([other.rule for other in worst[at : at + 1]] for at in (max(place - 1, 0), place + 1))
+        facts.append(Fact("" if place and before == [each.rule] else each.rule, said_of(each), TONES[each.severity]))
+        facts += [Fact("", each.advice, "quiet")] if each.advice and behind != [each.rule] else []
+    return facts + ([Fact("", f"and {len(worst) - _MOST_FACTS} more", "quiet")] if len(worst) > _MOST_FACTS else [])
 
-    @abstractmethod
-    def _report(self) -> Report:
-        """Return the report."""
 
-    def to_html(self) -> str:
-        """The report as a page: one file that loads nothing and opens offline, light or dark as the system is."""
-        return self._report().to_html()
-
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the report to a file: the page for ``.html``, the table as text for ``.txt``. Return its path.
-
-        Raises:
-            ArgumentError: the file has another ending.
-        """
-        file = Path(path)
-        ending = file.suffix.lower()
-        if ending not in (".html", ".htm", ".txt"):
-            raise ArgumentError(f"{file.name!r} cannot be written: give a file that ends in .html (the page) or .txt (the table)")
-        file.write_text(f"{self.to_text()}\n" if ending == ".txt" else self.to_html(), encoding="utf-8")
-        return file
-
-    def _repr_html_(self) -> str:
-        return self._report().to_fragment()
+def said_of(finding: Finding) -> str:
+    """Return the message of *finding* behind its place, if it has one."""
+    return f"{finding.site}: {finding.message}" if finding.site else finding.message
 
 
 def _part(part: Part) -> str:

@@ -1,6 +1,5 @@
 """What observing does to one model: whether anything changes, what is seen, and what it costs."""
 
-from sonde.checkup.checkup import Checkup
-from sonde.checkup.doctor import doctor
+from sonde.checkup.doctor import Checkup, doctor
 
 __all__ = ["Checkup", "doctor"]

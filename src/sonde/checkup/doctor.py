@@ -1,26 +1,104 @@
-"""``doctor``: say what observing does to a model."""
+"""``doctor``: say what observing does to a model; the answer has a verdict on each question, and what each lens costs."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
 
-from sonde.checkup.checkup import Checkup
-from sonde.checkup.examination import Examination
-from sonde.checkup.judgements import QUESTIONS, numbers_of
+from sonde.answer import Cell, Check, Grid, ModelChecks, Part, Verdict
+from sonde.checkup.examination import Cost, Examination
+from sonde.checkup.judgements import CHECKS, numbers_of
+from sonde.checkup.words import seconds_in_words
 from sonde.diagnosis.preflight.preflight import check_arguments, check_count, check_numbers, progress
 from sonde.diagnosis.preflight.subject import Subject
-from sonde.diagnosis.preflight.verdicts import Verdict
 from sonde.engine import Where, check_model
 from sonde.errors import ArgumentError
 from sonde.inspector import AnyLens, Lens, LossMetrics
 from sonde.preprocessor import AbstractPreprocessor
+from sonde.view import size
 
-__all__ = ["doctor"]
+if TYPE_CHECKING:
+    from rich.console import Group
+
+
+@dataclass(repr=False)
+class Checkup(ModelChecks):
+    """What observing does to one model; printed as a table of verdicts, and one of what each lens costs.
+
+    Attributes:
+        model: class of the model.
+        checks: one for each question.
+        costs: what each lens costs at each port.
+        numbers: by name of a check, what was measured, in seconds, bytes and counts.
+        seconds: how long the checks took.
+        notes: what else the reader must know.
+    """
+
+    model: str
+    checks: list[Check]
+    costs: list[Cost] = field(default_factory=list)
+    numbers: dict[str, Mapping[str, float]] = field(default_factory=dict)
+    seconds: float = 0.0
+    notes: list[str] = field(default_factory=list)
+
+    _source = "sonde.doctor"
+    _about = "What observing does to"
+    _headlines: ClassVar[Mapping[Verdict, str]] = {
+        "bad": "observing is not safe here",
+        "warn": "observing has an effect",
+        "note": "observing changes nothing",
+        "ok": "observing changes nothing",
+        "unknown": "no check could be made",
+    }
+
+    def _content(self) -> dict[str, Any]:
+        return {**super()._content(), "numbers": self.numbers, "costs": [asdict(each) for each in self.costs]}
+
+    def to_text(self, width: int | None = None) -> str:
+        """The tables as plain text, at most *width* characters wide; None is the width of the terminal."""
+        return "\n\n".join(grid.to_text(width) for grid in self._grids())
+
+    def __repr__(self) -> str:
+        return self.to_text()
+
+    def __rich__(self) -> Group:  # type: ignore[override]  # two tables
+        from rich.console import Group
+
+        first, *others = self._grids()
+        return Group(first, *(part for grid in others for part in ("", grid)))
+
+    def _more_parts(self) -> list[Part]:
+        return [Part("Each lens at each port", self._cost_grid())] if self.costs else []
+
+    def _grids(self) -> list[Grid]:
+        return [self._grid(), *([self._cost_grid()] if self.costs else [])]
+
+    def _cost_grid(self) -> Grid:
+        rows = []
+        for cost in self.costs:
+            apart = cost.difference
+            often = "" if cost.one_in == 1 else f"in one of {cost.one_in} logged steps"
+            each = "" if apart is None or not cost.rows else seconds_in_words(apart.seconds / cost.rows)
+            if apart is not None and apart.is_noise:
+                each, often = "", "; ".join(filter(None, [f"below its noise, {seconds_in_words(apart.noise)} a step", often]))
+            rows.append(
+                [
+                    Cell(cost.lens, "strong"),
+                    Cell(cost.port),
+                    Cell(f"{cost.rows:,}", align="right"),
+                    Cell(each, align="right"),
+                    Cell(size(cost.bytes / cost.rows) if cost.rows else "", align="right"),
+                    Cell(often, "quiet"),
+                ]
+            )
+        measured = any(cost.difference is not None for cost in self.costs)
+        footer = ["time: what a step saves without the lens at the port, divided by its rows"] if measured else []
+        return Grid("Each lens at each port", ["lens", "port", "rows", "time a row", "bytes a row", ""], rows, footer)
 
 
 def doctor(
@@ -42,7 +120,7 @@ def doctor(
     >>> import sonde, torch
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2))
     >>> found = sonde.doctor(model, torch.randn(8, 4), seconds=0.1)
-    >>> found["unchanged"].result, found.ok
+    >>> found["unchanged"].verdict, found.ok
     ('ok', True)
 
     Copies run without an observer and with one, from the present random state; the model, its gradients and buffers, the batch, the
@@ -64,8 +142,8 @@ def doctor(
         verbose: show the progress.
 
     Returns:
-        A verdict on each question, ``ok``, ``note``, ``warn``, ``bad`` or ``skipped``, with findings and their numbers; and what
-        each lens costs at each port.
+        A check for each question, with the verdict ``bad``, ``warn``, ``note``, ``ok``, or ``unknown`` where it could not be made,
+        with findings and their numbers; and what each lens costs at each port.
 
     Raises:
         ModelError: *model* is no module.
@@ -88,16 +166,16 @@ def doctor(
     single = isinstance(lenses, Lens | LossMetrics | AbstractPreprocessor)
     chosen: Any = (lenses,) if single else None if lenses is None else tuple(lenses)  # type: ignore[arg-type]
     given = {"include": include, "exclude": exclude}
-    verdicts = []
-    with progress("doctor", len(QUESTIONS), verbose) as advance:
+    checks = []
+    with progress("doctor", len(CHECKS), verbose) as advance:
         examined = Examination(subject, chosen, every, seconds, compile, given)
-        for name, check in QUESTIONS.items():
+        for name, check in CHECKS.items():
             advance(name)
-            skipped = Verdict(name, "the model raises under watch", skipped=True)
-            verdicts.append(check(examined) if examined.raised is None else skipped)
+            unjudged = Check(name, "the model raises under watch", judged=False)
+            checks.append(check(examined) if examined.raised is None else unjudged)
     known = examined.raised is None
     costs, numbers = (examined.costs, numbers_of(examined)) if known else ([], {})
-    return Checkup(subject.name, verdicts, costs, numbers, time.monotonic() - began, [*examined.notes, *subject.notes])
+    return Checkup(subject.name, checks, costs, numbers, time.monotonic() - began, [*examined.notes, *subject.notes])
 
 
 def _rank() -> int:

@@ -5,22 +5,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
+from sonde.answer import Check
 from sonde.checkup.examination import Examination
 from sonde.checkup.operator_log import OperatorLog
 from sonde.checkup.pass_facts import Change
 from sonde.checkup.timing import Difference
 from sonde.checkup.words import many, seconds_in_words
-from sonde.diagnosis.preflight.verdicts import Verdict
 from sonde.rules import Finding
 from sonde.rules.finding import Severity
 from sonde.view import size
 
-__all__ = ["QUESTIONS", "numbers_of"]
-
 _SHOWN = 3
 
 
-def unchanged(examined: Examination) -> Verdict:
+def unchanged(examined: Examination) -> Check:
     """Judge whether observing changes anything, apart from what differs between two unobserved runs."""
     unsteady, changed, count = examined.changes
     known = {each.name for each in unsteady}
@@ -45,7 +43,7 @@ def unchanged(examined: Examination) -> Verdict:
         else "outputs, buffers and random state"
     )
     words = f"{what} have the same bits in {examined.passes}: {count:,} facts compared"
-    return Verdict("unchanged", "" if findings else words, tuple(findings))
+    return Check("unchanged", "" if findings else words, tuple(findings))
 
 
 _CHANGED = {
@@ -70,7 +68,7 @@ def _by(found: list[Change]) -> str:
     return f"up to {worst.largest:.2g} ({worst.name})" if worst.largest is not None else str(found[0])
 
 
-def paths(examined: Examination) -> Verdict:
+def paths(examined: Examination) -> Check:
     """Judge whether torch takes the same paths: the operators of the model in one step."""
     steps = examined.steps
     total = sum(steps.bare.model.values())
@@ -90,7 +88,7 @@ def paths(examined: Examination) -> Verdict:
             found.append(Finding("other_path", message, site, severity="warn", advice=advice))
     plain = "; compiled modules ran as plain Python here" if examined.is_compiled else ""
     same = "differ" if found else "are the same"
-    return Verdict("paths", f"the {total:,} operators of a step {same}{plain}", tuple(found))
+    return Check("paths", f"the {total:,} operators of a step {same}{plain}", tuple(found))
 
 
 def _paths_apart(bare: OperatorLog, observed: OperatorLog) -> dict[tuple[str, str], int]:
@@ -104,11 +102,11 @@ def _operators(found: Counter[str]) -> str:
     return ", ".join([*names, *([f"{len(found) - _SHOWN} more"] if len(found) > _SHOWN else [])])
 
 
-def compiled(examined: Examination) -> Verdict:
+def compiled(examined: Examination) -> Check:
     """Judge whether observing breaks graphs, or compiles more of them than one for each state of the observer."""
     if not examined.compiles:
         why = "compile=False" if examined.is_compiled else "no part of the model is compiled; compile=True compiles copies"
-        return Verdict("compiled", why, skipped=True)
+        return Check("compiled", why, judged=False)
     bare, watched = examined.compilations
     states = 2 if examined.trains else 1
     graphs, expected = watched.graphs[-1], states * bare.graphs[-1]
@@ -124,10 +122,10 @@ def compiled(examined: Examination) -> Verdict:
         f"{many(bare.graphs[-1], 'graph')} without an observer, {graphs} under watch (logged steps, and all others); graph breaks: "
         f"{bare.breaks}, {watched.breaks}; the first step takes {seconds_in_words(bare.first)}, {seconds_in_words(watched.first)}"
     )
-    return Verdict("compiled", words, tuple(found))
+    return Check("compiled", words, tuple(found))
 
 
-def reads(examined: Examination) -> Verdict:
+def reads(examined: Examination) -> Check:
     """Judge whether the host waits for a device because of sonde."""
     steps = examined.steps
     found, said = [], []
@@ -142,14 +140,14 @@ def reads(examined: Examination) -> Verdict:
     own = len(steps.bare.reads)
     on_cpu = "" if examined.devices else "; on the CPU that waits for nothing"
     words = f"sonde reads {' and '.join(said)}{on_cpu}; the model, the loss and the optimizer {own:,}"
-    return Verdict("reads", words, tuple(found))
+    return Check("reads", words, tuple(found))
 
 
-def time(examined: Examination) -> Verdict:
+def time(examined: Examination) -> Check:
     """Say how long steps take."""
     times = examined.times
     if times is None:
-        return Verdict("time", f"a few rounds take longer than {examined.seconds:g} s: give more seconds=", skipped=True)
+        return Check("time", f"a few rounds take longer than {examined.seconds:g} s: give more seconds=", judged=False)
     bare = times.median("bare")
     plain, logged = times.difference("plain", "bare"), times.difference("logged", "bare")
     extra = [0.0 if each.is_noise else each.seconds for each in (logged, plain)]
@@ -163,7 +161,7 @@ def time(examined: Examination) -> Verdict:
         f"with every={examined.every} observing takes {share} of the time; writing a logged {what} takes {writing}, in a "
         f"thread of its own ({len(times.rounds['bare'])} rounds)"
     )
-    return Verdict("time", words)
+    return Check("time", words)
 
 
 def _ratio(apart: Difference, bare: float) -> str:
@@ -172,7 +170,7 @@ def _ratio(apart: Difference, bare: float) -> str:
     return f"{1 + apart.seconds / bare:.3g} x as long (± {apart.noise / bare:.2g})"
 
 
-def memory(examined: Examination) -> Verdict:
+def memory(examined: Examination) -> Check:
     """Say how much memory is in use."""
     steps = examined.steps
     tables = sum(cost.bytes for cost in steps.costs)
@@ -180,10 +178,10 @@ def memory(examined: Examination) -> Verdict:
     words = (
         f"rows {size(tables)}; tensors made in a step, at their peak: {peaks[0]}, not logged {peaks[1]}, logged at most {peaks[2]}"
     )
-    return Verdict("memory", words)
+    return Check("memory", words)
 
 
-def coverage(examined: Examination) -> Verdict:
+def coverage(examined: Examination) -> Check:
     """Judge what was not observed, and say why."""
     steps = examined.steps
     lines = [line for line in steps.coverage if examined.trains or line.site.port in ("input", "output")]
@@ -200,14 +198,14 @@ def coverage(examined: Examination) -> Verdict:
         more = f" and {many(len(sites) - 1, 'more site', 'more sites')}" if len(sites) > 1 else ""
         message = f"{'delivered, but ' if delivered else ''}{reason}"
         found.append(Finding("not_covered", f"{message}{f': this{more}' if more else ''}", sites[0], severity=severity))
-    return Verdict("coverage", f"{seen:,} of {len(lines):,} sites delivered", tuple(found))
+    return Check("coverage", f"{seen:,} of {len(lines):,} sites delivered", tuple(found))
 
 
-def torch(examined: Examination) -> Verdict:
+def torch(examined: Examination) -> Check:
     """Judge whether the private parts of torch are there that sonde uses."""
     count, missing = examined.private_parts
     found = tuple(Finding("missing_part", f"{private.name} is missing: {private.without}", severity="warn") for private in missing)
-    return Verdict("torch", f"{count - len(missing)} of {count} private parts of torch are there", found)
+    return Check("torch", f"{count - len(missing)} of {count} private parts of torch are there", found)
 
 
 def numbers_of(examined: Examination) -> dict[str, Mapping[str, float]]:
@@ -234,7 +232,7 @@ def numbers_of(examined: Examination) -> dict[str, Mapping[str, float]]:
     return found
 
 
-QUESTIONS: dict[str, Callable[[Examination], Verdict]] = {
+CHECKS: dict[str, Callable[[Examination], Check]] = {
     each.__name__: each for each in (unchanged, paths, compiled, reads, time, memory, coverage, torch)
 }
 """Every check by its name, in the order in which they are shown."""

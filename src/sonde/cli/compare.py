@@ -44,7 +44,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="names of a that are others in b, as 'layers.*=blocks.*'; repeat it",
     )
     parser.add_argument("--noise", type=float, help="relative distance that counts as equal (default: measured, or from the types)")
-    expect_json(parser, "a, b, same, findings, and where the sides part")
+    expect_json(parser, "a, b, verdict, ok, findings, and where the sides part")
     expect_page(parser)
 
 
@@ -66,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
     else:
         found = compare(_side(options.a), _side(options.b), **given)
     show(found, options)
-    return 0 if found.same else 1
+    return 0 if found.ok else 1
 
 
 def _is_function(given: str) -> bool:

@@ -6,18 +6,19 @@ Without a model: which kernels are in use and why, whether the compiler works, a
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import re
 import time
 from contextlib import nullcontext
+from dataclasses import replace
 from importlib import metadata
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from sonde.answer import Cell, Grid, ShownAsTable, Tone, standard_output
+from sonde.answer import Answer, Cell, Grid, Part, Report, Tone, standard_output, worst_first
 from sonde.cli.given import FUNCTION, VERDICT, attempt, expect_model, load, show
 from sonde.cli.versions import installed_version
 from sonde.errors import TorchVersionError
+from sonde.rules import Finding, Severity
 
 if TYPE_CHECKING:
     import torch
@@ -72,25 +73,38 @@ def _environment(options: argparse.Namespace) -> int:
         with standard_output().status("trying torch.compile") if not options.json else nullcontext():
             rows.append(_compiler())
     rows += _extras()
-    show(_Environment(rows), options)
-    return 1 if any(tone == "bad" for *_, tone in rows) else 0
+    found = _Environment(rows)
+    show(found, options)
+    return 0 if found.ok else 1
 
 
-class _Environment(ShownAsTable):
-    """What is installed, and whether it works."""
+class _Environment(Answer):
+    """What is installed, and whether it works. What is slower than it could be is a note, what is wrong is bad."""
 
     def __init__(self, rows: list[_Line]) -> None:
-        self._rows = rows
+        self.notes: list[str] = _advice(rows)
+        self._lines = rows
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        severities: dict[Tone, Severity] = {"bad": "bad", "warn": "note"}
+        return worst_first(
+            Finding(part, ": ".join(filter(None, [state, why])), severity=severities[tone])
+            for part, state, why, tone in self._lines
+            if tone in severities
+        )
+
+    def _content(self) -> dict[str, Any]:
+        return {"parts": [{"part": part, "state": state, "detail": why} for part, state, why, _ in self._lines]}
 
     def _grid(self) -> Grid:
-        return Grid("sonde doctor", ["part", "state", "detail"], [_row(*row) for row in self._rows], _advice(self._rows))
+        return Grid("sonde doctor", ["part", "state", "detail"], [_row(*row) for row in self._lines], [*self.notes])
 
-    def to_json(self) -> str:
-        parts = [{"part": part, "state": state, "detail": why, "bad": tone == "bad"} for part, state, why, tone in self._rows]
-        return json.dumps({"parts": parts, "advice": _advice(self._rows)}, indent=2)
-
-    def to_html(self) -> str:
-        return self._grid().to_html()
+    def _report(self) -> Report:
+        worst = next(iter(self.findings), None)
+        headline = "everything works" if worst is None else f"{worst.rule}: {worst.message}"
+        parts = [Part("", replace(self._grid(), footer=[]))]
+        return Report("sonde doctor", "what is installed, and whether it works", self.verdict, headline, parts, self.notes)
 
 
 def _row(what: str, state: str, why: str, tone: Tone) -> list[Cell]:

@@ -8,9 +8,9 @@ import importlib.util
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-from sonde.answer import standard_output, write_page
+from sonde.answer import Answer, standard_output, write_page
 from sonde.cli.completers import complete_functions, completes
 from sonde.errors import ArgumentError, SondeError
 from sonde.run import line_of
@@ -30,22 +30,12 @@ function and an optimizer (model, batch, loss_fn, optimizer):
 """
 """The end of the examples of a command that is given such a function."""
 
-VERDICT = "0 nothing bad was found, 1 something was, 2 the command could not be done, or the model not be run"
+VERDICT = "0 ok, 1 a finding is warn or bad, or nothing could be judged, 2 the command could not be done, or the model not be run"
 """The exit codes of such a command."""
 
 _PIPED = 120  # characters of a line in a pipe: the words of a verdict are prose
 
 Made = TypeVar("Made")
-
-
-class Shown(Protocol):
-    """A result that a command prints."""
-
-    def to_json(self) -> str:
-        """Return the result as JSON."""
-
-    def to_html(self) -> str:
-        """Return the result as HTML."""
 
 
 def expect_model(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
@@ -64,7 +54,7 @@ def expect_page(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def show(found: Shown, options: argparse.Namespace) -> None:
+def show(found: Answer, options: argparse.Namespace) -> None:
     """Print what was found, as the options ask."""
     if options.json:
         print(found.to_json())

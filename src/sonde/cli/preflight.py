@@ -35,4 +35,4 @@ def run(options: argparse.Namespace) -> int:
         lambda: preflight(*made, checks=checks, skip=skip, steps=options.steps, seconds=options.seconds, verbose=not options.json),
     )
     show(found, options)
-    return 1 if found.result == "bad" else 0
+    return 0 if found.ok else 1

@@ -2,7 +2,6 @@
 
 from sonde.diagnosis.nonfinite.non_finite import NonFinite
 from sonde.diagnosis.nonfinite.why_nan import why_nan
-from sonde.diagnosis.preflight.preflight import preflight
-from sonde.diagnosis.preflight.verdicts import Preflight, Verdict
+from sonde.diagnosis.preflight.preflight import Preflight, preflight
 
-__all__ = ["NonFinite", "Preflight", "Verdict", "preflight", "why_nan"]
+__all__ = ["NonFinite", "Preflight", "preflight", "why_nan"]

@@ -8,8 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from sonde.answer import Fact, Part, Report, Tone
-from sonde.diagnosis.preflight.verdicts import facts_of
+from sonde.answer import Fact, Part, Report, facts_of, verdict_of
 from sonde.engine import Coverage, ProbeError, name_of
 from sonde.errors import ArgumentError, SelectionError
 from sonde.inspector.budget import Timer
@@ -379,13 +378,12 @@ class WatchedTraining:
     def report(self, *, attached: bool) -> Report:
         """Return a report for a notebook: what was found so far, what to do, where the run is and what observing costs."""
         run, found, cost = self.closing_lines()
-        worst = {finding.severity for finding in self.findings}
-        tone: Tone = "bad" if "bad" in worst or self.errors else "warn" if "warn" in worst else "good"
+        verdict = "bad" if self.errors else verdict_of(self.findings)
         state, *models, families = self.lines(attached=attached)
         facts = [Fact("run", run.removeprefix("run ")), *(Fact("", model) for model in models if len(models) > 1)]
         facts += [Fact("families", families.removeprefix("families: ")), Fact("cost", cost)]
         parts = [Part("", facts_of(self.findings)), Part("", facts)]
-        return Report("sonde.watch", state, tone, found, [part for part in parts if part.content])
+        return Report("sonde.watch", state, verdict, found, [part for part in parts if part.content])
 
     def closing_lines(self) -> list[str]:
         """Return three lines: the run, the findings, the overhead."""

@@ -39,5 +39,5 @@ def assert_same(
         ArgumentError: as ``sonde.compare``.
     """
     found = compare(a, b, batch, loss_fn=loss_fn, optimizer=optimizer, match=match, noise=noise, backward=backward, verbose=False)
-    if not found.same:
+    if not found.ok:
         raise AssertionError(f"the models are not the same\n{found.to_text()}")

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sonde.answer import Cell, Chart, Fact, Grid, Line, Mark, Part, Report, ShownAsReport, Tone
-from sonde.escape import readable_json
+from sonde.answer import Answer, Cell, Chart, Fact, Grid, Line, Mark, Part, Report, Tone
 from sonde.number import number_of
 from sonde.rules import Finding
 from sonde.run import Curve, Difference, Parting, Parts, Run, compare_rows, names_apart, setting_text
@@ -31,27 +30,24 @@ _ADVICE = {
 
 
 @dataclass(frozen=True, repr=False)
-class RunComparison(ShownAsReport):
+class RunComparison(Answer):
     """Where two runs part; :func:`compare_runs` makes one. In a terminal and a notebook, a table of the layers in that order.
 
     Attributes:
         a, b: the names of the runs.
         parts: all that was found, as plain data.
+        notes: what else should be known.
     """
 
     a: str
     b: str
     parts: Parts
+    notes: tuple[str, ...] = ()
 
     @property
     def identical(self) -> bool:
         """Whether all numbers that both runs have at common steps are equal, to the last bit."""
         return self.parts.identical
-
-    @property
-    def same(self) -> bool:
-        """Whether no number differs by more than two trainings of one setting do."""
-        return not self.parts.partings and not self.parts.scalars
 
     @property
     def partings(self) -> tuple[Parting, ...]:
@@ -96,31 +92,32 @@ class RunComparison(ShownAsReport):
         return self.parts.steps
 
     @property
-    def finding(self) -> Finding | None:
-        """The first place where the runs part as a finding; None where they do not."""
+    def findings(self) -> tuple[Finding, ...]:
+        """The first place where the runs part; none where no number differs by more than two trainings of one setting do."""
         first = self.first
         if first is None:
-            return None
+            return ()
         evidence = {"a": first.a, "b": first.b, "gap": first.gap, "allowed": first.allowed}
-        return Finding(
+        found = Finding(
             "parts",
-            f"{_place(first)} {self._words(first)}",
+            f"{_place(first)}: {self._words(first)}",
             first.site,
             step=first.step,
             value=first.factor,
             call=first.call,
             first_step=first.step,
             evidence=evidence,
+            severity="warn" if first.kind == "apart" else "bad",
             advice=_ADVICE[first.kind],
         )
+        return (found,)
 
-    def to_json(self) -> str:
-        """Return the comparison as JSON: ``same``, ``identical``, ``step`` and ``site`` where the runs part, and all partings."""
-        held = {"a": self.a, "b": self.b, "same": self.same, "identical": self.identical, "step": self.step, "site": self.site}
+    def _content(self) -> dict[str, Any]:
+        held = {"a": self.a, "b": self.b, "identical": self.identical, "step": self.step, "site": self.site}
         held |= {name: [asdict(each) for each in getattr(self, name)] for name in ("partings", "scalars")}
         found = self.first_difference
         held |= {"first_difference": None if found is None else asdict(found), "settings": self.settings}
-        return readable_json({**held, "layers": self.parts.layers, "notes": self.parts.notes})
+        return {**held, "layers": self.parts.layers}
 
     def _headline(self) -> str:
         if self.identical:
@@ -170,8 +167,7 @@ class RunComparison(ShownAsReport):
         else:
             grid = replace(self._grid(), footer=self._footer(with_settings=False))
             parts += [*charts[:1], Part("Where they part, the earliest first", grid), *charts[1:]]
-        tone: Tone = "good" if first is None else "warn" if self.first_difference is not None and not self.partings else "bad"
-        return Report("sonde.compare", f"a: {self.a} · b: {self.b}", tone, self._headline(), parts)
+        return Report("sonde.compare", f"a: {self.a} · b: {self.b}", self.verdict, self._headline(), parts)
 
     def _chart(self, curve: Curve) -> Chart:
         key = curve.site, curve.call, curve.number
@@ -212,7 +208,7 @@ class RunComparison(ShownAsReport):
         for name, sites in ((self.a, parts.only_a), (self.b, parts.only_b)):
             if sites:
                 found.append(f"in {name} alone: {', '.join(sites[:3])}" + (f" and {len(sites) - 3} more" if len(sites) > 3 else ""))
-        found += parts.notes
+        found += self.notes
         span = f"{_many(parts.places, 'number')} at {_many(len(parts.steps), 'common step')}"
         each = f", medians of {parts.resolution:,} steps each" if parts.resolution > 1 else ""
         ends = f" ({parts.steps[0]:,} to {parts.steps[-1]:,}{each})" if len(parts.steps) else ""
@@ -257,7 +253,8 @@ def compare_runs(
     """
     called = zip("ab", (a, b), names_apart([a, b]), strict=True)
     one, other = (f"run {side}" if run.path is None else name for side, run, name in called)
-    return RunComparison(one, other, compare_rows(a, b, baseline=baseline, rename=rename, names=(one, other)))
+    parts = compare_rows(a, b, baseline=baseline, rename=rename, names=(one, other))
+    return RunComparison(one, other, parts, parts.notes)
 
 
 def _cells(name: str, is_place: bool, partings: Sequence[Parting]) -> list[Cell]:

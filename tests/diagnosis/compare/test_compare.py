@@ -41,7 +41,7 @@ def test_healthy_pairs_do_not_part(pair: Any) -> None:
     make, change, batch = pair
     a = make()
     found = sonde.compare(a, change(a), batch())
-    assert found.same, found
+    assert found.ok, found
     assert found.cause is None
     assert {place.stage for place in found.places} == {"forward", "backward"}
 
@@ -54,9 +54,9 @@ def test_no_model_of_the_zoo_parts_from_itself_or_from_its_wider_type(name: str)
     if args and kwargs:
         pytest.skip("both positional and keyword arguments")
     model = entry.build()
-    assert sonde.compare(model, model, args or kwargs, backward=name != "nested_strided").same  # torch has no loss for it
+    assert sonde.compare(model, model, args or kwargs, backward=name != "nested_strided").ok  # torch has no loss for it
     if name not in ("returns_scalar", "ignores_input") and not name.startswith("nested"):  # these make tensors in float32
-        assert sonde.compare(model, doubled(model), args or kwargs).same
+        assert sonde.compare(model, doubled(model), args or kwargs).ok
 
 
 def test_a_coarser_type_is_named_where_it_makes_no_difference_beyond_its_rounding() -> None:
@@ -85,7 +85,7 @@ def renamed() -> nn.Module:
 
 def test_other_names_are_matched_by_order_and_shape_with_a_notice() -> None:
     found = sonde.compare(cnn(), renamed(), images())
-    assert found.same
+    assert found.ok
     assert (found.match["0"], found.match["4"], found.match["8"]) == ("stem", "norm2", "head")
     assert "match=" in found.notes[0]
     assert found.only_a == found.only_b == ()
@@ -127,7 +127,7 @@ def test_saved_sides_are_compared_without_a_model(tmp_path: Path, capsys: pytest
     a, same, other = gpt(), gpt(), gpt()
     other.blocks[1].norm2.eps = 0.1
     one, two, three = (str(kept(model, tmp_path / name)) for model, name in ((a, "a"), (same, "b"), (other, "c")))
-    assert sonde.compare(one, two).same
+    assert sonde.compare(one, two).ok
     assert str(sonde.compare(one, sonde.open_tensors(three)).culprit.site) == "blocks.1.norm2:output"  # type: ignore[union-attr]
     assert main(["compare", one, two]) == 0
     page = tmp_path / "page.html"
@@ -149,7 +149,7 @@ def test_a_side_that_raises_is_compared_up_to_there() -> None:
     layers = cnn()
     found = sonde.compare(layers, Raising(*layers).eval(), images())
     assert found.culprit is None
-    assert not found.same
+    assert not found.ok
     assert found.errors == ("b raised in the forward, and was compared up to there: ValueError: no further",)
     assert str(found.places[-1].site) == "2:output"
     assert found[-1] is found.places[-1]
@@ -196,7 +196,7 @@ def test_assert_same_raises_with_the_ladder() -> None:
 def test_compiled_code_is_compared_with_eager_code() -> None:
     a = cnn()
     found = sonde.compare(a, torch.compile(cnn()), images())
-    assert found.same
+    assert found.ok
     assert found.notes == ("b: ran compiled",)
     changed = cnn()
     changed[1].eps = 1e-3

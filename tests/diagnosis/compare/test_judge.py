@@ -29,7 +29,7 @@ def test_sides_part_beyond_16_roundings_and_where_elements_are_few_beyond_64(ele
     """Rounding moves each side by one rounding at most. Of fewer than 16 elements all may by chance have moved less."""
     for roundings, is_same in ((most - 1, True), (most + 2, False)):
         found = sonde.compare(Scale(0), Scale(roundings), torch.ones(elements), backward=False)
-        assert found.same is is_same, (elements, roundings)
+        assert found.ok is is_same, (elements, roundings)
 
 
 def saved(path: Path, *roundings: int) -> str:
@@ -62,7 +62,7 @@ def test_what_was_saved_parts_beyond_128_roundings_and_16_times_what_was_seen_be
 @pytest.mark.parametrize(("noise", "is_same"), [(1e-3, True), (1e-5, False), (0.0, False)])
 def test_noise_that_is_given_replaces_all_measurements(noise: float, is_same: bool) -> None:
     """The sides are 1,000 roundings apart, 1.2e-4."""
-    assert sonde.compare(Scale(0), Scale(1000), torch.ones(100), backward=False, noise=noise).same is is_same
+    assert sonde.compare(Scale(0), Scale(1000), torch.ones(100), backward=False, noise=noise).ok is is_same
 
 
 class First(nn.Module):
@@ -87,7 +87,7 @@ class Takes(nn.Module):
 def test_an_input_that_parts_does_not_count_where_the_output_of_its_module_agrees() -> None:
     """As values at masked positions."""
     found = sonde.compare(Takes([0.0, 0.0]), Takes([0.0, 9.0]), torch.ones(3, 2), backward=False)
-    assert found.same
+    assert found.ok
     (place,) = (each for each in found.places if str(each.site) == "first:input")
     assert place.relative > 0.5
     assert (place.parts, place.remark) == (False, "the output agrees nevertheless")

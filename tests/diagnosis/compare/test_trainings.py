@@ -96,7 +96,7 @@ def layer_of(found: RunComparison) -> str:
 def test_two_seeds_of_one_setting_do_not_part(name: str, optimizer: str) -> None:
     for one, other in itertools.combinations(range(3), 2):
         found = compare(healthy(name, one, optimizer), healthy(name, other, optimizer))
-        assert found.same, found
+        assert found.ok, found
         assert found.first_difference is None
 
 
@@ -131,7 +131,7 @@ def broken(step: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> Non
 @pytest.mark.parametrize("plant", [slow, fast, frozen, begun, broken], ids=lambda plant: plant.__name__)
 def test_a_planted_change_of_another_seed_is_found_with_layer_and_step(name: str, plant: Plant) -> None:
     found = compare(healthy(name, 0), train(name, 7, plant))
-    assert not found.same
+    assert not found.ok
     assert found.step is not None
     assert abs(found.step - (0 if plant is begun else CHANGED)) <= EVERY
     assert layer_of(found) == MODELS[name][2]

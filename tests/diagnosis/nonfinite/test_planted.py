@@ -29,7 +29,7 @@ def check(name: str, host: str) -> sonde.NonFinite:
     assert found.cause is not None
     answer = (found.phase, found.operation, found.kind, found.cause.name)
     assert answer == (fault.phase, fault.operation, *OTHERWISE.get((name, host), (fault.kind, fault.cause)))
-    assert (found.layer, found.call) == (model.site, 0)
+    assert (found.layer, found.origin.place.call) == (model.site, 0)
     assert found.line is not None
     assert found.line.text.endswith("# fault"), found.line
     assert found.line.file == __file__.replace("test_planted", "planted")

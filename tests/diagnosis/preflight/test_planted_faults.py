@@ -241,7 +241,7 @@ def test_a_planted_fault_is_named_by_its_check(make: Callable[[], Case], check: 
     torch.manual_seed(0)
     model, x, loss_fn, optimizer = make()
     found = sonde.preflight(model, x, loss_fn, optimizer, checks=[check], steps=25)
-    assert found[check].result == result
+    assert found[check].verdict == result
     assert rule in {each.rule for each in found[check].findings}
 
 
@@ -251,13 +251,13 @@ def test_a_batch_that_zeros_learn_as_well_says_that_the_input_is_not_used() -> N
     x, y = data()
     model = Around(before=lambda x: x * 1e-6)
     found = sonde.preflight(model, x, classify(torch.zeros_like(y)), checks=["overfit", "zeroed_inputs"], steps=60)
-    assert [each.result for each in found.verdicts] == ["ok", "warn"]
+    assert [each.verdict for each in found.checks] == ["ok", "warn"]
 
 
 def test_a_rate_with_which_the_loss_rises_gets_one_with_which_it_falls() -> None:
     torch.manual_seed(0)
     x, y = data()
     found = sonde.preflight(net(), x, classify(y), lambda parameters: torch.optim.SGD(parameters, lr=30.0), steps=25)
-    assert found["learning_rate"].result == "warn"
-    assert found["overfit"].result == "bad"
+    assert found["learning_rate"].verdict == "warn"
+    assert found["overfit"].verdict == "bad"
     assert "Adam learns it" in found["overfit"].findings[0].message

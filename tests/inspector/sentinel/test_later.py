@@ -142,7 +142,7 @@ def test_buffers_and_random_state_are_those_before_the_step(tmp_path: Path, monk
         assert torch.equal(tensor, before[name])
     (only,) = kept.passes
     assert torch.equal(only.random.cpu, random)
-    assert sonde.replay(folder, made()).source == "input"
+    assert sonde.replay(folder, made()).origin.source == "input"
 
 
 @pytest.mark.parametrize("pushes", ["before", "after"])

@@ -159,4 +159,4 @@ def test_the_state_before_the_step_is_what_is_kept(tmp_path: Path) -> None:
     assert torch.allclose(only.args[0], x, rtol=0, atol=0, equal_nan=True)
     assert torch.equal(only.random.cpu, random)
     assert not only.is_changed
-    assert sonde.replay(folder, normalised()).source == "input"
+    assert sonde.replay(folder, normalised()).origin.source == "input"

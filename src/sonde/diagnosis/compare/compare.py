@@ -112,7 +112,7 @@ def compare(
         baseline: of runs, repeats of ``a`` with other seeds, as runs or paths: what these differ by counts as equal.
 
     Returns:
-        The comparison: ``same``, ``culprit``, ``cause``, ``places``. In a console or notebook it shows a ladder of layers that
+        The comparison: ``ok``, ``culprit``, ``cause``, ``places``. In a console or notebook it shows a ladder of layers that
         stops at the culprit.
 
     Raises:
@@ -331,5 +331,8 @@ def _hints(a: Side, b: Side, names: Names, places: list[Place], culprit: Place |
     typed = [place for place in places if " in a, " in place.remark and not place.parts]
     if typed and culprit is None:
         yield Finding(
-            "dtype", f"{typed[0].remark} from {typed[0].site} on: equal up to the rounding of the coarser type", str(typed[0].site)
+            "dtype",
+            f"{typed[0].remark} from {typed[0].site} on: equal up to the rounding of the coarser type",
+            str(typed[0].site),
+            severity="note",
         )

@@ -1,31 +1,31 @@
-"""The result of a comparison: every place, the first one where the sides part, and the cause."""
+"""The answer of a comparison: every place, the first one where the sides part, and the cause."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, overload
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, overload
 
-from sonde.answer import Grid, Report, ShownAsReport, frame
+from sonde.answer import Answer, Cell, Chart, Fact, Grid, Line, Mark, Part, Report, Tone, worst_first
 from sonde.diagnosis.compare.aligned import Place
-from sonde.diagnosis.compare.facts import Facts
-from sonde.diagnosis.compare.ladder import ladder
-from sonde.diagnosis.compare.page import report_of
+from sonde.diagnosis.compare.ladder import Rung, rungs
 from sonde.errors import UnknownSiteError
-from sonde.escape import readable_json
 from sonde.rules import Finding
 from sonde.site import Site
 from sonde.suggest import nearest
 
-if TYPE_CHECKING:
-    import pandas
-
-__all__ = ["Comparison"]
+_HINTS = 6
+_LEAST = 1e-16  # relative distance at which a bar begins
+_ROOT = "(root)"
+_MOST_PLACES = 2000
+_HOW_FAR = (
+    "Euclidean norm of the difference, divided by that of the larger tensor. Above the dashed line is more than rounding explains."
+)
 
 
 @dataclass(repr=False)
-class Comparison(Facts, ShownAsReport):
+class Comparison(Answer):
     """Two sides, compared place by place; printed as a ladder of layers that stops at the culprit.
 
     Attributes:
@@ -42,15 +42,40 @@ class Comparison(Facts, ShownAsReport):
         errors: the sides that raised, which were compared up to there, in words.
     """
 
+    a: str
+    b: str
+    places: tuple[Place, ...]
+    culprit: Place | None = None
+    owner: str = ""
+    causes: tuple[Finding, ...] = ()
+    hints: tuple[Finding, ...] = ()
+    match: Mapping[str, str] = field(default_factory=dict)
+    only_a: tuple[str, ...] = ()
+    only_b: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    errors: tuple[str, ...] = ()
+
+    @property
+    def cause(self) -> Finding | None:
+        """The most certain cause; None where none is known."""
+        return self.causes[0] if self.causes else None
+
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """The causes, then the hints; without a cause, that the sides part."""
-        if self.causes or self.culprit is None:
-            return (*self.causes, *self.hints)
+        """The causes, or without one that the sides part: ``bad``; that a side raised; the hints. The worst first."""
+        found = [Finding("raised", text) for text in self.errors]
         place = self.culprit
-        message = f"the sides part at {place.site}: relative distance {place.relative:.3g}, and rounding explains {place.floor:.1g}"
-        parted = Finding("part", message, str(place.site), value=place.relative, severity="bad", call=place.call)
-        return (parted, *self.hints)
+        if self.cause is not None:  # it explains that the sides part, whatever its own weight
+            found = [replace(self.cause, severity="bad"), *self.causes[1:], *found]
+        elif place is not None:
+            far = f"relative distance {place.relative:.3g}, and rounding explains {place.floor:.1g}"
+            message = f"the sides part at {place.site}: {far}"
+            found.append(Finding("part", message, str(place.site), value=place.relative, severity="bad", call=place.call))
+        return worst_first([*found, *self.hints])
+
+    @property
+    def _has_judged(self) -> bool:
+        return bool(self.places)
 
     @overload
     def __getitem__(self, site: int) -> Place: ...
@@ -74,26 +99,19 @@ class Comparison(Facts, ShownAsReport):
     def __iter__(self) -> Iterator[Place]:
         return iter(self.places)
 
-    def to_frame(self) -> pandas.DataFrame:
-        """A pandas table with a row for each place.
+    def _rows(self) -> list[dict[str, Any]]:
+        return [_row(place) for place in self.places]
 
-        Raises:
-            MissingExtraError: pandas is not installed.
-        """
-        return frame([_row(place) for place in self.places])
-
-    def to_json(self) -> str:
-        """Return the comparison as JSON: ``same``, the ``culprit`` as a row of :meth:`to_frame`, ``findings``, ``notes``."""
+    def _content(self) -> dict[str, Any]:
         culprit = None if self.culprit is None else _row(self.culprit)
-        held = {"a": self.a, "b": self.b, "same": self.same, "places": len(self.places), "culprit": culprit, "owner": self.owner}
-        told = {name: getattr(self, name) for name in ("only_a", "only_b", "notes", "errors")}
-        return readable_json({**held, "findings": [asdict(each) for each in self.findings], **told})
+        held = {"a": self.a, "b": self.b, "places": len(self.places), "culprit": culprit, "owner": self.owner}
+        return {**held, "only_a": self.only_a, "only_b": self.only_b}
 
     def _grid(self) -> Grid:
-        return ladder(self)
+        return _ladder(self)
 
     def _report(self) -> Report:
-        return report_of(self)
+        return _report_of(self)
 
 
 def _row(place: Place) -> dict[str, object]:
@@ -116,3 +134,208 @@ def _row(place: Place) -> dict[str, object]:
 def first_parted(places: Iterable[Place]) -> Place | None:
     """Return the first place where the sides part."""
     return next((place for place in places if place.parts), None)
+
+
+# As a table
+
+
+def _ladder(comparison: Comparison, *, with_causes: bool = True) -> Grid:
+    """Return the ladder as a table; without causes, its footer has neither those behind the first one nor what to do."""
+    found = rungs(comparison.places, comparison.culprit)
+    stages = list(dict.fromkeys(rung.stage for rung in found))
+    rows = []
+    for rung in found:
+        rows.append(_cells(rung, comparison))
+    columns = ["stage", "layer", "type", "places", "difference", "rounding", ""]
+    if stages == ["forward"] or len(stages) < 2:
+        columns, rows = columns[1:], [row[1:] for row in rows]
+    return Grid(
+        _title(comparison),
+        columns,
+        rows,
+        _footer(comparison, with_causes=with_causes),
+        empty="no place was compared",
+        optional=("places", "type"),
+    )
+
+
+def _cells(rung: Rung, comparison: Comparison) -> list[Cell]:
+    worst = rung.largest
+    tone: Tone = "bad" if rung.culprit else "good"
+    name = f"{rung.name or _ROOT} … {rung.last}" if rung.last else rung.name or _ROOT
+    words = _words(rung, comparison)
+    return [
+        Cell(rung.stage, "quiet"),
+        Cell(name, "bad" if rung.culprit else "strong"),
+        Cell(rung.type, "quiet"),
+        Cell(str(len(rung.places)), "quiet", "right"),
+        Cell(relative_text(worst.relative), tone if rung.culprit else "plain", bar=_share(worst.relative)),
+        Cell(relative_text(max(place.floor for place in rung.places)), "quiet", "right"),
+        Cell(words, tone),
+    ]
+
+
+def _words(rung: Rung, comparison: Comparison) -> str:
+    if not rung.culprit:
+        return "equal" if rung.largest.relative == 0 else "agrees"
+    place = rung.places[0]
+    said = [f"call {place.call}"] if place.call > 0 else []
+    said += [place.remark] if place.remark else []
+    if comparison.cause is not None:
+        said.append(comparison.cause.message)
+    own = comparison.owner == place.site.owner.path
+    where = "" if own else f", in the code of {comparison.owner or _ROOT}"
+    return f"parts here{where}" + (f": {'; '.join(said)}" if said else "")
+
+
+def relative_text(relative: float) -> str:
+    """Return a relative distance as text: ``0``, ``3.1e-07``, ``0.83``."""
+    if relative == 0:
+        return "0"
+    return f"{relative:.2g}" if 1e-2 <= relative < 1e3 else "inf" if math.isinf(relative) else f"{relative:.1e}"
+
+
+def _share(relative: float) -> float:
+    """Return the length of the bar: 0 at 1e-16, 1 at 1."""
+    if relative <= _LEAST:
+        return 0.0
+    return min(1.0, 1 + math.log10(min(relative, 1.0)) / -math.log10(_LEAST))
+
+
+def _title(comparison: Comparison) -> str:
+    culprit = comparison.culprit
+    sides = f"a: {comparison.a}, b: {comparison.b}"
+    if culprit is None:
+        if not comparison.places:
+            return f"Comparison of {sides}: no place was compared"
+        raised = ", then a side raised" if comparison.errors else ""
+        return f"Comparison of {sides}: no difference beyond rounding in {len(comparison.places)} places{raised}"
+    return f"Comparison of {sides}: they part in the {culprit.stage} at {culprit.site}"
+
+
+def _footer(comparison: Comparison, *, with_causes: bool) -> list[str]:
+    lines = []
+    culprit = comparison.culprit
+    if culprit is not None:
+        if with_causes:
+            lines += [f"also: {found.message}" for found in comparison.causes[1:]]
+        if with_causes and comparison.cause is not None and comparison.cause.advice:
+            lines.append(f"to do: {comparison.cause.advice}")
+        if with_causes and comparison.cause is None:
+            lines.append("no cause was recognised: look at the code of the layer, between the last place that agrees and this one")
+        after = comparison.places[comparison.places.index(culprit) + 1 :]
+        parted = [place for place in after if place.parts]
+        if parted:
+            lines.append(f"{len(parted)} of {len(after)} places behind it differ as well")
+    lines += [f"hint: {found.message}" for found in comparison.hints[:_HINTS]]
+    if len(comparison.hints) > _HINTS:
+        lines.append(f"and {len(comparison.hints) - _HINTS} more hints")
+    for side, names in (("a", comparison.only_a), ("b", comparison.only_b)):
+        if names:
+            more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+            lines.append(f"in {side} alone: {', '.join(name or _ROOT for name in names[:4])}{more}")
+    lines += [*comparison.errors, *comparison.notes]
+    lines.append(
+        "difference: norm of the difference / norm of the tensor; rounding: the largest difference that rounding explains, measured"
+    )
+    return lines
+
+
+# As a page
+
+
+def _report_of(comparison: Comparison) -> Report:
+    """Return the report."""
+    culprit = comparison.culprit
+    parts = [Part("", facts)] if (facts := _facts(comparison)) else []
+    parts.append(Part("Down to where the sides part" if culprit else "Layer by layer", _ladder(comparison, with_causes=False)))
+    if any(place.relative for place in comparison.places):
+        parts.append(Part("How far the sides are apart, through the model", _chart(comparison), _HOW_FAR))
+    if comparison.places:
+        parts.append(Part(f"All {len(comparison.places):,} places", _all_places(comparison.places), folded=True))
+    return Report("sonde.compare", f"a: {comparison.a} · b: {comparison.b}", comparison.verdict, _headline(comparison), parts)
+
+
+def _headline(comparison: Comparison) -> str:
+    culprit = comparison.culprit
+    if culprit is not None:
+        return f"the sides part in the {culprit.stage} at {culprit.site}"
+    if not comparison.places:
+        return "no place was compared"
+    raised = ", then a side raised" if comparison.errors else ""
+    return f"no difference beyond rounding in {len(comparison.places):,} places{raised}"
+
+
+def _facts(comparison: Comparison) -> list[Fact]:
+    place = comparison.culprit
+    if place is None:
+        return []
+    facts = []
+    for number, cause in enumerate(comparison.causes):
+        facts.append(Fact("also" if number else "cause", cause.message, "plain" if number else "bad"))
+        numbers = _evidence(cause)
+        facts += [Fact("", numbers, "quiet")] if numbers else []
+        facts += [Fact("do", cause.advice, "good")] if cause.advice and not number else []
+    if not comparison.causes:
+        facts.append(Fact("cause", "none was recognised", "warn"))
+        facts.append(Fact("do", "look at the code of the layer, between the last place that agrees and this one", "good"))
+    kind = f" ({place.type})" if place.type else ""
+    call = f", call {place.call}" if place.call > 0 else ""
+    other = "" if place.other == place.site else f"; in b {place.other}"
+    facts.append(Fact("place", f"{place.site}{kind}{call}{other}", "strong"))
+    if comparison.owner != place.site.owner.path:
+        facts.append(Fact("code of", comparison.owner or "(root)", "strong"))
+    if math.isfinite(place.relative):
+        cosine = "" if math.isnan(place.cosine) else f" · cosine {place.cosine:.6g}"
+        facts.append(
+            Fact("difference", f"{relative_text(place.relative)} of the norm{cosine} · largest element {place.largest:.3g}")
+        )
+        facts.append(Fact("rounding", f"explains {relative_text(place.floor)}, measured at this place"))
+    facts += [Fact("shape", place.shape)] if place.shape else []
+    facts += [Fact("note", place.remark)] if place.remark else []
+    return facts
+
+
+def _evidence(cause: Finding) -> str:
+    return " · ".join(f"{name} {value:.6g}" for name, value in cause.evidence.items())
+
+
+def _chart(comparison: Comparison) -> Chart:
+    places = comparison.places
+    numbers = range(len(places))
+    bands, start = [], 0
+    for stage in dict.fromkeys(place.stage for place in places):
+        count = sum(place.stage == stage for place in places)
+        bands.append((float(start), float(start + count - 1), stage))
+        start += count
+    marks = [] if comparison.culprit is None else [Mark(places.index(comparison.culprit), str(comparison.culprit.site))]
+    lines = [Line("rounding", [place.floor for place in places], "limit"), Line("difference", [place.relative for place in places])]
+    names = [f"{place.site}{f' (call {place.call})' if place.call > 0 else ''}" for place in places]
+    return Chart(
+        numbers, lines, "places in the order of execution", "relative difference", log=True, marks=marks, bands=bands, names=names
+    )
+
+
+def _all_places(places: Sequence[Place]) -> Grid:
+    columns = ["stage", "place in a", "call", "type", "shape", "difference", "rounding", "cosine", "largest", ""]
+    rows = []
+    for place in places[:_MOST_PLACES]:
+        other = "" if place.other == place.site else f"in b {place.other}"
+        words = "; ".join(filter(None, ["parts" if place.parts else "", place.remark, other]))
+        tone: Tone = "bad" if place.parts else "plain"
+        rows.append(
+            [
+                Cell(place.stage, "quiet"),
+                Cell(str(place.site), "strong"),
+                Cell(str(place.call) if place.call > 0 else "", "quiet", "right"),
+                Cell(place.type, "quiet"),
+                Cell(place.shape),
+                Cell(relative_text(place.relative), tone, "right"),
+                Cell(relative_text(place.floor), "quiet", "right"),
+                Cell("" if math.isnan(place.cosine) else f"{place.cosine:.6g}", align="right"),
+                Cell(f"{place.largest:.3g}", align="right"),
+                Cell(words, tone),
+            ]
+        )
+    more = len(places) - len(rows)
+    return Grid("", columns, rows, [f"and {more:,} more; to_frame() has all"] if more > 0 else [])

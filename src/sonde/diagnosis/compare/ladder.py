@@ -1,21 +1,14 @@
-"""Print a comparison as a ladder of layers: one rung for each layer that agrees, opened along the way to the culprit."""
+"""Gather the places of a comparison into a ladder of layers: a rung for each that agrees, opened along the way to the culprit."""
 
 from __future__ import annotations
 
-import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from sonde.answer import Cell, Grid, Tone
 from sonde.diagnosis.compare.aligned import Place
-from sonde.diagnosis.compare.facts import Facts
-
-__all__ = ["Rung", "ladder", "rungs"]
 
 _MOST_AGREEING = 3  # neighbouring numbered layers that have a rung each
-_HINTS = 6
-_LEAST = 1e-16  # relative distance at which a bar begins
-_ROOT = "(root)"
 
 
 @dataclass
@@ -44,14 +37,13 @@ class Rung:
         return max(self.places, key=lambda place: place.relative)
 
 
-def rungs(comparison: Facts) -> list[Rung]:
-    """Return the lines of the ladder, down to the culprit."""
-    culprit = comparison.culprit
-    shown = list(comparison.places)
+def rungs(places: Sequence[Place], culprit: Place | None) -> list[Rung]:
+    """Return the lines of the ladder of *places*, down to the culprit."""
+    shown = list(places)
     if culprit is not None:
         shown = shown[: shown.index(culprit) + 1]
-    opened = _opened(comparison, shown)
-    types = {place.site.path: place.type for place in comparison.places if place.site.port == "output"}
+    opened = _opened(shown, culprit)
+    types = {place.site.path: place.type for place in places if place.site.port == "output"}
     found: list[Rung] = []
     for place in shown:
         if place is culprit:
@@ -68,9 +60,8 @@ def rungs(comparison: Facts) -> list[Rung]:
     return _joined(found)
 
 
-def _opened(comparison: Facts, shown: list[Place]) -> set[str]:
+def _opened(shown: list[Place], culprit: Place | None) -> set[str]:
     """Return the layers that are shown by their children: those around the culprit, or the model alone."""
-    culprit = comparison.culprit
     layers = {place.site.owner.path for place in shown}
     if culprit is not None:
         parts = culprit.site.owner.path.split(".")
@@ -115,105 +106,3 @@ def _are_numbered(one: Rung, other: Rung) -> bool:
     numbered = re.compile(r"((?:.*\.)?)\d+")
     here, there = numbered.fullmatch(one.name), numbered.fullmatch(other.name)
     return bool(here and there and here[1] == there[1] and one.stage == other.stage and one.type == other.type)
-
-
-def ladder(comparison: Facts, *, with_causes: bool = True) -> Grid:
-    """Return the ladder as a table; without causes, its footer has neither those behind the first one nor what to do."""
-    found = rungs(comparison)
-    stages = list(dict.fromkeys(rung.stage for rung in found))
-    rows = []
-    for rung in found:
-        rows.append(_cells(rung, comparison))
-    columns = ["stage", "layer", "type", "places", "difference", "rounding", ""]
-    if stages == ["forward"] or len(stages) < 2:
-        columns, rows = columns[1:], [row[1:] for row in rows]
-    return Grid(
-        _title(comparison),
-        columns,
-        rows,
-        _footer(comparison, with_causes=with_causes),
-        empty="no place was compared",
-        optional=("places", "type"),
-    )
-
-
-def _cells(rung: Rung, comparison: Facts) -> list[Cell]:
-    worst = rung.largest
-    tone: Tone = "bad" if rung.culprit else "good"
-    name = f"{rung.name or _ROOT} … {rung.last}" if rung.last else rung.name or _ROOT
-    words = _words(rung, comparison)
-    return [
-        Cell(rung.stage, "quiet"),
-        Cell(name, "bad" if rung.culprit else "strong"),
-        Cell(rung.type, "quiet"),
-        Cell(str(len(rung.places)), "quiet", "right"),
-        Cell(relative_text(worst.relative), tone if rung.culprit else "plain", bar=_share(worst.relative)),
-        Cell(relative_text(max(place.floor for place in rung.places)), "quiet", "right"),
-        Cell(words, tone),
-    ]
-
-
-def _words(rung: Rung, comparison: Facts) -> str:
-    if not rung.culprit:
-        return "equal" if rung.largest.relative == 0 else "agrees"
-    place = rung.places[0]
-    said = [f"call {place.call}"] if place.call > 0 else []
-    said += [place.remark] if place.remark else []
-    if comparison.cause is not None:
-        said.append(comparison.cause.message)
-    own = comparison.owner == place.site.owner.path
-    where = "" if own else f", in the code of {comparison.owner or _ROOT}"
-    return f"parts here{where}" + (f": {'; '.join(said)}" if said else "")
-
-
-def relative_text(relative: float) -> str:
-    """Return a relative distance as text: ``0``, ``3.1e-07``, ``0.83``."""
-    if relative == 0:
-        return "0"
-    return f"{relative:.2g}" if 1e-2 <= relative < 1e3 else "inf" if math.isinf(relative) else f"{relative:.1e}"
-
-
-def _share(relative: float) -> float:
-    """Return the length of the bar: 0 at 1e-16, 1 at 1."""
-    if relative <= _LEAST:
-        return 0.0
-    return min(1.0, 1 + math.log10(min(relative, 1.0)) / -math.log10(_LEAST))
-
-
-def _title(comparison: Facts) -> str:
-    culprit = comparison.culprit
-    sides = f"a: {comparison.a}, b: {comparison.b}"
-    if culprit is None:
-        if not comparison.places:
-            return f"Comparison of {sides}: no place was compared"
-        raised = ", then a side raised" if comparison.errors else ""
-        return f"Comparison of {sides}: no difference beyond rounding in {len(comparison.places)} places{raised}"
-    return f"Comparison of {sides}: they part in the {culprit.stage} at {culprit.site}"
-
-
-def _footer(comparison: Facts, *, with_causes: bool) -> list[str]:
-    lines = []
-    culprit = comparison.culprit
-    if culprit is not None:
-        if with_causes:
-            lines += [f"also: {found.message}" for found in comparison.causes[1:]]
-        if with_causes and comparison.cause is not None and comparison.cause.advice:
-            lines.append(f"to do: {comparison.cause.advice}")
-        if with_causes and comparison.cause is None:
-            lines.append("no cause was recognised: look at the code of the layer, between the last place that agrees and this one")
-        after = comparison.places[comparison.places.index(culprit) + 1 :]
-        parted = [place for place in after if place.parts]
-        if parted:
-            lines.append(f"{len(parted)} of {len(after)} places behind it differ as well")
-    lines += [f"hint: {found.message}" for found in comparison.hints[:_HINTS]]
-    if len(comparison.hints) > _HINTS:
-        lines.append(f"and {len(comparison.hints) - _HINTS} more hints")
-    for side, names in (("a", comparison.only_a), ("b", comparison.only_b)):
-        if names:
-            more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-            lines.append(f"in {side} alone: {', '.join(name or _ROOT for name in names[:4])}{more}")
-    lines += [*comparison.errors, *comparison.notes]
-    lines.append(
-        "difference: norm of the difference / norm of the tensor; rounding: the largest difference that rounding explains, measured"
-    )
-    return lines

@@ -3,33 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from sonde.answer import Cell, Code, Fact, Grid, Part, Report, ShownAsReport, Tone
+from sonde.answer import Answer, Cell, Code, Fact, Grid, Part, Report, Tone
 from sonde.diagnosis.nonfinite.operation_observer import Largest
-from sonde.diagnosis.nonfinite.origins import Cause, Kind, Operand, Origin, Source
+from sonde.diagnosis.nonfinite.origins import Cause, Kind, Operand, Origin
 from sonde.diagnosis.nonfinite.source_lines import SourceLine, line_of
-from sonde.diagnosis.nonfinite.tensor_facts import TensorFacts, number_text, shape_text
-from sonde.rules import Finding
+from sonde.diagnosis.nonfinite.tensor_facts import number_text, shape_text
+from sonde.rules import RULES, Finding
 from sonde.site import Phase, Site
-
-__all__ = ["NonFinite"]
 
 _MOST_OPERANDS = 6
 _MOST_INDICES = 8
 
 
 @dataclass(eq=False, repr=False)
-class NonFinite(ShownAsReport):
+class NonFinite(Answer):
     """The first operation that made a NaN or an infinity, or the news that none did.
-
-    The class is large because it is the whole answer, read by people: each attribute is one line of the text.
 
     Attributes:
         model: class of the model.
-        origin: where the first bad value came about; None if nothing bad has reached the output, the loss, a gradient, a
-            parameter or a buffer.
+        origin: where the first bad value came about, with its operands, result and lines; None if nothing bad has reached the
+            output, the loss, a gradient, a parameter or a buffer.
         reached: what the bad values have reached, in words: ``the loss``, ``48 of 52 gradients``.
         later: operations behind it that made new bad values out of the first ones, as a NaN out of an infinity.
         harmless: operations that made bad values which have reached nothing.
@@ -38,6 +35,8 @@ class NonFinite(ShownAsReport):
         operations: how many were looked at.
         notes: what else the reader must know, as that compiled code ran as plain Python.
         error: raised by the model, the loss function, the backward pass or the optimizer.
+        reproduction: one line of Python that makes such a value again, behind ``import torch``; ``""`` if no short line does.
+        failure: what failed in sonde itself, after which no operation was seen; ``""`` if nothing did.
     """
 
     model: str
@@ -50,21 +49,13 @@ class NonFinite(ShownAsReport):
     operations: int = 0
     notes: list[str] = field(default_factory=list)
     error: Exception | None = None
-    _reproduction: str = ""
-
-    def __bool__(self) -> bool:
-        """Whether something that is not finite was found."""
-        return self.origin is not None
+    reproduction: str = ""
+    failure: str = ""
 
     @property
     def kind(self) -> Kind | None:
         """``NaN`` or ``inf``: the first bad value; None if there is none."""
         return None if self.origin is None else self.origin.kind
-
-    @property
-    def source(self) -> Source | None:
-        """``operation``; or whose tensor was bad before: ``input``, ``parameter``, ``buffer``, ...; None if nothing was."""
-        return None if self.origin is None else self.origin.source
 
     @property
     def phase(self) -> Phase | None:
@@ -77,9 +68,19 @@ class NonFinite(ShownAsReport):
         return None if self.origin is None else self.origin.place.path
 
     @property
-    def call(self) -> int | None:
-        """Index of the module's call within the forward; None where it is not known."""
-        return None if self.origin is None else self.origin.place.call
+    def operation(self) -> str | None:
+        """The operation as the code calls it: ``softmax``; in a backward pass the one whose derivative it is."""
+        return None if self.origin is None else self.origin.name
+
+    @property
+    def line(self) -> SourceLine | None:
+        """The innermost line outside of torch that led to the operation."""
+        return None if self.origin is None else line_of(self.origin.lines)
+
+    @property
+    def cause(self) -> Cause | None:
+        """Why: a name, a sentence and an advice."""
+        return None if self.origin is None else self.origin.cause
 
     @property
     def site(self) -> Site | None:
@@ -95,60 +96,21 @@ class NonFinite(ShownAsReport):
         return self.origin.place.site
 
     @property
-    def operation(self) -> str | None:
-        """The operation as the code calls it: ``softmax``; in a backward pass the one whose derivative it is."""
-        return None if self.origin is None else self.origin.name
-
-    @property
-    def operator(self) -> str | None:
-        """The operator that ran: ``aten::_softmax``."""
-        return None if self.origin is None else self.origin.operator
-
-    @property
-    def lines(self) -> list[SourceLine]:
-        """The lines of Python that led to the operation, the innermost first."""
-        return [] if self.origin is None else self.origin.lines
-
-    @property
-    def line(self) -> SourceLine | None:
-        """The innermost of the lines outside of torch."""
-        return line_of(self.lines)
-
-    @property
-    def inputs(self) -> list[Operand]:
-        """The operands of the operation."""
-        return [] if self.origin is None else self.origin.operands
-
-    @property
-    def output(self) -> TensorFacts | None:
-        """The result of the operation."""
-        return None if self.origin is None else self.origin.result
-
-    @property
-    def index(self) -> tuple[int, ...] | None:
-        """Position of the first bad element in the result."""
-        return None if self.origin is None else self.origin.index
-
-    @property
-    def cause(self) -> Cause | None:
-        """Why: a name, a sentence and an advice."""
-        return None if self.origin is None else self.origin.cause
-
-    @property
-    def reproduction(self) -> str:
-        """One line of Python that makes such a value again, with ``import torch`` before it; ``""`` if no short line does."""
-        return self._reproduction
-
-    @property
     def near_limit(self) -> list[Largest]:
         """The largest values that are near the limit of their dtype: the next overflow, named before it happens."""
         return [each for each in self.largest if each.is_near]
 
-    def finding(self) -> Finding | None:
-        """Return the answer as a finding of the rule ``nonfinite``; None if nothing bad was found."""
-        if self.origin is None:
-            return None
-        facts, cause = self.origin.result, self.origin.cause
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """The first bad value, by the rule ``nonfinite``; then the values that are near the limit of their dtype."""
+        near = (
+            Finding("overflow_near", str(each), str(each.place.site or ""), value=each.value, advice=RULES["overflow_near"].advice)
+            for each in self.near_limit
+        )
+        return (*(() if self.origin is None else (self._nonfinite(self.origin),)), *near)
+
+    def _nonfinite(self, origin: Origin) -> Finding:
+        facts, cause = origin.result, origin.cause
         evidence = {}
         if facts is not None:
             inf = facts.positive_infinities + facts.negative_infinities
@@ -159,10 +121,25 @@ class NonFinite(ShownAsReport):
             site="" if self.site is None else str(self.site),
             value=evidence.get("nan", 0.0) + evidence.get("inf", 0.0),
             severity="bad",
-            call=-1 if self.call is None else self.call,
+            call=-1 if origin.place.call is None else origin.place.call,
             evidence=evidence,
             advice="" if cause is None else cause.advice,
         )
+
+    @property
+    def unjudged(self) -> Mapping[str, str]:
+        """That later operations were not seen, where sonde itself has failed."""
+        return {"later operations": self.failure} if self.failure else {}
+
+    @property
+    def _has_judged(self) -> bool:
+        return not self.failure
+
+    def _content(self) -> dict[str, Any]:
+        held = {name: getattr(self, name) for name in ("model", "kind", "phase", "layer", "operation", "reached", "operations")}
+        cause = None if self.cause is None else self.cause._asdict()
+        line = None if self.line is None else str(self.line)
+        return {**held, "cause": cause, "line": line, "reproduction": self.reproduction, "largest": [*map(str, self.largest)]}
 
     # As a table
 
@@ -189,56 +166,23 @@ class NonFinite(ShownAsReport):
         if self.origin is None:
             near = ", ".join(dict.fromkeys(each.dtype for each in self.near_limit))
             headline = f"every value is finite; {near} comes near its limit" if near else "every value is finite"
-        tone: Tone = "bad" if self.origin is not None else "warn" if self.near_limit or self.error is not None else "good"
         facts = self._facts_of_origin(with_operands=False)
         parts = [Part("", facts)] if facts else []
         if self.line is not None and (code := Code.around(self.line.file, self.line.line, self.line.text)) is not None:
             parts.append(Part("The line", code))
-        if self.inputs or self.output is not None:
-            parts.append(Part("What went in, and what came out", self._grid_of_operands()))
-        if len(self.lines) > 1:
-            calls = [Fact(line.name, line.text or f"in {line.function}") for line in self.lines]
+        if self.origin is not None and (self.origin.operands or self.origin.result is not None):
+            parts.append(Part("What went in, and what came out", _grid_of_operands(self.origin)))
+        if self.origin is not None and len(self.origin.lines) > 1:
+            calls = [Fact(line.name, line.text or f"in {line.function}") for line in self.origin.lines]
             parts.append(Part("The calls that led there, the innermost first", calls, folded=True))
         others = self._other_facts()
         parts += [Part("Other values" if facts else "", others)] if others else []
-        return Report("sonde.why_nan", self.model, tone, headline, parts, [self._looked_at()])
+        if self.failure and self.origin is None:
+            headline = "nothing that is not finite was seen before sonde failed"
+        return Report("sonde.why_nan", self.model, self.verdict, headline, parts, [self._looked_at()])
 
     def _looked_at(self) -> str:
         return f"{self.operations:,} operations looked at"
-
-    def _grid_of_operands(self) -> Grid:
-        names = [*(each.name for each in self.inputs), *(["result"] if self.output is not None else [])]
-        facts = [*(each.facts for each in self.inputs), *([self.output] if self.output is not None else [])]
-        made = "-inf" if self.kind == "inf" and self.output is not None and not self.output.positive_infinities else self.kind
-        there = [*(None if each.value is None else number_text(each.value) for each in self.inputs), made]
-        rows = []
-        for name, held, value in zip(names, facts, there, strict=False):
-            lost = {"NaN": held.nan, "inf": held.positive_infinities, "-inf": held.negative_infinities}
-            rows.append(
-                [
-                    Cell(name, "strong"),
-                    Cell(shape_text(held.shape)),
-                    Cell(held.dtype, "quiet"),
-                    *(Cell("" if math.isnan(end) else number_text(end), align="right") for end in (held.low, held.high)),
-                    Cell(f"{held.zeros:,}" if held.zeros else "", align="right"),
-                    *(Cell(f"{count:,}" if count else "", "bad", "right") for count in lost.values()),
-                    Cell(value or ""),
-                ]
-            )
-        where = f" {list(self.index[:_MOST_INDICES])}" if self.index else ""
-        columns = [
-            "tensor",
-            "shape",
-            "dtype",
-            "smallest",
-            "largest",
-            "zeros",
-            "NaN",
-            "inf",
-            "-inf",
-            f"at the first bad place{where}",
-        ]
-        return Grid("", columns, rows)
 
     def _other_facts(self) -> list[Fact]:
         """The values that are not to blame: the largest ones, infinities on purpose, harmless ones; and notes."""
@@ -258,6 +202,7 @@ class NonFinite(ShownAsReport):
             facts.append(Fact("harmless", f"reached nothing: {_listed(names)}", "quiet"))
         if self.error is not None:
             facts.append(Fact("raised", f"{type(self.error).__name__}: {self.error}".splitlines()[0], "warn"))
+        facts += [Fact("not seen", f"{what}: {why}", "warn") for what, why in self.unjudged.items()]
         return [*facts, *(Fact("note", note, "quiet") for note in self.notes)]
 
     def _facts_of_origin(self, *, with_operands: bool = True) -> list[Fact]:
@@ -275,13 +220,13 @@ class NonFinite(ShownAsReport):
         line = self.line
         if line is not None:
             rows.append(Fact("line", str(line), "strong"))
-            users = next((each for each in self.lines if each.owner == "user"), None)
+            users = next((each for each in origin.lines if each.owner == "user"), None)
             if users is not None and users is not line:
                 rows.append(Fact("called at", str(users)))
         if origin.derivative:
             rows.append(Fact("operator", f"{origin.operator}, a part of {origin.derivative}"))
         if origin.source == "operation" and with_operands:
-            rows += [Fact("in" if not place else "", _operand(each)) for place, each in enumerate(self.inputs[:_MOST_OPERANDS])]
+            rows += [Fact("in" if not place else "", _operand(each)) for place, each in enumerate(origin.operands[:_MOST_OPERANDS])]
             if origin.result is not None:
                 at = f", the first at {list(origin.index[:_MOST_INDICES])}" if origin.index else ""
                 rows.append(Fact("out", f"{origin.result}{at}"))
@@ -293,6 +238,41 @@ class NonFinite(ShownAsReport):
         if self.reproduction:
             rows.append(Fact("reproduce", self.reproduction, is_code=True))
         return rows
+
+
+def _grid_of_operands(origin: Origin) -> Grid:
+    names = [*(each.name for each in origin.operands), *(["result"] if origin.result is not None else [])]
+    facts = [*(each.facts for each in origin.operands), *([origin.result] if origin.result is not None else [])]
+    made = "-inf" if origin.kind == "inf" and origin.result is not None and not origin.result.positive_infinities else origin.kind
+    there = [*(None if each.value is None else number_text(each.value) for each in origin.operands), made]
+    rows = []
+    for name, held, value in zip(names, facts, there, strict=False):
+        lost = {"NaN": held.nan, "inf": held.positive_infinities, "-inf": held.negative_infinities}
+        rows.append(
+            [
+                Cell(name, "strong"),
+                Cell(shape_text(held.shape)),
+                Cell(held.dtype, "quiet"),
+                *(Cell("" if math.isnan(end) else number_text(end), align="right") for end in (held.low, held.high)),
+                Cell(f"{held.zeros:,}" if held.zeros else "", align="right"),
+                *(Cell(f"{count:,}" if count else "", "bad", "right") for count in lost.values()),
+                Cell(value or ""),
+            ]
+        )
+    where = f" {list(origin.index[:_MOST_INDICES])}" if origin.index else ""
+    columns = [
+        "tensor",
+        "shape",
+        "dtype",
+        "smallest",
+        "largest",
+        "zeros",
+        "NaN",
+        "inf",
+        "-inf",
+        f"at the first bad place{where}",
+    ]
+    return Grid("", columns, rows)
 
 
 def _how(origin: Origin) -> str:

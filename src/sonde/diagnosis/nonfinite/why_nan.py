@@ -107,7 +107,7 @@ def why_nan(
             found = observe_step(
                 apart.model, run.step, outcomes=run.outcomes, notes=notes, batch=given, loss_scale=scale, progress=show
             )
-        if is_compiled and not found:
+        if is_compiled and found.origin is None:
             found.notes.append(
                 'if the compiled model gives NaN on this batch, its compiler does: try torch.compile(model, backend="aot_eager"), '
                 "then torch._inductor.config.emulate_precision_casts = True"
@@ -188,10 +188,6 @@ def observe_step(
                     outcomes += [("the result", tensor) for _, tensor in walk(returned)]
                 except Exception as raised:
                     error = raised
-    if observer.failure is not None:
-        notes.append(
-            f"sonde failed in the middle ({type(observer.failure).__name__}: {observer.failure}): what came after was not seen"
-        )
     outcomes += [("a gradient of the input", tensor.grad) for _, tensor in inputs if tensor.is_leaf and tensor.grad is not None]
     found = _judge(model, observer, [*outcomes, *_state_of(model)], notes, error)
     if error is not None and found.origin is None:
@@ -285,4 +281,5 @@ def _judge(
         notes,
         error,
         first_that_works(first.reproductions, first.kind) if first is not None else "",
+        "" if observer.failure is None else f"sonde failed in the middle: {type(observer.failure).__name__}: {observer.failure}",
     )

@@ -10,11 +10,9 @@ from statistics import median
 import torch
 
 from sonde import rules
-from sonde.diagnosis.preflight.subject import SkippedError, Subject
-from sonde.diagnosis.preflight.verdicts import Verdict
+from sonde.answer import Check
+from sonde.diagnosis.preflight.subject import Subject, UnjudgedError
 from sonde.rules import Finding, short
-
-__all__ = ["alive", "depth", "dtype"]
 
 _DEEP = 8  # layers, from which on the first and the last quarter are compared
 _FLAT = 3  # layers, from which on a growth per layer is given
@@ -22,14 +20,14 @@ _SHOWN = ("dead", "all_zero", "constant", "saturated")
 _TINY = 2.0**-24  # the smallest number of float16
 
 
-def depth(subject: Subject) -> Verdict:
+def depth(subject: Subject) -> Check:
     """Judge how outputs and gradients grow or fade through the layers."""
     weighty = {name.rpartition(".")[0] for name, parameter in subject.model.named_parameters() if parameter.dim() > 1}
     ran = [layer for layer in subject.ran.layers if layer.name in weighty and layer.output is not None and layer.output.count]
     sizes = [layer.output.rms for layer in ran if layer.output is not None]
     back = [layer.gradient.norm for layer in ran if layer.gradient is not None and layer.gradient.norm > 0]
     if len(sizes) < _FLAT:
-        raise SkippedError("fewer than three layers with weights")
+        raise UnjudgedError("fewer than three layers with weights")
     found: list[Finding | None] = []
     if len(sizes) >= _DEEP:
         quarter = len(sizes) // 4
@@ -41,7 +39,7 @@ def depth(subject: Subject) -> Verdict:
     if grown is not None:
         found.append(replace(grown, site=f"{ran[sizes.index(max(sizes))].name}:output"))
     words = [f"outputs x {per_layer(sizes):.3g} per layer"] + ([f"gradients x {per_layer(back):.3g}"] if len(back) >= _FLAT else [])
-    return Verdict("depth", f"{', '.join(words)} ({len(sizes)} layers)", tuple(each for each in found if each is not None))
+    return Check("depth", f"{', '.join(words)} ({len(sizes)} layers)", tuple(each for each in found if each is not None))
 
 
 def per_layer(sizes: list[float]) -> float:
@@ -53,7 +51,7 @@ def per_layer(sizes: list[float]) -> float:
     return math.exp(sum((a - x) * (b - y) for a, b in points) / sum((a - x) ** 2 for a, _ in points))
 
 
-def alive(subject: Subject) -> Verdict:
+def alive(subject: Subject) -> Check:
     """Judge units that are dead, layers that are constant, and activations that are saturated.
 
     An output of zeros alone whose own layer gets a gradient is none of them: a last layer or a branch may begin at zero.
@@ -68,7 +66,7 @@ def alive(subject: Subject) -> Verdict:
             for each in layer.findings
             if each.rule in _SHOWN and not (begins_at_zero and each.rule != "saturated")
         ]
-    return Verdict("alive", f"{counted:,} layers looked at", tuple(found))
+    return Check("alive", f"{counted:,} layers looked at", tuple(found))
 
 
 def _learns(gradients: Mapping[str, float | None], layer: str) -> bool:
@@ -76,7 +74,7 @@ def _learns(gradients: Mapping[str, float | None], layer: str) -> bool:
     return any(size for name, size in gradients.items() if not layer or name.startswith(f"{layer}."))
 
 
-def dtype(subject: Subject) -> Verdict:
+def dtype(subject: Subject) -> Check:
     """Judge how near outputs are to the end of their format, and what float16 would do."""
     ran = subject.ran
     found: list[Finding] = []
@@ -94,4 +92,4 @@ def dtype(subject: Subject) -> Verdict:
         found.append(Finding("underflow", words, f"{small[0]}:grad", value=float(len(small)), severity="note"))
     top = max((largest for largest, _ in ran.limits.values()), default=0.0)
     kinds = ", ".join(dict.fromkeys(str(kind).removeprefix("torch.") for _, kind in ran.limits.values()))
-    return Verdict("dtype", f"{kinds or 'no floating-point output'}; outputs up to {short(top)}", tuple(found))
+    return Check("dtype", f"{kinds or 'no floating-point output'}; outputs up to {short(top)}", tuple(found))

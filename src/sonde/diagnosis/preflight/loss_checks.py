@@ -9,18 +9,16 @@ from dataclasses import replace
 import torch
 
 from sonde import rules
+from sonde.answer import Check
 from sonde.diagnosis.preflight.loss_calls import REGRESSION, LossCall, is_probability
-from sonde.diagnosis.preflight.subject import SkippedError, Subject
-from sonde.diagnosis.preflight.verdicts import Verdict
+from sonde.diagnosis.preflight.subject import Subject, UnjudgedError
 from sonde.rules import Finding, short
-
-__all__ = ["initial_loss", "labels", "loss_input", "loss_shape", "runs"]
 
 _WHY = "sonde.why_nan(model, batch, loss_fn) names the operation"
 _FEWEST = 16  # elements from 0 to 1 that are no chance
 
 
-def runs(subject: Subject) -> Verdict:
+def runs(subject: Subject) -> Check:
     """Judge whether a forward and backward pass ends, with finite numbers."""
     found = subject.first
     if found.error is not None:
@@ -29,7 +27,7 @@ def runs(subject: Subject) -> Verdict:
         finding = Finding(
             "raises", words, severity="bad", advice="sonde.summary(model, batch, on_error='partial') shows how far it came"
         )
-        return Verdict("runs", "forward, loss and backward", (finding,))
+        return Check("runs", "forward, loss and backward", (finding,))
     wrong = []
     if found.loss is not None and not math.isfinite(found.loss):
         wrong.append(Finding("nonfinite", f"the loss is {found.loss}", severity="bad", advice=_WHY))
@@ -39,37 +37,37 @@ def runs(subject: Subject) -> Verdict:
         if size is not None and not math.isfinite(size):
             wrong.append(Finding("nonfinite", "the gradient is not finite", f"{name}:grad", severity="bad", advice=_WHY))
     said = "forward, no loss" if found.loss is None else f"forward and backward; the loss is {short(found.loss)}"
-    return Verdict("runs", said, tuple(wrong))
+    return Check("runs", said, tuple(wrong))
 
 
-def labels(subject: Subject) -> Verdict:
+def labels(subject: Subject) -> Check:
     """Judge the class indices."""
     judged = [(call, indices) for call in subject.first.calls if (indices := call.indices) is not None]
     if not judged:
-        raise SkippedError("no loss function with class indices was seen")
+        raise UnjudgedError("no loss function with class indices was seen")
     found = [rules.labels_outside(int(indices.min()), int(indices.max()), call.classes) for call, indices in judged]
     call, indices = judged[0]
     said = f"{len(torch.unique(indices)):,} different labels of {call.classes:,} classes"
-    return Verdict("labels", said, _some(found))
+    return Check("labels", said, _some(found))
 
 
-def loss_shape(subject: Subject) -> Verdict:
+def loss_shape(subject: Subject) -> Check:
     """Judge whether the loss compares each output with its own target."""
     _ = subject.loss
     pairs = subject.first.pairs
     found = [rules.loss_broadcast(samples, pairs, what=what, is_sure=what != "a difference") for what, samples, pairs in pairs]
     calls = ", ".join(dict.fromkeys(call.name for call in subject.first.calls))
-    return Verdict("loss_shape", calls or "a loss function of your own", _some(found))
+    return Check("loss_shape", calls or "a loss function of your own", _some(found))
 
 
-def loss_input(subject: Subject) -> Verdict:
+def loss_input(subject: Subject) -> Check:
     """Judge whether logits go where logits are wanted."""
     judged = [call for call in subject.first.calls if call.name not in REGRESSION and call.name != "binary_cross_entropy"]
     if not judged:
-        raise SkippedError("no cross-entropy was seen")
+        raise UnjudgedError("no cross-entropy was seen")
     found = _some(map(_of_input, judged))
     said = "" if found else "log-probabilities" if judged[0].name == "nll_loss" else "logits"
-    return Verdict("loss_input", said or judged[0].name, found)
+    return Check("loss_input", said or judged[0].name, found)
 
 
 def _of_input(call: LossCall) -> Finding | None:
@@ -90,7 +88,7 @@ def _of_input(call: LossCall) -> Finding | None:
     return rules.softmax_twice(sums.numel(), float(sums.mean()), what=call.name) if is_probability(rows) and are_sums else None
 
 
-def initial_loss(subject: Subject) -> Verdict:
+def initial_loss(subject: Subject) -> Check:
     """Judge the first loss against a guess: equal classes, or the mean of the targets."""
     _ = subject.loss
     found: list[Finding | None] = []
@@ -113,8 +111,8 @@ def initial_loss(subject: Subject) -> Verdict:
             found.append(rules.initial_error(loss, constant))
             said = said or f"{short(loss)}; the mean of the targets alone has {short(constant)}"
     if not said:
-        raise SkippedError("no loss function of torch was seen whose guess is known")
-    return Verdict("initial_loss", said, _some(found))
+        raise UnjudgedError("no loss function of torch was seen whose guess is known")
+    return Check("initial_loss", said, _some(found))
 
 
 def _some(found: Iterable[Finding | None]) -> tuple[Finding, ...]:

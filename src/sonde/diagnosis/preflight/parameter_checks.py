@@ -12,17 +12,15 @@ import torch
 from torch import nn
 
 from sonde import rules
-from sonde.diagnosis.preflight.subject import Copy, SkippedError, Subject, norm_of
-from sonde.diagnosis.preflight.verdicts import Verdict
+from sonde.answer import Check
+from sonde.diagnosis.preflight.subject import Copy, Subject, UnjudgedError, norm_of
 from sonde.engine import parameters
 from sonde.rules import Finding, short
-
-__all__ = ["first_update", "gradients", "optimizer"]
 
 _MOST = 24  # parameters that are changed one by one
 
 
-def gradients(subject: Subject) -> Verdict:
+def gradients(subject: Subject) -> Check:
     """Judge which parameters no gradient reaches, and why."""
     loss = subject.loss
     ran = subject.ran
@@ -50,7 +48,7 @@ def gradients(subject: Subject) -> Verdict:
     said = f"{reached:,} of {len(ran.gradients):,} trainable parameters have one"
     said += f"; {len(frozen):,} frozen" if frozen else ""
     said += f"; tied: {_listed([' = '.join(names) for names in tied])}" if tied else ""
-    return Verdict("gradients", said, tuple(found))
+    return Check("gradients", said, tuple(found))
 
 
 def _cut_off(subject: Subject, names: list[str], loss: float) -> dict[str, Finding]:
@@ -61,7 +59,7 @@ def _cut_off(subject: Subject, names: list[str], loss: float) -> dict[str, Findi
     def change_of(wanted: set[str]) -> Callable[[Copy], None]:
         def change(copy: Copy) -> None:
             if not copy.is_free:
-                raise SkippedError("needs a copy of the parameters, which are too large, or cannot be copied")
+                raise UnjudgedError("needs a copy of the parameters, which are too large, or cannot be copied")
             for name, parameter, _ in parameters(copy.model):
                 if name in wanted:
                     parameter.mul_(-1.5).add_(0.1)
@@ -92,11 +90,11 @@ def _tied(model: nn.Module) -> list[list[str]]:
     return [each for each in names.values() if len(each) > 1]
 
 
-def optimizer(subject: Subject) -> Verdict:
+def optimizer(subject: Subject) -> Check:
     """Judge whether the optimizer holds each trained parameter once."""
     given = subject.optimizer
     if not isinstance(given, torch.optim.Optimizer):
-        raise SkippedError(
+        raise UnjudgedError(
             "needs optimizer=, the optimizer itself" if given is None else "a function makes the optimizer from all parameters"
         )
     held = Counter(id(parameter) for group in given.param_groups for parameter in group["params"])
@@ -120,22 +118,22 @@ def optimizer(subject: Subject) -> Verdict:
             )
         )
     said = f"{type(given).__name__} holds {len(held):,} parameters"
-    return Verdict("optimizer", said, tuple(wrong))
+    return Check("optimizer", said, tuple(wrong))
 
 
-def first_update(subject: Subject) -> Verdict:
+def first_update(subject: Subject) -> Check:
     """Judge how far the first step of the optimizer moves the weights."""
     if subject.optimizer is None:
-        raise SkippedError("needs optimizer=")
+        raise UnjudgedError("needs optimizer=")
     if not math.isfinite(subject.loss):
-        raise SkippedError("the loss is not finite")
+        raise UnjudgedError("the loss is not finite")
     with subject.apart() as copy:
         if not copy.is_free:
-            raise SkippedError("needs a copy of the parameters, which are too large, or cannot be copied")
+            raise UnjudgedError("needs a copy of the parameters, which are too large, or cannot be copied")
         stepper = copy.make_optimizer(subject.optimizer)
         loss = copy.loss()
         if loss is None or not loss.requires_grad:
-            raise SkippedError("the loss requires no gradient")
+            raise UnjudgedError("the loss requires no gradient")
         stepper.zero_grad()
         torch.autograd.backward(loss)
         weights = {
@@ -152,7 +150,7 @@ def first_update(subject: Subject) -> Verdict:
         ratios = {name: _ratio(before[name], parameter.detach()) for name, parameter in weights.items()}
         eps = max((torch.finfo(parameter.dtype).eps for parameter in weights.values()), default=0.0)
     if not ratios:
-        raise SkippedError("no weight matrix has a gradient")
+        raise UnjudgedError("no weight matrix has a gradient")
     middle, worst = median(ratios.values()), max(ratios, key=lambda name: ratios[name])
     huge = rules.step_large(middle) or rules.update_huge(ratios[worst])
     if huge is not None and huge.rule == "update_huge":
@@ -160,7 +158,7 @@ def first_update(subject: Subject) -> Verdict:
     found = [huge, rules.step_lost(middle, eps)]
     most = short(100 * ratios[worst])
     said = f"a step moves a weight by {short(100 * middle)} % of its size (median of {len(ratios):,}), {most} % at most"
-    return Verdict("first_update", said, tuple(each for each in found if each is not None))
+    return Check("first_update", said, tuple(each for each in found if each is not None))
 
 
 def _ratio(before: torch.Tensor, after: torch.Tensor) -> float:

@@ -1,27 +1,85 @@
-"""``preflight``: check a model before its training."""
+"""``preflight``: check a model before its training; the answer has a verdict of each check, and the losses of one batch."""
 
 from __future__ import annotations
 
+import math
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from sonde.answer import Chart, Check, Line, ModelChecks, Part, Verdict, said_of
 from sonde.diagnosis.preflight import layer_checks, loss_checks, parameter_checks, sample_checks, training_checks
-from sonde.diagnosis.preflight.subject import SkippedError, Subject
-from sonde.diagnosis.preflight.verdicts import Preflight, Verdict
+from sonde.diagnosis.preflight.subject import Subject, UnjudgedError
 from sonde.engine import check_loss_fn, check_model, regions
-from sonde.errors import ArgumentError
+from sonde.errors import ArgumentError, PreflightError
 from sonde.suggest import nearest
 
-__all__ = ["CHECKS", "check_arguments", "check_count", "check_numbers", "preflight", "progress"]
+_BLOCKS = "▁▂▃▄▅▆▇█"
 
-CHECKS: dict[str, Callable[[Subject], Verdict]] = {
+
+@dataclass(repr=False)
+class Preflight(ModelChecks):
+    """The checks on a model before its training; printed as a table.
+
+    Attributes:
+        model: class of the model.
+        checks: in the order in which they were made.
+        curve: the losses of the training on the one batch, step by step; empty if there was none.
+        seconds: how long the checks took.
+        notes: what else the reader must know.
+    """
+
+    model: str
+    checks: list[Check]
+    curve: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+    notes: list[str] = field(default_factory=list)
+
+    _source = "sonde.preflight"
+    _about = "Preflight of"
+    _headlines: ClassVar[Mapping[Verdict, str]] = {
+        "bad": "not ready to be trained",
+        "warn": "look at the warnings first",
+        "note": "nothing is wrong",
+        "ok": "nothing is wrong",
+        "unknown": "no check could be made",
+    }
+
+    def raise_if_bad(self) -> Preflight:
+        """Return this answer if no finding is ``bad``.
+
+        Raises:
+            PreflightError: one is; the message holds all bad findings.
+        """
+        bad = [each for each in self.findings if each.severity == "bad"]
+        if bad:
+            lines = [f"{len(bad)} checks of {self.model} are bad:" if len(bad) > 1 else f"a check of {self.model} is bad:"]
+            raise PreflightError("\n".join([*lines, *(f"  {each.rule}: {said_of(each)}" for each in bad)]))
+        return self
+
+    def _content(self) -> dict[str, Any]:
+        return {**super()._content(), "curve": self.curve}
+
+    def _words(self, check: Check) -> str:
+        return f"{check.words} {sparkline(self.curve)}".rstrip() if check.name == "overfit" else check.words
+
+    def _more_parts(self) -> list[Part]:
+        if len(self.curve) < 2:
+            return []
+        log = min(self.curve) > 0 and max(self.curve) > 4 * min(self.curve)
+        chart = Chart(range(len(self.curve)), [Line("loss", self.curve)], "step", "loss", log=log)
+        remark = "A model that can learn at all brings the loss of one batch near zero."
+        return [Part("One batch, learnt again and again", chart, remark)]
+
+
+CHECKS: dict[str, Callable[[Subject], Check]] = {
     each.__name__: each
     for each in (
         loss_checks.runs,
@@ -65,7 +123,7 @@ def preflight(
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Softmax(-1))
     >>> x, y = torch.randn(8, 4), torch.randint(3, (8,))
     >>> found = sonde.preflight(model, x, lambda p: torch.nn.functional.cross_entropy(p, y), checks=["loss_input"])
-    >>> found["loss_input"].result
+    >>> found["loss_input"].verdict
     'bad'
 
     Each check runs fresh copies, from the present random state; the model, its gradients and buffers, the batch, the optimizer
@@ -77,18 +135,18 @@ def preflight(
         batch: the arguments of the call: a tuple or list holds the positional arguments, a dict or another mapping the keyword
             arguments, and anything else is its only argument.
         loss_fn: from the model's output to a scalar. Without it, the output's own ``loss`` (an attribute or a key) is taken;
-            without either, checks that need a loss are skipped.
+            without either, checks that need a loss are not made.
         optimizer: the optimizer of the model, or a function from a list of parameters to one. Without it, one batch is learnt
-            with Adam, and the checks of the optimizer are skipped.
+            with Adam, and the checks of the optimizer are not made.
         checks: the names of the checks to make; the default is all of them.
         skip: the names of checks to leave out.
         steps: of the training on the one batch.
-        seconds: after this time no further training step is taken; a check that has too few steps is skipped.
+        seconds: after this time no further training step is taken; a check that has too few steps is not made.
         verbose: show the progress.
 
     Returns:
-        The verdicts: ``ok``, ``note``, ``warn``, ``bad`` or ``skipped``, with findings, each with its evidence and an advice.
-        ``raise_if_bad()`` is for tests and scripts.
+        The checks, each with a verdict: ``bad``, ``warn``, ``note``, ``ok``, or ``unknown`` where it could not be made; and with
+        findings, each with its evidence and an advice. ``raise_if_bad()`` is for tests and scripts.
 
     Raises:
         ModelError: *model* is no module.
@@ -104,24 +162,24 @@ def preflight(
     subject = Subject(model, batch, loss_fn, optimizer, steps, seconds)
     if regions(model):
         subject.notes.append("compiled modules ran as plain Python")
-    verdicts = []
+    made = []
     with progress("preflight", len(names), verbose) as advance:
         for name in names:
             advance(name)
-            verdicts.append(_verdict(name, subject))
-    return Preflight(subject.name, verdicts, subject.curve, time.monotonic() - began, subject.notes)
+            made.append(_check(name, subject))
+    return Preflight(subject.name, made, subject.curve, time.monotonic() - began, subject.notes)
 
 
-def _verdict(name: str, subject: Subject) -> Verdict:
+def _check(name: str, subject: Subject) -> Check:
     try:
         return CHECKS[name](subject)
-    except SkippedError as reason:
-        return Verdict(name, str(reason), skipped=True)
+    except UnjudgedError as reason:
+        return Check(name, str(reason), judged=False)
     except ArgumentError:
         raise
     except Exception as error:  # of the model, in a copy that a check has changed
         text = str(error).strip().splitlines()
-        return Verdict(name, f"the model raised {type(error).__name__}: {text[0] if text else ''}", skipped=True)
+        return Check(name, f"the model raised {type(error).__name__}: {text[0] if text else ''}", judged=False)
 
 
 def _names(checks: Collection[str] | None, skip: Collection[str]) -> list[str]:
@@ -191,3 +249,13 @@ def progress(what: str, total: int, verbose: bool) -> Iterator[Callable[[str], N
             place += 1
 
         yield advance
+
+
+def sparkline(curve: list[float], width: int = 12) -> str:
+    """Return the curve in *width* characters, the largest finite value as a full block; ``""`` of fewer than two values."""
+    finite = [each for each in curve if math.isfinite(each)]
+    if len(finite) < 2:
+        return ""
+    low, high = min(finite), max(finite)
+    taken = [finite[round(place * (len(finite) - 1) / (width - 1))] for place in range(width)]
+    return "".join(_BLOCKS[round((each - low) / (high - low) * (len(_BLOCKS) - 1)) if high > low else 0] for each in taken)

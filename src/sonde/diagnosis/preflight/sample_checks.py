@@ -11,37 +11,35 @@ import torch
 from torch import Tensor, nn
 
 from sonde import rules
-from sonde.diagnosis.preflight.subject import Copy, SkippedError, Subject, distance_of, rounding_of
-from sonde.diagnosis.preflight.verdicts import Verdict
+from sonde.answer import Check
+from sonde.diagnosis.preflight.subject import Copy, Subject, UnjudgedError, distance_of, rounding_of
 from sonde.engine import BatchNorm, as_arguments, members, remap, unwrap, walk
 from sonde.graph import named_inputs
-
-__all__ = ["deterministic", "input_used", "inputs_of", "mode", "samples_apart", "zero_inputs"]
 
 _NO_INPUT = re.compile(r"label|target|mask|position|length|(^|_)y($|_)|return_|cache", re.IGNORECASE)
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 _TIME_FIRST = (nn.RNNBase, nn.MultiheadAttention)
 
 
-def mode(subject: Subject) -> Verdict:
+def mode(subject: Subject) -> Check:
     """Judge whether the modules are in training mode."""
     modules = [item.module for item in members(subject.model)]
     evaluated = sum(not each.training for each in modules)
     drops = sum(isinstance(each, _DROPOUTS) and each.p > 0 for each in modules)
     said = f"{len(modules) - evaluated:,} of {len(modules):,} modules in training mode; dropout layers: {drops:,}"
     found = rules.eval_mode(evaluated, len(modules))
-    return Verdict("mode", said, () if found is None else (found,))
+    return Check("mode", said, () if found is None else (found,))
 
 
-def deterministic(subject: Subject) -> Verdict:
+def deterministic(subject: Subject) -> Check:
     """Judge whether two forwards from one random state give the same output."""
     _ = subject.ran
     one, other = subject.outputs(), subject.outputs()
     if not one:
-        raise SkippedError("the output holds no floating-point tensor")
+        raise UnjudgedError("the output holds no floating-point tensor")
     far = max(((distance_of(a, b), rounding_of(a)) for a, b in zip(one, other, strict=False)), default=(0.0, 0.0))
     found = rules.random_output(*far)
-    return Verdict(
+    return Check(
         "deterministic", "two forwards are equal to the last bit" if found is None else "", () if found is None else (found,)
     )
 
@@ -76,15 +74,15 @@ def zero_inputs(subject: Subject, names: set[str]) -> Callable[[Copy], None]:
     return change
 
 
-def input_used(subject: Subject) -> Verdict:
+def input_used(subject: Subject) -> Check:
     """Judge whether the output changes where an input is zeroed."""
     _ = subject.ran
     inputs = {name: tensor for name, tensor in inputs_of(subject).items() if bool((tensor != 0).any())}
     if not inputs:
-        raise SkippedError("the batch holds no tensor that could be zeroed")
+        raise UnjudgedError("the batch holds no tensor that could be zeroed")
     before = subject.outputs()
     if not any(bool((tensor != 0).any()) for tensor in before):
-        raise SkippedError("the output is zero throughout, as where the last layer begins at zero")
+        raise UnjudgedError("the output is zero throughout, as where the last layer begins at zero")
     unused = []
     for name in inputs:
         after = subject.outputs(zero_inputs(subject, {name}))
@@ -92,15 +90,15 @@ def input_used(subject: Subject) -> Verdict:
             unused.append(name)
     found = rules.input_unused(len(inputs), len(unused), name=", ".join(unused))
     said = f"the output depends on {', '.join(name for name in inputs if name not in unused) or 'no input'}"
-    return Verdict("input_used", said, () if found is None else (found,))
+    return Check("input_used", said, () if found is None else (found,))
 
 
-def samples_apart(subject: Subject) -> Verdict:
+def samples_apart(subject: Subject) -> Check:
     """Judge whether the outputs of samples change where another sample is exchanged."""
     _ = subject.ran
     modules = [item.module for item in members(subject.model)]
     if any(isinstance(each, BatchNorm) and each.training for each in modules):
-        raise SkippedError("batch normalisation in training mode mixes samples on purpose")
+        raise UnjudgedError("batch normalisation in training mode mixes samples on purpose")
     args, kwargs = as_arguments(subject.batch)
     tensors = [tensor for _, tensor in walk((args, kwargs)) if tensor.dim()]
     sizes = Counter(tensor.shape[0] for tensor in tensors)
@@ -108,7 +106,7 @@ def samples_apart(subject: Subject) -> Verdict:
     before = subject.outputs()
     judged = [place for place, tensor in enumerate(before) if tensor.dim() and tensor.shape[0] == samples]
     if samples < 2 or not judged:
-        raise SkippedError("needs a batch of two samples or more, along the first axis of inputs and outputs")
+        raise UnjudgedError("needs a batch of two samples or more, along the first axis of inputs and outputs")
 
     def exchange(copy: Copy) -> None:
         for _, tensor in walk((copy.args, copy.kwargs)):
@@ -128,7 +126,7 @@ def samples_apart(subject: Subject) -> Verdict:
         words = f"{found.message}; a layer has batch_first=False, so that the first axis may be time"
         found = type(found)(found.rule, words, value=found.value, severity="note", evidence=found.evidence, advice=found.advice)
     said = f"exchanging one of {samples:,} samples" + ("" if found else " changes no other")
-    return Verdict("samples_apart", said, () if found is None else (found,))
+    return Check("samples_apart", said, () if found is None else (found,))
 
 
 def _others(output: Tensor, samples: int) -> Tensor:

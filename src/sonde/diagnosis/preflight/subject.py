@@ -32,10 +32,10 @@ from sonde.engine import (
 from sonde.errors import ArgumentError, ObservationWarning
 from sonde.keep import Layer, Tally, annotate, first_measurable
 
-__all__ = ["Copy", "FirstStep", "SkippedError", "Subject"]
+__all__ = ["Copy", "FirstStep", "Subject", "UnjudgedError"]
 
 
-class SkippedError(Exception):
+class UnjudgedError(Exception):
     """A check cannot be made; the message says why."""
 
 
@@ -194,10 +194,10 @@ class Subject:
         """The first step.
 
         Raises:
-            SkippedError: it raised an exception.
+            UnjudgedError: it raised an exception.
         """
         if self.first.error is not None:
-            raise SkippedError("the first step raised an exception")
+            raise UnjudgedError("the first step raised an exception")
         return self.first
 
     @property
@@ -205,11 +205,11 @@ class Subject:
         """The loss of the first step.
 
         Raises:
-            SkippedError: there is none, or the step raised an exception.
+            UnjudgedError: there is none, or the step raised an exception.
         """
         found = self.ran.loss
         if found is None:
-            raise SkippedError("needs a loss: give loss_fn, a function from the model's output to a scalar")
+            raise UnjudgedError("needs a loss: give loss_fn, a function from the model's output to a scalar")
         return found
 
     @cached_property

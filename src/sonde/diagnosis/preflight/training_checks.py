@@ -11,12 +11,10 @@ from typing import Any
 import torch
 
 from sonde import rules
+from sonde.answer import Check
 from sonde.diagnosis.preflight.sample_checks import inputs_of, zero_inputs
-from sonde.diagnosis.preflight.subject import Copy, SkippedError, Subject
-from sonde.diagnosis.preflight.verdicts import Verdict
+from sonde.diagnosis.preflight.subject import Copy, Subject, UnjudgedError
 from sonde.rules import Finding, percent, short
-
-__all__ = ["learning_rate", "overfit", "zeroed_inputs"]
 
 _HALF, _WELL = 0.5, 0.9  # falls of a cross-entropy: expected of a batch that is learnt, and of one that is learnt well
 _LEARNT = 1e-3  # loss, as a share of a cross-entropy's guess, that is as good as 0
@@ -33,19 +31,19 @@ def train(subject: Subject, make: Make, steps: int, change: Callable[[Copy], Non
     """Return the loss of each step of a training on the one batch, on a copy, as long as there is time.
 
     Raises:
-        SkippedError: the parameters are no copies, or the loss requires no gradient.
+        UnjudgedError: the parameters are no copies, or the loss requires no gradient.
     """
     curve: list[float] = []
     with subject.apart() as copy:
         if not copy.is_free:
-            raise SkippedError("needs a copy of the parameters, which are too large, or cannot be copied")
+            raise UnjudgedError("needs a copy of the parameters, which are too large, or cannot be copied")
         if change is not None:
             change(copy)
         optimizer = make(copy)
         while len(curve) < steps and (subject.time_left > 0 or not curve):
             loss = copy.loss()
             if loss is None or not loss.requires_grad:
-                raise SkippedError("the loss requires no gradient")
+                raise UnjudgedError("the loss requires no gradient")
             curve.append(float(loss.detach()))
             if not math.isfinite(curve[-1]) or (len(curve) > _FEWEST and abs(curve[-1]) < _LEARNT * abs(curve[0])):
                 break
@@ -69,14 +67,14 @@ def _adam(rate: float) -> Make:
     return make
 
 
-def overfit(subject: Subject) -> Verdict:
+def overfit(subject: Subject) -> Check:
     """Judge whether a training on the one batch lowers its loss.
 
     With the given optimizer the loss must fall; with Adam, at one of two rates, a cross-entropy must halve as well.
     """
     _ = subject.loss
     if not any(size is not None for size in subject.first.gradients.values()):
-        raise SkippedError("no parameter has a gradient")
+        raise UnjudgedError("no parameter has a gradient")
     given = [("the optimizer", _of_user(subject))] if subject.optimizer is not None else []
     found: list[Finding] = []
     said: list[str] = []
@@ -85,7 +83,7 @@ def overfit(subject: Subject) -> Verdict:
         curve = train(subject, make, subject.steps)
         if len(curve) < min(_FEWEST, subject.steps) and math.isfinite(curve[-1]) and abs(curve[-1]) > _LEARNT * abs(curve[0]):
             if not said:
-                raise SkippedError(f"only {len(curve)} steps in the time: give more seconds=")
+                raise UnjudgedError(f"only {len(curve)} steps in the time: give more seconds=")
             break
         said.append(f"{short(curve[0])} to {short(_last(curve))} in {len(curve)} steps with {name}")
         subject.curve = subject.curve or curve
@@ -100,13 +98,13 @@ def overfit(subject: Subject) -> Verdict:
     if given and found and found[0].severity == "bad" and is_learnt:
         advice = "look at the learning rate of the optimizer, and at the parameters that it holds"
         wrong = replace(found[0], message=f"{found[0].message} with the optimizer; Adam learns it", advice=advice)
-        return Verdict("overfit", words, (wrong,))
+        return Check("overfit", words, (wrong,))
     if subject.learnt is not None or not found:
-        return Verdict("overfit", words)
+        return Check("overfit", words)
     best = max(found, key=lambda each: each.value if math.isfinite(each.value) else -math.inf)
     if best.severity == "warn" and falls:
         best = replace(best, message=f"{best.message}, and still falls: give more steps=", severity="note")
-    return Verdict("overfit", words, (best,))
+    return Check("overfit", words, (best,))
 
 
 def _expected(subject: Subject) -> float:
@@ -118,31 +116,31 @@ def _last(curve: list[float]) -> float:
     return curve[-1] if not math.isfinite(curve[-1]) else median(curve[-5:])
 
 
-def zeroed_inputs(subject: Subject) -> Verdict:
+def zeroed_inputs(subject: Subject) -> Check:
     """Judge whether a training on the real inputs reaches a lower loss than the same on zeroed ones."""
     _ = subject.loss
     if subject.learnt is None:
-        raise SkippedError("needs a batch that is learnt (overfit)")
+        raise UnjudgedError("needs a batch that is learnt (overfit)")
     curve, make = subject.learnt
     wanted = _WELL if _expected(subject) else _HALF
     if rules.not_overfit(curve[0], _last(curve), least=wanted) is not None:
-        raise SkippedError(f"needs a batch whose loss falls by {percent(wanted)} or more: give more steps=")
+        raise UnjudgedError(f"needs a batch whose loss falls by {percent(wanted)} or more: give more steps=")
     names = set(inputs_of(subject))
     held = {tensor.shape[0] for tensor in inputs_of(subject).values() if tensor.dim()}
     if not names or max(held, default=0) < 2:
-        raise SkippedError("needs inputs of two samples or more")
+        raise UnjudgedError("needs inputs of two samples or more")
     zeroed = train(subject, make, len(curve), zero_inputs(subject, names))
     if not math.isfinite(_last(zeroed)) or len(zeroed) < min(_FEWEST, len(curve)):
-        raise SkippedError("the training on zeroed inputs came to no end")
+        raise UnjudgedError("the training on zeroed inputs came to no end")
     found = rules.zeroed_as_good(max(curve[0], zeroed[0]), _last(curve), _last(zeroed))
     said = f"zeroed inputs are learnt to {short(_last(zeroed))}, real ones to {short(_last(curve))}"
-    return Verdict("zeroed_inputs", said, () if found is None else (found,))
+    return Check("zeroed_inputs", said, () if found is None else (found,))
 
 
-def learning_rate(subject: Subject) -> Verdict:
+def learning_rate(subject: Subject) -> Check:
     """Try learning rates around the given one, a few steps each, and name those with which the loss falls."""
     if subject.optimizer is None:
-        raise SkippedError("needs optimizer=")
+        raise UnjudgedError("needs optimizer=")
     _ = subject.loss
     rate = 0.0
     falls: dict[float, float] = {}
@@ -162,7 +160,7 @@ def learning_rate(subject: Subject) -> Verdict:
             break
         falls[factor] = (curve[0] - min(curve[-3:])) / max(abs(curve[0]), 1e-30) if all(map(math.isfinite, curve)) else -math.inf
     if len(falls) < len(_FACTORS) or rate == 0:
-        raise SkippedError("no time is left: give more seconds=" if rate else "the learning rate is 0 at the first step")
+        raise UnjudgedError("no time is left: give more seconds=" if rate else "the learning rate is 0 at the first step")
     best = max(falls, key=lambda factor: falls[factor])
     wrong = [factor for factor in _FACTORS if factor > best and falls[factor] < -_NOISE]
     limit = f"; it rises from {short(rate * min(wrong))} on" if wrong else ""
@@ -180,4 +178,4 @@ def learning_rate(subject: Subject) -> Verdict:
                 advice="lower the learning rate, or warm it up",
             )
         )
-    return Verdict("learning_rate", said, tuple(found))
+    return Check("learning_rate", said, tuple(found))

@@ -71,7 +71,7 @@ def replay(path: str | os.PathLike[str], model: nn.Module, loss_fn: Callable[[An
             f"{path} holds no arguments of the model ({'; '.join(step.notes)}): give them to sonde.why_nan(model, batch)"
         )
     reports = _reports(step, model, loss_fn, whole=True)
-    return next((report for report in reports if report), reports[-1])
+    return next((report for report in reports if report.origin is not None), reports[-1])
 
 
 def _check_fit(step: KeptStep, model: nn.Module) -> None:
@@ -126,10 +126,11 @@ def replayed(step: KeptStep, found: BadStep) -> Replayed:
         reports = _alone(lambda: _reports(step, model, None, whole=found.parameters is not None))
     except Exception as error:
         return Replayed(f"It could not be run again ({type(error).__name__}: {error}).")
-    report = next((report for report in reports if report), None)
-    if report is not None and (told := report.finding()) is not None:
+    report = next((report for report in reports if report.origin is not None), None)
+    if report is not None:
+        found_first = report.findings[0]
         line = f" ({report.line.name})" if report.line is not None else ""
-        return Replayed(f"{told.message}{line}.", report, told.site, told.advice)
+        return Replayed(f"{found_first.message}{line}.", report, found_first.site, found_first.advice)
     bad = next((each for kept in step.passes for each in kept.gradients.values() if not is_finite(each)), None)
     if bad is not None:
         return Replayed(
@@ -174,7 +175,7 @@ def _reports(step: KeptStep, model: nn.Module, loss_fn: Callable[[Any], Any] | N
     reports: list[NonFinite] = []
     for each in reversed(step.passes):
         reports.append(_report(step, each, model, loss_fn, whole=whole))
-        if reports[-1]:
+        if reports[-1].origin is not None:
             break
     return reports
 
