@@ -20,6 +20,7 @@ from sonde.engine.compiled_regions import regions as regions
 from sonde.engine.event import Event, Subscriber
 from sonde.engine.failures import ProbeError
 from sonde.engine.failures import name_of as name_of
+from sonde.engine.failures import raise_if_foreign as raise_if_foreign
 from sonde.engine.flops import FlopCounter as FlopCounter
 from sonde.engine.flops import count_flops as count_flops
 from sonde.engine.flops import function_name as function_name
@@ -236,6 +237,7 @@ __all__ = [
     "parameters_in",
     "parameters_of",
     "quiet",
+    "raise_if_foreign",
     "ranks_of",
     "regions",
     "remap",

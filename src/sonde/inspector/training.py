@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from sonde.answer import Fact, Part, Report, facts_of, verdict_of
-from sonde.engine import Coverage, ProbeError, name_of
+from sonde.engine import Coverage, ProbeError, name_of, raise_if_foreign
 from sonde.errors import ArgumentError, SelectionError
 from sonde.inspector.budget import Timer
 from sonde.inspector.measurement.measurement import Measurement
@@ -428,12 +428,14 @@ class WatchedTraining:
         try:
             visualizer(run)
         except Exception as error:
+            raise_if_foreign(error)
             self.destinations.visualizers = [each for each in self.destinations.visualizers if each is not visualizer]
             name = name_of(visualizer)
             self._errors.append(ProbeError.of(name, None, error))
             warn_user(f"the visualizer {name} raised {type(error).__name__}: {error}. It is not called again; the training goes on")
 
     def _failed(self, error: Exception) -> None:
+        raise_if_foreign(error)
         kept = ProbeError.of("every=", None, error)
         if not self._errors:
             warn_user(

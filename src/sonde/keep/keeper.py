@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from sonde.engine import Attachment, Event, Probe, Site
+from sonde.engine import Attachment, Event, Probe, Site, raise_if_foreign
 from sonde.errors import ArgumentError
 from sonde.keep.reductions.base import Reduction, own
 from sonde.keep.reductions.function import FunctionReduction
@@ -123,6 +123,7 @@ class Keeper:
             elif value is not NOTHING:
                 self._add_to(slot, value, event)
         except Exception as error:
+            raise_if_foreign(error)
             self._refuse(event)
             self._stop(self._place(event, slot), error)
 

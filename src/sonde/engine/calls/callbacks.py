@@ -11,7 +11,7 @@ import torch
 from sonde.engine import structure
 from sonde.engine.calls.call_log import Call, ModuleCall
 from sonde.engine.calls.thread_state import ThreadState
-from sonde.engine.failures import ProbeError, name_of
+from sonde.engine.failures import ProbeError, name_of, raise_if_foreign
 from sonde.engine.torch_api import hooks
 from sonde.warn import warn_user
 
@@ -56,6 +56,7 @@ class Callbacks:
         try:
             callback(shown)
         except Exception as error:
+            raise_if_foreign(error)
             if self.strict:
                 raise
             self.stop(error, callback)

@@ -18,7 +18,7 @@ from sonde.engine.calls.callbacks import Callback, Callbacks, weak
 from sonde.engine.calls.module_paths import ModuleNames, ModuleNode, is_transparent
 from sonde.engine.calls.thread_state import ThreadState
 from sonde.engine.compiled_regions import regions
-from sonde.engine.failures import ProbeError
+from sonde.engine.failures import ProbeError, raise_if_foreign
 from sonde.engine.torch_api import autograd_state, compiler_state, hooks
 from sonde.engine.torch_api.autograd_state import ACCUMULATES, modules_running, nodes_running, sequence_of_node
 from sonde.engine.torch_api.modules import is_called_compiled, is_compiled_wrapper
@@ -212,6 +212,7 @@ class ModuleTracker:
 
     def _failed(self, error: Exception) -> None:
         """Stop: the tracker itself has raised *error*, which must not reach the forward. If strict, raise it again."""
+        raise_if_foreign(error)
         if self._callbacks.strict:
             raise error
         for handle in self._handles:

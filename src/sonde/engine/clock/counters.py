@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from sonde.engine.clock.forward import Forward
+from sonde.engine.failures import raise_if_foreign
 from sonde.engine.torch_api.autograd_state import graph_task, is_in_reentrant_checkpoint, is_shape_inference
 from sonde.engine.torch_api.modules import unwrap
 from sonde.engine.unseen import is_quiet, next_number
@@ -62,6 +63,7 @@ class Counters:
 
         A hook of the clock ends here, and never in the user's forward, backward pass or step.
         """
+        raise_if_foreign(error)
         if any(self.on_error.values()):
             raise error
         for stop in tuple(self.on_error):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from sonde.engine.event import Event, Subscriber, weakly
-from sonde.engine.failures import ProbeError, name_of
+from sonde.engine.failures import ProbeError, name_of, raise_if_foreign
 from sonde.engine.probes.gradients import Pending
 from sonde.engine.torch_api import hooks
 from sonde.engine.unseen import next_number
@@ -103,6 +103,7 @@ class Delivery:
 
     def refuse(self, site: Site, error: Exception) -> None:
         """Stop *site* alone, at which the subscriber has failed: the event that was delivered there does not count."""
+        raise_if_foreign(error)
         self.refused[site] += 1
         self.failed_at(site, error)
         self.on_failure()
@@ -116,6 +117,7 @@ class Delivery:
 
     def failed(self, error: Exception, observer: object) -> None:
         """Keep the error of what all sites need, as the schedule; stop the probe and warn once; if strict, raise it again."""
+        raise_if_foreign(error)
         if self.strict:
             raise error
         name = name_of(observer)
@@ -132,6 +134,7 @@ class Delivery:
 
         Warn once for each place in the source that has raised: a function may fail at every layer.
         """
+        raise_if_foreign(error)
         if self.strict:
             raise error
         if site in self.stopped:

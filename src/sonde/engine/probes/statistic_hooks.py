@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sonde.engine import structure
+from sonde.engine.failures import raise_if_foreign
 from sonde.engine.layer_axes import axes_of, unit_axis
 from sonde.engine.probes.site_hook import SiteHook
 from sonde.engine.torch_api import compiled, compiler_state, hooks, operators
@@ -283,6 +284,7 @@ class StatisticHook(SiteHook):
 
     def _failed_at(self, place: Place, error: Exception) -> None:
         """Add nothing more at the site of *place*, in any call."""
+        raise_if_foreign(error)
         port, leaf, _ = place
         for known in self.addresses:
             if known[:2] == (port, leaf):
@@ -295,6 +297,7 @@ class StatisticHook(SiteHook):
 
     def failed(self, error: Exception) -> None:
         """Report *error*, and add nothing more at any site of the hook."""
+        raise_if_foreign(error)
         self.addresses = dict.fromkeys(self.addresses, 0)
         super().failed(error)
 

@@ -32,6 +32,8 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from itertools import count
@@ -72,10 +74,7 @@ class _Owner(weakref.ref[Any]):
 
 _owners: dict[int, _Owner] = {}
 _numbers = count(1)
-
-
-def _forget(owner: _Owner) -> None:
-    _owners.pop(owner.number, None)
+_gone: deque[_Owner] = deque()  # filled by a function in C: what a signal handler raises within one in Python would be lost
 
 
 def _owner_of(number: int) -> Any:
@@ -110,7 +109,10 @@ class Token:
 
     def __init__(self, owner: Replayed) -> None:
         number = self._number = next(_numbers)
-        held = _owners[number] = _Owner(owner, _forget)
+        with suppress(IndexError):
+            while True:
+                _owners.pop(_gone.popleft().number, None)
+        held = _owners[number] = _Owner(owner, _gone.append)
         held.number = number
         self._moments: dict[int, tuple[weakref.ref[Tensor], dict[tuple[int, int], Moment]]] = {}
         self._given = 1

@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from sonde.engine import RowKeys, SiteHook
+from sonde.engine import RowKeys, SiteHook, raise_if_foreign
 from sonde.inspector.measurement.row_index import RowIndex
 from sonde.rows import Layout, Scope
 from sonde.site import OTHER_CALLS, Port
@@ -54,6 +54,7 @@ class ParameterRows:
             self._look(hooks, [self._held_by(hook.target) for hook in hooks])
             self.step = step
         except Exception as error:
+            raise_if_foreign(error)
             self._has_failed, self.step = True, -1
             warn_user(f"sonde stopped measuring {self._name}: {type(error).__name__}: {error}. The training goes on without it")
 
@@ -67,8 +68,8 @@ class ParameterRows:
         if len(tensors) < len(hooks):
             hooks = [hook for hook, tensor in zip(hooks, found, strict=True) if tensor is not None]
         if hooks != self._hooks:
-            self._hooks, self._index = list(hooks), None
             self._addresses = [self._address(hook, tensor) for hook, tensor in zip(hooks, tensors, strict=True)]
+            self._hooks, self._index = list(hooks), None  # last: a signal may have interrupted what comes before
         if self.table.blocks:
             self.table.reset()
         kernel = self.table.statistic.kernel

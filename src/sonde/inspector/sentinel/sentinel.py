@@ -28,6 +28,7 @@ from sonde.engine import (
     look_before,
     look_no_more,
     parameters,
+    raise_if_foreign,
     returned_loss,
     skips,
 )
@@ -155,6 +156,7 @@ class Sentinel:
         self._pending.clear()
 
     def _broken(self, error: Exception) -> None:
+        raise_if_foreign(error)
         self._let_go()
         warn_user(
             f"looking for NaN and infinity between logged steps has failed ({type(error).__name__}: {error}) and is given up; "
