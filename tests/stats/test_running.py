@@ -147,3 +147,23 @@ def test_it_is_no_sequence_and_says_so() -> None:
 def test_only_its_like_can_be_merged() -> None:
     with pytest.raises(ArgumentError, match="not list"):
         RunningMeanVar().merge([1.0])
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e8, 1e12, 1e15, -1e15])
+@pytest.mark.parametrize("merged", [False, True])
+def test_the_variance_is_right_whatever_the_mean(offset: float, *, merged: bool) -> None:
+    """Within the stated bound of ``4 * 2^-53`` for each number and merge, also where the mean is 1e15 deviations."""
+    values = [offset + step / 8 for step in (0, 7, -3, 12, 5, -8, 1, 9) * 100]
+    found = RunningMeanVar()
+    for first in range(0, len(values), 10):
+        part = seen(*values[first : first + 10])
+        if merged:
+            found.merge(part)
+        else:
+            for value in values[first : first + 10]:
+                found.update(value)
+    exact = [Fraction(value) for value in values]
+    mean = sum(exact, Fraction()) / len(exact)
+    variance = float(sum((value - mean) ** 2 for value in exact) / len(exact))
+    assert found.var == pytest.approx(variance, rel=4 * 2**-53 * (len(values) + 80))
+    assert found.mean == pytest.approx(float(mean), rel=2**-52)

@@ -31,12 +31,13 @@ class RunningMeanVar:
     NaN and infinities are counted in ``nonfinite`` and left out of all other properties. Without a finite number there is no
     data: ``count`` is 0 and mean, variance, minimum and maximum are NaN.
 
-    Each number x adds ``(x - mean) / count`` to the mean, and ``(x - old mean) * (x - new mean)`` to the sum of squared distances
-    (Welford 1962); two aggregates merge as in Chan, Golub and LeVeque 1983. Therefore the variance is right for a mean of 1e8 with
-    a spread of 1. Where a square is beyond 1e308 the variance is infinite; where a square is below 1e-324 it is 0.
+    Each number x adds ``(x - mean) / count`` to the mean, and ``(x - old mean)^2 (count - 1) / count`` to the sum of squared
+    distances (Welford 1962); two aggregates merge as in Chan, Golub and LeVeque 1983. The mean is kept as the sum of two floats
+    (Knuth's TwoSum), so the relative error of the variance does not depend on mean / std: it is at most ``4 * 2^-53`` times the
+    number of numbers and merges. Where a square is beyond 1e308 the variance is infinite; where a square is below 1e-324 it is 0.
     """
 
-    __slots__ = ("_count", "_max", "_mean", "_min", "_nonfinite", "_squares", "_sync")
+    __slots__ = ("_count", "_max", "_mean", "_min", "_nonfinite", "_rest", "_squares", "_sync")
 
     def __init__(self) -> None:
         self._sync: tuple[Exchange, tuple[float, ...]] | None = None
@@ -47,6 +48,7 @@ class RunningMeanVar:
         self._count = 0
         self._nonfinite = 0
         self._mean = 0.0
+        self._rest = 0.0  # what the float in _mean lacks
         self._squares = 0.0  # sum of squared distances to the mean
         self._min = math.inf
         self._max = -math.inf
@@ -70,9 +72,9 @@ class RunningMeanVar:
         if self._count == 1:
             self._mean = number
             return
-        before = number - self._mean
-        self._mean = _moved(self._mean, number, self._count)
-        self._squares += before * (number - self._mean)
+        apart = number - self._mean - self._rest
+        self._squares += apart * (apart * ((self._count - 1) / self._count))
+        self._move(apart, number, self._count)
 
     append = update  # the method of a list, so that both kinds of aggregate can be filled alike
 
@@ -88,15 +90,26 @@ class RunningMeanVar:
         if other._count == 0:
             return self
         if self._count == 0:
-            self._mean = other._mean
+            self._mean, self._rest = other._mean, other._rest
         mine, theirs = self._count, other._count
         self._count = mine + theirs
-        apart = other._mean - self._mean
-        self._squares += other._squares + apart * apart * (mine * theirs / self._count)
-        self._mean = _moved(self._mean, other._mean, self._count / theirs)
+        apart = other._mean - self._mean + (other._rest - self._rest)
+        self._squares += other._squares + apart * (apart * (mine * theirs / self._count))
+        self._move(apart, other._mean, self._count / theirs)
         self._min = min(self._min, other._min)
         self._max = max(self._max, other._max)
         return self
+
+    def _move(self, apart: float, towards: float, nth: float) -> None:
+        """Move the mean by an nth of *apart*, its distance to *towards*, which may be beyond the largest float."""
+        mean = self._mean
+        if not math.isfinite(apart):
+            self._mean, self._rest = mean - mean / nth + towards / nth, 0.0
+            return
+        step = self._rest + apart / nth
+        self._mean = mean + step
+        taken = self._mean - mean
+        self._rest = (mean - (self._mean - taken)) + (step - taken)
 
     def copy(self) -> RunningMeanVar:
         """Return a copy."""
@@ -196,8 +209,8 @@ class RunningMeanVar:
     def __reduce__(self) -> tuple[Any, ...]:
         return _restored, self._state()
 
-    def _state(self) -> tuple[int, int, float, float, float, float]:
-        return self._count, self._nonfinite, self._mean, self._squares, self._min, self._max
+    def _state(self) -> tuple[int, int, float, float, float, float, float]:
+        return self._count, self._nonfinite, self._mean, self._rest, self._squares, self._min, self._max
 
     def __repr__(self) -> str:
         apart = f", nonfinite={self._nonfinite}" if self._nonfinite else ""
@@ -228,13 +241,7 @@ def as_number(value: SupportsFloat | Tensor) -> float:
         raise ArgumentError(f"a real number or a tensor of one element is needed, not {what}") from None
 
 
-def _moved(mean: float, towards: float, nth: float) -> float:
-    """Return ``mean + (towards - mean) / nth``, also where the difference is beyond the largest float."""
-    apart = towards - mean
-    return mean + apart / nth if math.isfinite(apart) else mean - mean / nth + towards / nth
-
-
 def _restored(*state: Any) -> RunningMeanVar:
     made = RunningMeanVar()
-    made._count, made._nonfinite, made._mean, made._squares, made._min, made._max = state
+    made._count, made._nonfinite, made._mean, made._rest, made._squares, made._min, made._max = state
     return made
