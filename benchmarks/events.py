@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 import sonde
 from interleaved import medians
+from sonde.keep import default_stash, default_stash_value
 
 DEPTH, WIDTH, BATCH = 40, 16, 4
 ROUNDS, REPEATS = 41, 10
@@ -87,8 +88,8 @@ def sonde_backward(net: nn.Module) -> Callable[[], None]:
 
 
 def sonde_track(net: nn.Module) -> Callable[[], None]:
-    def keep(event: sonde.Event) -> sonde.Stash:
-        stash = sonde.default_stash(event, sonde.default_stash_value)
+    def keep(event: sonde.types.Event) -> sonde.types.Stash:
+        stash = default_stash(event, default_stash_value)
         sink.append(stash)
         return stash
 

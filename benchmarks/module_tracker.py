@@ -27,7 +27,7 @@ GROWTH_STEPS = (100, 200, 400, 800)
 Way = Callable[[], AbstractContextManager[Any]]
 
 
-def ignore(call: sonde.ModuleCall) -> None:
+def ignore(call: sonde.types.ModuleCall) -> None:
     pass
 
 

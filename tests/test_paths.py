@@ -96,7 +96,7 @@ def test_every_path_argument_knows_the_home_folder(tmp_path: Path, monkeypatch: 
     recorder.save("~/recorded")
     recorder.remove()
     assert len(open_recorded("~/recorded")) == 2
-    assert sonde.graph.capture(model, batch).save("~/graph.json") == tmp_path / "graph.json"
+    assert sonde.capture(model, batch).save("~/graph.json") == tmp_path / "graph.json"
     assert len(Graph.load("~/graph.json")) > 0
     with start_run(root="~/many") as writer:
         assert writer.path.parent == tmp_path / "many"

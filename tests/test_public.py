@@ -3,43 +3,32 @@
 from __future__ import annotations
 
 import inspect
+import re
 import subprocess
 import sys
 import typing
+from pathlib import Path
+
+import pytest
 
 import sonde
 
 PUBLIC = {
-    "Checkup",
-    "Comparison",
-    "Coverage",
-    "Event",
+    "Answer",
+    "BadSteps",
     "Inspector",
-    "ModuleCall",
+    "Limits",
     "ModuleTracker",
-    "NonFinite",
-    "Preflight",
-    "Probe",
-    "PyTorchInspector",
+    "Ranks",
     "Run",
-    "Runs",
     "Site",
-    "Stash",
-    "StashFn",
-    "StashValueFn",
-    "Summary",
-    "SummaryRow",
-    "TensorStore",
-    "Tick",
     "Tracker",
-    "Whereabouts",
+    "Warmup",
+    "capture",
     "check",
     "compare",
-    "default_stash",
-    "default_stash_value",
     "doctor",
     "errors",
-    "get_stash_fn",
     "graph",
     "integrations",
     "lens",
@@ -47,23 +36,53 @@ PUBLIC = {
     "open_run",
     "open_runs",
     "open_tensors",
-    "play",
-    "quiet",
     "preflight",
     "preprocessor",
+    "quiet",
     "recorders",
     "replay",
-    "rmap_tensor",
     "rule",
     "sites",
     "stats",
     "summary",
     "testing",
     "track",
+    "types",
     "watch",
     "where",
     "why_nan",
 }
+"""What a program calls, the nouns of a training, the values that ``watch`` takes, and the modules."""
+
+TYPES = {
+    "Checked",
+    "Checkup",
+    "Comparison",
+    "Coverage",
+    "Event",
+    "Finding",
+    "ModuleCall",
+    "NonFinite",
+    "Phase",
+    "Port",
+    "Preflight",
+    "Probe",
+    "ProbeError",
+    "RunComparison",
+    "Runs",
+    "Stash",
+    "StashFn",
+    "StashValueFn",
+    "Summary",
+    "SummaryRow",
+    "TensorStore",
+    "Tick",
+    "Whereabouts",
+}
+"""What annotations name, in ``sonde.types``."""
+
+SEEDS = ("tensor_tracker", "torchfunc", "module_tracker", "torchrecorder", "monitorch")
+"""The projects that sonde continues."""
 
 
 def loaded(statement: str) -> set[str]:
@@ -75,9 +94,24 @@ def loaded(statement: str) -> set[str]:
 
 def test_public_names_are_pinned() -> None:
     """A name that comes or goes must come or go here as well, and every one of them can be had."""
-    assert set(sonde.__all__) == PUBLIC
+    assert set(dir(sonde)) == set(sonde.__all__) == PUBLIC
+    assert set(dir(sonde.types)) == set(sonde.types.__all__) == TYPES
     for name in PUBLIC:
         assert getattr(sonde, name) is not None
+    for name in TYPES:
+        assert getattr(sonde.types, name) is not None
+    with pytest.raises(AttributeError, match="Evnet"):
+        sonde.types.Evnet  # noqa: B018  # type: ignore[attr-defined]  # misspelt
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_names_of_the_seeds_are_where_the_pages_say(seed: str) -> None:
+    """Each page says how to import them, in one statement or several."""
+    page = (Path(__file__).parents[1] / "docs" / f"coming-from-{seed}.md").read_text(encoding="utf-8")
+    said = re.findall(r"^(?:`|)(from sonde[\w.]* import [\w, ]+)", page, re.MULTILINE)
+    assert said
+    for statement in said:
+        exec(statement, {})
 
 
 def test_importing_sonde_does_not_import_torch() -> None:
@@ -94,6 +128,11 @@ def test_the_check_for_light_imports_can_fail() -> None:
 def test_reading_tensors_does_not_load_the_engine() -> None:
     """A folder of tensors is opened without torch; only reading a tensor needs it."""
     assert not {"torch", "sonde.engine"} & loaded("import sonde; sonde.open_tensors")
+
+
+def test_naming_a_type_loads_its_room_alone() -> None:
+    """An annotation as ``sonde.types.Event`` loads neither the diagnoses nor the inspector."""
+    assert not {"sonde.diagnosis", "sonde.inspector", "sonde.keep"} & loaded("import sonde; sonde.types.Event")
 
 
 def test_annotations_of_public_functions_can_be_evaluated() -> None:

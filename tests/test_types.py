@@ -21,9 +21,9 @@ with sonde.track(model, include=nn.Linear) as tracker:
     model(torch.ones(1, 2)).sum().backward()
 assert_type(tracker, sonde.Tracker)
 assert_type(sonde.open_run("x"), sonde.Run)
-assert_type(sonde.summary(model, torch.ones(1, 2)), sonde.Summary)
-assert_type(sonde.preflight(model, torch.ones(1, 2), nn.functional.relu), sonde.Preflight)
-assert_type(sonde.why_nan(model, torch.ones(1, 2)), sonde.NonFinite)
+assert_type(sonde.summary(model, torch.ones(1, 2)), sonde.types.Summary)
+assert_type(sonde.preflight(model, torch.ones(1, 2), nn.functional.relu), sonde.types.Preflight)
+assert_type(sonde.why_nan(model, torch.ones(1, 2)), sonde.types.NonFinite)
 with sonde.watch(model, every=10, to="memory") as inspector:
     inspector.push_loss(0.5, train=True)
 assert_type(inspector, sonde.Inspector)
@@ -33,7 +33,7 @@ WRONG = {
     "sonde.watch(model, evry=10)": "call-arg",
     "sonde.open_run(3)": "arg-type",
     'sonde.summary(model, torch.ones(1, 2), on_error="never")': "arg-type",
-    "sonde.Tick(0).stepp": "attr-defined",
+    "sonde.types.Tick(0).stepp": "attr-defined",
 }
 HEAD = "import torch\nfrom torch import nn\n\nimport sonde\n\nmodel = nn.Linear(2, 1)\n"
 

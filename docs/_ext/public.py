@@ -13,6 +13,8 @@ from sphinx.util.docutils import SphinxDirective
 
 MODULES = (
     "sonde",
+    "sonde.types",
+    "sonde.keep",
     "sonde.lens",
     "sonde.inspector",
     "sonde.inspector.sinks",

@@ -16,7 +16,7 @@
     ├── StoreError             (ValueError)   a folder or file that cannot be written or read as asked
     ├── RankError              (RuntimeError) ranks of a distributed training that disagree, or do not answer
     ├── PreflightError         (AssertionError) a model that is not ready to be trained (``preflight(...).raise_if_bad()``)
-    ├── NonFiniteError         (ArithmeticError) a step with NaN or infinity that was not to be taken (``on_nonfinite="stop"``)
+    ├── NonFiniteError         (ArithmeticError) a step with NaN or infinity that was not to be taken (``bad_steps="stop"``)
     ├── TorchVersionError      (ImportError)  a torch that lacks private parts which sonde cannot do without
     └── MissingExtraError      (ImportError)  a feature whose optional package is not installed
 

@@ -235,7 +235,7 @@ class Instruments:
         measured = [sonde.observe(model, each, include="linear", strict=True) for each in (self.norms, self.geometry)]
         self.probes = [self.inspector, self.sums, self.events, self.tracker, self.outputs, self.gradients, *measured]
 
-    def keep(self, event: sonde.Event) -> None:
+    def keep(self, event: sonde.types.Event) -> None:
         if event.phase != "recompute":
             ((_, tensor),) = event.leaves
             place = str(event.site), When(event.tick.step, event.tick.micro_step, event.call)

@@ -390,7 +390,7 @@ class Observes(Instrument):
     def make(self, model: nn.Module) -> Any:
         self.seen: dict[Place, Tensor] = {}
 
-        def keep(event: sonde.Event) -> None:
+        def keep(event: sonde.types.Event) -> None:
             ((_, tensor),) = event.leaves
             place = Place(str(event.site), event.tick.step, event.tick.forward, event.call)
             assert place not in self.seen
@@ -549,10 +549,10 @@ class Summarises(RunsACopy):
 
 
 class Captures(RunsACopy):
-    """``sonde.graph.capture``: the module calls in their order."""
+    """``sonde.capture``: the module calls in their order."""
 
     def look(self, model: nn.Module, x: Tensor) -> None:
-        graph = sonde.graph.capture(model, x)
+        graph = sonde.capture(model, x)
         graph.check()
         assert [node.path for node in graph.modules()] == self.twin(model, x).calls
 

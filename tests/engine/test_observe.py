@@ -21,9 +21,9 @@ import torch
 from torch import Tensor, nn
 
 import sonde
-from sonde import Event
 from sonde.engine import Port
 from sonde.errors import ObservationWarning
+from sonde.types import Event
 
 HARMLESS: tuple[Port, ...] = ("input", "output", "grad_output", "grad")
 

@@ -47,7 +47,7 @@ def summarise(model: nn.Module, *args: Any, **kwargs: Any) -> None:
 
 
 def capture(model: nn.Module, *args: Any, **kwargs: Any) -> None:
-    sonde.graph.capture(model, *args, **kwargs)
+    sonde.capture(model, *args, **kwargs)
 
 
 def record(model: nn.Module, *args: Any, **kwargs: Any) -> None:
@@ -428,7 +428,7 @@ def test_a_training_in_another_thread_goes_on_being_observed() -> None:
 
     def look() -> None:
         while not stop.is_set():
-            sonde.graph.capture(model, X)
+            sonde.capture(model, X)
 
     def train(each: nn.Module) -> None:
         optimizer = torch.optim.SGD(each.parameters(), lr=0.1)

@@ -48,7 +48,7 @@ PORTS = ("input", "output", "grad_output", "grad", "param", "update")
 def events(model: nn.Module) -> Observed:
     seen: list[Any] = []
 
-    def note(event: sonde.Event) -> None:
+    def note(event: sonde.types.Event) -> None:
         values = [tensor.detach().clone() for _, tensor in event.leaves]
         seen.append((str(event.site), event.call, event.phase, event.tick, event.alias, [value.tolist() for value in values]))
 
@@ -171,7 +171,7 @@ def test_a_quiet_step_is_no_step() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     ticks, updates = [], []
 
-    def note(event: sonde.Event) -> None:
+    def note(event: sonde.types.Event) -> None:
         ticks.append(event.tick)
         updates.append([tensor.clone() for tensor in event.value])
 

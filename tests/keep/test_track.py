@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import sonde
 from sonde.errors import ArgumentError, ModelError, ObservationWarning, SelectionError, UnknownSiteError
+from sonde.keep import default_stash, default_stash_value, get_stash_fn, rmap_tensor
 
 
 class Loss(nn.Module):
@@ -177,8 +178,8 @@ def test_stash_value_says_what_is_kept_of_each_tensor() -> None:
 def test_stash_makes_what_is_kept_of_an_event_and_its_attributes_become_columns() -> None:
     """A custom stash sees the module's arguments, and what it sets on the stash is in the frame."""
 
-    def keep(event: sonde.Event) -> sonde.Stash:
-        stash = sonde.default_stash(event, sonde.default_stash_value)
+    def keep(event: sonde.types.Event) -> sonde.types.Stash:
+        stash = default_stash(event, default_stash_value)
         stash.scale = event.kwargs.get("scale")  # type: ignore[attr-defined]
         stash.inputs = len(event.args)  # type: ignore[attr-defined]
         return stash
@@ -211,7 +212,7 @@ def test_manual_register_and_unregister() -> None:
 def test_tracker_takes_a_stash_function() -> None:
     """The seed's constructor: ``Tracker(stash)``, with ``register_all`` on top of it."""
     model = two_layers()
-    tracker = sonde.Tracker(sonde.get_stash_fn(stash_value=lambda tensor: tensor.shape))
+    tracker = sonde.Tracker(get_stash_fn(stash_value=lambda tensor: tensor.shape))
     tracker.register_all(model, grad=False, include="0")
     model(torch.ones(2, 4))
     tracker.unregister()
@@ -260,7 +261,7 @@ def test_iteration_indexing_slices_and_clear() -> None:
 def test_get_stash_fn_refuses_both() -> None:
     """``stash_value`` and ``stash`` exclude each other, in ``get_stash_fn`` and in ``track``."""
     with pytest.raises(ValueError, match="stash_value") as caught:
-        sonde.get_stash_fn(stash_value=lambda t: t, stash=lambda event: event)
+        get_stash_fn(stash_value=lambda t: t, stash=lambda event: event)
     assert isinstance(caught.value, ArgumentError)
     with pytest.raises(ValueError, match="stash_value"):
         sonde.track(two_layers(), stash_value=lambda t: t, stash=lambda event: event)
@@ -269,33 +270,33 @@ def test_get_stash_fn_refuses_both() -> None:
 def test_get_stash_fn_and_default_stash() -> None:
     """The default is ``default_stash`` with ``default_stash_value``: a detached copy in each tensor's place."""
     value = torch.ones(2, requires_grad=True) * 2
-    event = sonde.Event("n", nn.Linear, False, (value, "text"), (), {})
-    stash = sonde.get_stash_fn()(event)
+    event = sonde.types.Event("n", nn.Linear, False, (value, "text"), (), {})
+    stash = get_stash_fn()(event)
     assert (stash.name, stash.type, stash.grad) == ("n", nn.Linear, False)
     assert torch.equal(stash.value[0], torch.tensor([2.0, 2.0]))
     assert not stash.value[0].requires_grad
     assert stash.value[0].data_ptr() != value.data_ptr()
     assert stash.value[1] == "text"
-    assert sonde.default_stash(event, lambda t: "kept").value == ("kept", "text")
-    assert sonde.get_stash_fn(stash=repr) is repr
+    assert default_stash(event, lambda t: "kept").value == ("kept", "text")
+    assert get_stash_fn(stash=repr) is repr
 
 
 def test_rmap_tensor_maps_tensors_and_leaves_the_rest() -> None:
     """Tensors in tuples, lists and dicts are replaced, all else comes back as it was."""
     marker = object()
     value = ([torch.tensor(1), 2], {"a": torch.tensor(3), "b": ("c", None)}, marker)
-    assert sonde.rmap_tensor(value, lambda tensor: tensor.item() * 10) == ([10, 2], {"a": 30, "b": ("c", None)}, marker)
-    assert (sonde.rmap_tensor(torch.tensor(4), float), sonde.rmap_tensor(marker, float)) == (4.0, marker)
+    assert rmap_tensor(value, lambda tensor: tensor.item() * 10) == ([10, 2], {"a": 30, "b": ("c", None)}, marker)
+    assert (rmap_tensor(torch.tensor(4), float), rmap_tensor(marker, float)) == (4.0, marker)
 
 
 def test_first_value() -> None:
     """``first_value`` is the first tensor at any depth; without tensors the first item of nested tuples and lists."""
     tensor = torch.ones(1)
-    assert sonde.Stash("", nn.Linear, False, tensor).first_value is tensor
-    assert sonde.Stash("", nn.Linear, False, ((tensor, 1), 2)).first_value is tensor
-    assert sonde.Stash("", nn.Linear, False, (None, {"x": tensor})).first_value is tensor
-    assert sonde.Stash("", nn.Linear, True, ([3.5], 2)).first_value == 3.5
-    assert sonde.Stash("", nn.Linear, True, ()).first_value == ()
+    assert sonde.types.Stash("", nn.Linear, False, tensor).first_value is tensor
+    assert sonde.types.Stash("", nn.Linear, False, ((tensor, 1), 2)).first_value is tensor
+    assert sonde.types.Stash("", nn.Linear, False, (None, {"x": tensor})).first_value is tensor
+    assert sonde.types.Stash("", nn.Linear, True, ([3.5], 2)).first_value == 3.5
+    assert sonde.types.Stash("", nn.Linear, True, ()).first_value == ()
 
 
 def test_umap_example_access_pattern() -> None:
@@ -353,7 +354,7 @@ def test_ticks_do_not_depend_on_a_detached_tracker_that_is_still_held() -> None:
     """The same run gives the same ticks whether an earlier tracker's variable still exists or not."""
     model = two_layers()
 
-    def ticks() -> tuple[sonde.Tracker, list[sonde.Tick]]:
+    def ticks() -> tuple[sonde.Tracker, list[sonde.types.Tick]]:
         with sonde.track(model) as tracker:
             model(torch.ones(1, 4)).sum().backward()
         return tracker, [stash.tick for stash in tracker]

@@ -226,12 +226,12 @@ def test_t11_numbers_kept_in_place_of_tensors_are_in_the_frame(make: Callable[[T
 class Bare:
     __slots__ = ("grad", "name", "type", "value")
 
-    def __init__(self, event: sonde.Event) -> None:
+    def __init__(self, event: sonde.types.Event) -> None:
         self.name, self.type, self.grad, self.value = event.name, event.type, event.grad, 1.5
 
 
 @pytest.mark.parametrize("make", [Bare, lambda event: event.name, lambda event: (event.name, 1), lambda event: None])
-def test_t12_a_stash_of_any_kind_can_be_shown(make: Callable[[sonde.Event], Any]) -> None:
+def test_t12_a_stash_of_any_kind_can_be_shown(make: Callable[[sonde.types.Event], Any]) -> None:
     """The original's to_frame raised for stashes without __dict__; here whatever ``stash=`` makes has a row and prints."""
     tracker = tracked(Returns(lambda y: y * 1), torch.ones(2, 4), torch.sum, stash=make)
     assert "4 stashes" in repr(tracker)

@@ -58,7 +58,7 @@ class OfTensor(Keeping, AbstractTensorPreprocessor):
         self.calls.append((name, tensor))
 
 
-def test_a_forward_preprocessor_of_ones_own(event: Callable[..., sonde.Event]) -> None:
+def test_a_forward_preprocessor_of_ones_own(event: Callable[..., sonde.types.Event]) -> None:
     seen, relu, x, y = Forward(), nn.ReLU(), torch.ones(1), torch.ones(2)
     seen(event("output", y, name="a", module=relu, args=(x, 1)))
     seen(event("output", y, name="b", module=relu, kwargs={"x": x}))
@@ -67,14 +67,14 @@ def test_a_forward_preprocessor_of_ones_own(event: Callable[..., sonde.Event]) -
     assert seen.calls == [("a", relu, x, y), ("b", relu, x, y), ("c", relu, None, y)]
 
 
-def test_a_backward_preprocessor_of_ones_own(event: Callable[..., sonde.Event]) -> None:
+def test_a_backward_preprocessor_of_ones_own(event: Callable[..., sonde.types.Event]) -> None:
     seen, relu, g = Backward(), nn.ReLU(), (torch.ones(1), None)
     seen(event("grad_output", g, name="a", module=relu))
     seen(event("grad_input", g, name="a", module=relu))
     assert seen.calls == [("a", relu, (), g), ("a", relu, g, ())]
 
 
-def test_a_module_preprocessor_of_ones_own_looks_at_each_layer_once_a_step(event: Callable[..., sonde.Event]) -> None:
+def test_a_module_preprocessor_of_ones_own_looks_at_each_layer_once_a_step(event: Callable[..., sonde.types.Event]) -> None:
     seen, linear = OfModule(), nn.Linear(1, 1)
     for step in (0, 1):
         for name in ("a.weight", "a.bias", "b.weight"):
@@ -84,7 +84,7 @@ def test_a_module_preprocessor_of_ones_own_looks_at_each_layer_once_a_step(event
         seen(event("param", torch.ones(1), name="a.weight"))
 
 
-def test_a_tensor_preprocessor_of_ones_own(event: Callable[..., sonde.Event]) -> None:
+def test_a_tensor_preprocessor_of_ones_own(event: Callable[..., sonde.types.Event]) -> None:
     seen, tensor = OfTensor(), torch.ones(1)
     seen(event("grad", tensor, name="a.weight"))
     seen(event("param", tensor, name="a.weight"))
@@ -100,14 +100,14 @@ def test_one_of_ones_own_is_fed_by_observe() -> None:
 
 
 @pytest.mark.parametrize(("make", "port"), [(Forward, "input"), (Backward, "output"), (OfModule, "grad"), (OfTensor, "output")])
-def test_events_of_another_port_are_refused(make: Any, port: Any, event: Callable[..., sonde.Event]) -> None:
+def test_events_of_another_port_are_refused(make: Any, port: Any, event: Callable[..., sonde.types.Event]) -> None:
     seen = make()
     with pytest.raises(ArgumentError, match=f"{make.__name__} takes events of {seen.ports[0]}, and this is of layer:{port}"):
         seen(event(port, torch.ones(1)))
     assert not seen.calls
 
 
-def test_what_is_pushed_takes_no_events(event: Callable[..., sonde.Event]) -> None:
+def test_what_is_pushed_takes_no_events(event: Callable[..., sonde.types.Event]) -> None:
     with pytest.raises(ArgumentError, match="takes events of no port"):
         preprocessor.ExplicitCall("train", "test")(event("output", torch.ones(1)))
 

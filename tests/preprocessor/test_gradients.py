@@ -226,7 +226,7 @@ def test_n8_an_accumulated_gradient_counts_once_per_step() -> None:
     assert activity.value["weight"].activation == [1.0, 0.5, 0.5]
 
 
-def test_n8_an_epoch_that_ends_between_micro_steps_keeps_neither_half_twice(event: Callable[..., sonde.Event]) -> None:
+def test_n8_an_epoch_that_ends_between_micro_steps_keeps_neither_half_twice(event: Callable[..., sonde.types.Event]) -> None:
     seen = GradientGeometry(correlation=False, inplace=False)
     seen(event("grad", torch.tensor([1.0]), name="w", step=0))
     assert seen.value["w"] == [1.0]
@@ -257,7 +257,7 @@ def test_n9_the_scale_of_mixed_precision_is_taken_out() -> None:
     assert feed(GradientGeometry(scaler=torch.amp.GradScaler("cpu", enabled=False)), torch.ones(1)).norm.mean == 1
 
 
-def test_the_calls_of_one_forward_are_compared_with_their_like(event: Callable[..., sonde.Event]) -> None:
+def test_the_calls_of_one_forward_are_compared_with_their_like(event: Callable[..., sonde.types.Event]) -> None:
     seen = OutputGradientGeometry(inplace=False)
     right, up = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0])
     for _ in range(2):
@@ -293,7 +293,7 @@ def test_gradient_activation_and_death(shape: tuple[int, ...]) -> None:
     assert feed(GradientActivation(death=False, inplace=False), gradient) == pytest.approx([sum(rates) / len(rates)])
 
 
-def test_n11_the_neurons_of_transposed_convolutions_and_embeddings(event: Callable[..., sonde.Event]) -> None:
+def test_n11_the_neurons_of_transposed_convolutions_and_embeddings(event: Callable[..., sonde.types.Event]) -> None:
     up = nn.ConvTranspose2d(2, 3, 2)
     up(torch.ones(1, 2, 2, 2))[:, 1].sum().backward()
     seen = GradientActivation()
@@ -315,7 +315,7 @@ def test_n37_small_gradients_are_alive_where_eps_says_so() -> None:
     assert feed(GradientActivation(eps=0.0), gradient).death.mean == 0
 
 
-def test_events_of_another_port_are_refused(event: Callable[..., sonde.Event]) -> None:
+def test_events_of_another_port_are_refused(event: Callable[..., sonde.types.Event]) -> None:
     for seen, port in ((GradientGeometry(), "param"), (GradientActivation(), "output"), (OutputGradientGeometry(), "grad_input")):
         with pytest.raises(ArgumentError, match=f"{type(seen).__name__} takes events of {seen.ports[0]}"):
             seen(event(port, torch.ones(1)))

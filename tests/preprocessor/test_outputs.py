@@ -201,7 +201,7 @@ def test_n15_calls_without_gradients_are_not_recorded() -> None:
     assert [held.count for held in seen.value.values()] == [1, 1, 1]
 
 
-def test_the_training_flag_needs_the_layer(event: Callable[..., sonde.Event]) -> None:
+def test_the_training_flag_needs_the_layer(event: Callable[..., sonde.types.Event]) -> None:
     with pytest.raises(ArgumentError, match="evaluation_from_grad=True"):
         OutputNorm()(event("output", torch.ones(1)))
 
@@ -209,7 +209,7 @@ def test_the_training_flag_needs_the_layer(event: Callable[..., sonde.Event]) ->
 # Events
 
 
-def test_events_are_routed(event: Callable[..., sonde.Event]) -> None:
+def test_events_are_routed(event: Callable[..., sonde.types.Event]) -> None:
     norms, inputs = OutputNorm(), InputNorm()
     given, returned = torch.tensor([[6.0, 8.0]]), torch.tensor([[3.0, 4.0]])
     norms(event("output", returned, name="a", module=RELU, args=(given,)))

@@ -128,7 +128,7 @@ def test_weights_of_every_kind(weight: torch.Tensor, expected: float | None) -> 
     assert (found.mean if found else None) == (None if expected is None else pytest.approx(expected))
 
 
-def test_events_of_parameters_are_filed_by_layer_and_attribute(event: Callable[..., sonde.Event]) -> None:
+def test_events_of_parameters_are_filed_by_layer_and_attribute(event: Callable[..., sonde.types.Event]) -> None:
     seen = ParameterNorm()
     seen(event("param", torch.tensor([3.0, 4.0]), name="layers.0.weight"))
     seen(event("param", torch.tensor([1.0]), name="weight"))

@@ -35,7 +35,9 @@ def test_normalised_differences() -> None:
     assert seen.value["w"].mean == 2.0
 
 
-def train(seen: Any, model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, make: Callable[..., sonde.Event]) -> list[Any]:
+def train(
+    seen: Any, model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, make: Callable[..., sonde.types.Event]
+) -> list[Any]:
     """Train, feeding *seen* as the engine would; the parameters before the first step and after each."""
     names = dict(model.named_parameters())
     trace = [{name: p.detach().clone() for name, p in names.items()}]
@@ -52,7 +54,7 @@ def train(seen: Any, model: nn.Module, optimizer: torch.optim.Optimizer, steps: 
     return trace
 
 
-def test_n29_every_step_is_measured_and_the_first_too(event: Callable[..., sonde.Event]) -> None:
+def test_n29_every_step_is_measured_and_the_first_too(event: Callable[..., sonde.types.Event]) -> None:
     model = nn.Linear(3, 2)
     seen = ParameterDifferenceGeometry(inplace=False)
     ratio = UpdateRatio(inplace=False)
@@ -95,7 +97,7 @@ def test_n29_a_parameter_of_another_shape_begins_anew(make: Any) -> None:
 
 
 @BY_PAIR
-def test_what_was_is_a_copy_and_clear_forgets_it(make: Any, event: Callable[..., sonde.Event]) -> None:
+def test_what_was_is_a_copy_and_clear_forgets_it(make: Any, event: Callable[..., sonde.types.Event]) -> None:
     seen = make(inplace=False)
     weight = nn.Parameter(torch.ones(2))
     seen(event("param", weight, name="w"))
@@ -150,7 +152,7 @@ def test_rounding_by_hand() -> None:
         rounding(before, after, torch.ones(3))
 
 
-def test_bfloat16_loses_what_float32_keeps(event: Callable[..., sonde.Event]) -> None:
+def test_bfloat16_loses_what_float32_keeps(event: Callable[..., sonde.types.Event]) -> None:
     """At a rate of 1e-4 nearly all updates of a bfloat16 parameter near 1 vanish, and none of a float32 one."""
     shares = {}
     for dtype in (torch.float32, torch.bfloat16):
@@ -170,7 +172,7 @@ def test_bfloat16_loses_what_float32_keeps(event: Callable[..., sonde.Event]) ->
     assert shares == {torch.float32: (3, 0.0), torch.bfloat16: (3, 1.0)}
 
 
-def test_without_a_gradient_nothing_was_wanted(event: Callable[..., sonde.Event]) -> None:
+def test_without_a_gradient_nothing_was_wanted(event: Callable[..., sonde.types.Event]) -> None:
     seen = UpdateRounding(inplace=False)
     pair = (torch.ones(2), torch.ones(2))
     seen(event("update", pair, name="frozen"))
@@ -180,7 +182,7 @@ def test_without_a_gradient_nothing_was_wanted(event: Callable[..., sonde.Event]
     assert (seen.value["frozen"], seen.value["w"]) == ([], [0.5])
 
 
-def test_events_of_another_port_and_bad_pairs_are_refused(event: Callable[..., sonde.Event]) -> None:
+def test_events_of_another_port_and_bad_pairs_are_refused(event: Callable[..., sonde.types.Event]) -> None:
     for seen in (ParameterDifferenceGeometry(), UpdateRatio(), UpdateRounding()):
         with pytest.raises(ArgumentError, match=f"takes events of .*{seen.ports[-1]}"):
             seen(event("output", torch.ones(1)))

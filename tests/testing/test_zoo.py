@@ -186,7 +186,7 @@ def pickled(model: nn.Module) -> nn.Module:
 def test_a_copy_is_not_observed(entry: Entry, copied: Callable[[nn.Module], nn.Module]) -> None:
     """A copy that is made of an observed model runs without delivering anything."""
     model = entry.build()
-    events: list[sonde.Event] = []
+    events: list[sonde.types.Event] = []
     with sonde.observe(model, events.append, ports=("output", "grad_output"), strict=True):
         twin = copied(model)
         run(entry, twin)

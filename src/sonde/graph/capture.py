@@ -27,7 +27,7 @@ def capture(
 
     >>> import sonde.graph, torch
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU())
-    >>> graph = sonde.graph.capture(model, torch.ones(2, 4))
+    >>> graph = sonde.capture(model, torch.ones(2, 4))
     >>> [node.name for node in graph.nodes if node.kind == "operation"]
     ['linear', 'relu']
     >>> graph.values[graph["0"][0].outputs[0]].shape

@@ -27,7 +27,7 @@ __all__ = ["Graph"]
 
 
 class Graph(PlainGraph):
-    """One forward of a model: module calls, operations, tensors and edges; see :func:`sonde.graph.capture`.
+    """One forward of a model: module calls, operations, tensors and edges; see :func:`sonde.capture`.
 
     A graph is immutable: equal graphs compare equal (times apart), and every pass returns a new graph. ``Graph.load`` reads an
     equal graph back from ``save("graph.json")``. A notebook shows a graph as a page.

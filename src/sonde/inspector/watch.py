@@ -145,7 +145,7 @@ def watch(
 
 def _captured(model: nn.Module | Mapping[str, nn.Module], batch: Any) -> Graph:
     if not isinstance(model, nn.Module):
-        raise ArgumentError("graph= goes with one model: of several, capture each with sonde.graph.capture(model, batch)")
+        raise ArgumentError("graph= goes with one model: of several, capture each with sonde.capture(model, batch)")
     from sonde.graph import capture  # slow to import, and rarely wanted
 
     args, kwargs = as_arguments(batch)

@@ -36,7 +36,7 @@ class Stash:
             have it: one item per item of a returned tuple or list, a single item for anything else, None where no gradient
             arrived. In the place of each tensor stands its copy, or the result of *stash_value*.
         site: the module, and which of its tensors.
-        call, phase, tick: which call of the module, in which phase, when (see :class:`sonde.Event`).
+        call, phase, tick: which call of the module, in which phase, when (see :class:`sonde.types.Event`).
         passthrough: whether the module returned one of its inputs.
         alias: the name by which a module with several names was called.
         paths: the leaf path of each tensor of the value, in order.

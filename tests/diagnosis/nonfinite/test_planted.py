@@ -19,7 +19,7 @@ WITHOUT_WARNING = pytest.mark.filterwarnings(r"ignore:std\(\)")
 HOST_OF = dict(zip(FAULTS, itertools.cycle(HOSTS), strict=False))
 
 
-def check(name: str, host: str) -> sonde.NonFinite:
+def check(name: str, host: str) -> sonde.types.NonFinite:
     fault, kind = FAULTS[name], HOSTS[host]
     torch.manual_seed(0)
     model = kind(Extra(fault.function)).to(fault.dtype)

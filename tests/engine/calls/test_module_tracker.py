@@ -286,7 +286,7 @@ def test_m18_stack_modules_and_repr() -> None:
     """Calls from root to leaf with path, module, index and name; a map from name to module; and what it looks like."""
     model = nn.Sequential(nn.Sequential(linear()))
     texts: list[str] = []
-    stacks: list[tuple[sonde.ModuleCall, ...]] = []
+    stacks: list[tuple[sonde.types.ModuleCall, ...]] = []
     tracker = sonde.ModuleTracker()
     assert repr(tracker) == "ModuleTracker(not entered)"
 

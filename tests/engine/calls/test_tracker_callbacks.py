@@ -19,14 +19,14 @@ X = torch.ones(1, 2)
 class Log(list[str]):
     """Callbacks that write down what they are told."""
 
-    def all(self) -> dict[str, Callable[[sonde.ModuleCall], None]]:
+    def all(self) -> dict[str, Callable[[sonde.types.ModuleCall], None]]:
         """One for each occasion, by the name of the argument."""
         return {
             kind: self._note(mark)
             for kind, mark in (("enter", "+"), ("leave", "-"), ("enter_backward", "<"), ("leave_backward", ">"))
         }
 
-    def _note(self, mark: str) -> Callable[[sonde.ModuleCall], None]:
+    def _note(self, mark: str) -> Callable[[sonde.types.ModuleCall], None]:
         return lambda call: self.append(f"{mark}{call.name}{f'#{call.call}' if call.call else ''}")
 
     def taken(self) -> str:
@@ -146,7 +146,7 @@ def test_a_recomputation_enters_and_leaves_again(reentrant: bool) -> None:
     assert phases == ["forward", "forward", "recompute"]
 
 
-def fails(call: sonde.ModuleCall) -> None:
+def fails(call: sonde.types.ModuleCall) -> None:
     raise ArithmeticError(f"at {call.path or 'root'}")
 
 

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import sonde
-from sonde import Whereabouts
+from sonde.types import Whereabouts
 
 X = torch.ones(1, 2)
 

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import sonde
-from sonde import Event, Probe
 from sonde.engine import Port
 from sonde.errors import ArgumentError, ObservationWarning
+from sonde.types import Event, Probe
 
 
 class Apply(nn.Module):

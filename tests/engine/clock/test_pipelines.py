@@ -61,7 +61,7 @@ def piped_in_a_list(schedule: str) -> dict[str, float]:
     )
     found: dict[str, float] = {"events": 0}
 
-    def count(event: sonde.Event) -> None:
+    def count(event: sonde.types.Event) -> None:
         found["events"] += 1
 
     with (

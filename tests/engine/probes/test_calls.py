@@ -21,7 +21,7 @@ class Shared(nn.Module):
         return self.layer(self.layer(x).tanh())
 
 
-def gradients(events: list[sonde.Event], name: str) -> list[tuple[int, int, Tensor]]:
+def gradients(events: list[sonde.types.Event], name: str) -> list[tuple[int, int, Tensor]]:
     return [(event.tick.forward, event.call, event.value[0]) for event in events if event.grad and event.name == name]
 
 
@@ -36,7 +36,7 @@ def test_gradients_name_their_call_when_two_graphs_run_backward_out_of_order() -
     """Two forwards, the second one's backward first: each gradient carries its own forward and call."""
     model = Shared()
     one, two = torch.randn(2, 3), torch.randn(2, 3)
-    events: list[sonde.Event] = []
+    events: list[sonde.types.Event] = []
     with sonde.observe(model, events.append, ports=("output", "grad_output"), strict=True):
         first, second = model(one).square().sum(), model(two).square().sum()
         second.backward()
@@ -52,7 +52,7 @@ def test_gradients_name_their_call_when_two_graphs_run_backward_out_of_order() -
 def test_one_graph_that_runs_backward_twice_delivers_twice() -> None:
     """With ``retain_graph`` each pass delivers every gradient, and each pass is a micro-step."""
     model = Shared()
-    events: list[sonde.Event] = []
+    events: list[sonde.types.Event] = []
     with sonde.observe(model, events.append, ports="grad_output", strict=True):
         loss = model(torch.randn(2, 3)).sum()
         loss.backward(retain_graph=True)
@@ -65,7 +65,7 @@ def test_one_graph_that_runs_backward_twice_delivers_twice() -> None:
 def test_several_losses_on_one_forward() -> None:
     """Each loss's backward delivers its own gradient."""
     model = nn.Sequential(nn.Linear(3, 3))
-    events: list[sonde.Event] = []
+    events: list[sonde.types.Event] = []
     with sonde.observe(model, events.append, include=["0"], ports="grad_output", strict=True):
         out = model(torch.randn(2, 3))
         out.sum().backward(retain_graph=True)
@@ -108,7 +108,7 @@ def test_an_alias_says_by_which_name_a_shared_module_was_called() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.parts["enc"](self.parts["dec"](x))
 
-    events: list[sonde.Event] = []
+    events: list[sonde.types.Event] = []
     with sonde.observe(Model(), events.append, include=["parts.enc.layer"], ports=("output", "grad_output"), strict=True) as probe:
         whole = probe._attachment.roots[0].model
         whole(torch.randn(2, 3)).sum().backward()

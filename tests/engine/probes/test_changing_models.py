@@ -29,7 +29,7 @@ def step(model: nn.Module, x: Tensor | None = None) -> None:
     model(torch.randn(3, 4) if x is None else x).square().sum().backward()
 
 
-def counts(probe: sonde.Probe) -> dict[str, int]:
+def counts(probe: sonde.types.Probe) -> dict[str, int]:
     return {str(line.site): line.count for line in probe.coverage()}
 
 
@@ -101,7 +101,7 @@ def test_a_module_parametrised_after_attaching() -> None:
         def forward(self, weight: Tensor) -> Tensor:
             return weight * 2
 
-    events: list[sonde.Event] = []
+    events: list[sonde.types.Event] = []
     with sonde.observe(model, events.append, strict=True) as probe:
         parametrize.register_parametrization(model[0], "weight", Twice())
         with pytest.warns(ObservationWarning, match="parametrizations"):
@@ -195,7 +195,7 @@ def test_a_backward_that_raises_leaves_the_probe_working() -> None:
             return self.b(Bad.apply(x) if self.broken else x), x
 
     model = Model()
-    events: list[sonde.Event] = []
+    events: list[sonde.types.Event] = []
     with sonde.observe(model, events.append, ports="grad_output", strict=True):
         with pytest.raises(ArithmeticError):
             sum(part.sum() for part in model(torch.randn(2, 4))).backward()

@@ -76,7 +76,7 @@ def step(model: nn.Module) -> None:
     (output.square().sum() + 1e-3 * logits.square().sum()).backward()
 
 
-def into(seen: dict[str, float]) -> Callable[[sonde.Event], None]:
+def into(seen: dict[str, float]) -> Callable[[sonde.types.Event], None]:
     """An observer that keeps the norm of each gradient."""
     return lambda event: seen.update({str(event.site): event.leaves[0][1].norm().item()})
 

@@ -49,7 +49,7 @@ def test_a_backward_inside_a_backward_loses_no_gathered_gradient() -> None:
     found = []
     for checkpointed in (False, True):
         model = Nested(checkpointed=checkpointed)
-        events: list[sonde.Event] = []
+        events: list[sonde.types.Event] = []
         with sonde.observe(model, events.append, ports="grad_output", strict=True):
             model(torch.ones(2, 3, requires_grad=True))[0].sum().backward()
         found.append(sorted((event.name, len(event.leaves)) for event in events))
@@ -63,7 +63,7 @@ def test_threads_gather_each_their_own() -> None:
     seen: collections.Counter[str] = collections.Counter()
     lock = threading.Lock()
 
-    def count(event: sonde.Event) -> None:
+    def count(event: sonde.types.Event) -> None:
         with lock:
             seen[event.name] += 1
 
@@ -104,7 +104,7 @@ def test_gradients_through_one_module_alone_in_compiled_code() -> None:
 
     def gradients(compiled: bool) -> tuple[list[float], dict[str, float]]:
         model = Outer()
-        events: list[sonde.Event] = []
+        events: list[sonde.types.Event] = []
         with (
             sonde.observe(model, events.append, include=["inner"], ports="grad_input", strict=True),
             sonde.observe(model, Moments(), include=["inner"], ports="grad_input", strict=True) as sums,
@@ -184,7 +184,7 @@ def test_a_value_that_cannot_be_walked_does_not_stop_the_training() -> None:
 def test_a_probe_that_is_resumed_while_a_forward_runs() -> None:
     """Calls that had begun before are ended without having been seen to begin."""
     model = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
-    events: list[sonde.Event] = []
+    events: list[sonde.types.Event] = []
     probe = sonde.observe(model, events.append, ports=("input", "output"), strict=True)
     probe.pause()
     handle = model[0].register_forward_hook(lambda *_: probe.resume())

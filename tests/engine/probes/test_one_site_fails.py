@@ -245,7 +245,7 @@ def test_a_function_that_fails_at_one_site_goes_on_at_the_others(port: Any) -> N
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     seen: list[str] = []
 
-    def function(event: sonde.Event) -> None:
+    def function(event: sonde.types.Event) -> None:
         seen.append(str(event.site))
         if event.name.startswith("1"):
             raise ValueError(event.name)

@@ -28,7 +28,7 @@ def called(model: nn.Module, backend: str | None) -> Callable[..., Any]:
     return model if backend is None else torch.compile(model, backend=backend)
 
 
-def by_place(probe: sonde.Probe, number: str = "mean") -> dict[tuple[str, int], float]:
+def by_place(probe: sonde.types.Probe, number: str = "mean") -> dict[tuple[str, int], float]:
     """A number of every row to which something was added."""
     return {(row["site"], row["call"]): row[number] for row in probe.rows() if row["calls"]}
 
@@ -351,7 +351,7 @@ class Total(Statistic):
         return {"total": columns["sum"], "root": np.where(columns["sum"] < 0, np.nan, np.abs(columns["sum"]) ** 0.5)}
 
 
-def cells(probe: sonde.Probe) -> list[list[str]]:
+def cells(probe: sonde.types.Probe) -> list[list[str]]:
     return [re.split(r"\s{2,}", line.strip()) for line in str(probe).splitlines() if "─" not in line]
 
 
