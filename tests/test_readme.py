@@ -20,8 +20,8 @@ from tests.processes import on_ranks
 import sonde.inspector.sinks
 import sonde.stats
 from sonde import lens, preprocessor, rules
-from sonde.inspector.lenses.builtin import default_lenses
 from sonde.inspector.pipeline import batch_writer
+from sonde.lens.builtin import default_lenses
 from sonde.rows import KEYS
 from sonde.run.folder.parts import Part
 from sonde.run.schema import ALERTS, SCALARS, VERSION

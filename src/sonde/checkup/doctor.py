@@ -18,7 +18,7 @@ from sonde.diagnosis.preflight.preflight import check_arguments, check_count, ch
 from sonde.diagnosis.preflight.subject import Subject
 from sonde.engine import Where, check_model
 from sonde.errors import ArgumentError
-from sonde.inspector import AnyLens, Lens, LossMetrics
+from sonde.lens import AnyLens, Lens, LossMetrics
 from sonde.preprocessor import AbstractPreprocessor
 from sonde.view import size
 

@@ -17,7 +17,8 @@ from sonde.checkup.timing import Difference, Times, Way, interleaved
 from sonde.diagnosis.preflight.subject import Subject
 from sonde.engine import PRIVATE_NAMES, Coverage, PrivateName, ProbeError, regions
 from sonde.errors import SelectionError, SondeError
-from sonde.inspector import AnyLens, Inspector, Lens, default_lenses, flat
+from sonde.inspector import Inspector, flat
+from sonde.lens import AnyLens, Lens, default_lenses
 from sonde.site import Port
 
 __all__ = ["Cost", "Examination", "Steps"]

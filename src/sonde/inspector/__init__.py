@@ -13,20 +13,6 @@ as one Parquet part.
 from sonde.inspector.arguments import flat as flat
 from sonde.inspector.arguments import plain_config as plain_config
 from sonde.inspector.inspector import Inspector
-from sonde.inspector.lenses.builtin import AnyLens as AnyLens
-from sonde.inspector.lenses.builtin import EffectiveRank as EffectiveRank
-from sonde.inspector.lenses.builtin import OutputActivation as OutputActivation
-from sonde.inspector.lenses.builtin import OutputGradientGeometry as OutputGradientGeometry
-from sonde.inspector.lenses.builtin import OutputNorm as OutputNorm
-from sonde.inspector.lenses.builtin import ParameterCond as ParameterCond
-from sonde.inspector.lenses.builtin import ParameterGradientActivation as ParameterGradientActivation
-from sonde.inspector.lenses.builtin import ParameterGradientGeometry as ParameterGradientGeometry
-from sonde.inspector.lenses.builtin import ParameterNorm as ParameterNorm
-from sonde.inspector.lenses.builtin import ParameterUpdateGeometry as ParameterUpdateGeometry
-from sonde.inspector.lenses.builtin import default_lenses as default_lenses
-from sonde.inspector.lenses.builtin import exponents as exponents
-from sonde.inspector.lenses.builtin import moments as moments
-from sonde.inspector.lenses.lens import Lens, LossMetrics
 from sonde.inspector.ranks import Ranks
 from sonde.inspector.sentinel.replayed_step import replay
 from sonde.inspector.settings import BadSteps, Limits
@@ -44,24 +30,12 @@ PyTorchInspector = Inspector
 """monitorch's name of the inspector."""
 
 __all__ = [
-    "AnyLens",
     "BadSteps",
-    "EffectiveRank",
     "Finding",
     "Inspector",
-    "Lens",
     "Limits",
     "LoggedRows",
-    "LossMetrics",
     "MLflowSink",
-    "OutputActivation",
-    "OutputGradientGeometry",
-    "OutputNorm",
-    "ParameterCond",
-    "ParameterGradientActivation",
-    "ParameterGradientGeometry",
-    "ParameterNorm",
-    "ParameterUpdateGeometry",
     "PyTorchInspector",
     "Ranks",
     "RowBlock",
@@ -73,11 +47,8 @@ __all__ = [
     "TensorBoard",
     "WandbSink",
     "Warmup",
-    "default_lenses",
-    "exponents",
     "flat",
     "folders_named",
-    "moments",
     "plain_config",
     "play",
     "replay",

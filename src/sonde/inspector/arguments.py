@@ -16,9 +16,7 @@ from torch.optim.optimizer import Optimizer
 
 from sonde.engine import check_model, held_by, parameters_in
 from sonde.errors import ArgumentError
-from sonde.inspector.lenses.builtin import AnyLens
-from sonde.inspector.lenses.from_preprocessor import lens_of
-from sonde.inspector.lenses.lens import Lens, LossMetrics
+from sonde.lens import AnyLens, Lens, LossMetrics, lens_of
 from sonde.preprocessor import AbstractPreprocessor
 
 __all__ = ["check_optimizer", "flat", "in_words", "models_of", "optimizers_of", "plain_config"]

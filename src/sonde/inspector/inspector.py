@@ -19,9 +19,6 @@ from sonde.engine import Calls, Coverage, Observer, Probe, ProbeError, Site, Whe
 from sonde.errors import ArgumentError
 from sonde.inspector.arguments import check_optimizer, flat, in_words, models_of, optimizers_of, plain_config
 from sonde.inspector.budget import share_of
-from sonde.inspector.lenses.builtin import AnyLens, default_lenses
-from sonde.inspector.lenses.layer_selection import Choice
-from sonde.inspector.lenses.lens import Lens, LossMetrics
 from sonde.inspector.loss_listeners import LossListener, LossReader
 from sonde.inspector.ranks import How, Ranks, participate
 from sonde.inspector.report import described
@@ -30,6 +27,7 @@ from sonde.inspector.sinks.base import RunSink
 from sonde.inspector.sinks.destinations import open_destinations
 from sonde.inspector.sinks.to_argument import with_visualizers
 from sonde.inspector.training import WatchedTraining
+from sonde.lens import AnyLens, Choice, Lens, LossMetrics, default_lenses
 from sonde.preprocessor import AbstractPreprocessor
 from sonde.rules import Chosen, Finding, Given
 from sonde.run import Existing, Run

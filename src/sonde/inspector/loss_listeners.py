@@ -9,7 +9,7 @@ import torch
 
 from sonde.engine import Event
 from sonde.errors import ArgumentError
-from sonde.inspector.lenses.lens import LossMetrics
+from sonde.lens import LossMetrics
 
 __all__ = ["LossListener", "LossReader"]
 

@@ -14,8 +14,8 @@ from torch.nn.parameter import is_lazy
 
 import sonde
 from sonde.engine import Coverage, Covered, ProbeError, class_of, members, parameters_of
-from sonde.inspector.lenses.lens import Lens, LossMetrics
 from sonde.inspector.measurement.measurement import Measurement
+from sonde.lens import Lens, LossMetrics
 from sonde.paths import short_path
 from sonde.rules import Finding
 from sonde.site import PARAMETER_PORTS, Site

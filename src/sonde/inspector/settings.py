@@ -11,9 +11,8 @@ import sonde
 from sonde.errors import ArgumentError
 from sonde.inspector.arguments import in_words
 from sonde.inspector.budget import share_of
-from sonde.inspector.lenses.layer_selection import Choice
-from sonde.inspector.lenses.lens import Lens
 from sonde.inspector.ranks import Participation
+from sonde.lens import Choice, Lens
 from sonde.rules import Chosen
 from sonde.run import VERSION
 

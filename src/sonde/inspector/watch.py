@@ -11,9 +11,9 @@ from torch.optim.optimizer import Optimizer
 from sonde.engine import Calls, Where, as_arguments
 from sonde.errors import ArgumentError
 from sonde.inspector.inspector import Inspector
-from sonde.inspector.lenses.builtin import AnyLens
 from sonde.inspector.ranks import How, Ranks
 from sonde.inspector.settings import BadSteps, Gradients, Limits, OnNonFinite
+from sonde.lens import AnyLens
 from sonde.rules import Given
 from sonde.run import Existing
 from sonde.schedule import Steps

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from torch import nn
 
 from sonde.engine import Where, parameters_in
 from sonde.errors import SelectionError
-from sonde.inspector.lenses.layer_selection import Condition, combined
-from sonde.inspector.lenses.lens import Lens
 from sonde.inspector.measurement.measurement import Kind, Measurement
 from sonde.inspector.settings import Settings
+from sonde.lens import Lens
 from sonde.site import PARAMETER_PORTS, Port
 from sonde.stats import Moments, Norm
 
@@ -24,7 +23,7 @@ def fit(model: nn.Module, name: str, lens: Lens, settings: Settings) -> Iterator
     Raises:
         SelectionError: the lens selects nothing in *model*.
     """
-    admits = combined(model, settings.choice, (lens.include, lens.exclude))
+    admits = settings.choice.admits(model, (lens.include, lens.exclude))
     found = False
     for kind, ports in _kinds(lens, settings).items():
         for statistic, where in lens.parts(model):
@@ -53,7 +52,7 @@ def _kinds(lens: Lens, settings: Settings) -> dict[Kind, tuple[Port, ...]]:
     return {kind: ports for kind, ports in found.items() if ports}
 
 
-def _both(admits: Condition, where: Where) -> Condition:
+def _both(admits: Callable[[str, nn.Module], bool], where: Where) -> Callable[[str, nn.Module], bool]:
     if where is None:
         return admits
     assert callable(where)

@@ -22,8 +22,8 @@ from sonde.engine import (
     row_of_call,
     size_factor,
 )
-from sonde.inspector.lenses.lens import Lens
 from sonde.inspector.measurement.row_index import RowIndex
+from sonde.lens import Lens
 from sonde.preprocessor import difference
 from sonde.rows import Layout, Scope
 from sonde.site import OTHER_CALLS, PARAMETER_PORTS, PORTS, Port, Site

@@ -12,8 +12,8 @@ from torch.optim.optimizer import Optimizer
 
 from sonde.engine import Where, class_of, held_by, is_time_first, members
 from sonde.errors import ArgumentError
-from sonde.inspector.lenses.layer_selection import DROPOUT, RELU_LIKE, is_container
-from sonde.inspector.lenses.lens import Lens, LossMetrics
+from sonde.lens.layer_choice import DROPOUT, RELU_LIKE, is_container
+from sonde.lens.lens import Lens, LossMetrics
 from sonde.preprocessor import AbstractPreprocessor
 from sonde.site import Port
 from sonde.stats import (
@@ -29,23 +29,6 @@ from sonde.stats import (
     Updates,
 )
 from sonde.view import BANDS, POINTS, checked
-
-__all__ = [
-    "AnyLens",
-    "EffectiveRank",
-    "OutputActivation",
-    "OutputGradientGeometry",
-    "OutputNorm",
-    "ParameterCond",
-    "ParameterGradientActivation",
-    "ParameterGradientGeometry",
-    "ParameterNorm",
-    "ParameterUpdateGeometry",
-    "called",
-    "default_lenses",
-    "exponents",
-    "moments",
-]
 
 AnyLens = Lens | LossMetrics | AbstractPreprocessor
 """The types that an inspector accepts as a lens; a preprocessor stands for the lens that measures the same."""

@@ -16,8 +16,6 @@ from sonde.site import PORTS, Port
 from sonde.stats import RowStatistic, Statistic
 from sonde.view import BANDS, POINTS, checked, point_of, starts_of
 
-__all__ = ["Lens", "LossMetrics"]
-
 
 @dataclass(frozen=True)
 class Lens:

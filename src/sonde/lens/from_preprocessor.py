@@ -7,7 +7,7 @@ from typing import Any
 
 from sonde import preprocessor
 from sonde.errors import ArgumentError
-from sonde.inspector.lenses.builtin import (
+from sonde.lens.builtin import (
     OutputActivation,
     OutputGradientGeometry,
     OutputNorm,
@@ -17,12 +17,10 @@ from sonde.inspector.lenses.builtin import (
     ParameterNorm,
     ParameterUpdateGeometry,
 )
-from sonde.inspector.lenses.layer_selection import is_container
-from sonde.inspector.lenses.lens import Lens
+from sonde.lens.layer_choice import is_container
+from sonde.lens.lens import Lens
 from sonde.preprocessor import Measured
 from sonde.stats import SampleNorm
-
-__all__ = ["lens_of"]
 
 
 def lens_of(given: preprocessor.AbstractPreprocessor) -> Lens:

@@ -11,8 +11,6 @@ from torch import nn
 from sonde.engine import Where, class_of, condition_of, members, parameters, select
 from sonde.errors import ArgumentError
 
-__all__ = ["DROPOUT", "RELU_LIKE", "Choice", "Condition", "combined", "is_container"]
-
 Condition: TypeAlias = Callable[[str, nn.Module], bool]
 
 RELU_LIKE: tuple[type[nn.Module], ...] = (nn.ReLU, nn.ReLU6, nn.Threshold, nn.Hardswish, nn.Hardshrink, nn.Softshrink)
@@ -53,41 +51,40 @@ class Choice:
     def _pair(self) -> tuple[Where, Where]:
         return self.include, self.exclude
 
+    def admits(self, model: nn.Module, *lenses: tuple[Where, Where]) -> Condition:
+        """Return the condition on layers of *model* that this choice and *lenses*, pairs of include and exclude, make together.
 
-def combined(model: nn.Module, choice: Choice, *lenses: tuple[Where, Where]) -> Condition:
-    """Return one callable for all conditions, each a pair of include and exclude.
+        The callable also works for modules that are added to the model later.
 
-    The callable also works for modules that are added to the model later.
+        Raises:
+            SelectionError: a condition cannot be read, or alone selects nothing in *model*; the message names the nearest layers.
+        """
+        owned = {name: owner for name, _, owner in parameters(model)}
+        candidates = [(item.name, item.module) for item in members(model)]
+        candidates += [(name, owner.module) for name, owner in owned.items()]
+        known = [name for name, _ in candidates]
+        checks: list[tuple[bool, Condition]] = []
+        for include, exclude in (self._pair, *lenses):
+            select(candidates, include, exclude)
+            for wanted, word, where in ((True, "include", include), (False, "exclude", exclude)):
+                condition = condition_of(word, where, known)
+                if condition is not None:
+                    checks.append((wanted, condition))
 
-    Raises:
-        SelectionError: a condition cannot be read, or alone selects nothing in *model*; the message names the nearest layers.
-    """
-    owned = {name: owner for name, _, owner in parameters(model)}
-    candidates = [(item.name, item.module) for item in members(model)]
-    candidates += [(name, owner.module) for name, owner in owned.items()]
-    known = [name for name, _ in candidates]
-    checks: list[tuple[bool, Condition]] = []
-    for include, exclude in ((choice.include, choice.exclude), *lenses):
-        select(candidates, include, exclude)
-        for wanted, word, where in ((True, "include", include), (False, "exclude", exclude)):
-            condition = condition_of(word, where, known)
-            if condition is not None:
-                checks.append((wanted, condition))
+        def admit(name: str, module: nn.Module) -> bool:
+            owner = owned.get(name)
+            level = _level(owner.name if owner is not None else name)
+            if 0 <= self.depth < level:
+                return False
+            return all(
+                bool(condition(name, module)) is wanted
+                for wanted, condition in checks
+                if not (
+                    condition is is_container and level == self.depth
+                )  # at the last level a container stands for the modules inside
+            )
 
-    def admits(name: str, module: nn.Module) -> bool:
-        owner = owned.get(name)
-        level = _level(owner.name if owner is not None else name)
-        if 0 <= choice.depth < level:
-            return False
-        return all(
-            bool(condition(name, module)) is wanted
-            for wanted, condition in checks
-            if not (
-                condition is is_container and level == choice.depth
-            )  # at the last level a container stands for the modules inside
-        )
-
-    return admits
+        return admit
 
 
 def is_container(name: str, module: nn.Module) -> bool:

@@ -1,1 +1,0 @@
-"""Lenses: a statistic, the tensors and layers that it measures, and the picture of its numbers."""
