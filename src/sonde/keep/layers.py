@@ -7,18 +7,15 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from sonde import rules
 from sonde.answer import Grid
 from sonde.engine import Coverage, LayerAxes, axes_of, units_first
-from sonde.keep.reductions.base import shape_text
 from sonde.keep.stash import leaves_of
+from sonde.recorders import is_measurable, shape_text
 from sonde.stats import Accumulator, Moments, Result
 from sonde.view import GRADIENT_IS, NO_ELEMENTS, LayerRow, Quantity, first_of, layer_table, notes_of
-
-__all__ = ["Layer", "Outputs", "Tally", "annotate", "first_measurable", "grid", "is_measurable", "layers_of", "numbers_of"]
 
 # Beyond this, only the last forward is summarised
 _MOST_ELEMENTS = 100_000_000
@@ -207,13 +204,6 @@ def first_measurable(leaves: Iterable[tuple[str, Tensor]]) -> Tensor | None:
     """The first tensor of *leaves* that :func:`is_measurable` accepts; None if there is none."""
     found: Tensor | None = _first_measurable(leaves)[1]
     return found
-
-
-def is_measurable(item: Any) -> bool:
-    """Whether *item* is a dense floating-point tensor with data, so that it has moments."""
-    if not isinstance(item, Tensor) or item.is_meta or item.is_nested:
-        return False
-    return item.is_floating_point() and item.layout == torch.strided
 
 
 def _shape(held: list[Any]) -> str:

@@ -18,9 +18,6 @@ from sonde.escape import printable_line
 from sonde.run import shape_text
 from sonde.schedule import Tick
 
-__all__ = ["Stash", "StashFn", "StashValueFn", "default_stash", "default_stash_value", "get_stash_fn", "rmap_tensor"]
-
-
 _MOST_LEAVES, _MOST_ELEMENTS, _LONGEST = 4, 3, 60  # of a stash on one line
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex, overload
@@ -15,18 +15,14 @@ from sonde.answer import Grid, frame
 from sonde.engine import Event, LayerAxes, Port, Where, axes_of, check_model, key_columns, name_of
 from sonde.errors import ArgumentError, UnknownSiteError
 from sonde.keep import layers
-from sonde.keep.keeper import Keeper, KeepingProbe
-from sonde.keep.saving import entries_of_stashes
-from sonde.keep.slots import Subrecorder
 from sonde.keep.stash import Copying, Guarded, Stash, StashFn, StashValueFn, default_stash, get_stash_fn, leaves_of
-from sonde.run import write_tensors
+from sonde.recorders import Keeper, KeepingProbe, Subrecorder, entry_of
+from sonde.run import Entry, write_tensors
 from sonde.site import Site
 from sonde.suggest import nearest
 
 if TYPE_CHECKING:
     import pandas
-
-__all__ = ["Tracker", "track"]
 
 
 class Tracker(KeepingProbe):
@@ -188,7 +184,7 @@ class Tracker(KeepingProbe):
         """
         aliases = {stash.alias: stash.name for stash in self._held if getattr(stash, "alias", "")}
         about = {"kind": type(self).__name__, "aliases": aliases}
-        return write_tensors(path, entries_of_stashes(self.stashes), about, overwrite=overwrite)
+        return write_tensors(path, _entries_of(self.stashes), about, overwrite=overwrite)
 
     def _grid(self) -> Grid:
         fresh = [stash for stash in self._held if self._stash.stale_site(stash) is None]
@@ -316,3 +312,19 @@ def _statistic(stash: Any, stat: Callable[[Tensor], Any]) -> Any:
         return number.item() if isinstance(number, Tensor) else number
     except Exception as error:
         return error
+
+
+def _entries_of(stashes: Sequence[Any]) -> Iterator[Entry]:
+    """A record with its tensors for each stash, in order."""
+    for number, stash in enumerate(stashes):
+        kind = getattr(stash, "type", type(stash))
+        name, grad = getattr(stash, "name", ""), bool(getattr(stash, "grad", False))
+        site = getattr(stash, "site", None) or Site(name, "grad_output" if grad else "output")
+        record: dict[str, Any] = {
+            "name": name,
+            "type": f"{kind.__module__}.{kind.__qualname__}" if isinstance(kind, type) else str(kind),
+            "grad": grad,
+        }
+        if isinstance(stash, Stash):
+            record |= {"call": stash.call, "phase": stash.phase, "tick": stash.tick._asdict(), "alias": stash.alias}
+        yield entry_of(number, site, getattr(stash, "value", stash), record, leaves_of(stash))

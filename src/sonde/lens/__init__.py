@@ -1,8 +1,8 @@
 """The lenses: what an inspector looks at. ``sonde.lens.OutputNorm()``, or ``sonde.lens.Lens("name", statistic)`` for your own.
 
 A lens is data: a statistic, the ports and layers that it measures, and how its numbers are shown. A new one is a file here and a
-line below. An inspector takes ``AnyLens``: a lens, the losses and metrics, or a preprocessor, whose lens ``lens_of`` makes; it looks
-at the layers of its ``Choice``.
+line below. An inspector takes ``AnyLens``: a lens, losses and metrics, or a preprocessor, whose lens ``lens_of`` makes; it looks at
+the layers of its ``Choice``.
 """
 
 # A name that is imported as itself is public.

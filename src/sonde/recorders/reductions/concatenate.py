@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 
 from sonde.errors import ArgumentError
-from sonde.keep.reductions.base import Reduction, Running, State, lined_up, own, shape_text
-
-__all__ = ["Concatenate", "First", "Last"]
+from sonde.recorders.reductions.base import Reduction, Running, State, lined_up, own, shape_text
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,6 @@ from sonde.engine import remap, walk
 from sonde.errors import ArgumentError
 from sonde.run import shape_text as data_shape_text
 
-__all__ = ["Accumulated", "Reduction", "Running", "State", "lined_up", "own", "shape_text"]
-
 
 class Reduction(ABC):
     """A callable ``(so far, new) -> so far``. Its arguments are borrowed: it neither keeps nor changes the tensors of *new*.

@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from sonde.engine import Event, Port, Site, walk
-from sonde.keep.keeper import NOTHING, Keeper, Take
-from sonde.keep.recorders.recorder import Recorder
+from sonde.recorders.keeper import NOTHING, Keeper, Take
+from sonde.recorders.recorder import Recorder
 from sonde.warn import warn_user
-
-__all__ = ["BackwardInput", "BackwardOutput", "ForwardInput", "ForwardOutput", "ForwardPre"]
 
 
 def _given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -10,11 +10,9 @@ from typing import Any, SupportsIndex, TypeAlias, overload
 
 from sonde.engine import Site, walk
 from sonde.errors import ArgumentError, UnknownSlotError
-from sonde.keep.reductions.base import Accumulated
+from sonde.recorders.reductions.base import Accumulated
 from sonde.schedule import Tick
 from sonde.suggest import nearest
-
-__all__ = ["Key", "SlotReader", "Subrecorder"]
 
 Key: TypeAlias = SupportsIndex | str | Site
 """Names one slot: its position, the module's name, or the site."""

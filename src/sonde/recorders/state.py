@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from sonde.errors import ArgumentError
-from sonde.keep.keeper import Keeper
-from sonde.keep.reductions.base import Accumulated, Running, own
-from sonde.keep.slots import Subrecorder
+from sonde.recorders.keeper import Keeper
+from sonde.recorders.reductions.base import Accumulated, Running, own
+from sonde.recorders.slots import Subrecorder
 from sonde.schedule import Tick
-
-__all__ = ["load", "of_slot"]
 
 
 def of_slot(slot: Subrecorder) -> dict[str, Any]:

@@ -9,9 +9,7 @@ import torch
 from torch import Tensor
 
 from sonde.errors import ArgumentError
-from sonde.keep.reductions.base import Running, State, lined_up, shape_text
-
-__all__ = ["Reservoir"]
+from sonde.recorders.reductions.base import Running, State, lined_up, shape_text
 
 
 @dataclass

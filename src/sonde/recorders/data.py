@@ -6,9 +6,7 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from sonde.errors import ArgumentError
-from sonde.keep.slots import SlotReader
-
-__all__ = ["Data"]
+from sonde.recorders.slots import SlotReader
 
 
 class Data(list[Any]):

@@ -7,17 +7,15 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from sonde.answer import Grid
 from sonde.engine import Site, walk
-from sonde.keep.layers import is_measurable
-from sonde.keep.reductions.base import Accumulated, shape_text
-from sonde.keep.slots import Subrecorder
+from sonde.recorders.reductions.base import Accumulated, shape_text
+from sonde.recorders.slots import Subrecorder
 from sonde.stats import Accumulator, Moments
 from sonde.view import LayerRow, Quantity, first_of, layer_table
-
-__all__ = ["grid", "row_of"]
 
 _MOST_ELEMENTS = 10_000_000  # in a slot; the mean of more is left out of the table
 
@@ -100,3 +98,10 @@ def _spread(value: Any) -> Quantity | None:
         seen.update(tensor)
     found = seen.compute()
     return Quantity.of(found.mean, found.nan, found.inf, found.count, found.std if found.count > 1 else None)
+
+
+def is_measurable(item: Any) -> bool:
+    """Whether *item* is a dense floating-point tensor with data, so that it has moments."""
+    if not isinstance(item, Tensor) or item.is_meta or item.is_nested:
+        return False
+    return item.is_floating_point() and item.layout == torch.strided

@@ -29,17 +29,15 @@ from sonde.engine import (
     unwrap,
 )
 from sonde.errors import ArgumentError, SelectionError
-from sonde.keep.keeper import NOTHING, Condition, Keeper, KeepingProbe, Take
-from sonde.keep.recorders import registration, state, table
-from sonde.keep.recorders.data import Data
-from sonde.keep.recorders.registration import Indices, Iteration, Types
-from sonde.keep.reductions.base import Reduction
-from sonde.keep.reductions.function import FunctionReduction, Reducer
-from sonde.keep.saving import entries_of_slots, slots_as_data
-from sonde.keep.slots import Key, SlotReader, Subrecorder
+from sonde.recorders import registration, state, table
+from sonde.recorders.data import Data
+from sonde.recorders.keeper import NOTHING, Condition, Keeper, KeepingProbe, Take
+from sonde.recorders.reductions.base import Reduction
+from sonde.recorders.reductions.function import FunctionReduction, Reducer
+from sonde.recorders.registration import Indices, Iteration, Types
+from sonde.recorders.saving import entries_of_slots, slots_as_data
+from sonde.recorders.slots import Key, SlotReader, Subrecorder
 from sonde.run import write_tensors
-
-__all__ = ["DataMethod", "Handle", "Recorder"]
 
 DataMethod: TypeAlias = Literal["batch", "sample"]
 

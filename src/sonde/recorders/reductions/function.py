@@ -11,10 +11,8 @@ import torch
 from torch import Tensor
 
 from sonde.engine import name_of, version_of, walk
-from sonde.keep.reductions.base import Accumulated, Running, State, own, shape_text
+from sonde.recorders.reductions.base import Accumulated, Running, State, own, shape_text
 from sonde.run import shape_text as data_shape_text
-
-__all__ = ["FunctionReduction", "Reducer"]
 
 Reducer: TypeAlias = Callable[[Any, Any], Any]
 """From the result so far and a new tensor to the next result, as for ``functools.reduce``."""

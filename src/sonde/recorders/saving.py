@@ -1,4 +1,4 @@
-"""Write stashes and slots to a store of tensors, and read a saved recorder."""
+"""Write slots to a store of tensors, and read a saved recorder."""
 
 from __future__ import annotations
 
@@ -8,31 +8,12 @@ from typing import Any
 
 from torch import Tensor
 
-from sonde.engine import Site
+from sonde.engine import Site, walk
 from sonde.errors import SondeError, StoreError
-from sonde.keep.reductions.base import shape_text
-from sonde.keep.slots import SlotReader, Subrecorder
-from sonde.keep.stash import Stash, leaves_of
+from sonde.recorders.reductions.base import shape_text
+from sonde.recorders.slots import SlotReader, Subrecorder
 from sonde.run import Entry, TensorStore, encode, open_tensors
 from sonde.schedule import Tick
-
-__all__ = ["Recorded", "entries_of_slots", "entries_of_stashes", "open_recorded", "slots_as_data"]
-
-
-def entries_of_stashes(stashes: Sequence[Any]) -> Iterator[Entry]:
-    """A record with its tensors for each stash, in order."""
-    for number, stash in enumerate(stashes):
-        kind = getattr(stash, "type", type(stash))
-        name, grad = getattr(stash, "name", ""), bool(getattr(stash, "grad", False))
-        site = getattr(stash, "site", None) or Site(name, "grad_output" if grad else "output")
-        record: dict[str, Any] = {
-            "name": name,
-            "type": f"{kind.__module__}.{kind.__qualname__}" if isinstance(kind, type) else str(kind),
-            "grad": grad,
-        }
-        if isinstance(stash, Stash):
-            record |= {"call": stash.call, "phase": stash.phase, "tick": stash.tick._asdict(), "alias": stash.alias}
-        yield _entry(number, site, getattr(stash, "value", stash), record, leaves_of(stash))
 
 
 def entries_of_slots(slots: Sequence[Subrecorder]) -> Iterator[Entry]:
@@ -41,7 +22,7 @@ def entries_of_slots(slots: Sequence[Subrecorder]) -> Iterator[Entry]:
     for slot in slots:
         value = slot.value
         for each in value if isinstance(value, list) else [value]:
-            yield _entry(number, slot.site, each, {"slot": slot.index, "name": slot.name, "type": slot.type}, leaves_of(each))
+            yield entry_of(number, slot.site, each, {"slot": slot.index, "name": slot.name, "type": slot.type}, dict(walk(each)))
             number += 1
 
 
@@ -59,7 +40,8 @@ def slots_as_data(slots: Sequence[Subrecorder]) -> list[dict[str, Any]]:
     ]
 
 
-def _entry(number: int, site: Site, value: Any, record: dict[str, Any], leaves: dict[str, Any]) -> Entry:
+def entry_of(number: int, site: Site, value: Any, record: dict[str, Any], leaves: dict[str, Any]) -> Entry:
+    """Return *record* with *value* at *site*, and its tensors; *leaves* gives the path of each tensor."""
     tensors: dict[str, Any] = {}
     paths: dict[int, list[str]] = {}
     for leaf, held in leaves.items():

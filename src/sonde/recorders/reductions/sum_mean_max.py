@@ -10,9 +10,7 @@ import torch
 from torch import Tensor
 
 from sonde.errors import ArgumentError
-from sonde.keep.reductions.base import Running, State, shape_text
-
-__all__ = ["Max", "Mean", "Sum"]
+from sonde.recorders.reductions.base import Running, State, shape_text
 
 Axes = int | tuple[int, ...] | None
 

@@ -10,12 +10,10 @@ import torch
 
 from sonde.engine import Attachment, Event, Probe, Site, raise_if_foreign
 from sonde.errors import ArgumentError
-from sonde.keep.reductions.base import Reduction, own
-from sonde.keep.reductions.function import FunctionReduction
-from sonde.keep.slots import Subrecorder
+from sonde.recorders.reductions.base import Reduction, own
+from sonde.recorders.reductions.function import FunctionReduction
+from sonde.recorders.slots import Subrecorder
 from sonde.warn import warn_user
-
-__all__ = ["NOTHING", "Condition", "Keeper", "KeepingProbe", "Take"]
 
 Condition: TypeAlias = Callable[[], object]
 """Called without arguments before a value is kept: the value is kept if the result is true."""

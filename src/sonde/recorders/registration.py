@@ -11,8 +11,6 @@ from torch import nn
 from sonde.engine import Named, Where, class_of, members, select, unwrap
 from sonde.errors import SelectionError
 
-__all__ = ["Indices", "Types", "candidates", "choose"]
-
 Types: TypeAlias = type | Iterable[type] | None
 """One class or several: their instances are chosen. None chooses every module."""
 

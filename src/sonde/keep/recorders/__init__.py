@@ -1,1 +1,0 @@
-"""The five recorders of torchfunc; ``sonde.recorders`` is their public name."""

@@ -1,1 +1,0 @@
-"""Reductions: combine many values of a slot into one; ``sonde.recorders.reductions`` is their public name."""
