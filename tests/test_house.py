@@ -26,7 +26,6 @@ DOUBLES = {
     "gradients": "hooks on gradients, the preprocessors of gradients, and the rules about them",
     "graph": "the public class, and the command that writes the graph of a run",
     "heatmap": "the numbers of a run as sites x steps, and the picture of them",
-    "lens": "the public module, and the class behind it",
     "page": "a page of HTML: what all pages share, and the graph's",
     "preflight": "the function, and the command",
     "recorder": "the public class of the first line: of tensors (seed 2), and of a graph (seed 4)",
