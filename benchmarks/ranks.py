@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import sonde.inspector as sonde
 from sonde.stats import Moments
-from sonde.stats.distributed import Key, Merger, Offer, Rows, join
+from sonde.stats.distributed import Group, Key, Merger, Offer, Rows
 from watch import gpt, train
 
 STEPS, ROUNDS, WARM_UP = 20, 11, 3
@@ -87,7 +87,7 @@ def rounds(rank: int, folder: str) -> dict[str, list[float]]:
     found = {}
     statistic = Moments()
     for sites in SITES:
-        group = join("the benchmark")
+        group = Group.join("the benchmark")
         assert group is not None
         merger = Merger(group)
         keys = [Key(("moments", 0, f"layers.{site}:output", 0)) for site in range(sites)]

@@ -37,7 +37,7 @@ def test_it_names_versions_kernels_and_extras(capsys: pytest.CaptureFixture[str]
     assert lines[0] == "sonde doctor"
     assert torch.__version__ in line_of("torch", lines)
     assert metadata.version("sonde") in line_of("sonde  ", lines)
-    expected = "compiled" if native.status().level else "reference"
+    expected = "compiled" if native.kernel_status().level else "reference"
     for dtype in native.KINDS:
         assert "wrong" not in line_of(str(dtype).removeprefix("torch.") + " on the CPU", lines)
         assert expected in line_of(str(dtype).removeprefix("torch.") + " on the CPU", lines)
@@ -47,7 +47,7 @@ def test_it_names_versions_kernels_and_extras(capsys: pytest.CaptureFixture[str]
 
 
 def test_it_says_why_the_reference_is_used(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    status = replace(native.status(), level="", reason="SONDE_KERNEL=reference")
+    status = replace(native.kernel_status(), level="", reason="SONDE_KERNEL=reference")
     monkeypatch.setattr(native, "status", lambda: status)
     line = line_of("float32", printed(capsys, "--no-compile"))
     assert "plain torch: SONDE_KERNEL=reference" in line
@@ -64,11 +64,11 @@ def test_the_environment_may_ask_for_the_reference() -> None:
         capture_output=True,
         text=True,
     )
-    reason = "SONDE_KERNEL=reference" if native.status().levels else "installed without compiled kernels"
+    reason = "SONDE_KERNEL=reference" if native.kernel_status().levels else "installed without compiled kernels"
     assert f"plain torch: {reason}" in done.stdout or f"plain torch: sonde was {reason}" in done.stdout
 
 
-@pytest.mark.skipif(not native.status().levels, reason="this installation has no compiled kernels")
+@pytest.mark.skipif(not native.kernel_status().levels, reason="this installation has no compiled kernels")
 def test_a_kernel_that_gives_wrong_numbers_is_found_out(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

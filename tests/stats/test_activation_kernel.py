@@ -18,7 +18,7 @@ from torch import Tensor
 from sonde.stats import Accumulator, Activation
 from sonde.stats.kernels import native
 
-LEVELS = native.status().levels
+LEVELS = native.kernel_status().levels
 DTYPES = list(native.KINDS)
 EVERY_DTYPE = pytest.mark.parametrize("dtype", DTYPES, ids=[str(dtype).removeprefix("torch.") for dtype in DTYPES])
 RATES = 5  # the place of the one field that is rounded
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.skipif(not LEVELS, reason="this installation has no com
 @pytest.fixture(params=LEVELS)
 def level(request: pytest.FixtureRequest) -> Iterator[str]:
     """Each instruction set that this processor has, in turn."""
-    before = native.status().level
+    before = native.kernel_status().level
     native.use(request.param)
     yield request.param
     native.use(before)

@@ -18,7 +18,7 @@ from sonde.errors import ArgumentError
 from sonde.stats import Activation, ExponentHistogram, Moments, Norm, Statistic
 from sonde.stats.kernels import EXPONENTS, MOMENTS, native
 
-LEVELS = native.status().levels
+LEVELS = native.kernel_status().levels
 COMPILED = pytest.mark.skipif(not LEVELS, reason="this installation has no compiled kernels")
 DTYPES = list(native.KINDS)
 EVERY_DTYPE = pytest.mark.parametrize("dtype", DTYPES, ids=[str(dtype).removeprefix("torch.") for dtype in DTYPES])
@@ -36,7 +36,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Each way to find out what a tensor is, in turn."""
     if request.param == "from Python":
         monkeypatch.setattr(native._state, "exchange", False)
-    elif not native.status().exchange:
+    elif not native.kernel_status().exchange:
         pytest.skip("this torch has no exchange")
     return str(request.param)
 
@@ -44,7 +44,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.fixture(params=LEVELS)
 def level(request: pytest.FixtureRequest) -> Iterator[str]:
     """Each instruction set that this processor has, in turn."""
-    before = native.status().level
+    before = native.kernel_status().level
     native.use(request.param)
     yield request.param
     native.use(before)

@@ -19,7 +19,7 @@ from torch import Tensor
 from sonde.stats import Accumulator, Activation, ExponentHistogram, Moments, Norm, Statistic, Table
 from sonde.stats.kernels import native
 
-LEVELS = native.status().levels
+LEVELS = native.kernel_status().levels
 DTYPES = list(native.KINDS)
 COMPILED = pytest.mark.skipif(not LEVELS, reason="this installation has no compiled kernels")
 NO_DEADLINE = settings(deadline=None, max_examples=60)
@@ -33,7 +33,7 @@ EVERY_DTYPE = pytest.mark.parametrize("dtype", DTYPES, ids=[str(dtype).removepre
 @pytest.fixture(params=LEVELS or [pytest.param("none", marks=pytest.mark.skip("no compiled kernels"))])
 def level(request: pytest.FixtureRequest) -> Iterator[str]:
     """Each instruction set that this processor has, in turn."""
-    before = native.status().level
+    before = native.kernel_status().level
     native.use(request.param)
     yield request.param
     native.use(before or "reference")
@@ -298,7 +298,7 @@ Accumulator(Moments()).update(x)
 child = os.fork()
 if child == 0:
     right = Accumulator(Moments()).update(x).compute().norm == 1000.0
-    os._exit(0 if right and native.status().threads == 1 and "fork" in native.status().reason else 1)
+    os._exit(0 if right and native.kernel_status().threads == 1 and "fork" in native.kernel_status().reason else 1)
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
 
@@ -321,7 +321,7 @@ def test_the_number_of_threads_changes_nothing(statistic: Statistic, threads: in
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(threads)
-        assert native.status().threads == (threads if native.status().openmp else 1)
+        assert native.kernel_status().threads == (threads if native.kernel_status().openmp else 1)
         assert_same_rows(by_kernel(statistic, x), statistic.measure(x), x)
         strided = torch.randn(1000, 403)[:, 2:]
         assert_same_rows(by_kernel(statistic, strided), statistic.measure(strided.contiguous()), strided)

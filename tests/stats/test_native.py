@@ -18,7 +18,7 @@ from sonde.errors import ArgumentError
 from sonde.stats import Accumulator, Activation, ExponentHistogram, Moments, Norm, Statistic
 from sonde.stats.kernels import EXPONENTS, MOMENTS, native
 
-COMPILED = pytest.mark.skipif(not native.status().levels, reason="this installation has no compiled kernels")
+COMPILED = pytest.mark.skipif(not native.kernel_status().levels, reason="this installation has no compiled kernels")
 STATISTICS = [Moments(), ExponentHistogram(), Norm(), Activation()]
 EACH = pytest.mark.parametrize("statistic", STATISTICS, ids=[type(statistic).__name__ for statistic in STATISTICS])
 
@@ -28,7 +28,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Each way to find out what a tensor is, in turn."""
     if request.param == "from Python":
         monkeypatch.setattr(native._state, "exchange", False)
-    elif native.status().levels and not native.status().exchange:
+    elif native.kernel_status().levels and not native.kernel_status().exchange:
         pytest.skip("this torch has no exchange")
     return str(request.param)
 
@@ -353,7 +353,7 @@ def torchs() -> Exchange:
     return Exchange.from_buffer_copy(Exchange.from_address(found))
 
 
-@pytest.mark.skipif(not native.status().exchange, reason="neither compiled kernels nor an exchange")
+@pytest.mark.skipif(not native.kernel_status().exchange, reason="neither compiled kernels nor an exchange")
 def test_only_an_exchange_that_is_understood_is_used() -> None:
     """Of major version 1, also behind a newer one; none at all, another name or a missing function is no failure."""
     module = native.module()
@@ -385,7 +385,7 @@ from sonde.stats.kernels import MOMENTS, native
 
 rows, x = Moments().empty(3), torch.arange(6.0).reshape(2, 3)
 added = MOMENTS.add(rows[0], x.t()), MOMENTS.add_each([row.data_ptr() for row in rows[1:]], [x, x[:, :2]], [x, x[:, :2]], led=0)
-print(native.status().exchange, bool(native.status().level), added, rows[:2, 4].tolist())
+print(native.kernel_status().exchange, bool(native.kernel_status().level), added, rows[:2, 4].tolist())
 """
     done = subprocess.run([sys.executable, "-c", code], timeout=60, check=True, capture_output=True, text=True)
     assert done.stdout == "False True (True, [1]) [15.0, 0.0]\n"
@@ -397,17 +397,17 @@ print(native.status().exchange, bool(native.status().level), added, rows[:2, 4].
 @COMPILED
 def test_the_reference_can_be_asked_for() -> None:
     """And everything works without the kernels."""
-    before = native.status().level
+    before = native.kernel_status().level
     try:
         native.use("reference", because="a test")
-        assert native.status().level == ""
-        assert native.status().reason == "a test"
+        assert native.kernel_status().level == ""
+        assert native.kernel_status().reason == "a test"
         assert not EXPONENTS.add(ExponentHistogram().empty(1)[0], torch.ones(3))
         assert MOMENTS.add_each([1, 2], [torch.ones(3), torch.ones(3)]) == [0, 1]
         assert Accumulator(Moments()).update(torch.ones(3)).compute().count == 3
     finally:
         native.use(before)
-    assert native.status().level == before
+    assert native.kernel_status().level == before
 
 
 def test_an_unknown_kernel_is_refused_by_name() -> None:
@@ -420,7 +420,7 @@ def test_an_unknown_kernel_is_refused_by_name() -> None:
 @COMPILED
 def test_the_environment_chooses_the_kernel(choice: str, printed: str) -> None:
     """SONDE_KERNEL is read when sonde is imported."""
-    code = "from sonde.stats.kernels import native; print(repr(native.status().level), native.status().reason)"
+    code = "from sonde.stats.kernels import native; print(repr(native.kernel_status().level), native.kernel_status().reason)"
     done = subprocess.run(
         [sys.executable, "-c", code],
         env=os.environ | {"SONDE_KERNEL": choice},
@@ -440,7 +440,7 @@ sys.modules["sonde.stats.kernels._native"] = types.SimpleNamespace(openmp=1, rev
 import torch
 from sonde.stats import Accumulator, Moments
 from sonde.stats.kernels import native
-print(native.status().reason, Accumulator(Moments()).update(torch.ones(4)).compute().norm)
+print(native.kernel_status().reason, Accumulator(Moments()).update(torch.ones(4)).compute().norm)
 """
     made = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert made.stdout.startswith("the compiled kernels were built for another version of sonde: install it again 2.0")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from sonde.errors import ArgumentError
 from sonde.stats import Accumulator, Cosine, Moments, Spectrum, Updates, cosine, vanished_share
 from sonde.stats.activation import ChannelActivation
-from sonde.stats.pieces import Piece, here, is_part, local, piece_of
+from sonde.stats.pieces import Piece, local
 from sonde.stats.samples import MatrixCondition, SampleNorm
 
 
@@ -35,12 +35,12 @@ def placed(mesh_shape: tuple[int, ...], layouts: list[tuple[tuple[int, ...], str
     for shape, letters in layouts:
         placements = [Replicate() if letter == "r" else Shard(int(letter)) for letter in letters]
         tensor = distribute_tensor(whole(*shape), mesh, placements)
-        piece, part = piece_of(tensor), local(tensor)
+        piece, part = Piece.of(tensor), local(tensor)
         assert piece is not None
         assert part is not None
         assert type(part) is Tensor
         assert torch.equal(cut(whole(*shape), piece), part)
-        found.append((piece, here(tensor), is_part(tensor)))
+        found.append((piece, Piece.in_words(tensor), Piece.is_part(tensor)))
     return found
 
 
@@ -86,7 +86,7 @@ def sharded_twice() -> Piece | None:
         model.weight.copy_(whole(8, 2))
     parallelize_module(model, mesh["tp"], ColwiseParallel())
     fully_shard(model, mesh=mesh["dp"])
-    piece, part = piece_of(model.weight), local(model.weight)
+    piece, part = Piece.of(model.weight), local(model.weight)
     assert piece is not None
     assert part is not None
     assert torch.equal(cut(whole(8, 2), piece), part)
@@ -120,7 +120,7 @@ def measured() -> None:
     assert waited is not None
     assert waited.tolist() == [2.0, 2.0]
     assert local(addend) is None
-    assert piece_of(addend) is None
+    assert Piece.of(addend) is None
     with pytest.raises(ArgumentError, match="a partial sum: each rank holds an addend, and no rank the value"):
         Accumulator(Moments()).update(addend)
 
@@ -132,10 +132,10 @@ def test_statistics_take_the_part_of_one_rank() -> None:
 def test_a_plain_tensor_is_whole() -> None:
     tensor = torch.zeros(3, 2)
     assert local(tensor) is tensor
-    assert piece_of(tensor) == Piece((3, 2), (3, 2), (0, 0))
-    assert here(tensor) == ""
-    assert not is_part(tensor)
-    assert str(piece_of(tensor)) == "[] of (3, 2)"
+    assert Piece.of(tensor) == Piece((3, 2), (3, 2), (0, 0))
+    assert Piece.in_words(tensor) == ""
+    assert not Piece.is_part(tensor)
+    assert str(Piece.of(tensor)) == "[] of (3, 2)"
 
 
 def test_statistics_say_which_parts_add_up() -> None:

@@ -81,7 +81,7 @@ def test_with_a_compiler(tmp_path: Path) -> None:
         audit(wheel)
     python = installed(wheel, tmp_path)
     assert "dead_units.png" in run(python, "-m", "sonde", "demo", "-o", tmp_path / "demo", cwd=tmp_path)
-    level = run(python, "-c", "from sonde.stats.kernels import native; print(native.status().level)", cwd=tmp_path)
+    level = run(python, "-c", "from sonde.stats.kernels import native; print(native.kernel_status().level)", cwd=tmp_path)
     assert level.strip()
     run(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", *(f"tests/{test}" for test in TESTS), cwd=ROOT)
 
@@ -95,6 +95,6 @@ def test_without_a_compiler(environment: dict[str, str], tmp_path: Path) -> None
     assert "Root-Is-Purelib: true" in about
     assert not [name for name in names if name.endswith((".so", ".pyd", ".cpp", ".hpp"))]
     python = installed(wheel, tmp_path)
-    reason = run(python, "-c", "from sonde.stats.kernels import native; print(native.status().reason)", cwd=tmp_path)
+    reason = run(python, "-c", "from sonde.stats.kernels import native; print(native.kernel_status().reason)", cwd=tmp_path)
     assert reason.startswith("sonde was installed without compiled kernels")
     run(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", *(f"tests/{test}" for test in TESTS), cwd=ROOT)

@@ -140,19 +140,18 @@ def _private_names(*, everything: bool) -> list[_Line]:
 
 
 def _kernels() -> list[_Line]:
-    from sonde.stats import KINDS, SWITCH
-    from sonde.stats import status as native_status
+    from sonde.stats import kernel_status
 
-    status = native_status()
+    status = kernel_status()
     rows: list[_Line] = []
-    for dtype in sorted(KINDS, key=lambda kind: (-kind.itemsize, str(kind))):
+    for dtype in sorted(status.precisions, key=lambda kind: (-kind.itemsize, str(kind))):
         state, why, tone = "reference", f"plain torch: {status.reason}", "warn"
         if status.level:
             agrees = _agrees(dtype)
             state = f"compiled, {_LEVELS.get(status.level, status.level)}" if agrees else "compiled, wrong"
             why = status.reason or f"{status.threads} {'thread' if status.threads == 1 else 'threads'} of torch's own"
             why += "" if status.exchange else "; small tensors take longer, as this torch has no exchange in C"
-            why = why if agrees else f"differs from the reference; set {SWITCH}=reference and report it"
+            why = why if agrees else f"differs from the reference; set {status.switch}=reference and report it"
             tone = "good" if agrees and not status.reason else "warn" if agrees else "bad"
         rows.append((f"{str(dtype).removeprefix('torch.')} on the CPU", state, why, tone))  # type: ignore[arg-type]  # a Tone
     rows.append(("other tensors", "reference", "plain torch, slower: integers, complex, sparse", "plain"))
@@ -185,13 +184,13 @@ def _agrees(dtype: torch.dtype) -> bool:
 def _accelerator() -> list[_Line]:
     import torch
 
-    from sonde.stats import Moments, failures, measure
+    from sonde.stats import Accumulator, Moments, kernel_status
 
     device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if device is None:
         return [("accelerator", "none", "", "plain")]
-    measure(Moments(), torch.ones(1000, device=device))
-    failure = failures().get(device.type)
+    Accumulator(Moments()).update(torch.ones(1000, device=device))  # which compiles
+    failure = kernel_status().failures.get(device.type)
     if failure:
         return [("accelerator", f"{device.type}, reference", f"plain torch: {failure}", "warn")]
     return [("accelerator", f"{device.type}, fused", "the reference compiled by torch.compile", "good")]
@@ -239,10 +238,10 @@ def _extras() -> list[_Line]:
 
 
 def _advice(rows: list[_Line]) -> list[str]:
-    from sonde.stats import status as native_status
+    from sonde.stats import kernel_status
 
     advice = []
-    if not native_status().levels:
+    if not kernel_status().levels:
         advice.append("The compiled kernels are built where sonde is installed with a C++ compiler at hand; all works without.")
     if any(state == "not installed" for _, state, _, _ in rows):
         advice.append("pip install 'sonde[NAME]' installs an extra, 'sonde[all]' all of them.")

@@ -18,7 +18,7 @@ from sonde.inspector.sinks.to_argument import folders_named
 from sonde.rows import Scope
 from sonde.rules import Finding
 from sonde.run import join_run
-from sonde.stats import Group, join
+from sonde.stats import Group
 from sonde.warn import warn_user
 
 
@@ -235,7 +235,7 @@ def participate(ranks: Ranks, *, seconds: float = 20.0) -> Participation:
         return replace(part, rows_beside=False)
     if ranks.what == "first":
         return replace(part, rank=rank, records=rank == 0, scope="rank")
-    group = join("sonde.watch", members=members, seconds=seconds)
+    group = Group.join("sonde.watch", members=members, seconds=seconds)
     if group is None:
         return replace(part, rank=rank, scope="rank", rows_beside=False)
     return replace(part, rank=group.rank, size=size, group=group, merges=ranks.what != "each", scope="rank")

@@ -19,7 +19,7 @@ from sonde.lens import Lens, LossMetrics
 from sonde.paths import short_path
 from sonde.rules import Finding
 from sonde.site import PARAMETER_PORTS, Site
-from sonde.stats import is_here
+from sonde.stats import Piece
 
 __all__ = ["closing_lines", "coverage_data", "coverage_of", "described"]
 
@@ -103,7 +103,7 @@ def coverage_of(
             why = None if measurement.keys is None else measurement.keys.reasons.get((measurement.family, line.site))
             noted = measurement.attachment.delivery.why_stopped(line.site) or notes.get(line.site, "")
             reason = noted if count and not line.count else line.reason
-            if joins and why is None and line.site.port in PARAMETER_PORTS and is_here(reason):
+            if joins and why is None and line.site.port in PARAMETER_PORTS and Piece.is_in_words(reason):
                 reason = ""
             reason = reason if count else lost.get(measurement.family, reason)
             reason = lost.get((measurement.family, line.site), reason)

@@ -14,7 +14,7 @@ from sonde.preprocessor.aggregates import Aggregate, InMemory
 from sonde.preprocessor.base import AbstractForwardPreprocessor, AbstractPreprocessor, in_training
 from sonde.preprocessor.interval import MOST_PENDING, NumberSpec, copied
 from sonde.preprocessor.measured import Measured, Values
-from sonde.stats import RunningMeanVar, Single, as_number, pack
+from sonde.stats import HostCopy, RunningMeanVar, Single, as_number
 
 __all__ = ["ExplicitCall", "LossModule"]
 
@@ -148,7 +148,7 @@ class ExplicitCall(AbstractPreprocessor):
     def _settle(self) -> None:
         pending, self._pending = self._pending, []
         waiting = [pushed.value for pushed in pending if pushed.waits]
-        numbers = (float(each[0]) for each in pack(waiting).unpack())
+        numbers = (float(each[0]) for each in HostCopy.of(waiting).unpack())
         for pushed in pending:
             self._state[pushed.name].append(next(numbers) if pushed.waits else pushed.value)
 

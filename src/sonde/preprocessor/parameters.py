@@ -15,7 +15,7 @@ from sonde.preprocessor.aggregates import Aggregate
 from sonde.preprocessor.base import AbstractModulePreprocessor, ParameterName
 from sonde.preprocessor.interval import NumberSpec, size_of
 from sonde.preprocessor.measured import Measured
-from sonde.stats import MatrixCondition, Norm, dense, is_part
+from sonde.stats import MatrixCondition, Norm, Piece, dense
 
 __all__ = ["Condition", "Conditioning", "ParameterNorm"]
 
@@ -107,7 +107,7 @@ class Conditioning(_OfAttributes):
 
     def _process(self, event: Event) -> None:
         parameter = getattr(event.module, event.site.path.rpartition(".")[2], None)
-        if not (isinstance(parameter, Tensor) and is_part(parameter)):
+        if not (isinstance(parameter, Tensor) and Piece.is_part(parameter)):
             super()._process(event)
 
     def _arranged(self, tensor: Tensor, owner: nn.Module | None) -> Tensor | None:

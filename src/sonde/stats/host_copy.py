@@ -10,8 +10,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-__all__ = ["HostCopy", "pack"]
-
 
 @dataclass(frozen=True)
 class _Sent:
@@ -19,7 +17,7 @@ class _Sent:
 
     flat: Tensor
     arrived: torch.Event
-    places: list[tuple[int, int, Tensor]]  # of each tensor: its position in the argument of pack(), its start in flat, the tensor
+    places: list[tuple[int, int, Tensor]]  # of each tensor: its position in the argument of of(), its start in flat, the tensor
 
 
 class HostCopy:
@@ -28,6 +26,24 @@ class HostCopy:
     def __init__(self, copies: list[Tensor | None], sent: list[_Sent]) -> None:
         self._copies = copies
         self._sent = sent
+
+    @staticmethod
+    def of(tensors: Sequence[Tensor]) -> HostCopy:
+        """Begin to copy *tensors* to the host: one operation per device, without waiting for the device.
+
+        Later writes to *tensors* in the same stream do not reach the copies.
+
+        Args:
+            tensors: float64, without a graph, of any shapes and devices.
+        """
+        copies = [tensor.clone() if tensor.is_cpu else None for tensor in tensors]
+        afar: dict[torch.device, list[tuple[int, int, Tensor]]] = {}
+        for position, (tensor, copy) in enumerate(zip(tensors, copies, strict=True)):
+            if copy is None:
+                places = afar.setdefault(tensor.device, [])
+                start = places[-1][1] + places[-1][2].numel() if places else 0
+                places.append((position, start, tensor))
+        return HostCopy(copies, [_send(device, places) for device, places in afar.items()])
 
     def has_arrived(self) -> bool:
         """Return whether all copies are on the host. Waits for nothing."""
@@ -42,24 +58,6 @@ class HostCopy:
             for position, start, tensor in sent.places:
                 found[position] = host[start : start + tensor.numel()].reshape(tuple(tensor.shape))
         return found
-
-
-def pack(tensors: Sequence[Tensor]) -> HostCopy:
-    """Begin to copy *tensors* to the host: one operation per device, without waiting for the device.
-
-    Later writes to *tensors* in the same stream do not reach the copies.
-
-    Args:
-        tensors: float64, without a graph, of any shapes and devices.
-    """
-    copies = [tensor.clone() if tensor.is_cpu else None for tensor in tensors]
-    afar: dict[torch.device, list[tuple[int, int, Tensor]]] = {}
-    for position, (tensor, copy) in enumerate(zip(tensors, copies, strict=True)):
-        if copy is None:
-            places = afar.setdefault(tensor.device, [])
-            start = places[-1][1] + places[-1][2].numel() if places else 0
-            places.append((position, start, tensor))
-    return HostCopy(copies, [_send(device, places) for device, places in afar.items()])
 
 
 def _send(device: torch.device, places: list[tuple[int, int, Tensor]]) -> _Sent:

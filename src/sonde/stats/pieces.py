@@ -12,8 +12,6 @@ from typing import Any, NamedTuple, TypeGuard
 import torch
 from torch import Tensor, nn
 
-__all__ = ["PLAIN", "Piece", "here", "is_here", "is_part", "is_partial_sum", "local", "local_like", "may_come", "piece_of"]
-
 PLAIN: frozenset[type] = frozenset({Tensor, nn.Parameter})
 """The classes of tensors that are never distributed, and read as they are."""
 
@@ -50,10 +48,78 @@ class Piece(NamedTuple):
         ]
         return f"[{', '.join(parts)}] of {self.whole}"
 
+    @staticmethod
+    def of(tensor: Tensor) -> Piece | None:
+        """Return which part of the whole *tensor* this rank holds; None for a partial sum, and on a rank that holds nothing."""
+        shape = tuple(tensor.shape)
+        if not _is_distributed(tensor):
+            return Piece(shape, shape, (0,) * len(shape))
+        if Piece.is_partial_sum(tensor) or tensor.device_mesh.get_coordinate() is None:
+            return None
+        from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-def may_come() -> bool:
-    """Return whether there may be distributed tensors in this process: it is one of several ranks, and their module is imported."""
-    return (_DISTRIBUTED in sys.modules or _ASYNCHRONOUS in sys.modules) and torch.distributed.is_initialized()
+        own, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+        return Piece(shape, tuple(map(int, own)), tuple(map(int, offset)))
+
+    @staticmethod
+    def like(tensor: Tensor, other: Tensor) -> Tensor | None:
+        """Return the part of *tensor* where this rank holds *other*, which has the same shape, without any communication.
+
+        A gradient need not be distributed as its parameter: of an embedding whose rows are split, each rank may have the whole
+        gradient. An optimizer uses then the part that belongs to the rank's rows.
+
+        Returns:
+            None for a partial sum, and where this rank holds *other* in places at which it does not hold *tensor*.
+        """
+        part = local(tensor)
+        if part is None or (type(tensor) in PLAIN and type(other) in PLAIN):
+            return part
+        if getattr(tensor, "placements", None) == getattr(other, "placements", None):
+            return part
+        here_is, wanted = Piece.of(tensor), Piece.of(other)
+        if here_is is None or wanted is None:
+            return None
+        for axis, (start, size) in enumerate(zip(wanted.offset, wanted.shape, strict=True)):
+            first = start - here_is.offset[axis]
+            if first < 0 or first + size > here_is.shape[axis]:
+                return None
+            part = part.narrow(axis, first, size)
+        return part
+
+    @staticmethod
+    def is_part(tensor: Tensor) -> bool:
+        """Return whether this rank holds less than all elements of *tensor*."""
+        if type(tensor) in PLAIN or not _is_distributed(tensor):
+            return False
+        mesh = tensor.device_mesh
+        return any(placement.is_shard() and mesh.size(at) > 1 for at, placement in enumerate(tensor.placements))
+
+    @staticmethod
+    def is_partial_sum(tensor: Tensor) -> bool:
+        """Return whether each rank holds an addend of *tensor* only."""
+        return _is_distributed(tensor) and any(placement.is_partial() for placement in tensor.placements)
+
+    @staticmethod
+    def may_come() -> bool:
+        """Return whether there may be distributed tensors in this process: it is one of several, and their module is imported."""
+        return (_DISTRIBUTED in sys.modules or _ASYNCHRONOUS in sys.modules) and torch.distributed.is_initialized()
+
+    @staticmethod
+    def in_words(tensor: Tensor) -> str:
+        """Return in words which part of *tensor* this rank holds, as ``rank 1's part [4:8] of (8, 16)``; ``""`` for all of it."""
+        if type(tensor) in PLAIN or not _is_distributed(tensor):
+            return ""
+        if Piece.is_partial_sum(tensor):
+            return "a partial sum: each rank holds an addend, and no rank the value"
+        piece = Piece.of(tensor)
+        if piece is None:
+            return f"rank {_rank()} holds no part of it"
+        return "" if piece.is_whole else f"{_OWN.format(_rank())}{piece}"
+
+    @staticmethod
+    def is_in_words(words: str) -> bool:
+        """Return whether *words* are those of :meth:`in_words` for a part of a tensor on this rank."""
+        return words.startswith(_OWN.format(_rank()))
 
 
 def local(tensor: Tensor) -> Tensor | None:
@@ -68,7 +134,7 @@ def local(tensor: Tensor) -> Tensor | None:
     if type(tensor) in PLAIN:
         return tensor
     if _is_distributed(tensor):
-        if is_partial_sum(tensor):
+        if Piece.is_partial_sum(tensor):
             return None
         with torch.no_grad():  # with a graph, a node would be added to it
             tensor = tensor.to_local()
@@ -76,74 +142,6 @@ def local(tensor: Tensor) -> Tensor | None:
     if asynchronous is not None and isinstance(tensor, asynchronous):
         tensor = tensor.wait()
     return tensor
-
-
-def local_like(tensor: Tensor, other: Tensor) -> Tensor | None:
-    """Return the part of *tensor* where this rank holds *other*, which has the same shape, without any communication.
-
-    A gradient need not be distributed as its parameter: of an embedding whose rows are split, each rank may have the whole
-    gradient. An optimizer uses then the part that belongs to the rank's rows.
-
-    Returns:
-        None for a partial sum, and where this rank holds *other* in places at which it does not hold *tensor*.
-    """
-    part = local(tensor)
-    if part is None or (type(tensor) in PLAIN and type(other) in PLAIN):
-        return part
-    if getattr(tensor, "placements", None) == getattr(other, "placements", None):
-        return part
-    here_is, wanted = piece_of(tensor), piece_of(other)
-    if here_is is None or wanted is None:
-        return None
-    for axis, (start, size) in enumerate(zip(wanted.offset, wanted.shape, strict=True)):
-        first = start - here_is.offset[axis]
-        if first < 0 or first + size > here_is.shape[axis]:
-            return None
-        part = part.narrow(axis, first, size)
-    return part
-
-
-def is_partial_sum(tensor: Tensor) -> bool:
-    """Return whether each rank holds an addend of *tensor* only."""
-    return _is_distributed(tensor) and any(placement.is_partial() for placement in tensor.placements)
-
-
-def is_part(tensor: Tensor) -> bool:
-    """Return whether this rank holds less than all elements of *tensor*."""
-    if type(tensor) in PLAIN or not _is_distributed(tensor):
-        return False
-    mesh = tensor.device_mesh
-    return any(placement.is_shard() and mesh.size(at) > 1 for at, placement in enumerate(tensor.placements))
-
-
-def piece_of(tensor: Tensor) -> Piece | None:
-    """Return which part of the whole *tensor* this rank holds; None for a partial sum, and on a rank that holds nothing of it."""
-    shape = tuple(tensor.shape)
-    if not _is_distributed(tensor):
-        return Piece(shape, shape, (0,) * len(shape))
-    if is_partial_sum(tensor) or tensor.device_mesh.get_coordinate() is None:
-        return None
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-    own, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    return Piece(shape, tuple(map(int, own)), tuple(map(int, offset)))
-
-
-def here(tensor: Tensor) -> str:
-    """Return in words which part of *tensor* this rank holds, as ``rank 1's part [4:8] of (8, 16)``; ``""`` for all of it."""
-    if type(tensor) in PLAIN or not _is_distributed(tensor):
-        return ""
-    if is_partial_sum(tensor):
-        return "a partial sum: each rank holds an addend, and no rank the value"
-    piece = piece_of(tensor)
-    if piece is None:
-        return f"rank {_rank()} holds no part of it"
-    return "" if piece.is_whole else f"{_OWN.format(_rank())}{piece}"
-
-
-def is_here(words: str) -> bool:
-    """Return whether *words* are those of :func:`here` for a part of a tensor on this rank."""
-    return words.startswith(_OWN.format(_rank()))
 
 
 _OWN = "rank {}'s part "

@@ -15,7 +15,7 @@ from torch import Tensor
 from sonde.errors import ArgumentError
 from sonde.number import Number
 from sonde.stats.kernels import Kernel
-from sonde.stats.pieces import PLAIN, here, local
+from sonde.stats.pieces import PLAIN, Piece, local
 
 __all__ = ["Column", "Field", "Merge", "RowStatistic", "Statistic", "dense", "elements", "reduce"]
 
@@ -261,7 +261,9 @@ def dense(tensor: Tensor) -> Tensor:
     if not torch.compiler.is_compiling() and type(tensor) not in PLAIN:
         part = local(tensor)
         if part is None:
-            raise ArgumentError(f"a distributed tensor cannot be measured here: {here(tensor)}. Call its redistribute() first")
+            raise ArgumentError(
+                f"a distributed tensor cannot be measured here: {Piece.in_words(tensor)}. Call its redistribute() first"
+            )
         tensor = part
     if tensor.is_nested:
         raise ArgumentError("a nested tensor cannot be measured: add the tensors of its unbind() one by one")

@@ -11,12 +11,10 @@ import torch
 from torch import Tensor
 
 from sonde.errors import ArgumentError
-from sonde.stats.host_copy import pack
+from sonde.stats.host_copy import HostCopy
 from sonde.stats.kernels import fused, native
 from sonde.stats.pair import PairStatistic
 from sonde.stats.statistic import Column, RowStatistic, Statistic, dense
-
-__all__ = ["Table", "finished", "on_host"]
 
 _ROWS = 64  # rows of the first block of a device; each further block is as large as all blocks before it
 _BYTES = 1 << 20  # bytes of unused rows that a block may hold, whatever the number of rows
@@ -31,8 +29,6 @@ class Table:
     Every row is an alias of the block's memory *with an autograd version counter of its own*. Views of one block share a
     counter: then an addition to one row looks to autograd like a change of all rows, and the user's backward pass raises where a
     compiled region has saved one of them.
-
-    The class is large because rows are made, moved, added to, read and emptied by those who know the places of rows in blocks.
 
     Attributes:
         statistic: measures tensors and finishes rows.
@@ -226,22 +222,20 @@ class Table:
 
         Without *rows* every row is read, in order of allocation. Of no rows there are no numbers.
         """
-        return finished(self.statistic, on_host(self, self._rows if rows is None else rows))
+        return self.finished(self.on_host(self._rows if rows is None else rows))
 
+    def on_host(self, rows: Sequence[Tensor]) -> npt.NDArray[np.float64]:
+        """Return a copy of *rows* on the host, of shape ``(rows, 1 + width)``. One copy per device."""
+        if not rows:
+            return np.zeros((0, 1 + self._width))
+        joined: npt.NDArray[np.float64] = np.concatenate(HostCopy.of(self.blocks).unpack())
+        return joined[self.positions(rows)]
 
-def on_host(table: Table, rows: Sequence[Tensor]) -> npt.NDArray[np.float64]:
-    """Return a copy of *rows* of *table* on the host, of shape ``(rows, 1 + width)``. One copy per device."""
-    if not rows:
-        return np.zeros((0, 1 + table.statistic.width))
-    joined: npt.NDArray[np.float64] = np.concatenate(pack(table.blocks).unpack())
-    return joined[table.positions(rows)]
-
-
-def finished(statistic: RowStatistic, rows: npt.NDArray[np.float64]) -> tuple[list[int], dict[str, Column]]:
-    """Return the additions to each of *rows*, as of :func:`on_host`, and the numbers of the statistic; of no rows none."""
-    if not len(rows):
-        return [], {}
-    return rows[:, 0].astype(int).tolist(), statistic.finish(statistic.columns(torch.from_numpy(rows[:, 1:])))
+    def finished(self, rows: npt.NDArray[np.float64]) -> tuple[list[int], dict[str, Column]]:
+        """Return the additions to each of *rows*, as of :meth:`on_host`, and the numbers of the statistic; of no rows none."""
+        if not len(rows):
+            return [], {}
+        return rows[:, 0].astype(int).tolist(), self.statistic.finish(self.statistic.columns(torch.from_numpy(rows[:, 1:])))
 
 
 def _is_aligned(statistic: RowStatistic) -> bool:

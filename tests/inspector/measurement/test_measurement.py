@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from sonde.inspector import Lens, watch
 from sonde.inspector.measurement.measurement import Measurement
 from sonde.site import OTHER_CALLS
 from sonde.stats import Moments, Table
-from sonde.stats.host_copy import HostCopy, pack
+from sonde.stats.host_copy import HostCopy
 
 
 def test_rows_lie_in_few_blocks_and_are_found_again() -> None:
@@ -87,7 +88,7 @@ def test_a_row_that_has_moved_is_read_where_it_is() -> None:
 def test_a_packet_is_what_was_packed() -> None:
     """Shapes and values, whatever is written afterwards."""
     tensors = [torch.arange(6.0, dtype=torch.float64).reshape(2, 3), torch.tensor(7.0, dtype=torch.float64)]
-    packet = pack(tensors)
+    packet = HostCopy.of(tensors)
     for tensor in tensors:
         tensor.zero_()
     first, second = packet.unpack()
@@ -136,9 +137,9 @@ def test_one_copy_for_each_logged_step(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def counted(tensors: Sequence[Tensor]) -> HostCopy:
         copies.append(len(tensors))
-        return pack(tensors)
+        return HostCopy.of(tensors)
 
-    monkeypatch.setattr(batch, "pack", counted)
+    monkeypatch.setattr(batch, "HostCopy", SimpleNamespace(of=counted))
     model, optimizer = small()
     inspector = watch(model, every=2, to="memory", verbose=False)
     for expected in (1, 1, 2, 2, 3):

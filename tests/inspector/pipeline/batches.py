@@ -16,7 +16,7 @@ from sonde.inspector.pipeline.batch import Batch, PendingScalar, RawRows
 from sonde.inspector.sinks.base import Rows, Scalar
 from sonde.rows import Layout
 from sonde.stats import Activation, ChannelActivation, ExponentHistogram, Field, Moments, Norm, RowStatistic, Statistic
-from sonde.stats.host_copy import pack
+from sonde.stats.host_copy import HostCopy
 from sonde.stats.statistic import Column
 
 
@@ -101,7 +101,7 @@ def random_training(seed: int) -> list[Batch]:
         if draw.random() < 0.5:
             scalars.append(PendingScalar("accuracy", epoch, step, count=3, place=len(tensors)))
             tensors.append(torch.tensor(draw.normal(), dtype=torch.float64))
-        batches.append(Batch(pack(tensors), made, scalars))
+        batches.append(Batch(HostCopy.of(tensors), made, scalars))
 
     for step in range(12):
         for micro_step in range(int(draw.integers(0, 3))):
@@ -194,4 +194,4 @@ def batch_of(of: RowIndex, step: int, values: list[float], *scalars: Scalar) -> 
     for place, value in zip(of.index, values, strict=True):
         rows[place, 0] = 1
         rows[place, 1:] = statistic.measure(torch.tensor([value, 1.0]))
-    return Batch(pack([rows]), [RawRows(of, slice(0, 1), 0, step)], scalars, rows.nbytes)
+    return Batch(HostCopy.of([rows]), [RawRows(of, slice(0, 1), 0, step)], scalars, rows.nbytes)

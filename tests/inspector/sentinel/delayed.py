@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from torch import Tensor
 
 from sonde.inspector.sentinel import pending_steps, sentinel, training_passes
-from sonde.stats import host_copy
+from sonde.stats import HostCopy
 
 
 class Device:
@@ -27,15 +28,15 @@ class Device:
         self.may_wait = False
         self.sent = 0
 
-    def pack(self, tensors: Sequence[Tensor]) -> Any:
+    def copy(self, tensors: Sequence[Tensor]) -> Any:
         self.sent += 1
-        return Copy(self, host_copy.pack(tensors))
+        return Copy(self, HostCopy.of(tensors))
 
 
 class Copy:
     """A copy that arrives late."""
 
-    def __init__(self, device: Device, copy: host_copy.HostCopy) -> None:
+    def __init__(self, device: Device, copy: HostCopy) -> None:
         self.device, self.copy, self.number = device, copy, device.sent
 
     def has_arrived(self) -> bool:
@@ -52,6 +53,6 @@ def device(patch: pytest.MonkeyPatch, delay: int = 1) -> Iterator[Device]:
     made = Device(delay)
     with patch.context() as inside:
         inside.setattr(sentinel, "answers_at_once", lambda _: False)
-        inside.setattr(pending_steps, "pack", made.pack)
-        inside.setattr(training_passes, "pack", made.pack)
+        inside.setattr(pending_steps, "HostCopy", SimpleNamespace(of=made.copy))
+        inside.setattr(training_passes, "HostCopy", SimpleNamespace(of=made.copy))
         yield made

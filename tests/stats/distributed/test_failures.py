@@ -17,7 +17,7 @@ from tests.processes import Rank, on_ranks, values
 from torch import distributed as dist
 
 from sonde.stats import Moments
-from sonde.stats.distributed import Key, Merger, Offer, Rows, join
+from sonde.stats.distributed import Group, Key, Merger, Offer, Rows
 
 KEYS = [Key(("moments", "a"))]
 TIMEOUT = 1.0
@@ -30,7 +30,7 @@ def offer(step: int) -> Offer:
 
 
 def merger() -> Merger:
-    group = join("sonde.watch", seconds=20)
+    group = Group.join("sonde.watch", seconds=20)
     assert group is not None
     return Merger(group, timeout=TIMEOUT)
 

@@ -11,11 +11,11 @@ from tests.stats.distributed.test_merger import row_of
 from torch import distributed as dist
 
 from sonde.stats import Moments, reduce
-from sonde.stats.distributed import Group, Key, Merger, Offer, Rows, join
+from sonde.stats.distributed import Group, Key, Merger, Offer, Rows
 
 
 def joined(name: str = "sonde.watch", seconds: float = 10.0) -> Group:
-    group = join(name, seconds=seconds)
+    group = Group.join(name, seconds=seconds)
     assert group is not None
     return group
 
@@ -83,9 +83,9 @@ def alone_first() -> list[str]:
         if rank != absent:
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
-                assert join("sonde.watch", seconds=0.3) is None
+                assert Group.join("sonde.watch", seconds=0.3) is None
             found += [str(each.message) for each in caught]
-            found.append(error_of(lambda: join("probe.merged()", seconds=0.1, alone=False)))
+            found.append(error_of(lambda: Group.join("probe.merged()", seconds=0.1, alone=False)))
         dist.barrier()
     joined(seconds=10.0).agree({"one": 1})
     return found
@@ -104,7 +104,7 @@ def test_a_rank_that_stays_away_is_named_and_the_next_meeting_is_a_new_one() -> 
 
 
 def without_a_group() -> str:
-    return error_of(lambda: join("sonde.watch"))
+    return error_of(lambda: Group.join("sonde.watch"))
 
 
 def test_several_processes_without_a_process_group_are_refused() -> None:
@@ -116,9 +116,9 @@ def test_several_processes_without_a_process_group_are_refused() -> None:
 
 def test_one_process_has_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    assert join("sonde.watch") is None
+    assert Group.join("sonde.watch") is None
     monkeypatch.setenv("WORLD_SIZE", "1")
-    assert join("sonde.watch") is None
+    assert Group.join("sonde.watch") is None
 
 
 def merging(steps: int) -> list[list[float]]:

@@ -9,7 +9,7 @@ from torch import nn
 
 from sonde.engine.torch_api import autograd_state, hooks
 from sonde.schedule import Tick
-from sonde.stats import may_come
+from sonde.stats import Piece
 
 __all__ = ["Forward"]
 
@@ -61,7 +61,7 @@ class Forward:
         self.entered: dict[hooks.Hook, list[int]] = {}
         self.recording = torch.is_grad_enabled()
         self.training = training and self.recording
-        self.is_on_ranks = may_come()
+        self.is_on_ranks = Piece.may_come()
         self.may_be_recorded = True
         self.watched: dict[int, hooks.GradientHooks] = {}
         self._repeated: tuple[int, Hashable] = (-1, None)  # the backward pass and the checkpoint that it repeats

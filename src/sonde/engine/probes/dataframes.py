@@ -16,10 +16,7 @@ from sonde.engine.probes.statistic_hooks import Place, StatisticHook
 from sonde.engine.torch_api.modules import class_of
 from sonde.schedule import Tick
 from sonde.site import PORTS, Site
-from sonde.stats import RowStatistic, Table, on_host
-from sonde.stats import finished as finished_rows
-
-__all__ = ["JOINING", "finished", "key_columns", "numbers_of", "places_of", "rows_of"]
+from sonde.stats import Table
 
 JOINING = ("model", "site", "call", "phase", "epoch", "step", "micro_step", "forward", "rank")
 """Columns that every frame has."""
@@ -58,7 +55,7 @@ def rows_of(attachment: Attachment) -> list[dict[str, Any]]:
 
 def _rows_of_statistic(attachment: Attachment, table: Table) -> list[dict[str, Any]]:
     places = places_of(attachment)
-    return finished(places, table.statistic, on_host(table, [row for _, _, row in places]))
+    return finished(places, table, table.on_host([row for _, _, row in places]))
 
 
 def places_of(attachment: Attachment) -> list[tuple[StatisticHook, Place, Tensor]]:
@@ -67,19 +64,19 @@ def places_of(attachment: Attachment) -> list[tuple[StatisticHook, Place, Tensor
 
 
 def finished(
-    places: Sequence[tuple[StatisticHook, Place, Tensor]], statistic: RowStatistic, rows: npt.NDArray[np.float64]
+    places: Sequence[tuple[StatisticHook, Place, Tensor]], table: Table, rows: npt.NDArray[np.float64]
 ) -> list[dict[str, Any]]:
     """Return a row of a frame for each of *places*, with the numbers of *rows*, which are on the host.
 
     A row that the statistic cannot finish has no numbers: the error is kept, and there is a warning.
     """
     try:
-        numbers = _numbers(statistic, rows)
+        numbers = _numbers(table, rows)
     except Exception:
         numbers, failing = [], list[tuple[StatisticHook, Site, Exception]]()
         for (hook, (port, leaf, _), _), row in zip(places, rows, strict=True):
             try:
-                numbers += _numbers(statistic, row[None])
+                numbers += _numbers(table, row[None])
             except Exception as error:
                 numbers.append({})
                 failing.append((hook, hook.sites[port].at(leaf), error))
@@ -94,9 +91,9 @@ def finished(
     ]
 
 
-def _numbers(statistic: RowStatistic, rows: npt.NDArray[np.float64]) -> list[dict[str, Any]]:
+def _numbers(table: Table, rows: npt.NDArray[np.float64]) -> list[dict[str, Any]]:
     """Return the numbers of each of *rows*, by name."""
-    _, columns = finished_rows(statistic, rows)
+    _, columns = table.finished(rows)
     return [dict(zip(columns, map(_plain, values), strict=True)) for values in zip(*columns.values(), strict=True)]
 
 

@@ -11,9 +11,7 @@ from sonde.engine.probes.statistic_hooks import ParameterStatisticHook
 from sonde.engine.torch_api.data_parallel import ranks_of
 from sonde.errors import ArgumentError, RankError
 from sonde.site import PARAMETER_PORTS
-from sonde.stats import Key, Merger, Offer, Rows, Statistic, join, on_host
-
-__all__ = ["merged_rows"]
+from sonde.stats import Group, Key, Merger, Offer, Rows, Statistic
 
 
 def merged_rows(attachment: Attachment, group: Any, seconds: float) -> list[dict[str, Any]]:
@@ -24,10 +22,10 @@ def merged_rows(attachment: Attachment, group: Any, seconds: float) -> list[dict
         reason = "it is no statistic, whose rows add up" if table is None else "it compares each tensor with the one before it"
         raise ArgumentError(f"merged() cannot join what ranks have of {observer}: {reason}; observe with a Statistic, as Moments()")
     places = dataframes.places_of(attachment)
-    rows = on_host(table, [row for _, _, row in places])
-    ranks = join("probe.merged()", seconds=seconds, alone=False)
+    rows = table.on_host([row for _, _, row in places])
+    ranks = Group.join("probe.merged()", seconds=seconds, alone=False)
     if ranks is None:
-        return [row | {"scope": "global", "ranks": 1} for row in dataframes.finished(places, table.statistic, rows)]
+        return [row | {"scope": "global", "ranks": 1} for row in dataframes.finished(places, table, rows)]
     batches = None if group is None else ranks_of(group)
     if batches is not None and ranks.rank not in batches:
         raise ArgumentError(f"group={group!r} is no process group or mesh that rank {ranks.rank} is in")
@@ -52,7 +50,7 @@ def merged_rows(attachment: Attachment, group: Any, seconds: float) -> list[dict
     finally:
         merger.close()
     (block,) = merged.blocks
-    found_rows = dataframes.finished(places, table.statistic, block.rows)
+    found_rows = dataframes.finished(places, table, block.rows)
     for place, row in enumerate(found_rows):
         is_joined = block.is_merged[place]
         if is_joined and block.joined[place]:

@@ -10,7 +10,7 @@ from torch import nn
 from sonde.engine.probes.site_hook import SiteHook
 from sonde.engine.torch_api.data_parallel import data_parallel_ranks
 from sonde.site import GRADIENT_PORTS, MODULE_PORTS, Site
-from sonde.stats import ALL, Key, RowStatistic, Statistic, piece_of
+from sonde.stats import Key, Piece, RowStatistic, Statistic
 
 __all__ = ["RowKeys"]
 
@@ -33,7 +33,7 @@ class RowKeys:
 
     def __init__(self, model: nn.Module, ranks: Sequence[int] | None, size: int) -> None:
         found = data_parallel_ranks(model) if ranks is None else ranks
-        self._first = ALL if found is None or len(found) == size else min(found)
+        self._first = Key.ALL if found is None or len(found) == size else min(found)
         self._sorts: dict[int, str] = {}
         self.reasons: dict[tuple[str, Site], str] = {}
 
@@ -63,9 +63,9 @@ class RowKeys:
             return Key(place, self._first, None, self._sort(hook))
         why = "gradients of this rank alone: they are not yet those of all ranks"
         if not (micro_step and site.port in GRADIENT_PORTS):
-            piece = piece_of(hook.target)
+            piece = Piece.of(hook.target)
             if piece is not None and (piece.is_whole or not is_of_whole):
-                return Key(place, ALL, piece, str(piece.whole))
+                return Key(place, Key.ALL, piece, str(piece.whole))
             why = "numbers of this rank's part alone: those of parts do not make those of the whole"
         self.reasons[place[0], site.at("")] = why
         return None

@@ -20,7 +20,7 @@ from sonde.engine.torch_api import compiler_state, hooks
 from sonde.engine.torch_api.autograd_state import graph_task, is_transformed, transforms
 from sonde.engine.unseen import blocks, is_quiet
 from sonde.site import Port
-from sonde.stats import here, is_part, is_partial_sum, local_like
+from sonde.stats import Piece
 
 __all__ = ["SiteHook"]
 
@@ -119,18 +119,18 @@ class SiteHook(hooks.Hook, ABC):
     def note_part(self, port: Port, tensor: Tensor) -> None:
         """Note in the coverage of *port* which part of *tensor*, which is distributed, this rank holds, if it is not all of it."""
         site = self.sites[port]
-        if site not in self.delivery.notes and (is_part(tensor) or is_partial_sum(tensor)):
-            self.delivery.note([site], here(tensor))
+        if site not in self.delivery.notes and (Piece.is_part(tensor) or Piece.is_partial_sum(tensor)):
+            self.delivery.note([site], Piece.in_words(tensor))
 
     def gradient_part(self, gradient: Tensor) -> Tensor | None:
         """Return the part of the parameter's *gradient* where this rank holds the parameter, and note it in the coverage.
 
         None, and noted, if this rank does not have it.
         """
-        part = local_like(gradient, self.target)
+        part = Piece.like(gradient, self.target)
         if part is not None:
             self.note_part("grad", self.target)
-        elif is_partial_sum(gradient):
+        elif Piece.is_partial_sum(gradient):
             self.note_part("grad", gradient)
         else:
             self.delivery.note([self.sites["grad"]], _SPLIT_OTHERWISE)

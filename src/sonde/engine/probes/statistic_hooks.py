@@ -25,7 +25,7 @@ from sonde.engine.torch_api.input_alias import alias, aliased_in_trace
 from sonde.engine.unseen import blocks
 from sonde.errors import ArgumentError
 from sonde.site import OTHER_CALLS, Port
-from sonde.stats import PLAIN, Kernel, Table, here, is_fused, local
+from sonde.stats import PLAIN, Kernel, Piece, Table, is_fused, local
 
 __all__ = [
     "Calls",
@@ -261,7 +261,7 @@ class StatisticHook(SiteHook):
             return part
         site = self.sites[port]
         if site not in self.delivery.notes:
-            self.delivery.note([site], f"left out: {self.table.statistic} cannot be taken of {here(tensor)}")
+            self.delivery.note([site], f"left out: {self.table.statistic} cannot be taken of {Piece.in_words(tensor)}")
         return None
 
     def _on_axis(self, units: int) -> Table:

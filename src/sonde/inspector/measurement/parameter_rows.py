@@ -13,7 +13,7 @@ from sonde.engine import RowKeys, SiteHook, raise_if_foreign
 from sonde.inspector.measurement.row_index import RowIndex
 from sonde.rows import Layout, Scope
 from sonde.site import OTHER_CALLS, Port
-from sonde.stats import Norm, Table, local_like
+from sonde.stats import Norm, Piece, Table
 from sonde.warn import warn_user
 
 __all__ = ["ParameterRows"]
@@ -61,7 +61,7 @@ class ParameterRows:
     def _held_by(self, parameter: Any) -> Tensor | None:
         """What this rank holds of what is measured of *parameter*; None if that has no values, as where it is lazy."""
         tensor = None if is_lazy(parameter) else self._tensor_of(parameter)
-        return None if tensor is None or tensor.is_meta else local_like(tensor, parameter)
+        return None if tensor is None or tensor.is_meta else Piece.like(tensor, parameter)
 
     def _look(self, hooks: Sequence[SiteHook], found: Sequence[Tensor | None]) -> None:
         tensors = [tensor for tensor in found if tensor is not None]

@@ -18,7 +18,7 @@ from sonde.inspector.measurement.row_index import RowIndex
 from sonde.inspector.pipeline.scalars import Pushed
 from sonde.inspector.sinks.base import Scalar
 from sonde.rows import Scope
-from sonde.stats import HostCopy, Table, pack
+from sonde.stats import HostCopy, Table
 
 __all__ = ["Batch", "BatchBuilder", "Join", "PendingScalar", "RawRows"]
 
@@ -201,7 +201,7 @@ class BatchBuilder:
 
     def batch(self) -> Batch:
         """Begin the one copy per device, and empty the rows that are in it."""
-        copy = pack(self._tensors)
+        copy = HostCopy.of(self._tensors)
         for measurement in self._sources:
             measurement.table.reset()
         size = sum(tensor.nbytes for tensor in self._tensors)

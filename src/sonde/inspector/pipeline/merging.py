@@ -15,7 +15,7 @@ from sonde.inspector.pipeline.finishing import Arrays
 from sonde.inspector.ranks import Participation
 from sonde.inspector.sinks.base import Scalar
 from sonde.rows import Scope
-from sonde.stats import MergedRows, Merger, Offer, Rows, Total, pack
+from sonde.stats import HostCopy, MergedRows, Merger, Offer, Rows, Total
 
 __all__ = ["AT_THE_END", "WITHIN_STEP", "Merging"]
 
@@ -131,7 +131,7 @@ class Merging:
         last = [next(numbers).of(norm) for norm in joining]
         last += [norm.of(norm.total, "rank") for norm in norms if norm.join == "own"]
         if last:
-            yield Batch(pack([]), scalars=[each for each in last if each is not None]), ()
+            yield Batch(HostCopy.of([]), scalars=[each for each in last if each is not None]), ()
 
     def _merged(self, offer: Offer) -> tuple[Iterator[MergedRows], Iterator[_Number]]:
         """Return what has become of the rows and of the totals of *offer*."""

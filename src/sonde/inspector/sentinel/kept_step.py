@@ -28,7 +28,7 @@ from sonde.errors import StoreError
 from sonde.inspector.sentinel.bad_step import BadStep, Parameters
 from sonde.paths import absolute_path, is_inside
 from sonde.run import decode, encode, file_checksum, needs_pairs, parse_json, read_bytes, writable, write_json
-from sonde.stats import PLAIN, Piece, local, piece_of
+from sonde.stats import PLAIN, Piece, local
 
 __all__ = ["FORMAT", "KeptStep", "Pass", "count_text", "joined", "read_step", "step_of"]
 
@@ -162,7 +162,7 @@ def step_of(found: BadStep) -> KeptStep:
     }
     parts: dict[str, tuple[Tensor, Piece]] = {}
     for name, (key, here) in ready.items():
-        part, piece = (None, None) if type(here) in PLAIN or key in before.lost else (local(here), piece_of(here))
+        part, piece = (None, None) if type(here) in PLAIN or key in before.lost else (local(here), Piece.of(here))
         if part is not None and piece is not None:
             parts[name] = before.copies.get(key, part), piece
     if found.is_taken and found.parameters is None:

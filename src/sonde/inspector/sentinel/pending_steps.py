@@ -16,7 +16,7 @@ from torch import Tensor
 from sonde.engine import clone_each, copy_each
 from sonde.inspector.sentinel.bad_step import Parameters
 from sonde.inspector.sentinel.training_passes import KeptPass
-from sonde.stats import PLAIN, HostCopy, local, pack
+from sonde.stats import PLAIN, HostCopy, local
 
 __all__ = ["PendingStep", "PendingSteps"]
 
@@ -84,7 +84,7 @@ class PendingStep:
     def send(self) -> None:
         """Begin the copy to the host. Idempotent."""
         if self._copy is None:
-            self._copy = pack(self._numbers)
+            self._copy = HostCopy.of(self._numbers)
             self._numbers = []
 
     def has_arrived(self) -> bool:

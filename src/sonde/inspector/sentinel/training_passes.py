@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from sonde.engine import RandomState, accelerator, buffers_of, members, not_saved, on_result, remap, walk
 from sonde.graph import version_of
-from sonde.stats import HostCopy, pack
+from sonde.stats import HostCopy
 
 __all__ = ["MOST_PASSES", "BufferCopies", "KeptPass"]
 
@@ -177,7 +177,7 @@ class BufferCopies:
         pairs = [(place, held.get(name), self._copies.get(place)) for place, held, name in self._places]
         known = [(place, now, copy) for place, now, copy in pairs if now is not None and copy is not None]
         differ = [(now != copy).any().to(torch.float64) for _, now, copy in known]
-        self._compared.append(([place for place, *_ in known], pack(differ), last))
+        self._compared.append(([place for place, *_ in known], HostCopy.of(differ), last))
 
     def _learn_from_arrived(self) -> None:
         while self._compared and self._compared[0][1].has_arrived():

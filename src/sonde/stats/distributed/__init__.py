@@ -24,9 +24,7 @@ from types import ModuleType as _Module
 
 from sonde.stats.distributed.group import Group as Group
 from sonde.stats.distributed.group import in_words as in_words
-from sonde.stats.distributed.group import join as join
 from sonde.stats.distributed.merger import Merger as Merger
-from sonde.stats.distributed.rows import ALL as ALL
 from sonde.stats.distributed.rows import Key as Key
 from sonde.stats.distributed.rows import Merged as Merged
 from sonde.stats.distributed.rows import MergedRows as MergedRows

@@ -15,63 +15,12 @@ from sonde.warn import warn_user
 if TYPE_CHECKING:
     from sonde.stats.distributed.torch_c10d import Store
 
-__all__ = ["Group", "in_words", "join"]
 
 T = TypeVar("T")
 
 _NAP = 0.005  # seconds between two looks into the store, at first
 _LONGEST_NAP = 0.1
 _LONGEST = 120  # characters of a value in an error
-
-
-def join(name: str, *, members: Sequence[int] | None = None, seconds: float = 20.0, alone: bool = True) -> Group | None:
-    """Return the group of all ranks of this job, or of some, which call ``join`` with the same *name* at about the same time.
-
-    Args:
-        name: what the ranks meet for, in words for the error: ``"sonde.watch"``.
-        members: the ranks of the job that the group is of, ascending, this one among them; None: all.
-        seconds: how long to wait for the others.
-        alone: where not all ranks come: warn and return None, instead of raising an error.
-
-    Returns:
-        The group; None where it is of one process, or where not all ranks came.
-
-    Raises:
-        ArgumentError: ``WORLD_SIZE`` says that there are several processes, but there is no process group.
-        RankError: not all ranks came, and *alone* is false.
-    """
-    from torch import distributed
-
-    if not (distributed.is_available() and distributed.is_initialized()):
-        world = os.environ.get("WORLD_SIZE", "1")
-        if world.isdecimal() and int(world) > 1:
-            raise ArgumentError(
-                f"WORLD_SIZE is {world}, but torch.distributed has no process group: call "
-                f"torch.distributed.init_process_group() before {name}, or unset WORLD_SIZE if the processes do not train together"
-            )
-        return None
-    everyone = range(distributed.get_world_size())
-    members = tuple(everyone if members is None else members)
-    if len(members) == 1:
-        return None
-    from sonde.stats.distributed.torch_c10d import Store
-
-    of_some = hashlib.blake2b(repr(members).encode(), digest_size=8).hexdigest()  # a name of any number of ranks is short
-    store = Store.of_job(name if len(members) == len(everyone) else f"{name} {of_some}")
-    rank, size = members.index(distributed.get_rank()), len(members)
-    meeting, missing = _met(store, rank, size, seconds)
-    if not missing:
-        return Group(store.part(str(meeting)), rank, members, seconds)
-    who = (
-        f"{in_words([members[each] for each in missing])} of {size} did not call"
-        if 0 in missing
-        else f"only {in_words([members[each] for each in range(size) if each not in missing])} of {size} called"
-    )
-    problem = f"{who} {name} within {seconds:.4g} s"
-    if not alone:
-        raise RankError(f"{problem}: call it on all ranks")
-    warn_user(f"{problem}: what rank {members[rank]} records is of this rank alone")
-    return None
 
 
 def in_words(ranks: Sequence[int]) -> str:
@@ -138,6 +87,57 @@ class Group:
         seconds: how long to wait for an answer.
         store: where the ranks of this group leave notes for each other.
     """
+
+    @staticmethod
+    def join(name: str, *, members: Sequence[int] | None = None, seconds: float = 20.0, alone: bool = True) -> Group | None:
+        """Return the group of all ranks of this job, or of some, which call ``join`` with the same *name* at about the same time.
+
+        Args:
+            name: what the ranks meet for, in words for the error: ``"sonde.watch"``.
+            members: the ranks of the job that the group is of, ascending, this one among them; None: all.
+            seconds: how long to wait for the others.
+            alone: where not all ranks come: warn and return None, instead of raising an error.
+
+        Returns:
+            The group; None where it is of one process, or where not all ranks came.
+
+        Raises:
+            ArgumentError: ``WORLD_SIZE`` says that there are several processes, but there is no process group.
+            RankError: not all ranks came, and *alone* is false.
+        """
+        from torch import distributed
+
+        if not (distributed.is_available() and distributed.is_initialized()):
+            world = os.environ.get("WORLD_SIZE", "1")
+            if world.isdecimal() and int(world) > 1:
+                raise ArgumentError(
+                    f"WORLD_SIZE is {world}, but torch.distributed has no process group: call "
+                    f"torch.distributed.init_process_group() before {name}, or unset WORLD_SIZE if the processes do not train "
+                    "together"
+                )
+            return None
+        everyone = range(distributed.get_world_size())
+        members = tuple(everyone if members is None else members)
+        if len(members) == 1:
+            return None
+        from sonde.stats.distributed.torch_c10d import Store
+
+        of_some = hashlib.blake2b(repr(members).encode(), digest_size=8).hexdigest()  # a name of any number of ranks is short
+        store = Store.of_job(name if len(members) == len(everyone) else f"{name} {of_some}")
+        rank, size = members.index(distributed.get_rank()), len(members)
+        meeting, missing = _met(store, rank, size, seconds)
+        if not missing:
+            return Group(store.part(str(meeting)), rank, members, seconds)
+        who = (
+            f"{in_words([members[each] for each in missing])} of {size} did not call"
+            if 0 in missing
+            else f"only {in_words([members[each] for each in range(size) if each not in missing])} of {size} called"
+        )
+        problem = f"{who} {name} within {seconds:.4g} s"
+        if not alone:
+            raise RankError(f"{problem}: call it on all ranks")
+        warn_user(f"{problem}: what rank {members[rank]} records is of this rank alone")
+        return None
 
     def __init__(self, store: Store, rank: int, members: Sequence[int], seconds: float) -> None:
         self.store = store

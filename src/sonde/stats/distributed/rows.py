@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,14 +14,9 @@ from torch import Tensor
 from sonde.number import Number
 from sonde.stats.statistic import Column, Field, Statistic
 
-__all__ = ["ALL", "Array", "Key", "Merged", "MergedRows", "Offer", "Rows", "Total"]
-
 _REMEMBERED = 64  # lists of names of totals
 
 Array = npt.NDArray[np.float64]
-
-ALL = -1
-"""In place of the first rank of a group: the rows of all ranks join."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +33,9 @@ class Key:
         sort: what must be equal for the rows to mean the same, as the module's class or the parameter's whole shape. Where ranks
             differ in it, each keeps its row.
     """
+
+    ALL: ClassVar[int] = -1
+    """In place of the first rank of a group: the rows of all ranks join."""
 
     place: tuple[str | int, ...]
     group: int = ALL

@@ -8,8 +8,8 @@ measured by the reference. Compiled code tests this in one call where torch has 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -18,10 +18,8 @@ import torch  # before the compiled module, so that its threads are those of tor
 from torch import Tensor, nn
 
 from sonde.errors import ArgumentError
+from sonde.stats.kernels.fused import failures
 from sonde.stats.kernels.torch_private import count_dispatch_modes
-
-__all__ = ["EXPONENTS", "KINDS", "MOMENTS", "NORM", "Kernel", "Status", "activation"]
-__all__ += ["REVISION", "is_plain", "merge", "module", "status", "threads", "use"]
 
 KINDS: dict[torch.dtype, int] = {torch.float64: 0, torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
 """The precisions that the kernels read, with their numbers in the compiled code."""
@@ -51,6 +49,9 @@ class Status:
         threads: the number of threads for a large tensor, in this thread of this process.
         reason: why the reference is used, or why fewer threads than torch has; ``""`` if there is nothing to explain.
         exchange: whether compiled code tests tensors. Otherwise small tensors take longer; the numbers are the same.
+        precisions: the types of elements that the kernels read.
+        switch: the environment variable that chooses the instruction set, or the reference.
+        failures: for each type of accelerator on which nothing could be compiled, the first line of the error.
     """
 
     level: str
@@ -59,6 +60,9 @@ class Status:
     threads: int
     reason: str
     exchange: bool = False
+    precisions: tuple[torch.dtype, ...] = tuple(KINDS)
+    switch: str = SWITCH
+    failures: Mapping[str, str] = field(default_factory=failures)
 
 
 @dataclass
@@ -117,7 +121,7 @@ def module() -> ModuleType | None:
     return _state.module  # type: ignore[no-any-return]
 
 
-def status() -> Status:
+def kernel_status() -> Status:
     """Return what is in use at the moment, and why."""
     loaded = _state.loaded
     if loaded is None:
