@@ -11,6 +11,7 @@ from importlib import metadata
 import pytest
 import torch
 
+from sonde import stats
 from sonde.cli import doctor, main
 from sonde.stats import Moments
 from sonde.stats.kernels import fused, native
@@ -48,7 +49,7 @@ def test_it_names_versions_kernels_and_extras(capsys: pytest.CaptureFixture[str]
 
 def test_it_says_why_the_reference_is_used(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     status = replace(native.kernel_status(), level="", reason="SONDE_KERNEL=reference")
-    monkeypatch.setattr(native, "status", lambda: status)
+    monkeypatch.setattr(stats, "kernel_status", lambda: status)
     line = line_of("float32", printed(capsys, "--no-compile"))
     assert "plain torch: SONDE_KERNEL=reference" in line
 

@@ -15,7 +15,7 @@ from sonde.checkup.operator_log import OperatorLog
 from sonde.checkup.pass_facts import Change, Facts, changes, facts_of
 from sonde.checkup.timing import Difference, Times, Way, interleaved
 from sonde.diagnosis.preflight.subject import Subject
-from sonde.engine import PRIVATE_NAMES, Coverage, PrivateName, ProbeError, regions
+from sonde.engine import Coverage, ProbeError, private_parts, regions
 from sonde.errors import SelectionError, SondeError
 from sonde.inspector import Inspector, flat
 from sonde.lens import AnyLens, Lens, default_lenses
@@ -136,9 +136,10 @@ class Examination:
         return default_lenses(self.subject.model) if self.lenses is None else self.lenses
 
     @cached_property
-    def private_parts(self) -> tuple[int, list[PrivateName]]:
-        """How many private parts of torch sonde uses, and those that are missing."""
-        return len(PRIVATE_NAMES), [private for private in PRIVATE_NAMES if not private.is_present()]
+    def private_parts(self) -> tuple[int, dict[str, str]]:
+        """How many private parts of torch sonde uses; and those that are missing, with what happens without them."""
+        parts = private_parts()
+        return len(parts), {private.name: private.without for private, is_there in parts.items() if not is_there}
 
     # Whether anything changes
 

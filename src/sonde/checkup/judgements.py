@@ -204,7 +204,7 @@ def coverage(examined: Examination) -> Check:
 def torch(examined: Examination) -> Check:
     """Judge whether the private parts of torch are there that sonde uses."""
     count, missing = examined.private_parts
-    found = tuple(Finding("missing_part", f"{private.name} is missing: {private.without}", severity="warn") for private in missing)
+    found = tuple(Finding("missing_part", f"{name} is missing: {without}", severity="warn") for name, without in missing.items())
     return Check("torch", f"{count - len(missing)} of {count} private parts of torch are there", found)
 
 

@@ -124,10 +124,10 @@ def _versions() -> list[_Line]:
 def _private_names(*, everything: bool) -> list[_Line]:
     """Return which private parts of torch are missing, or with *everything* all of them; and how many there are."""
     try:
-        from sonde.engine import PRIVATE_NAMES
+        from sonde.engine import private_parts
     except TorchVersionError as error:
         return [(name, "missing", "models cannot be observed with this torch", "bad") for name in error.names]
-    present = {private: private.is_present() for private in PRIVATE_NAMES}
+    present = private_parts()
     count = sum(present.values())
     tone: Tone = "good" if count == len(present) else "bad"
     rows: list[_Line] = [("private parts of torch", f"{count} of {len(present)} there", "", tone)]

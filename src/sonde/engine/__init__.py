@@ -110,8 +110,7 @@ from sonde.engine.torch_api.modules import parameters_in as parameters_in
 from sonde.engine.torch_api.modules import parameters_of as parameters_of
 from sonde.engine.torch_api.modules import unwrap as unwrap
 from sonde.engine.torch_api.modules import without_parallel_wrappers as without_parallel_wrappers
-from sonde.engine.torch_api.private_names import PRIVATE_NAMES as PRIVATE_NAMES
-from sonde.engine.torch_api.private_names import PrivateName as PrivateName
+from sonde.engine.torch_api.private_names import private_parts as private_parts
 from sonde.engine.torch_api.pytree import flatten as flatten
 from sonde.engine.torch_api.tensors import clone_each as clone_each
 from sonde.engine.torch_api.tensors import copy_each as copy_each
@@ -132,7 +131,6 @@ from sonde.site import PORTS, Phase, Port, Site
 
 __all__ = [
     "PORTS",
-    "PRIVATE_NAMES",
     "Apart",
     "Attachment",
     "BatchNorm",
@@ -153,7 +151,6 @@ __all__ = [
     "Pace",
     "Phase",
     "Port",
-    "PrivateName",
     "Probe",
     "ProbeError",
     "RandomState",
@@ -236,6 +233,7 @@ __all__ = [
     "parameters",
     "parameters_in",
     "parameters_of",
+    "private_parts",
     "quiet",
     "raise_if_foreign",
     "ranks_of",

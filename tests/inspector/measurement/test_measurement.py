@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sonde.engine.probes.statistic_hooks import Place, StatisticHook
-from sonde.inspector import Lens, watch
+from sonde.inspector import watch
 from sonde.inspector.measurement.measurement import Measurement
+from sonde.lens import Lens
 from sonde.site import OTHER_CALLS
 from sonde.stats import Moments, Table
 from sonde.stats.host_copy import HostCopy

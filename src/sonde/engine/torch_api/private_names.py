@@ -19,8 +19,6 @@ from torch import nn
 import sonde
 from sonde.errors import TorchVersionError
 
-__all__ = ["PRIVATE_NAMES", "PrivateName", "missing", "require"]
-
 
 @dataclass(frozen=True, slots=True)
 class PrivateName:
@@ -211,9 +209,14 @@ PRIVATE_NAMES: tuple[PrivateName, ...] = tuple(
 """Every private name of torch that sonde uses."""
 
 
+def private_parts() -> dict[PrivateName, bool]:
+    """Return every private part of torch that sonde uses, with whether the installed torch has it."""
+    return {private: private.is_present() for private in PRIVATE_NAMES}
+
+
 def missing() -> list[PrivateName]:
     """Return the names that the installed torch lacks and that sonde cannot be imported without."""
-    return [private for private in PRIVATE_NAMES if private.is_needed and not private.is_present()]
+    return [private for private, is_there in private_parts().items() if private.is_needed and not is_there]
 
 
 def require(lacking: list[PrivateName]) -> None:
