@@ -11,8 +11,8 @@ from torch import Tensor
 
 from sonde.checkup.compiling import Backend, compiled_anew
 from sonde.checkup.pass_facts import Arguments, fresh, settled
-from sonde.diagnosis.preflight.subject import Copy, Subject
-from sonde.engine import walk
+from sonde.diagnosis.preflight.subject import Subject
+from sonde.engine import Trial, walk
 from sonde.inspector import Inspector, watch
 
 __all__ = ["NEVER", "Training", "mean_square", "watching"]
@@ -34,15 +34,15 @@ class Training:
         optimizer: None where no parameter may be changed.
     """
 
-    def __init__(self, copy: Copy, given: Any) -> None:
-        self.model = self.called = copy.model
-        self.trains = copy.model.training
-        self._copy = copy
-        trainable = [each for each in copy.model.parameters() if each.requires_grad]
+    def __init__(self, trial: Trial, given: Any) -> None:
+        self.model = self.called = trial.model
+        self.trains = trial.model.training
+        self._trial = trial
+        trainable = [each for each in trial.model.parameters() if each.requires_grad]
         self.optimizer: torch.optim.Optimizer | None = None
-        if self.trains and trainable and copy.is_free:
+        if self.trains and trainable and trial.is_free:
             make = given if given is not None else lambda parameters: torch.optim.SGD(parameters, lr=1e-3)
-            self.optimizer = copy.make_optimizer(make)
+            self.optimizer = trial.make_optimizer(make)
 
     def stand_still(self) -> None:
         """Set the learning rates to zero: any number of steps leaves the parameters as they are, and takes as long."""
@@ -54,15 +54,15 @@ class Training:
     @contextmanager
     def of(cls, subject: Subject, backend: Backend | None = None) -> Iterator[Training]:
         """Yield a training of a fresh copy of *subject*, from the random state of the user; compiled anew with *backend*."""
-        with torch.inference_mode(False), subject.apart() as copy:
-            training = cls(copy, subject.optimizer)
-            compiles = nullcontext(copy.model) if backend is None else compiled_anew(subject.model, copy.model, backend)
+        with subject.trial() as trial:
+            training = cls(trial, subject.optimizer)
+            compiles = nullcontext(trial.model) if backend is None else compiled_anew(subject.model, trial.model, backend)
             with compiles as training.called, nullcontext() if training.trains else torch.no_grad():
                 yield training
 
     def arguments(self) -> Arguments:
         """Return a copy of the batch."""
-        return fresh(self._copy.args, self._copy.kwargs)
+        return fresh(self._trial.args, self._trial.kwargs)
 
     def loss_of(self, output: Any) -> Tensor | None:
         """Return the loss to run backward from; None in evaluation, and where the loss needs no gradient.
@@ -74,7 +74,7 @@ class Training:
         """
         if not self.trains:
             return None
-        loss = self._copy.loss_of(output)
+        loss = self._trial.loss_of(output)
         if loss is None and any(tensor.requires_grad for _, tensor in walk(output)):
             loss = mean_square(output)
         return loss if loss is not None and loss.requires_grad else None
@@ -84,7 +84,7 @@ class Training:
         if not self.trains:
             return
         if self.optimizer is not None:
-            self._copy.step(self.optimizer)
+            self._trial.step(self.optimizer)
         elif inspector is not None:
             inspector.step()
 

@@ -51,7 +51,6 @@ from sonde.engine.probes.step_hooks import size_factor as size_factor
 from sonde.engine.random_state import RandomState as RandomState
 from sonde.engine.random_state import accelerator as accelerator
 from sonde.engine.random_state import is_capturing as is_capturing
-from sonde.engine.restore import Apart as Apart
 from sonde.engine.restore import gradients_put_aside as gradients_put_aside
 from sonde.engine.restore import set_apart as set_apart
 from sonde.engine.restore import versions as versions
@@ -103,13 +102,10 @@ from sonde.engine.torch_api.modules import BatchNorm as BatchNorm
 from sonde.engine.torch_api.modules import buffers_of as buffers_of
 from sonde.engine.torch_api.modules import children_of as children_of
 from sonde.engine.torch_api.modules import class_of as class_of
-from sonde.engine.torch_api.modules import compile_parts_like as compile_parts_like
-from sonde.engine.torch_api.modules import compiled_like as compiled_like
 from sonde.engine.torch_api.modules import is_called_compiled as is_called_compiled
 from sonde.engine.torch_api.modules import parameters_in as parameters_in
 from sonde.engine.torch_api.modules import parameters_of as parameters_of
 from sonde.engine.torch_api.modules import unwrap as unwrap
-from sonde.engine.torch_api.modules import without_parallel_wrappers as without_parallel_wrappers
 from sonde.engine.torch_api.private_names import private_parts as private_parts
 from sonde.engine.torch_api.pytree import flatten as flatten
 from sonde.engine.torch_api.tensors import clone_each as clone_each
@@ -121,6 +117,7 @@ from sonde.engine.torch_api.tensors import storage_of as storage_of
 from sonde.engine.torch_api.tensors import stored_values as stored_values
 from sonde.engine.torch_api.tensors import version_of as version_of
 from sonde.engine.torch_api.tensors import without_overrides as without_overrides
+from sonde.engine.trial import Trial as Trial
 from sonde.engine.unseen import Observer as Observer
 from sonde.engine.unseen import are_quiet as are_quiet
 from sonde.engine.unseen import blocks as blocks
@@ -131,7 +128,6 @@ from sonde.site import PORTS, Phase, Port, Site
 
 __all__ = [
     "PORTS",
-    "Apart",
     "Attachment",
     "BatchNorm",
     "Calls",
@@ -161,6 +157,7 @@ __all__ = [
     "StatisticHook",
     "StepHook",
     "Subscriber",
+    "Trial",
     "Turns",
     "Where",
     "Whereabouts",
@@ -182,8 +179,6 @@ __all__ = [
     "class_of",
     "clone_each",
     "compile_error",
-    "compile_parts_like",
-    "compiled_like",
     "condition_of",
     "copy_each",
     "count_flops",
@@ -264,6 +259,5 @@ __all__ = [
     "walk",
     "where",
     "without_overrides",
-    "without_parallel_wrappers",
     "written_names",
 ]

@@ -15,18 +15,14 @@ from sonde.diagnosis.compare.difference import as_numbers, distance, spacing
 from sonde.diagnosis.compare.rounding import RoundingMode, unseen_by_modes
 from sonde.diagnosis.compare.sides import Kept, Key, Side
 from sonde.engine import (
-    Apart,
     Event,
+    Trial,
     as_arguments,
     class_of,
-    compile_parts_like,
-    compiled_like,
     first_floating,
     observe,
     parameters,
-    set_apart,
     unwrap,
-    without_parallel_wrappers,
 )
 from sonde.errors import ArgumentError
 from sonde.keep import Copying
@@ -158,9 +154,8 @@ def _run(
     request: Request, take: _Keeper | _Comparer, side: Side, mode: RoundingMode | None = None, *, reseed: bool = False
 ) -> bool:
     """Run the model once apart; errors are noted in *side*. Return whether the forward has drawn random numbers."""
-    args, kwargs = as_arguments(request.batch)
-    with set_apart(request.model, args, kwargs) as apart, torch.inference_mode(False), ExitStack() as stack:
-        stack.enter_context(torch.enable_grad() if request.backward else nullcontext())
+    given = (*as_arguments(request.batch), request.loss_fn, request.optimizer)
+    with Trial.of(request.model, *given) as trial, ExitStack() as stack:
         if reseed:
             torch.manual_seed(torch.initial_seed() + 1)
 
@@ -173,49 +168,37 @@ def _run(
             except Exception as error:  # not one of the model
                 failures.append(error)
 
-        model = apart.model
-        compiled = _compiled(apart, request.model) if mode is None and not reseed else None
-        if compiled is not None:  # the run that is kept is that of compiled code; rounding is measured in plain Python
+        model, compiled = trial.compile() if mode is None and not reseed else (trial.model, "")
+        if compiled:  # the run that is kept is that of compiled code; rounding is measured in plain Python
             stack.enter_context(torch.compiler.set_stance("default"))
-            model, what = compiled
-            side.notes.append(what)
+            side.notes.append(compiled)
         before = torch.get_rng_state()
         stack.enter_context(observe(model, deliver, ports=("input", "output", "grad_output"), strict=True))
         if mode is not None:
             stack.enter_context(mode)
-        loss = _forward(request, model, apart, side)
+        loss = _forward(request, model, trial, side)
         drew = not torch.equal(before, torch.get_rng_state())
         if loss is not None:
-            _backward(request, apart, side, loss)
+            _backward(side, loss)
         with nullcontext() if mode is None else unseen_by_modes():
-            for kept in _gradients(apart) if loss is not None else ():
+            for kept in _gradients(trial) if loss is not None else ():
                 take.parameter(kept)
         if loss is not None and side.error is None and request.optimizer is not None:
-            for kept in _updates(request, apart, side, mode):
+            for kept in _updates(request, trial, side, mode):
                 take.parameter(kept)
     if failures:
         raise failures[0]
     return drew
 
 
-def _compiled(apart: Apart, original: nn.Module) -> tuple[nn.Module, str] | None:
-    """Return the copy with the parts compiled that are compiled in *original*, and a note; None if nothing is."""
-    own = without_parallel_wrappers(original)
-    whole = compiled_like(apart.model, own)
-    if whole is not None:
-        return whole, "ran compiled"
-    count = compile_parts_like(own, {id(apart.original(module)): module for module in apart.model.modules()})
-    return (apart.model, f"ran with {count} compiled part{'' if count == 1 else 's'}") if count else None
-
-
-def _forward(request: Request, model: nn.Module, apart: Apart, side: Side) -> Tensor | None:
+def _forward(request: Request, model: nn.Module, trial: Trial, side: Side) -> Tensor | None:
     side.stage = "forward"
     try:
-        output = model(*apart.args, **apart.kwargs)
+        output = model(*trial.args, **trial.kwargs)
         if not request.backward:
             return None
         side.stage = "loss"
-        loss = _default_loss(output) if request.loss_fn is None else request.loss_fn(output)
+        loss = _default_loss(output) if trial.loss_fn is None else trial.loss_fn(output)
     except Exception as error:
         side.error = error
         return None
@@ -245,7 +228,7 @@ def _default_loss(output: Any) -> Tensor | None:
     return (first.abs() if first.is_complex() else first.float() if first.element_size() < 4 else first).square().mean()
 
 
-def _backward(request: Request, apart: Apart, side: Side, loss: Tensor) -> None:
+def _backward(side: Side, loss: Tensor) -> None:
     side.stage = "backward"
     try:
         torch.autograd.backward(loss)
@@ -253,56 +236,36 @@ def _backward(request: Request, apart: Apart, side: Side, loss: Tensor) -> None:
         side.error = error
 
 
-def _gradients(apart: Apart) -> Iterator[Kept]:
-    for name, parameter, owner in parameters(apart.model):
+def _gradients(trial: Trial) -> Iterator[Kept]:
+    for name, parameter, owner in parameters(trial.model):
         gradient = parameter.grad
         leaves = {} if gradient is None else {"": gradient.detach()}
         yield Kept(Site(name, "grad"), -1, class_of(owner.module).__name__, leaves)
 
 
-def _updates(request: Request, apart: Apart, side: Side, mode: RoundingMode | None) -> Iterator[Kept]:
+def _updates(request: Request, trial: Trial, side: Side, mode: RoundingMode | None) -> Iterator[Kept]:
     side.stage = "optimizer step"
-    if not apart.undoes_writes:
+    if not trial.is_free:
         side.notes.append("no optimizer step: the parameters are too large to be copied, or cannot be")
         return
     with nullcontext() if mode is None else unseen_by_modes():
-        before = {name: parameter.detach().clone() for name, parameter, _ in parameters(apart.model)}
-        optimizer = optimizer_of_copy(request.optimizer, apart)
+        before = {name: parameter.detach().clone() for name, parameter, _ in parameters(trial.model)}
+        optimizer = trial.make_optimizer(request.optimizer)
+        if trial.optimizer is not None:
+            _check_optimizer(optimizer, trial)
     try:
         optimizer.step()
     except Exception as error:
         side.error = error
         return
     with nullcontext() if mode is None else unseen_by_modes():
-        for name, parameter, owner in parameters(apart.model):
+        for name, parameter, owner in parameters(trial.model):
             moved = parameter.detach().to(torch.float64 if not parameter.is_complex() else torch.complex128) - before[name]
             yield Kept(Site(name, "update"), -1, class_of(owner.module).__name__, {"": moved, "before": before[name]})
 
 
-def optimizer_of_copy(optimizer: Any, apart: Apart) -> Any:
-    """Return an optimizer of the copy: of the same class, groups and state as *optimizer*, or made by it from parameters.
-
-    Raises:
-        ArgumentError: *optimizer* is neither an optimizer of the model nor a function that returns one.
-    """
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        made = optimizer(apart.model.parameters()) if callable(optimizer) else None
-        if not hasattr(made, "step"):
-            raise ArgumentError(
-                f"optimizer={optimizer!r} cannot be used: give an optimizer of the model, or a function that makes one, as "
-                "lambda parameters: torch.optim.AdamW(parameters, lr=1e-3)"
-            )
-        return made
-    copies = {id(apart.original(copy)): copy for copy in apart.model.parameters()}
-    groups = []
-    for group in optimizer.param_groups:
-        held = [copies[id(parameter)] for parameter in group["params"] if id(parameter) in copies]
-        if held:
-            groups.append({**group, "params": held})
-    if not groups:
+def _check_optimizer(optimizer: Any, trial: Trial) -> None:
+    """Raise if *optimizer* holds no parameter of the model."""
+    own = {id(parameter) for parameter in trial.model.parameters()}
+    if not any(id(held) in own for group in getattr(optimizer, "param_groups", ()) for held in group["params"]):
         raise ArgumentError("the optimizer holds no parameter of the model: give one that was made from its parameters")
-    kind: Any = type(optimizer)
-    made = kind(groups)
-    if len(made.param_groups) == len(optimizer.param_groups):
-        made.load_state_dict(optimizer.state_dict())
-    return made

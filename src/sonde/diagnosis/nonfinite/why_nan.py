@@ -18,18 +18,15 @@ from sonde.diagnosis.nonfinite.source_lines import is_of_users, until_here
 from sonde.diagnosis.nonfinite.tensor_facts import largest
 from sonde.engine import (
     ModuleTracker,
+    Trial,
     as_arguments,
     buffers_of,
-    check_loss,
     check_loss_fn,
     check_model,
     class_of,
-    gradients_put_aside,
     members,
-    own_loss,
     parameters,
     regions,
-    set_apart,
     unwrap,
     walk,
 )
@@ -91,22 +88,20 @@ def why_nan(
     if torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
         rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
         notes.append(f"this is rank {rank} of {size}: the answer is about its batch")
-    args, kwargs = as_arguments(batch)
     scale = 1.0 if scaler is None or not scaler.is_enabled() else float(scaler.get_scale())
-    with set_apart(model, (args, kwargs, loss_fn, optimizer)) as apart, gradients_put_aside(list(model.parameters())):
-        args, kwargs, loss_fn, optimizer = apart.args
-        if optimizer is not None and not apart.undoes_writes:
+    with Trial.of(model, *as_arguments(batch), loss_fn, optimizer) as trial, progress("why_nan") as show:
+        if optimizer is not None and not trial.is_free:
             notes.append("the optimizer took no step, since the parameters are not copies")
-            optimizer = None
-        trained = [*apart.model.parameters(), *(tensor for _, tensor in walk((args, kwargs)) if tensor.is_leaf)]
-        for tensor in trained:
-            tensor.grad = None
-        run = _Run(apart.model, args, kwargs, loss_fn, optimizer, scale, notes)
-        with progress("why_nan") as show:
-            given = args, kwargs
-            found = observe_step(
-                apart.model, run.step, outcomes=run.outcomes, notes=notes, batch=given, loss_scale=scale, progress=show
-            )
+        outcomes: Outcomes = []
+        found = observe_step(
+            trial.model,
+            lambda: _step(trial, scale, outcomes, notes),
+            outcomes=outcomes,
+            notes=notes,
+            batch=(trial.args, trial.kwargs),
+            loss_scale=scale,
+            progress=show,
+        )
         if is_compiled and found.origin is None:
             found.notes.append(
                 'if the compiled model gives NaN on this batch, its compiler does: try torch.compile(model, backend="aot_eager"), '
@@ -115,36 +110,24 @@ def why_nan(
         return found
 
 
-class _Run:
-    """One step on a model: forward, loss, backward, and the step of an optimizer."""
-
-    def __init__(
-        self, model: nn.Module, args: Any, kwargs: Any, loss_fn: Any, optimizer: Any, scale: float, notes: list[str]
-    ) -> None:
-        self.outcomes: Outcomes = []
-        self._model, self._args, self._kwargs = model, args, kwargs
-        self._loss_fn, self._optimizer, self._scale, self._notes = loss_fn, optimizer, scale, notes
-
-    def step(self) -> None:
-        """Run it; what it makes is put into ``outcomes``."""
-        if self._loss_fn is not None and not torch.is_grad_enabled():
-            torch.set_grad_enabled(True)
-        output = self._model(*self._args, **self._kwargs)
-        self.outcomes += [("the output", tensor) for _, tensor in walk(output)]
-        loss = own_loss(output) if self._loss_fn is None else check_loss(self._loss_fn(output))
-        if loss is None:
-            self._notes.append("no loss_fn was given, and the output has no loss: only the forward ran")
-            return
-        self.outcomes.append(("the loss", loss))
-        if not loss.requires_grad:
-            self._notes.append("the loss does not require a gradient: there was no backward pass")
-            return
-        torch.autograd.backward(loss if self._scale == 1.0 else loss * self._scale)
-        if self._optimizer is not None:
-            for parameter in self._model.parameters():
-                if self._scale != 1.0 and parameter.grad is not None:
-                    parameter.grad.div_(self._scale)
-            self._optimizer.step()
+def _step(trial: Trial, scale: float, outcomes: Outcomes, notes: list[str]) -> None:
+    """Run forward, loss, backward, and the step of an optimizer; put what they make into *outcomes*."""
+    output = trial.output()
+    outcomes += [("the output", tensor) for _, tensor in walk(output)]
+    loss = trial.loss_of(output)
+    if loss is None:
+        notes.append("no loss_fn was given, and the output has no loss: only the forward ran")
+        return
+    outcomes.append(("the loss", loss))
+    if not loss.requires_grad:
+        notes.append("the loss does not require a gradient: there was no backward pass")
+        return
+    torch.autograd.backward(loss if scale == 1.0 else loss * scale)
+    if trial.optimizer is not None and trial.is_free:
+        for parameter in trial.model.parameters():
+            if scale != 1.0 and parameter.grad is not None:
+                parameter.grad.div_(scale)
+        trial.optimizer.step()
 
 
 def observe_step(

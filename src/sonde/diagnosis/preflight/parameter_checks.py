@@ -13,8 +13,8 @@ from torch import nn
 
 from sonde import rules
 from sonde.answer import Check
-from sonde.diagnosis.preflight.subject import Copy, Subject, UnjudgedError, norm_of
-from sonde.engine import parameters
+from sonde.diagnosis.preflight.subject import Subject, UnjudgedError, norm_of
+from sonde.engine import Trial, parameters
 from sonde.rules import Finding, short
 
 _MOST = 24  # parameters that are changed one by one
@@ -56,11 +56,11 @@ def _cut_off(subject: Subject, names: list[str], loss: float) -> dict[str, Findi
     if not names or not math.isfinite(loss):
         return {}
 
-    def change_of(wanted: set[str]) -> Callable[[Copy], None]:
-        def change(copy: Copy) -> None:
-            if not copy.is_free:
+    def change_of(wanted: set[str]) -> Callable[[Trial], None]:
+        def change(trial: Trial) -> None:
+            if not trial.is_free:
                 raise UnjudgedError("needs a copy of the parameters, which are too large, or cannot be copied")
-            for name, parameter, _ in parameters(copy.model):
+            for name, parameter, _ in parameters(trial.model):
                 if name in wanted:
                     parameter.mul_(-1.5).add_(0.1)
 
@@ -127,18 +127,18 @@ def first_update(subject: Subject) -> Check:
         raise UnjudgedError("needs optimizer=")
     if not math.isfinite(subject.loss):
         raise UnjudgedError("the loss is not finite")
-    with subject.apart() as copy:
-        if not copy.is_free:
+    with subject.trial() as trial:
+        if not trial.is_free:
             raise UnjudgedError("needs a copy of the parameters, which are too large, or cannot be copied")
-        stepper = copy.make_optimizer(subject.optimizer)
-        loss = copy.loss()
+        stepper = trial.make_optimizer(subject.optimizer)
+        loss = trial.loss()
         if loss is None or not loss.requires_grad:
             raise UnjudgedError("the loss requires no gradient")
         stepper.zero_grad()
         torch.autograd.backward(loss)
         weights = {
             name: parameter
-            for name, parameter, owner in parameters(copy.model)
+            for name, parameter, owner in parameters(trial.model)
             if parameter.dim() > 1
             and parameter.is_floating_point()
             and parameter.grad is not None
@@ -146,7 +146,7 @@ def first_update(subject: Subject) -> Check:
             and norm_of(parameter.grad) > 0
         }
         before = {name: parameter.detach().clone() for name, parameter in weights.items()}
-        copy.step(stepper)
+        trial.step(stepper)
         ratios = {name: _ratio(before[name], parameter.detach()) for name, parameter in weights.items()}
         eps = max((torch.finfo(parameter.dtype).eps for parameter in weights.values()), default=0.0)
     if not ratios:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from sonde import rules
 from sonde.answer import Check
-from sonde.diagnosis.preflight.subject import Copy, Subject, UnjudgedError, distance_of, rounding_of
-from sonde.engine import BatchNorm, as_arguments, members, remap, unwrap, walk
+from sonde.diagnosis.preflight.subject import Subject, UnjudgedError, distance_of, rounding_of
+from sonde.engine import BatchNorm, Trial, as_arguments, members, remap, unwrap, walk
 from sonde.graph import named_inputs
 
 _NO_INPUT = re.compile(r"label|target|mask|position|length|(^|_)y($|_)|return_|cache", re.IGNORECASE)
@@ -54,22 +54,22 @@ def inputs_of(subject: Subject) -> dict[str, Tensor]:
     }
 
 
-def zero_inputs(subject: Subject, names: set[str]) -> Callable[[Copy], None]:
-    """Return a function that puts zeros in the place of the inputs of these *names* in a copy.
+def zero_inputs(subject: Subject, names: set[str]) -> Callable[[Trial], None]:
+    """Return a function that puts zeros in the place of the inputs of these *names* in a trial.
 
     The tensors themselves stay: one may be the target as well, as the tokens of a language model are.
     """
 
-    def change(copy: Copy) -> None:
-        found = named_inputs(unwrap(subject.model), copy.args, copy.kwargs)
+    def change(trial: Trial) -> None:
+        found = named_inputs(unwrap(subject.model), trial.args, trial.kwargs)
         zeroed = {id(tensor) for name, _, tensor in found if name in names}
-        kept = {key: value for key, value in copy.kwargs.items() if _NO_INPUT.search(key)}
+        kept = {key: value for key, value in trial.kwargs.items() if _NO_INPUT.search(key)}
 
         def zero(tensor: Tensor) -> Tensor:
             return torch.zeros_like(tensor).requires_grad_(tensor.requires_grad) if id(tensor) in zeroed else tensor
 
-        copy.args = remap(copy.args, zero)
-        copy.kwargs = remap(copy.kwargs, zero) | kept
+        trial.args = remap(trial.args, zero)
+        trial.kwargs = remap(trial.kwargs, zero) | kept
 
     return change
 
@@ -108,8 +108,8 @@ def samples_apart(subject: Subject) -> Check:
     if samples < 2 or not judged:
         raise UnjudgedError("needs a batch of two samples or more, along the first axis of inputs and outputs")
 
-    def exchange(copy: Copy) -> None:
-        for _, tensor in walk((copy.args, copy.kwargs)):
+    def exchange(trial: Trial) -> None:
+        for _, tensor in walk((trial.args, trial.kwargs)):
             if tensor.dim() and tensor.shape[0] == samples:
                 tensor.detach()[-1] = tensor.detach()[0]
 

@@ -17,94 +17,21 @@ from torch import Tensor, nn
 from sonde.diagnosis.preflight.loss_calls import LossCall, LossCalls
 from sonde.engine import (
     Event,
+    Trial,
     as_arguments,
     axes_of,
-    check_loss,
     class_of,
-    gradients_put_aside,
     is_floating,
     observe,
-    own_loss,
     parameters,
-    set_apart,
     walk,
 )
 from sonde.errors import ArgumentError, ObservationWarning
 from sonde.keep import Layer, Tally, annotate, first_measurable
 
-__all__ = ["Copy", "FirstStep", "Subject", "UnjudgedError"]
-
 
 class UnjudgedError(Exception):
     """A check cannot be made; the message says why."""
-
-
-@dataclass
-class Copy:
-    """Copies of everything, to be run once.
-
-    Attributes:
-        model, args, kwargs, loss_fn, optimizer: the copies.
-        is_free: the parameters are copies, so that they may be written into.
-    """
-
-    model: nn.Module
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    loss_fn: Callable[[Any], Any] | None
-    optimizer: Any
-    is_free: bool
-
-    def output(self) -> Any:
-        """Run the model."""
-        return self.model(*self.args, **self.kwargs)
-
-    def loss(self, calls: LossCalls | None = None) -> Tensor | None:
-        """Run the model and the loss function; None without a loss.
-
-        Raises:
-            ArgumentError: the loss is no scalar.
-        """
-        return self.loss_of(self.output(), calls)
-
-    def loss_of(self, output: Any, calls: LossCalls | None = None) -> Tensor | None:
-        """Return the loss of *output*; None without a loss.
-
-        Raises:
-            ArgumentError: the loss is no scalar.
-        """
-        if self.loss_fn is None:
-            return own_loss(output)
-        if calls is not None:
-            calls.in_loss = True
-        return check_loss(self.loss_fn(output))
-
-    def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Take a step; an optimizer that evaluates the loss itself, as LBFGS does, is given a function for that."""
-        if not isinstance(optimizer, torch.optim.LBFGS):
-            optimizer.step()
-            return
-
-        def evaluate() -> float:
-            optimizer.zero_grad()
-            loss = self.loss()
-            assert loss is not None
-            torch.autograd.backward(loss)
-            return float(loss.detach())
-
-        optimizer.step(evaluate)
-
-    def make_optimizer(self, given: Any) -> torch.optim.Optimizer:
-        """Return the optimizer of the copy: the copied one, or what the function *given* returns for its parameters."""
-        if isinstance(self.optimizer, torch.optim.Optimizer):
-            return self.optimizer
-        made = given(list(self.model.parameters()))
-        if not isinstance(made, torch.optim.Optimizer):
-            raise ArgumentError(
-                f"optimizer={given!r} returned a {type(made).__name__}: give an optimizer, or a function from a list of parameters "
-                "to one, as lambda parameters: torch.optim.AdamW(parameters, lr=3e-4)"
-            )
-        return made
 
 
 @dataclass
@@ -152,7 +79,7 @@ class Subject:
         self.model, self.batch, self.loss_fn, self.optimizer, self.steps = model, batch, loss_fn, optimizer, steps
         self.notes: list[str] = []
         self.curve: list[float] = []
-        self.learnt: tuple[list[float], Callable[[Copy], torch.optim.Optimizer]] | None = None
+        self.learnt: tuple[list[float], Callable[[Trial], torch.optim.Optimizer]] | None = None
         self._deadline = time.monotonic() + seconds
 
     @property
@@ -166,23 +93,15 @@ class Subject:
         return class_of(self.model).__name__
 
     @contextlib.contextmanager
-    def apart(self) -> Iterator[Copy]:
-        """Yield a fresh copy. Inside, gradients are enabled and warnings are not shown."""
-        args, kwargs = as_arguments(self.batch)
-        given = self.optimizer if isinstance(self.optimizer, torch.optim.Optimizer) else None
-        with contextlib.ExitStack() as stack:
-            seen = stack.enter_context(warnings.catch_warnings(record=True))
+    def trial(self) -> Iterator[Trial]:
+        """Yield a fresh trial. Inside, warnings are not shown; what could not be copied becomes a note."""
+        with warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("always")
-            stack.callback(self._note, seen)
-            apart = stack.enter_context(set_apart(self.model, (args, kwargs, self.loss_fn, given)))
-            leaves = [*self.model.parameters(), *(tensor for _, tensor in walk(self.batch) if tensor.is_leaf)]
-            stack.enter_context(gradients_put_aside(leaves))
-            stack.enter_context(torch.inference_mode(False))
-            stack.enter_context(torch.enable_grad())
-            args, kwargs, loss_fn, optimizer = apart.args
-            for parameter in apart.model.parameters():
-                parameter.grad = None
-            yield Copy(apart.model, args, kwargs, loss_fn, optimizer, apart.undoes_writes)
+            try:
+                with Trial.of(self.model, *as_arguments(self.batch), self.loss_fn, self.optimizer) as trial:
+                    yield trial
+            finally:
+                self._note(seen)
 
     def _note(self, seen: list[warnings.WarningMessage]) -> None:
         for each in seen:
@@ -234,11 +153,13 @@ class Subject:
                 found.limits[event.name] = largest, floating.dtype
 
         calls = LossCalls()
-        with self.apart() as copy:
+        with self.trial() as trial:
             try:
-                with observe(copy.model, note, ports=("output", "grad_output")):
+                with observe(trial.model, note, ports=("output", "grad_output")):
                     with calls:
-                        loss = copy.loss(calls)
+                        output = trial.output()
+                        calls.in_loss = trial.loss_fn is not None
+                        loss = trial.loss_of(output)
                     if loss is not None:
                         found.loss = float(loss.detach())
                         if loss.requires_grad:
@@ -248,7 +169,7 @@ class Subject:
             except Exception as error:
                 found.error = error
             if loss_is_sent(found):
-                for name, parameter, _ in parameters(copy.model):
+                for name, parameter, _ in parameters(trial.model):
                     if parameter.requires_grad:
                         gradient = parameter.grad
                         found.gradients[name] = None if gradient is None else norm_of(gradient)
@@ -258,18 +179,18 @@ class Subject:
         annotate([layer for layer in found.layers if layer.calls])
         return found
 
-    def outputs(self, change: Callable[[Copy], None] | None = None) -> list[Tensor]:
+    def outputs(self, change: Callable[[Trial], None] | None = None) -> list[Tensor]:
         """Return the floating-point tensors of the output of a fresh copy, after *change*."""
-        with self.apart() as copy, torch.no_grad():
+        with self.trial() as trial, torch.no_grad():
             if change is not None:
-                change(copy)
-            return [tensor.detach().clone() for _, tensor in walk(copy.output()) if is_floating(tensor)]
+                change(trial)
+            return [tensor.detach().clone() for _, tensor in walk(trial.output()) if is_floating(tensor)]
 
-    def loss_after(self, change: Callable[[Copy], None]) -> float:
+    def loss_after(self, change: Callable[[Trial], None]) -> float:
         """Return the loss of a fresh copy, after *change*."""
-        with self.apart() as copy, torch.no_grad():
-            change(copy)
-            loss = copy.loss()
+        with self.trial() as trial, torch.no_grad():
+            change(trial)
+            loss = trial.loss()
             return math.nan if loss is None else float(loss)
 
 

@@ -13,7 +13,8 @@ import torch
 from sonde import rules
 from sonde.answer import Check
 from sonde.diagnosis.preflight.sample_checks import inputs_of, zero_inputs
-from sonde.diagnosis.preflight.subject import Copy, Subject, UnjudgedError
+from sonde.diagnosis.preflight.subject import Subject, UnjudgedError
+from sonde.engine import Trial
 from sonde.rules import Finding, percent, short
 
 _HALF, _WELL = 0.5, 0.9  # falls of a cross-entropy: expected of a batch that is learnt, and of one that is learnt well
@@ -24,24 +25,24 @@ _NOISE = 0.02  # rise of the loss, as a share of it, that dropout and small batc
 _FEWEST = 20  # steps after which a training is judged
 _RATES = (1e-3, 1e-2)  # of Adam
 
-Make = Callable[[Copy], torch.optim.Optimizer]
+Make = Callable[[Trial], torch.optim.Optimizer]
 
 
-def train(subject: Subject, make: Make, steps: int, change: Callable[[Copy], None] | None = None) -> list[float]:
+def train(subject: Subject, make: Make, steps: int, change: Callable[[Trial], None] | None = None) -> list[float]:
     """Return the loss of each step of a training on the one batch, on a copy, as long as there is time.
 
     Raises:
         UnjudgedError: the parameters are no copies, or the loss requires no gradient.
     """
     curve: list[float] = []
-    with subject.apart() as copy:
-        if not copy.is_free:
+    with subject.trial() as trial:
+        if not trial.is_free:
             raise UnjudgedError("needs a copy of the parameters, which are too large, or cannot be copied")
         if change is not None:
-            change(copy)
-        optimizer = make(copy)
+            change(trial)
+        optimizer = make(trial)
         while len(curve) < steps and (subject.time_left > 0 or not curve):
-            loss = copy.loss()
+            loss = trial.loss()
             if loss is None or not loss.requires_grad:
                 raise UnjudgedError("the loss requires no gradient")
             curve.append(float(loss.detach()))
@@ -49,18 +50,18 @@ def train(subject: Subject, make: Make, steps: int, change: Callable[[Copy], Non
                 break
             optimizer.zero_grad()
             torch.autograd.backward(loss)
-            copy.step(optimizer)
+            trial.step(optimizer)
     return curve
 
 
 def _of_user(subject: Subject) -> Make:
-    return lambda copy: copy.make_optimizer(subject.optimizer)
+    return lambda trial: trial.make_optimizer(subject.optimizer)
 
 
 def _adam(rate: float) -> Make:
-    def make(copy: Copy) -> torch.optim.Optimizer:
-        trained = [each for each in copy.model.parameters() if each.requires_grad]
-        if any(getattr(module, "sparse", False) for module in copy.model.modules()):  # gradients that Adam does not take
+    def make(trial: Trial) -> torch.optim.Optimizer:
+        trained = [each for each in trial.model.parameters() if each.requires_grad]
+        if any(getattr(module, "sparse", False) for module in trial.model.modules()):  # gradients that Adam does not take
             return torch.optim.Adagrad(trained, lr=10 * rate)
         return torch.optim.Adam(trained, lr=rate)
 
@@ -146,9 +147,9 @@ def learning_rate(subject: Subject) -> Check:
     falls: dict[float, float] = {}
     for factor in _FACTORS:
 
-        def make(copy: Copy, factor: float = factor) -> torch.optim.Optimizer:
+        def make(trial: Trial, factor: float = factor) -> torch.optim.Optimizer:
             nonlocal rate
-            made = copy.make_optimizer(subject.optimizer)
+            made = trial.make_optimizer(subject.optimizer)
             rate = float(made.param_groups[0]["lr"])
             for group in made.param_groups:
                 scaled: Any = group["lr"] * factor

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from sonde.diagnosis.nonfinite.non_finite import NonFinite
 from sonde.diagnosis.nonfinite.tensor_facts import dtype_name, facts_of, shape_text
 from sonde.diagnosis.nonfinite.why_nan import Outcomes, observe_step
-from sonde.engine import check_model, gradients_put_aside, parameters, remap, returned_loss, set_apart, walk
+from sonde.engine import Trial, check_model, parameters, remap, returned_loss, walk
 from sonde.errors import ArgumentError
 from sonde.inspector.sentinel.bad_step import BadStep
 from sonde.inspector.sentinel.gradients import is_finite
@@ -182,55 +182,48 @@ def _reports(step: KeptStep, model: nn.Module, loss_fn: Callable[[Any], Any] | N
 
 def _report(step: KeptStep, each: Pass, model: nn.Module, loss_fn: Any, *, whole: bool) -> NonFinite:
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    with set_apart(model, (each.args, each.kwargs, loss_fn)) as apart, gradients_put_aside(list(apart.model.parameters())):
-        args, kwargs, loss_fn = apart.args
-        if whole and not apart.undoes_writes:
+    with Trial.of(model, each.args, each.kwargs, loss_fn) as trial, contextlib.ExitStack() as stack:
+        if whole and not trial.is_free:
             raise ArgumentError("the model is too large to be copied: give a new one, and load the step with KeptStep.load_into")
-        missing = step.load_into(apart.model, with_parameters=whole)
+        missing = step.load_into(trial.model, with_parameters=whole)
         if whole:
-            args, kwargs = remap((args, kwargs), lambda tensor: tensor.to(device))
+            trial.args, trial.kwargs = remap((trial.args, trial.kwargs), lambda tensor: tensor.to(device))
         notes = [*step.notes, *([f"the model has no buffer {missing[0]!r} ({len(missing):,} in all)"] if missing else [])]
-        run = _Run(apart.model, args, kwargs, each, loss_fn, notes)
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(torch.enable_grad())
-            for kind, dtype in each.autocast.items():
-                stack.enter_context(torch.autocast(kind, dtype=dtype))
-            each.random.restore()  # set_apart puts the present state back
-            return observe_step(apart.model, run.step, outcomes=run.outcomes, notes=notes, batch=(args, kwargs))
+        outcomes: Outcomes = []
+        for kind, dtype in each.autocast.items():
+            stack.enter_context(torch.autocast(kind, dtype=dtype))
+        each.random.restore()  # the trial puts the present state back
+        batch = trial.args, trial.kwargs
+        return observe_step(trial.model, lambda: _pass(trial, each, outcomes, notes), outcomes=outcomes, notes=notes, batch=batch)
 
 
-class _Run:
-    """One pass on a model: forward, and backward from a loss or from the gradients that had arrived at the outputs."""
+def _pass(trial: Trial, kept: Pass, outcomes: Outcomes, notes: list[str]) -> None:
+    """Run one pass: forward, and backward from a loss or from the gradients that had arrived at the outputs.
 
-    def __init__(self, model: nn.Module, args: Any, kwargs: Any, kept: Pass, loss_fn: Any, notes: list[str]) -> None:
-        self.outcomes: Outcomes = []
-        self._model, self._args, self._kwargs = model, args, kwargs
-        self._kept, self._loss_fn, self._notes = kept, loss_fn, notes
-
-    def step(self) -> None:
-        """Run it; what it makes is put into ``outcomes``."""
-        output = self._model(*self._args, **self._kwargs)
-        tensors = [tensor for _, tensor in walk(output)]
-        own = returned_loss(output)
-        self.outcomes += [("the loss" if tensor is own else "the output", tensor) for tensor in tensors]
-        if self._loss_fn is not None:
-            loss = self._loss_fn(output)
-            self.outcomes.append(("the loss", loss))
-            with torch.autocast(loss.device.type, enabled=False):
-                torch.autograd.backward(loss)
-            return
-        gradients = {place: gradient for place, gradient in self._kept.gradients.items() if place < len(tensors)}
-        if not gradients:
-            gradients = {place: torch.ones_like(tensor) for place, tensor in enumerate(tensors) if tensor.requires_grad}
-            self._notes.append("the gradient at the model's output was not kept: ones went backward in its place")
-        ready = {place: gradient.to(tensors[place].device) for place, gradient in gradients.items() if tensors[place].requires_grad}
-        if not ready or any(not is_finite(gradient) for gradient in ready.values()):
-            return  # the bad values come from the loss, or from the forward: the backward has no news
-        roots: list[Tensor] = [tensors[place] for place in ready]
-        with contextlib.ExitStack() as stack:
-            for kind in self._kept.autocast:
-                stack.enter_context(torch.autocast(kind, enabled=False))
-            torch.autograd.backward(roots, list(ready.values()))
+    What it makes is put into *outcomes*.
+    """
+    output = trial.output()
+    tensors = [tensor for _, tensor in walk(output)]
+    own = returned_loss(output)
+    outcomes += [("the loss" if tensor is own else "the output", tensor) for tensor in tensors]
+    if trial.loss_fn is not None:
+        loss = trial.loss_fn(output)
+        outcomes.append(("the loss", loss))
+        with torch.autocast(loss.device.type, enabled=False):
+            torch.autograd.backward(loss)
+        return
+    gradients = {place: gradient for place, gradient in kept.gradients.items() if place < len(tensors)}
+    if not gradients:
+        gradients = {place: torch.ones_like(tensor) for place, tensor in enumerate(tensors) if tensor.requires_grad}
+        notes.append("the gradient at the model's output was not kept: ones went backward in its place")
+    ready = {place: gradient.to(tensors[place].device) for place, gradient in gradients.items() if tensors[place].requires_grad}
+    if not ready or any(not is_finite(gradient) for gradient in ready.values()):
+        return  # the bad values come from the loss, or from the forward: the backward has no news
+    roots: list[Tensor] = [tensors[place] for place in ready]
+    with contextlib.ExitStack() as stack:
+        for kind in kept.autocast:
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        torch.autograd.backward(roots, list(ready.values()))
 
 
 def write_report(folder: Path, found: Replayed) -> None:
