@@ -114,6 +114,16 @@ def test_names_of_the_seeds_are_where_the_pages_say(seed: str) -> None:
         exec(statement, {})
 
 
+def test_the_batch_comes_right_after_the_models() -> None:
+    """In every verb that runs them."""
+    verbs = [getattr(sonde, name) for name in dir(sonde) if inspect.isfunction(getattr(sonde, name))]
+    asked = {verb.__name__: list(inspect.signature(verb).parameters) for verb in [*verbs, sonde.testing.assert_healthy]}
+    of_batch = {name: given for name, given in asked.items() if {"batch", "args"} & set(given)}
+    assert set(of_batch) == {"assert_healthy", "capture", "compare", "doctor", "preflight", "summary", "why_nan"}
+    for name, given in of_batch.items():
+        assert given[2 if name == "compare" else 1] in ("batch", "args")
+
+
 def test_importing_sonde_does_not_import_torch() -> None:
     """``import sonde`` and ``sonde --help`` load neither torch nor numpy nor rich."""
     for statement in ("import sonde", "import sonde.cli\ntry: sonde.cli.main(['--help'])\nexcept SystemExit: pass"):

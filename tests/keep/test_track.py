@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -173,6 +174,53 @@ def test_stash_value_says_what_is_kept_of_each_tensor() -> None:
     torch.testing.assert_close(kept["first"], model.a(x).std().detach())
     torch.testing.assert_close(kept["rest"][0], model.b(x).std().detach())
     assert kept["rest"][1] is None
+
+
+def test_ports_says_which_tensors_are_kept(tmp_path: Path) -> None:
+    """Inputs, gradients through the module, and gradients of parameters are those of plain torch, by site and on disk."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    x = torch.randn(5, 3, requires_grad=True)
+    with sonde.track(model, ports=("input", "output", "grad_input", "grad_output", "grad"), include=["2", "2.weight"]) as tracker:
+        model(x).square().sum().backward()
+    hidden = model[1](model[0](x)).detach().requires_grad_()
+    output = model[2](hidden)
+    output.retain_grad()
+    output.square().sum().backward()
+    expected = {"2:input": hidden, "2:output": output, "2:grad_input": hidden.grad, "2:grad_output": output.grad}
+    for site, tensor in expected.items():
+        assert tensor is not None
+        torch.testing.assert_close(tracker[site][0].first_value, tensor.detach())
+    torch.testing.assert_close(tracker["2.weight:grad"][0].first_value, model[2].weight.grad / 2)  # of two passes
+    assert sorted(stash.site.port for stash in tracker if stash.grad) == ["grad", "grad_input", "grad_output"]
+    stored = sonde.open_tensors(tracker.save(tmp_path / "kept"))
+    torch.testing.assert_close(stored.at("2:input")[0], hidden.detach())
+    assert {"2:input", "2:grad_input", "2.weight:grad"} <= set(tracker.to_frame()["site"])
+
+
+def test_the_table_of_a_tracker_says_which_other_tensors_it_has() -> None:
+    """The numbers of a layer are those of its output and its gradient alone; a layer without them has none."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU())
+    x = torch.full((2, 3), 1e6)
+    with sonde.track(model, ports=("input", "output"), include="1") as tracker:
+        model(x)
+    with sonde.track(model, ports="output", include="1") as plain:
+        model(x)
+    (row,), (same,) = tracker._grid().rows, plain._grid().rows
+    assert [cell.text for cell in row[:-1]] == [cell.text for cell in same[:-1]]
+    assert "input kept" in row[-1].text
+    with sonde.track(model, ports="input", include="1") as tracker:
+        model(x)
+    assert [stash.site.port for stash in tracker] == ["input"]
+    assert "input kept" in str(tracker)
+
+
+@pytest.mark.parametrize("make", [sonde.track, lambda model, x: sonde.Tracker().register_all(model, x)])
+def test_a_batch_is_no_argument_of_track(make: Any) -> None:
+    """The second argument of tensor_tracker is *grad*; the message says where a batch goes, and nothing is left on the model."""
+    model = nn.Linear(3, 4)
+    with pytest.raises(ArgumentError, match=r"model\(batch\)"):
+        make(model, torch.ones(2, 3))
+    assert not model._forward_hooks
 
 
 def test_stash_makes_what_is_kept_of_an_event_and_its_attributes_become_columns() -> None:

@@ -171,6 +171,11 @@ def layers_of(stashes: Iterable[Any], axes: Mapping[str, LayerAxes] = _UNKNOWN) 
         if getattr(stash, "phase", "forward") == "recompute":
             layer.recomputed += 1
             continue
+        port = getattr(getattr(stash, "site", None), "port", "output")
+        if port not in ("output", "grad_output"):
+            if (note := f"{port} kept") not in layer.notes:
+                layer.notes.append(note)
+            continue
         held = leaves_of(stash)
         number = next((float(item) for item in held.values() if isinstance(item, int | float)), None)
         if getattr(stash, "grad", False):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, SupportsIndex, overload
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias, overload
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,10 @@ from sonde.suggest import nearest
 
 if TYPE_CHECKING:
     import pandas
+
+
+Ports: TypeAlias = Iterable[Port] | Port | None
+"""Which tensors are kept; None: the outputs and, with ``grad=True``, their gradients."""
 
 
 class Tracker(KeepingProbe):
@@ -67,23 +71,25 @@ class Tracker(KeepingProbe):
 
     # Registering
 
-    def register(self, module: nn.Module, name: str = "", grad: bool = True) -> None:
-        """Track one module, without its children, as *name*; with *grad*, the gradients of its output too.
+    def register(self, module: nn.Module, name: str = "", grad: bool = True, *, ports: Ports = None) -> None:
+        """Track one module, without its children, as *name*; *grad* and *ports* as in :func:`track`.
 
         Raises:
             ModelError: *module* is not an ``nn.Module``.
         """
         self._begin_again()
-        self._attachment.observe_one(check_model(module), name, _ports(grad))
+        self._attachment.observe_one(check_model(module), name, _ports(grad, ports))
 
-    def register_all(self, module: nn.Module, grad: bool = True, include: Where = None, exclude: Where = None) -> None:
-        """Track those of *module* and its submodules that *include* and *exclude* select.
+    def register_all(
+        self, module: nn.Module, grad: bool = True, include: Where = None, exclude: Where = None, *, ports: Ports = None
+    ) -> None:
+        """Track those of *module* and its submodules that *include* and *exclude* select; see :func:`track`.
 
         Raises:
             ModelError, SelectionError: see :func:`sonde.observe`.
         """
         self._begin_again()
-        self._attachment.observe(module, include, exclude, _ports(grad))
+        self._attachment.observe(module, include, exclude, _ports(grad, ports))
 
     def _begin_again(self) -> None:
         """After ``unregister``, forget the modules that were tracked, so that only those registered from now on are."""
@@ -219,6 +225,7 @@ def track(
     stash_value: StashValueFn | None = None,
     stash: StashFn | None = None,
     *,
+    ports: Ports = None,
     strict: bool = False,
 ) -> Tracker:
     """Return a tracker that keeps copies of the outputs of every module of a model, and of the outputs' gradients.
@@ -235,13 +242,14 @@ def track(
     Args:
         module: the model. Tracking begins at once and ends with the ``with`` block, with ``unregister()``, or when the
             tracker is deleted: hold it in a variable. A ``backward`` that runs after the end keeps nothing.
-        grad: keep gradients too.
+        grad: keep gradients of the outputs too. A batch is no argument: call the model in the ``with`` block.
         include, exclude: which modules: a regular expression (searched in the name), a callable ``(name, module) -> bool``,
             a list of exact names, a module type or a tuple of types.
         stash_value: from each tensor to the object to keep; the default is a detached copy in main memory. A tensor that is
             returned without a copy cannot be read any more after the model has written into its memory
             (:class:`StaleTensorError`).
         stash: from a whole event to the object to keep, in place of *stash_value*.
+        ports: which tensors, in place of the outputs and what *grad* says, as ``("input", "output")``: see :func:`sonde.observe`.
         strict: raise what *stash_value* or *stash* raises, instead of keeping nothing more at that site with a warning.
 
     Returns:
@@ -252,14 +260,22 @@ def track(
     """
     tracker = Tracker(get_stash_fn(stash_value, stash) if stash_value or stash else None, strict=strict)
     try:
-        tracker.register_all(module, grad=grad, include=include, exclude=exclude)
+        tracker.register_all(module, grad=grad, include=include, exclude=exclude, ports=ports)
     except Exception:
         tracker.detach()
         raise
     return tracker
 
 
-def _ports(grad: bool) -> tuple[Port, ...]:
+def _ports(grad: bool, ports: Ports) -> tuple[Port, ...]:
+    given: object = grad
+    if not isinstance(given, bool):
+        raise ArgumentError(
+            f"grad={type(given).__name__}: True or False, whether gradients are kept; track() runs no model. Call the model with "
+            "its batch inside of the block: with sonde.track(model) as tracker: model(batch)"
+        )
+    if ports is not None:
+        return (ports,) if isinstance(ports, str) else tuple(ports)
     return ("output", "grad_output") if grad else ("output",)
 
 
@@ -267,7 +283,7 @@ def _with_axes(stash: StashFn, axes: dict[str, LayerAxes]) -> StashFn:
     """*stash*, which also notes the axes of each module's first output."""
 
     def take(event: Event) -> Any:
-        if not event.grad and event.name not in axes:
+        if event.name not in axes and event.site.port == "output":
             value = event.value
             output = value if type(value) is Tensor and value.is_floating_point() else layers.first_measurable(event.leaves)
             if output is not None:
