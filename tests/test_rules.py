@@ -350,20 +350,3 @@ def test_a_finding_carries_its_numbers_and_can_be_placed() -> None:
     assert (found.evidence, found.value, found.site) == ({"size": 400.0, "median": 1.0}, 400.0, "")
     placed = found.at("0.weight:grad", 1, 30)
     assert (placed.site, placed.epoch, placed.step, placed.message) == ("0.weight:grad", 1, 30, found.message)
-
-
-@pytest.mark.parametrize(
-    ("share", "text"),
-    [
-        (0.0, "0 %"),
-        (1e-9, "<1 %"),
-        (0.0099, "<1 %"),
-        (0.016, "2 %"),
-        (0.5, "50 %"),
-        (0.994, "99 %"),
-        (0.9999, "99 %"),
-        (1.0, "100 %"),
-    ],
-)
-def test_percent_says_none_and_all_of_exactly_that(share: float, text: str) -> None:
-    assert rules.percent(share) == text

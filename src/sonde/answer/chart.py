@@ -9,6 +9,7 @@ from typing import Literal
 
 from sonde.answer.table import Tone
 from sonde.escape import escape_html, printable_line
+from sonde.words import number_text
 
 _WIDTH, _HEIGHT = 860.0, 270.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 74.0, 850.0, 48.0, 222.0
@@ -136,7 +137,7 @@ class _Drawing:
         for value in _ticks(self._low, self._high, self._chart.log):
             at = self._down(value)
             self._rule(_LEFT, at, _RIGHT, at, "grid")
-            self._text(_LEFT - 8, at + 4, f"{value:.4g}", "end")
+            self._text(_LEFT - 8, at + 4, number_text(value), "end")
         if self._has_zeros:
             self._rule(_LEFT, self._bottom + 1, _RIGHT, self._bottom + 1, "lane")
             self._text(_LEFT - 8, _BOTTOM - _LANE / 2 + 4, "0", "end")
@@ -175,7 +176,7 @@ class _Drawing:
         for place, (x, y, _) in enumerate(points):
             value = line.values[place]
             name = self._chart.names[place] if self._chart.names else f"{self._chart.x[place]:,g}"
-            tip = f"<title>{escape_html(printable_line(f'{name}: {value:.4g} ({line.name})'))}</title>"
+            tip = f"<title>{escape_html(printable_line(f'{name}: {number_text(value)} ({line.name})'))}</title>"
             if line.look == "other":
                 self._parts.append(
                     f'<rect class="dot other" x="{x - 2.6:.1f}" y="{y - 2.6:.1f}" width="5.2" height="5.2">{tip}</rect>'

@@ -13,14 +13,13 @@ from torch import nn
 from sonde.answer import Cell, Check, Grid, ModelChecks, Part, Verdict
 from sonde.checkup.examination import Cost, Examination
 from sonde.checkup.judgements import CHECKS, numbers_of
-from sonde.checkup.words import seconds_in_words
 from sonde.diagnosis.preflight.preflight import check_arguments, check_count, check_numbers, progress
 from sonde.diagnosis.preflight.subject import Subject
 from sonde.engine import Where, check_model
 from sonde.errors import ArgumentError
 from sonde.lens import AnyLens, Lens, LossMetrics
 from sonde.preprocessor import AbstractPreprocessor
-from sonde.view import size
+from sonde.words import size_text, time_text
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -83,16 +82,16 @@ class Checkup(ModelChecks):
         for cost in self.costs:
             apart = cost.difference
             often = "" if cost.one_in == 1 else f"in one of {cost.one_in} logged steps"
-            each = "" if apart is None or not cost.rows else seconds_in_words(apart.seconds / cost.rows)
+            each = "" if apart is None or not cost.rows else time_text(apart.seconds / cost.rows)
             if apart is not None and apart.is_noise:
-                each, often = "", "; ".join(filter(None, [f"below its noise, {seconds_in_words(apart.noise)} a step", often]))
+                each, often = "", "; ".join(filter(None, [f"below its noise, {time_text(apart.noise)} a step", often]))
             rows.append(
                 [
                     Cell(cost.lens, "strong"),
                     Cell(cost.port),
                     Cell(f"{cost.rows:,}", align="right"),
                     Cell(each, align="right"),
-                    Cell(size(cost.bytes / cost.rows) if cost.rows else "", align="right"),
+                    Cell(size_text(cost.bytes / cost.rows) if cost.rows else "", align="right"),
                     Cell(often, "quiet"),
                 ]
             )

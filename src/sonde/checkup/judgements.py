@@ -10,10 +10,9 @@ from sonde.checkup.examination import Examination
 from sonde.checkup.operator_log import OperatorLog
 from sonde.checkup.pass_facts import Change
 from sonde.checkup.timing import Difference
-from sonde.checkup.words import many, seconds_in_words
 from sonde.rules import Finding
 from sonde.rules.finding import Severity
-from sonde.view import size
+from sonde.words import many, names_text, percent, size_text, time_text
 
 _SHOWN = 3
 
@@ -79,10 +78,8 @@ def paths(examined: Examination) -> Check:
             gone = Counter(name for (_, name), number in apart.items() if number < 0 for _ in range(-number))
             come = Counter(name for (_, name), number in apart.items() if number > 0 for _ in range(number))
             layers = list(dict.fromkeys(layer or "(root)" for layer, _ in apart))
-            more = f" and {len(layers) - _SHOWN} more" if len(layers) > _SHOWN else ""
             left_out, instead = _operators(gone) or "nothing", _operators(come) or "nothing"
-            where = f"{', '.join(layers[:_SHOWN])}{more}"
-            message = f"in a step that is {state}, {left_out} does not run, and {instead} runs instead: in {where}"
+            message = f"in a step that is {state}, {left_out} does not run, and {instead} runs instead: in {names_text(layers)}"
             advice = "torch keeps fused paths off while a module in them has hooks: leave these layers out with exclude="
             site = f"{layers[0]}:output" if layers[0] != "(root)" else ":output"
             found.append(Finding("other_path", message, site, severity="warn", advice=advice))
@@ -120,7 +117,7 @@ def compiled(examined: Examination) -> Check:
         found.append(Finding("recompiled", message, severity="warn", evidence={"watched": graphs, "expected": expected}))
     words = (
         f"{many(bare.graphs[-1], 'graph')} without an observer, {graphs} under watch (logged steps, and all others); graph breaks: "
-        f"{bare.breaks}, {watched.breaks}; the first step takes {seconds_in_words(bare.first)}, {seconds_in_words(watched.first)}"
+        f"{bare.breaks}, {watched.breaks}; the first step takes {time_text(bare.first)}, {time_text(watched.first)}"
     )
     return Check("compiled", words, tuple(found))
 
@@ -153,11 +150,12 @@ def time(examined: Examination) -> Check:
     extra = [0.0 if each.is_noise else each.seconds for each in (logged, plain)]
     mean = (extra[0] + (examined.every - 1) * extra[1]) / examined.every
     what = "step" if examined.trains else "forward"
-    share, writing = f"{mean / (bare + mean):.1%}", seconds_in_words(times.writing["logged"])
+    share, writing = percent(mean / (bare + mean), 1), time_text(times.writing["logged"])
     if not mean:
-        share = f"less than {(logged.noise + (examined.every - 1) * plain.noise) / examined.every / bare:.1%}, the noise,"
+        noise = (logged.noise + (examined.every - 1) * plain.noise) / examined.every
+        share = f"less than {percent(noise / bare, 1)}, the noise,"
     words = (
-        f"a {what} takes {seconds_in_words(bare)}; not logged {_ratio(plain, bare)}, logged {_ratio(logged, bare)}; "
+        f"a {what} takes {time_text(bare)}; not logged {_ratio(plain, bare)}, logged {_ratio(logged, bare)}; "
         f"with every={examined.every} observing takes {share} of the time; writing a logged {what} takes {writing}, in a "
         f"thread of its own ({len(times.rounds['bare'])} rounds)"
     )
@@ -166,7 +164,7 @@ def time(examined: Examination) -> Check:
 
 def _ratio(apart: Difference, bare: float) -> str:
     if apart.is_noise:
-        return f"no difference above the noise ({apart.noise / bare:.1%})"
+        return f"no difference above the noise ({percent(apart.noise / bare, 1)})"
     return f"{1 + apart.seconds / bare:.3g} x as long (± {apart.noise / bare:.2g})"
 
 
@@ -174,10 +172,8 @@ def memory(examined: Examination) -> Check:
     """Say how much memory is in use."""
     steps = examined.steps
     tables = sum(cost.bytes for cost in steps.costs)
-    peaks = [size(log.peak) for log in (steps.bare, steps.plain, steps.logged)]
-    words = (
-        f"rows {size(tables)}; tensors made in a step, at their peak: {peaks[0]}, not logged {peaks[1]}, logged at most {peaks[2]}"
-    )
+    bare, plain, logged = (size_text(log.peak) for log in (steps.bare, steps.plain, steps.logged))
+    words = f"rows {size_text(tables)}; tensors made in a step, at their peak: {bare}, not logged {plain}, logged at most {logged}"
     return Check("memory", words)
 
 

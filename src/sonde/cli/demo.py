@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sonde.errors import MissingExtraError
-from sonde.rules import percent
 from sonde.site import Site
+from sonde.words import number_text, percent
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -70,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
     ]
     console.print("\n[bold]What the training loop shows[/]")
     for one in trained:
-        console.print(f"  {one.title:<15} loss {one.loss:.4g}   test accuracy {one.accuracy:.1%}", highlight=False)
+        console.print(f"  {one.title:<15} loss {number_text(one.loss)}   test accuracy {percent(one.accuracy, 1)}", highlight=False)
     _print_zeros(trained, console)
     console.print("\n[bold]The layers of the second[/]: [cyan]sonde.view.plots.table[/] of its run\n")
     console.print(table(trained[1].inspector.run, exclude=_WHOLE))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from sonde.cli.run_options import between, expect_json, expect_layers, expect_number, expect_run, expect_steps, find_run
 from sonde.errors import ArgumentError
-from sonde.view import size
+from sonde.words import size_text
 
 if TYPE_CHECKING:
     from sonde.run import Run
@@ -66,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
         sys.stdout.write(readable_json({"files": files}) + "\n")
         return 0
     for family, file in written.items():
-        print(f"{short_path(file)}: {size(sizes[family])}")
+        print(f"{short_path(file)}: {size_text(sizes[family])}")
     return 0
 
 

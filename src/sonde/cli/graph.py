@@ -12,6 +12,7 @@ import json
 
 from sonde.cli.run_options import between, expect_json, expect_number, expect_run, expect_steps, find_run
 from sonde.errors import ArgumentError
+from sonde.words import size_text
 
 EXAMPLES = """
 sonde graph                                          quiet-otter-graph.html
@@ -39,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
     """Write the file, and say where it is and how large."""
     from sonde.paths import absolute_path, short_path
     from sonde.run import open_run
-    from sonde.view import save, size
+    from sonde.view import save
     from sonde.view.plots.graph_page import graph_of, node_colours
 
     where = between(options)
@@ -63,5 +64,5 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({"file": str(file), "bytes": taken, "numbers": numbers}))
     else:
-        print(f"{short_path(file)}: {size(taken)}")
+        print(f"{short_path(file)}: {size_text(taken)}")
     return 0

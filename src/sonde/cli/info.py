@@ -11,7 +11,7 @@ from typing import Any
 from sonde.answer import Cell, Grid, standard_output
 from sonde.cli.run_options import expect_json, expect_run, find_run
 from sonde.escape import shortened
-from sonde.view import size
+from sonde.words import many, names_text, size_text
 
 EXAMPLES = """
 sonde info                     the newest run in runs
@@ -52,20 +52,19 @@ def _families(facts: Mapping[str, Any]) -> Grid:
     for name, family in facts["families"].items():
         per_row = family["bytes_per_row"]
         shown = family["numbers"] or (facts["scalars"] if name == "scalars" else [])
-        more = f", ... ({len(shown)})" if len(shown) > _NAMES else ""
         counts = [
             f"{family['rows']:,}",
             f"{family['steps']:,}",
             "" if family["sites"] is None else f"{family['sites']:,}",
-            "" if family["bytes"] is None else size(family["bytes"]),
+            "" if family["bytes"] is None else size_text(family["bytes"]),
             "" if per_row is None else f"{per_row:,.0f} B",
         ]
-        numbers = Cell(", ".join(shown[:_NAMES]) + more, "quiet")
+        numbers = Cell(names_text(shown, _NAMES), "quiet")
         rows.append([Cell(name, "strong"), *(Cell(text, align="right") for text in counts), numbers])
     steps = facts["steps"]
     span = f"{steps['logged']:,} logged steps" + (f" ({steps['first']:,} to {steps['last']:,})" if steps["logged"] else "")
-    many = f"{facts['findings']} finding{'' if facts['findings'] == 1 else 's'}"
-    title = f"{facts['run']} · {facts['state']} · {span} · {facts['sites']:,} sites · {many} · {size(facts['bytes'])}"
+    found = many(facts["findings"], "finding")
+    title = f"{facts['run']} · {facts['state']} · {span} · {facts['sites']:,} sites · {found} · {size_text(facts['bytes'])}"
     lost = [f"{family}: {text}" for family, said in facts["lost"].items() for text in said]
     footer = [*filter(None, [facts["meaning_of_ranks"], facts["pruned"]]), *lost]
     columns = ["family", "rows", "steps", "sites", "size", "a row", "numbers"]
@@ -77,7 +76,7 @@ def _settings(facts: Mapping[str, Any]) -> list[list[Cell]]:
 
 
 def _files(facts: Mapping[str, Any]) -> list[list[Cell]]:
-    return [[Cell(name), Cell(size(taken), align="right")] for name, taken in facts["files"].items()]
+    return [[Cell(name), Cell(size_text(taken), align="right")] for name, taken in facts["files"].items()]
 
 
 def _attempts(facts: Mapping[str, Any]) -> list[list[Cell]]:

@@ -13,7 +13,7 @@ from sonde.answer import Cell, Grid, standard_output
 from sonde.cli.completers import complete_folders, completes
 from sonde.cli.run_options import expect_json
 from sonde.run import STATES
-from sonde.view import size
+from sonde.words import many, number_text, size_text
 
 EXAMPLES = """
 sonde list                                  the runs in the folder "runs"
@@ -86,11 +86,11 @@ def _table(folder: str, entries: Sequence[Mapping[str, Any]], there: int) -> Gri
     shown = [name for name in _TEXTS if name != "model" or any(entry.get("model") for entry in entries)]
     rows = [[_TEXTS[name](entry) for name in shown] for entry in entries]
     total = sum(entry.get("size_bytes", 0) for entry in entries)
-    many = f"{len(entries):,} run{'' if there == 1 else 's'}" if len(entries) == there else f"{len(entries):,} of {there:,} runs"
+    shown_runs = many(there, "run") if len(entries) == there else f"{len(entries):,} of {many(there, 'run')}"
     said = [f"{entry['name']}: {entry['end']['words']}" for entry in entries if entry["end"]]
     said += [f"{entry['name']}: {entry['error']}" for entry in entries if entry.get("error")]
     empty = "no run meets these conditions" if there else "there is no run below this folder: sonde.watch(model, to=...) writes one"
-    return Grid(f"{many} in {folder}, {size(total)}", shown, rows, said, empty=empty, optional=("model", "changed"))
+    return Grid(f"{shown_runs} in {folder}, {size_text(total)}", shown, rows, said, empty=empty, optional=("model", "changed"))
 
 
 def _health(entry: Mapping[str, Any]) -> Cell:
@@ -108,7 +108,7 @@ def _changed(entry: Mapping[str, Any]) -> Cell:
 def _loss(entry: Mapping[str, Any]) -> Cell:
     value, mark = entry.get("loss_last"), entry.get("loss_last_mark", 1)
     if value is not None:
-        return Cell(f"{value:.4g}", align="right")
+        return Cell(number_text(value), align="right")
     return Cell("" if mark == 1 else "NaN" if mark == 2 else "inf", "bad", "right")
 
 
@@ -118,7 +118,7 @@ _TEXTS: Mapping[str, Callable[[Mapping[str, Any]], Cell]] = {
     "steps": lambda entry: Cell(f"{_steps(entry):,}" if _steps(entry) else "", align="right"),
     "findings": _health,
     "loss": _loss,
-    "size": lambda entry: Cell(size(entry["size_bytes"]) if "size_bytes" in entry else "", "quiet", "right"),
+    "size": lambda entry: Cell(size_text(entry["size_bytes"]) if "size_bytes" in entry else "", "quiet", "right"),
     "model": lambda entry: Cell(entry.get("model", "")),
     "changed": _changed,
 }

@@ -18,7 +18,7 @@ from sonde.answer import Cell, Grid, standard_output
 from sonde.cli.completers import complete_runs, completes
 from sonde.cli.run_options import expect_json, find_run
 from sonde.errors import ArgumentError, SondeError, StoreError
-from sonde.view import size
+from sonde.words import many, size_text
 
 if TYPE_CHECKING:
     from sonde.run import PrunedRun
@@ -145,14 +145,13 @@ def _print(done: list[PrunedRun], skipped: dict[str, str], *, several: bool, dry
             changes = [
                 f"{steps[0]:,} → {steps[1]:,}",
                 f"{counts[0]:,} → {counts[1]:,}",
-                f"{size(sizes[0])} → {about}{size(sizes[1])}",
+                f"{size_text(sizes[0])} → {about}{size_text(sizes[1])}",
             ]
             rows.append([Cell(what, "strong"), *(Cell(text, align="right") for text in changes)])
-    many = f"{len(done)} run{'' if len(done) == 1 else 's'}" if several else short_path(done[0].path)
+    which = many(len(done), "run") if several else short_path(done[0].path)
     verb = "would go" if dry_run else "went"
-    title = (
-        f"{many}: {size(before - after)} {verb} of {size(before)}, {about}{size(after)} {'would stay' if dry_run else 'are left'}"
-    )
+    stay = "would stay" if dry_run else "are left"
+    title = f"{which}: {size_text(before - after)} {verb} of {size_text(before)}, {about}{size_text(after)} {stay}"
     footer = [f"left out: {short_path(Path(path))}: {why}" for path, why in skipped.items()]
     footer += ["nothing was changed: --yes does it"] if dry_run and rows else []
     heading = "run" if several else "family"

@@ -6,6 +6,7 @@ import argparse
 import json
 
 from sonde.cli.run_options import ROOT, expect_json, expect_runs, find_run
+from sonde.words import size_text
 
 EXAMPLES = """
 sonde report                           of the newest run in runs
@@ -27,11 +28,11 @@ def run(options: argparse.Namespace) -> int:
     """Write the report, and say where it is and how large."""
     from sonde.paths import short_path
     from sonde.run import open_run
-    from sonde.view import save_report, size
+    from sonde.view import save_report
 
     opened = [open_run(find_run(each)) for each in options.runs or [ROOT]]
     name = "run" if opened[0].path is None else opened[0].path.name
     written = save_report(opened, options.output or f"{name}.html")
     taken = written.stat().st_size
-    print(json.dumps({"file": str(written), "bytes": taken}) if options.json else f"{short_path(written)}: {size(taken)}")
+    print(json.dumps({"file": str(written), "bytes": taken}) if options.json else f"{short_path(written)}: {size_text(taken)}")
     return 0

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sonde.answer import Cell, Grid, standard_output
 from sonde.cli.run_options import expect_json, expect_layers, expect_run, find_run
+from sonde.words import number_text
 
 if TYPE_CHECKING:
     from sonde.number import Number
@@ -188,7 +189,7 @@ def _at(rows: list[dict[str, Any]], family: str, step: int) -> list[dict[str, An
 
 def _text(value: Any, name: str) -> Cell:
     if name == "value":
-        return Cell(f"{value:.4g}", "plain" if math.isfinite(value) else "bad", "right")
+        return Cell(number_text(value), "plain" if math.isfinite(value) else "bad", "right")
     return (
         Cell(f"{value:,}", "quiet", "right")
         if isinstance(value, int)

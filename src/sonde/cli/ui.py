@@ -9,6 +9,7 @@ import argparse
 import webbrowser
 
 from sonde.cli.completers import complete_folders, completes
+from sonde.words import many
 
 EXAMPLES = """
 sonde ui                          all runs in the folder "runs"
@@ -36,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
     page = LivePage(absolute_path(options.runs), host=options.host, port=options.port)
     found = len(page.followed)
     more = "" if found else "; those to come appear by themselves"
-    print(f"{page.followed.shown}: {found or 'no'} run{'' if found == 1 else 's'}{more}")
+    print(f"{page.followed.shown}: {many(found, 'run') if found else 'no runs'}{more}")
     port = page.address.split("/")[2].rpartition(":")[2]
     print(page.address + (f"   (port {PORT} is taken)" if options.port is None and port != str(PORT) else ""), flush=True)
     if "?token=" in page.address:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from sonde.errors import MissingExtraError
 from sonde.paths import absolute_path
-from sonde.run import Node, PlainGraph, check_graph, count_text, find
+from sonde.run import Node, PlainGraph, check_graph, find
 from sonde.run import between as passes_between
 from sonde.run import collapse as passes_collapse
 from sonde.run import fold as passes_fold
@@ -19,6 +19,7 @@ from sonde.view import Series, in_notebook
 from sonde.view import save as save_save
 from sonde.view import to_dot as dot_to_dot
 from sonde.view import to_html as page_to_html
+from sonde.words import large_text
 
 if TYPE_CHECKING:
     import networkx
@@ -126,7 +127,7 @@ class Graph(PlainGraph):
         parts = [f"{calls} module calls", f"{operations} operations", f"{len(self.edges)} edges"]
         flops = sum(node.flops for node in self.children.get(None, ()))
         if flops:
-            parts.append(f"{count_text(flops)} FLOP" if flops < 999.5 else f"{count_text(flops)}FLOP")
+            parts.append(f"{large_text(flops)} FLOP" if flops < 999.5 else f"{large_text(flops)}FLOP")
         if self.error:
             parts.append(f"ended by {self.error.splitlines()[0][:60]}")
         return f"Graph of {self.model}: {', '.join(parts)}"

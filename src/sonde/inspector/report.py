@@ -20,6 +20,7 @@ from sonde.paths import short_path
 from sonde.rules import Finding
 from sonde.site import PARAMETER_PORTS, Site
 from sonde.stats import Piece
+from sonde.words import many, percent
 
 __all__ = ["closing_lines", "coverage_data", "coverage_of", "described"]
 
@@ -164,7 +165,7 @@ def closing_lines(
 
 def _cost(overhead: float | None, logged: int, every: int) -> str:
     if overhead is not None:
-        return f"overhead {overhead:.1%}"
+        return f"overhead {percent(overhead, 1)}"
     if 0 < every == logged:
         return "overhead not measured: every step is logged, so there is none to compare with"
     return "overhead not measured: too few steps"
@@ -173,14 +174,10 @@ def _cost(overhead: float | None, logged: int, every: int) -> str:
 def _found(findings: Sequence[Finding], errors: Sequence[ProbeError], ended: Sequence[str], *, is_empty: bool) -> str:
     failed = f" · after an error nothing more of {', '.join(ended)}" if ended else ""
     if errors:
-        failed += f" · {_many(len(errors), 'error')}, in .errors: {errors[0].observer}: {type(errors[0].error).__name__}"
+        failed += f" · {many(len(errors), 'error')}, in .errors: {errors[0].observer}: {type(errors[0].error).__name__}"
     if not findings:
         nothing = "nothing to judge: no lens has recorded anything"
         return f"{nothing if is_empty else 'no findings'}{failed}"
     shown = " · ".join(finding.message for finding in findings[:_SHOWN])
     rest = f" · {len(findings) - _SHOWN} more" if len(findings) > _SHOWN else ""
-    return f"{_many(len(findings), 'finding')}: {shown}{rest}{failed}"
-
-
-def _many(number: int, what: str) -> str:
-    return f"{number} {what}{'s' if number > 1 else ''}"
+    return f"{many(len(findings), 'finding')}: {shown}{rest}{failed}"

@@ -13,7 +13,7 @@ from sonde import rules
 from sonde.answer import Grid
 from sonde.engine import Coverage, LayerAxes, axes_of, units_first
 from sonde.keep.stash import leaves_of
-from sonde.recorders import is_measurable, shape_text
+from sonde.recorders import is_measurable, value_text
 from sonde.stats import Accumulator, Moments, Result
 from sonde.view import GRADIENT_IS, NO_ELEMENTS, LayerRow, Quantity, first_of, layer_table, notes_of
 
@@ -215,7 +215,7 @@ def _shape(held: list[Any]) -> str:
     tensors = [item for item in held if isinstance(item, Tensor)]
     if not tensors:
         return "kept: " + type(held[0]).__name__ if held else "no tensor"
-    return first_of([shape_text(tensor) for tensor in tensors])
+    return first_of([value_text(tensor) for tensor in tensors])
 
 
 def annotate(layers: list[Layer]) -> None:

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from sonde.engine import Event, Phase, Site, remap, version_of, walk
 from sonde.errors import ArgumentError, StaleTensorError
 from sonde.escape import printable_line
-from sonde.run import shape_text
 from sonde.schedule import Tick
+from sonde.words import shape_text
 
 _MOST_LEAVES, _MOST_ELEMENTS, _LONGEST = 4, 3, 60  # of a stash on one line
 

@@ -15,6 +15,7 @@ from sonde.engine import Probe, call_of, children_of, class_of, parameters, para
 from sonde.keep import Tally, annotate, numbers_of
 from sonde.model_summary.table import Note, Shapes, Summary, SummaryRow, is_within
 from sonde.view import notes_of
+from sonde.words import many, names_text
 
 __all__ = ["Outcome", "Seen", "assemble"]
 
@@ -212,7 +213,7 @@ def _title(places: list[_Place], outcome: Outcome, failed: str | None) -> str:
     kind = class_of(places[0].module).__name__
     if outcome.error is None:
         count = sum(place.first is None for place in places)
-        return f"{kind}: {count} module{'s' if count != 1 else ''}"
+        return f"{kind}: {many(count, 'module')}"
     where = {"loss_fn": "loss_fn", "backward": "the backward pass"}.get(outcome.stage, "the model")
     if failed:
         type_ = next(class_of(place.module).__name__ for place in places if place.name == failed)
@@ -231,7 +232,7 @@ def _remarks(outcome: Outcome, probe: Probe, reasons: dict[str, str]) -> list[st
     remarks = list(dict.fromkeys(reason for reason in reasons.values() if ": " in reason))
     remarks += [f"observation stopped early: {error}" for error in probe.errors]
     if outcome.written:
-        names = ", ".join(outcome.written[:4]) + (", ..." if len(outcome.written) > 4 else "")
+        names = names_text(outcome.written, 4)
         ending = "" if outcome.undone else ", which was not undone"
         remarks.append(f"the forward itself writes into parameters{ending}: {names}")
     return remarks

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sonde.answer import Grid, ShownAsTable, Tone, frame
 from sonde.engine import Site, key_columns
-from sonde.run import count_text, shape_text
 from sonde.schedule import Tick
-from sonde.view import GRADIENT_IS, LayerRow, Note, Quantity, first_of, layer_table, number, size
+from sonde.view import GRADIENT_IS, LayerRow, Note, Quantity, first_of, layer_table, number
+from sonde.words import large_text, shape_text, size_text
 
 if TYPE_CHECKING:
     import pandas
@@ -151,13 +151,13 @@ class Summary(ShownAsTable):
 
     def _footer(self, gradients: bool) -> list[str]:
         trainable = "all" if self.trainable_params == self.total_params else f"{self.trainable_params:,}"
-        parts = [f"{self.total_params:,} parameters ({size(self.param_bytes)}), {trainable} trainable"]
-        parts += [f"buffers {size(self.buffer_bytes)}"] if self.buffer_bytes else []
-        parts += [f"outputs of this batch {size(self.output_bytes)}"]
+        parts = [f"{self.total_params:,} parameters ({size_text(self.param_bytes)}), {trainable} trainable"]
+        parts += [f"buffers {size_text(self.buffer_bytes)}"] if self.buffer_bytes else []
+        parts += [f"outputs of this batch {size_text(self.output_bytes)}"]
         parts += [", ".join(names) for names in (self.dtypes, self.devices) if names]
         lines = [" · ".join(parts)]
         if self.flops:
-            lines.append(f"FLOPs: {count_text(self.flops)} in this forward; {_FLOPS_ARE}")
+            lines.append(f"FLOPs: {large_text(self.flops)} in this forward; {_FLOPS_ARE}")
         if gradients:
             loss = "" if self.loss is None else f"; the loss is {number(self.loss).strip()}"
             lines.append(f"{GRADIENT_IS}{loss}")
@@ -171,8 +171,8 @@ def _layer_row(row: SummaryRow, several: bool) -> LayerRow:
     shapes = {"input": row.input_shapes, "output": row.output_shapes}
     texts = {heading: first_of([shape_text(shape) for shape in held]) for heading, held in shapes.items()}
     texts["params"] = _count(row)
-    texts |= {"FLOPs": count_text(row.flops)} if row.flops else {}
-    texts |= {"memory": size(row.output_bytes)} if row.output_bytes else {}
+    texts |= {"FLOPs": large_text(row.flops)} if row.flops else {}
+    texts |= {"memory": size_text(row.output_bytes)} if row.output_bytes else {}
     texts |= {"calls": str(row.calls)} if several and row.calls else {}
     numbers: dict[str, Quantity] = {}
     if row.mean is not None:

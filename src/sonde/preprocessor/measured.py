@@ -16,6 +16,7 @@ from sonde.preprocessor.base import AbstractPreprocessor, name_of
 from sonde.preprocessor.interval import IntervalAggregates, NumberSpec
 from sonde.stats import PLAIN, dense
 from sonde.suggest import nearest
+from sonde.words import number_text
 
 __all__ = ["Measured", "Values", "nothing_to_measure"]
 
@@ -139,7 +140,7 @@ class Measured(AbstractPreprocessor, ShownAsTable):
         for path, held in aggregates:
             for label, one in zip(self._interval.labels, held, strict=True):
                 spoiled = f"{one.nonfinite} not finite" if one.nonfinite else ""
-                shown = [f"{one.finite}", *(f"{aggregate(one, method):.4g}" for method in _SHOWN)]
+                shown = [f"{one.finite}", *(number_text(aggregate(one, method)) for method in _SHOWN)]
                 numbers = shown if one.finite else ["no data"] + [""] * len(_SHOWN)
                 cells = [Cell(" ".join(path) or "(root)"), Cell(label), *(Cell(text, align="right") for text in numbers)]
                 rows.append([*cells, Cell(spoiled, "bad")])

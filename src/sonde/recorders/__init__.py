@@ -8,7 +8,7 @@ from sonde.recorders.keeper import Keeper as Keeper
 from sonde.recorders.keeper import KeepingProbe as KeepingProbe
 from sonde.recorders.kinds import BackwardInput, BackwardOutput, ForwardInput, ForwardOutput, ForwardPre
 from sonde.recorders.recorder import Handle, Recorder
-from sonde.recorders.reductions.base import shape_text as shape_text
+from sonde.recorders.reductions.base import value_text as value_text
 from sonde.recorders.saving import Recorded, open_recorded
 from sonde.recorders.saving import entry_of as entry_of
 from sonde.recorders.slots import Subrecorder

@@ -38,6 +38,7 @@ from sonde.recorders.registration import Indices, Iteration, Types
 from sonde.recorders.saving import entries_of_slots, slots_as_data
 from sonde.recorders.slots import Key, SlotReader, Subrecorder
 from sonde.run import write_tensors
+from sonde.words import many
 
 DataMethod: TypeAlias = Literal["batch", "sample"]
 
@@ -393,7 +394,7 @@ class Recorder(SlotReader, KeepingProbe):
         how = f", reduced by {reduction}" if reduction is not None else ""
         state = "" if self.attached else " (detached)"
         slots = len(self)
-        return f"{type(self).__name__}: {slots} slot{'s' if slots != 1 else ''}{how}{state}"
+        return f"{type(self).__name__}: {many(slots, 'slot')}{how}{state}"
 
 
 def _remade(

@@ -10,6 +10,7 @@ from torch import nn
 
 from sonde.engine import Named, Where, class_of, members, select, unwrap
 from sonde.errors import SelectionError
+from sonde.words import names_text
 
 Types: TypeAlias = type | Iterable[type] | None
 """One class or several: their instances are chosen. None chooses every module."""
@@ -88,4 +89,4 @@ def _nothing(items: list[Named], types: Types, places: set[int] | None) -> str:
 
 def _listed(items: list[Named], places: Iterable[int], most: int = 8) -> str:
     shown = [f"{place}: {items[place].name or '(root)'} ({class_of(items[place].module).__name__})" for place in places]
-    return ", ".join(shown[:most]) + (", ..." if len(shown) > most else "")
+    return names_text(shown, most)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sonde.engine import Site, walk
 from sonde.errors import SondeError, StoreError
-from sonde.recorders.reductions.base import shape_text
+from sonde.recorders.reductions.base import value_text
 from sonde.recorders.slots import SlotReader, Subrecorder
 from sonde.run import Entry, TensorStore, encode, open_tensors
 from sonde.schedule import Tick
@@ -52,7 +52,7 @@ def entry_of(number: int, site: Site, value: Any, record: dict[str, Any], leaves
             return None
         if part.is_meta or part.is_nested or part.is_quantized:
             kind = "meta" if part.is_meta else "nested" if part.is_nested else "quantized"
-            return {"object": f"{kind} tensor {shape_text(part)}"}
+            return {"object": f"{kind} tensor {value_text(part)}"}
         known = paths.get(id(part))
         key = f"{number:06d}/{site}{known.pop(0) if known else path}"
         key = key.encode("utf-8", "backslashreplace").decode()  # a name may hold half a surrogate pair

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sonde.answer import Grid
 from sonde.engine import Site, walk
-from sonde.recorders.reductions.base import Accumulated, shape_text
+from sonde.recorders.reductions.base import Accumulated, value_text
 from sonde.recorders.slots import Subrecorder
 from sonde.stats import Accumulator, Moments
 from sonde.view import LayerRow, Quantity, first_of, layer_table
@@ -69,7 +69,7 @@ def _kept(value: Any) -> str:
 def _kind(value: Any) -> str:
     if isinstance(value, Tensor):
         return "tensor"
-    return "None" if value is None else shape_text(value)
+    return "None" if value is None else value_text(value)
 
 
 def _plural(kind: str) -> str:
@@ -80,7 +80,7 @@ def _plural(kind: str) -> str:
 def _shape(value: Any) -> str:
     """The shape of the first tensor of the last value, and the number of further tensors."""
     last = value[-1] if isinstance(value, list) and value else value
-    return first_of([shape_text(tensor) for _, tensor in walk(last)])
+    return first_of([value_text(tensor) for _, tensor in walk(last)])
 
 
 def _spread(value: Any) -> Quantity | None:

@@ -23,7 +23,7 @@ from sonde.rules.before_training import (
     zeroed_as_good,
 )
 from sonde.rules.chosen import Chosen, Given
-from sonde.rules.finding import RULES, Finding, Rule, Severity, percent, rule, short
+from sonde.rules.finding import RULES, Finding, Rule, Severity, rule
 from sonde.rules.gradients import (
     DEPTH,
     GRADIENT_GROWTH,
@@ -200,13 +200,11 @@ __all__ = [
     "output_small",
     "overfitting",
     "overflow_near",
-    "percent",
     "random_output",
     "rank_collapse",
     "rule",
     "samples_mixed",
     "saturated",
-    "short",
     "softmax_twice",
     "spike",
     "step_large",

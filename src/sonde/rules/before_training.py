@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from sonde.rules.finding import Finding, Severity, percent, rule, short
+from sonde.rules.finding import Finding, Severity, rule
+from sonde.words import percent, short
 
 __all__ = [
     "cut_off",

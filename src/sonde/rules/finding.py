@@ -18,9 +18,7 @@ __all__ = [
     "Finding",
     "Rule",
     "Severity",
-    "percent",
     "rule",
-    "short",
 ]
 
 Severity = Literal["note", "warn", "bad"]
@@ -170,15 +168,3 @@ def _check_own(name: str, at: str, reads: tuple[str, ...]) -> None:
         raise ArgumentError(
             f"{name!r} is a rule of sonde: give yours another name, or set its thresholds with rules={{{name!r}: ...}}"
         )
-
-
-def percent(share: float) -> str:
-    """A share between 0 and 1 in words; 100 % and 0 % mean exactly that."""
-    if 0 < share < 0.01:
-        return "<1 %"
-    return f"{math.floor(share * 100 + 0.5) if share < 0.995 or share == 1 else 99} %"
-
-
-def short(number: float) -> str:
-    """A number in few characters: ``899``, ``65,504``, ``1.5``, ``1.4e+37``."""
-    return f"{number:,.0f}" if 100 <= abs(number) < 1e6 else f"{number:.2g}"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from sonde.rules.finding import Finding, rule, short
+from sonde.rules.finding import Finding, rule
+from sonde.words import short
 
 __all__ = [
     "OUTPUT_GROWTH",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from sonde.rules.finding import Finding, Severity, percent, rule, short
+from sonde.rules.finding import Finding, Severity, rule
+from sonde.words import percent, short
 
 __all__ = [
     "CONSTANT",

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from sonde.rules.finding import Finding, percent, rule
+from sonde.rules.finding import Finding, rule
+from sonde.words import percent
 
 __all__ = [
     "LOST",

@@ -36,8 +36,6 @@ from .graph.data import Kind as Kind
 from .graph.data import Node as Node
 from .graph.data import PlainGraph as PlainGraph
 from .graph.data import Value as Value
-from .graph.data import count_text as count_text
-from .graph.data import shape_text as shape_text
 from .graph.passes import between as between
 from .graph.passes import collapse as collapse
 from .graph.passes import find as find

@@ -16,6 +16,7 @@ from sonde.run.folder.duckdb_sql import literal, quoted
 from sonde.run.folder.files import appearing
 from sonde.run.schema import READ_ORDER
 from sonde.suggest import nearest, unknown_name
+from sonde.words import percent
 
 if TYPE_CHECKING:
     import duckdb
@@ -167,7 +168,7 @@ def _write(
     with ExitStack() as stack:
         writer: Any = None
         for low, high, share in _stretches(run, family, where):
-            progress(f"{family}, {share:.0%}")
+            progress(f"{family}, {percent(share)}")
             asked = f"FROM {quoted(family)} WHERE {where} AND step BETWEEN {literal(low)} AND {literal(high)} ORDER BY {ordered}"
             table = run.sql(f"SELECT {shown} {asked}").to_arrow_table()
             table = _flat(table) if is_csv else table

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from sonde.rows import KEYS
 from sonde.run.folder.duckdb_sql import quoted
 from sonde.run.folder.run_json import Description
+from sonde.words import many, names_text
 
 if TYPE_CHECKING:
     import duckdb
@@ -32,9 +33,7 @@ def of_ranks(about: Any) -> str:
     if size == 1:
         return f"rank {about.get('rank')} alone of several: its own batches, and its own parts of parameters"
     members = about.get("members")
-    who = f"{size:,} ranks" + (
-        f" ({', '.join(map(str, members[:8]))}{', ...' * (size > 8)} of the job)" if isinstance(members, list) else ""
-    )
+    who = f"{size:,} ranks" + (f" ({names_text(members, 8)} of the job)" if isinstance(members, list) else "")
     if about.get("joined") is not True:
         return f"{who}, each with rows of its own"
     return f"{who}: outputs of their batches joined, parameters whole; the columns scope and ranks say it of each row"
@@ -45,21 +44,13 @@ def family_cells(connection: duckdb.DuckDBPyConnection, family: str) -> tuple[st
     source = quoted(family)
     size = f"SELECT count(*), count(DISTINCT step), min(step), max(step) FROM {source}"
     rows, steps, first, last = connection.execute(size).fetchall()[0]
-    span = f"{_many(steps, 'step')}" + (f" ({first:,} to {last:,})" if steps > 1 else f" ({first:,})" if steps else "")
+    span = f"{many(steps, 'step')}" + (f" ({first:,} to {last:,})" if steps > 1 else f" ({first:,})" if steps else "")
     if family == "alerts":
         messages = connection.execute(f"SELECT message FROM {source} ORDER BY step").fetchall()
-        return family, _many(rows, "row"), span, _listed([f"“{message}”" for (message,) in messages], 2)
+        return family, many(rows, "row"), span, names_text([f"“{message}”" for (message,) in messages], 2)
     if family == "scalars":
         names = connection.execute(f"SELECT DISTINCT name FROM {source} ORDER BY name").fetchall()
-        return family, _many(rows, "row"), span, _listed([name for (name,) in names], _NAMES)
+        return family, many(rows, "row"), span, names_text([name for (name,) in names], _NAMES)
     sites = connection.execute(f"SELECT count(DISTINCT site) FROM {source}").fetchall()[0][0]
     columns = [name for name, *_ in connection.execute(f"DESCRIBE {source}").fetchall() if name not in KEYS]
-    return family, _many(rows, "row"), f"{_many(sites, 'site')} × {span}", _listed(columns, _NAMES)
-
-
-def _many(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
-
-
-def _listed(names: Sequence[str], most: int) -> str:
-    return ", ".join(names[:most]) + (f", ... ({len(names)})" if len(names) > most else "")
+    return family, many(rows, "row"), f"{many(sites, 'site')} × {span}", names_text(columns, _NAMES)

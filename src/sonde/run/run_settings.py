@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from sonde.words import number_text
+
 if TYPE_CHECKING:
     from sonde.run.run import Run
 
@@ -48,4 +50,4 @@ def differing(settings: Sequence[Mapping[str, Any]]) -> dict[str, tuple[Any, ...
 
 def setting_text(value: Any) -> str:
     """Return a value of a setting in few characters; a dash for None."""
-    return "–" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+    return "–" if value is None else number_text(value) if isinstance(value, float) else str(value)

@@ -25,6 +25,7 @@ from sonde.run.run import Run
 from sonde.run.run_settings import differing, setting_text, settings_of
 from sonde.run.schema import READ_ORDER
 from sonde.suggest import unknown_name
+from sonde.words import many
 
 if TYPE_CHECKING:
     import duckdb
@@ -256,7 +257,7 @@ class Runs(Sequence[Run]):
         cells = [[printable_line(cell) for cell in row] for row in rows]
         widths = [max(len(row[place]) for row in cells) for place in range(len(cells[0]))]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
-        head = f"{len(self)} run{'' if len(self) == 1 else 's'}" + (f" in {self._within}" if self._within else "")
+        head = many(len(self), "run") + (f" in {self._within}" if self._within else "")
         more = len(self.settings) - len(settings)
         tail = [f"{more} more settings differ: runs.settings"] if more > 0 else []
         tail += [f"{name}: {end.words}" for name, run in self._runs.items() if (end := run.end) is not None]

@@ -14,6 +14,7 @@ from sonde.number import STANDARD, Number, share
 from sonde.stats.kernels import EXPONENTS, Kernel
 from sonde.stats.quantiles import HIGHEST, LOWEST, PERCENTILES, magnitude_quantiles
 from sonde.stats.statistic import Column, Field, Statistic, elements
+from sonde.words import percent
 
 __all__ = ["HIGHEST", "LOWEST", "OVERFLOW", "UNDERFLOW", "ExponentHistogram"]
 
@@ -39,8 +40,8 @@ _ABOVE = _BELOW + (HIGHEST - LOWEST + 1) + 1
 
 def _percentile(name: str, part: float) -> Number:
     """Return a percentile described. Scaling 0: under a GradScaler the scaled magnitudes must fit into a format."""
-    percent = f"{part:.0%}".replace("%", " %")
-    return Number(name, percent, f"Magnitude that {percent} stay below", "size", None, 0.0, minor=part != 0.5)
+    share = percent(part)
+    return Number(name, share, f"Magnitude that {share} stay below", "size", None, 0.0, minor=part != 0.5)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from sonde.engine import Coverage
 from sonde.keep import Tracker, track
 from sonde.testing.trial import same_chance
 from sonde.testing.zoo import ZOO, Entry
+from sonde.words import names_text
 
 __all__ = ["zoo_report"]
 
@@ -64,6 +65,5 @@ def _not_recorded(coverage: Coverage) -> str:
         by_reason.setdefault(line.reason or "no reason given", []).append(str(line.site))
     parts = []
     for reason, sites in by_reason.items():
-        more = f" and {len(sites) - _SHOWN} more" if len(sites) > _SHOWN else ""
-        parts.append(f"{', '.join(sites[:_SHOWN])}{more}: {reason}")
+        parts.append(f"{names_text(sites, _SHOWN)}: {reason}")
     return "; ".join(parts)

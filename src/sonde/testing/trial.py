@@ -17,6 +17,7 @@ from sonde.checkup.copied_training import mean_square
 from sonde.checkup.pass_facts import Arguments, fresh, random_state
 from sonde.engine import quiet, walk
 from sonde.errors import ArgumentError
+from sonde.words import many
 
 __all__ = ["Loss", "Trial", "listed", "same_chance"]
 
@@ -67,7 +68,7 @@ class Trial:
 def listed(title: str, lines: list[str], most: int = 12) -> str:
     """Return a message of *title* and the first *most* of *lines*."""
     more = [f"... and {len(lines) - most} more"] if len(lines) > most else []
-    return "\n  ".join([f"{title} in {len(lines)} {'place' if len(lines) == 1 else 'places'}:", *lines[:most], *more])
+    return "\n  ".join([f"{title} in {many(len(lines), 'place')}:", *lines[:most], *more])
 
 
 # ------------------------------------------------------------------------------------------------------- random generators

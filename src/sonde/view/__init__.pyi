@@ -25,7 +25,6 @@ from .layer_table import first_of as first_of
 from .layer_table import layer_table as layer_table
 from .layer_table import notes_of as notes_of
 from .layer_table import number as number
-from .layer_table import size as size
 from .progress_bar import progress as progress
 from .run_comparison import RunComparison as RunComparison
 from .run_comparison import compare_runs as compare_runs

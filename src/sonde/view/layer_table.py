@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sonde.answer import Cell, Grid, Tone
-from sonde.rules import Finding, Severity, percent
+from sonde.rules import Finding, Severity
+from sonde.words import percent
 
 __all__ = [
     "DROPPED_FIRST",
@@ -24,7 +25,6 @@ __all__ = [
     "layer_table",
     "notes_of",
     "number",
-    "size",
 ]
 
 Note = tuple[str, Tone]
@@ -97,16 +97,6 @@ def number(value: float) -> str:
         return f"{value: .1e}"
     decimals = 3 if magnitude < 0.9995 else 2 if magnitude < 9.995 else 1 if magnitude < 99.95 else 0
     return f"{value: .{decimals}f}"
-
-
-def size(count: float) -> str:
-    """A number of bytes in decimal units, as disks and most papers have it."""
-    unit = "B"
-    for larger in ("kB", "MB", "GB", "TB"):
-        if count < 999.5:
-            break
-        count, unit = count / 1000, larger
-    return f"{count:.{1 if unit != 'B' and count < 99.95 else 0}f} {unit}"
 
 
 def first_of(shapes: Sequence[str]) -> str:

@@ -16,6 +16,7 @@ from sonde.rules import Finding
 from sonde.run import Curve, Difference, Parting, Parts, Run, compare_rows, names_apart, setting_text
 from sonde.site import Site
 from sonde.view.plots.number_names import axis_of
+from sonde.words import many, names_text, number_text
 
 __all__ = ["RunComparison", "compare_runs"]
 
@@ -121,7 +122,7 @@ class RunComparison(Answer):
 
     def _headline(self) -> str:
         if self.identical:
-            return f"{self.a} and {self.b} are identical at {_many(len(self.steps), 'common step')}"
+            return f"{self.a} and {self.b} are identical at {many(len(self.steps), 'common step')}"
         first = self.first
         if first is None:
             return f"{self.a} and {self.b} do not part: no number differs by more than seeds and noise explain"
@@ -182,7 +183,7 @@ class RunComparison(Answer):
     def _footer(self, *, with_settings: bool = True) -> list[str]:
         layers = {(Site.parse(each.site).owner.name if each.site else each.number, bool(each.site)) for each in self._all()}
         more = len(layers) - _SHOWN
-        return [*([f"and {_many(more, 'more layer')}, later"] if more > 0 else []), *self._remarks(with_settings=with_settings)]
+        return [*([f"and {many(more, 'more layer')}, later"] if more > 0 else []), *self._remarks(with_settings=with_settings)]
 
     def _all(self) -> tuple[Parting, ...]:
         return (*self.scalars, *self.partings)
@@ -198,7 +199,7 @@ class RunComparison(Answer):
             found.append("set otherwise: " + " · ".join(pairs) + (f" · and {more} more" if more else ""))
         if (first := parts.difference) is not None:
             before = f"equal up to step {first.since:,}; " if first.since is not None else "equal weights at the beginning; "
-            change = f"{first.number} {_size(first.a)} → {_size(first.b)}"
+            change = f"{first.number} {number_text(first.a, 3)} → {number_text(first.b, 3)}"
             found.append(
                 f"{before}the first numbers that differ at all: step {first.step:,}, {first.site} ({change}), "
                 f"{first.places:,} of {first.of:,} places"
@@ -207,9 +208,9 @@ class RunComparison(Answer):
         found += [f"and {len(parts.layers) - _SETTINGS} more modules differ"] if len(parts.layers) > _SETTINGS else []
         for name, sites in ((self.a, parts.only_a), (self.b, parts.only_b)):
             if sites:
-                found.append(f"in {name} alone: {', '.join(sites[:3])}" + (f" and {len(sites) - 3} more" if len(sites) > 3 else ""))
+                found.append(f"in {name} alone: {names_text(sites)}")
         found += self.notes
-        span = f"{_many(parts.places, 'number')} at {_many(len(parts.steps), 'common step')}"
+        span = f"{many(parts.places, 'number')} at {many(len(parts.steps), 'common step')}"
         each = f", medians of {parts.resolution:,} steps each" if parts.resolution > 1 else ""
         ends = f" ({parts.steps[0]:,} to {parts.steps[-1]:,}{each})" if len(parts.steps) else ""
         return [*found, f"compared: {span}{ends}; a: {self.a}, b: {self.b}"]
@@ -221,7 +222,7 @@ class RunComparison(Answer):
         if parting.kind == "not finite":
             return "elements are NaN or infinite in one of the two"
         number = f"{parting.number} " if parting.site else ""
-        what = f"{number}{_size(parting.a)} → {_size(parting.b)}"
+        what = f"{number}{number_text(parting.a, 3)} → {number_text(parting.b, 3)}"
         if parting.a > 0 and parting.b > 0:
             ratio = parting.factor if parting.factor >= 1 else 1 / parting.factor
             return f"{what}, {ratio:.3g} times {'larger' if parting.factor >= 1 else 'smaller'} in {self.b}"
@@ -271,7 +272,7 @@ def _cells(name: str, is_place: bool, partings: Sequence[Parting]) -> list[Cell]
         Cell(_value(first, first.a), tone, "right"),
         Cell(_value(first, first.b), tone, "right"),
         Cell(factor, align="right"),
-        Cell(", ".join(rest[:3]) + (", ..." if len(rest) > 3 else ""), "quiet"),
+        Cell(names_text(rest), "quiet"),
     ]
 
 
@@ -288,13 +289,5 @@ def _place(parting: Parting) -> str:
 
 def _value(parting: Parting, value: float) -> str:
     if math.isfinite(value):
-        return _size(value)
+        return number_text(value, 3)
     return {"no rows": "no rows", "not finite": "NaN or infinite"}.get(parting.kind, "–")
-
-
-def _size(value: float) -> str:
-    return f"{value:.3g}"
-
-
-def _many(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"

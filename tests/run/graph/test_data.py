@@ -17,7 +17,8 @@ from torch import nn
 
 from sonde.errors import ArgumentError, GraphError, MissingExtraError, SondeError, StoreError, UnknownSiteError
 from sonde.graph import Edge, Graph, Node, capture
-from sonde.run.graph.data import PlainGraph, count_text
+from sonde.run.graph.data import PlainGraph
+from sonde.words import large_text
 
 
 @pytest.fixture
@@ -258,7 +259,7 @@ def dark_pixels(png: bytes) -> int:
 
 def test_numbers_for_people() -> None:
     """Three digits and a unit."""
-    assert [count_text(number) for number in (0, 7, 950, 999.6, 12_345, 4.56e6, 1e12)] == [
+    assert [large_text(number) for number in (0, 7, 950, 999.6, 12_345, 4.56e6, 1e12)] == [
         "0",
         "7",
         "950",

@@ -21,15 +21,15 @@ def test_layers_that_hold_others_are_no_part_of_the_sum() -> None:
     assert shown == {"attn.proj", "attn2", "mlp.0", "mlp.1", "G/attn"}
     assert "without 3 that hold others" in texts_of(figure)
     assert {text.get_text() for text in plots.shares(writer.run(), "size", include="^(attn|mlp)$").axes[0].texts} == {
-        "attn  60%",
-        "mlp  40%",
+        "attn  60 %",
+        "mlp  40 %",
     }
 
 
 def test_shares_add_up_to_one_and_are_each_layers_part() -> None:
     figure = plots.shares(written(rms=lambda layer, step: float(layer + 1)), "rms")
     text = texts_of(figure)
-    for name, share in zip(("blocks.0.fc", "blocks.1.fc", "blocks.2.fc", "head"), ("10%", "20%", "30%", "40%"), strict=True):
+    for name, share in zip(("blocks.0.fc", "blocks.1.fc", "blocks.2.fc", "head"), ("10 %", "20 %", "30 %", "40 %"), strict=True):
         assert f"{name}  {share}" in text
     tops = [each.get_datalim(figure.axes[0].transData).y1 for each in figure.axes[0].collections]
     assert np.allclose(tops, [0.1, 0.3, 0.6, 1.0])

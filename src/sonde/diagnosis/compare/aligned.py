@@ -13,8 +13,8 @@ from sonde.diagnosis.compare.difference import Distance, as_numbers, distance, l
 from sonde.diagnosis.compare.names import Names
 from sonde.diagnosis.compare.sides import Kept, Key, Side
 from sonde.engine import is_floating
-from sonde.run import shape_text
 from sonde.site import PARAMETER_PORTS, Port, Site
+from sonde.words import shape_text
 
 __all__ = ["BEYOND", "Frame", "Place", "Stage", "compared", "frame_of"]
 

@@ -14,6 +14,7 @@ from sonde.errors import UnknownSiteError
 from sonde.rules import Finding
 from sonde.site import Site
 from sonde.suggest import nearest
+from sonde.words import names_text
 
 _HINTS = 6
 _LEAST = 1e-16  # relative distance at which a bar begins
@@ -232,8 +233,7 @@ def _footer(comparison: Comparison, *, with_causes: bool) -> list[str]:
         lines.append(f"and {len(comparison.hints) - _HINTS} more hints")
     for side, names in (("a", comparison.only_a), ("b", comparison.only_b)):
         if names:
-            more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-            lines.append(f"in {side} alone: {', '.join(name or _ROOT for name in names[:4])}{more}")
+            lines.append(f"in {side} alone: {names_text((name or _ROOT for name in names), 4)}")
     lines += [*comparison.errors, *comparison.notes]
     lines.append(
         "difference: norm of the difference / norm of the tensor; rounding: the largest difference that rounding explains, measured"

@@ -13,7 +13,7 @@ from torch import Tensor
 from sonde.engine import memory_of
 from sonde.errors import StoreError
 from sonde.keep import default_stash_value
-from sonde.view import size
+from sonde.words import size_text
 
 __all__ = ["Copies"]
 
@@ -74,7 +74,7 @@ class Copies:
     def note(self) -> str:
         """Return how much lies in files, in words; ``""`` for nothing."""
         where = tempfile.gettempdir()
-        return f"{size(self.in_files)} of tensors lay in files of {where} meanwhile" if self.in_files else ""
+        return f"{size_text(self.in_files)} of tensors lay in files of {where} meanwhile" if self.in_files else ""
 
     def _room(self, needed: int) -> Tensor:
         """Return bytes of a file."""
@@ -98,8 +98,8 @@ def _mapped_file(length: int) -> Tensor:
         return torch.from_file(path, shared=True, size=length, dtype=torch.uint8)
     except OSError as error:
         raise StoreError(
-            f"there is no room for {size(length)} of tensors in {Path(path).parent} ({error.strerror}): set TMPDIR to a folder "
-            "with more room, or compare with a smaller batch or backward=False"
+            f"there is no room for {size_text(length)} of tensors in {Path(path).parent} ({error.strerror}): set TMPDIR to a "
+            "folder with more room, or compare with a smaller batch or backward=False"
         ) from None
     finally:
         os.close(descriptor)

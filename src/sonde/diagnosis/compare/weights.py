@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from sonde.diagnosis.compare.difference import Distance, distance
+from sonde.words import names_text
 
 __all__ = ["Relation", "factor_between", "order_of_rows", "relation", "words_of_order"]
 
@@ -156,7 +157,7 @@ def _pattern(inside: list[int], half: int) -> str:
 
 
 def _short(numbers: list[int]) -> str:
-    return ", ".join(map(str, numbers[:8])) + (", ..." if len(numbers) > 8 else "")
+    return names_text(numbers, 8)
 
 
 def _shift(a: Tensor, b: Tensor, tolerance: float) -> int:

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from sonde.diagnosis.nonfinite.operation import Operation
 from sonde.diagnosis.nonfinite.origins import Cause
-from sonde.diagnosis.nonfinite.tensor_facts import dtype_name, number_text
+from sonde.diagnosis.nonfinite.tensor_facts import dtype_name
+from sonde.words import many, number_text
 
 __all__ = ["cause_of", "exact_element", "limit_of", "number_cause"]
 
@@ -275,7 +276,7 @@ def _spread(operation: Operation, producers: dict[str, str]) -> Cause | None:
         return None
     count = given[1].numel() // max(operation.result.numel(), 1)
     if count <= 1:
-        sentence = f"{operation.name} of {count} value{'' if count == 1 else 's'} divides by n - 1 = {count - 1}"
+        sentence = f"{operation.name} of {many(count, 'value')} divides by n - 1 = {count - 1}"
         return Cause(f"{operation.name} of one value", sentence, "use correction=0, or more than one value")
     return None
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from sonde.diagnosis.nonfinite.causes import cause_of
 from sonde.diagnosis.nonfinite.operation import Operation
 from sonde.diagnosis.nonfinite.origins import Cause
-from sonde.diagnosis.nonfinite.tensor_facts import number_text
+from sonde.words import number_text
 
 __all__ = ["derivative_cause", "forward_name"]
 

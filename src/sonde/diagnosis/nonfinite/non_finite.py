@@ -11,9 +11,9 @@ from sonde.answer import Answer, Cell, Code, Fact, Grid, Part, Report, Tone
 from sonde.diagnosis.nonfinite.operation_observer import Largest
 from sonde.diagnosis.nonfinite.origins import Cause, Kind, Operand, Origin
 from sonde.diagnosis.nonfinite.source_lines import SourceLine, line_of
-from sonde.diagnosis.nonfinite.tensor_facts import number_text, shape_text
 from sonde.rules import RULES, Finding
 from sonde.site import Phase, Site
+from sonde.words import names_text, number_text, shape_text
 
 _MOST_OPERANDS = 6
 _MOST_INDICES = 8
@@ -196,10 +196,10 @@ class NonFinite(Answer):
                     facts.append(Fact("", str(each.line), "quiet"))
         if self.intended:
             names = list(dict.fromkeys(_line_of_origin(origin) for origin in self.intended))
-            facts.append(Fact("intended", f"infinities that the code writes on purpose: {_listed(names)}", "quiet"))
+            facts.append(Fact("intended", f"infinities that the code writes on purpose: {names_text(names)}", "quiet"))
         if self.harmless:
             names = list(dict.fromkeys(f"{origin.kind} by {_line_of_origin(origin)}" for origin in self.harmless))
-            facts.append(Fact("harmless", f"reached nothing: {_listed(names)}", "quiet"))
+            facts.append(Fact("harmless", f"reached nothing: {names_text(names)}", "quiet"))
         if self.error is not None:
             facts.append(Fact("raised", f"{type(self.error).__name__}: {self.error}".splitlines()[0], "warn"))
         facts += [Fact("not seen", f"{what}: {why}", "warn") for what, why in self.unjudged.items()]
@@ -323,8 +323,3 @@ def _call(origin: Origin) -> str:
 def _operand(operand: Operand) -> str:
     value = f"; there {number_text(operand.value)}" if operand.value is not None and operand.facts.count > 1 else ""
     return f"{operand.name}: {operand.facts}{value}"
-
-
-def _listed(names: Sequence[str], most: int = 3) -> str:
-    more = f", and {len(names) - most} more" if len(names) > most else ""
-    return f"{', '.join(names[:most])}{more}"

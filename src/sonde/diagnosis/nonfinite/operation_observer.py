@@ -18,7 +18,7 @@ from sonde.diagnosis.nonfinite.operation import Operation, base_name, operations
 from sonde.diagnosis.nonfinite.origins import Cause, Flow, Kind, ModulePlace, Operand, Origin, Producer, Source, memory_of
 from sonde.diagnosis.nonfinite.reproduction import reproductions
 from sonde.diagnosis.nonfinite.source_lines import SourceLine, calling_frames, line_of, lines_of
-from sonde.diagnosis.nonfinite.tensor_facts import dense, dtype_name, facts_of, largest, number_text
+from sonde.diagnosis.nonfinite.tensor_facts import dense, dtype_name, facts_of, largest
 from sonde.engine import (
     ModuleTracker,
     OperatorMode,
@@ -37,6 +37,7 @@ from sonde.engine import (
     written_names,
 )
 from sonde.site import Phase
+from sonde.words import number_text
 
 __all__ = ["Largest", "OperationObserver"]
 

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from sonde.engine import stored_values
 from sonde.stats import PLAIN, local
+from sonde.words import number_text, shape_text
 
-__all__ = ["TensorFacts", "dense", "dtype_name", "facts_of", "largest", "number_text", "shape_text"]
+__all__ = ["TensorFacts", "dense", "dtype_name", "facts_of", "largest"]
 
 _UNREADABLE = (RuntimeError, NotImplementedError, TypeError, ValueError, AttributeError)
 
@@ -63,22 +64,6 @@ class TensorFacts:
 
     def __str__(self) -> str:
         return f"{shape_text(self.shape)} {self.dtype}, {self.numbers}"
-
-
-def shape_text(shape: tuple[int, ...]) -> str:
-    """Return *shape* as tables show it: ``4×8``; of a tensor without dimensions ``scalar``."""
-    return "×".join(map(str, shape)) if shape else "scalar"
-
-
-def number_text(value: float | complex) -> str:
-    """Return *value* in as few digits as tell it from its neighbours in a report: ``0``, ``-0.31``, ``65,504``, ``3.4e+38``."""
-    if isinstance(value, complex):
-        return f"({number_text(value.real)}{'+' if value.imag >= 0 or math.isnan(value.imag) else ''}{number_text(value.imag)}j)"
-    if not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "inf" if value > 0 else "-inf"
-    if value == int(value) and abs(value) < 1e6:
-        return f"{int(value):,}"
-    return f"{value:,.1f}" if 1e4 <= abs(value) < 1e6 else f"{value:.4g}"
 
 
 def dtype_name(dtype: torch.dtype) -> str:

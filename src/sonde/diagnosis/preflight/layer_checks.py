@@ -12,7 +12,8 @@ import torch
 from sonde import rules
 from sonde.answer import Check
 from sonde.diagnosis.preflight.subject import Subject, UnjudgedError
-from sonde.rules import Finding, short
+from sonde.rules import Finding
+from sonde.words import short
 
 _DEEP = 8  # layers, from which on the first and the last quarter are compared
 _FLAT = 3  # layers, from which on a growth per layer is given

@@ -12,7 +12,8 @@ from sonde import rules
 from sonde.answer import Check
 from sonde.diagnosis.preflight.loss_calls import REGRESSION, LossCall, is_probability
 from sonde.diagnosis.preflight.subject import Subject, UnjudgedError
-from sonde.rules import Finding, short
+from sonde.rules import Finding
+from sonde.words import short
 
 _WHY = "sonde.why_nan(model, batch, loss_fn) names the operation"
 _FEWEST = 16  # elements from 0 to 1 that are no chance

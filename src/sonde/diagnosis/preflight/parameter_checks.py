@@ -15,7 +15,8 @@ from sonde import rules
 from sonde.answer import Check
 from sonde.diagnosis.preflight.subject import Subject, UnjudgedError, norm_of
 from sonde.engine import Trial, parameters
-from sonde.rules import Finding, short
+from sonde.rules import Finding
+from sonde.words import names_text, short
 
 _MOST = 24  # parameters that are changed one by one
 
@@ -34,10 +35,10 @@ def gradients(subject: Subject) -> Check:
     found += [replace(each, site=f"{name}:param") for name, each in cut.items()]
     unused = [name for name in missing if name not in cut]
     if unused:
-        words = f"the loss does not depend on {len(unused)} trainable parameters: {_listed(unused)}"
+        words = f"the loss does not depend on {len(unused)} trainable parameters: {names_text(unused)}"
         found.append(Finding("unreached", words, f"{unused[0]}:param", value=float(len(unused)), severity="note"))
     if zero:
-        words = f"the gradient of {len(zero)} parameters is zero throughout: {_listed(zero)}"
+        words = f"the gradient of {len(zero)} parameters is zero throughout: {names_text(zero)}"
         every = len(zero) == len(ran.gradients)
         advice = "look at the findings about dead layers" if every else ""
         found.append(
@@ -47,7 +48,7 @@ def gradients(subject: Subject) -> Check:
     tied = _tied(subject.model)
     said = f"{reached:,} of {len(ran.gradients):,} trainable parameters have one"
     said += f"; {len(frozen):,} frozen" if frozen else ""
-    said += f"; tied: {_listed([' = '.join(names) for names in tied])}" if tied else ""
+    said += f"; tied: {names_text([' = '.join(names) for names in tied])}" if tied else ""
     return Check("gradients", said, tuple(found))
 
 
@@ -167,7 +168,3 @@ def _ratio(before: torch.Tensor, after: torch.Tensor) -> float:
     moved = float((after.double() - before.double()).square().mean().sqrt())
     size = max(float(before.double().square().mean().sqrt()), 1 / math.sqrt(3 * inputs))
     return moved / size
-
-
-def _listed(names: list[str], most: int = 3) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -15,7 +15,8 @@ from sonde.answer import Check
 from sonde.diagnosis.preflight.sample_checks import inputs_of, zero_inputs
 from sonde.diagnosis.preflight.subject import Subject, UnjudgedError
 from sonde.engine import Trial
-from sonde.rules import Finding, percent, short
+from sonde.rules import Finding
+from sonde.words import percent, short
 
 _HALF, _WELL = 0.5, 0.9  # falls of a cross-entropy: expected of a batch that is learnt, and of one that is learnt well
 _LEARNT = 1e-3  # loss, as a share of a cross-entropy's guess, that is as good as 0

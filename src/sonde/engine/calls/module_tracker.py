@@ -25,6 +25,7 @@ from sonde.engine.torch_api.modules import is_called_compiled, is_compiled_wrapp
 from sonde.engine.unseen import blocks, is_quiet, next_number
 from sonde.site import Phase
 from sonde.warn import warn_user
+from sonde.words import names_text
 
 __all__ = ["ModuleTracker"]
 
@@ -328,7 +329,7 @@ class ModuleTracker:
         self._warned_of.update(fresh)
         names = [name for name, held in self.modules.items() if held in fresh]
         warn_user(
-            f"{', '.join(names[:4])}{', ...' if len(names) > 4 else ''} is compiled: no Python runs inside a compiled graph, so "
+            f"{names_text(names, 4)} is compiled: no Python runs inside a compiled graph, so "
             "its operations are known to belong to it as a whole, and not to which of the modules in it."
         )
 

@@ -25,6 +25,7 @@ from sonde.schedule import Schedule, When
 from sonde.site import GRADIENT_PORTS, MODULE_PORTS, Port, Site
 from sonde.stats import Statistic, Table
 from sonde.warn import warn_user
+from sonde.words import names_text
 
 __all__ = ["Attachment"]
 
@@ -160,7 +161,7 @@ class Attachment:
                 self.hooks.drop(name, clock)
         if followed:
             self.hooks.sample_updates()
-            shown = ", ".join(followed[:5]) + (", ..." if len(followed) > 5 else "")
+            shown = names_text(followed, 5)
             warn_user(
                 f"the model has changed since it was observed: {shown} came or was replaced, and is observed from now on; what it "
                 "did before that was not seen"

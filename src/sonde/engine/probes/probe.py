@@ -29,6 +29,7 @@ from sonde.schedule import Steps, schedule_of
 from sonde.site import OTHER_CALLS, PARAMETER_PORTS, PORTS, Port, Site
 from sonde.stats import Statistic
 from sonde.warn import warn_user
+from sonde.words import number_text
 
 if TYPE_CHECKING:
     import pandas
@@ -297,7 +298,7 @@ def sites(
 
 
 def _number(value: Any) -> str:
-    return "" if value is None or value != value else f"{value:.4g}"  # noqa: PLR0124  # NaN means no number
+    return "" if value is None or value != value else number_text(value)  # noqa: PLR0124  # NaN means no number
 
 
 _TRAINING: dict[str, bool | None] = {"all": None, "training": True, "evaluation": False}

@@ -24,6 +24,7 @@ from sonde.engine.probes.statistic_hooks import StatisticHook
 from sonde.engine.probes.targets import Sites
 from sonde.engine.selection import Named
 from sonde.site import OTHER_CALLS, PORTS, Port, Site
+from sonde.words import percent
 
 __all__ = ["SAMPLED", "AroundSteps", "StepEventHook", "StepHook", "StepStatisticHook", "sample_updates", "size_factor"]
 
@@ -236,7 +237,7 @@ def sample_updates(hooked: Sequence[_AnyHook], limit: float) -> dict[Site, str]:
                 f"{SAMPLED} {one_in} elements, chosen at random: copies of all parameters would take more than the "
                 f"{limit:,.0f} bytes of Limits(memory=). Its counts and lengths are estimates. For any elements, the root mean "
                 f"square error of a length is at most {length_error(one_in):.3g} * absmax / norm of it, of a share "
-                f"{0.5 / sqrt(seen):.2%}"
+                f"{percent(0.5 / sqrt(seen), 2)}"
             )
     return notes
 

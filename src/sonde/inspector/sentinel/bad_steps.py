@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from sonde.diagnosis.nonfinite.tensor_facts import number_text
 from sonde.errors import NonFiniteError, StoreError
 from sonde.inspector.sentinel.bad_step import BadStep
 from sonde.inspector.sentinel.kept_step import KeptStep, count_text, step_of
@@ -13,8 +12,9 @@ from sonde.inspector.sentinel.replayed_step import Replayed, replayed, write_rep
 from sonde.inspector.sentinel.spikes import Spike
 from sonde.inspector.settings import OnNonFinite
 from sonde.paths import short_path
-from sonde.rules import RULES, Finding, short
+from sonde.rules import RULES, Finding
 from sonde.warn import warn_user
+from sonde.words import number_text, short
 
 _MOST = 3
 """So many steps of a run are kept and run again; of later ones it is only said that they were."""

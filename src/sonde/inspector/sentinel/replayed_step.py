@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sonde.diagnosis.nonfinite.non_finite import NonFinite
-from sonde.diagnosis.nonfinite.tensor_facts import dtype_name, facts_of, shape_text
+from sonde.diagnosis.nonfinite.tensor_facts import dtype_name, facts_of
 from sonde.diagnosis.nonfinite.why_nan import Outcomes, observe_step
 from sonde.engine import Trial, check_model, parameters, remap, returned_loss, walk
 from sonde.errors import ArgumentError
@@ -23,6 +23,7 @@ from sonde.inspector.sentinel.bad_step import BadStep
 from sonde.inspector.sentinel.gradients import is_finite
 from sonde.inspector.sentinel.kept_step import KeptStep, Pass, joined, read_step
 from sonde.stats import PLAIN
+from sonde.words import shape_text
 
 __all__ = ["Replayed", "replay", "replayed", "write_report"]
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from sonde.engine import remap, walk
 from sonde.errors import ArgumentError
-from sonde.run import shape_text as data_shape_text
+from sonde.words import many, shape_text
 
 
 class Reduction(ABC):
@@ -168,7 +168,7 @@ def lined_up(reduction: Any, tensor: Tensor) -> Tensor:
     tensor = tensor.reshape(1) if tensor.ndim == 0 else tensor
     if not -tensor.ndim <= reduction.axis < tensor.ndim:
         raise ArgumentError(
-            f"{reduction} takes samples along axis {reduction.axis}, and a value of shape {shape_text(tensor)} has none"
+            f"{reduction} takes samples along axis {reduction.axis}, and a value of shape {value_text(tensor)} has none"
         )
     return tensor.movedim(reduction.axis, 0)
 
@@ -202,9 +202,9 @@ def own(value: Any) -> Any:
     return remap(value, own, objects=True)
 
 
-def shape_text(value: Any) -> str:
+def value_text(value: Any) -> str:
     """The shape of a tensor, or the kind of another value, in a few characters: ``5×3``, ``scalar``, ``tuple of 3 tensors``."""
     if isinstance(value, Tensor):
-        return f"{value.size(0)} nested" if value.is_nested else data_shape_text(value.shape)
+        return f"{value.size(0)} nested" if value.is_nested else shape_text(value.shape)
     tensors = len(walk(value))
-    return f"{type(value).__name__} of {tensors} tensor{'s' if tensors != 1 else ''}" if tensors else type(value).__name__
+    return f"{type(value).__name__} of {many(tensors, 'tensor')}" if tensors else type(value).__name__

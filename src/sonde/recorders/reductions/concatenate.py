@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sonde.errors import ArgumentError
-from sonde.recorders.reductions.base import Reduction, Running, State, lined_up, own, shape_text
+from sonde.recorders.reductions.base import Reduction, Running, State, lined_up, own, value_text
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ class _Joining(Running):
         if rows.shape[1:] != state.pieces[0].shape[1:]:
             before = state.pieces[-1].movedim(0, self.axis)
             raise ArgumentError(
-                f"a value of shape {shape_text(tensor)} cannot be joined along axis {self.axis} to values of shape "
-                f"{shape_text(before)}"
+                f"a value of shape {value_text(tensor)} cannot be joined along axis {self.axis} to values of shape "
+                f"{value_text(before)}"
             )
         return rows
 

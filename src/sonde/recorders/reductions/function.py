@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from sonde.engine import name_of, version_of, walk
-from sonde.recorders.reductions.base import Accumulated, Running, State, own, shape_text
-from sonde.run import shape_text as data_shape_text
+from sonde.recorders.reductions.base import Accumulated, Running, State, own, value_text
+from sonde.words import shape_text
 
 Reducer: TypeAlias = Callable[[Any, Any], Any]
 """From the result so far and a new tensor to the next result, as for ``functools.reduce``."""
@@ -88,7 +88,7 @@ class FunctionReduction(Running):
         if self.on_broadcast is None or given_back or not _is_broadcast(shape, new.shape, result.shape):
             return
         self.on_broadcast(
-            f"has combined values of the shapes {data_shape_text(shape)} and {shape_text(new)} into {shape_text(result)}, as "
+            f"has combined values of the shapes {shape_text(shape)} and {value_text(new)} into {value_text(result)}, as "
             "broadcasting does. If batches differ in size, reduce the samples too: sonde.recorders.reductions.Sum(axis=0) or "
             "Mean(axis=0)"
         )

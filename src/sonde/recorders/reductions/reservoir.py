@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sonde.errors import ArgumentError
-from sonde.recorders.reductions.base import Running, State, lined_up, shape_text
+from sonde.recorders.reductions.base import Running, State, lined_up, value_text
 
 
 @dataclass
@@ -57,12 +57,12 @@ class Reservoir(Running):
     def _fit(self, state: _Sample, tensor: Tensor) -> Tensor:
         rows = lined_up(self, tensor)
         if rows.shape[1:] != state.rows.shape[1:]:
-            raise ArgumentError(f"samples of shape {shape_text(rows[0])} came after samples of shape {shape_text(state.rows[0])}")
+            raise ArgumentError(f"samples of shape {value_text(rows[0])} came after samples of shape {value_text(state.rows[0])}")
         return rows
 
     def _admits(self, states: list[_Sample], fitted: list[Tensor]) -> bool:
         if len(set(map(len, fitted))) > 1:
-            shapes = ", ".join(shape_text(rows.movedim(0, self.axis)) for rows in fitted)
+            shapes = ", ".join(value_text(rows.movedim(0, self.axis)) for rows in fitted)
             raise ArgumentError(f"{self} chooses samples along axis {self.axis}, where the tensors of a value differ: {shapes}")
         return True
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sonde.errors import ArgumentError
-from sonde.recorders.reductions.base import Running, State, shape_text
+from sonde.recorders.reductions.base import Running, State, value_text
 
 Axes = int | tuple[int, ...] | None
 
@@ -44,7 +44,7 @@ class _Fold(Running):
         if state.total.shape != folded.shape:
             cure = "" if self.axis is not None else f", or reduce the samples as well with {type(self).__name__}(axis=0)"
             raise ArgumentError(
-                f"a value of shape {shape_text(tensor)} cannot be added element by element to {shape_text(state.total)}: keep the "
+                f"a value of shape {value_text(tensor)} cannot be added element by element to {value_text(state.total)}: keep the "
                 f"shapes alike{cure}"
             )
         return folded, self._weight(tensor)
@@ -60,7 +60,7 @@ class _Fold(Running):
         axes = (self.axis,) if isinstance(self.axis, int) else self.axis
         for axis in axes:
             if not -tensor.ndim <= axis < tensor.ndim:
-                raise ArgumentError(f"{self} reduces axis {axis}, and a value of shape {shape_text(tensor)} has none")
+                raise ArgumentError(f"{self} reduces axis {axis}, and a value of shape {value_text(tensor)} has none")
         return axes
 
     def _weight(self, tensor: Tensor) -> int:

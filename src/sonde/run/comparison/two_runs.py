@@ -17,6 +17,7 @@ from sonde.run.run import Run
 from sonde.run.run_settings import differing, settings_of
 from sonde.site import Site
 from sonde.suggest import nearest
+from sonde.words import names_text
 
 __all__ = ["Curve", "Difference", "Parting", "Parts", "compare_rows"]
 
@@ -458,8 +459,7 @@ def _layers(a: Run, b: Run, names: Sequence[str]) -> list[str]:
     found = []
     for called, here, beside in zip(names, (one, other), (other, one), strict=True):
         alone = [f"{name or '(root)'} ({kind})" for name, (kind, _) in here.items() if name not in beside]
-        more = f" and {len(alone) - _NAMED} more" if len(alone) > _NAMED else ""
-        found += [f"modules of {called} alone: {', '.join(alone[:_NAMED])}{more}"] if alone else []
+        found += [f"modules of {called} alone: {names_text(alone, _NAMED)}"] if alone else []
     for name, (kind, count) in one.items():
         if name in other and other[name] != (kind, count):
             there, counted = other[name]

@@ -18,8 +18,9 @@ from typing import Any, Literal, NoReturn, Self, get_args
 from sonde.errors import GraphError, StoreError
 from sonde.paths import absolute_path
 from sonde.run.folder.json_file import json_text, parse_json, read_bytes
+from sonde.words import shape_text
 
-__all__ = ["KINDS", "SOURCES", "Edge", "Kind", "Node", "PlainGraph", "Value", "count_text", "shape_text"]
+__all__ = ["KINDS", "SOURCES", "Edge", "Kind", "Node", "PlainGraph", "Value"]
 
 Kind = Literal["input", "parameter", "buffer", "constant", "module", "operation", "output"]
 """The kinds of nodes. A constant is a tensor that no recorded operation has made: one that the code holds, or one from a place
@@ -380,19 +381,3 @@ def _value(held: Any, where: str) -> Value:
         _refuse(where, held, "a list of shape, dtype and device")
     shape, dtype, device = held
     return Value(_wholes(shape, f"{where}.shape"), _text(dtype, f"{where}.dtype"), _text(device, f"{where}.device"))
-
-
-# Numbers for people
-
-
-def shape_text(shape: tuple[int, ...]) -> str:
-    """Return ``2×64``; ``scalar`` for no dimension."""
-    return "×".join(map(str, shape)) or "scalar"
-
-
-def count_text(number: float) -> str:
-    """Return ``950``, ``12.3 k``, ``4.56 M``: three digits and a power of a thousand."""
-    for power, letter in ((4, "T"), (3, "G"), (2, "M"), (1, "k")):
-        if abs(number) >= 999.5 * 1000 ** (power - 1):
-            return f"{number / 1000**power:#.3g} {letter}".replace(". ", " ")
-    return f"{number:.3g}"

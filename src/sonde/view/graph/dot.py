@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from sonde.escape import printable
-from sonde.run import Kind, Node, PlainGraph, count_text, shape_text
+from sonde.run import Kind, Node, PlainGraph
+from sonde.words import large_text, shape_text
 
 __all__ = ["FONT", "label_lines", "quoted", "to_dot"]
 
@@ -124,7 +125,7 @@ def label_lines(graph: PlainGraph, node: Node) -> list[str]:
     if node.kind == "parameter" and node.parameters:
         return [*lines, f"{shapes[0]}"]
     if shapes:
-        lines.append(", ".join(shapes[:3]) + (f", … {count_text(len(shapes))}" if len(shapes) > 3 else ""))
+        lines.append(", ".join(shapes[:3]) + (f", … {large_text(len(shapes))}" if len(shapes) > 3 else ""))
     return lines
 
 

@@ -13,6 +13,7 @@ from sonde.view.plots.canvas import Theme, by_depth, canvas, legend, mark_defect
 from sonde.view.plots.layer_names import Include, labels, name_at, prefix_fact, spread_apart
 from sonde.view.plots.layer_series import matrix
 from sonde.view.plots.number_names import title_of
+from sonde.words import percent
 
 if TYPE_CHECKING:
     from sonde.view.plots.picture import Picture
@@ -100,6 +101,7 @@ def shares(
         largest = sorted(np.argsort(last, kind="stable")[::-1][:_NAMED].tolist())
         places = spread_apart([float(middles[row]) for row in largest], 0.16 / (height - 1.3))
         for place, row in zip(places, largest, strict=True):
-            name_at(axes, f"{short[row]}  {last[row]:.0%}", 1 - place, (float(steps[column]), float(middles[row])), colours[row])
+            end = float(steps[column]), float(middles[row])
+            name_at(axes, f"{short[row]}  {percent(last[row])}", 1 - place, end, colours[row])
         legend(figure, mark_defects(axes, found.steps, found.defects, look))
     return figure

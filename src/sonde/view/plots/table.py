@@ -18,6 +18,7 @@ from sonde.suggest import nearest_steps
 from sonde.view.layer_table import NO_ELEMENTS, TONES, LayerRow, Note, Quantity, layer_table, notes_of, worst
 from sonde.view.plots.layer_names import Include, chosen
 from sonde.view.plots.layer_series import FIRST_ROWS, Known, kinds_of
+from sonde.words import number_text
 
 __all__ = ["table"]
 
@@ -329,4 +330,4 @@ def _scalars(run: Run, step: int | None) -> list[str]:
     until = "" if step is None else f" WHERE step <= {literal(step)}"
     rows = run.sql(f"SELECT name, arg_max(value, step) FROM {of_rank('scalars', None, run.ranks)}{until} GROUP BY name").fetchall()
     rows.sort(key=lambda row: ("loss" not in row[0], row[0].endswith("_norm"), row[0]))
-    return [" · ".join(f"{name} {value:.4g}" for name, value in rows)] if rows else []
+    return [" · ".join(f"{name} {number_text(value)}" for name, value in rows)] if rows else []

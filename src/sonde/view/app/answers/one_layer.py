@@ -14,6 +14,7 @@ from sonde.suggest import unknown_name
 from sonde.view.app.answers.found import alerts_data
 from sonde.view.app.answers.opened_run import OpenedRun, number_data
 from sonde.view.app.answers.reduction import Bins, listed, marks_of
+from sonde.words import shape_text
 
 __all__ = ["layer"]
 
@@ -57,7 +58,7 @@ def layer(opened: OpenedRun, layer: str, *, points: int = _POINTS) -> dict[str, 
         "before": names[place - 1] if place else None,
         "after": names[place + 1] if place + 1 < len(names) else None,
         "parameters": sum(sizes),
-        "shape": "×".join(map(str, fact.shape)) if fact is not None and fact.shape else None,
+        "shape": shape_text(fact.shape) if fact is not None and fact.shape else None,
         "dtype": None if fact is None else fact.dtype,
         "own": [
             {"name": name, "shape": each.shape and list(each.shape), "dtype": each.dtype, "trainable": each.trainable}
