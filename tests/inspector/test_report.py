@@ -29,13 +29,13 @@ ERRORS = [ProbeError.of("Kept", None, OSError("no room")), ProbeError.of("moment
 @pytest.mark.parametrize(
     ("steps", "lost", "errors", "overhead", "expected"),
     [
-        ((5, 10), (0, 0), [], 0.012, ["5 of 10 steps logged", "no findings", "overhead 1.2%"]),
+        ((5, 10), (0, 0), [], 0.012, ["5 of 10 steps logged", "no findings", "overhead 1.2 %"]),
         (
             (5, 10),
             (2, 1300),
             ERRORS,
             0.5,
-            ["logged · 2 of these lost · 1,300 rows lost", "no findings · 2 errors, in .errors: Kept: OSError", "50.0%"],
+            ["logged · 2 of these lost · 1,300 rows lost", "no findings · 2 errors, in .errors: Kept: OSError", "50.0 %"],
         ),
         ((9, 9), (0, 0), ERRORS[:1], None, ["9 of 9", "no findings · 1 error, in .errors: Kept: OSError", "every step is logged"]),
         ((0, 0), (0, 0), [], None, ["0 of 0", "no findings", "too few steps"]),
