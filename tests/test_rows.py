@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from sonde.errors import ArgumentError
-from sonde.inspector.sinks.base import Rows
-from sonde.rows import Layout, RowBlock
+from sonde.rows import Layout, RowBlock, Rows
 from sonde.run import start_run
 
 WHEN, EDGES = np.array([[0, 3, 0], [0, 4, 0], [1, 5, 2]]), np.array([0, 2, 3, 5])

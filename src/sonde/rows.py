@@ -213,3 +213,82 @@ class RowBlock:
             last = max(first + 1, int(np.searchsorted(self.edges, self.edges[first] + fitting, "right")) - 1)
             yield self.between(first, last)
             first = last
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """The numbers of one family at one moment: a row for each site at which something was added.
+
+    Attributes:
+        family: as ``moments``.
+        layout: all sites that could have a row.
+        rows: the sites that have a row: indices into *layout*.
+        epoch, step, micro_step: when.
+        counts: how often something was added to each row.
+        numbers: by name, float64 of the shape of *rows*.
+        ranks: of each row the number of processes whose tensors are in it; None: one.
+    """
+
+    family: str
+    layout: Layout
+    rows: npt.NDArray[np.intp]
+    epoch: int
+    step: int
+    micro_step: int
+    counts: npt.NDArray[np.float64]
+    numbers: Mapping[str, npt.NDArray[np.float64]]
+    ranks: npt.NDArray[np.int32] | None = None
+
+    @classmethod
+    def of(cls, block: RowBlock, moment: int) -> Rows:
+        """The rows of one moment of *block*, by its position."""
+        epoch, step, micro_step = block.moments[moment].tolist()
+        start, end = block.edges[moment : moment + 2].tolist()
+        numbers = {name: column[start:end] for name, column in block.numbers.items()}
+        ranks = None if block.ranks is None else block.ranks[start:end]
+        return cls(
+            block.family, block.layout, block.rows[start:end], epoch, step, micro_step, block.counts[start:end], numbers, ranks
+        )
+
+    @property
+    def sites(self) -> list[str]:
+        """The text of each row's site."""
+        return [self.layout.site[row] for row in self.rows]
+
+    @property
+    def models(self) -> list[str]:
+        """Each row's model."""
+        return [self.layout.model[row] for row in self.rows]
+
+    def columns(self) -> dict[str, Any]:
+        """The columns that the family has in a run, keys first, without those of the process."""
+        keys: dict[str, Any] = {}
+        for key in KEY_COLUMNS:
+            if key.given == "moment":
+                keys[key.name] = getattr(self, key.name)
+            elif key.given == "row":
+                keys[key.name] = np.ones(len(self.rows), np.int32) if self.ranks is None else self.ranks
+            elif key.given == "place":
+                values = self.layout.columns[key.name]
+                keys[key.name] = [values[row] for row in self.rows] if isinstance(values, tuple) else values[self.rows]
+        return {**keys, **self.numbers}
+
+
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    """A number that belongs to no site.
+
+    Attributes:
+        name: as ``loss``.
+        value: the number.
+        epoch, step: when.
+        scope: how much of the training it is of.
+        ranks: the number of processes that it is of.
+    """
+
+    name: str
+    value: float
+    epoch: int
+    step: int
+    scope: Scope = "global"
+    ranks: int = 1

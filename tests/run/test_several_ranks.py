@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 
 from sonde.inspector.sinks.base import memory
-from sonde.inspector.sinks.replay import play
 from sonde.rows import Layout
 from sonde.run.recorded_findings import findings_in
 from sonde.run.run import open_run
@@ -36,7 +35,7 @@ def test_of_several_ranks_each_place_is_read_once(tmp_path: Path) -> None:
     assert [finding.rule for finding in findings_in(run)] == ["nonfinite"]
     assert findings_in(run, rank=0) == []
     played = memory()
-    play(run, played)
+    run.send_to(played)
     assert played.run().sql("SELECT site, rms, scope, count(*) FROM moments GROUP BY ALL ORDER BY site").fetchall() == [
         ("fc:output", 1.0, "rank", 12),
         ("head:output", 2.0, "rank", 12),

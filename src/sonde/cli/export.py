@@ -71,8 +71,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _to_tensorboard(opened: Run, target: str, options: argparse.Namespace) -> Path:
-    """Play the run to a sink of TensorBoard, and return the folder."""
-    from sonde.inspector import TensorBoard, play
+    """Send the run to a sink of TensorBoard, and return the folder."""
+    from sonde.inspector import TensorBoard
 
     for name, option in (("--families", options.families), ("--port", options.port), ("--layers", options.layers)):
         if option is not None:
@@ -80,7 +80,7 @@ def _to_tensorboard(opened: Run, target: str, options: argparse.Namespace) -> Pa
     sink = TensorBoard(target, numbers=None if options.number is None else (options.number,))
     first = 0 if options.first is None else options.first
     last = opened.last_step if options.last is None else options.last
-    play(opened, sink, every=range(first, last + 1))
+    opened.send_to(sink, every=range(first, last + 1))
     return sink.folder
 
 

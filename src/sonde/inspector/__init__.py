@@ -19,10 +19,10 @@ from sonde.inspector.settings import BadSteps, Limits
 from sonde.inspector.sinks import MLflowSink as MLflowSink
 from sonde.inspector.sinks import TensorBoard as TensorBoard
 from sonde.inspector.sinks import WandbSink as WandbSink
-from sonde.inspector.sinks import play as play
-from sonde.inspector.sinks.base import LoggedRows, RowBlock, Rows, RunSink, Scalar, Sink
+from sonde.inspector.sinks.base import LoggedRows, RunSink, Sink
 from sonde.inspector.sinks.to_argument import folders_named as folders_named
 from sonde.inspector.watch import watch
+from sonde.rows import RowBlock, Rows, Scalar
 from sonde.rules import Finding
 from sonde.schedule import Schedule, Warmup
 
@@ -50,7 +50,6 @@ __all__ = [
     "flat",
     "folders_named",
     "plain_config",
-    "play",
     "replay",
     "watch",
 ]

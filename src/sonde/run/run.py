@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -39,7 +39,9 @@ from sonde.run.heatmap import Heatmap, Reduce, heatmap_of
 from sonde.run.run_lines import family_cells, history, of_ranks
 from sonde.run.run_state import state_of, why_empty
 from sonde.run.schema import READ_ORDER, main_families
+from sonde.run.sending import Beginning, Receiver, send
 from sonde.run.web_page import WebPage
+from sonde.schedule import Steps
 from sonde.site import PORTS, Port, Site
 from sonde.suggest import unknown_name
 
@@ -369,6 +371,24 @@ class Run:
         """Write rows to CSV or Parquet files; see :func:`sonde.run.export`, whose arguments *chosen* are."""
         written: dict[str, Path] = import_module("sonde.run.exporting").export(self, path, form, **chosen)
         return written
+
+    def send_to(self, *targets: Receiver | Callable[[Run], object], every: Steps | None = None, rank: int | None = None) -> None:
+        """Send the run to sinks and visualizers, in the order in which it was recorded, as the training did.
+
+        A visualizer is shown the run as it was at the end of each epoch, and at the end. How often a row was added to is not in a
+        run: ``Rows.counts`` is NaN.
+
+        Args:
+            targets: sinks (:class:`sonde.inspector.Sink`), which are opened and closed; and callables that take a run.
+            every: only these of the recorded steps, as in ``watch``: every n-th, a range, a list, a callable. Visualizers are then
+                shown the run after each of them.
+            rank: the process whose rows are sent; by default, of each place at each step the first that has rows of it.
+
+        Raises:
+            ArgumentError: there is no target, a target is neither sink nor visualizer, or *every* is a time.
+        """
+        place = None if self.path is None else str(self.path)
+        send(self, targets, every, rank, place, lambda step: Run(Beginning(self, self._source, step, rank)))
 
     def sql(self, query: str) -> duckdb.DuckDBPyRelation:
         """Return the answer to a query; every family is a table of its name. Note that ``"order"`` needs quotes in SQL.

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from sonde.inspector.measurement.row_index import RowIndex
 from sonde.inspector.pipeline.batch import Batch, PendingScalar, RawRows
-from sonde.inspector.sinks.base import Rows, Scalar
-from sonde.rows import Layout
+from sonde.rows import Layout, Rows, Scalar
 from sonde.stats import Activation, ChannelActivation, ExponentHistogram, Field, Moments, Norm, RowStatistic, Statistic
 from sonde.stats.host_copy import HostCopy
 from sonde.stats.statistic import Column

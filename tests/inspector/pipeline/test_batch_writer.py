@@ -20,8 +20,8 @@ from sonde.inspector.pipeline.batch import Batch, RawRows
 from sonde.inspector.pipeline.batch_writer import LIMITS, BatchWriter
 from sonde.inspector.ranks import Participation
 from sonde.inspector.sinks import memory
-from sonde.inspector.sinks.base import LoggedRows, Rows, RunSink, Scalar, Sink
-from sonde.rows import Scope
+from sonde.inspector.sinks.base import LoggedRows, RunSink, Sink
+from sonde.rows import Rows, Scalar, Scope
 from sonde.run.run import open_run
 from sonde.run.store.memory_writer import memory_run
 from sonde.run.store.open import start_run

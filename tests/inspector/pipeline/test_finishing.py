@@ -10,7 +10,8 @@ from tests.inspector.pipeline.batches import NORMS, batch_of, moments_of, one_by
 
 from sonde.inspector.pipeline.batch import Batch
 from sonde.inspector.pipeline.finishing import Finishing
-from sonde.inspector.sinks.base import LoggedRows, Rows, Scalar
+from sonde.inspector.sinks.base import LoggedRows
+from sonde.rows import Rows, Scalar
 from sonde.run.findings import Findings
 from sonde.stats import Activation
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from torch import nn
 
 from sonde.inspector import watch
-from sonde.inspector.sinks import Print, TensorBoard, memory, play
+from sonde.inspector.sinks import Print, TensorBoard, memory
 from sonde.run.run import Run
 
 
@@ -59,7 +59,7 @@ def test_tensorboard_gets_what_the_run_gets_and_the_global_scalars_are_there(tmp
 
 def test_the_same_training_live_and_played_is_the_same_for_tensorboard(tmp_path: Path) -> None:
     run = train(["memory", TensorBoard(tmp_path / "live")])
-    play(run, TensorBoard(tmp_path / "played"))
+    run.send_to(TensorBoard(tmp_path / "played"))
     assert scalars(tmp_path / "played") == scalars(tmp_path / "live")
 
 

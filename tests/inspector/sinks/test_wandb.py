@@ -12,7 +12,7 @@ from tests.inspector.sinks.trackers import deep, learn, offline_runs
 
 from sonde.errors import ArgumentError, MissingExtraError, ObservationWarning
 from sonde.inspector import watch
-from sonde.inspector.sinks import WandbSink, play
+from sonde.inspector.sinks import WandbSink
 from sonde.run.run import open_run
 
 wandb = pytest.importorskip("wandb")
@@ -138,7 +138,7 @@ def test_a_played_run_is_logged_as_the_training_did(tmp_path: Path) -> None:
     model = deep(2)
     with watch(model, every=1, to=[tmp_path / "run", numbers_only()], verbose=False) as inspector:
         list(learn(model, inspector, 4))
-    play(open_run(tmp_path / "run"), numbers_only(id="again"))
+    open_run(tmp_path / "run").send_to(numbers_only(id="again"))
     live, played = offline_runs(tmp_path)
     assert played.series("sonde/output_rms.median") == live.series("sonde/output_rms.median")
     assert played.series("sonde/loss") == live.series("sonde/loss")

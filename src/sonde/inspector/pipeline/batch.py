@@ -16,8 +16,7 @@ from sonde.inspector.measurement.measurement import Measurement
 from sonde.inspector.measurement.parameter_rows import ParameterRows
 from sonde.inspector.measurement.row_index import RowIndex
 from sonde.inspector.pipeline.scalars import Pushed
-from sonde.inspector.sinks.base import Scalar
-from sonde.rows import Scope
+from sonde.rows import Scalar, Scope
 from sonde.stats import HostCopy, Table
 
 __all__ = ["Batch", "BatchBuilder", "Join", "PendingScalar", "RawRows"]

@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from sonde.inspector.measurement.row_index import RowIndex
 from sonde.inspector.pipeline.batch import Batch, Join, PendingScalar, RawRows
-from sonde.inspector.sinks.base import LoggedRows, RowBlock, Scalar
-from sonde.rows import Scope
+from sonde.inspector.sinks.base import LoggedRows
+from sonde.rows import RowBlock, Scalar, Scope
 
 __all__ = ["Arrays", "Finishing"]
 

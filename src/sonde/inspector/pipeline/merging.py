@@ -13,8 +13,7 @@ from sonde.inspector.measurement.row_index import RowIndex
 from sonde.inspector.pipeline.batch import Batch, PendingScalar, RawRows
 from sonde.inspector.pipeline.finishing import Arrays
 from sonde.inspector.ranks import Participation
-from sonde.inspector.sinks.base import Scalar
-from sonde.rows import Scope
+from sonde.rows import Scalar, Scope
 from sonde.stats import HostCopy, MergedRows, Merger, Offer, Rows, Total
 
 __all__ = ["AT_THE_END", "WITHIN_STEP", "Merging"]

@@ -1,10 +1,9 @@
-"""Where rows go, and how a finished run is shown once more: a run, print, pictures, TensorBoard, W&B, MLflow, nothing."""
+"""Where rows go, a run, print, pictures, TensorBoard, W&B, MLflow, nothing."""
 
 from sonde.inspector.sinks.base import Nothing, memory
 from sonde.inspector.sinks.mlflow import MLflowSink
-from sonde.inspector.sinks.replay import play
 from sonde.inspector.sinks.tensorboard import TensorBoard
 from sonde.inspector.sinks.visualizers import Pictures, Print
 from sonde.inspector.sinks.wandb import WandbSink
 
-__all__ = ["MLflowSink", "Nothing", "Pictures", "Print", "TensorBoard", "WandbSink", "memory", "play"]
+__all__ = ["MLflowSink", "Nothing", "Pictures", "Print", "TensorBoard", "WandbSink", "memory"]

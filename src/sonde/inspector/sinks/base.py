@@ -1,4 +1,4 @@
-"""The sink: the interface of a place where rows go, the data it is given, and the sink that writes a run."""
+"""The sink: the interface of a place where rows go, the rows of several moments, and the sink that writes a run."""
 
 from __future__ import annotations
 
@@ -6,99 +6,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-import numpy.typing as npt
-
-from sonde.rows import KEY_COLUMNS, Layout, RowBlock, Scope
+from sonde.rows import RowBlock, Rows, Scalar, Scope
 from sonde.rules import Finding
 from sonde.run import RunWriter, memory_run
 
 if TYPE_CHECKING:
     from sonde.run import Run
 
-__all__ = ["LoggedRows", "Nothing", "RowBlock", "Rows", "RunSink", "Scalar", "Sink", "memory"]
-
 
 _SCALAR_BYTES = 128
-
-
-@dataclass(frozen=True, eq=False)
-class Rows:
-    """The numbers of one family at one moment: a row for each site at which something was added.
-
-    Attributes:
-        family: as ``moments``.
-        layout: all sites that could have a row.
-        rows: the sites that have a row: indices into *layout*.
-        epoch, step, micro_step: when.
-        counts: how often something was added to each row.
-        numbers: by name, float64 of the shape of *rows*.
-        ranks: of each row the number of processes whose tensors are in it; None: one.
-    """
-
-    family: str
-    layout: Layout
-    rows: npt.NDArray[np.intp]
-    epoch: int
-    step: int
-    micro_step: int
-    counts: npt.NDArray[np.float64]
-    numbers: Mapping[str, npt.NDArray[np.float64]]
-    ranks: npt.NDArray[np.int32] | None = None
-
-    @classmethod
-    def of(cls, block: RowBlock, moment: int) -> Rows:
-        """The rows of one moment of *block*, by its position."""
-        epoch, step, micro_step = block.moments[moment].tolist()
-        start, end = block.edges[moment : moment + 2].tolist()
-        numbers = {name: column[start:end] for name, column in block.numbers.items()}
-        ranks = None if block.ranks is None else block.ranks[start:end]
-        return cls(
-            block.family, block.layout, block.rows[start:end], epoch, step, micro_step, block.counts[start:end], numbers, ranks
-        )
-
-    @property
-    def sites(self) -> list[str]:
-        """The text of each row's site."""
-        return [self.layout.site[row] for row in self.rows]
-
-    @property
-    def models(self) -> list[str]:
-        """Each row's model."""
-        return [self.layout.model[row] for row in self.rows]
-
-    def columns(self) -> dict[str, Any]:
-        """The columns that the family has in a run, keys first, without those of the process."""
-        keys: dict[str, Any] = {}
-        for key in KEY_COLUMNS:
-            if key.given == "moment":
-                keys[key.name] = getattr(self, key.name)
-            elif key.given == "row":
-                keys[key.name] = np.ones(len(self.rows), np.int32) if self.ranks is None else self.ranks
-            elif key.given == "place":
-                values = self.layout.columns[key.name]
-                keys[key.name] = [values[row] for row in self.rows] if isinstance(values, tuple) else values[self.rows]
-        return {**keys, **self.numbers}
-
-
-@dataclass(frozen=True, slots=True)
-class Scalar:
-    """A number that belongs to no site.
-
-    Attributes:
-        name: as ``loss``.
-        value: the number.
-        epoch, step: when.
-        scope: how much of the training it is of.
-        ranks: the number of processes that it is of.
-    """
-
-    name: str
-    value: float
-    epoch: int
-    step: int
-    scope: Scope = "global"
-    ranks: int = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,6 +119,9 @@ class Sink:
     def alert(self, finding: Finding) -> None:
         """Take a finding of the rules."""
 
+    def document(self, name: str, data: Any) -> None:
+        """Take a document of a recorded run that is sent: the ``graph`` of the model, or the ``coverage``."""
+
     def finish(self, run: Run | None, *, failed: bool) -> None:
         """Called once when nothing more will come, before ``close``.
 
@@ -231,7 +150,10 @@ class RunSink(Sink):
         self._owned = owned
 
     def open(self, description: Mapping[str, Any]) -> None:
-        self.writer.describe(**description)
+        self.writer.describe(**{name: value for name, value in description.items() if name != "path"})
+
+    def document(self, name: str, data: Any) -> None:
+        self.writer.document(name, data)
 
     def write(self, rows: Rows) -> None:
         when = {"moments": [(rows.epoch, rows.step, rows.micro_step)], "lengths": [len(rows.rows)]}
@@ -281,7 +203,7 @@ def _line(scalar: Scalar) -> tuple[str, float, int, int, Scope, int]:
 def memory(about: Mapping[str, Any] | None = None) -> RunSink:
     """Return a sink that keeps a run in memory; ``memory().run()`` reads it, also after it is closed.
 
-    >>> from sonde.inspector.sinks.base import Scalar
+    >>> from sonde.rows import Scalar
     >>> sink = memory()
     >>> sink.scalar(Scalar("loss", 0.5, epoch=0, step=3))
     >>> sink.run().scalar("loss")

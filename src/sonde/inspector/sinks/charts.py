@@ -9,8 +9,8 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from sonde.errors import ArgumentError
-from sonde.inspector.sinks.base import Rows
 from sonde.number import Number, described, number_of
+from sonde.rows import Rows
 from sonde.site import OTHER_CALLS, PARAMETER_PORTS, Site
 
 __all__ = ["Charts", "Numbers", "Point", "layer_names"]

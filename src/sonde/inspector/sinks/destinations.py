@@ -50,7 +50,7 @@ class Destinations:
         for sink in self.sinks:
             sink.prepare()
             if not sink.may_block:
-                sink.open(about if isinstance(sink, RunSink) else {**about, "path": self.place})
+                sink.open({**about, "path": self.place})
 
     @property
     def place(self) -> str | None:

@@ -15,8 +15,9 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from sonde.errors import ArgumentError, StoreError
-from sonde.inspector.sinks.base import LoggedRows, Rows, Scalar, Sink
+from sonde.inspector.sinks.base import LoggedRows, Sink
 from sonde.inspector.sinks.charts import Charts, Numbers, Point
+from sonde.rows import Rows, Scalar
 from sonde.rules import Finding
 from sonde.run import Description
 from sonde.site import Site

@@ -10,9 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from sonde.errors import MissingExtraError
-from sonde.inspector.sinks.base import Rows, Scalar, Sink
+from sonde.inspector.sinks.base import Sink
 from sonde.inspector.sinks.charts import Charts, Numbers, layer_names
 from sonde.paths import absolute_path
+from sonde.rows import Rows, Scalar
 from sonde.run import flat
 from sonde.site import Site
 

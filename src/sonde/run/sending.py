@@ -1,70 +1,159 @@
-"""Play a finished run to sinks and visualizers, as if the training went on."""
+"""Send a recorded run to sinks and visualizers, as if the training went on."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise, starmap
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 from sonde.errors import ArgumentError
-from sonde.inspector.sinks.base import Rows, RunSink, Scalar, Sink, memory
-from sonde.rows import KEYS, Layout
+from sonde.rows import KEYS, Layout, Rows, Scalar
 from sonde.rules import Finding
-from sonde.run import Run, alerts_in, literal, of_rank, quoted
+from sonde.run.alerts import alerts_in
+from sonde.run.folder.duckdb_sql import literal, of_rank, quoted
+from sonde.run.folder.end import End
+from sonde.run.folder.run_json import Description
+from sonde.run.folder.source import Answer, Ask, Source
 from sonde.schedule import EverySeconds, Steps, Tick, schedule_of
 
 if TYPE_CHECKING:
+    import duckdb
     import pyarrow
-
-__all__ = ["play"]
 
 _AT_ONCE = 256  # steps that are read together
 
 
-def play(run: Run, *targets: Sink | Callable[[Run], object], every: Steps | None = None, rank: int | None = None) -> None:
-    """Play a finished run to sinks and visualizers, in the order in which it was recorded.
+class Recorded(Protocol):
+    """What is read of a :class:`sonde.run.run.Run`."""
 
-    A visualizer is shown the run as it was at the end of each epoch, and at the end. How often a row was added to is not in a run:
-    ``Rows.counts`` is NaN.
+    @property
+    def families(self) -> tuple[str, ...]: ...
+
+    @property
+    def numbers(self) -> Mapping[str, Sequence[str]]: ...
+
+    @property
+    def ranks(self) -> Sequence[int]: ...
+
+    @property
+    def info(self) -> Mapping[str, Any]: ...
+
+    def document(self, name: str) -> Any: ...
+
+    def sql(self, query: str) -> duckdb.DuckDBPyRelation: ...
+
+
+@runtime_checkable
+class Receiver(Protocol):
+    """A target that takes rows: every :class:`sonde.inspector.Sink` is one, whose methods say what they take."""
+
+    def prepare(self) -> None: ...
+
+    def open(self, description: Mapping[str, Any]) -> None: ...
+
+    def document(self, name: str, data: Any) -> None: ...
+
+    def write(self, rows: Rows) -> None: ...
+
+    def scalar(self, scalar: Scalar) -> None: ...
+
+    def alert(self, finding: Finding) -> None: ...
+
+    def finish(self, run: Any, *, failed: bool) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Beginning:
+    """The source of the beginning of a run: its rows up to a step, of one rank or of all, in memory.
 
     Args:
-        run: to play, on disk or in memory.
+        run, source: of the whole run.
+        step: the last one.
+        rank: see :func:`send`.
+    """
+
+    def __init__(self, run: Recorded, source: Source, step: int, rank: int | None) -> None:
+        self.name = f"{source.name} up to step {step}"
+        self.version = f"{source.version}-{step}"
+        self.lost: Mapping[str, Sequence[str]] = source.lost
+        self.ranks: Sequence[int] = source.ranks if rank is None else (rank,)
+        self.ends: Sequence[End] = ()
+        self._source = source
+        chosen = "" if rank is None else f" AND rank = {literal(rank)}"
+        self._tables = {
+            family: run.sql(f"SELECT * FROM {quoted(family)} WHERE step <= {literal(step)}{chosen}").to_arrow_table()
+            for family in run.families
+        }
+
+    def describe(self) -> Description:
+        return self._source.describe()
+
+    def document(self, name: str, rank: int) -> Any:
+        return self._source.document(name, rank) if name in _DOCUMENTS else None
+
+    def ask(self, connection: duckdb.DuckDBPyConnection, question: Ask[Answer]) -> Answer:
+        there = {family: table for family, table in self._tables.items() if table.num_rows}
+        for family, table in there.items():
+            connection.register(family, table)
+        return question(connection, tuple(there))
+
+
+_DOCUMENTS = ("graph", "coverage")
+
+
+def send(
+    run: Recorded,
+    targets: Sequence[Receiver | Callable[[Any], object]],
+    every: Steps | None,
+    rank: int | None,
+    place: str | None,
+    until: Callable[[int], Any],
+) -> None:
+    """Send *run* to *targets*, in the order in which it was recorded; see :meth:`sonde.Run.send_to`.
+
+    Args:
+        run: the run.
         targets: sinks, which are opened and closed; and callables that take a run.
-        every: only these of the recorded steps, as in ``watch``: every n-th, a range, a list, a callable. Visualizers are then
-            shown the run after each of them.
-        rank: the process whose rows are played; by default, of each place at each step the first that has rows of it.
+        every: which of the recorded steps; None for all.
+        rank: whose rows; None: of each place at each step the first that has rows of it.
+        place: the folder of the run; None if it is in memory.
+        until: returns the run as it was after a step.
 
     Raises:
         ArgumentError: there is no target, a target is neither sink nor visualizer, or *every* is a time.
     """
     schedule = None if every is None else schedule_of(every)
     if isinstance(schedule, EverySeconds):
-        raise ArgumentError(f"every={every!r}: a run is played by its steps; give a number, a range or steps")
+        raise ArgumentError(f"every={every!r}: a run is sent by its steps; give a number, a range or steps")
     sinks, visualizers = _sorted(targets)
-    recorded = memory()
-    playing: list[Sink] = [*sinks, *([recorded] if visualizers else [])]
     shown: int | None = None
     try:
-        _begin(run, playing)
+        for sink in sinks:
+            sink.prepare()
+            sink.open({**run.info, "path": place})
+            for name in _DOCUMENTS:
+                if (document := run.document(name)) is not None:
+                    sink.document(name, document)
         epoch = None
         for moment in _moments(run, rank):
             if schedule is not None and not schedule.wants(Tick(moment.epoch, moment.step, 0, 0), float("inf")):
                 continue
-            if epoch not in (None, moment.epoch) and schedule is None:
-                _show(visualizers, recorded)
-            moment.give(playing)
+            if shown is not None and epoch != moment.epoch and schedule is None:
+                _show(visualizers, until, shown)
+            moment.give(sinks)
             epoch, shown = moment.epoch, moment.step
             if schedule is not None:
-                _show(visualizers, recorded)
+                _show(visualizers, until, shown)
         if shown is not None and schedule is None:
-            _show(visualizers, recorded)
-        for sink in playing:
+            _show(visualizers, until, shown)
+        for sink in sinks:
             sink.finish(run, failed=False)
     finally:
-        for sink in playing:
+        for sink in sinks:
             sink.close()
 
 
@@ -78,49 +167,41 @@ class _Moment:
         self.scalars: list[Scalar] = []
         self.alerts: list[Mapping[str, Any]] = []
 
-    def give(self, sinks: Sequence[Sink]) -> None:
+    def give(self, sinks: Sequence[Receiver]) -> None:
         for sink in sinks:
             for rows in self.rows:
                 sink.write(rows)
             for scalar in self.scalars:
                 sink.scalar(scalar)
             for alert in self.alerts:
-                if isinstance(sink, RunSink):
-                    sink.writer.alert(**{name: value for name, value in alert.items() if name != "rank"})
-                else:
-                    sink.alert(Finding(**{name: value for name, value in alert.items() if name != "rank" and value is not None}))
+                known = {name: value for name, value in alert.items() if name != "rank" and value is not None}
+                sink.alert(Finding(**{"rule": "", **known}))
 
 
-def _sorted(targets: Sequence[object]) -> tuple[list[Sink], list[Callable[[Run], object]]]:
-    sinks = [target for target in targets if isinstance(target, Sink)]
-    others = [target for target in targets if not isinstance(target, Sink)]
-    for target in others:
-        if isinstance(target, type) or not callable(target):
+def _sorted(targets: Sequence[object]) -> tuple[list[Receiver], list[Callable[[Any], object]]]:
+    sinks: list[Receiver] = []
+    visualizers: list[Callable[[Any], object]] = []
+    for target in targets:
+        if isinstance(target, Receiver) and not isinstance(target, type):
+            sinks.append(target)
+        elif callable(target) and not isinstance(target, type):
+            visualizers.append(target)
+        else:
             hint = f": make one, {target.__name__}(...)" if isinstance(target, type) else ""
-            raise ArgumentError(f"a run is played to sinks and to callables that take a run, and {target!r} is neither{hint}")
+            raise ArgumentError(f"a run is sent to sinks and to callables that take a run, and {target!r} is neither{hint}")
     if not targets:
-        raise ArgumentError("play(run, target, ...): give a sink or a visualizer to play to")
-    return sinks, [target for target in others if callable(target)]
+        raise ArgumentError("run.send_to(target, ...): give a sink or a visualizer")
+    return sinks, visualizers
 
 
-def _begin(run: Run, sinks: Sequence[Sink]) -> None:
-    for sink in sinks:
-        sink.prepare()
-        path = {} if isinstance(sink, RunSink) else {"path": None if run.path is None else str(run.path)}
-        sink.open({**run.info, **path})
-        if isinstance(sink, RunSink):
-            for name in ("graph", "coverage"):
-                document = run.document(name)
-                if document is not None:
-                    sink.writer.document(name, document)
+def _show(visualizers: Sequence[Callable[[Any], object]], until: Callable[[int], Any], step: int) -> None:
+    if visualizers:
+        run = until(step)
+        for visualizer in visualizers:
+            visualizer(run)
 
 
-def _show(visualizers: Sequence[Callable[[Run], object]], recorded: RunSink) -> None:
-    for visualizer in visualizers:
-        visualizer(recorded.run())
-
-
-def _moments(run: Run, rank: int | None) -> Iterator[_Moment]:
+def _moments(run: Recorded, rank: int | None) -> Iterator[_Moment]:
     """Yield the moments in order; read many steps at a time."""
     families = run.families
     layouts = {family: _layout(run, family, rank) for family in run.numbers}
@@ -152,7 +233,7 @@ def _moments(run: Run, rank: int | None) -> Iterator[_Moment]:
         yield from moments.values()
 
 
-def _layout(run: Run, family: str, rank: int | None) -> tuple[Layout, dict[tuple[str, int, str], int]]:
+def _layout(run: Recorded, family: str, rank: int | None) -> tuple[Layout, dict[tuple[str, int, str], int]]:
     """Return all places of a family, and the row of each."""
     rows = run.sql(
         f'SELECT site, call, scope, min("order") AS place FROM {of_rank(family, rank, run.ranks)} '

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from sonde.errors import ArgumentError, MissingExtraError
-from sonde.inspector.sinks import Nothing, Pictures, Print, TensorBoard, memory, play
-from sonde.inspector.sinks.base import Rows, RunSink, Scalar, Sink
-from sonde.rows import KEYS, Layout
+from sonde.inspector.sinks import Nothing, Pictures, Print, TensorBoard, memory
+from sonde.inspector.sinks.base import RunSink, Sink
+from sonde.rows import KEYS, Layout, Rows, Scalar
 from sonde.run.run import Run, open_run
 from sonde.run.store.memory_writer import memory_run
 from sonde.run.store.open import join_run, start_run
@@ -43,7 +43,7 @@ def recorded(epochs: int = 3, steps: int = 4, broken: int | None = None) -> Run:
         writer.append("exponents", act, {"powers": powers, "zeros": 1.0, "count": 9.0}, step=step, epoch=epoch)
         writer.scalar("loss", 1 / (step + 1), step=step, epoch=epoch)
         writer.scalar("grad_norm", 2.0 * (step + 1), step=step, epoch=epoch)
-    writer.alert("92 % dead", step=5, epoch=1, rule="dead", site="act:output", value=0.92)
+    writer.alert("92 % dead", step=5, epoch=1, rule="dead", site="act:output", value=0.92, call=-1)
     writer.document("coverage", {"sites": 5})
     return writer.run()
 
@@ -67,7 +67,7 @@ class Noted(Sink):
         self.calls.append(("close",))
 
 
-# Playing
+# Sending
 
 
 def as_written(run: Run, family: str) -> list[dict[str, Any]]:
@@ -76,9 +76,9 @@ def as_written(run: Run, family: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("family", ["moments", "activation", "exponents", "scalars", "alerts"])
-def test_playing_to_another_run_writes_the_same_run(family: str) -> None:
+def test_sending_to_another_run_writes_the_same_run(family: str) -> None:
     run, sink = recorded(broken=7), memory()
-    play(run, sink)
+    run.send_to(sink)
     copy = sink.run()
     assert as_written(copy, family) == as_written(run, family)
     assert copy.families == run.families
@@ -86,9 +86,18 @@ def test_playing_to_another_run_writes_the_same_run(family: str) -> None:
     assert copy.coverage == {"sites": 5}
 
 
+def test_an_alert_of_a_program_is_sent_too() -> None:
+    """It has no rule and no place; what a finding has besides is that of a finding about all calls."""
+    writer, sink = memory_run(), memory()
+    writer.alert("the disk is nearly full", step=3)
+    writer.run().send_to(sink)
+    (sent,) = sink.run().alerts
+    assert (sent["message"], sent["step"], sent["rule"], sent["call"]) == ("the disk is nearly full", 3, "", -1)
+
+
 @settings(max_examples=12, deadline=None)
 @given(st.data())
-def test_any_run_is_played_whole(data: st.DataObject) -> None:
+def test_any_run_is_sent_whole(data: st.DataObject) -> None:
     """Rows that are missing at a step, several micro-steps and calls, several families: nothing is lost or moved."""
     writer = memory_run()
     names = [f"l{place}:{port}" for place in range(3) for port in ("output", "grad")]
@@ -102,7 +111,7 @@ def test_any_run_is_played_whole(data: st.DataObject) -> None:
                     family, layout, numbers, step=step, epoch=step // 200, micro_step=micro_step, rows=np.array(rows, int)
                 )
     run, sink = writer.run(), memory()
-    play(run, sink)
+    run.send_to(sink)
     for family in run.families:
         columns = [*KEYS, "a", "b"]
         order = 'ORDER BY step, micro_step, "order", site, call'
@@ -113,7 +122,7 @@ def test_any_run_is_played_whole(data: st.DataObject) -> None:
 
 def test_a_sink_is_opened_fed_in_order_and_closed() -> None:
     noted = Noted()
-    play(recorded(1, 2), noted)
+    recorded(1, 2).send_to(noted)
     assert [call[0] for call in noted.calls] == ["open", *(["write"] * 3 + ["scalar"] * 2) * 2, "close"]
     assert noted.calls[0] == ("open", {"model": ["fc"], "lenses": [], "path": None})
     assert [call[3] for call in noted.calls[1:-1]] == [0] * 5 + [1] * 5
@@ -127,44 +136,44 @@ def test_one_rank_is_played(tmp_path: Path) -> None:
             second.append("one", Layout(["a:output"]), {"x": [2.0]}, step=0)
     for rank, value in ((0, 1.0), (1, 2.0)):
         sink = memory()
-        play(open_run(tmp_path / "run"), sink, rank=rank)
+        open_run(tmp_path / "run").send_to(sink, rank=rank)
         assert sink.run().series("a", "x")[1].tolist() == [value]
 
 
 def test_a_visualizer_sees_the_run_as_it_was_after_each_epoch_and_at_the_end() -> None:
     seen: list[tuple[int, int, int]] = []
-    play(recorded(3, 4), lambda run: seen.append((run.last_step, len(run.table("moments")), len(run.alerts))))
+    recorded(3, 4).send_to(lambda run: seen.append((run.last_step, len(run.table("moments")), len(run.alerts))))
     assert seen == [(3, 16, 0), (7, 32, 1), (11, 48, 1)]
 
 
 def test_every_chooses_steps_and_shows_each() -> None:
     seen: list[int] = []
     sink = memory()
-    play(recorded(), sink, lambda run: seen.append(run.last_step), every=5)
+    recorded().send_to(sink, lambda run: seen.append(run.last_step), every=5)
     assert seen == [0, 5, 10]
     assert sink.run().series("fc", "rms")[0].tolist() == [0, 5, 10]
     assert sink.run().scalar("loss")[0].tolist() == [0, 5, 10]
     listed = memory()
-    play(recorded(), listed, every=[1, 3])
+    recorded().send_to(listed, every=[1, 3])
     assert listed.run().series("fc", "rms")[0].tolist() == [1, 3]
 
 
 def test_an_empty_run_is_opened_and_closed_and_shown_to_nobody() -> None:
     noted = Noted()
-    play(memory_run().run(), noted, lambda run: pytest.fail("there is nothing to see"))
+    memory_run().run().send_to(noted, lambda run: pytest.fail("there is nothing to see"))
     assert [call[0] for call in noted.calls] == ["open", "close"]
 
 
 @pytest.mark.parametrize(("targets", "said"), [((), "give a sink"), ((3,), "3 is neither"), ((Print,), r"make one, Print\(")])
 def test_what_is_no_target_is_refused(targets: tuple[Any, ...], said: str) -> None:
     with pytest.raises(ArgumentError, match=said):
-        play(recorded(1, 1), *targets)
+        recorded(1, 1).send_to(*targets)
 
 
 @pytest.mark.parametrize("every", ["10s", 0, -1])
 def test_a_run_has_no_seconds_and_no_zeroth_step(every: Any) -> None:
     with pytest.raises(ArgumentError, match="every="):
-        play(recorded(1, 1), Nothing(), every=every)
+        recorded(1, 1).send_to(Nothing(), every=every)
 
 
 def test_a_sink_that_raises_is_heard_and_all_are_closed() -> None:
@@ -174,7 +183,7 @@ def test_a_sink_that_raises_is_heard_and_all_are_closed() -> None:
 
     noted = Noted()
     with pytest.raises(ValueError, match="no room"):
-        play(recorded(1, 1), noted, Failing())
+        recorded(1, 1).send_to(noted, Failing())
     assert noted.calls[-1] == ("close",)
 
 
@@ -198,7 +207,7 @@ def points(events: Any, tag: str) -> list[tuple[int, float]]:
 
 def test_tensorboard_reads_the_numbers_of_the_run_under_tags_with_the_number_first(tmp_path: Path, events: Any) -> None:
     run = recorded()
-    play(run, TensorBoard(tmp_path / "tb"))
+    run.send_to(TensorBoard(tmp_path / "tb"))
     for tag, site, number in (
         ("output_rms/fc", "fc:output", "rms"),
         ("grad_norm/fc.weight", "fc.weight:grad", "norm"),
@@ -214,7 +223,7 @@ def test_tensorboard_reads_the_numbers_of_the_run_under_tags_with_the_number_fir
 
 
 def test_by_default_each_tensor_has_one_number_and_counts_have_none(tmp_path: Path, events: Any) -> None:
-    play(recorded(1, 2), TensorBoard(tmp_path / "tb"))
+    recorded(1, 2).send_to(TensorBoard(tmp_path / "tb"))
     assert set(events().Tags()["scalars"]) == {
         "loss",
         "grad_norm",
@@ -227,7 +236,7 @@ def test_by_default_each_tensor_has_one_number_and_counts_have_none(tmp_path: Pa
 
 
 def test_numbers_can_be_chosen(tmp_path: Path, events: Any) -> None:
-    play(recorded(1, 2), TensorBoard(tmp_path / "tb", numbers=("mean",)))
+    recorded(1, 2).send_to(TensorBoard(tmp_path / "tb", numbers=("mean",)))
     assert points(events, "grad_mean/fc.weight") == [(0, -0.5), (1, -1.0)]
     assert "grad_norm/fc.weight" not in events().Tags()["scalars"]
     with pytest.raises(ArgumentError, match="numbers='mean'"):
@@ -235,7 +244,7 @@ def test_numbers_can_be_chosen(tmp_path: Path, events: Any) -> None:
 
 
 def test_nan_elements_are_counted_where_there_are_any(tmp_path: Path, events: Any) -> None:
-    play(recorded(broken=7), TensorBoard(tmp_path / "tb"))
+    recorded(broken=7).send_to(TensorBoard(tmp_path / "tb"))
     assert points(events, "grad_nonfinite/fc.weight") == [(7, 1.0), *((step, 0.0) for step in range(8, 12))]
     assert "output_nonfinite/fc" not in events().Tags()["scalars"]
 
@@ -244,13 +253,13 @@ def test_two_lenses_on_the_same_tensor_make_one_chart(tmp_path: Path, events: An
     writer = memory_run()
     for family in ("moments", "parameter_gradient", "own"):
         writer.append(family, Layout(["fc.weight:grad"]), {"norm": [3.0], "rms": [1.0]}, step=0)
-    play(writer.run(), TensorBoard(tmp_path / "tb"))
+    writer.run().send_to(TensorBoard(tmp_path / "tb"))
     assert points(events, "grad_norm/fc.weight") == [(0, 3.0)]
     assert points(events, "own.grad_norm/fc.weight") == [(0, 3.0)]
 
 
 def test_powers_of_two_are_a_histogram(tmp_path: Path, events: Any) -> None:
-    play(recorded(1, 3), TensorBoard(tmp_path / "tb"))
+    recorded(1, 3).send_to(TensorBoard(tmp_path / "tb"))
     last = events().Histograms("output_powers/act")[-1]
     assert last.step == 2
     counts = {
@@ -295,8 +304,8 @@ def test_print_prints_a_table_at_the_end_of_each_epoch_and_nothing_twice() -> No
     out = io.StringIO()
     shown = Print(console=Console(file=out, width=120))
     run = recorded(2, 4)
-    play(run, shown)
-    play(memory_run().run(), shown)
+    run.send_to(shown)
+    memory_run().run().send_to(shown)
     text = out.getvalue()
     assert text.count("update / weight") == 2
     assert "epoch 0 · medians over steps 0 to 3" in text
@@ -308,7 +317,7 @@ def test_print_prints_a_table_at_the_end_of_each_epoch_and_nothing_twice() -> No
 
 
 def test_print_goes_to_the_standard_output_of_the_moment(capsys: pytest.CaptureFixture[str]) -> None:
-    play(recorded(1, 1), Print(include="fc"))
+    recorded(1, 1).send_to(Print(include="fc"))
     printed = capsys.readouterr().out
     assert "fc" in printed
     assert "act" not in printed
@@ -317,7 +326,7 @@ def test_print_goes_to_the_standard_output_of_the_moment(capsys: pytest.CaptureF
 @pytest.mark.slow
 def test_pictures_are_drawn_over_those_of_the_epoch_before(tmp_path: Path) -> None:
     shown = Pictures(tmp_path / "out", theme="dark")
-    play(recorded(2, 2), shown)
+    recorded(2, 2).send_to(shown)
     names = {file.stem for file in (tmp_path / "out").iterdir()}
     assert {"scalars", "update_ratio", "activation-output", "exponents-output", "gradient_flow-grad"} <= names
 
@@ -330,6 +339,6 @@ def test_pictures_say_at_once_that_matplotlib_is_missing(monkeypatch: pytest.Mon
 
 def test_memory_can_be_read_after_it_is_closed_and_nothing_is_kept_of_nothing() -> None:
     sink = memory()
-    play(recorded(1, 2), sink, Nothing())
+    recorded(1, 2).send_to(sink, Nothing())
     assert isinstance(sink, RunSink)
     assert sink.run().scalar("loss")[1].tolist() == [1.0, 0.5]
