@@ -13,7 +13,6 @@ from .diagnosis import preflight as preflight
 from .diagnosis import why_nan as why_nan
 from .diagnosis.compare import compare as compare
 from .engine import ModuleTracker as ModuleTracker
-from .engine import Site as Site
 from .engine import observe as observe
 from .engine import quiet as quiet
 from .engine import sites as sites
@@ -35,5 +34,6 @@ from .run import check as check
 from .run import open_run as open_run
 from .run import open_runs as open_runs
 from .run import open_tensors as open_tensors
+from .site import Site as Site
 
 __version__: str

@@ -5,8 +5,6 @@ from sonde.diagnosis.compare import Comparison as Comparison
 from sonde.engine import Coverage as Coverage
 from sonde.engine import Event as Event
 from sonde.engine import ModuleCall as ModuleCall
-from sonde.engine import Phase as Phase
-from sonde.engine import Port as Port
 from sonde.engine import Probe as Probe
 from sonde.engine import ProbeError as ProbeError
 from sonde.engine import Whereabouts as Whereabouts
@@ -20,6 +18,8 @@ from sonde.run import Checked as Checked
 from sonde.run import Runs as Runs
 from sonde.run import TensorStore as TensorStore
 from sonde.schedule import Tick as Tick
+from sonde.site import Phase as Phase
+from sonde.site import Port as Port
 from sonde.view import RunComparison as RunComparison
 
 __all__: list[str]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sonde.engine.inventory import inventory_of
-from sonde.engine.layer_axes import as_matrix, axes_of, is_time_first, learn, neurons_first, samples_first, unit_axis, units_first
+from sonde.engine.layer_axes import LayerAxes, learn, unit_axis
 
 TRANSPOSED = [
     pytest.param(nn.ConvTranspose1d(4, 6, 3), (2, 4, 5), id="1d"),
@@ -33,21 +33,21 @@ def test_a_neuron_of_a_weight_is_an_output_channel(layer: nn.Module, shape: tupl
     for channel in range(channels):
         layer.zero_grad()
         layer(*given)[:, channel].sum().backward()
-        rows = as_matrix(layer.weight.grad, layer)
+        rows = LayerAxes.neurons_first(layer.weight.grad, layer).flatten(1)
         assert rows.shape == (channels, layer.weight.numel() // channels)
         assert rows.abs().sum(1).nonzero().flatten().tolist() == [channel]
-    assert neurons_first(layer.bias, layer) is layer.bias
+    assert LayerAxes.neurons_first(layer.bias, layer) is layer.bias
 
 
 @pytest.mark.parametrize("layer", [nn.Embedding(10, 3), nn.EmbeddingBag(10, 3)])
 def test_the_neurons_of_an_embedding_are_its_features(layer: nn.Module) -> None:
-    assert as_matrix(layer.weight, layer).shape == (3, 10)
+    assert LayerAxes.neurons_first(layer.weight, layer).flatten(1).shape == (3, 10)
 
 
 def test_without_its_layer_a_parameter_is_taken_as_it_is() -> None:
     weight = torch.ones(2, 3, 4)
-    assert neurons_first(weight, None) is weight
-    assert as_matrix(torch.empty(3, 0, 2), None).shape == (3, 0)
+    assert LayerAxes.neurons_first(weight, None) is weight
+    assert LayerAxes.neurons_first(torch.empty(3, 0, 2), None).flatten(1).shape == (3, 0)
 
 
 # What the axes of each output are: (samples, units), counted from 0, None where there is none
@@ -99,7 +99,7 @@ LAYERS: list[tuple[str, nn.Module, tuple[int, ...], tuple[int | None, int | None
 
 
 def found(output: Tensor, module: nn.Module | None, **given: Any) -> tuple[int | None, int | None]:
-    axes = axes_of(output, module, **given)
+    axes = LayerAxes.of(output, module, **given)
     return axes.samples, axes.units
 
 
@@ -113,7 +113,7 @@ def test_a_layer_says_which_axes_its_output_has(layer: nn.Module, shape: tuple[i
     assert found(output, layer) == wanted
     if wanted[1] is not None:
         assert output.shape[wanted[1]] == 6
-        units = units_first(output, axes_of(output, layer))
+        units = LayerAxes.of(output, layer).units_first(output)
         assert units is not None
         assert list(units.shape) == [6, output.numel() // 6]
 
@@ -162,7 +162,7 @@ def test_an_activation_has_the_units_of_the_layer_that_feeds_it(
     """Told by the graph of its output, whatever is registered where; the same module behind another layer says that layer's."""
     activation = copy.deepcopy(activation)  # nothing was remembered of it
     output = activation(layer(torch.randn(shape)))
-    assert axes_of(output, activation).units == (wanted[1] if output.dim() > 1 else None)
+    assert LayerAxes.of(output, activation).units == (wanted[1] if output.dim() > 1 else None)
 
 
 def test_an_activation_behind_a_sum_or_a_channels_last_tensor_has_the_units_of_what_is_summed() -> None:
@@ -195,8 +195,8 @@ def test_a_vector_of_parameters_lies_along_the_units(
 def test_what_a_graph_showed_is_remembered_for_calls_without_one() -> None:
     linear, relu = nn.Linear(4, 6), nn.ReLU()
     with torch.no_grad():
-        assert axes_of(relu(linear(torch.randn(B, T, 4))), relu).rule == "default"
-    assert axes_of(relu(linear(torch.randn(B, T, 4))), relu).rule == "graph"
+        assert LayerAxes.of(relu(linear(torch.randn(B, T, 4))), relu).rule == "default"
+    assert LayerAxes.of(relu(linear(torch.randn(B, T, 4))), relu).rule == "graph"
     with torch.no_grad():
         assert found(relu(linear(torch.randn(B, T, 4))), relu) == (0, 2)
         assert found(torch.randn(B, 6, 3, 3), relu) == (0, 1)  # of other dimensions nothing is known
@@ -233,9 +233,9 @@ def test_the_structure_of_a_model_says_where_units_are_without_a_graph() -> None
     model = Mixed()
     learn(inventory_of(model))
     with torch.no_grad():
-        assert axes_of(torch.randn(B, 6, 9), model.patches[1]).units == 1
-        assert axes_of(torch.randn(B, 9, 6), model.mlp["act"]).units == 2
-        assert axes_of(torch.randn(B, 6, 9), model.act).units == 1  # by its neighbour, the only thing that is known
+        assert LayerAxes.of(torch.randn(B, 6, 9), model.patches[1]).units == 1
+        assert LayerAxes.of(torch.randn(B, 9, 6), model.mlp["act"]).units == 2
+        assert LayerAxes.of(torch.randn(B, 6, 9), model.act).units == 1  # by its neighbour, the only thing that is known
     assert [unit_axis(module) for module in (model.patches[1], model.mlp["act"], model.mlp["fc1"], model)] == [-2, -1, -1, 1]
     model(torch.randn(B, 4, 9))
 
@@ -245,11 +245,11 @@ def test_arguments_go_before_what_a_layer_says() -> None:
     assert found(tokens, nn.Linear(6, 6), channel_last=False) == (0, 1)
     assert found(tokens, nn.Conv1d(4, 6, 1), channel_last=True) == (0, 2)
     assert found(tokens, None, channel_last=False, batched=False) == (None, 0)
-    assert axes_of(tokens, None, channel_last=True).rule == "given"
+    assert LayerAxes.of(tokens, None, channel_last=True).rule == "given"
 
 
 def shape_of(output: Tensor, module: nn.Module | None, channel_last: bool | None = None, batched: bool | None = None) -> list[int]:
-    return list(samples_first(output, module, channel_last, batched).shape)
+    return list(LayerAxes.of(output, module, channel_last=channel_last, batched=batched).samples_first(output).shape)
 
 
 def test_layers_tell_where_their_samples_are() -> None:
@@ -279,7 +279,7 @@ def test_a_sequential_has_its_samples_where_its_last_layer_has_them() -> None:
     """It returns the output of that layer."""
     layer = nn.TransformerEncoderLayer(4, 2, 8)
     first = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
-    assert is_time_first(nn.Sequential(nn.Linear(4, 4), layer))
-    assert is_time_first(nn.Sequential(nn.Sequential(layer)))
-    assert not is_time_first(nn.Sequential(layer, first))
-    assert not is_time_first(nn.Sequential())
+    assert LayerAxes.is_time_first(nn.Sequential(nn.Linear(4, 4), layer))
+    assert LayerAxes.is_time_first(nn.Sequential(nn.Sequential(layer)))
+    assert not LayerAxes.is_time_first(nn.Sequential(layer, first))
+    assert not LayerAxes.is_time_first(nn.Sequential())

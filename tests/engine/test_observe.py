@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 
 import sonde
-from sonde.engine import Port
 from sonde.errors import ObservationWarning
+from sonde.site import Port
 from sonde.types import Event
 
 HARMLESS: tuple[Port, ...] = ("input", "output", "grad_output", "grad")

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from torch import nn
 
-from sonde.engine import Event, Port, Site
+from sonde.engine import Event
 from sonde.schedule import Tick
+from sonde.site import Port, Site
 
 
 class LayerEvent(Event):

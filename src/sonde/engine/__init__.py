@@ -5,17 +5,8 @@ from sonde.engine.calls.module_tracker import ModuleTracker
 from sonde.engine.calls.where import Whereabouts, where
 from sonde.engine.clock.clock import Clock as Clock
 from sonde.engine.clock.loss_scale import Scaling as Scaling
-from sonde.engine.clock.loss_scale import scale_at_step as scale_at_step
-from sonde.engine.clock.loss_scale import unscaled as unscaled
-from sonde.engine.clock.optimizers import has_closure as has_closure
 from sonde.engine.clock.optimizers import held_by as held_by
-from sonde.engine.clock.optimizers import is_skipped as is_skipped
-from sonde.engine.clock.optimizers import learning_rates as learning_rates
-from sonde.engine.clock.optimizers import look_before as look_before
-from sonde.engine.clock.optimizers import look_no_more as look_no_more
-from sonde.engine.clock.optimizers import skips as skips
 from sonde.engine.clock.pace import Pace as Pace
-from sonde.engine.clock.turns import Turns as Turns
 from sonde.engine.compiled_regions import regions as regions
 from sonde.engine.event import Event, Subscriber
 from sonde.engine.failures import ProbeError
@@ -25,12 +16,6 @@ from sonde.engine.flops import FlopCounter as FlopCounter
 from sonde.engine.flops import count_flops as count_flops
 from sonde.engine.flops import function_name as function_name
 from sonde.engine.layer_axes import LayerAxes as LayerAxes
-from sonde.engine.layer_axes import as_matrix as as_matrix
-from sonde.engine.layer_axes import axes_of as axes_of
-from sonde.engine.layer_axes import is_time_first as is_time_first
-from sonde.engine.layer_axes import neurons_first as neurons_first
-from sonde.engine.layer_axes import samples_first as samples_first
-from sonde.engine.layer_axes import units_first as units_first
 from sonde.engine.loss_function import check_loss as check_loss
 from sonde.engine.loss_function import check_loss_fn as check_loss_fn
 from sonde.engine.loss_function import own_loss as own_loss
@@ -111,7 +96,6 @@ from sonde.engine.torch_api.pytree import flatten as flatten
 from sonde.engine.torch_api.tensors import clone_each as clone_each
 from sonde.engine.torch_api.tensors import copy_each as copy_each
 from sonde.engine.torch_api.tensors import fake_tensors as fake_tensors
-from sonde.engine.torch_api.tensors import loss_scale_of as loss_scale_of
 from sonde.engine.torch_api.tensors import norms_of as norms_of
 from sonde.engine.torch_api.tensors import storage_of as storage_of
 from sonde.engine.torch_api.tensors import stored_values as stored_values
@@ -119,12 +103,10 @@ from sonde.engine.torch_api.tensors import version_of as version_of
 from sonde.engine.torch_api.tensors import without_overrides as without_overrides
 from sonde.engine.trial import Trial as Trial
 from sonde.engine.unseen import Observer as Observer
-from sonde.engine.unseen import are_quiet as are_quiet
 from sonde.engine.unseen import blocks as blocks
 from sonde.engine.unseen import is_quiet as is_quiet
 from sonde.engine.unseen import next_number as next_number
 from sonde.engine.unseen import quiet
-from sonde.site import PORTS, Phase, Port, Site
 
 __all__ = [
     "PORTS",
@@ -145,29 +127,22 @@ __all__ = [
     "Observer",
     "OperatorMode",
     "Pace",
-    "Phase",
-    "Port",
     "Probe",
     "ProbeError",
     "RandomState",
     "RowKeys",
     "Scaling",
-    "Site",
     "SiteHook",
     "StatisticHook",
     "StepHook",
     "Subscriber",
     "Trial",
-    "Turns",
     "Where",
     "Whereabouts",
     "accelerator",
     "after_backward",
-    "are_quiet",
     "argument_names",
     "as_arguments",
-    "as_matrix",
-    "axes_of",
     "backend_of",
     "blocks",
     "buffers_of",
@@ -190,7 +165,6 @@ __all__ = [
     "gradients_put_aside",
     "graph_breaks",
     "graph_task",
-    "has_closure",
     "held_by",
     "hooks_on",
     "inductor",
@@ -199,20 +173,13 @@ __all__ = [
     "is_floating",
     "is_gathering",
     "is_quiet",
-    "is_skipped",
-    "is_time_first",
     "is_transformed",
     "is_view",
     "key_columns",
-    "learning_rates",
     "limits_raised",
-    "look_before",
-    "look_no_more",
-    "loss_scale_of",
     "members",
     "memory_of",
     "name_of",
-    "neurons_first",
     "next_number",
     "next_sequence",
     "norms_of",
@@ -238,20 +205,15 @@ __all__ = [
     "returned_loss",
     "row_of_call",
     "rows_for_calls",
-    "samples_first",
     "saved_by",
-    "scale_at_step",
     "select",
     "sequence_of_node",
     "set_apart",
     "sites",
     "size_factor",
-    "skips",
     "storage_of",
     "stored_values",
     "transforms",
-    "units_first",
-    "unscaled",
     "unseen_by_modes",
     "unwrap",
     "version_of",

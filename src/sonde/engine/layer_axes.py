@@ -29,19 +29,6 @@ from torch.autograd.graph import Node
 from sonde.engine.inventory import Inventory
 from sonde.engine.torch_api.modules import BatchNorm, ConvTranspose
 
-__all__ = [
-    "LayerAxes",
-    "as_matrix",
-    "axes_of",
-    "is_time_first",
-    "learn",
-    "neurons_first",
-    "note",
-    "samples_first",
-    "unit_axis",
-    "units_first",
-]
-
 _SECOND = 1
 _LAST = -1
 
@@ -89,34 +76,81 @@ class LayerAxes:
     units: int | None
     rule: str
 
+    @staticmethod
+    def of(
+        output: Tensor, module: nn.Module | None = None, *, channel_last: bool | None = None, batched: bool | None = None
+    ) -> LayerAxes:
+        """Return the axes of *output*, which *module* returned.
+
+        Args:
+            output: any tensor.
+            module: the layer; None if it is not known.
+            channel_last: the units are on the last axis (True), on the one after the samples (False), or as the rules above say.
+            batched: there is (True) or is not (False) a batch axis; None: there is, except in the output of a convolution with
+                ``(channel, ...)``, of a linear layer with one vector, and of a recurrent or attention layer with one sequence.
+        """
+        dims = output.dim()
+        axis, rule = _units(output, module)
+        single = _is_single(dims, module, axis) if batched is None else not batched
+        samples = None if single or dims == 0 else 1 if dims == 3 and LayerAxes.is_time_first(module) else 0
+        if channel_last is not None:
+            axis, rule = (_LAST if channel_last else None), "given"
+        if axis is None or (-dims <= axis < dims and axis % dims == samples):
+            axis = 0 if samples != 0 else _SECOND
+        return LayerAxes(samples, axis % dims if -dims <= axis < dims and axis % dims != samples else None, rule)
+
+    @staticmethod
+    def is_time_first(module: nn.Module | None) -> bool:
+        """Return whether the outputs of *module*, where they have three dimensions, are ``(time, batch, feature)``."""
+        if module is None:
+            return False
+        if isinstance(module, nn.Sequential) and len(module):
+            return LayerAxes.is_time_first(module[-1])  # whose output it returns
+        if not isinstance(module, _SEQUENCES):
+            return getattr(module, "batch_first", True) is False
+        attention = next((part for part in module.modules() if hasattr(part, "batch_first")), None)
+        return attention is not None and not attention.batch_first
+
+    def units_first(self, output: Tensor) -> Tensor | None:
+        """Return *output* as a matrix ``(unit, everything else)``; None where it has no units."""
+        if self.units is None:
+            return None
+        moved = output.movedim(self.units, 0)
+        return moved.reshape(moved.shape[0], math.prod(moved.shape[1:]))
+
+    def samples_first(self, output: Tensor) -> Tensor:
+        """Return *output* as ``(sample, unit, ...)``."""
+        units = self.units
+        if output.dim() == 0:
+            return output
+        if self.samples is None:
+            arranged, units = output.unsqueeze(0), None if units is None else units + 1
+        else:
+            arranged = output.movedim(self.samples, 0) if self.samples else output  # sparse tensors cannot be rearranged
+            if units is not None and units < self.samples:
+                units += 1
+        return arranged if units in (None, 1) or arranged.dim() < 3 else arranged.movedim(units, 1)
+
+    @staticmethod
+    def neurons_first(tensor: Tensor, owner: nn.Module | None) -> Tensor:
+        """Return a parameter, or its gradient, with the neurons (output channels) of the layer on the first axis.
+
+        torch keeps nearly all parameters in this way. The weight of a transposed convolution is kept as ``(in, out / groups, ...)``
+        and that of an embedding as ``(entry, feature)``: both are rearranged if *owner*, the layer with the parameter, is given.
+        """
+        if isinstance(owner, ConvTranspose) and tensor.dim() > 1:
+            inputs, outputs = tensor.shape[0] // owner.groups, tensor.shape[1]
+            grouped = tensor.reshape(owner.groups, inputs, outputs, *tensor.shape[2:])
+            return grouped.transpose(1, 2).reshape(owner.groups * outputs, inputs, *tensor.shape[2:])
+        if isinstance(owner, nn.Embedding | nn.EmbeddingBag) and tensor.dim() == 2:
+            return tensor.T
+        return tensor
+
 
 _fed: WeakKeyDictionary[nn.Module, dict[int, int]] = WeakKeyDictionary()
 """Of modules that take any shape, by the number of dimensions: the axis of the units, as a graph showed it."""
 _learnt: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
 """Of such modules the axis of the units as the model's structure has it, from the end or 1."""
-
-
-def axes_of(
-    output: Tensor, module: nn.Module | None = None, *, channel_last: bool | None = None, batched: bool | None = None
-) -> LayerAxes:
-    """The axes of *output*, which *module* returned.
-
-    Args:
-        output: any tensor.
-        module: the layer; None if it is not known.
-        channel_last: the units are on the last axis (True), on the one after the samples (False), or as the rules above say.
-        batched: there is (True) or is not (False) a batch axis; None: there is, except in the output of a convolution with
-            ``(channel, ...)``, of a linear layer with one vector, and of a recurrent or attention layer with one sequence.
-    """
-    dims = output.dim()
-    axis, rule = _units(output, module)
-    single = _is_single(dims, module, axis) if batched is None else not batched
-    samples = None if single or dims == 0 else 1 if dims == 3 and is_time_first(module) else 0
-    if channel_last is not None:
-        axis, rule = (_LAST if channel_last else None), "given"
-    if axis is None or (-dims <= axis < dims and axis % dims == samples):
-        axis = 0 if samples != 0 else _SECOND
-    return LayerAxes(samples, axis % dims if -dims <= axis < dims and axis % dims != samples else None, rule)
 
 
 def _units(output: Tensor, module: nn.Module | None) -> tuple[int | None, str]:
@@ -167,18 +201,6 @@ def _is_single(dims: int, module: nn.Module | None, axis: int | None) -> bool:
     if isinstance(module, _SEQUENCES):
         return dims == 2
     return axis is not None and axis < 0 and dims == -axis
-
-
-def is_time_first(module: nn.Module | None) -> bool:
-    """Whether the outputs of *module*, where they have three dimensions, are ``(time, batch, feature)``."""
-    if module is None:
-        return False
-    if isinstance(module, nn.Sequential) and len(module):
-        return is_time_first(module[-1])  # whose output it returns
-    if not isinstance(module, _SEQUENCES):
-        return getattr(module, "batch_first", True) is False
-    attention = next((part for part in module.modules() if hasattr(part, "batch_first")), None)
-    return attention is not None and not attention.batch_first
 
 
 # What feeds a layer
@@ -326,50 +348,3 @@ def unit_axis(module: nn.Module) -> int:
     fed = _fed.get(module)
     axis = fed[max(fed)] if fed else _axis_known(module)
     return _SECOND if axis is None else axis
-
-
-# Arranging
-
-
-def units_first(output: Tensor, axes: LayerAxes) -> Tensor | None:
-    """*output* as a matrix ``(unit, everything else)``; None where it has no units."""
-    if axes.units is None:
-        return None
-    moved = output.movedim(axes.units, 0)
-    return moved.reshape(moved.shape[0], math.prod(moved.shape[1:]))
-
-
-def samples_first(output: Tensor, module: nn.Module | None, channel_last: bool | None, batched: bool | None) -> Tensor:
-    """*output* as ``(sample, unit, ...)``; the arguments are those of :func:`axes_of`."""
-    axes = axes_of(output, module, channel_last=channel_last, batched=batched)
-    units = axes.units
-    if output.dim() == 0:
-        return output
-    if axes.samples is None:
-        arranged, units = output.unsqueeze(0), None if units is None else units + 1
-    else:
-        arranged = output.movedim(axes.samples, 0) if axes.samples else output  # sparse tensors cannot be rearranged
-        if units is not None and units < axes.samples:
-            units += 1
-    return arranged if units in (None, 1) or arranged.dim() < 3 else arranged.movedim(units, 1)
-
-
-def neurons_first(tensor: Tensor, owner: nn.Module | None) -> Tensor:
-    """A parameter, or its gradient, with the neurons (output channels) of the layer on the first axis.
-
-    torch keeps nearly all parameters in this way. The weight of a transposed convolution is kept as ``(in, out / groups, ...)``
-    and that of an embedding as ``(entry, feature)``: both are rearranged if *owner*, the layer that has the parameter, is given.
-    """
-    if isinstance(owner, ConvTranspose) and tensor.dim() > 1:
-        inputs, outputs = tensor.shape[0] // owner.groups, tensor.shape[1]
-        grouped = tensor.reshape(owner.groups, inputs, outputs, *tensor.shape[2:])
-        return grouped.transpose(1, 2).reshape(owner.groups * outputs, inputs, *tensor.shape[2:])
-    if isinstance(owner, nn.Embedding | nn.EmbeddingBag) and tensor.dim() == 2:
-        return tensor.T
-    return tensor
-
-
-def as_matrix(tensor: Tensor, owner: nn.Module | None) -> Tensor:
-    """A parameter as ``(neuron, everything else)``."""
-    arranged = neurons_first(tensor, owner)
-    return arranged.reshape(arranged.shape[0], math.prod(arranged.shape[1:]))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
-from sonde.engine import Calls, Coverage, Observer, Probe, ProbeError, Site, Where, observe, replace_former, rows_for_calls
+from sonde.engine import Calls, Coverage, Observer, Probe, ProbeError, Where, observe, replace_former, rows_for_calls
 from sonde.errors import ArgumentError
 from sonde.inspector.arguments import check_optimizer, flat, in_words, models_of, optimizers_of, plain_config
 from sonde.inspector.budget import share_of
@@ -32,6 +32,7 @@ from sonde.preprocessor import AbstractPreprocessor
 from sonde.rules import Chosen, Finding, Given
 from sonde.run import Existing, Run
 from sonde.schedule import Every, InEpochs, Schedule, Steps, in_epochs, schedule_of
+from sonde.site import Site
 from sonde.view import LivePage, open_page
 
 if TYPE_CHECKING:

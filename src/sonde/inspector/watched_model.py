@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
-from sonde.engine import Clock, Pace, Turns, held_by
+from sonde.engine import Clock, Pace
 from sonde.errors import ArgumentError, SelectionError
 from sonde.inspector.budget import Meter
 from sonde.inspector.measurement.fitting import fit, fit_norms
@@ -19,7 +19,7 @@ from sonde.inspector.sentinel.bad_step import BadStep
 from sonde.inspector.sentinel.sentinel import Sentinel
 from sonde.inspector.sentinel.spikes import Spikes
 from sonde.inspector.settings import Settings
-from sonde.schedule import Schedule, Tick
+from sonde.schedule import Schedule
 
 __all__ = ["WatchedModel"]
 
@@ -106,7 +106,7 @@ class WatchedModel:
             if epoch:
                 clock.end_epoch(epoch)
             self._first_step = clock.step
-            self._decide(self.pace.begin)
+            self._decide()
         self.rows.add(measurement, self.pace)
         if not self._attached:
             self._attached = True
@@ -183,7 +183,7 @@ class WatchedModel:
         self.meter.forget_step()
         if self.pace.schedule.by_epoch and self._begun_step != self.clock.step:
             self.clock.call_after_steps(self._step_ends, first=True)
-            self._decide(self.pace.decide_again)
+            self._decide(again=True)
             self.rows.begin_step(self.pace, again=True)
 
     def schedule_by(self, schedule: Schedule) -> None:
@@ -191,10 +191,10 @@ class WatchedModel:
         self.pace.follow(schedule, self.clock.turns, self.clock.step)
         self.clock.call_after_steps(self._step_ends, first=True)
 
-    def _decide(self, decide: Callable[[Tick, Turns], None]) -> None:
-        """Decide whether the step that begins now is logged."""
+    def _decide(self, *, again: bool = False) -> None:
+        """Decide whether the step that begins now is logged; *again*: after an epoch has ended."""
         try:
-            decide(self.clock.now(), self.clock.turns)
+            (self.pace.decide_again if again else self.pace.begin)(self.clock.now(), self.clock.turns)
         except Exception as error:
             self._failed(error)
 
@@ -202,7 +202,7 @@ class WatchedModel:
         """Begin the next step. The rows of the one that has ended are taken in :meth:`complete`, after all other probes."""
         self.meter.enter()
         self._ended = True
-        self._decide(self.pace.begin)
+        self._decide()
         self.rows.modes.end_step(self.clock.epoch, self.clock.step - 1, logged=self.pace.was_on, training=self.model.training)
         self.rows.begin_step(self.pace)
 
@@ -234,7 +234,7 @@ class WatchedModel:
             self._idle()
 
     def _take(self, optimizer: Optimizer | None) -> None:
-        turn = 0 if optimizer is None else self.clock.turns.turn_of(optimizer, held_by(optimizer))
+        turn = 0 if optimizer is None else self.clock.turn_of(optimizer)
         self.rows.take_step(self.clock.ended, optimizer, turn, pairs=self.pace.ends_pair)
 
     def _idle(self) -> None:

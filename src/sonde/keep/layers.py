@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from sonde import rules
 from sonde.answer import Grid
-from sonde.engine import Coverage, LayerAxes, axes_of, units_first
+from sonde.engine import Coverage, LayerAxes
 from sonde.keep.stash import leaves_of
 from sonde.recorders import is_measurable, value_text
 from sonde.stats import Accumulator, Moments, Result
@@ -131,7 +131,7 @@ class Tally:
         self._outputs: dict[int, _Outputs] = {}  # by call; the last one of all that come later
 
     def add_output(self, tensor: Tensor, axes: LayerAxes | None = None, call: int = 0) -> None:
-        self._outputs.setdefault(min(call, _APART), _Outputs()).add(tensor, axes or axes_of(tensor), self.layer.kind)
+        self._outputs.setdefault(min(call, _APART), _Outputs()).add(tensor, axes or LayerAxes.of(tensor), self.layer.kind)
 
     def add_gradient(self, tensor: Tensor) -> None:
         self.gradient.update(tensor)
@@ -156,7 +156,7 @@ def _units_alive(tensor: Tensor, axes: LayerAxes) -> tuple[Tensor, int] | None:
     """A mask of the units that are non-zero anywhere, and the number of samples and positions; None for a tensor without units."""
     if tensor.ndim < 2 or tensor.numel() == 0 or axes.units is None or axes.units >= tensor.ndim:
         return None
-    units = units_first(tensor, axes)
+    units = axes.units_first(tensor)
     return None if units is None else ((units != 0).any(dim=1), units.shape[1])
 
 

@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sonde.engine import Event, Phase, Site, remap, version_of, walk
+from sonde.engine import Event, remap, version_of, walk
 from sonde.errors import ArgumentError, StaleTensorError
 from sonde.escape import printable_line
 from sonde.schedule import Tick
+from sonde.site import Phase, Site
 from sonde.words import shape_text
 
 _MOST_LEAVES, _MOST_ELEMENTS, _LONGEST = 4, 3, 60  # of a stash on one line

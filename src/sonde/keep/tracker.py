@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from sonde.answer import Grid, frame
-from sonde.engine import Event, LayerAxes, Port, Where, axes_of, check_model, key_columns, name_of
+from sonde.engine import Event, LayerAxes, Where, check_model, key_columns, name_of
 from sonde.errors import ArgumentError, UnknownSiteError
 from sonde.keep import layers
 from sonde.keep.stash import Copying, Guarded, Stash, StashFn, StashValueFn, default_stash, get_stash_fn, leaves_of
 from sonde.recorders import Keeper, KeepingProbe, Subrecorder, entry_of
 from sonde.run import Entry, write_tensors
-from sonde.site import Site
+from sonde.site import Port, Site
 from sonde.suggest import nearest
 
 if TYPE_CHECKING:
@@ -287,7 +287,7 @@ def _with_axes(stash: StashFn, axes: dict[str, LayerAxes]) -> StashFn:
             value = event.value
             output = value if type(value) is Tensor and value.is_floating_point() else layers.first_measurable(event.leaves)
             if output is not None:
-                axes[event.name] = axes_of(output, event.module)
+                axes[event.name] = LayerAxes.of(output, event.module)
         return stash(event)
 
     return take

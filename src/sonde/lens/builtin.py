@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer
 
-from sonde.engine import Where, class_of, held_by, is_time_first, members
+from sonde.engine import LayerAxes, Where, class_of, held_by, members
 from sonde.errors import ArgumentError
 from sonde.lens.layer_choice import DROPOUT, RELU_LIKE, is_container
 from sonde.lens.lens import Lens, LossMetrics
@@ -172,9 +172,9 @@ class OutputNorm(Lens):
 
     def parts(self, model: nn.Module) -> Iterator[tuple[RowStatistic, Where]]:
         activation: bool = getattr(self, "_activation", True)
-        yield SampleNorm(), lambda name, module: not is_time_first(module) and (activation or not _is_activation(module))
-        if any(map(is_time_first, model.modules())):
-            yield SampleNorm(sample_axis=1), lambda name, module: is_time_first(module)
+        yield SampleNorm(), lambda name, module: not LayerAxes.is_time_first(module) and (activation or not _is_activation(module))
+        if any(map(LayerAxes.is_time_first, model.modules())):
+            yield SampleNorm(sample_axis=1), lambda name, module: LayerAxes.is_time_first(module)
 
 
 class _Geometry(Lens):

@@ -16,7 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from sonde.engine import (
     Event,
     FlopCounter,
-    axes_of,
+    LayerAxes,
     check_loss,
     check_loss_fn,
     check_model,
@@ -241,7 +241,7 @@ class _Watcher:
         record.outputs = shapes
         floating = first_measurable(event.leaves)
         if floating is not None:
-            axes = axes_of(floating, event.module)
+            axes = LayerAxes.of(floating, event.module)
             record.tally.add_output(floating.detach(), axes, event.call)  # detached: the statistics are no part of the graph
             layer.same_as = self._owner(floating, layer.name)
         if not call.calls_others:

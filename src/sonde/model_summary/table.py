@@ -7,8 +7,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sonde.answer import Grid, ShownAsTable, Tone, frame
-from sonde.engine import Site, key_columns
+from sonde.engine import key_columns
 from sonde.schedule import Tick
+from sonde.site import Site
 from sonde.view import GRADIENT_IS, LayerRow, Note, Quantity, first_of, layer_table, number
 from sonde.words import large_text, shape_text, size_text
 

@@ -10,8 +10,9 @@ from typing import Any, ClassVar, NamedTuple, NoReturn
 import torch
 from torch import Tensor
 
-from sonde.engine import Event, Port, Site
+from sonde.engine import Event
 from sonde.errors import ArgumentError
+from sonde.site import Port, Site
 
 __all__ = [
     "AbstractBackwardPreprocessor",

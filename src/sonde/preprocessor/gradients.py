@@ -8,13 +8,14 @@ from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
-from sonde.engine import Event, Port, neurons_first, unscaled
+from sonde.engine import Event, LayerAxes, Scaling
 from sonde.errors import ArgumentError
 from sonde.preprocessor.aggregates import Aggregate
 from sonde.preprocessor.base import AbstractBackwardPreprocessor, AbstractTensorPreprocessor, name_of
 from sonde.preprocessor.interval import NumberSpec, size_of
 from sonde.preprocessor.measured import Measured
 from sonde.preprocessor.outputs import activity, first_tensor
+from sonde.site import Port
 from sonde.stats import Activation, Cosine, History, Norm, dense
 
 __all__ = ["Geometry", "GradientActivation", "GradientGeometry", "OutputGradientGeometry", "SequenceGeometry"]
@@ -81,7 +82,7 @@ class SequenceGeometry(Measured):
             step: if given, the tensor stands in place of the last tensor of the same step.
             sequence: tensors of one name are compared within their sequence.
         """
-        self._interval.add(key, unscaled(tensor, self._scaler), spec=_NORM, step=step)
+        self._interval.add(key, Scaling.unscaled(tensor, self._scaler), spec=_NORM, step=step)
         if self._history is not None:
             previous = self._history.previous((key, sequence), step)
             if previous is not None:
@@ -183,4 +184,4 @@ class GradientActivation(Measured, AbstractTensorPreprocessor):
         self._measure(name_of(event.site), event.value, event.module, what="a gradient", step=event.tick.step)
 
     def _arranged(self, tensor: Tensor, owner: nn.Module | None) -> Tensor:
-        return neurons_first(unscaled(dense(tensor.detach()), self._scaler), owner)
+        return LayerAxes.neurons_first(Scaling.unscaled(dense(tensor.detach()), self._scaler), owner)

@@ -8,12 +8,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sonde.engine import Site, walk
+from sonde.engine import walk
 from sonde.errors import ArgumentError, LossShapeError
 from sonde.preprocessor.aggregates import Aggregate, InMemory
 from sonde.preprocessor.base import AbstractForwardPreprocessor, AbstractPreprocessor, in_training
 from sonde.preprocessor.interval import MOST_PENDING, NumberSpec, copied
 from sonde.preprocessor.measured import Measured, Values
+from sonde.site import Site
 from sonde.stats import HostCopy, RunningMeanVar, Single, as_number
 
 __all__ = ["ExplicitCall", "LossModule"]

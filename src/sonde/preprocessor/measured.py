@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from sonde.answer import Cell, Grid, ShownAsTable
-from sonde.engine import Site
 from sonde.errors import ArgumentError, UnknownSiteError
 from sonde.preprocessor.aggregates import Aggregate, aggregate
 from sonde.preprocessor.base import AbstractPreprocessor, name_of
 from sonde.preprocessor.interval import IntervalAggregates, NumberSpec
+from sonde.site import Site
 from sonde.stats import PLAIN, dense
 from sonde.suggest import nearest
 from sonde.words import number_text

@@ -7,11 +7,12 @@ from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
-from sonde.engine import Event, Port, first_floating, samples_first, walk
+from sonde.engine import Event, LayerAxes, first_floating, walk
 from sonde.preprocessor.aggregates import Aggregate
 from sonde.preprocessor.base import AbstractForwardPreprocessor, in_training, name_of
 from sonde.preprocessor.interval import NumberSpec, size_of
 from sonde.preprocessor.measured import Measured
+from sonde.site import Port
 from sonde.stats import Activation, SampleNorm
 
 __all__ = ["Activity", "InputNorm", "OutputActivation", "OutputNorm"]
@@ -53,7 +54,7 @@ class _OfCalls(Measured, AbstractForwardPreprocessor):
         self._measure(name, tensor if counts else None, module)
 
     def _arranged(self, tensor: Tensor, owner: nn.Module | None) -> Tensor:
-        return samples_first(tensor, owner, self._channel_last, self._batched)
+        return LayerAxes.of(tensor, owner, channel_last=self._channel_last, batched=self._batched).samples_first(tensor)
 
 
 class OutputActivation(_OfCalls):

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from sonde.engine import Event, Site, as_matrix
+from sonde.engine import Event, LayerAxes
 from sonde.errors import ArgumentError
 from sonde.preprocessor.aggregates import Aggregate
 from sonde.preprocessor.base import AbstractModulePreprocessor, ParameterName
 from sonde.preprocessor.interval import NumberSpec, size_of
 from sonde.preprocessor.measured import Measured
+from sonde.site import Site
 from sonde.stats import MatrixCondition, Norm, Piece, dense
 
 __all__ = ["Condition", "Conditioning", "ParameterNorm"]
@@ -111,7 +112,7 @@ class Conditioning(_OfAttributes):
             super()._process(event)
 
     def _arranged(self, tensor: Tensor, owner: nn.Module | None) -> Tensor | None:
-        return None if tensor.dim() < 2 else as_matrix(dense(tensor.detach()), owner)
+        return None if tensor.dim() < 2 else LayerAxes.neurons_first(dense(tensor.detach()), owner).flatten(1)
 
 
 def _attribute(module: nn.Module, name: str) -> Any:

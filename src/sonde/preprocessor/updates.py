@@ -8,12 +8,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from sonde.engine import Event, Port
+from sonde.engine import Event
 from sonde.errors import ArgumentError
 from sonde.preprocessor.base import AbstractTensorPreprocessor, name_of
 from sonde.preprocessor.gradients import SequenceGeometry
 from sonde.preprocessor.interval import NumberSpec
 from sonde.preprocessor.measured import Measured, nothing_to_measure
+from sonde.site import Port
 from sonde.stats import History, Single, Updates, dense, vanished_share
 
 __all__ = ["ParameterDifferenceGeometry", "UpdateRatio", "UpdateRounding", "difference"]

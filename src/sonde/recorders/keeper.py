@@ -8,11 +8,12 @@ from typing import Any, TypeAlias
 
 import torch
 
-from sonde.engine import Attachment, Event, Probe, Site, raise_if_foreign
+from sonde.engine import Attachment, Event, Probe, raise_if_foreign
 from sonde.errors import ArgumentError
 from sonde.recorders.reductions.base import Reduction, own
 from sonde.recorders.reductions.function import FunctionReduction
 from sonde.recorders.slots import Subrecorder
+from sonde.site import Site
 from sonde.warn import warn_user
 
 Condition: TypeAlias = Callable[[], object]

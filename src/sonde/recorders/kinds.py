@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from sonde.engine import Event, Port, Site, walk
+from sonde.engine import Event, walk
 from sonde.recorders.keeper import NOTHING, Keeper, Take
 from sonde.recorders.recorder import Recorder
+from sonde.site import Port, Site
 from sonde.warn import warn_user
 
 

@@ -13,21 +13,7 @@ from typing import Any, ClassVar, Literal, Self, TypeAlias, overload
 from torch import Tensor, nn
 
 from sonde.answer import Grid
-from sonde.engine import (
-    Attachment,
-    Coverage,
-    Covered,
-    Event,
-    Phase,
-    Port,
-    Site,
-    Where,
-    check_model,
-    class_of,
-    key_columns,
-    remap,
-    unwrap,
-)
+from sonde.engine import Attachment, Coverage, Covered, Event, Where, check_model, class_of, key_columns, remap, unwrap
 from sonde.errors import ArgumentError, SelectionError
 from sonde.recorders import registration, state, table
 from sonde.recorders.data import Data
@@ -38,6 +24,7 @@ from sonde.recorders.registration import Indices, Iteration, Types
 from sonde.recorders.saving import entries_of_slots, slots_as_data
 from sonde.recorders.slots import Key, SlotReader, Subrecorder
 from sonde.run import write_tensors
+from sonde.site import Phase, Port, Site
 from sonde.words import many
 
 DataMethod: TypeAlias = Literal["batch", "sample"]

@@ -8,12 +8,13 @@ from typing import Any
 
 from torch import Tensor
 
-from sonde.engine import Site, walk
+from sonde.engine import walk
 from sonde.errors import SondeError, StoreError
 from sonde.recorders.reductions.base import value_text
 from sonde.recorders.slots import SlotReader, Subrecorder
 from sonde.run import Entry, TensorStore, encode, open_tensors
 from sonde.schedule import Tick
+from sonde.site import Site
 
 
 def entries_of_slots(slots: Sequence[Subrecorder]) -> Iterator[Entry]:

@@ -8,10 +8,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, SupportsIndex, TypeAlias, overload
 
-from sonde.engine import Site, walk
+from sonde.engine import walk
 from sonde.errors import ArgumentError, UnknownSlotError
 from sonde.recorders.reductions.base import Accumulated
 from sonde.schedule import Tick
+from sonde.site import Site
 from sonde.suggest import nearest
 
 Key: TypeAlias = SupportsIndex | str | Site

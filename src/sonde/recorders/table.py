@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from sonde.answer import Grid
-from sonde.engine import Site, walk
+from sonde.engine import walk
 from sonde.recorders.reductions.base import Accumulated, value_text
 from sonde.recorders.slots import Subrecorder
+from sonde.site import Site
 from sonde.stats import Accumulator, Moments
 from sonde.view import LayerRow, Quantity, first_of, layer_table
 

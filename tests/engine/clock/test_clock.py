@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import sonde
-from sonde.engine import Port
 from sonde.errors import ArgumentError, ObservationWarning
+from sonde.site import Port
 from sonde.types import Event, Probe
 
 

@@ -15,17 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sonde.diagnosis.preflight.loss_calls import LossCall, LossCalls
-from sonde.engine import (
-    Event,
-    Trial,
-    as_arguments,
-    axes_of,
-    class_of,
-    is_floating,
-    observe,
-    parameters,
-    walk,
-)
+from sonde.engine import Event, LayerAxes, Trial, as_arguments, class_of, is_floating, observe, parameters, walk
 from sonde.errors import ArgumentError, ObservationWarning
 from sonde.keep import Layer, Tally, annotate, first_measurable
 
@@ -147,7 +137,7 @@ class Subject:
                 tally.add_gradient(floating)
                 return
             tally.layer.calls += 1
-            tally.add_output(floating.detach(), axes_of(floating, event.module), event.call)
+            tally.add_output(floating.detach(), LayerAxes.of(floating, event.module), event.call)
             largest = float(floating.detach().abs().max()) if floating.numel() else 0.0
             if largest >= found.limits.get(event.name, (0.0, floating.dtype))[0]:
                 found.limits[event.name] = largest, floating.dtype

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 from torch import nn
 from torch.optim.optimizer import Optimizer
 
+from sonde.engine.clock import optimizers
 from sonde.engine.clock.backward_counter import BackwardCounter
 from sonde.engine.clock.counters import Counters
 from sonde.engine.clock.forward_counter import ForwardCounter
@@ -184,6 +185,10 @@ class Clock(Counters):
             self._compiled = known, frozenset().union(*(region.modules for region in found))
         return self._compiled[1]
 
+    def turn_of(self, optimizer: Optimizer) -> int:
+        """Return the number of *optimizer* among those that step the root, in the order of their first steps."""
+        return self.turns.turn_of(optimizer, optimizers.held_by(optimizer))
+
     # Moving
 
     def end_step(self) -> None:
@@ -226,6 +231,10 @@ class Clock(Counters):
         At the end of a backward pass in which optimizers have stepped *callback* is called once, with None.
         """
         self.step_counter.after_optimizer.append(callback)
+
+    look_before = staticmethod(optimizers.look_before)
+    look_no_more = staticmethod(optimizers.look_no_more)
+    has_closure = staticmethod(optimizers.has_closure)
 
     def call_no_more(self, callback: Callable[..., None]) -> None:
         """Remove *callback* from every moment. Idempotent."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from contextlib import AbstractContextManager
 
 import torch
@@ -14,7 +14,7 @@ from sonde.engine.clock.forward import Forward
 from sonde.engine.failures import raise_if_foreign
 from sonde.engine.torch_api.autograd_state import graph_task, is_in_reentrant_checkpoint, is_shape_inference
 from sonde.engine.torch_api.modules import unwrap
-from sonde.engine.unseen import is_quiet, next_number
+from sonde.engine.unseen import are_quiet, is_quiet, next_number
 from sonde.schedule import Tick
 
 __all__ = ["Counters"]
@@ -75,6 +75,13 @@ class Counters:
         Asked only while ``unseen.blocks`` has any.
         """
         return is_quiet(self.number, self.root(), *things)
+
+    def is_quiet_for(self, held: Set[int]) -> bool:
+        """Return whether a step that an optimizer of the parameters with the ids *held* takes now in this thread is not counted.
+
+        Asked only while ``unseen.blocks`` has any.
+        """
+        return self.is_quiet() or are_quiet(self.number, held)
 
     def current(self) -> Forward:
         """Return the forward of this thread that runs or ran last.

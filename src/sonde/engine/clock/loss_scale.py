@@ -15,8 +15,6 @@ from sonde.errors import ArgumentError
 from sonde.stats import dense
 from sonde.warn import warn_user
 
-__all__ = ["Scaling", "scale_at_step", "unscaled"]
-
 
 class Scaling:
     """Follows a ``GradScaler`` without ever waiting for the device.
@@ -38,7 +36,7 @@ class Scaling:
     @property
     def scale(self) -> Tensor | None:
         """The factor of the loss now; None without one."""
-        return loss_scale_of(self._scaler)
+        return Scaling.of(self._scaler)
 
     def notice(self) -> None:
         """Use the scaler whose ``step()`` runs now, if none was given, and warn once. Call inside an optimizer's step."""
@@ -64,6 +62,38 @@ class Scaling:
         self._seen, self._step = version, step
         return found
 
+    of = staticmethod(loss_scale_of)
+
+    @staticmethod
+    def at_step(optimizer: Optimizer | None) -> Tensor | None:
+        """Return the scale that gradients are still under when *optimizer* steps: a fused one unscales them itself."""
+        scale = getattr(optimizer, "grad_scale", None)
+        return scale if isinstance(scale, Tensor) else None
+
+    @staticmethod
+    def unscaled(gradient: Tensor, scaler: Any) -> Tensor:
+        """Return *gradient* divided by the scale that *scaler*, a ``GradScaler``, has put on the loss, in float64. No host sync.
+
+        Without a scaler, or with one that is not enabled, *gradient* itself is returned.
+        """
+        scale = Scaling.of(scaler)
+        if scale is None:
+            return gradient
+        wide = torch.complex128 if gradient.is_complex() else torch.float64
+        return dense(gradient.detach()).to(wide) / scale.detach().to(gradient.device, torch.float64)
+
+    @staticmethod
+    def skips(optimizer: Optimizer) -> Tensor | None:
+        """Return the tensor by which a ``GradScaler`` makes a fused *optimizer* skip the step, if it is not 0; None without one."""
+        found = getattr(optimizer, "found_inf", None)
+        return found if isinstance(found, Tensor) else None
+
+    @staticmethod
+    def is_skipped(optimizer: Optimizer) -> bool:
+        """Return whether a fused optimizer under a ``GradScaler`` found infinities and left the parameters as they were."""
+        found = Scaling.skips(optimizer)
+        return found is not None and bool(found)
+
 
 def _scaler_at_work() -> Any:
     """Return the ``GradScaler`` whose ``step()`` is among the callers of this function, or None."""
@@ -76,21 +106,3 @@ def _scaler_at_work() -> Any:
 
 
 _STEP = torch.amp.GradScaler.step.__code__
-
-
-def scale_at_step(optimizer: Optimizer | None) -> Tensor | None:
-    """Return the scale that gradients are still under when *optimizer* steps: a fused one unscales them itself."""
-    scale = getattr(optimizer, "grad_scale", None)
-    return scale if isinstance(scale, Tensor) else None
-
-
-def unscaled(gradient: Tensor, scaler: Any) -> Tensor:
-    """Return *gradient* divided by the scale that *scaler*, a ``GradScaler``, has put on the loss, in float64. No host sync.
-
-    Without a scaler, or with one that is not enabled, *gradient* itself is returned.
-    """
-    scale = loss_scale_of(scaler)
-    if scale is None:
-        return gradient
-    wide = torch.complex128 if gradient.is_complex() else torch.float64
-    return dense(gradient.detach()).to(wide) / scale.detach().to(gradient.device, torch.float64)

@@ -4,28 +4,11 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator
 from typing import Any, Protocol
 
-from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from sonde.engine.torch_api import compiler_state, hooks
-
-__all__ = [
-    "announce",
-    "follow",
-    "has_closure",
-    "held_by",
-    "is_skipped",
-    "learning_rates",
-    "leave",
-    "look_before",
-    "look_no_more",
-    "may_nest",
-    "skips",
-    "stop_announcing",
-]
 
 
 class Follower(Protocol):
@@ -173,30 +156,3 @@ def held_by(optimizer: Optimizer) -> frozenset[int]:
 def may_nest(optimizer: Optimizer) -> bool:
     """Return whether one step of *optimizer* may be seen several times, as its class extends ``step`` of another class."""
     return sum("step" in vars(kind) for kind in type(optimizer).__mro__ if kind is not Optimizer) > 1
-
-
-def learning_rates(optimizer: Optimizer, number: int) -> Iterator[tuple[str, float | Tensor]]:
-    """Yield the learning rate of each parameter group with its name: ``lr``; ``lr/0``, ``lr/1``, ... where there are several.
-
-    Of other optimizers of a model than the first the names begin with ``lr_1``, ``lr_2``, ... A tensor stays on its device.
-    """
-    name = "lr" if number == 0 else f"lr_{number}"
-    groups = optimizer.param_groups
-    for index, group in enumerate(groups):
-        rate = group.get("lr")
-        if isinstance(rate, Tensor) and rate.numel() != 1:
-            continue
-        if isinstance(rate, int | float | Tensor):
-            yield (name if len(groups) == 1 else f"{name}/{index}"), rate
-
-
-def skips(optimizer: Optimizer) -> Tensor | None:
-    """Return the tensor by which a ``GradScaler`` tells a fused *optimizer* to skip the step, if it is not 0; None without one."""
-    found = getattr(optimizer, "found_inf", None)
-    return found if isinstance(found, Tensor) else None
-
-
-def is_skipped(optimizer: Optimizer) -> bool:
-    """Return whether a fused optimizer under a ``GradScaler`` found infinities and left the parameters as they were."""
-    found = skips(optimizer)
-    return found is not None and bool(found)

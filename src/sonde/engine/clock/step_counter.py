@@ -30,12 +30,13 @@ from torch.optim.optimizer import Optimizer
 from sonde.engine.clock import optimizers
 from sonde.engine.clock.backward_counter import BackwardCounter
 from sonde.engine.clock.counters import Counters
+from sonde.engine.clock.loss_scale import Scaling
 from sonde.engine.clock.parameter_copies import Copies, copies
 from sonde.engine.clock.turns import Turns
 from sonde.engine.clock.witness import Witness
 from sonde.engine.torch_api.autograd_state import graph_task, next_sequence, optimizers_running
 from sonde.engine.torch_api.modules import parameters_in
-from sonde.engine.unseen import are_quiet, blocks
+from sonde.engine.unseen import blocks
 from sonde.schedule import Tick
 from sonde.warn import warn_user
 
@@ -251,7 +252,7 @@ class StepCounter:
                 and last is not None
                 and last() is optimizer
             ):
-                if not optimizers.is_skipped(optimizer):
+                if not Scaling.is_skipped(optimizer):
                     self._changed = self._last_own
                     self._count()
                 return
@@ -260,7 +261,7 @@ class StepCounter:
         if not own or self._is_nested(optimizers_running()):
             return
         attempt = self._attempts.pop((threading.get_ident(), id(optimizer)), None)
-        taken = not optimizers.is_skipped(optimizer)
+        taken = not Scaling.is_skipped(optimizer)
         if task != -1:
             if attempt is not None:
                 self._finish(attempt, attempt.observers, held, taken=taken)
@@ -469,4 +470,4 @@ class StepCounter:
 
     def _is_quiet(self, optimizer: Optimizer) -> bool:
         """Return whether a step of *optimizer* now is not to be seen."""
-        return self._counters.is_quiet() or are_quiet(self._counters.number, optimizers.held_by(optimizer))
+        return self._counters.is_quiet_for(optimizers.held_by(optimizer))

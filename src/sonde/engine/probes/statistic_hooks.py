@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from sonde.engine import structure
 from sonde.engine.failures import raise_if_foreign
-from sonde.engine.layer_axes import axes_of, unit_axis
+from sonde.engine.layer_axes import LayerAxes, unit_axis
 from sonde.engine.probes.site_hook import SiteHook
 from sonde.engine.torch_api import compiled, compiler_state, hooks, operators
 from sonde.engine.torch_api.autograd_state import graph_task
@@ -247,7 +247,7 @@ class StatisticHook(SiteHook):
             if row is not None:
                 table = self.table
                 if table.statistic.finds_units:  # those of a gradient are on the axis that the output had
-                    units = axes_of(tensor, self.module).units
+                    units = LayerAxes.of(tensor, self.module).units
                     table = self._on_axis(1 if units is None else units)
                 table.add(row, part.detach())
         except Exception as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from sonde.engine import Clock, Event, Probe, members, observe, regions
+from sonde.engine import Clock, Event, Probe, members, observe
 
 __all__ = ["Ordering"]
 
@@ -32,7 +32,7 @@ class Ordering:
     def _begin(self) -> None:
         """Put the probe on as a forward begins, which shows whether the model is called as compiled code."""
         clock = self._wait_no_more()
-        if clock is not None and not clock.forward_counter.is_compiled and not regions(self._model):
+        if clock is not None and not clock.compiled_modules():
             self._probe = observe(self._model, self._note, name=self._name)
 
     def _wait_no_more(self) -> Clock | None:

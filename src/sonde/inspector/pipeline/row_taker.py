@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
 
 from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
-from sonde.engine import Pace, RowKeys, Scaling, SiteHook, held_by, learning_rates, scale_at_step
+from sonde.engine import Pace, RowKeys, Scaling, SiteHook, held_by
 from sonde.inspector.forward_modes import ForwardModes
 from sonde.inspector.kept_gradients import KeptGradients
 from sonde.inspector.left_out import LeftOut
@@ -120,7 +120,7 @@ class RowTaker:
         scales: dict[str, Tensor] = {}
         if (scale := self._scaling.scale) is not None:
             scales |= {port: scale for port in GRADIENT_PORTS if port in MODULE_PORTS}
-        if (scale := scale_at_step(optimizer)) is not None:
+        if (scale := Scaling.at_step(optimizer)) is not None:
             scales["grad"] = scale
         builder = BatchBuilder(ended.epoch, ended.step, ends_interval=True)
         held = None if optimizer is None else held_by(optimizer)
@@ -136,7 +136,7 @@ class RowTaker:
             if measurement.kind == "step" and wanted and measurement.attachment.attached:
                 builder.rows(measurement, self._order(), scales=scales)
         if optimizer is not None:
-            for name, rate in learning_rates(optimizer, turn):
+            for name, rate in _learning_rates(optimizer, turn):
                 builder.scalar(self._prefix + name, rate, "lowest")
         waited, self._waiting = self._waiting, []
         self._send(builder, waited)
@@ -190,3 +190,18 @@ class RowTaker:
         if not self._places:
             self._places = self._ordering.places()
         return self._places
+
+
+def _learning_rates(optimizer: Optimizer, number: int) -> Iterator[tuple[str, float | Tensor]]:
+    """Yield the learning rate of each parameter group with its name: ``lr``; ``lr/0``, ``lr/1``, ... where there are several.
+
+    Of other optimizers of a model than the first the names begin with ``lr_1``, ``lr_2``, ... A tensor stays on its device.
+    """
+    name = "lr" if number == 0 else f"lr_{number}"
+    groups = optimizer.param_groups
+    for index, group in enumerate(groups):
+        rate = group.get("lr")
+        if isinstance(rate, Tensor) and rate.numel() != 1:
+            continue
+        if isinstance(rate, int | float | Tensor):
+            yield (name if len(groups) == 1 else f"{name}/{index}"), rate

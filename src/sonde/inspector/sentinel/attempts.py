@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from sonde.engine import loss_scale_of, version_of
+from sonde.engine import Scaling, version_of
 
 __all__ = ["Attempts", "StepTimer"]
 
@@ -46,7 +46,7 @@ class Attempts:
         self.skipped = 0
 
     def _now(self) -> int:
-        scale = loss_scale_of(self._scaler)
+        scale = Scaling.of(self._scaler)
         return 0 if scale is None else version_of(scale)
 
     def was_skipped(self) -> bool:
@@ -56,7 +56,7 @@ class Attempts:
 
     def are_too_many(self) -> bool:
         """Return whether so many attempts in a row were skipped that no scale can be the cause. Reads a scale on the CPU alone."""
-        scale = loss_scale_of(self._scaler)
+        scale = Scaling.of(self._scaler)
         if scale is None or self.skipped < _MOST_SKIPPED:
             return False
         return scale.item() < 1.0 if scale.device.type == "cpu" else self.skipped >= 2 * _MOST_SKIPPED

@@ -17,20 +17,15 @@ from torch.optim.optimizer import Optimizer
 
 from sonde.engine import (
     Clock,
+    Scaling,
     after_backward,
-    are_quiet,
     blocks,
     graph_task,
-    has_closure,
     held_by,
     is_capturing,
-    is_skipped,
-    look_before,
-    look_no_more,
     parameters,
     raise_if_foreign,
     returned_loss,
-    skips,
 )
 from sonde.errors import NonFiniteError, ObservationWarning
 from sonde.inspector.sentinel.attempts import Attempts, StepTimer
@@ -127,7 +122,7 @@ class Sentinel:
         self._is_late = self._is_far(own)
         self._clock.forward_counter.arguments.append(self._begins)
         self._clock.forward_counter.take_outputs(self._returned)
-        look_before(self)
+        self._clock.look_before(self)
 
     def _is_far(self, own: list[nn.Parameter]) -> bool:
         return not self._waits and not all(map(answers_at_once, own))
@@ -147,7 +142,7 @@ class Sentinel:
             self._let_go()
 
     def _let_go(self) -> None:
-        look_no_more(self)
+        self._clock.look_no_more(self)
         self._clock.forward_counter.take_no_more(self._begins)
         self._clock.forward_counter.take_no_more(self._returned)
         self._passes.clear()
@@ -269,18 +264,18 @@ class Sentinel:
         try:
             held = held_by(optimizer)
             look = self._looks[held] if held in self._looks else self._new_look(held)
-            if look is None or (blocks and (self._clock.is_quiet() or are_quiet(self._clock.number, held))):
+            if look is None or (blocks and self._clock.is_quiet_for(held)):
                 return
-            self._in_closure = bool(len(args) > 1 or kwargs) and has_closure(args, kwargs)
+            self._in_closure = bool(len(args) > 1 or kwargs) and self._clock.has_closure(args, kwargs)
             timer = self._timer
             timer.look()
             self._since_look = 0
             if self._is_late:
                 self._settle()
                 self._learn()
-                self._look_later(look, timer.seconds, skips(optimizer))
+                self._look_later(look, timer.seconds, Scaling.skips(optimizer))
             elif not look.is_finite(timer.seconds):
-                if is_skipped(optimizer):
+                if Scaling.is_skipped(optimizer):
                     self._losses.clear()
                 else:
                     self._found(look, in_backward=graph_task() != -1)
