@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from sonde.checkup.bits import difference, largest_difference
-from sonde.engine import flatten, hooks_on, remap, walk
+from sonde.engine import flatten, hooks, remap, walk
 
 __all__ = ["Arguments", "Change", "Facts", "changes", "facts_of", "fresh", "random_state", "settled"]
 
@@ -161,7 +161,7 @@ def _of_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Facts:
         facts[f"argument{path}"] = tensor.detach().clone()
         if tensor.is_leaf:
             facts[f"gradient of argument{path}"] = tensor.grad
-        facts[f"hooks of argument{path}"] = len(hooks_on(tensor)["_backward_hooks"])
+        facts[f"hooks of argument{path}"] = len(hooks.hooks_on(tensor)["_backward_hooks"])
     return facts
 
 
@@ -171,10 +171,10 @@ def _of_model(model: nn.Module) -> Facts:
         where = name or "(root)"
         facts[f"training flag of {where}"] = module.training
         facts[f"attributes of {where}"] = sorted(vars(module))
-        facts[f"hooks of {where}"] = {kind: len(held) for kind, held in hooks_on(module).items()}
+        facts[f"hooks of {where}"] = {kind: len(held) for kind, held in hooks.hooks_on(module).items()}
     for name, parameter in model.named_parameters():
         facts[f"gradient of {name}"] = parameter.grad
-        facts[f"hooks of {name}"] = {kind: len(held) for kind, held in hooks_on(parameter).items()}
+        facts[f"hooks of {name}"] = {kind: len(held) for kind, held in hooks.hooks_on(parameter).items()}
     for name, buffer in model.named_buffers():
         facts[f"buffer {name}"] = buffer.detach().clone()
     return facts | {f"state_dict {key}": held for key, held in model.state_dict().items()}

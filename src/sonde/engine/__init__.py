@@ -28,11 +28,7 @@ from sonde.engine.probes.probe import replace_former as replace_former
 from sonde.engine.probes.row_keys import RowKeys as RowKeys
 from sonde.engine.probes.site_hook import SiteHook as SiteHook
 from sonde.engine.probes.statistic_hooks import Calls as Calls
-from sonde.engine.probes.statistic_hooks import StatisticHook as StatisticHook
-from sonde.engine.probes.statistic_hooks import row_of_call as row_of_call
 from sonde.engine.probes.statistic_hooks import rows_for_calls as rows_for_calls
-from sonde.engine.probes.step_hooks import StepHook as StepHook
-from sonde.engine.probes.step_hooks import size_factor as size_factor
 from sonde.engine.random_state import RandomState as RandomState
 from sonde.engine.random_state import accelerator as accelerator
 from sonde.engine.random_state import is_capturing as is_capturing
@@ -52,15 +48,9 @@ from sonde.engine.structure import first_floating as first_floating
 from sonde.engine.structure import is_floating as is_floating
 from sonde.engine.structure import remap as remap
 from sonde.engine.structure import walk as walk
-from sonde.engine.torch_api.autograd_state import call_of as call_of
-from sonde.engine.torch_api.autograd_state import current_node as current_node
-from sonde.engine.torch_api.autograd_state import graph_task as graph_task
-from sonde.engine.torch_api.autograd_state import is_gathering as is_gathering
-from sonde.engine.torch_api.autograd_state import is_transformed as is_transformed
-from sonde.engine.torch_api.autograd_state import next_sequence as next_sequence
-from sonde.engine.torch_api.autograd_state import optimizers_running as optimizers_running
-from sonde.engine.torch_api.autograd_state import sequence_of_node as sequence_of_node
-from sonde.engine.torch_api.autograd_state import transforms as transforms
+from sonde.engine.torch_api import autograd_state as autograd_state
+from sonde.engine.torch_api import hooks as hooks
+from sonde.engine.torch_api import tensors as torch_tensors
 from sonde.engine.torch_api.compiler_state import backend_of as backend_of
 from sonde.engine.torch_api.compiler_state import compile_error as compile_error
 from sonde.engine.torch_api.compiler_state import graph_breaks as graph_breaks
@@ -74,15 +64,6 @@ from sonde.engine.torch_api.dispatch import is_view as is_view
 from sonde.engine.torch_api.dispatch import saved_by as saved_by
 from sonde.engine.torch_api.dispatch import unseen_by_modes as unseen_by_modes
 from sonde.engine.torch_api.dispatch import written_names as written_names
-from sonde.engine.torch_api.hooks import Handle as Handle
-from sonde.engine.torch_api.hooks import Hook as Hook
-from sonde.engine.torch_api.hooks import after_backward as after_backward
-from sonde.engine.torch_api.hooks import hooks_on as hooks_on
-from sonde.engine.torch_api.hooks import not_saved as not_saved
-from sonde.engine.torch_api.hooks import on_forward as on_forward
-from sonde.engine.torch_api.hooks import on_forward_pre as on_forward_pre
-from sonde.engine.torch_api.hooks import on_result as on_result
-from sonde.engine.torch_api.hooks import on_tensor as on_tensor
 from sonde.engine.torch_api.modules import BatchNorm as BatchNorm
 from sonde.engine.torch_api.modules import buffers_of as buffers_of
 from sonde.engine.torch_api.modules import children_of as children_of
@@ -93,14 +74,7 @@ from sonde.engine.torch_api.modules import parameters_of as parameters_of
 from sonde.engine.torch_api.modules import unwrap as unwrap
 from sonde.engine.torch_api.private_names import private_parts as private_parts
 from sonde.engine.torch_api.pytree import flatten as flatten
-from sonde.engine.torch_api.tensors import clone_each as clone_each
-from sonde.engine.torch_api.tensors import copy_each as copy_each
-from sonde.engine.torch_api.tensors import fake_tensors as fake_tensors
-from sonde.engine.torch_api.tensors import norms_of as norms_of
-from sonde.engine.torch_api.tensors import storage_of as storage_of
-from sonde.engine.torch_api.tensors import stored_values as stored_values
 from sonde.engine.torch_api.tensors import version_of as version_of
-from sonde.engine.torch_api.tensors import without_overrides as without_overrides
 from sonde.engine.trial import Trial as Trial
 from sonde.engine.unseen import Observer as Observer
 from sonde.engine.unseen import blocks as blocks
@@ -118,8 +92,6 @@ __all__ = [
     "Covered",
     "Event",
     "FlopCounter",
-    "Handle",
-    "Hook",
     "LayerAxes",
     "ModuleCall",
     "ModuleTracker",
@@ -133,47 +105,37 @@ __all__ = [
     "RowKeys",
     "Scaling",
     "SiteHook",
-    "StatisticHook",
-    "StepHook",
     "Subscriber",
     "Trial",
     "Where",
     "Whereabouts",
     "accelerator",
-    "after_backward",
     "argument_names",
     "as_arguments",
+    "autograd_state",
     "backend_of",
     "blocks",
     "buffers_of",
-    "call_of",
     "check_loss",
     "check_loss_fn",
     "check_model",
     "children_of",
     "class_of",
-    "clone_each",
     "compile_error",
     "condition_of",
-    "copy_each",
     "count_flops",
-    "current_node",
-    "fake_tensors",
     "first_floating",
     "flatten",
     "function_name",
     "gradients_put_aside",
     "graph_breaks",
-    "graph_task",
     "held_by",
-    "hooks_on",
+    "hooks",
     "inductor",
     "is_called_compiled",
     "is_capturing",
     "is_floating",
-    "is_gathering",
     "is_quiet",
-    "is_transformed",
     "is_view",
     "key_columns",
     "limits_raised",
@@ -181,16 +143,8 @@ __all__ = [
     "memory_of",
     "name_of",
     "next_number",
-    "next_sequence",
-    "norms_of",
-    "not_saved",
     "notice_hooks",
     "observe",
-    "on_forward",
-    "on_forward_pre",
-    "on_result",
-    "on_tensor",
-    "optimizers_running",
     "own_loss",
     "parameters",
     "parameters_in",
@@ -203,23 +157,17 @@ __all__ = [
     "remap",
     "replace_former",
     "returned_loss",
-    "row_of_call",
     "rows_for_calls",
     "saved_by",
     "select",
-    "sequence_of_node",
     "set_apart",
     "sites",
-    "size_factor",
-    "storage_of",
-    "stored_values",
-    "transforms",
+    "torch_tensors",
     "unseen_by_modes",
     "unwrap",
     "version_of",
     "versions",
     "walk",
     "where",
-    "without_overrides",
     "written_names",
 ]

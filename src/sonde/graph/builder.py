@@ -16,7 +16,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from sonde.engine import sequence_of_node
+from sonde.engine import autograd_state
 from sonde.graph.tensors import Span, described, span_of, storage_of, write_covers
 from sonde.run import Edge, Kind, Node, PlainGraph, Value
 from sonde.site import Site
@@ -134,7 +134,7 @@ class Builder:
         self._known[id(tensor)] = _Known(weakref.ref(tensor), node, value, node.id)
         function = tensor.grad_fn
         if function is not None:
-            self._by_function[sequence_of_node(function), tensor.output_nr] = node.id, value
+            self._by_function[autograd_state.sequence_of_node(function), tensor.output_nr] = node.id, value
         return value
 
     def hand_on(self, node: Draft, tensor: Tensor, within: Draft | None) -> None:
@@ -263,7 +263,7 @@ class Builder:
             for before, index in pending.pop().next_functions:
                 if before is None or before in seen:
                     continue
-                given = self._by_function.get((sequence_of_node(before), index))
+                given = self._by_function.get((autograd_state.sequence_of_node(before), index))
                 if hasattr(before, "variable"):  # a leaf
                     reads |= dict.fromkeys(self.sources_of(before.variable))
                 elif given is not None:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from sonde.engine import Where, check_model, fake_tensors, remap, set_apart
+from sonde.engine import Where, check_model, remap, set_apart, torch_tensors
 from sonde.errors import ArgumentError
 from sonde.graph.graph import Graph
 from sonde.graph.recording import Recording
@@ -109,6 +109,6 @@ def _without_memory(
     if any(parameter.is_meta for parameter in model.parameters()):
         moved: tuple[tuple[Any, ...], dict[str, Any]] = remap((args, kwargs), lambda tensor: tensor.to("meta"))
         return moved
-    mode: Any = stack.enter_context(fake_tensors())
+    mode: Any = stack.enter_context(torch_tensors.fake_tensors())
     made: tuple[tuple[Any, ...], dict[str, Any]] = remap((args, kwargs), mode.from_tensor)
     return made

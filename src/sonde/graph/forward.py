@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from sonde.engine import Named, buffers_of, class_of, graph_task, parameters_of, transforms, walk
+from sonde.engine import Named, autograd_state, buffers_of, class_of, parameters_of, walk
 from sonde.graph.builder import Builder, Draft
 from sonde.graph.operations import OperationMode
 from sonde.graph.tensors import version_of
@@ -23,7 +23,7 @@ __all__ = ["Forward", "in_backward", "named_inputs"]
 
 def in_backward() -> bool:
     """Whether a backward pass runs in this thread; a forward in it is a repetition (activation checkpointing)."""
-    return graph_task() != -1
+    return autograd_state.graph_task() != -1
 
 
 class Forward:
@@ -88,7 +88,7 @@ class Forward:
 
     def concerns_this_call(self) -> bool:
         """Whether a module call that happens now is part of this forward: same thread, no backward pass, no transform."""
-        return not in_backward() and transforms() is None and threading.get_ident() == self._thread
+        return not in_backward() and autograd_state.transforms() is None and threading.get_ident() == self._thread
 
     def is_running(self, module: nn.Module) -> bool:
         """Whether a call of *module* has begun and not ended."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from sonde.engine import count_flops, function_name, graph_task, is_gathering, transforms, without_overrides
+from sonde.engine import autograd_state, count_flops, function_name, torch_tensors
 from sonde.escape import shortened
 from sonde.graph.builder import Builder, Draft
 from sonde.graph.tensors import storage_of, tensors_in, version_of
@@ -73,9 +73,9 @@ class OperationMode(TorchFunctionMode):
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if self.silent or function in _QUIET or graph_task() != -1 or transforms() is not None:
+        if self.silent or function in _QUIET or autograd_state.graph_task() != -1 or autograd_state.transforms() is not None:
             return function(*args, **kwargs)
-        if is_gathering():  # of a plain parameter from its shards: no operation of the model
+        if autograd_state.is_gathering():  # of a plain parameter from its shards: no operation of the model
             result = function(*args, **kwargs)
             self._follow(tensors_in(*args, *kwargs.values()), result)
             return result
@@ -86,12 +86,12 @@ class OperationMode(TorchFunctionMode):
         try:
             result = function(*args, **kwargs)
         except Exception as error:
-            with without_overrides():
+            with torch_tensors.without_overrides():
                 self._on_raise(error, self._node(function_name(function), args, kwargs, given))
             raise
         ended = time.perf_counter()
         try:
-            with without_overrides():
+            with torch_tensors.without_overrides():
                 self._record(function_name(function), args, kwargs, given, versions, result, ended - started)
         except Exception as error:
             self.failure, self.silent = error, sys.maxsize  # raised again when the module call ends, where it is contained
@@ -100,7 +100,7 @@ class OperationMode(TorchFunctionMode):
 
     def _follow(self, given: list[Tensor], result: Any) -> None:
         """Let tensors that are views of all of a known one stand for it."""
-        with without_overrides():
+        with torch_tensors.without_overrides():
             for tensor in tensors_in(result):
                 storage = storage_of(tensor)
                 for other in given:

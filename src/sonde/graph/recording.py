@@ -10,21 +10,18 @@ import torch
 from torch import nn
 
 from sonde.engine import (
-    Handle,
-    Hook,
     Named,
     Where,
     blocks,
     children_of,
     class_of,
+    hooks,
     is_quiet,
     members,
     next_number,
-    on_forward,
-    on_forward_pre,
     select,
+    torch_tensors,
     unwrap,
-    without_overrides,
 )
 from sonde.errors import ModelError
 from sonde.graph.forward import Forward, in_backward
@@ -65,7 +62,7 @@ class Recording:
         self._all_operations = operations is True
         self._chosen = _chosen(list(self.members.values()), operations)
         self._forward: Forward | None = None
-        self._handles: list[Handle] = []
+        self._handles: list[hooks.Handle] = []
         self._number = next_number()
 
     def attach(self) -> None:
@@ -76,8 +73,8 @@ class Recording:
         for module in self.members:
             if isinstance(module, torch.jit.ScriptModule) or type(module).forward is nn.Module.forward:
                 continue
-            self._handles.append(on_forward_pre(module, _Enter(self)))
-            self._handles.append(on_forward(module, _Leave(self), always=True))
+            self._handles.append(hooks.on_forward_pre(module, _Enter(self)))
+            self._handles.append(hooks.on_forward(module, _Leave(self), always=True))
 
     def detach(self) -> None:
         """Remove the hooks. Idempotent."""
@@ -136,7 +133,7 @@ class Recording:
             self.on_end()
 
 
-class _Enter(Hook):
+class _Enter(hooks.Hook):
     __slots__ = ("recording",)
 
     def __init__(self, recording: Recording) -> None:
@@ -144,13 +141,13 @@ class _Enter(Hook):
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         try:
-            with without_overrides():
+            with torch_tensors.without_overrides():
                 self.recording.enter(module, args, kwargs)
         except Exception as error:
             self.recording.failed(error)
 
 
-class _Leave(Hook):
+class _Leave(hooks.Hook):
     __slots__ = ("recording",)
 
     def __init__(self, recording: Recording) -> None:
@@ -158,7 +155,7 @@ class _Leave(Hook):
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         try:
-            with without_overrides():
+            with torch_tensors.without_overrides():
                 self.recording.leave(module, output)
         except Exception as error:
             self.recording.failed(error)

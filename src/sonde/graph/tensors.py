@@ -9,10 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from sonde.engine import storage_of as tensors_storage_of
-from sonde.engine import version_of as tensors_version_of
-
-__all__ = ["Span", "described", "span_of", "storage_of", "tensors_in", "version_of", "write_covers"]
+from sonde.engine import torch_tensors
+from sonde.engine import version_of as written_to
 
 Span = tuple[int, int, bool]
 """First byte of a tensor in its storage, the byte after its last one, and whether it uses every byte between."""
@@ -23,14 +21,14 @@ _UNREADABLE = (RuntimeError, NotImplementedError, TypeError)  # sparse, nested a
 def storage_of(tensor: Tensor) -> int | None:
     """Return a number that identifies the tensor's storage while the storage lives; None without a storage."""
     try:
-        return tensors_storage_of(tensor)
+        return torch_tensors.storage_of(tensor)
     except _UNREADABLE:
         return None
 
 
 def version_of(tensor: Tensor) -> int:
     """Return how often the memory was written to; -1 where torch does not count writes (inference tensors)."""
-    return -1 if tensor.is_inference() else tensors_version_of(tensor)
+    return -1 if tensor.is_inference() else written_to(tensor)
 
 
 def span_of(tensor: Tensor) -> Span:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from sonde.engine import Handle, SiteHook, on_tensor, version_of
+from sonde.engine import SiteHook, hooks, version_of
 from sonde.rules import Chosen, Finding
 
 __all__ = ["KeptGradients"]
@@ -30,7 +30,7 @@ class _Watch:
     version: int
     passes: int = 0
     was_cleared: bool = False
-    handle: Handle | None = field(default=None, repr=False)
+    handle: hooks.Handle | None = field(default=None, repr=False)
 
     def arrives(self, _: Tensor) -> None:
         """Look at the gradient that a backward pass is about to add to. On an accelerator no value is read."""
@@ -91,7 +91,7 @@ class KeptGradients:
             parameter, gradient = smallest.target, smallest.target.grad
             assert gradient is not None
             self._watch = _Watch(parameter, gradient, version_of(gradient))
-            self._watch.handle = on_tensor(parameter, self._watch.arrives)
+            self._watch.handle = hooks.on_tensor(parameter, self._watch.arrives)
 
     def end(self) -> None:
         """Look no more. Idempotent."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from sonde.engine import SiteHook, StepHook, parameters_of, version_of
+from sonde.engine import SiteHook, parameters_of, version_of
 from sonde.rules import UNMOVED, Chosen, Finding
 from sonde.rules.layer_groups import among
 
@@ -29,7 +29,7 @@ class _Left:
         steps: how many logged steps left it: with a gradient if it is not held.
     """
 
-    hook: StepHook
+    hook: SiteHook
     version: int
     is_held: bool
     steps: int = 0
@@ -41,7 +41,7 @@ class _Left:
             return False
         has_gradient = parameter.grad is not None
         self.steps += has_gradient is not self.is_held
-        return not has_gradient if self.is_held else not self.hook.around.was_stepped(parameter)
+        return not has_gradient if self.is_held else not self.hook.was_stepped()
 
 
 class LeftOut:
@@ -83,11 +83,11 @@ class LeftOut:
             self.end(hooks, order)
 
     def _first_left(self, hooks: Sequence[SiteHook], held: frozenset[int]) -> Iterator[_Left]:
-        trained = [hook for hook in hooks if isinstance(hook, StepHook) and _is_trained(hook.target)]
+        trained = [hook for hook in hooks if not hook.is_on_module and _is_trained(hook.target)]
         self._layers = len({id(hook.module) for hook in trained})
         for hook in trained:
             is_held = id(hook.target) in held
-            if hook.target.grad is None if is_held else not hook.around.was_stepped(hook.target):
+            if hook.target.grad is None if is_held else not hook.was_stepped():
                 yield _Left(hook, version_of(hook.target), is_held)
 
     def end(self, hooks: Sequence[SiteHook], order: Mapping[str, int]) -> None:
@@ -95,7 +95,7 @@ class LeftOut:
         left, self._left = self._left or [], []
         if not left:
             return
-        loose = [each for each in left if not each.is_held and not each.hook.around.was_stepped(each.hook.target)]
+        loose = [each for each in left if not each.is_held and not each.hook.was_stepped()]
         if len({id(each.hook.module) for each in loose}) > _MOST * self._layers:
             loose = []
         out = {id(each.hook) for each in left}
@@ -128,7 +128,7 @@ def _is_trained(parameter: Tensor) -> bool:
     return not is_lazy(parameter) and parameter.requires_grad and not parameter.is_inference()
 
 
-def _is_current(hook: StepHook) -> bool:
+def _is_current(hook: SiteHook) -> bool:
     """Return whether the layer still has this very parameter."""
     current: Tensor | None = parameters_of(hook.module).get(hook.name.rpartition(".")[2])
     return current is hook.target

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from sonde.engine import Probe, call_of, children_of, class_of, parameters, parameters_of, unwrap
+from sonde.engine import Probe, autograd_state, children_of, class_of, parameters, parameters_of, unwrap
 from sonde.keep import Tally, annotate, numbers_of
 from sonde.model_summary.table import Note, Shapes, Summary, SummaryRow, is_within
 from sonde.view import notes_of
@@ -201,7 +201,7 @@ def _modules_in_trace(error: BaseException | None) -> set[nn.Module]:
         seen.add(id(error))
         trace = error.__traceback__
         while trace is not None:
-            module = call_of(trace.tb_frame)
+            module = autograd_state.call_of(trace.tb_frame)
             if module is not None:
                 found.add(module)
             trace = trace.tb_next

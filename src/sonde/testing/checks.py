@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sonde import rules
 from sonde.checkup.pass_facts import settled
-from sonde.engine import as_arguments, hooks_on
+from sonde.engine import as_arguments, hooks
 from sonde.keep import Tracker, layers_of, track
 from sonde.stats import Accumulator, Moments
 from sonde.testing.trial import Loss, Trial, listed, same_chance
@@ -33,7 +33,7 @@ def assert_no_hooks_left(model: nn.Module, /) -> None:
     found = [
         f"{name or '(root)'}: {kind.strip('_')}: {type(hook).__name__} {getattr(hook, '__qualname__', '')}".rstrip()
         for name, owner in _owners(model)
-        for kind, held in hooks_on(owner).items()
+        for kind, held in hooks.hooks_on(owner).items()
         for hook in held.values()
         if _is_ours(hook)
     ]

@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from sonde.checkup.bits import difference, same_bits
 from sonde.checkup.pass_facts import settled
-from sonde.engine import Coverage, Event, Where, graph_task, is_floating, is_transformed, observe, sites, walk
+from sonde.engine import Coverage, Event, Where, autograd_state, is_floating, observe, sites, walk
 from sonde.keep import Tracker, track
 from sonde.testing.trial import Loss, Trial, listed, same_chance
 
@@ -179,11 +179,11 @@ class _Oracle:
             handle.remove()
 
     def _enter(self, name: str, _: nn.Module, args: Any, kwargs: Any) -> None:
-        if not is_transformed():
+        if not autograd_state.is_transformed():
             self._add(self.inputs, name, "input", _clones((*walk(args), *walk(kwargs))))
 
     def _leave(self, name: str, _: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        if is_transformed():
+        if autograd_state.is_transformed():
             return
         found = walk(output)
         given = {id(tensor) for _, tensor in walk((args, kwargs))}
@@ -202,7 +202,7 @@ class _Oracle:
     def _arrive(self, name: str, call: int, path: str, gradient: Tensor | None) -> None:
         if gradient is None:  # of an output of a node with several, where another was used
             return
-        key = (name, call, graph_task())
+        key = (name, call, autograd_state.graph_task())
         self._gradients.setdefault(key, {})[path] = gradient.detach().clone()
 
     def _accumulated(self, name: str, parameter: Tensor) -> None:

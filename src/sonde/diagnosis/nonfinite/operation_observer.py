@@ -23,16 +23,12 @@ from sonde.engine import (
     ModuleTracker,
     OperatorMode,
     argument_names,
+    autograd_state,
     class_of,
-    current_node,
     is_floating,
     is_view,
-    next_sequence,
-    optimizers_running,
     parameters,
     saved_by,
-    sequence_of_node,
-    transforms,
     unwrap,
     written_names,
 )
@@ -166,7 +162,7 @@ class OperationObserver(OperatorMode):
 
     def operator(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run *function*, and look at its result."""
-        if self.failure is not None or transforms() is not None:
+        if self.failure is not None or autograd_state.transforms() is not None:
             return function(*args, **kwargs)
         with torch.no_grad():
             written = _copies(function, args, kwargs)
@@ -185,7 +181,7 @@ class OperationObserver(OperatorMode):
             self._progress(f"{self.operations:,} operations, {place.phase} {place.path or ''}")
         name = base_name(function)
         producer = Producer(name, calling_frames())
-        self._nodes.setdefault((threading.get_ident(), next_sequence() - 1), producer)
+        self._nodes.setdefault((threading.get_ident(), autograd_state.next_sequence() - 1), producer)
         if name == "local_scalar_dense":
             self._note_read(args[0], result)
             return
@@ -274,7 +270,7 @@ class OperationObserver(OperatorMode):
             return origin
         if called.node:
             operation.node = called.node
-            saved = saved_by(current_node())
+            saved = saved_by(autograd_state.current_node())
             tensors = {key: dense(value) for key, value in saved.items() if isinstance(value, Tensor)}
             operation.saved = {key: held for key, held in tensors.items() if held is not None}
             operation.saved_numbers = {key: float(value) for key, value in saved.items() if isinstance(value, int | float)}
@@ -340,8 +336,8 @@ class OperationObserver(OperatorMode):
 
     def _place(self) -> ModulePlace:
         phase: Phase = self._tracker.phase
-        if phase == "forward" and optimizers_running():
-            return ModulePlace(None, type(optimizers_running()[-1]).__name__, None, "step")
+        if phase == "forward" and autograd_state.optimizers_running():
+            return ModulePlace(None, type(autograd_state.optimizers_running()[-1]).__name__, None, "step")
         stack = self._tracker.stack
         if not stack:
             return ModulePlace(None, "", None, phase)
@@ -354,7 +350,7 @@ class OperationObserver(OperatorMode):
     def _call_of(self, producer: Producer) -> _CallOf:
         """Return the operation that runs now as users know it: its module call, its name, the lines that lead to it."""
         place, lines = self._place(), lines_of(producer.frames)
-        node = current_node() if place.phase == "backward" else None
+        node = autograd_state.current_node() if place.phase == "backward" else None
         if node is None:
             inner = next((line.operation for line in lines if line.operation), "")
             known = inner if inner not in _VARIABLES and not inner.startswith("_") else ""
@@ -370,7 +366,7 @@ class OperationObserver(OperatorMode):
 
     def _forward_of(self, node: Any) -> Producer | None:
         """Return the forward operation that made *node*."""
-        number = sequence_of_node(node)
+        number = autograd_state.sequence_of_node(node)
         own = self._nodes.get((threading.get_ident(), number))
         return own or next((held for (_, each), held in self._nodes.items() if each == number), None)
 

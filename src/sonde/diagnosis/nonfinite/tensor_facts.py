@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sonde.engine import stored_values
+from sonde.engine import torch_tensors
 from sonde.stats import PLAIN, local
 from sonde.words import number_text, shape_text
 
@@ -87,7 +87,7 @@ def dense(tensor: Tensor) -> Tensor | None:
         if tensor.is_nested:
             tensor = tensor.values() if tensor.layout == torch.jagged else torch.cat([part.flatten() for part in tensor.unbind()])
         elif tensor.layout != torch.strided:
-            tensor = tensor.to_dense() if "mkldnn" in str(tensor.layout) else stored_values(tensor)
+            tensor = tensor.to_dense() if "mkldnn" in str(tensor.layout) else torch_tensors.stored_values(tensor)
         held: Tensor = tensor.detach().resolve_conj().resolve_neg()
         return held if type(held) in PLAIN else None
     return None

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from math import inf
 
-from torch import nn
+from torch import Tensor, nn
 
 from sonde.engine import selection
 from sonde.engine.clock.clock import Clock, clock_of
@@ -16,6 +17,8 @@ from sonde.engine.layer_axes import learn
 from sonde.engine.probes.dead_hooks import DeadHookCheck, Root
 from sonde.engine.probes.delivery import Delivery
 from sonde.engine.probes.hook_set import HookSet
+from sonde.engine.probes.site_hook import SiteHook
+from sonde.engine.probes.statistic_hooks import StatisticHook
 from sonde.engine.probes.step_hooks import StepHook
 from sonde.engine.probes.targets import Target, Wanted, choose, is_scripted, sites_of
 from sonde.engine.selection import Named, Where
@@ -27,11 +30,7 @@ from sonde.stats import Statistic, Table
 from sonde.warn import warn_user
 from sonde.words import names_text
 
-__all__ = ["Attachment"]
-
 COMPILED_BACKWARD = "torch compiles the backward pass (compiled autograd)"
-
-"""Returns whether the step that begins at a tick is observed; or every n-th, of each optimizer where several alternate."""
 
 # Looking for changes costs a walk over the model: at the forwards 2, 4, 8, ... and then at every 64th
 _RESCAN_EVERY = 64
@@ -41,7 +40,6 @@ class Attachment:
     """One probe's hooks on models, and the clocks of these.
 
     Hooks lead here and not to the probe that people hold, so that a probe that is deleted can be noticed and its hooks removed.
-    The class is large because choosing, the life of the hooks, the schedule and a model that changes meet here.
 
     Attributes:
         delivery: the way to the observer.
@@ -116,6 +114,12 @@ class Attachment:
     def sites(self) -> list[Site]:
         """Return every site, in the order the hooks were prepared."""
         return self.hooks.sites()
+
+    def rows(self) -> Iterator[tuple[Site, int, Tensor, SiteHook]]:
+        """Yield the site, the call, the row in the table and the hook of each row of a statistic; none of a subscriber."""
+        for hook in self.hooks.held:
+            if isinstance(hook, StatisticHook):
+                yield from ((hook.sites[port].at(leaf), call, row, hook) for (port, leaf, call), row in hook.places())
 
     def _clock(self, model: nn.Module, inventory: Inventory) -> Clock:
         for root in self.roots:

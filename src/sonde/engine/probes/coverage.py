@@ -134,7 +134,7 @@ def _why_nothing(attachment: Attachment, hook: SiteHook, port: Port, called: set
 
 def _why_no_step(hook: StepHook) -> str:
     """Return why *hook* has delivered nothing around the steps of its parameter."""
-    if hook.around.was_stepped(hook.target):
+    if hook.was_stepped():
         return "an optimizer that holds it has stepped, and it got no gradient"
     if not hook.target.requires_grad:
         return "frozen: no optimizer that was seen to step holds it"

@@ -22,8 +22,6 @@ from sonde.engine.unseen import blocks, is_quiet
 from sonde.site import Port
 from sonde.stats import Piece
 
-__all__ = ["SiteHook"]
-
 _AT_THE_BORDER = (
     "one call of compiled code returns it beside other tensors: uses inside that code, such as a loss that is computed there, "
     "are not in its gradient"
@@ -43,8 +41,6 @@ _thread: Callable[[], int] = threading.get_ident
 
 class SiteHook(hooks.Hook, ABC):
     """A hook of one probe on one module or parameter; abstract.
-
-    The class is large because what hooks for events and hooks for statistics say of their sites is the same for both.
 
     Attributes:
         delivery: the way to the observer, and its switch.
@@ -92,6 +88,14 @@ class SiteHook(hooks.Hook, ABC):
     def is_on_module(self) -> bool:
         """Whether a module is hooked, and no parameter."""
         return self.target is self.module
+
+    def size_factor(self, port: Port) -> float:
+        """Return how many times as large as the measured tensor the whole tensor at *port* is: 1, or more for a sample."""
+        return 1.0
+
+    def was_stepped(self) -> bool:
+        """Return whether an optimizer was seen to step the parameter."""
+        return False
 
     def attach(self) -> None:
         """Put the hook in. Idempotent; nothing happens for a parameter that is frozen or has no shape as yet."""

@@ -26,8 +26,6 @@ from sonde.engine.selection import Named
 from sonde.site import OTHER_CALLS, PORTS, Port, Site
 from sonde.words import percent
 
-__all__ = ["SAMPLED", "AroundSteps", "StepEventHook", "StepHook", "StepStatisticHook", "sample_updates", "size_factor"]
-
 
 class AroundSteps:
     """The step hooks of one probe on one root: an observer of the root's step counter, as long as there are hooks."""
@@ -144,6 +142,15 @@ class StepHook(SiteHook):
         self.one_in = 1  # type: ignore[misc]
         self.positions = None  # type: ignore[misc]
 
+    def size_factor(self, port: Port) -> float:
+        if port != "update" or self.one_in == 1:
+            return 1.0
+        elements = part_of(self.target).numel()
+        return elements / size_of(elements, self.one_in)
+
+    def was_stepped(self) -> bool:
+        return self.around.was_stepped(self.target)
+
     def attach(self) -> None:
         self.is_in = self.was_eager = True
         self.around.add(self)
@@ -240,11 +247,3 @@ def sample_updates(hooked: Sequence[_AnyHook], limit: float) -> dict[Site, str]:
                 f"{percent(0.5 / sqrt(seen), 2)}"
             )
     return notes
-
-
-def size_factor(hook: SiteHook, port: Port) -> float:
-    """Return how many times as large as the measured tensor the whole tensor at *port* is: 1, or more for a sample."""
-    if port != "update" or not isinstance(hook, StepHook) or hook.one_in == 1:
-        return 1.0
-    elements = part_of(hook.target).numel()
-    return elements / size_of(elements, hook.one_in)

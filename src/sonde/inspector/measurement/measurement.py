@@ -16,11 +16,8 @@ from sonde.engine import (
     Pace,
     RowKeys,
     SiteHook,
-    StatisticHook,
     Where,
     is_floating,
-    row_of_call,
-    size_factor,
 )
 from sonde.inspector.measurement.row_index import RowIndex
 from sonde.lens import Lens
@@ -67,7 +64,8 @@ class _Pairs:
             else:
                 self._add(site, ("", OTHER_CALLS), after, before)
             return
-        call = OTHER_CALLS if site.port in PARAMETER_PORTS else row_of_call(event.call, self._apart)
+        is_apart = site.port not in PARAMETER_PORTS and event.call < self._apart
+        call = event.call if is_apart else OTHER_CALLS
         for path, tensor in event.leaves:
             if not is_floating(tensor):
                 continue
@@ -220,7 +218,7 @@ class Measurement:
             calls.append(call)
             rows.append(row)
             orders.append(order.get(hook.name, order.get(hook.name.rpartition(".")[0], len(order))))
-            sizes.append(size_factor(hook, site.port))
+            sizes.append(hook.size_factor(site.port))
             hooks.append(hook)
         layout = Layout(sites, calls, orders, self.scope)
         joined = zip(sites, calls, hooks, strict=True)
@@ -238,12 +236,12 @@ class Measurement:
 
     def _rows(self) -> Iterator[tuple[Site, int, Tensor, SiteHook]]:
         """Yield the site, the call, the row and the hook of each row that has a place."""
+        if self._pairs is None:
+            yield from self.attachment.rows()
+            return
         for hook in self.attachment.hooks:
-            if isinstance(hook, StatisticHook):
-                yield from ((hook.sites[port].at(leaf), call, row, hook) for (port, leaf, call), row in hook.places())
-            elif self._pairs is not None:
-                for site in hook.sites.values():
-                    yield from ((site.at(leaf), call, row, hook) for leaf, call, row in self._pairs.places(site))
+            for site in hook.sites.values():
+                yield from ((site.at(leaf), call, row, hook) for leaf, call, row in self._pairs.places(site))
 
     def rows_by_port(self) -> Mapping[Port, tuple[int, int]]:
         """Return how many rows there are for each port, and their bytes."""

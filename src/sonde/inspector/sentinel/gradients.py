@@ -17,7 +17,7 @@ from math import ceil, inf, isfinite, isnan
 import torch
 from torch import Tensor
 
-from sonde.engine import is_floating, norms_of, stored_values
+from sonde.engine import is_floating, torch_tensors
 from sonde.stats import PLAIN, local
 
 __all__ = ["SHARE", "GradientLook", "are_finite", "is_finite", "kind_in", "kind_of"]
@@ -71,12 +71,13 @@ class GradientLook:
     def squares(self) -> tuple[list[Tensor], list[float]]:
         """Return the parameters that have gradients, and the squared norms of these. Waits for a device that they are on."""
         parts = _parts(self.parameters)
-        norms = [norm.item() for _, each in parts for norm in norms_of(each)]
+        norms = [norm.item() for _, each in parts for norm in torch_tensors.norms_of(each)]
         return [parameter for held, _ in parts for parameter in held], [norm * norm for norm in norms]
 
     def squares_later(self) -> list[Tensor]:
         """Return the sum of the squares of all gradients on each device."""
-        return [torch.stack(list(norms_of(each))).to(torch.float64).square().sum() for _, each in _parts(self.parameters)]
+        norms = [torch.stack(list(torch_tensors.norms_of(each))) for _, each in _parts(self.parameters)]
+        return [norm.to(torch.float64).square().sum() for norm in norms]
 
     def _rests(self) -> bool:
         """Return whether all gradients were looked at so lately that two are enough."""
@@ -121,7 +122,7 @@ def are_finite(tensors: Sequence[Tensor]) -> bool:
     plain = [
         each for each in tensors if type(each) is Tensor and each.dtype in _WIDE and each.layout is _STRIDED and not each.is_meta
     ]
-    total = sum(norm.item() for norm in norms_of(plain))
+    total = sum(norm.item() for norm in torch_tensors.norms_of(plain))
     if not isfinite(total):  # of finite numbers squares may overflow
         return all(map(is_finite, tensors))
     return len(plain) == len(tensors) or all(is_finite(each) for each in tensors if not any(each is known for known in plain))
@@ -144,7 +145,7 @@ def _parts(parameters: Sequence[Tensor]) -> list[tuple[list[Tensor], list[Tensor
 
 
 def _magnitudes(parameters: Sequence[Tensor]) -> list[tuple[list[Tensor], Tensor]]:
-    return [(held, torch.stack(list(norms_of(parts, inf)))) for held, parts in _parts(parameters)]
+    return [(held, torch.stack(list(torch_tensors.norms_of(parts, inf)))) for held, parts in _parts(parameters)]
 
 
 def is_finite(tensor: Tensor) -> bool:
@@ -165,7 +166,11 @@ def _dense_part(tensor: Tensor, *, coalesced: bool = True) -> Tensor | None:
     part = part.detach()
     if part.layout is not torch.strided:
         part = (
-            part.coalesce().values() if part.is_sparse and coalesced else stored_values(part) if part.is_sparse else part.to_dense()
+            part.coalesce().values()
+            if part.is_sparse and coalesced
+            else torch_tensors.stored_values(part)
+            if part.is_sparse
+            else part.to_dense()
         )
     return part if part.numel() else None
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from sonde.engine import clone_each, copy_each
+from sonde.engine import torch_tensors
 from sonde.inspector.sentinel.bad_step import Parameters
 from sonde.inspector.sentinel.training_passes import KeptPass
 from sonde.stats import PLAIN, HostCopy, local
@@ -156,10 +156,10 @@ class PendingSteps:
         size = sum(each.nbytes for each in parts)
         with torch.no_grad():
             if len(copies) == len(parts) and all(map(_are_alike, copies, parts)):
-                copy_each(copies, parts)
+                torch_tensors.copy_each(copies, parts)
             elif self._used() + size <= self._limit:
                 self._copied += size
-                copies = clone_each(parts)
+                copies = torch_tensors.clone_each(parts)
             else:
                 self._take_back(opened)
                 opened.let_go()

@@ -18,10 +18,10 @@ from torch.optim.optimizer import Optimizer
 from sonde.engine import (
     Clock,
     Scaling,
-    after_backward,
+    autograd_state,
     blocks,
-    graph_task,
     held_by,
+    hooks,
     is_capturing,
     parameters,
     raise_if_foreign,
@@ -278,7 +278,7 @@ class Sentinel:
                 if Scaling.is_skipped(optimizer):
                     self._losses.clear()
                 else:
-                    self._found(look, in_backward=graph_task() != -1)
+                    self._found(look, in_backward=autograd_state.graph_task() != -1)
                 return
             elif self._losses:
                 self._found_loss()
@@ -327,7 +327,7 @@ class Sentinel:
     def _backward_begins(self) -> None:
         """Look after this backward pass too, where no optimizer step may follow that can be looked at before."""
         if self._in_closure or self._since_look > MOST_PASSES or self._clock.step_counter.says_steps:
-            after_backward(self._backward_ended)
+            hooks.after_backward(self._backward_ended)
 
     def _backward_ended(self) -> None:
         """Look at the gradients that a backward pass has left. Under a ``GradScaler`` they may overflow, which is no fault."""
@@ -386,7 +386,7 @@ class Sentinel:
             opened.add("squares", squares)
         if skipped is not None:
             opened.add("skipped", skipped)
-        opened.in_backward = graph_task() != -1
+        opened.in_backward = autograd_state.graph_task() != -1
 
     def _settle(self, *, at_end: bool = False) -> None:
         """Report the first bad one of the steps whose numbers have come; *at_end* wait for those that are on their way, too."""

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sonde.engine import RandomState, accelerator, buffers_of, members, not_saved, on_result, remap, walk
+from sonde.engine import RandomState, accelerator, buffers_of, hooks, members, remap, walk
 from sonde.graph import version_of
 from sonde.stats import HostCopy
 
@@ -85,10 +85,10 @@ class KeptPass:
         held = weakref.ref(self)  # a graph may live longer
         for place, (_, tensor) in enumerate(walk(output)):
             if tensor.grad_fn is not None and type(tensor) is Tensor:
-                on_result(tensor, _Arrives(held, place, arrived))
+                hooks.on_result(tensor, _Arrives(held, place, arrived))
 
 
-@not_saved
+@hooks.not_saved
 class _Arrives:
     """The hook on one output of a root."""
 
