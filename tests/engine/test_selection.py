@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import sonde
-from sonde.engine.selection import Where, members, parameters, unwrap
+from sonde.engine.selection import Where, members, parameters
+from sonde.engine.torch_api.modules import unwrap
 from sonde.errors import ModelError, SelectionError
 
 

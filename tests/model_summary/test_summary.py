@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from sonde.errors import ArgumentError, ModelError
-from sonde.model_summary.summary import Summary, SummaryRow, summary
+from sonde.model_summary import Summary, SummaryRow, summary
 
 
 def row(found: Summary, name: str) -> SummaryRow:

@@ -15,6 +15,7 @@ from sonde.engine.failures import raise_if_foreign as raise_if_foreign
 from sonde.engine.flops import FlopCounter as FlopCounter
 from sonde.engine.flops import count_flops as count_flops
 from sonde.engine.flops import function_name as function_name
+from sonde.engine.inventory import Named as Named
 from sonde.engine.layer_axes import LayerAxes as LayerAxes
 from sonde.engine.loss_function import check_loss as check_loss
 from sonde.engine.loss_function import check_loss_fn as check_loss_fn
@@ -35,7 +36,6 @@ from sonde.engine.random_state import is_capturing as is_capturing
 from sonde.engine.restore import gradients_put_aside as gradients_put_aside
 from sonde.engine.restore import set_apart as set_apart
 from sonde.engine.restore import versions as versions
-from sonde.engine.selection import Named as Named
 from sonde.engine.selection import Where as Where
 from sonde.engine.selection import check_model as check_model
 from sonde.engine.selection import condition_of as condition_of

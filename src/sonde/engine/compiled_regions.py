@@ -9,8 +9,7 @@ from torch import nn
 
 from sonde.engine import selection
 from sonde.engine.torch_api import compiler_state, modules
-
-__all__ = ["Region", "regions"]
+from sonde.engine.torch_api.modules import unwrap
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +57,6 @@ def regions(root: nn.Module, entered: Collection[nn.Module] = ()) -> list[Region
             continue
         below = frozenset(item.module for item in selection.members(module))
         seen.update(below)
-        top = selection.unwrap(module)
+        top = unwrap(module)
         found.append(Region(top, below - {top}))
     return found

@@ -14,8 +14,6 @@ from sonde.engine import structure
 from sonde.schedule import Tick
 from sonde.site import Phase, Site
 
-__all__ = ["Event", "Subscriber", "weakly"]
-
 
 @dataclass(slots=True)  # not frozen: that doubles the cost of building one, and one is built per module call
 class Event:

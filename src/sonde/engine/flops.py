@@ -19,8 +19,6 @@ from torch.utils.flop_counter import conv_flop_count, sdpa_flop_count
 from sonde.engine.torch_api.autograd_state import graph_task, transforms
 from sonde.engine.torch_api.tensors import without_overrides
 
-__all__ = ["FlopCounter", "count_flops", "function_name"]
-
 Formula = Callable[[tuple[Any, ...], dict[str, Any], Any], int]
 
 _names: dict[Any, str] = {}

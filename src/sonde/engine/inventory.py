@@ -14,8 +14,6 @@ from torch import nn
 
 from sonde.engine.torch_api.modules import Walk, named_children, parameters_of, unwrap, walk
 
-__all__ = ["Inventory", "Named", "Owned", "inventory_of", "is_time_to_look"]
-
 _T = TypeVar("_T")
 
 

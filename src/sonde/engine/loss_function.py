@@ -10,8 +10,6 @@ from torch import Tensor, nn
 
 from sonde.errors import ArgumentError
 
-__all__ = ["check_loss", "check_loss_fn", "own_loss", "returned_loss"]
-
 
 def check_loss_fn(loss_fn: Any) -> None:
     """Raise if *loss_fn* is neither None nor a function that can be called with one argument.

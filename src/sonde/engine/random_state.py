@@ -12,8 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["RandomState", "accelerator", "is_capturing"]
-
 
 @dataclass(slots=True)
 class RandomState:

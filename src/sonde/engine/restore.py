@@ -23,8 +23,6 @@ from sonde.engine.torch_api.tensors import version_of
 from sonde.engine.unseen import quiet
 from sonde.warn import warn_user
 
-__all__ = ["Apart", "gradients_put_aside", "set_apart", "versions"]
-
 
 @dataclass(frozen=True, slots=True)
 class Apart:

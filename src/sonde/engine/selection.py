@@ -14,11 +14,8 @@ from typing import Any, TypeAlias
 from torch import nn
 
 from sonde.engine.inventory import Named, Owned, inventory_of
-from sonde.engine.torch_api.modules import unwrap
 from sonde.errors import ModelError, SelectionError
 from sonde.suggest import nearest
-
-__all__ = ["Named", "Where", "check_model", "lenient", "members", "parameters", "select", "settled", "unwrap"]
 
 Where: TypeAlias = (
     str | re.Pattern[str] | Callable[[str, nn.Module], bool] | type[nn.Module] | Iterable[str] | tuple[type[nn.Module], ...] | None
@@ -129,6 +126,11 @@ def _shown(where: Where) -> str:
 
 
 def condition_of(word: str, where: Where, names: list[str]) -> Condition | None:
+    """Return *where*, given as the argument *word*, as a function of a name and a module; None if it is no condition.
+
+    Raises:
+        SelectionError: *where* cannot be read, or lists a name that is none of *names*.
+    """
     if _absent(where):
         return None
     if isinstance(where, str):

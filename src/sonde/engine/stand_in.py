@@ -31,8 +31,6 @@ from sonde.engine.torch_api.modules import is_fully_sharded, state_of, wrapped_b
 from sonde.engine.unseen import Observer
 from sonde.errors import ModelError
 
-__all__ = ["StandIn", "memory_of"]
-
 _ATOMS = {bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device, range, slice, type(None), type(...)}
 _SHARED = (
     type,

@@ -20,19 +20,6 @@ from torch import Tensor, nn
 from sonde.engine.torch_api import pytree
 from sonde.stats import PLAIN, local
 
-__all__ = [
-    "Outline",
-    "as_arguments",
-    "as_gradients",
-    "first_floating",
-    "is_floating",
-    "local_parts",
-    "outline",
-    "passes_through",
-    "remap",
-    "walk",
-]
-
 
 class _Opened(NamedTuple):
     """A container taken apart: the path step and the value of each child, and a function that makes one of new children."""

@@ -16,10 +16,9 @@ from weakref import WeakKeyDictionary, ref
 
 from torch import nn
 
-from sonde.engine.selection import check_model, unwrap
+from sonde.engine.selection import check_model
 from sonde.engine.torch_api import autograd_state
-
-__all__ = ["Observer", "are_quiet", "blocks", "innermost", "is_quiet", "next_number", "quiet"]
+from sonde.engine.torch_api.modules import unwrap
 
 _KEY = "sonde quiet"
 _numbers = count()

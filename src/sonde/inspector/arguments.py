@@ -19,8 +19,6 @@ from sonde.errors import ArgumentError
 from sonde.lens import AnyLens, Lens, LossMetrics, lens_of
 from sonde.preprocessor import AbstractPreprocessor
 
-__all__ = ["check_optimizer", "flat", "in_words", "models_of", "optimizers_of", "plain_config"]
-
 
 def models_of(module: Any) -> dict[str, nn.Module]:
     """Return the models that *module* is or holds, by name.

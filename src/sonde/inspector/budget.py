@@ -10,8 +10,6 @@ from statistics import median
 
 from sonde.errors import ArgumentError
 
-__all__ = ["Meter", "Timer", "share_of"]
-
 _KEPT = 50  # steps of each kind that medians are over
 _LEAST = 3  # of each kind before a share is given
 _FRESH = 8  # logged steps, from which on medians are formed anew every so many

@@ -8,8 +8,6 @@ from sonde import rules
 from sonde.rules import Finding
 from sonde.warn import warn_user
 
-__all__ = ["ForwardModes"]
-
 
 class ForwardModes:
     """The modes of the forwards of one model: those of the step that runs, and which logged steps had none in training mode."""

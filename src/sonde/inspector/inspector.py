@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
     from sonde.graph import Graph
 
-__all__ = ["Inspector"]
-
 Item = TypeVar("Item")
 
 
@@ -51,8 +49,6 @@ class Inspector(Observer):
     An inspector is attached at once if a *module* is given, otherwise by :meth:`attach`, until the end of a ``with`` block,
     :meth:`detach`, or the end of the process, for as long as something holds it. Sees every thread. :func:`sonde.watch` makes one.
 
-    The class is large because its methods are what a training loop calls and what people read afterwards: five groups (life, time,
-    pushing, reading, and the aliases of monitorch) of methods of a few lines.
 
     Args:
         module: the model, or several by name, to which the inspector is attached at once.

@@ -11,8 +11,6 @@ from torch import Tensor
 from sonde.engine import SiteHook, hooks, version_of
 from sonde.rules import Chosen, Finding
 
-__all__ = ["KeptGradients"]
-
 
 @dataclass
 class _Watch:

@@ -12,8 +12,6 @@ from sonde.engine import SiteHook, parameters_of, version_of
 from sonde.rules import UNMOVED, Chosen, Finding
 from sonde.rules.layer_groups import among
 
-__all__ = ["LeftOut"]
-
 _LOOKS = 2 * UNMOVED  # logged steps, from the first on
 _MOST = 0.5  # share of the layers without an optimizer; if more are, the others are what is meant to be trained
 

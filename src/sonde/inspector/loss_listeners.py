@@ -11,8 +11,6 @@ from sonde.engine import Event
 from sonde.errors import ArgumentError
 from sonde.lens import LossMetrics
 
-__all__ = ["LossListener", "LossReader"]
-
 
 class LossReader:
     """Reads the losses of the last epoch that has ended from the run of an inspector, without keeping the inspector alive."""

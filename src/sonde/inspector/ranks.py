@@ -242,11 +242,7 @@ def participate(ranks: Ranks, *, seconds: float = 20.0) -> Participation:
 
 
 def _check_member(what: str, group: Any, ranks: Sequence[int]) -> None:
-    """Raise if this process is none of *ranks*, which are those of *group*.
-
-    Raises:
-        ArgumentError: with *what* the argument is.
-    """
+    """Raise if this process is none of *ranks*, which are those of *group*."""
     rank, _ = _of_this_process()
     if rank not in ranks:
         raise ArgumentError(f"{what}, not {f'ranks {list(ranks)}, and this is rank {rank}' if ranks else repr(group)}")

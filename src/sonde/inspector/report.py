@@ -22,8 +22,6 @@ from sonde.site import PARAMETER_PORTS, Site
 from sonde.stats import Piece
 from sonde.words import many, percent
 
-__all__ = ["closing_lines", "coverage_data", "coverage_of", "described"]
-
 _SHOWN = 3
 
 

@@ -29,8 +29,6 @@ from sonde.schedule import Every, Schedule, seconds_of, with_interval
 from sonde.stats import Merger
 from sonde.warn import warn_user
 
-__all__ = ["WatchedTraining"]
-
 _MANY = 1024  # pushed values that may wait for a logged step
 _MOMENT = 1.0  # seconds
 

@@ -21,13 +21,10 @@ from sonde.inspector.sentinel.spikes import Spikes
 from sonde.inspector.settings import Settings
 from sonde.schedule import Schedule
 
-__all__ = ["WatchedModel"]
-
 
 class WatchedModel:
     """One model under an inspector.
 
-    The class is large because each moment of a training comes here, for the schedule, the meter, the rows and the sentinel.
 
     Attributes:
         model, name: the model, and its name in the sites.

@@ -34,7 +34,6 @@ class Tracker(KeepingProbe):
 
     ``tracker[i]`` is a stash, ``tracker[i:j]`` a list of them, ``tracker["layers.3.mlp"]`` all stashes of one module and
     ``tracker["layers.3.mlp:grad_output"]`` all of one site. In a console or notebook it shows a table of the layers.
-    The class is large because it has the names of tensor_tracker's tracker, those of a probe and those of a list.
 
     Args:
         stash: makes the object to keep of each event; the default keeps copies in main memory.

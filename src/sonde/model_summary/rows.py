@@ -13,11 +13,9 @@ from torch.nn.parameter import is_lazy
 
 from sonde.engine import Probe, autograd_state, children_of, class_of, parameters, parameters_of, unwrap
 from sonde.keep import Tally, annotate, numbers_of
-from sonde.model_summary.table import Note, Shapes, Summary, SummaryRow, is_within
-from sonde.view import notes_of
+from sonde.model_summary.table import Shapes, Summary, SummaryRow, is_within
+from sonde.view import Note, notes_of
 from sonde.words import many, names_text
-
-__all__ = ["Outcome", "Seen", "assemble"]
 
 _LONGEST_MESSAGE = 120
 

@@ -31,9 +31,7 @@ from sonde.engine import (
 from sonde.errors import ArgumentError
 from sonde.keep import Layer, Tally, first_measurable
 from sonde.model_summary.rows import Outcome, Seen, assemble
-from sonde.model_summary.table import Shapes, Summary, SummaryRow
-
-__all__ = ["Summary", "SummaryRow", "summary"]
+from sonde.model_summary.table import Shapes, Summary
 
 
 def summary(

@@ -16,8 +16,6 @@ from sonde.words import large_text, shape_text, size_text
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["Note", "Shapes", "Summary", "SummaryRow", "is_within"]
-
 Shapes: TypeAlias = tuple[tuple[int, ...], ...]
 
 _FLOPS_ARE = "a multiplication and an addition are two, and element-wise functions are not counted"

@@ -11,8 +11,6 @@ from sonde.errors import ArgumentError
 from sonde.stats import RunningMeanVar
 from sonde.suggest import nearest
 
-__all__ = ["Aggregate", "InMemory", "aggregate", "aggregate_range"]
-
 
 class InMemory(list[Any]):
     """All numbers of an interval, in order: a list with mean, quantiles and extremes.

@@ -14,17 +14,6 @@ from sonde.engine import Event
 from sonde.errors import ArgumentError
 from sonde.site import Port, Site
 
-__all__ = [
-    "AbstractBackwardPreprocessor",
-    "AbstractForwardPreprocessor",
-    "AbstractModulePreprocessor",
-    "AbstractPreprocessor",
-    "AbstractTensorPreprocessor",
-    "ParameterName",
-    "in_training",
-    "name_of",
-]
-
 
 class AbstractPreprocessor(ABC):
     """A statistic of one tensor of a layer, for many layers by name; its numbers are aggregated over an interval.

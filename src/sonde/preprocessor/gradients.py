@@ -18,8 +18,6 @@ from sonde.preprocessor.outputs import activity, first_tensor
 from sonde.site import Port
 from sonde.stats import Activation, Cosine, History, Norm, dense
 
-__all__ = ["Geometry", "GradientActivation", "GradientGeometry", "OutputGradientGeometry", "SequenceGeometry"]
-
 _NORM, _CORRELATION = 0, 1  # positions of the specs
 
 

@@ -15,8 +15,6 @@ from torch import Tensor
 from sonde.preprocessor.aggregates import Aggregate, InMemory
 from sonde.stats import RowStatistic, RunningMeanVar, Table
 
-__all__ = ["MOST_PENDING", "IntervalAggregates", "NumberSpec", "copied", "size_of"]
-
 MOST_PENDING = 4096  # rows that may lie unread on their device, however many steps there are
 
 

@@ -17,8 +17,6 @@ from sonde.preprocessor.measured import Measured, Values
 from sonde.site import Site
 from sonde.stats import HostCopy, RunningMeanVar, Single, as_number
 
-__all__ = ["ExplicitCall", "LossModule"]
-
 
 class LossModule(Measured, AbstractForwardPreprocessor):
     """Preprocessor: the loss that a loss module (``nn.MSELoss``, ``nn.CrossEntropyLoss``) returns, in training and in evaluation.
@@ -184,22 +182,14 @@ def _is_number(value: Any) -> bool:
 
 
 def _number(name: str, value: float | Tensor) -> _Pushed:
-    """Return *value* as a number to push.
-
-    Raises:
-        ArgumentError: *value* is no number.
-    """
+    """Return *value* as a number to push."""
     if isinstance(value, Tensor) and _is_number(value):
         return _Pushed(name, value.detach().to(torch.float64, copy=True).reshape(1), True)
     return _Pushed(name, as_number(value), False)
 
 
 def _two_names(train: str, other: str) -> tuple[str, str]:
-    """Return the names of the losses of training and of evaluation.
-
-    Raises:
-        ArgumentError: the two names are the same.
-    """
+    """Return the names of the losses of training and of evaluation."""
     if train == other:
         raise ArgumentError(f"the losses of training and of evaluation cannot both be called {train!r}: give two names")
     return train, other

@@ -18,8 +18,6 @@ from sonde.stats import PLAIN, dense
 from sonde.suggest import nearest
 from sonde.words import number_text
 
-__all__ = ["Measured", "Values", "nothing_to_measure"]
-
 _SHOWN = ("mean", "std", "min", "max")
 
 

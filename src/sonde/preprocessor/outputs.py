@@ -15,8 +15,6 @@ from sonde.preprocessor.measured import Measured
 from sonde.site import Port
 from sonde.stats import Activation, SampleNorm
 
-__all__ = ["Activity", "InputNorm", "OutputActivation", "OutputNorm"]
-
 
 class Activity(NamedTuple):
     """How active a layer was over an interval: two shares per call, from 0 to 1."""

@@ -18,8 +18,6 @@ from sonde.preprocessor.measured import Measured
 from sonde.site import Site
 from sonde.stats import MatrixCondition, Norm, Piece, dense
 
-__all__ = ["Condition", "Conditioning", "ParameterNorm"]
-
 
 class _OfAttributes(Measured, AbstractModulePreprocessor):
     """Measures tensors that are attributes of a layer; ``value`` has them by layer and attribute."""

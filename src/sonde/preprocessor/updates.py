@@ -17,8 +17,6 @@ from sonde.preprocessor.measured import Measured, nothing_to_measure
 from sonde.site import Port
 from sonde.stats import History, Single, Updates, dense, vanished_share
 
-__all__ = ["ParameterDifferenceGeometry", "UpdateRatio", "UpdateRounding", "difference"]
-
 
 class _OfUpdates(Measured, AbstractTensorPreprocessor):
     """Compares a parameter with its value in the call before, or before an optimizer step."""
@@ -159,11 +157,7 @@ class UpdateRounding(Measured):
 
 
 def _is_update(before: Tensor, after: Tensor) -> bool:
-    """Return whether there is anything to measure.
-
-    Raises:
-        ArgumentError: there is, and the two tensors have different shapes.
-    """
+    """Return whether there is anything to measure."""
     if nothing_to_measure(before, "before") or nothing_to_measure(after, "after"):
         return False
     before, after = dense(before), dense(after)

@@ -50,8 +50,7 @@ class Recorder(SlotReader, KeepingProbe):
     A slot belongs to its module: neither the order of execution, nor a call that was not recorded, nor a slot that was
     removed changes that. ``recorder[i]``, ``recorder["layers.3"]`` and ``recorder[site]`` are the kept values: a list of all
     values, or with a reduction one value, None before the first. Kept tensors are detached copies on their device.
-    (``sonde.graph.Recorder``, of torchrecorder, records the execution graph.) The class is large because it has
-    the names of torchfunc's recorder, those of a probe and those of a list.
+    (``sonde.graph.Recorder``, of torchrecorder, records the execution graph.)
 
     Args:
         condition: called without arguments at each call of a module; the call is recorded if the result is true.

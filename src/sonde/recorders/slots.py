@@ -123,12 +123,7 @@ class SlotReader(ABC):
         return iter([slot.samples for slot in self.subrecorders])
 
     def _find(self, key: Key) -> tuple[Subrecorder, str]:
-        """The slot that *key* names, and the leaf of its value that *key* names (``""``: the whole value).
-
-        Raises:
-            UnknownSlotError: there is no such slot; the message names the nearest.
-            ArgumentError: *key* is neither a position nor a name nor a site.
-        """
+        """The slot that *key* names, and the leaf of its value that *key* names (``""``: the whole value)."""
         slots = self.subrecorders
         if isinstance(key, str | Site):
             site, whole_module = Site.asked(key, (slot.name for slot in slots))
@@ -160,9 +155,6 @@ def _leaf_of(slot: Subrecorder, value: Any, leaf: str, *, several: bool) -> Any:
     """The tensor at the path *leaf* in the value of *slot*; if that is a list of *several* values, the tensor of each.
 
     The path of a module's only positional argument is ``[0]``, though the argument is kept by itself.
-
-    Raises:
-        UnknownSlotError: a value has no such leaf; the message names those it has.
     """
     if not leaf:
         return value

@@ -14,8 +14,6 @@ from sonde.stats.pair import PairStatistic
 from sonde.stats.statistic import Column, RowStatistic, Statistic, dense
 from sonde.stats.table import Table
 
-__all__ = ["Accumulator", "Result"]
-
 S_co = TypeVar("S_co", bound=RowStatistic, covariant=True)
 M = TypeVar("M", bound=Statistic)
 

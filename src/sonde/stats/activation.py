@@ -17,8 +17,6 @@ from sonde.number import STANDARD, Number, count, share
 from sonde.stats import kernels
 from sonde.stats.statistic import Column, Field, Statistic, elements
 
-__all__ = ["Activation", "ChannelActivation", "by_channel"]
-
 
 def by_channel(tensor: Tensor, channel_axis: int) -> Tensor:
     """Return the elements of *tensor* as a matrix with a row per channel.

@@ -16,8 +16,6 @@ from sonde.stats.quantiles import HIGHEST, LOWEST, PERCENTILES, magnitude_quanti
 from sonde.stats.statistic import Column, Field, Statistic, elements
 from sonde.words import percent
 
-__all__ = ["HIGHEST", "LOWEST", "OVERFLOW", "UNDERFLOW", "ExponentHistogram"]
-
 UNDERFLOW: dict[str, int] = {"fp16": -25, "bf16": -134, "e4m3": -10, "e5m2": -17}
 """Format to power: a magnitude of at most ``2**power``, half the smallest subnormal, is rounded to zero (ties go to even)."""
 

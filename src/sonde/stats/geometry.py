@@ -16,8 +16,6 @@ from sonde.stats.kernels import NORM, Kernel
 from sonde.stats.pair import PairStatistic, both_finite
 from sonde.stats.statistic import Column, Field, Statistic, dense, elements
 
-__all__ = ["Cosine", "Norm", "cosine"]
-
 
 @dataclass(frozen=True)
 class Norm(Statistic):

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from sonde.stats.statistic import dense
 
-__all__ = ["History"]
-
 
 @dataclass(slots=True)
 class _Kept:

@@ -15,8 +15,6 @@ from sonde.number import STANDARD, Number
 from sonde.stats.kernels import MOMENTS, Kernel, reference
 from sonde.stats.statistic import Column, Field, Statistic, elements
 
-__all__ = ["Moments"]
-
 
 @dataclass(frozen=True)
 class Moments(Statistic):

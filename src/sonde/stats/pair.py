@@ -10,8 +10,6 @@ from torch import Tensor
 
 from sonde.stats.statistic import RowStatistic, dense
 
-__all__ = ["PairStatistic", "both_finite", "real_parts"]
-
 
 class PairStatistic(RowStatistic):
     """A statistic, without state, of pairs: each tensor with its predecessor.

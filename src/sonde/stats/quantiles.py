@@ -9,8 +9,6 @@ import numpy as np
 from sonde.errors import ArgumentError
 from sonde.stats.statistic import Column
 
-__all__ = ["ERROR_FACTOR", "HIGHEST", "LOWEST", "PERCENTILES", "magnitude_quantiles"]
-
 LOWEST = -149
 """The lowest power that has a bin: 2**-149 is the smallest float32."""
 

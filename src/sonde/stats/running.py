@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from sonde.stats.distributed.exchange import Exchange
 
-__all__ = ["RunningMeanVar", "as_number"]
-
 
 class RunningMeanVar:
     """Count, mean, variance, smallest and largest of the numbers given to :meth:`update`.

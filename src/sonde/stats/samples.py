@@ -14,8 +14,6 @@ from torch import Tensor
 from sonde.number import STANDARD, Number, count
 from sonde.stats.statistic import Column, Field, Statistic, elements
 
-__all__ = ["MatrixCondition", "SampleNorm", "Single"]
-
 
 @dataclass(frozen=True)
 class SampleNorm(Statistic):

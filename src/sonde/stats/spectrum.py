@@ -16,8 +16,6 @@ from sonde.number import STANDARD, Number, count, share
 from sonde.stats.activation import by_channel, is_whole_on
 from sonde.stats.statistic import Column, Field, Statistic
 
-__all__ = ["Spectrum"]
-
 _EPS = float(np.finfo(np.float64).eps)
 
 

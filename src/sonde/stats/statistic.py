@@ -17,8 +17,6 @@ from sonde.number import Number
 from sonde.stats.kernels import Kernel
 from sonde.stats.pieces import PLAIN, Piece, local
 
-__all__ = ["Column", "Field", "Merge", "RowStatistic", "Statistic", "dense", "elements", "reduce"]
-
 Merge = Literal["sum", "min", "max"]
 Column = NDArray[np.float64]
 

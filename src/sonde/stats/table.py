@@ -126,12 +126,7 @@ class Table:
         return self._led(self.statistic.row_of(tensor, previous))
 
     def _led(self, measure: Tensor) -> Tensor:
-        """Return *measure* as a row, led by a count of one addition.
-
-        Raises:
-            ArgumentError: *measure* is not one number for each of the fields. Code that is traced does not raise, since that would
-                keep the user's code from being compiled: see :meth:`check`.
-        """
+        """Return *measure* as a row, led by a count of one addition."""
         if not torch.compiler.is_compiling():
             self._check(measure)
         elif measure.dim() != 1:

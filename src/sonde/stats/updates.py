@@ -15,8 +15,6 @@ from sonde.number import STANDARD, Number, count
 from sonde.stats.pair import PairStatistic, both_finite
 from sonde.stats.statistic import Column, dense
 
-__all__ = ["Updates", "vanished_share"]
-
 
 @dataclass(frozen=True)
 class Updates(PairStatistic):

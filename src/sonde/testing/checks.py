@@ -15,8 +15,6 @@ from sonde.keep import Tracker, layers_of, track
 from sonde.stats import Accumulator, Moments
 from sonde.testing.trial import Loss, Trial, listed, same_chance
 
-__all__ = ["assert_healthy", "assert_no_hooks_left"]
-
 
 def assert_no_hooks_left(model: nn.Module, /) -> None:
     """Assert that no hook of ``sonde`` is on *model*, on its submodules, parameters or buffers.

@@ -18,8 +18,6 @@ from sonde.engine import Coverage, Event, Where, autograd_state, is_floating, ob
 from sonde.keep import Tracker, track
 from sonde.testing.trial import Loss, Trial, listed, same_chance
 
-__all__ = ["assert_complete"]
-
 
 def assert_complete(
     model: nn.Module,

@@ -23,8 +23,6 @@ from sonde.stats import Accumulator, PairStatistic, RowStatistic, Statistic, red
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
-__all__ = ["assert_laws", "assert_traceable", "members"]
-
 _SPECIAL = (0.0, -0.0, 1e-20, -1e-30, float("nan"), float("inf"), float("-inf"))
 _LENGTH = 12  # samples of a tensor, at most
 _POOL = 8  # different elements of a tensor, at most

@@ -11,8 +11,6 @@ from torch import Tensor, nn
 
 from sonde.stats import Accumulator, RowStatistic, Statistic, dense, reduce
 
-__all__ = ["Oracle", "assert_oracle", "situations"]
-
 Oracle = Callable[[list[Tensor]], dict[str, float]]
 """Maps all added tensors, in order, to the expected numbers by name."""
 

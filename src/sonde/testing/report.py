@@ -14,8 +14,6 @@ from sonde.testing.trial import same_chance
 from sonde.testing.zoo import ZOO, Entry
 from sonde.words import names_text
 
-__all__ = ["zoo_report"]
-
 _SHOWN = 2  # sites per model in the last column
 
 

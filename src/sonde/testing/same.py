@@ -9,8 +9,6 @@ from torch import Tensor, nn
 
 from sonde.diagnosis.compare.compare import compare
 
-__all__ = ["assert_same"]
-
 
 def assert_same(
     a: nn.Module,

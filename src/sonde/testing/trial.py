@@ -19,8 +19,6 @@ from sonde.engine import quiet, walk
 from sonde.errors import ArgumentError
 from sonde.words import many
 
-__all__ = ["Loss", "Trial", "listed", "same_chance"]
-
 Loss = Callable[[Any], Tensor]
 
 

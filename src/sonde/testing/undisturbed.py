@@ -14,8 +14,6 @@ from sonde.keep import track
 from sonde.stats import Moments
 from sonde.testing.trial import Loss, Trial, listed, same_chance
 
-__all__ = ["PROBES", "MakeProbe", "assert_undisturbed"]
-
 MakeProbe: TypeAlias = Callable[[nn.Module], AbstractContextManager[Any]]
 """Attaches an observer to a model and returns a context whose end removes the observer."""
 

@@ -16,8 +16,6 @@ from torch import Tensor, nn
 
 from sonde.checkup.copied_training import mean_square
 
-__all__ = ["ZOO", "Batch", "Children", "Entry", "Net", "add", "entry", "one_layer", "rows", "two_layers"]
-
 Batch = tuple[tuple[Any, ...], dict[str, Any]]
 """The arguments of a call: positional and keyword arguments; in the zoo one of the two is empty."""
 

@@ -18,8 +18,6 @@ from sonde.engine import structure
 from sonde.engine.calls.module_paths import ModuleNode
 from sonde.engine.torch_api import autograd_state, hooks
 
-__all__ = ["Call", "ModuleCall", "RootCall"]
-
 
 class ModuleCall(NamedTuple):
     """A module call that is running, or whose backward is.

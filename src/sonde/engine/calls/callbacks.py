@@ -15,8 +15,6 @@ from sonde.engine.failures import ProbeError, name_of, raise_if_foreign
 from sonde.engine.torch_api import hooks
 from sonde.warn import warn_user
 
-__all__ = ["Callback", "Callbacks", "Moment", "weak"]
-
 Callback = Callable[[ModuleCall], object]
 Moment = Literal["enter", "leave", "enter_backward", "leave_backward"]
 _IN_BACKWARD = ("enter_backward", "leave_backward")

@@ -10,8 +10,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from sonde.engine import selection
 from sonde.engine.torch_api import modules
-
-__all__ = ["ModuleNames", "ModuleNode", "is_transparent"]
+from sonde.engine.torch_api.modules import unwrap
 
 
 class ModuleNode:
@@ -31,7 +30,7 @@ class ModuleNode:
     __slots__ = ("children", "compiles", "held", "key", "module", "name", "path", "was_checked")
 
     def __init__(self, module: nn.Module, name: str, path: str) -> None:
-        inner = selection.unwrap(module)
+        inner = unwrap(module)
         self.module = weakref.ref(inner)
         self.held = weakref.ref(module)
         self.name = name
@@ -57,7 +56,7 @@ class ModuleNames:
 
     def register(self, root: nn.Module) -> None:
         """Name *root* and all modules below it. A module that was called alone before gets its name in the larger model."""
-        root = selection.unwrap(root)
+        root = unwrap(root)
         taken = set(self._labels.values())
         label = kind = type(root).__name__
         number = 1
@@ -70,7 +69,7 @@ class ModuleNames:
             self._homes[module] = weakref.ref(root), names
             if module is not root:
                 self._labels.pop(module, None)
-        known = {top: place for top, place in self._tops.items() if selection.unwrap(top) not in met}
+        known = {top: place for top, place in self._tops.items() if unwrap(top) not in met}
         self._tops = weakref.WeakKeyDictionary(known)
         self._owners.clear()
 
@@ -80,7 +79,7 @@ class ModuleNames:
         if place is None:
             if is_transparent(module):
                 return None
-            inner = selection.unwrap(module)
+            inner = unwrap(module)
             if inner not in self._homes:
                 self.register(inner)
             root, path = self._home(inner)
@@ -92,7 +91,7 @@ class ModuleNames:
         return place if is_transparent(module) or place.compiles == id(module) else self._below(place, module)
 
     def _below(self, place: ModuleNode, module: nn.Module) -> ModuleNode:
-        inner, caller = selection.unwrap(module), place.module()
+        inner, caller = unwrap(module), place.module()
         if inner not in self._homes:
             self.register(inner)  # added after its parent was named, or part of no module that runs
             self._adopt(caller, inner)
@@ -183,12 +182,12 @@ class ModuleNames:
 
 def is_transparent(module: nn.Module) -> bool:
     """Return whether *module* is a wrapper whose module is called as a module: any but that of ``torch.compile``."""
-    return not modules.is_compiled_wrapper(module) and selection.unwrap(module) is not module
+    return not modules.is_compiled_wrapper(module) and unwrap(module) is not module
 
 
 def _names_below(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield all names below *module*, direct children first."""
-    yield from ((step, selection.unwrap(child)) for step, child in modules.named_children(module))
+    yield from ((step, unwrap(child)) for step, child in modules.named_children(module))
     for item in selection.members(module):
         yield from ((name, item.module) for name in (item.name, *item.aliases) if name)
 

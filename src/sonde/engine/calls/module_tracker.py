@@ -27,8 +27,6 @@ from sonde.site import Phase
 from sonde.warn import warn_user
 from sonde.words import names_text
 
-__all__ = ["ModuleTracker"]
-
 _sequence_now: Callable[[], int] = autograd_state.next_sequence
 _graph_task: Callable[[], int] = autograd_state.graph_task
 _current_node: Callable[[], Any] = autograd_state.current_node
@@ -53,7 +51,7 @@ class ModuleTracker:
     numbers: no hook is put on any tensor (only where several threads run models, one on the node of each root's output,
     as each thread numbers for itself). Nodes that a backward pass itself made (``create_graph=True``) belong to no module,
     or to the one in whose forward that pass was run. Inside a compiled region no Python runs: its operations belong to the
-    region as a whole. The class is large because hooks call it at each moment, and people read it.
+    region as a whole.
 
     Args:
         models: models to name beforehand.

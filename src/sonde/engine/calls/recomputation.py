@@ -9,8 +9,6 @@ from sonde.engine.calls.call_log import Call, RootCall
 from sonde.engine.calls.module_paths import ModuleNode
 from sonde.engine.torch_api import autograd_state
 
-__all__ = ["Recomputation"]
-
 
 class Recomputation:
     """The position of one thread's recomputation in the calls of the forward.

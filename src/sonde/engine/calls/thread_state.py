@@ -12,8 +12,6 @@ from torch import nn
 from sonde.engine.calls.call_log import Call, RootCall
 from sonde.engine.calls.recomputation import Recomputation
 
-__all__ = ["ThreadState"]
-
 _RECENT = 16
 """So many root calls are kept in any case: a graph may hang on tensors that no root returned."""
 

@@ -10,10 +10,8 @@ from sonde.engine import selection
 from sonde.engine.calls.call_log import ModuleCall
 from sonde.engine.calls.module_tracker import active
 from sonde.engine.torch_api.autograd_state import graph_task, modules_running
-from sonde.engine.torch_api.modules import class_of
+from sonde.engine.torch_api.modules import class_of, unwrap
 from sonde.site import Phase
-
-__all__ = ["Whereabouts", "where"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +69,7 @@ def where() -> Whereabouts:
 def _unwrapped(running: list[nn.Module]) -> list[nn.Module]:
     """Return the modules without wrappers; one that its wrapper calls comes once."""
     modules: list[nn.Module] = []
-    for module in (selection.unwrap(held) for held in running):
+    for module in (unwrap(held) for held in running):
         if not (modules and modules[-1] is module and running.count(module) == 1):
             modules.append(module)
     return modules

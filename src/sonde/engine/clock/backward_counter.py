@@ -16,8 +16,6 @@ from sonde.engine.torch_api.autograd_state import graph_task, has_substituted_pa
 from sonde.engine.torch_api.modules import parameters_in
 from sonde.engine.unseen import blocks
 
-__all__ = ["BackwardCounter"]
-
 _is_traced = compiler_state.is_traced
 
 

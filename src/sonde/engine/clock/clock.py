@@ -21,14 +21,12 @@ from sonde.engine.clock import optimizers
 from sonde.engine.clock.backward_counter import BackwardCounter
 from sonde.engine.clock.counters import Counters
 from sonde.engine.clock.forward_counter import ForwardCounter
-from sonde.engine.clock.step_counter import StepCounter, StepObserver
+from sonde.engine.clock.step_counter import StepCounter
 from sonde.engine.clock.turns import Turns
 from sonde.engine.compiled_regions import regions
 from sonde.engine.inventory import Inventory, inventory_of, is_time_to_look
 from sonde.engine.unseen import blocks, innermost
 from sonde.schedule import Tick
-
-__all__ = ["Clock", "StepObserver", "clock_of"]
 
 # Looking for new parameters costs a walk over the model: at the wakes 1, 2, 4, 8, ... and every 16th
 _LOOK_EVERY = 16
@@ -37,8 +35,6 @@ _LOOK_EVERY = 16
 class Clock(Counters):
     """The numbers of one root's time, the parts that move them, and callbacks at each moment.
 
-    The class is large because every probe asks it: beside its seven numbers it has a part for forwards, for backward passes and
-    for steps, and a callback for each moment.
 
     Attributes:
         forward_counter, backward_counter, step_counter: the parts.

@@ -17,8 +17,6 @@ from sonde.engine.torch_api.modules import unwrap
 from sonde.engine.unseen import are_quiet, is_quiet, next_number
 from sonde.schedule import Tick
 
-__all__ = ["Counters"]
-
 
 class _Current(threading.local):
     forward: Forward | None = None

@@ -11,8 +11,6 @@ from sonde.engine.torch_api import autograd_state, hooks
 from sonde.schedule import Tick
 from sonde.stats import Piece
 
-__all__ = ["Forward"]
-
 _is_grad_enabled = torch.is_grad_enabled
 _saved_tensor_hooks = autograd_state.saved_tensor_hooks
 

@@ -15,8 +15,6 @@ from sonde.engine.torch_api import compiled, compiler_state, hooks, operators
 from sonde.engine.torch_api.autograd_state import graph_task, is_shape_inference, modules_running
 from sonde.engine.unseen import blocks, quiet
 
-__all__ = ["ForwardCounter"]
-
 _is_recorded = compiler_state.is_recorded
 _is_traced = compiler_state.is_traced
 _trace_mark = compiled.trace_mark

@@ -26,8 +26,6 @@ from torch.nn.parameter import is_lazy
 from sonde.engine.torch_api.tensors import clone_each
 from sonde.stats import PLAIN, local
 
-__all__ = ["LEAST", "Copies", "copies", "length_error", "one_in_each", "part_of", "positions", "sample", "size_of"]
-
 Copies = dict[tuple[int, int], Tensor]
 """Parameters as they were, by id, and of how many elements one was copied; of a distributed one the part that this rank holds."""
 

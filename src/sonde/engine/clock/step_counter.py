@@ -40,9 +40,6 @@ from sonde.engine.unseen import blocks
 from sonde.schedule import Tick
 from sonde.warn import warn_user
 
-__all__ = ["StepCounter", "StepObserver", "Undo"]
-
-
 Undo = Callable[[], None]
 
 
@@ -105,8 +102,6 @@ class _Attempt:
 class StepCounter:
     """The steps of one root.
 
-    The class is large because a step has four forms (of one optimizer, of several, inside a backward pass, said by the loop): each
-    begins and ends here.
 
     Attributes:
         observers: called around each step, while they are on.

@@ -11,8 +11,6 @@ from collections import deque
 
 from torch.optim.optimizer import Optimizer
 
-__all__ = ["Turns"]
-
 _KEPT = 64  # runs of steps that are remembered
 _CONTEXT = 4  # runs before the one that is going on, which are compared with earlier ones
 

@@ -9,8 +9,6 @@ from torch import nn
 
 from sonde.engine.torch_api.tensors import version_of
 
-__all__ = ["Witness"]
-
 
 class Witness:
     """A parameter that steps change, held weakly, and how often it was written into when it was looked at last."""

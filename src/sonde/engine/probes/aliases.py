@@ -13,11 +13,9 @@ from torch import nn
 
 from sonde.engine.clock.clock import Clock
 from sonde.engine.clock.forward import Forward
-from sonde.engine.selection import Named
+from sonde.engine.inventory import Named
 from sonde.engine.torch_api import compiler_state, hooks
 from sonde.engine.unseen import blocks
-
-__all__ = ["Aliases", "ParentMark"]
 
 
 class ParentMark:

@@ -12,7 +12,7 @@ from sonde.engine import selection
 from sonde.engine.clock.clock import Clock, clock_of
 from sonde.engine.clock.pace import Pace
 from sonde.engine.event import Subscriber
-from sonde.engine.inventory import Inventory, inventory_of, is_time_to_look
+from sonde.engine.inventory import Inventory, Named, inventory_of, is_time_to_look
 from sonde.engine.layer_axes import learn
 from sonde.engine.probes.dead_hooks import DeadHookCheck, Root
 from sonde.engine.probes.delivery import Delivery
@@ -21,7 +21,7 @@ from sonde.engine.probes.site_hook import SiteHook
 from sonde.engine.probes.statistic_hooks import StatisticHook
 from sonde.engine.probes.step_hooks import StepHook
 from sonde.engine.probes.targets import Target, Wanted, choose, is_scripted, sites_of
-from sonde.engine.selection import Named, Where
+from sonde.engine.selection import Where
 from sonde.engine.torch_api import compiler_state
 from sonde.engine.torch_api.autograd_state import has_substituted_parameters
 from sonde.schedule import Schedule, When
@@ -315,11 +315,7 @@ class Attachment:
         self.go_on(self._pace.on)
 
     def _refuse_gradients(self) -> None:
-        """Observe no gradient more in backward passes that are compiled, and say so.
-
-        Raises:
-            ObservationError: the probe is strict.
-        """
+        """Observe no gradient more in backward passes that are compiled, and say so."""
         refused = [
             (hook, port)
             for hook in self.hooks

@@ -18,8 +18,6 @@ from sonde.engine.torch_api.data_parallel import is_averaged_later
 from sonde.engine.torch_api.modules import parameters_in, parameters_of
 from sonde.site import Port, Site
 
-__all__ = ["Coverage", "Covered"]
-
 
 @dataclass(frozen=True, slots=True)
 class Covered:

@@ -7,18 +7,15 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from sonde.engine import selection
 from sonde.engine.clock.clock import Clock
 from sonde.engine.compiled_regions import Region, regions
 from sonde.engine.inventory import Inventory
 from sonde.engine.probes.delivery import Delivery
 from sonde.engine.probes.site_hook import SiteHook
-from sonde.engine.torch_api.modules import parameters_in
+from sonde.engine.torch_api.modules import parameters_in, unwrap
 from sonde.engine.torch_api.tensors import version_of
 from sonde.errors import DeadHookError
 from sonde.warn import warn_user
-
-__all__ = ["DeadHookCheck", "Root", "dead_among"]
 
 
 @dataclass(slots=True)
@@ -184,7 +181,7 @@ def dead_among(roots: Sequence[Root], hooked: Sequence[SiteHook]) -> list[SiteHo
             continue
         if any(hook.has_fired for hook in top):
             dead += below
-        elif not top or not region.calls_hooks_of_top() or region.top is selection.unwrap(root.model):
+        elif not top or not region.calls_hooks_of_top() or region.top is unwrap(root.model):
             dead += top + below if region.has_code() and not root.left_out(region) else []
     return dead
 

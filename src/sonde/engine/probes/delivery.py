@@ -19,8 +19,6 @@ from sonde.site import Site
 from sonde.stats import Statistic
 from sonde.warn import warn_user
 
-__all__ = ["Delivery", "Switch"]
-
 
 class Switch:
     """Whether a probe observes now, and which passes. Compiled code reads a switch, and there is a graph for each answer.
@@ -51,7 +49,6 @@ class _Leaf:
 class Delivery:
     """The way from the hooks of one probe to its observer; the one place where a failure of an observer ends up.
 
-    The class is large because all that is known of failures, notes and what is left out is read together, by the coverage.
 
     Attributes:
         subscriber: called with each event, but for those at sites that have stopped; of a statistic a function that does nothing.

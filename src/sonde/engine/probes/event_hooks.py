@@ -18,12 +18,12 @@ from sonde.engine import structure
 from sonde.engine.clock.clock import Clock
 from sonde.engine.clock.forward import Forward
 from sonde.engine.event import Event
+from sonde.engine.inventory import Named
 from sonde.engine.probes.aliases import Aliases
 from sonde.engine.probes.delivery import Delivery
 from sonde.engine.probes.gradients import GradientCollector, sequence_of
 from sonde.engine.probes.site_hook import SiteHook
 from sonde.engine.probes.targets import Sites
-from sonde.engine.selection import Named
 from sonde.engine.torch_api import compiled, compiler_state, hooks, operators
 from sonde.engine.torch_api.autograd_state import current_node, graph_task, sequence_of_node, transforms
 from sonde.engine.torch_api.forms import paths_of, rebuild
@@ -32,8 +32,6 @@ from sonde.engine.torch_api.modules import class_of
 from sonde.engine.unseen import blocks
 from sonde.site import Phase, Port
 from sonde.stats import PLAIN, local
-
-__all__ = ["EventHook", "InputEventHook", "ModuleEventHook", "OutputEventHook", "ParameterEventHook"]
 
 _graph_task: Callable[[], int] = graph_task
 _is_traced = compiler_state.is_traced

@@ -18,8 +18,6 @@ from sonde.engine.clock.forward import Forward
 from sonde.engine.torch_api import hooks
 from sonde.engine.torch_api.autograd_state import current_node, graph_task, sequence_of_node
 
-__all__ = ["GradientCollector", "Pending", "sequence_of"]
-
 
 def sequence_of(tensor: Tensor) -> int | None:
     """Return the sequence number of the node that made *tensor*: 0 for a leaf, None if the tensor gets no gradient."""

@@ -12,6 +12,7 @@ from torch import nn
 
 from sonde.engine import selection
 from sonde.engine.clock.clock import Clock
+from sonde.engine.inventory import Named
 from sonde.engine.probes.aliases import Aliases, ParentMark
 from sonde.engine.probes.dead_hooks import Root
 from sonde.engine.probes.delivery import Delivery
@@ -20,12 +21,9 @@ from sonde.engine.probes.site_hook import SiteHook
 from sonde.engine.probes.statistic_hooks import InputStatisticHook, OutputStatisticHook, ParameterStatisticHook, StatisticHook
 from sonde.engine.probes.step_hooks import AroundSteps, StepEventHook, StepHook, StepStatisticHook, sample_updates
 from sonde.engine.probes.targets import Target, Wanted
-from sonde.engine.selection import Named
 from sonde.engine.torch_api import hooks
 from sonde.site import Port, Site
 from sonde.stats import Table
-
-__all__ = ["LATER_HOOK", "REPLACED", "HookSet"]
 
 LATER_HOOK = "a hook registered later runs after this one, and may return another output"
 REPLACED = "came or was replaced after the probe was attached"

@@ -34,8 +34,6 @@ from sonde.words import number_text
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["Probe", "observe", "replace_former", "sites"]
-
 
 class Probe(Observer, ShownAsTable):
     """An instrument on a model: attached when it is made; leaves no trace when it is detached or deleted.
@@ -43,7 +41,6 @@ class Probe(Observer, ShownAsTable):
     Use a probe in a ``with`` block, which detaches the probe at the end and observes only the thread that entered, or call
     ``detach`` yourself. A backward pass that runs while the probe is detached delivers nothing.
 
-    The class is large because every instrument is a probe: life, time, reading and printing are the same for all.
     """
 
     def __init__(self, attachment: Attachment, do: object = None) -> None:

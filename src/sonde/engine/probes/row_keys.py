@@ -12,8 +12,6 @@ from sonde.engine.torch_api.data_parallel import data_parallel_ranks
 from sonde.site import GRADIENT_PORTS, MODULE_PORTS, Site
 from sonde.stats import Key, Piece, RowStatistic, Statistic
 
-__all__ = ["RowKeys"]
-
 
 class RowKeys:
     """Makes the keys of the rows of one model.

@@ -13,9 +13,9 @@ from torch.nn.parameter import is_lazy
 
 from sonde.engine.clock.clock import Clock
 from sonde.engine.clock.forward import Forward
+from sonde.engine.inventory import Named
 from sonde.engine.probes.delivery import Delivery
 from sonde.engine.probes.targets import Sites
-from sonde.engine.selection import Named
 from sonde.engine.torch_api import compiler_state, hooks
 from sonde.engine.torch_api.autograd_state import graph_task, is_transformed, transforms
 from sonde.engine.unseen import blocks, is_quiet

@@ -27,17 +27,6 @@ from sonde.errors import ArgumentError
 from sonde.site import OTHER_CALLS, Port
 from sonde.stats import PLAIN, Kernel, Piece, Table, is_fused, local
 
-__all__ = [
-    "Calls",
-    "InputStatisticHook",
-    "OutputStatisticHook",
-    "ParameterStatisticHook",
-    "Place",
-    "StatisticHook",
-    "row_of_call",
-    "rows_for_calls",
-]
-
 _graph_task: Callable[[], int] = graph_task
 _with_gradients: Callable[[], bool] = torch.is_grad_enabled
 _is_traced = compiler_state.is_traced
@@ -91,8 +80,6 @@ def _is_compiled(tensor: Tensor) -> bool:
 class StatisticHook(SiteHook):
     """A hook that adds tensors to rows of a statistic; abstract.
 
-    The class is large because values and gradients come in eager and in compiled code, and a row is found and added to in the same
-    way for all four.
 
     Attributes:
         value_port, gradient_port: of the value that passes, and of its gradient; None for a parameter.

@@ -17,12 +17,12 @@ from sonde.engine.clock.clock import Clock
 from sonde.engine.clock.parameter_copies import Copies, length_error, one_in_each, part_of, positions, sample, size_of
 from sonde.engine.clock.step_counter import Undo
 from sonde.engine.event import Event
+from sonde.engine.inventory import Named
 from sonde.engine.probes.delivery import Delivery, Switch
 from sonde.engine.probes.event_hooks import EventHook
 from sonde.engine.probes.site_hook import SiteHook
 from sonde.engine.probes.statistic_hooks import StatisticHook
 from sonde.engine.probes.targets import Sites
-from sonde.engine.selection import Named
 from sonde.site import OTHER_CALLS, PORTS, Port, Site
 from sonde.words import percent
 

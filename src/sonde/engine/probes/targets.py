@@ -10,14 +10,11 @@ import torch
 from torch import nn
 
 from sonde.engine import selection
-from sonde.engine.inventory import Inventory, inventory_of
-from sonde.engine.selection import Named, Where
+from sonde.engine.inventory import Inventory, Named, inventory_of
+from sonde.engine.selection import Where
 from sonde.errors import ArgumentError, SelectionError
 from sonde.site import MODULE_PORTS, PARAMETER_PORTS, PORTS, Port, Site
 from sonde.suggest import nearest
-
-__all__ = ["Sites", "Target", "Wanted", "choose", "is_scripted", "sites_of"]
-
 
 Sites = Mapping[Port, Site]
 """The sites of one module or parameter, by port."""

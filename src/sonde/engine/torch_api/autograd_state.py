@@ -25,30 +25,6 @@ from torch.nn.utils import stateless
 from torch.optim.optimizer import Optimizer
 from torch.utils.checkpoint import CheckpointFunction
 
-__all__ = [
-    "ACCUMULATES",
-    "call_of",
-    "checkpoint_made",
-    "checkpoint_repeated",
-    "current_node",
-    "graph_task",
-    "has_substituted_parameters",
-    "is_in_reentrant_checkpoint",
-    "is_nested_pass",
-    "is_repeating",
-    "is_shape_inference",
-    "is_transformed",
-    "modules_running",
-    "next_sequence",
-    "nodes_running",
-    "optimizers_running",
-    "saved_tensor_hooks",
-    "sequence_of_node",
-    "set_thread_value",
-    "thread_value",
-    "transforms",
-]
-
 graph_task: Callable[[], int] = torch._C._current_graph_task_id
 """Return the number of the backward pass that runs in this thread; -1 outside of backward passes."""
 

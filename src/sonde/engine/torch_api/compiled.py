@@ -31,8 +31,6 @@ from sonde.engine.torch_api.forms import number_of as number_of_form
 from sonde.engine.torch_api.operators import WRITTEN, Sent, Token, deliver, deliver_gradient, number_of, sent
 from sonde.stats import local
 
-__all__ = ["Measure", "Traced", "plan_of", "trace_mark", "trace_value"]
-
 
 def _at_trace(function: Callable[..., Any]) -> Callable[..., Any]:
     """Have *function* called by Python while the code that calls it is traced; its result is a constant of the compiled code."""

@@ -12,22 +12,6 @@ from torch import Tensor, nn
 
 from sonde.engine.torch_api.modules import is_compiled_wrapper
 
-__all__ = [
-    "backend_of",
-    "backward_passes_compiled",
-    "come_out_together",
-    "compile_error",
-    "compiles_backward",
-    "graph_breaks",
-    "has_compiled",
-    "inductor",
-    "is_exported",
-    "is_recorded",
-    "is_traced",
-    "limits_raised",
-    "notice_hooks",
-]
-
 is_traced: Callable[[], bool] = torch.compiler.is_dynamo_compiling
 """Return whether the code that calls this is being traced by ``torch.compile``."""
 

@@ -10,8 +10,6 @@ from torch import nn
 
 from sonde.engine.torch_api.modules import holds_parameters_elsewhere
 
-__all__ = ["data_parallel_ranks", "is_averaged_later", "ranks_of"]
-
 
 def data_parallel_ranks(model: nn.Module) -> tuple[int, ...] | None:
     """Return the ranks that run *model* on batches of their own, as its wrappers say; None where no wrapper does.

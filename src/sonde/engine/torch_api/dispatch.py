@@ -10,8 +10,6 @@ from typing import Any
 
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-__all__ = ["OperatorMode", "argument_names", "is_view", "saved_by", "unseen_by_modes", "written_names"]
-
 unseen_by_modes: Callable[[], AbstractContextManager[Any]] = _disable_current_modes
 """Return a context in which no dispatch mode of this thread sees an operator."""
 

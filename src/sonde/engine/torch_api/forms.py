@@ -12,8 +12,6 @@ from typing import Any
 
 from torch import Tensor
 
-__all__ = ["form_of", "number_of", "paths_of", "rebuild"]
-
 _forms: list[Any] = []
 
 

@@ -33,37 +33,7 @@ from torch.autograd import Variable
 from torch.autograd.graph import Node
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils.hooks import RemovableHandle
-from torch.utils.hooks import unserializable_hook as not_saved
-
-__all__ = [
-    "NOT_GIVEN",
-    "Bound",
-    "GradientHooks",
-    "Handle",
-    "Hook",
-    "Listener",
-    "Weak",
-    "after_backward",
-    "compiler_at_work",
-    "hooks_on",
-    "listen",
-    "not_saved",
-    "on_accumulated",
-    "on_any_forward",
-    "on_any_forward_pre",
-    "on_before_optimizer_step",
-    "on_forward",
-    "on_forward_pre",
-    "on_node",
-    "on_optimizer_step",
-    "on_result",
-    "on_tensor",
-    "registered_later",
-    "taken_out",
-    "undisturbed",
-    "without_ours",
-]
+from torch.utils.hooks import RemovableHandle, unserializable_hook
 
 NOT_GIVEN: Any = NotImplemented
 """Default of the last argument of a module hook: torch has called the hook without keyword arguments."""
@@ -74,6 +44,9 @@ _SKIP = _dynamo._FrameExecStrategy(_dynamo._FrameAction.SKIP, _dynamo._FrameActi
 
 compiler_at_work: Callable[[], Any] = _dynamo.get_eval_frame_callback
 """Return the compiler's callback if functions that are called now would be compiled, else None."""
+
+not_saved = unserializable_hook
+"""Mark a hook, or a class of hooks, on a tensor: ``torch.save`` of the tensor leaves it out and says nothing."""
 
 
 def undisturbed(callback: Any, function: Callable[..., Any], *args: Any) -> Any:

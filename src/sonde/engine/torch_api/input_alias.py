@@ -7,8 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["alias", "aliased_in_trace", "of_inputs"]
-
 
 def alias(tensor: Tensor) -> Tensor:
     """Return *tensor* as one more node of the graph, so that the node's gradient is that of one consumer alone."""

@@ -12,33 +12,6 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvTransposeNd
 
-__all__ = [
-    "BatchNorm",
-    "ConvTranspose",
-    "Walk",
-    "buffers_of",
-    "children",
-    "children_of",
-    "class_of",
-    "compile_parts_like",
-    "compiled_like",
-    "has_compiled_part",
-    "holds_parameters_elsewhere",
-    "is_called_compiled",
-    "is_compiled_wrapper",
-    "is_fully_sharded",
-    "named_children",
-    "parameters_in",
-    "parameters_of",
-    "sharded_parameters",
-    "state_of",
-    "submodule",
-    "unwrap",
-    "walk",
-    "without_parallel_wrappers",
-    "wrapped_by_function",
-]
-
 BatchNorm = _BatchNorm
 """Base class of all batch normalisations."""
 

@@ -44,8 +44,6 @@ import torch
 from torch import Tensor
 from torch.fx.node import has_side_effect
 
-__all__ = ["AS_TENSOR", "WRITTEN", "Replayed", "Sent", "Token", "deliver", "deliver_gradient", "number_of", "sent"]
-
 AS_TENSOR = "tensor "
 """Begins the port of a tensor that compiled code delivers in place of its row."""
 

@@ -6,8 +6,6 @@ from typing import Any
 
 from torch.utils import _pytree
 
-__all__ = ["flatten", "registered"]
-
 
 def registered(kind: type) -> Any:
     """Return the pytree node (``flatten_fn``, ``unflatten_fn``, ``flatten_with_keys_fn``) of *kind*; None if it has none."""

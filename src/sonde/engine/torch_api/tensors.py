@@ -10,19 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = [
-    "clone_each",
-    "copy_each",
-    "fake_tensors",
-    "loss_scale_of",
-    "norms_of",
-    "storage_of",
-    "stored_values",
-    "takes_loss_scale",
-    "version_of",
-    "without_overrides",
-]
-
 version_of: Callable[[Tensor], int] = attrgetter("_version")
 """Return how often a tensor was written into. An inference tensor has no version: RuntimeError."""
 

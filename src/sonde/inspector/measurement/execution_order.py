@@ -6,8 +6,6 @@ from torch import nn
 
 from sonde.engine import Clock, Event, Probe, members, observe
 
-__all__ = ["Ordering"]
-
 
 class Ordering:
     """The place of each module in the order in which they return, children before parents.

@@ -14,8 +14,6 @@ from sonde.lens import Lens
 from sonde.site import PARAMETER_PORTS, Port
 from sonde.stats import Moments, Norm
 
-__all__ = ["fit", "fit_norms"]
-
 
 def fit(model: nn.Module, name: str, lens: Lens, settings: Settings) -> Iterator[Measurement]:
     """Yield the measurements that *lens* makes of *model*, ready to be attached.

@@ -26,8 +26,6 @@ from sonde.rows import Layout, Scope
 from sonde.site import OTHER_CALLS, PARAMETER_PORTS, PORTS, Port, Site
 from sonde.stats import History, PairStatistic, RowStatistic, Table
 
-__all__ = ["Kind", "Measurement"]
-
 Kind = Literal["step", "micro_step", "evaluation"]
 """When rows are taken: at the end of each logged step, after each backward pass in it, or after evaluation passes."""
 

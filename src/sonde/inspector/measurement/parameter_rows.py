@@ -16,8 +16,6 @@ from sonde.site import OTHER_CALLS, Port
 from sonde.stats import Norm, Piece, Table
 from sonde.warn import warn_user
 
-__all__ = ["ParameterRows"]
-
 
 class ParameterRows:
     """A row of :class:`sonde.stats.Norm` for each parameter, which :meth:`look` fills.

@@ -16,8 +16,6 @@ from sonde.rows import Layout, Scope
 from sonde.site import MODULE_PORTS, Port
 from sonde.stats import Key, RowStatistic
 
-__all__ = ["RowIndex"]
-
 Numbers = npt.NDArray[np.float64]
 
 

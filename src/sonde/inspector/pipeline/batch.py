@@ -19,8 +19,6 @@ from sonde.inspector.pipeline.scalars import Pushed
 from sonde.rows import Scalar, Scope
 from sonde.stats import HostCopy, Table
 
-__all__ = ["Batch", "BatchBuilder", "Join", "PendingScalar", "RawRows"]
-
 
 @dataclass(frozen=True)
 class RawRows:

@@ -27,8 +27,6 @@ from sonde.site import Site
 from sonde.stats import Merger
 from sonde.warn import WarnOnce
 
-__all__ = ["LIMITS", "BatchWriter"]
-
 LIMITS = QueueLimits(seconds=0.5, size=4 << 20, limit=64 << 20, patience=10.0)
 """When batches are finished, and how many bytes of them may wait."""
 

@@ -14,8 +14,6 @@ from sonde.inspector.pipeline.batch import Batch, Join, PendingScalar, RawRows
 from sonde.inspector.sinks.base import LoggedRows
 from sonde.rows import RowBlock, Scalar, Scope
 
-__all__ = ["Arrays", "Finishing"]
-
 _UNSCALED = (
     "gradients are multiplied by the scale of the loss; {} of {} in {} is NaN, since the statistic does not declare how a factor "
     "changes it: numbers = (Number(name, scaling=1), ...)"

@@ -16,8 +16,6 @@ from sonde.inspector.ranks import Participation
 from sonde.rows import Scalar, Scope
 from sonde.stats import HostCopy, MergedRows, Merger, Offer, Rows, Total
 
-__all__ = ["AT_THE_END", "WITHIN_STEP", "Merging"]
-
 WITHIN_STEP = 1024
 """How far the places of two steps in the training are apart: further moments of a step lie between."""
 

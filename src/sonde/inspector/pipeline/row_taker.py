@@ -20,8 +20,6 @@ from sonde.inspector.settings import Settings
 from sonde.schedule import Tick
 from sonde.site import GRADIENT_PORTS, MODULE_PORTS, Port
 
-__all__ = ["RowTaker", "Send"]
-
 Send = Callable[[BatchBuilder, "list[Batch]"], None]
 """Takes the data of a moment, and the batches that have waited for this moment."""
 
@@ -29,7 +27,6 @@ Send = Callable[[BatchBuilder, "list[Batch]"], None]
 class RowTaker:
     """The measurements of one model, and the moments at which their rows are taken.
 
-    The class is large because what the training itself knows, beside its rows, is noticed at the same moments.
 
     Attributes:
         measurements: all that are attached.

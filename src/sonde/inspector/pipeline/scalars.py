@@ -10,8 +10,6 @@ from torch import Tensor
 
 from sonde.errors import ArgumentError
 
-__all__ = ["Pushed", "ScalarBuffer"]
-
 
 @dataclass(slots=True)
 class Pushed:

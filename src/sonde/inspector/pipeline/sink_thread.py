@@ -17,8 +17,6 @@ from sonde.warn import WarnOnce
 if TYPE_CHECKING:
     from sonde.run import Run
 
-__all__ = ["SinkThread"]
-
 _LIMITS = QueueLimits(seconds=0.1, size=4 << 20, limit=64 << 20, patience=0.0)
 _ALERT_BYTES = 1024
 

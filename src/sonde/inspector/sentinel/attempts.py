@@ -7,8 +7,6 @@ from typing import Any
 
 from sonde.engine import Scaling, version_of
 
-__all__ = ["Attempts", "StepTimer"]
-
 _MOST_SKIPPED = 16  # attempts in a row that a GradScaler skips: as many as take its first scale, 65,536, to 1
 
 

@@ -10,8 +10,6 @@ from torch import Tensor, nn
 from sonde.inspector.sentinel.spikes import Spike
 from sonde.inspector.sentinel.training_passes import KeptPass
 
-__all__ = ["BadStep", "Parameters"]
-
 
 @dataclass(frozen=True, slots=True)
 class Parameters:

@@ -20,8 +20,6 @@ from torch import Tensor
 from sonde.engine import is_floating, torch_tensors
 from sonde.stats import PLAIN, local
 
-__all__ = ["SHARE", "GradientLook", "are_finite", "is_finite", "kind_in", "kind_of"]
-
 SHARE = 0.0025
 """The share of the time between two steps that looks at all gradients may take."""
 

@@ -30,8 +30,6 @@ from sonde.paths import absolute_path, is_inside
 from sonde.run import decode, encode, file_checksum, needs_pairs, parse_json, read_bytes, writable, write_json
 from sonde.stats import PLAIN, Piece, local
 
-__all__ = ["FORMAT", "KeptStep", "Pass", "count_text", "joined", "read_step", "step_of"]
-
 FORMAT = "sonde-step"
 VERSION = 2
 STEP = "step.json"

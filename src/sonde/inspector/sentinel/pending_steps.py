@@ -18,8 +18,6 @@ from sonde.inspector.sentinel.bad_step import Parameters
 from sonde.inspector.sentinel.training_passes import KeptPass
 from sonde.stats import PLAIN, HostCopy, local
 
-__all__ = ["PendingStep", "PendingSteps"]
-
 _NO_MEMORY = (
     "its parameters were not kept, since copies of them for each step that the accelerator has not ended would take more than "
     "Limits(memory=)"

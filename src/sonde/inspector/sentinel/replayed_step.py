@@ -25,8 +25,6 @@ from sonde.inspector.sentinel.kept_step import KeptStep, Pass, joined, read_step
 from sonde.stats import PLAIN
 from sonde.words import shape_text
 
-__all__ = ["Replayed", "replay", "replayed", "write_report"]
-
 
 @dataclass(slots=True)
 class Replayed:
@@ -76,11 +74,7 @@ def replay(path: str | os.PathLike[str], model: nn.Module, loss_fn: Callable[[An
 
 
 def _check_fit(step: KeptStep, model: nn.Module) -> None:
-    """Check that *model* has the parameters of *step*, and no others.
-
-    Raises:
-        ArgumentError: it has not.
-    """
+    """Check that *model* has the parameters of *step*, and no others."""
     own = {name: parameter.detach() for name, parameter, _ in parameters(model)}
     kept = step.parameters
     strange = [f"it has no parameter {name!r}" for name in kept if name not in own]

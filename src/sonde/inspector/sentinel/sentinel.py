@@ -55,8 +55,7 @@ class Sentinel:
 
     On the CPU references to the arguments of the last step are kept; on an accelerator, the steps whose numbers have not come.
 
-    What fails in the sentinel itself never leaves a hook: it looks no more, with one warning. The class is large because what a
-    pass, a backward pass and a step leave behind is one state, which a fault at any of them needs whole.
+    What fails in the sentinel itself never leaves a hook: it looks no more, with one warning.
 
     Args:
         scaler: the ``GradScaler`` of the loop, or None.

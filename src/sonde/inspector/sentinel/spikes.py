@@ -10,8 +10,6 @@ from statistics import median
 
 from sonde.rules import SPIKE_VALUES
 
-__all__ = ["Spike", "Spikes"]
-
 _KEPT = 128
 _LEAST_SPREAD = 0.02  # of logarithms: two per cent
 

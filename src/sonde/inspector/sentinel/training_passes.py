@@ -15,8 +15,6 @@ from sonde.engine import RandomState, accelerator, buffers_of, hooks, members, r
 from sonde.graph import version_of
 from sonde.stats import HostCopy
 
-__all__ = ["MOST_PASSES", "BufferCopies", "KeptPass"]
-
 MOST_PASSES = 8
 """So many passes of one step are kept, the latest: of accumulated micro-batches, or of a model that is called several times."""
 

@@ -13,7 +13,6 @@ from sonde.run import RunWriter, memory_run
 if TYPE_CHECKING:
     from sonde.run import Run
 
-
 _SCALAR_BYTES = 128
 
 

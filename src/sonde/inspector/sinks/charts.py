@@ -13,8 +13,6 @@ from sonde.number import Number, described, number_of
 from sonde.rows import Rows
 from sonde.site import OTHER_CALLS, PARAMETER_PORTS, Site
 
-__all__ = ["Charts", "Numbers", "Point", "layer_names"]
-
 Numbers = Collection[str] | Literal["all"] | None
 """Which numbers of a layer are drawn; None: those of :class:`Charts` by default."""
 

@@ -14,8 +14,6 @@ from sonde.inspector.sinks.job import continued
 from sonde.inspector.sinks.to_argument import NAMED, folders_named, targets_of
 from sonde.run import Existing, Run, RunWriter, literal, memory_run, quoted, start_run
 
-__all__ = ["Destinations", "Visualizer", "open_destinations"]
-
 Visualizer = Callable[[Run], None]
 """Shows a run, at the end of each epoch and of the training."""
 

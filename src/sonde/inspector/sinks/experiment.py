@@ -25,8 +25,6 @@ from sonde.site import Site
 if TYPE_CHECKING:
     from sonde.run import Run
 
-__all__ = ["ExperimentSink", "identity"]
-
 
 class ExperimentSink(Sink):
     """Sends the numbers of a training to an experiment tracker, in charts whose count does not grow with the model.

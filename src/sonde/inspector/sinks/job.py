@@ -13,8 +13,6 @@ from sonde.inspector.sinks.to_argument import names_folder, targets_of
 from sonde.paths import absolute_path
 from sonde.run import Description, Existing
 
-__all__ = ["continued", "this_job"]
-
 _ROOT = "runs"
 
 

@@ -15,8 +15,6 @@ from sonde.inspector.sinks.experiment import ExperimentSink, identity
 from sonde.rules import Finding
 from sonde.run import flat
 
-__all__ = ["MLflowSink"]
-
 _METRICS, _PARAMS = 1000, 100  # that MLflow takes at once
 _NAME, _TEXT = 250, 5000  # characters that every store of MLflow keeps
 _FINDINGS = 50  # that become tags

@@ -20,8 +20,6 @@ from sonde.site import Site
 if TYPE_CHECKING:
     from sonde.run import Run
 
-__all__ = ["TensorBoard"]
-
 _FIRST_POWER = -149  # of ``powers``, the counts of an exponent histogram
 
 

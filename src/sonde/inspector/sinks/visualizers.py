@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
     from sonde.view.plots.picture import Picture
 
-__all__ = ["EpochVisualizer", "Pictures", "Print"]
-
 
 class EpochVisualizer(ABC):
     """A visualizer that shows a run once at each of its moments. It is called at the end of each epoch and of the training."""

@@ -11,8 +11,6 @@ from sonde.inspector.sinks.charts import Numbers
 from sonde.inspector.sinks.experiment import ExperimentSink, identity
 from sonde.rules import Finding
 
-__all__ = ["WandbSink"]
-
 _LEVELS = {"note": "INFO", "warn": "WARN", "bad": "ERROR"}
 _TITLE = 63  # characters of an alert's title
 _HELD = 2048  # moments
@@ -168,11 +166,7 @@ class WandbSink(ExperimentSink):
 
 
 def _log_in(mode: str | None) -> None:
-    """Make sure that ``wandb.init`` does not ask for a key: nobody would see the question, or could answer.
-
-    Raises:
-        ArgumentError: nobody is logged in.
-    """
+    """Make sure that ``wandb.init`` does not ask for a key: nobody would see the question, or could answer."""
     import wandb
 
     mode = mode or wandb.setup().settings.mode

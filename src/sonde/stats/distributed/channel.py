@@ -17,8 +17,6 @@ from sonde.errors import RankError
 from sonde.stats.distributed.group import Group
 from sonde.stats.distributed.torch_c10d import Gloo
 
-__all__ = ["Channel", "LostError"]
-
 _SLICE = timedelta(seconds=0.2)  # between two looks whether the wait is to end
 _LOOK = 1.0  # seconds between two looks into the store, in a wait
 _BEAT = 2.0  # seconds between two signs of life, of up to _MANY ranks

@@ -10,8 +10,6 @@ import torch
 
 from sonde.errors import ArgumentError
 
-__all__ = ["Exchange"]
-
 
 class Exchange:
     """Numbers on their way: a collective of *group* that all its ranks begin, and later wait for.

@@ -17,8 +17,6 @@ import torch
 from sonde.stats.distributed.rows import Array, Key, MergedRows, Rows
 from sonde.stats.statistic import Statistic
 
-__all__ = ["KeyList", "Layout", "digest", "own"]
-
 Ints = npt.NDArray[np.int64]
 
 _POSITIVE = np.int64(2**63 - 1)

@@ -14,8 +14,6 @@ from sonde.stats.distributed.layout import Ints, KeyList, Layout, digest, own
 from sonde.stats.distributed.rows import Array, Key, Merged, MergedRows, Offer, Rows, rows_of, totals_of
 from sonde.stats.statistic import Statistic
 
-__all__ = ["Merger"]
-
 _MOST = 512  # lists of keys that are remembered
 _HEAD = 5  # when, minus when, 0 if the keys of a rank have no place in the layout; when and minus when of offers that are the last
 _NEVER = 2**62

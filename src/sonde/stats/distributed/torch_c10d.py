@@ -13,8 +13,6 @@ from torch import distributed
 
 _c10d: Any = distributed
 
-__all__ = ["Gloo", "Store"]
-
 
 class Store:
     """The store of the default process group, by a connection of its own, with keys that begin with a prefix.

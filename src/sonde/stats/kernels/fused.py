@@ -8,8 +8,6 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-__all__ = ["failures", "is_fused", "measure"]
-
 
 class _Measures(Protocol):
     """The methods of a statistic that are used here."""

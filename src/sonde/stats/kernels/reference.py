@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["moments"]
-
 
 def moments(values: Tensor) -> Tensor:
     """Return the row of :class:`~sonde.stats.Moments`: float64, shape ``(11,)``.

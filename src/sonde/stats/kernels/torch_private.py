@@ -6,7 +6,5 @@ from collections.abc import Callable
 
 import torch
 
-__all__ = ["count_dispatch_modes"]
-
 count_dispatch_modes: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
 """Return how many ``__torch_dispatch__`` modes run. Where a torch lacks the function: 1, so that kernels are not used."""
