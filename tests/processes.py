@@ -100,7 +100,7 @@ def on_ranks(
     n: int,
     function: Callable[..., Any],
     *args: Any,
-    limit: float = 60.0,
+    limit: float = 120.0,
     check: bool = True,
     group: bool = True,
     environ: Mapping[str, str] | None = None,

@@ -27,7 +27,7 @@ class Collectives:
     def __init__(self, size: int) -> None:
         self.size = size
         self.calls: list[str] = []
-        self._barrier = threading.Barrier(size, timeout=20)
+        self._barrier = threading.Barrier(size, timeout=120)
         self._given: dict[int, Any] = {}
 
     def all_of(self, name: str, rank: int, value: Any) -> list[Any]:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,13 @@ from tests.processes import Rank, on_ranks, values
 from torch import distributed as dist
 
 from sonde.stats import Moments
-from sonde.stats.distributed import Group, Key, Merger, Offer, Rows
+from sonde.stats.distributed import Group, Key, Merger, Offer, Rows, channel
 
 KEYS = [Key(("moments", "a"))]
-TIMEOUT = 1.0
+TIMEOUT = 60.0  # seconds without a sign of life: no machine is so busy
+SHORT = 4.0  # the same, where such a rank is waited for, or given up
+BEAT, SLOW_BEAT = 0.25, 2.0  # seconds between two signs of life; where the living are told from the dead by them
+LIMIT = 120.0  # seconds after which ranks hang
 STEPS = 5
 AT = 2  # the step at which something happens
 
@@ -29,16 +33,24 @@ def offer(step: int) -> Offer:
     return Offer(step, [Rows(Moments(), KEYS, np.array([[1.0] + [float(step)] * Moments().width]))], label=f"step {step}")
 
 
-def merger() -> Merger:
-    group = Group.join("sonde.watch", seconds=20)
+def merger(timeout: float = TIMEOUT, beat: float = BEAT) -> Merger:
+    channel._BEAT = beat  # of this process, which ends with the test
+    group = Group.join("sonde.watch", seconds=LIMIT)
     assert group is not None
-    return Merger(group, timeout=TIMEOUT)
+    return Merger(group, timeout=timeout)
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Return when *condition* holds; a test that waits in vain is killed at its limit."""
+    while not condition():
+        time.sleep(0.005)
 
 
 def train(what: str, who: int) -> dict[str, Any]:
     """Merge some steps; at one of them, something happens on the rank *who*."""
     rank = dist.get_rank()
-    made = merger()
+    is_one_of_many = what == "kill" and dist.get_world_size() > 2
+    made = merger(SHORT if what in ("stop", "busy") else TIMEOUT, SLOW_BEAT if is_one_of_many else BEAT)
     counts, failed = [], []
     for step in range(STEPS):
         if step == AT and rank == who:
@@ -46,22 +58,27 @@ def train(what: str, who: int) -> dict[str, Any]:
             if what == "early":
                 return {}
         elif step == AT and what == "hurry":
-            made.hurry(0.5)
+            made.hurry(3.0)
         merged = made.merge(offer(step))
         counts.append(merged.blocks[0].ranks.tolist()[0])
         failed += [merged.failed] if merged.failed else []
-    began = time.monotonic()
     made.close()
     made.close()
-    assert time.monotonic() - began < 5 * TIMEOUT
+    if what == "stop":
+        os.kill(int(made._channel.group.store.get("process")), signal.SIGKILL)
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread():
+            thread.join(LIMIT)  # what was told to end may be about to
     return {"counts": counts, "failed": sorted(set(failed)), "threads": threading.active_count()}
 
 
 def happen(what: str, made: Merger) -> None:
-    time.sleep(TIMEOUT / 2)  # two signs of life, which say how far this rank has come
+    store = made._channel.group.store
+    until(lambda: store.get(f"alive/{dist.get_rank()}").endswith(f"step {AT - 1}"))  # a sign of life that says how far it has come
     if what == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     elif what == "stop":
+        store.set("process", str(os.getpid()))
         os.kill(os.getpid(), signal.SIGSTOP)
     elif what == "raise":
         raise ValueError("of the user's loop")
@@ -69,8 +86,10 @@ def happen(what: str, made: Merger) -> None:
         sys.exit(0)
     elif what == "early":
         made.close("rank 1 ended after step 1")
-    elif what in ("busy", "hurry"):
-        time.sleep(3 * TIMEOUT)
+    elif what == "busy":
+        time.sleep(1.5 * SHORT)
+    elif what == "hurry":
+        until(lambda: store.has("gone"))  # the others have left
     elif what == "fork":
         child = os.fork()
         if not child:
@@ -83,7 +102,7 @@ def happen(what: str, made: Merger) -> None:
 
 def survivors(size: int, what: str, who: int, **others: Any) -> tuple[list[dict[str, Any]], Rank]:
     """What became of the ranks but *who*, none of which said anything on the standard error; and that rank."""
-    ranks = on_ranks(size, train, what, who, check=False, limit=30, **others)
+    ranks = on_ranks(size, train, what, who, check=False, limit=LIMIT, **others)
     rest = [rank for rank in ranks if rank.rank != who]
     assert all(rank.is_clean and not rank.err for rank in rest), "\n".join(map(str, ranks))
     return [rank.value for rank in rest], ranks[who]
@@ -96,14 +115,14 @@ def survivors(size: int, what: str, who: int, **others: Any) -> tuple[list[dict[
         (3, "early", 1, "rank 1 ended after step 1"),
         pytest.param(4, "kill", 0, "rank 0 died, or closed the connection (last seen at step 1)", marks=pytest.mark.slow),
         pytest.param(4, "kill", 2, "rank 2 died, or closed the connection (last seen at step 1)", marks=pytest.mark.slow),
-        pytest.param(3, "stop", 1, "rank 1 showed no sign of life for 1 s (last seen at step 1)", marks=pytest.mark.slow),
+        pytest.param(3, "stop", 1, "rank 1 showed no sign of life for 4 s (last seen at step 1)", marks=pytest.mark.slow),
         pytest.param(2, "raise", 1, "rank 1 has ended", marks=pytest.mark.slow),
         pytest.param(2, "exit", 0, "rank 0 has ended", marks=pytest.mark.slow),
         pytest.param(
             3,
             "hurry",
             2,
-            "rank 2 (last seen at step 1) did not come to the last steps within 0.5 s of the end",
+            "rank 2 (last seen at step 1) did not come to the last steps within 3 s of the end",
             marks=pytest.mark.slow,
         ),
     ],
@@ -120,7 +139,7 @@ def test_a_lost_rank_costs_one_sentence(size: int, what: str, who: int, why: str
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["busy", "fork"])
 def test_a_busy_rank_is_waited_for(what: str) -> None:
-    """Three times as long as a rank may show no sign of life; or while it forks, which does not disturb the merging."""
+    """Longer than a rank may show no sign of life; or while it forks, which does not disturb the merging."""
     found, other = survivors(2, what, 1)
     for value in (*found, other.value):
         assert value["failed"] == []
@@ -128,18 +147,17 @@ def test_a_busy_rank_is_waited_for(what: str) -> None:
     assert found[0]["counts"] == [2] * STEPS
 
 
-@pytest.mark.slow
 def suspended() -> dict[str, Any]:
     """Stop every rank for longer than the time-out, as a scheduler does with a job that has to make room."""
-    made = merger()
+    made = merger(SHORT)
     rank = dist.get_rank()
     made.merge(offer(0))
     first, second = (0.7, 3.9) if rank == 1 else (1.2, 3.0)  # rank 0 has seen the last sign of rank 1, and goes on before it
     stopping = subprocess.Popen(
-        ["sh", "-c", f"sleep {first * TIMEOUT}; kill -STOP {os.getpid()}; sleep {second * TIMEOUT}; kill -CONT {os.getpid()}"]
+        ["sh", "-c", f"sleep {first * SHORT}; kill -STOP {os.getpid()}; sleep {second * SHORT}; kill -CONT {os.getpid()}"]
     )
     if rank == 1:
-        time.sleep(0.9 * TIMEOUT)
+        time.sleep(0.9 * SHORT)
     merged = made.merge(offer(1))
     stopping.wait()
     made.close()
@@ -154,8 +172,8 @@ def test_a_job_that_is_suspended_as_a_whole_goes_on() -> None:
 class Late:
     """A collective whose result arrives just as a slice of the wait is over."""
 
-    def __init__(self, work: Any) -> None:
-        self.work = work
+    def __init__(self, work: Any, store: Any) -> None:
+        self.work, self.store = work, store
         self.slices = 0
 
     def wait(self, seconds: Any) -> None:
@@ -163,8 +181,8 @@ class Late:
             self.work.wait(seconds)
         except RuntimeError:
             self.slices += 1
-            while not self.work.is_completed():
-                time.sleep(0.001)
+            self.store.set("a slice is over", "")
+            until(self.work.is_completed)
             raise
 
     def is_completed(self) -> bool:
@@ -172,18 +190,19 @@ class Late:
 
 
 def late() -> list[Any]:
-    """Merge a step for which the other rank comes after more than one slice."""
+    """Merge a step for which the other rank comes when a slice is over."""
     made = merger()
+    store = made._channel.group.store
     gloo: Any = made._channel._gloo
     reduce, works = gloo.reduce, []
 
     def reduced(tensor: Any, operation: Any) -> Late:
-        works.append(Late(reduce(tensor, operation)))
+        works.append(Late(reduce(tensor, operation), store))
         return works[-1]
 
     gloo.reduce = reduced
     if dist.get_rank():
-        time.sleep(0.5)
+        until(lambda: store.has("a slice is over"))
     merged = made.merge(offer(0))
     made.close()
     return [merged.blocks[0].joined.tolist(), merged.failed, sum(work.slices for work in works)]
@@ -192,7 +211,7 @@ def late() -> list[Any]:
 def test_a_result_that_arrives_as_a_slice_of_the_wait_ends_is_a_result() -> None:
     first, second = values(on_ranks(2, late))
     assert first[:2] == second[:2] == [[2], ""]
-    assert first[2] == 1
+    assert first[2] >= 1
 
 
 def test_a_store_that_ended_with_rank_0_costs_one_sentence() -> None:
@@ -206,21 +225,38 @@ def test_a_store_that_ended_with_rank_0_costs_one_sentence() -> None:
 
 
 def leave(how: str) -> str:
-    """Rank 0 ends while another thread waits for rank 1."""
+    """Rank 0 ends while another thread waits for rank 1, which does not come before rank 0 has ended."""
     made = merger()
     made.merge(offer(0))
+    gloo, store = made._channel._gloo, made._channel.group.store
     if dist.get_rank() == 0:
-        thread = threading.Thread(target=made.merge, args=(offer(1),), daemon=True)
-        thread.start()
-        time.sleep(0.3)
+        store.set("process", str(os.getpid()))
+        done = gloo.pending
+        threading.Thread(target=made.merge, args=(offer(1),), daemon=True).start()
+        until(lambda: gloo.pending is not done)
         if how == "close":
             made.close("rank 0 ended after step 0")
         elif how == "interrupt":
-            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+            waiting = gloo.pending
+
+            def interrupt() -> None:
+                until(lambda: gloo.pending is not waiting)
+                os.kill(os.getpid(), signal.SIGINT)
+
+            threading.Thread(target=interrupt, daemon=True).start()
             made._channel.minimum(made._layout.minima((), [0, 0, 0]))
         return ""
-    time.sleep(2.0)
+    until(lambda: store.has("process"))
+    until(lambda: has_ended(int(store.get("process"))))
     return made.merge(offer(1)).failed
+
+
+def has_ended(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return True
+    return False
 
 
 @pytest.mark.slow
@@ -228,10 +264,9 @@ def leave(how: str) -> str:
     ("how", "why"), [("close", "rank 0 ended after step 0"), ("exit", "rank 0 has ended"), ("interrupt", "rank 0 has ended")]
 )
 def test_a_program_can_end_while_a_step_is_merged(how: str, why: str) -> None:
-    """At once, since nothing waits for an operation that waits for another rank."""
-    first, second = on_ranks(2, leave, how, check=False, limit=30)
+    """Before the other rank comes, since nothing waits for an operation that waits for another rank."""
+    first, second = on_ranks(2, leave, how, check=False, limit=LIMIT)
     assert not first.hung
-    assert first.seconds < second.seconds - 0.5
     assert ("KeyboardInterrupt" in (first.error or "")) == (how == "interrupt")
     assert second.is_clean, str(second)
     assert second.value == why
