@@ -136,9 +136,9 @@ def trained(kind: str, observed: bool = True) -> list[list[float]]:
 )
 @pytest.mark.filterwarnings("ignore::sonde.errors.ObservationWarning")
 def test_an_instrument_on_one_rank_alone_neither_waits_for_the_other_nor_changes_anything(kind: str) -> None:
-    seen = on_ranks(2, trained, kind, limit=60, check=False)
+    seen = on_ranks(2, trained, kind, check=False)
     assert [rank.error for rank in seen] == [None, None], seen
-    assert values(seen) == values(on_ranks(2, trained, kind, False, limit=60, check=False))
+    assert values(seen) == values(on_ranks(2, trained, kind, False, check=False))
 
 
 def of_rows(kind: str) -> dict[str, Any]:

@@ -204,7 +204,7 @@ def mismatched(folder: Path, what: str) -> str:
 
 @pytest.mark.parametrize(("what", "named"), [("lenses", "exponents"), pytest.param("schedule", "every", marks=pytest.mark.slow)])
 def test_ranks_with_different_arguments_get_one_error_that_names_the_difference(tmp_path: Path, what: str, named: str) -> None:
-    errors = values(on_ranks(3, mismatched, tmp_path / "run", what, limit=PATIENCE))
+    errors = values(on_ranks(3, mismatched, tmp_path / "run", what))
     assert len(set(errors)) == 1
     assert named in errors[0]
     assert "rank 0" in errors[0]
@@ -268,7 +268,7 @@ def unwritable(folder: Path) -> str:
 def test_a_folder_that_not_all_ranks_can_write_is_an_error_on_every_rank() -> None:
     with tempfile.TemporaryDirectory() as folder:  # pytest's own are of the user alone
         Path(folder).chmod(0o755)
-        errors = values(on_ranks(2, unwritable, Path(folder), limit=PATIENCE))
+        errors = values(on_ranks(2, unwritable, Path(folder)))
     assert all("cannot write" in error for error in errors), errors
     assert "rank 1" in errors[0]
 

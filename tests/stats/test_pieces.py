@@ -126,7 +126,7 @@ def measured() -> None:
 
 
 def test_statistics_take_the_part_of_one_rank() -> None:
-    on_ranks(2, measured, limit=20)
+    on_ranks(2, measured)
 
 
 def test_a_plain_tensor_is_whole() -> None:

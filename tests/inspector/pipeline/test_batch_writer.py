@@ -16,6 +16,7 @@ import pytest
 from tests.inspector.pipeline.batches import NORMS, Fussy, batch_of, moments_of, one_by_one, plain, random_training, rowed
 
 from sonde.errors import ObservationWarning
+from sonde.inspector.pipeline import batch_writer
 from sonde.inspector.pipeline.batch import Batch, RawRows
 from sonde.inspector.pipeline.batch_writer import LIMITS, BatchWriter
 from sonde.inspector.ranks import Participation
@@ -318,8 +319,9 @@ def test_an_inspector_and_its_run_share_one_thread(tmp_path: Any) -> None:
     assert len(writers()) == before
 
 
-def test_the_thread_does_not_wake_for_each_batch() -> None:
+def test_the_thread_does_not_wake_for_each_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Until enough waits, or somebody asks, nothing is finished; then all of it is, the first alone to see how long one takes."""
+    monkeypatch.setattr(batch_writer, "_SPELL", 1e6)  # seconds, so that no batch takes too long for all that wait to be one piece
     kept = Kept()
     batches = moments_of([[1.0, 1.0]] * 100)
     writer = BatchWriter([kept], replace(PATIENT, size=32 * batches[0].nbytes))
