@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sonde.engine import backend_of, graph_breaks, inductor, is_called_compiled, members, notice_hooks, regions, unwrap
+from sonde.engine import compiler_state, is_called_compiled, members, regions, unwrap
 
 __all__ = ["Backend", "Compilations", "compiled_anew", "counted"]
 
@@ -28,8 +28,8 @@ class Backend:
 
     def __init__(self, model: nn.Module) -> None:
         self.graphs = 0
-        found = (backend_of(module) for module in model.modules())
-        self._compile: Callable[..., Any] = next(filter(None, found), None) or inductor()
+        found = (compiler_state.backend_of(module) for module in model.modules())
+        self._compile: Callable[..., Any] = next(filter(None, found), None) or compiler_state.inductor()
 
     def __call__(self, graph: Any, inputs: Any, **options: Any) -> Any:
         self.graphs += 1
@@ -59,7 +59,7 @@ def compiled_anew(original: nn.Module, made: nn.Module, backend: Backend) -> Ite
             setattr(copies[parent], name, wrapper)
         else:
             called = wrapper
-    notice_hooks()  # as watch does; else code compiled for an unobserved copy would serve for an observed one
+    compiler_state.notice_hooks()  # as watch does; else code compiled for an unobserved copy would serve for an observed one
     with torch.compiler.set_stance("default"):
         yield called
 
@@ -82,11 +82,11 @@ class Compilations:
 def counted(step: Callable[[], None], backend: Backend, steps: int) -> Compilations:
     """Return what is compiled in so many *steps*."""
     found = Compilations()
-    before, start = graph_breaks(), time.perf_counter()
+    before, start = compiler_state.graph_breaks(), time.perf_counter()
     for number in range(steps):
         step()
         found.graphs.append(backend.graphs)
         if not number:
             found.first = time.perf_counter() - start
-    found.breaks = graph_breaks() - before
+    found.breaks = compiler_state.graph_breaks() - before
     return found

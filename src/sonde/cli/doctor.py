@@ -200,7 +200,7 @@ def _compiler() -> _Line:
     import torch
 
     try:
-        from sonde.engine import limits_raised
+        from sonde.engine import compiler_state
     except TorchVersionError:
         return ("torch.compile", "not tried", "models cannot be observed with this torch", "warn")
     from sonde.stats import Moments
@@ -214,7 +214,7 @@ def _compiler() -> _Line:
     took = time.perf_counter() - start
     if not right:
         return ("torch.compile", "gives wrong numbers", "statistics inside compiled models cannot be trusted here", "bad")
-    limits = ", ".join(f"{name} {former} → {now}" for name, (former, now) in limits_raised().items())
+    limits = ", ".join(f"{name} {former} → {now}" for name, (former, now) in compiler_state.limits_raised().items())
     said = f"; while a model is observed, code may be compiled for each state of the probes: {limits}" if limits else ""
     return ("torch.compile", "works", f"{took:.0f} s for a small graph on the CPU{said}", "good")
 

@@ -1,5 +1,7 @@
 """The engine: the only part of sonde that hooks a running model. See README.md in this folder."""
 
+from sonde.engine import flops as flops
+from sonde.engine import unseen as unseen
 from sonde.engine.calls.call_log import ModuleCall
 from sonde.engine.calls.module_tracker import ModuleTracker
 from sonde.engine.calls.where import Whereabouts, where
@@ -12,9 +14,6 @@ from sonde.engine.event import Event, Subscriber
 from sonde.engine.failures import ProbeError
 from sonde.engine.failures import name_of as name_of
 from sonde.engine.failures import raise_if_foreign as raise_if_foreign
-from sonde.engine.flops import FlopCounter as FlopCounter
-from sonde.engine.flops import count_flops as count_flops
-from sonde.engine.flops import function_name as function_name
 from sonde.engine.inventory import Named as Named
 from sonde.engine.layer_axes import LayerAxes as LayerAxes
 from sonde.engine.loss_function import check_loss as check_loss
@@ -31,8 +30,6 @@ from sonde.engine.probes.site_hook import SiteHook as SiteHook
 from sonde.engine.probes.statistic_hooks import Calls as Calls
 from sonde.engine.probes.statistic_hooks import rows_for_calls as rows_for_calls
 from sonde.engine.random_state import RandomState as RandomState
-from sonde.engine.random_state import accelerator as accelerator
-from sonde.engine.random_state import is_capturing as is_capturing
 from sonde.engine.restore import gradients_put_aside as gradients_put_aside
 from sonde.engine.restore import set_apart as set_apart
 from sonde.engine.restore import versions as versions
@@ -49,14 +46,9 @@ from sonde.engine.structure import is_floating as is_floating
 from sonde.engine.structure import remap as remap
 from sonde.engine.structure import walk as walk
 from sonde.engine.torch_api import autograd_state as autograd_state
+from sonde.engine.torch_api import compiler_state as compiler_state
 from sonde.engine.torch_api import hooks as hooks
 from sonde.engine.torch_api import tensors as torch_tensors
-from sonde.engine.torch_api.compiler_state import backend_of as backend_of
-from sonde.engine.torch_api.compiler_state import compile_error as compile_error
-from sonde.engine.torch_api.compiler_state import graph_breaks as graph_breaks
-from sonde.engine.torch_api.compiler_state import inductor as inductor
-from sonde.engine.torch_api.compiler_state import limits_raised as limits_raised
-from sonde.engine.torch_api.compiler_state import notice_hooks as notice_hooks
 from sonde.engine.torch_api.data_parallel import ranks_of as ranks_of
 from sonde.engine.torch_api.dispatch import OperatorMode as OperatorMode
 from sonde.engine.torch_api.dispatch import argument_names as argument_names
@@ -77,9 +69,6 @@ from sonde.engine.torch_api.pytree import flatten as flatten
 from sonde.engine.torch_api.tensors import version_of as version_of
 from sonde.engine.trial import Trial as Trial
 from sonde.engine.unseen import Observer as Observer
-from sonde.engine.unseen import blocks as blocks
-from sonde.engine.unseen import is_quiet as is_quiet
-from sonde.engine.unseen import next_number as next_number
 from sonde.engine.unseen import quiet
 
 __all__ = [
@@ -91,7 +80,6 @@ __all__ = [
     "Coverage",
     "Covered",
     "Event",
-    "FlopCounter",
     "LayerAxes",
     "ModuleCall",
     "ModuleTracker",
@@ -109,41 +97,30 @@ __all__ = [
     "Trial",
     "Where",
     "Whereabouts",
-    "accelerator",
     "argument_names",
     "as_arguments",
     "autograd_state",
-    "backend_of",
-    "blocks",
     "buffers_of",
     "check_loss",
     "check_loss_fn",
     "check_model",
     "children_of",
     "class_of",
-    "compile_error",
+    "compiler_state",
     "condition_of",
-    "count_flops",
     "first_floating",
     "flatten",
-    "function_name",
+    "flops",
     "gradients_put_aside",
-    "graph_breaks",
     "held_by",
     "hooks",
-    "inductor",
     "is_called_compiled",
-    "is_capturing",
     "is_floating",
-    "is_quiet",
     "is_view",
     "key_columns",
-    "limits_raised",
     "members",
     "memory_of",
     "name_of",
-    "next_number",
-    "notice_hooks",
     "observe",
     "own_loss",
     "parameters",
@@ -163,6 +140,7 @@ __all__ = [
     "set_apart",
     "sites",
     "torch_tensors",
+    "unseen",
     "unseen_by_modes",
     "unwrap",
     "version_of",

@@ -58,23 +58,18 @@ class RandomState:
 
 
 @cache
-def accelerator() -> torch.device | None:
+def _accelerator() -> torch.device | None:
     """Return the accelerator of this machine, without an index; None if there is none."""
     return torch.accelerator.current_accelerator()
 
 
-def is_capturing() -> bool:
-    """Return whether operations of the accelerator are being recorded to run later, as by ``torch.cuda.graph``."""
-    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
-
-
 def _device_module() -> Any:
-    return torch.get_device_module(accelerator())
+    return torch.get_device_module(_accelerator())
 
 
 def _places(used: Iterable[Tensor]) -> list[tuple[int, ...]]:
     """Return the arguments that name each accelerator whose state is wanted."""
-    device = accelerator()
+    device = _accelerator()
     if device is None:
         return []
     indices = {tensor.device.index or 0 for tensor in used if tensor.device.type == device.type}

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from sonde.engine import autograd_state, count_flops, function_name, torch_tensors
+from sonde.engine import autograd_state, flops, torch_tensors
 from sonde.escape import shortened
 from sonde.graph.builder import Builder, Draft
 from sonde.graph.tensors import storage_of, tensors_in, version_of
@@ -87,12 +87,12 @@ class OperationMode(TorchFunctionMode):
             result = function(*args, **kwargs)
         except Exception as error:
             with torch_tensors.without_overrides():
-                self._on_raise(error, self._node(function_name(function), args, kwargs, given))
+                self._on_raise(error, self._node(flops.function_name(function), args, kwargs, given))
             raise
         ended = time.perf_counter()
         try:
             with torch_tensors.without_overrides():
-                self._record(function_name(function), args, kwargs, given, versions, result, ended - started)
+                self._record(flops.function_name(function), args, kwargs, given, versions, result, ended - started)
         except Exception as error:
             self.failure, self.silent = error, sys.maxsize  # raised again when the module call ends, where it is contained
         self._builder.overhead += time.perf_counter() - began - (ended - started)
@@ -125,7 +125,7 @@ class OperationMode(TorchFunctionMode):
         scope = builder.scope
         node = self._node(name, args, kwargs, given)
         node.seconds = seconds
-        node.flops = count_flops(name, args, kwargs, result)
+        node.flops = flops.count_flops(name, args, kwargs, result)
         known = set(map(id, given))
         memory = {storage_of(tensor) for tensor in given}
         for tensor in written:

@@ -9,20 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from sonde.engine import (
-    Named,
-    Where,
-    blocks,
-    children_of,
-    class_of,
-    hooks,
-    is_quiet,
-    members,
-    next_number,
-    select,
-    torch_tensors,
-    unwrap,
-)
+from sonde.engine import Named, Where, children_of, class_of, hooks, members, select, torch_tensors, unseen, unwrap
 from sonde.errors import ModelError
 from sonde.graph.forward import Forward, in_backward
 from sonde.run import PlainGraph, without
@@ -63,13 +50,13 @@ class Recording:
         self._chosen = _chosen(list(self.members.values()), operations)
         self._forward: Forward | None = None
         self._handles: list[hooks.Handle] = []
-        self._number = next_number()
+        self._number = unseen.next_number()
 
     def attach(self) -> None:
         """Put two hooks on every module that can be called. Idempotent."""
         if self._handles:
             return
-        self._number = next_number()
+        self._number = unseen.next_number()
         for module in self.members:
             if isinstance(module, torch.jit.ScriptModule) or type(module).forward is nn.Module.forward:
                 continue
@@ -87,7 +74,7 @@ class Recording:
     def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Begin a call of *module*; a call of the model itself begins a forward."""
         if self._forward is None:
-            if module is not self.root or in_backward() or (blocks and is_quiet(self._number, module)):
+            if module is not self.root or in_backward() or (unseen.blocks and unseen.is_quiet(self._number, module)):
                 return
             self.graph = None
             self._forward = Forward(self.root, self.members, self._is_open)

@@ -15,11 +15,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from sonde.engine import (
     Event,
-    FlopCounter,
     LayerAxes,
     check_loss,
     check_loss_fn,
     check_model,
+    flops,
     gradients_put_aside,
     observe,
     own_loss,
@@ -114,7 +114,7 @@ def _run(
     outcome = Outcome()
     try:
         with torch.enable_grad() if loss_fn is not None else contextlib.nullcontext():
-            with FlopCounter(count_flops):
+            with flops.FlopCounter(count_flops):
                 output = model(*batch, **kwargs)
             outcome.stage = "loss_fn"
             loss = own_loss(output) if loss_fn is None else loss_fn(output)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sonde.engine import compile_error
+from sonde.engine import compiler_state
 from sonde.errors import ArgumentError, MissingExtraError
 from sonde.stats import Accumulator, PairStatistic, RowStatistic, Statistic, reduce
 
@@ -101,7 +101,7 @@ def assert_traceable(statistic: RowStatistic, *tensors: Tensor) -> None:
         for given in _given(statistic, tensors):
             try:
                 traced = measure(statistic, *given)
-            except compile_error() as error:
+            except compiler_state.compile_error() as error:
                 raise AssertionError(f"{statistic} cannot be traced: {error}") from error
             torch.testing.assert_close(
                 traced,

@@ -19,13 +19,12 @@ from sonde.engine import (
     Clock,
     Scaling,
     autograd_state,
-    blocks,
     held_by,
     hooks,
-    is_capturing,
     parameters,
     raise_if_foreign,
     returned_loss,
+    unseen,
 )
 from sonde.errors import NonFiniteError, ObservationWarning
 from sonde.inspector.sentinel.attempts import Attempts, StepTimer
@@ -48,6 +47,11 @@ def answers_at_once(parameter: Tensor) -> bool:
 
 def _number(loss: Any) -> float:
     return float(loss.item() if isinstance(loss, Tensor) else loss)
+
+
+def _is_capturing() -> bool:
+    """Return whether operations of the accelerator are being recorded to run later, as by ``torch.cuda.graph``."""
+    return bool(torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())  # type: ignore[no-untyped-call]
 
 
 class Sentinel:
@@ -263,7 +267,7 @@ class Sentinel:
         try:
             held = held_by(optimizer)
             look = self._looks[held] if held in self._looks else self._new_look(held)
-            if look is None or (blocks and self._clock.is_quiet_for(held)):
+            if look is None or (unseen.blocks and self._clock.is_quiet_for(held)):
                 return
             self._in_closure = bool(len(args) > 1 or kwargs) and self._clock.has_closure(args, kwargs)
             timer = self._timer
@@ -363,7 +367,7 @@ class Sentinel:
 
     def _look_later(self, look: GradientLook, step_time: float, skipped: Tensor | None) -> None:
         """Send the numbers of the step that is about to be taken, and keep what the step began with."""
-        if is_capturing():  # a graph of the device is being recorded, in which nothing goes to the host
+        if _is_capturing():  # a graph of the device is being recorded, in which nothing goes to the host
             return
         clock, pending = self._clock, self._pending
         opened = pending.open

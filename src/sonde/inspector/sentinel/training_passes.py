@@ -6,12 +6,13 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from sonde.engine import RandomState, accelerator, buffers_of, hooks, members, remap, walk
+from sonde.engine import RandomState, buffers_of, hooks, members, remap, walk
 from sonde.graph import version_of
 from sonde.stats import HostCopy
 
@@ -129,9 +130,14 @@ _PLAIN = {bool, int, float, str}
 
 
 def _autocast() -> dict[str, torch.dtype]:
-    device = accelerator()
-    kinds = ("cpu",) if device is None else ("cpu", device.type)
-    return {kind: torch.get_autocast_dtype(kind) for kind in kinds if torch.is_autocast_enabled(kind)}
+    return {kind: torch.get_autocast_dtype(kind) for kind in _devices() if torch.is_autocast_enabled(kind)}
+
+
+@cache
+def _devices() -> tuple[str, ...]:
+    """Return the types of the devices of this machine."""
+    device = torch.accelerator.current_accelerator()
+    return ("cpu",) if device is None else ("cpu", device.type)
 
 
 class BufferCopies:
