@@ -12,7 +12,7 @@ import pytest
 import rich.console
 
 from sonde.answer import Cell, Grid, standard_output
-from sonde.rules import dead, gradient_zero, nonfinite
+from sonde.rules import judge
 from sonde.view.layer_table import LayerRow, Quantity, layer_table, notes_of
 
 GRID = Grid(
@@ -146,7 +146,7 @@ def test_only_columns_with_something_in_them_and_in_their_order() -> None:
 
 
 def test_words_stand_out_as_their_worst() -> None:
-    grave, note = nonfinite(1, 0, 4), dead(0.5)
+    grave, note = judge("nonfinite", 1, 0, 4), judge("dead", 0.5)
     assert grave is not None
     assert note is not None
     grid = layer_table("t", [LayerRow("a", notes=notes_of([note, grave], ["frozen"])), LayerRow("b", notes=notes_of([note]))])
@@ -154,6 +154,6 @@ def test_words_stand_out_as_their_worst() -> None:
         ("50 % dead; not finite: 1 NaN; frozen", "bad"),
         ("50 % dead", "warn"),
     ]
-    zero = gradient_zero(0.0)
+    zero = judge("gradient_zero", 0.0)
     assert zero is not None
     assert re.search("gradient is zero", repr(layer_table("t", [LayerRow("", notes=notes_of([zero]))])))

@@ -39,7 +39,7 @@ class ForwardModes:
 
     def finding(self, logged: int) -> Finding | None:
         """Return the finding about such steps among *logged* ones, if there were enough."""
-        found = rules.no_training_forward(self._missed, logged)
+        found = rules.judge("no_training_forward", self._missed, logged)
         if found is None:
             return None
         since = f" The first without: step {self._first[0]:,}." if self._missed < logged else ""

@@ -8,12 +8,8 @@ from typing import Any
 
 from sonde.errors import ArgumentError
 from sonde.rules.finding import RULES, Finding, Rule
+from sonde.rules.window import Held
 from sonde.suggest import nearest
-
-__all__ = [
-    "Chosen",
-    "Given",
-]
 
 Given = Mapping[str, bool | Mapping[str, float]] | bool | None
 """The argument ``rules=``: by rule False to leave it out, or its thresholds by name; False alone leaves out all."""
@@ -78,11 +74,33 @@ class Chosen:
         """Return the *threshold* of the rule *name*."""
         return self.thresholds.get(name, {}).get(threshold, RULES[name].thresholds[threshold])
 
-    def judge(self, name: str, *numbers: Any, **more: Any) -> Finding | None:
+    def judge(self, name: str, /, *numbers: Any, **more: Any) -> Finding | None:
         """Return what the rule *name* finds in *numbers*; None if it is not applied."""
         if not self.is_on(name):
             return None
         return RULES[name].judge(*numbers, **more, **self.thresholds.get(name, {}))
+
+    def measure(self, name: str, *numbers: Any) -> tuple[Any, Any]:
+        """Return of arrays of *numbers* where the built-in rule *name* holds, and the values."""
+        measure = RULES[name].measure
+        assert measure is not None
+        return measure(*numbers, **self.thresholds.get(name, {}))
+
+    def held(self, name: str) -> Held:
+        """Return an empty record of how often the rule *name* holds."""
+        window = RULES[name].window
+        assert window is not None
+        return Held(window)
+
+    def least(self, name: str) -> int:
+        """Return without how many logged steps, or values of a scalar, the rule *name* cannot find anything."""
+        least = RULES[name].least
+        return int(self.limit(name, least)) if isinstance(least, str) else least
+
+
+def judge(name: str, /, *numbers: Any, **more: Any) -> Finding | None:
+    """Return what the rule *name* finds in *numbers*, with its own thresholds; None if nothing is wrong."""
+    return RULES[name].judge(*numbers, **more)
 
 
 def _checked(name: str, key: str, value: Any) -> float:

@@ -1,25 +1,18 @@
-"""The finding, the list of all rules, and the decorator that puts a function on the list."""
+"""The finding, the entry of a rule, the list of all entries, and the decorators that put a function on the list."""
 
 from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import wraps
 from types import MappingProxyType
 from typing import Any, Literal, ParamSpec
 
 from sonde.errors import ArgumentError
+from sonde.rules.window import Window
 from sonde.site import PORTS
-
-__all__ = [
-    "RULES",
-    "Finding",
-    "Rule",
-    "Severity",
-    "rule",
-]
 
 Severity = Literal["note", "warn", "bad"]
 """``note``: worth a look, shown in tables; ``warn``: unusual; ``bad``: wrong in any training. Findings are ``warn`` and ``bad``."""
@@ -38,7 +31,7 @@ class Finding:
         severity: ``note``, ``warn`` or ``bad``.
         call: which call of the module; -1 is all calls together.
         first_step: the first step at which it was seen; None if that is not known.
-        evidence: the numbers that the rule compared, by name.
+        evidence: the numbers that the rule compared, by name; those that are known.
         advice: one line on what to do; may be empty.
     """
 
@@ -73,12 +66,19 @@ class Rule:
         condition: under which the function finds something, in words.
         source: of the threshold.
         advice: one line on what to do.
-        judge: the function.
+        judge: returns what the rule finds in the numbers of one place at one moment; None if nothing.
         thresholds: the names of its keyword-only arguments that are numbers, with their defaults.
         needs: what must be recorded to judge a run by this rule: numbers at a port, as ``rms:output``, or the name of a scalar.
             Where one rule can do with either of two, they stand in one text, as ``loss|val_loss``. Empty for a rule of tables.
-        at: the port at whose rows a rule of the user's own is judged, or ``scalars``; ``""`` for a built-in rule.
-        reads: of a rule of the user's own, the numbers that it takes.
+        at: where rows of a run are judged: at a port, ``scalars``, or places that the room has a name for, as ``updates``; ``""``
+            for a rule whose numbers another class collects.
+        reads: the numbers that it takes, by the names of the arguments.
+        required: those without a default.
+        measure: of a built-in rule, returns of arrays where the condition holds, and the values; None for a rule of the user's own.
+        window: how often the condition must hold; None: once.
+        least: without so many logged steps, or values of a scalar, the rule cannot find anything; or the threshold that says it.
+        brings: the rules whose findings follow from one of this rule, and are then no findings of their own.
+        note_until: the threshold up to which a value is a note; ``""``: none is.
     """
 
     name: str
@@ -90,6 +90,16 @@ class Rule:
     needs: tuple[str, ...] = ()
     at: str = ""
     reads: tuple[str, ...] = ()
+    required: frozenset[str] = frozenset()
+    measure: Callable[..., tuple[Any, Any]] | None = None
+    window: Window | None = None
+    least: int | str = 1
+    brings: frozenset[str] = frozenset()
+    note_until: str = ""
+
+    def __deepcopy__(self, memo: object) -> Rule:
+        """Return this: an entry never changes."""
+        return self
 
 
 RULES: dict[str, Rule] = {}
@@ -97,11 +107,81 @@ RULES: dict[str, Rule] = {}
 
 _Numbers = ParamSpec("_Numbers")
 Said = Finding | str | bool | None
-"""What a rule's function returns: a finding, its message alone, or whether the condition holds."""
+"""What the function of a user's rule returns: a finding, its message alone, or whether the condition holds."""
+
+Judged = Iterator[bool | float | str]
+"""What the function of a built-in rule yields: whether its condition holds, its value, its words, and perhaps a severity."""
+
+
+def entry(
+    condition: str,
+    source: str,
+    advice: str,
+    *,
+    needs: tuple[str, ...] = (),
+    severity: Severity = "warn",
+    note_until: str = "",
+    evidence: tuple[str, ...] = (),
+    at: str = "",
+    window: Window | None = None,
+    least: int | str = 0,
+    brings: tuple[str, ...] = (),
+) -> Callable[[Callable[_Numbers, Judged]], Callable[_Numbers, Finding | None]]:
+    """List the decorated function as a built-in rule, under its own name.
+
+    The function yields, in this order, whether something is wrong, the number that the finding is about, and the words; a fourth
+    value is the severity, if it is not always the same one. Numbers of many places at many steps come as arrays: they are asked for
+    the first two, which arrays must be able to answer (``&`` and ``|``, ``np.maximum``). The rest is asked for where the condition
+    holds, of single numbers. Keyword-only arguments are thresholds, which ``rules=`` can set::
+
+        @entry("an output above 1,000", "our own", "normalise it", needs=("rms:output",), at="output", window=Window(3, 5))
+        def too_large(rms: float, *, most: float = 1000.0) -> Judged:
+            yield rms > most
+            yield rms
+            yield f"its size is {short(rms)}"
+
+    Args:
+        condition, source, advice, needs, note_until, at, window, brings: see :class:`Rule`.
+        severity: of its findings.
+        evidence: the names under which a finding has the arguments, in their order, ``""`` for one that it has not; by default
+            their own names.
+        least: see :class:`Rule`; by default as many as the window asks for.
+    """
+
+    def listed(function: Callable[_Numbers, Judged]) -> Callable[_Numbers, Finding | None]:
+        name = function.__name__
+        reads, thresholds, defaults = _arguments(function)
+
+        @wraps(function)
+        def judged(*args: _Numbers.args, **kwargs: _Numbers.kwargs) -> Finding | None:
+            parts: Iterator[Any] = function(*args, **kwargs)
+            if not next(parts):
+                return None
+            value, words = next(parts), next(parts)
+            given: dict[str, Any] = {**defaults, **dict(zip(reads, args, strict=False)), **kwargs}
+            is_note = note_until and value <= given.get(note_until, thresholds[note_until])
+            shown = zip(reads, evidence or reads, strict=True)
+            known = {as_what: given[read] for read, as_what in shown if as_what and not math.isnan(given[read])}
+            graveness = "note" if is_note else next(parts, severity)
+            return Finding(name, words, value=float(value), severity=graveness, evidence=known, advice=advice)
+
+        def measure(*args: Any, **limits: Any) -> tuple[Any, Any]:
+            parts = function(*args, **limits)
+            return next(parts), next(parts)
+
+        lasts = least or (window.most if window is not None else 1)
+        required = frozenset(reads) - defaults.keys()
+        RULES[name] = Rule(
+            name, condition, source, advice, judged, thresholds, needs, at, reads, required, measure, window, lasts,
+            frozenset(brings), note_until,
+        )  # fmt: skip
+        return judged
+
+    return listed
 
 
 def rule(
-    condition: str, source: str = "", advice: str = "", *, needs: tuple[str, ...] = (), at: str = ""
+    condition: str, source: str = "", advice: str = "", *, at: str
 ) -> Callable[[Callable[_Numbers, Said]], Callable[_Numbers, Finding | None]]:
     """List the decorated function as a rule, under its own name: every ``watch`` and ``check`` after that applies the rule.
 
@@ -118,9 +198,8 @@ def rule(
         condition: under which the function finds something, in words.
         source: of the threshold.
         advice: one line on what to do.
-        needs: of a built-in rule, see :class:`Rule`.
         at: the port at whose rows the function is called, as ``"output"`` or ``"grad"``; or ``"scalars"``: its arguments are then
-            names of pushed values or norms, as ``loss``. Built-in rules have none: their callers know their numbers.
+            names of pushed values or norms, as ``loss``.
 
     Raises:
         ArgumentError: *at* is no port, or the function takes no number; or a built-in rule has the same name.
@@ -128,13 +207,7 @@ def rule(
 
     def listed(judge: Callable[_Numbers, Said]) -> Callable[_Numbers, Finding | None]:
         name = judge.__name__
-        given = inspect.signature(judge).parameters.values()
-        thresholds = {
-            each.name: each.default
-            for each in given
-            if each.kind is each.KEYWORD_ONLY and isinstance(each.default, int | float) and not isinstance(each.default, bool)
-        }
-        reads = tuple(each.name for each in given if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD))
+        reads, thresholds, _ = _arguments(judge)
 
         @wraps(judge)
         def judged(*args: _Numbers.args, **kwargs: _Numbers.kwargs) -> Finding | None:
@@ -143,20 +216,32 @@ def rule(
                 return None
             if not isinstance(said, Finding):
                 numbers: tuple[Any, ...] = args
-                seen = {key: float(value) for key, value in zip(reads, numbers, strict=False)} if at else {}
+                seen = {key: float(value) for key, value in zip(reads, numbers, strict=False)}
                 message = said if isinstance(said, str) else condition
                 said = Finding("", message, value=next(iter(seen.values()), math.nan), evidence=seen)
             return replace(said, rule=name, advice=said.advice or advice)
 
-        if at:
-            _check_own(name, at, reads)
-            wanted = reads if at == "scalars" else tuple(f"{number}:{at}" for number in reads)
-            RULES[name] = Rule(name, condition, source, advice, judged, MappingProxyType(thresholds), wanted, at, reads)
-        else:
-            RULES[name] = Rule(name, condition, source, advice, judged, MappingProxyType(thresholds), needs)
+        _check_own(name, at, reads)
+        wanted = reads if at == "scalars" else tuple(f"{number}:{at}" for number in reads)
+        RULES[name] = Rule(
+            name, condition, source, advice, judged, thresholds, wanted, at, reads, frozenset(reads), window=Window()
+        )
         return judged
 
     return listed
+
+
+def _arguments(function: Callable[..., object]) -> tuple[tuple[str, ...], Mapping[str, float], Mapping[str, float]]:
+    """Return the names of the numbers that *function* takes, its thresholds, and the defaults of the numbers that have one."""
+    given = inspect.signature(function).parameters.values()
+    reads = [each for each in given if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    thresholds = {
+        each.name: each.default
+        for each in given
+        if each.kind is each.KEYWORD_ONLY and isinstance(each.default, int | float) and not isinstance(each.default, bool)
+    }
+    defaults = {each.name: each.default for each in reads if each.default is not each.empty}
+    return tuple(each.name for each in reads), MappingProxyType(thresholds), defaults
 
 
 def _check_own(name: str, at: str, reads: tuple[str, ...]) -> None:
@@ -164,7 +249,7 @@ def _check_own(name: str, at: str, reads: tuple[str, ...]) -> None:
         raise ArgumentError(f"the rule {name!r} is judged at={at!r}: give a port ({', '.join(PORTS)}), or 'scalars'")
     if not reads:
         raise ArgumentError(f"the rule {name!r} takes no number: name those that it judges, as in def {name}(rms): ...")
-    if name in RULES and not RULES[name].at:
+    if name in RULES and RULES[name].measure is not None:
         raise ArgumentError(
             f"{name!r} is a rule of sonde: give yours another name, or set its thresholds with rules={{{name!r}: ...}}"
         )

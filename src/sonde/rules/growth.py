@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-from sonde.rules.finding import Finding, rule
-from sonde.words import short
+import numpy as np
 
-__all__ = [
-    "OUTPUT_GROWTH",
-    "OUTPUT_LARGE",
-    "OUTPUT_SMALL",
-    "WEIGHT_GROWTH",
-    "WEIGHT_LARGE",
-    "output_growth",
-    "output_large",
-    "output_small",
-    "weight_growth",
-    "weight_large",
-    "weight_shrinking",
-]
+from sonde.rules.finding import Judged, entry
+from sonde.rules.window import Window
+from sonde.words import short
 
 OUTPUT_GROWTH, WEIGHT_GROWTH = 100.0, 10.0
 """Growth of an output over a run, against the largest output of the network at the beginning; and of a weight (torchmortem: 10).
@@ -32,85 +21,85 @@ OUTPUT_SMALL = 1e3
 """Sizes of the outputs of the first quarter of the layers against those of the last, both medians, at the first logged step."""
 
 
-@rule(
+@entry(
     f"an output {OUTPUT_GROWTH:g} x as large as it was and as any output was at the beginning",
     "our own, measured on healthy trainings",
     "lower the learning rate, or warm it up; normalise between layers",
     needs=("rms:output",),
+    severity="bad",
+    least=2,
 )
-def output_growth(size: float, before: float, *, factor: float = OUTPUT_GROWTH) -> Finding | None:
+def output_growth(size: float, before: float, *, factor: float = OUTPUT_GROWTH) -> Judged:
     """Judge the *size* of an output; *before* is the larger of its smallest size so far and the largest output at the beginning."""
-    if not (before > 0 and size >= factor * before):
-        return None
-    words = f"output grew {short(size / before)}-fold, to {short(size)}"
-    return Finding("", words, value=size / before, severity="bad", evidence={"size": size, "before": before})
+    yield (before > 0) & (size >= factor * before)
+    yield size / before
+    yield f"output grew {short(size / before)}-fold, to {short(size)}"
 
 
-@rule(
+@entry(
     f"an output {OUTPUT_LARGE:g} x as large as the first layer's, and {OUTPUT_LARGE:g} or more, from the beginning on",
     "our own; AutoTrainer has an absolute mean of 10",
     "scale the initial weights by 1 / sqrt(inputs), normalise between layers, or scale the data",
     needs=("rms:output",),
 )
-def output_large(size: float, first: float, *, factor: float = OUTPUT_LARGE) -> Finding | None:
+def output_large(size: float, first: float, *, factor: float = OUTPUT_LARGE) -> Judged:
     """Judge the *size* of an output at its first logged step; *first* is that of the layer that runs first."""
-    if not size >= factor * max(first, 1.0):
-        return None
-    words = f"output of size {short(size)} from the beginning, {short(first)} in the first layer"
-    return Finding("", words, value=size, evidence={"size": size, "first": first})
+    yield size >= factor * np.maximum(first, 1.0)
+    yield size
+    yield f"output of size {short(size)} from the beginning, {short(first)} in the first layer"
 
 
-@rule(
+@entry(
     f"a weight {WEIGHT_GROWTH:g} x as large as it was and as half of the weights were at the beginning",
     "torchmortem",
     "lower the learning rate, or decay the weights",
     needs=("rms:param",),
+    least=2,
 )
-def weight_growth(size: float, before: float, *, factor: float = WEIGHT_GROWTH) -> Finding | None:
+def weight_growth(size: float, before: float, *, factor: float = WEIGHT_GROWTH) -> Judged:
     """Judge the *size* of a weight; *before* is the larger of its smallest size so far and the median weight at the beginning."""
-    if not (before > 0 and size >= factor * before):
-        return None
-    words = f"weight grew {short(size / before)}-fold, to {short(size)}"
-    return Finding("", words, value=size / before, evidence={"size": size, "before": before})
+    yield (before > 0) & (size >= factor * before)
+    yield size / before
+    yield f"weight grew {short(size / before)}-fold, to {short(size)}"
 
 
-@rule(
+@entry(
     f"a weight that begins {WEIGHT_LARGE:g} x as large as PyTorch's own initialisation",
     "our own; He et al., 2015, is 2.5 x as large",
     "scale its initial values by 1 / sqrt(inputs)",
     needs=("rms:param", "rms:update"),
 )
-def weight_large(size: float, usual: float, *, factor: float = WEIGHT_LARGE) -> Finding | None:
+def weight_large(size: float, usual: float, *, factor: float = WEIGHT_LARGE) -> Judged:
     """Judge the *size* of a weight at the first logged step; *usual* is that of PyTorch's own initialisation."""
-    if not (usual > 0 and size >= factor * usual):
-        return None
-    words = f"begins with weights of size {short(size)}, {short(size / usual)} x as large as usual"
-    return Finding("", words, value=size / usual, evidence={"size": size, "usual": usual})
+    yield (usual > 0) & (size >= factor * usual)
+    yield size / usual
+    yield f"begins with weights of size {short(size)}, {short(size / usual)} x as large as usual"
 
 
-@rule(
+@entry(
     f"outputs of the last quarter of the layers {OUTPUT_SMALL:g} x smaller than those of the first, at the first logged step",
     "Glorot and Bengio, 2010, section 4.2; smdebug has 10 (variances of activation inputs)",
     "scale the initial weights by 1 / sqrt(inputs), or normalise between layers",
     needs=("rms:output",),
 )
-def output_small(first: float, last: float, *, factor: float = OUTPUT_SMALL) -> Finding | None:
+def output_small(first: float, last: float, *, factor: float = OUTPUT_SMALL) -> Judged:
     """Judge the median size of the outputs of the *last* quarter of the layers against that of the *first*."""
-    if not (first > 0 and last * factor <= first):
-        return None
-    words = f"outputs fade through the network from the beginning: from {short(first)} to {short(last)}"
-    return Finding("", words, value=last / first, evidence={"first": first, "last": last})
+    yield (first > 0) & (last * factor <= first)
+    yield last / first
+    yield f"outputs fade through the network from the beginning: from {short(first)} to {short(last)}"
 
 
-@rule(
+@entry(
     f"a weight shrinks to 1/{WEIGHT_GROWTH:g} of its size at the first logged step, in 3 of 5 logged steps",
     "torchmortem has 10 for growth; our own for its counterpart",
     "lower the weight decay, or the learning rate that multiplies it",
     needs=("rms:param",),
+    at="matrices",
+    window=Window(3, 5, smallest=True),
+    least=4,  # compared with the first
 )
-def weight_shrinking(size: float, before: float, *, factor: float = WEIGHT_GROWTH) -> Finding | None:
+def weight_shrinking(size: float, before: float, *, factor: float = WEIGHT_GROWTH) -> Judged:
     """Judge the *size* of a weight; *before* is its size at the first logged step."""
-    if not (before > 0 and size * factor <= before):
-        return None
-    words = f"weight shrank to {short(size)}, 1/{short(before / size) if size > 0 else 'inf'} of what it was"
-    return Finding("", words, value=size / before, evidence={"size": size, "before": before})
+    yield (before > 0) & (size * factor <= before)
+    yield size / before
+    yield f"weight shrank to {short(size)}, 1/{short(before / size) if size > 0 else 'inf'} of what it was"

@@ -4,40 +4,11 @@ from __future__ import annotations
 
 import math
 
-from sonde.rules.finding import Finding, Severity, rule
-from sonde.words import percent, short
+import numpy as np
 
-__all__ = [
-    "CONSTANT",
-    "DEAD_MOST",
-    "DEAD_SAMPLES",
-    "DEAD_SOME",
-    "DROPPED",
-    "FLAT",
-    "FORMATS",
-    "NEAR_END",
-    "ONE_DIRECTION",
-    "SATURATED_AT",
-    "SATURATED_SHARE",
-    "SCORES",
-    "VANISHED",
-    "WOULD_VANISH",
-    "all_zero",
-    "attention_large",
-    "constant",
-    "constant_weight",
-    "dead",
-    "dropped",
-    "flat",
-    "nonfinite",
-    "one_index",
-    "overflow_near",
-    "rank_collapse",
-    "saturated",
-    "underflow",
-    "would_overflow",
-    "would_underflow",
-]
+from sonde.rules.finding import Judged, entry
+from sonde.rules.window import Window
+from sonde.words import percent, short
 
 DEAD_SOME, DEAD_MOST = 0.25, 0.9
 """Share of a layer's units without any output: from the first on it is a note, above the second it is bad."""
@@ -53,6 +24,8 @@ so that its mean over a batch follows exactly from mean and root mean square. A 
 ONE_DIRECTION = 1.1
 """Effective rank of a layer's outputs: all other directions together hold two hundredths of the singular values, for which the
 entropy is 0.1 = ln(1.1). Features of a classifier that has converged use about as many directions as there are classes."""
+VECTORS = 8
+"""Vectors from which on their effective rank is judged: one vector has one direction."""
 SCORES = 100.0
 """Size of attention scores. Of n normal scores of size s the largest two are s / sqrt(2 ln n) apart on average. The gradient of a
 softmax is below the rounding of float32 where they are 16.6 = ln(2**24) apart: at s = 68 for n = 4,096. Scores of trained language
@@ -67,220 +40,251 @@ VANISHED = 0.5
 """Share of a gradient's elements that are zero, or too small for the normal numbers of a half precision."""
 
 
-@rule(
+@entry(
     "any NaN or infinity",
     "IEEE 754: neither comes from finite numbers by a valid operation",
     "look at what goes into this place: a log or root of 0, a division by 0, an overflow of half precision",
     needs=("nan:output|nan:grad|loss",),
+    severity="bad",
 )
-def nonfinite(nan: float, inf: float, count: float, *, what: str = "") -> Finding | None:
+def nonfinite(nan: float, inf: float, count: float, *, what: str = "") -> Judged:
     """Judge *nan* and *inf* of *count* elements; NaN if that number is not known.
 
     *what* names them (``gradient``, ``weights``), ``""`` is a layer's output.
     """
-    if not (nan or inf):
-        return None
+    yield nan + inf > 0
+    yield nan + inf
     parts = ", ".join(f"{number:,.0f} {word}" for number, word in ((nan, "NaN"), (inf, "inf")) if number)
-    evidence = {"nan": nan, "inf": inf} | ({} if math.isnan(count) else {"count": count})
-    return Finding("", f"{what} not finite: {parts}".lstrip(), value=nan + inf, severity="bad", evidence=evidence)
+    yield f"{what} not finite: {parts}".lstrip()
 
 
-@rule(
+@entry(
     f"{percent(DEAD_SOME)} of a layer's units or more without output (a note), more than {percent(DEAD_MOST)} (bad)",
     "smdebug, DeadRelu, has 50 % of units inactive; the limits are our own",
     "lower the learning rate, look at the bias and the scale of what comes before, or use an activation that is never flat",
     needs=("call_death:output|zeros:output",),
+    severity="bad",
+    note_until="most",
+    evidence=("dead",),
+    at="output",
+    window=Window(2, 3),  # measured in few logged steps, and dead units stay dead
+    brings=("loss_stuck", "all_zero", "constant", "gradient_zero", "update_small", "gradient_vanishing"),
 )
-def dead(share: float, *, some: float = DEAD_SOME, most: float = DEAD_MOST) -> Finding | None:
-    """Judge the *share* of the units that are zero at every sample and position: from *some* on a note, above *most* bad."""
-    if not share >= some:
-        return None
-    severity: Severity = "bad" if share > most else "note"
-    return Finding("", f"{percent(share)} dead", value=share, severity=severity, evidence={"dead": share})
+def dead(call_death: float, *, some: float = DEAD_SOME, most: float = DEAD_MOST) -> Judged:
+    """Judge the share of the units that are zero at every sample and position: from *some* on a note, above *most* bad."""
+    yield call_death >= some
+    yield call_death
+    yield f"{percent(call_death)} dead"
 
 
-@rule(
+@entry(
     "all elements of an output are exactly 0",
     "the layers behind get the same input for every sample",
     "look for a multiplication by 0, a mask that covers everything, or weights that were never initialised",
     needs=("zeros:output",),
+    severity="bad",
+    at="zeros",
+    window=Window(3, 5),
+    brings=("constant", "gradient_zero", "update_small", "gradient_vanishing"),
 )
-def all_zero(zeros: float, count: float) -> Finding | None:
+def all_zero(zeros: float, count: float) -> Judged:
     """Judge the number of *zeros* among *count* elements."""
-    if count <= 1 or zeros < count:
-        return None
-    return Finding("", "all zero", value=1.0, severity="bad", evidence={"zeros": zeros, "count": count})
+    yield (count > 1) & (zeros >= count)
+    yield zeros / count
+    yield "all zero"
 
 
-@rule(
+@entry(
     f"std of an output at most {CONSTANT:g} of its mean",
     "the rounding of float32",
     "look for a layer whose weights are equal, or an input that is the same for every sample",
     needs=("std:output",),
+    evidence=("mean", "std", ""),
+    at="hidden",
+    window=Window(3, 5),
 )
-def constant(mean: float, std: float, count: float, *, spread: float = CONSTANT) -> Finding | None:
+def constant(mean: float, std: float, count: float, *, spread: float = CONSTANT) -> Judged:
     """Judge the mean and the standard deviation of *count* elements; *spread* is the limit of std / mean."""
-    if count <= 1 or not std <= spread * max(abs(mean), 1e-30):
-        return None
-    return Finding("", "constant", value=mean, evidence={"mean": mean, "std": std})
+    yield (count > 1) & (std <= spread * np.maximum(abs(mean), 1e-30))
+    yield mean
+    yield "constant"
 
 
-@rule(
+@entry(
     f"{percent(SATURATED_SHARE)} of a tanh or sigmoid or more beyond {SATURATED_AT}",
     "Glorot and Bengio, 2010, section 3",
     "scale down what goes in: smaller initial weights, a normalisation before it",
+    severity="note",
+    evidence=("saturated",),
 )
-def saturated(share: float, *, most: float = SATURATED_SHARE) -> Finding | None:
+def saturated(share: float, *, most: float = SATURATED_SHARE) -> Judged:
     """Judge the *share* of the elements that are saturated; from *most* on it is a note."""
-    if not share >= most:
-        return None
-    return Finding("", f"{percent(share)} saturated", value=share, severity="note", evidence={"saturated": share})
+    yield share >= most
+    yield share
+    yield f"{percent(share)} saturated"
 
 
-@rule(
+@entry(
     f"a hidden tanh or sigmoid whose mean slope is below {FLAT:g} of its largest, in 3 of 5 logged steps",
     "Glorot and Bengio, 2010, section 3; the slope is measured, smdebug takes limits of the input",
     "scale down what goes in: smaller initial weights, a lower learning rate, a normalisation before it",
     needs=("rms:output",),
+    at="slopes",
+    window=Window(3, 5, smallest=True),
 )
-def flat(slope: float, *, least: float = FLAT) -> Finding | None:
+def flat(slope: float, *, least: float = FLAT) -> Judged:
     """Judge the mean *slope* of an activation over its outputs, as a share of the largest slope it can have."""
-    if not slope < least:
-        return None
-    words = f"saturated: its mean slope is {max(slope, 0.0):.2g} of the largest"
-    return Finding("", words, value=slope, severity="warn", evidence={"slope": slope})
+    yield slope < least
+    yield slope
+    yield f"saturated: its mean slope is {max(slope, 0.0):.2g} of the largest"
 
 
-@rule(
+@entry(
     "a weight whose elements are all one value, in 3 of 5 logged steps or before the first logged step, though it has a gradient",
     "Goodfellow et al., Deep Learning, 8.4: units with equal weights stay equal",
     "initialise it at random",
     needs=("std:param",),
+    severity="bad",
+    at="weights",
+    window=Window(3, 5),
+    least=1,  # judged at the first logged step, too
 )
-def constant_weight(mean: float, std: float, update: float = 0.0, *, spread: float = CONSTANT) -> Finding | None:
+def constant_weight(mean: float, std: float, update: float = 0.0, *, spread: float = CONSTANT) -> Judged:
     """Judge the mean and the standard deviation of a weight; *spread* is the limit of std / mean.
 
     *update* is the size of the first logged step, of a weight of that time: elements that were equal before a step differ after it
     by the step alone, so that their standard deviation is no larger than its size. A mean of twice that size was there before.
     """
-    if not std <= max(spread * max(abs(mean), 1e-30), 1.001 * update) or abs(mean) < 2 * update:
-        return None
-    words = f"all elements {'were' if update else 'are'} {mean:.3g}: its units are all alike, and learn alike"
-    return Finding("", words, value=mean, severity="bad", evidence={"mean": mean, "std": std, "update": update})
+    alike = np.maximum(spread * np.maximum(abs(mean), 1e-30), 1.001 * update)
+    yield (std <= alike) & (abs(mean) >= 2 * update)
+    yield mean
+    yield f"all elements {'were' if update else 'are'} {mean:.3g}: its units are all alike, and learn alike"
 
 
-@rule(
+@entry(
     f"outputs of a layer, 8 vectors or more, with an effective rank of {ONE_DIRECTION:g} or less, in 3 of 5 logged steps",
     "Roy and Vetterli, The effective rank, 2007; Jing et al., 2022, section 2; torchmortem has half of the first rank",
     "look for a loss that only draws outputs together, inputs that are all alike, or a deep network without norms",
     needs=("effective_rank:output",),
+    evidence=("rank", ""),
+    at="output",
+    window=Window(3, 5, smallest=True),
 )
-def rank_collapse(rank: float, *, most: float = ONE_DIRECTION) -> Finding | None:
-    """Judge the effective *rank* of the outputs of a layer, 1 where all vectors are parallel."""
-    if not rank <= most:
-        return None
-    words = f"its outputs all point in one direction (effective rank {rank:.3g})"
-    return Finding("", words, value=rank, evidence={"rank": rank})
+def rank_collapse(effective_rank: float, vectors: float = math.inf, *, most: float = ONE_DIRECTION) -> Judged:
+    """Judge the effective rank of so many *vectors*, the outputs of a layer; it is 1 where all are parallel, as one vector is."""
+    yield (effective_rank <= most) & ~np.less(vectors, VECTORS)
+    yield effective_rank
+    yield f"its outputs all point in one direction (effective rank {effective_rank:.3g})"
 
 
-@rule(
+@entry(
     "the largest embedding of the network gets a gradient in one row alone, in 5 of 5 logged steps, for 8 indices or more",
     "the gradient of an embedding is zero in the rows of all indices that were not looked up",
     "look at the indices: they are all padding, or all the same",
     needs=("zeros:grad", "count:output"),
+    severity="bad",
+    at="lookups",
+    window=Window(5, 5),
+    brings=("loss_stuck", "rank_collapse"),
 )
-def one_index(elements: float, width: float, indices: float) -> Finding | None:
+def one_index(elements: float, width: float, indices: float) -> Judged:
     """Judge an embedding of vectors of *width* numbers: *elements* of its gradient are not zero, after *indices* were looked up."""
-    if not (0 < elements <= width and indices >= 8):
-        return None
-    evidence = {"elements": elements, "width": width, "indices": indices}
-    return Finding("", f"all {indices:,.0f} indices of a step are the same one", value=indices, severity="bad", evidence=evidence)
+    yield (elements > 0) & (elements <= width) & (indices >= 8)
+    yield indices
+    yield f"all {indices:,.0f} indices of a step are the same one"
 
 
-@rule(
+@entry(
     f"attention scores of size {SCORES:g} or more (size of the queries x size of the keys), in 3 of 5 logged steps",
     "softmax of 4,096 normal scores of this size is a one in float32; Dehghani et al., Scaling vision transformers to 22 billion "
     "parameters, 2023: scores grow before a training diverges",
     "normalise queries and keys, scale down their initial weights, or lower the learning rate",
     needs=("rms:output",),
+    at="attention",
+    window=Window(3, 5),
 )
-def attention_large(query: float, key: float, *, most: float = SCORES) -> Finding | None:
+def attention_large(query: float, key: float, *, most: float = SCORES) -> Judged:
     """Judge the root mean squares of queries and keys. Their product is the size of scores that are divided by sqrt(head width).
 
     That holds of queries and keys that point anywhere; where they are parallel, scores are sqrt(head width) x as large.
     """
-    if not query * key >= most:
-        return None
-    words = f"attention scores of size {short(query * key)}: softmax takes one of them and forgets the others"
-    return Finding("", words, value=query * key, evidence={"query": query, "key": key})
+    yield query * key >= most
+    yield query * key
+    yield f"attention scores of size {short(query * key)}: softmax takes one of them and forgets the others"
 
 
-@rule(
+@entry(
     f"a dropout layer leaves more than {percent(DROPPED)} zeros, beyond those that it is given, in 3 of 5 logged steps",
     "Srivastava et al., 2014, section A.4: rates of 0.2 to 0.5",
     "lower the rate",
     needs=("zeros:output",),
+    evidence=("zeros",),
+    at="dropout",
+    window=Window(3, 5),
 )
-def dropped(share: float, *, most: float = DROPPED) -> Finding | None:
+def dropped(share: float, *, most: float = DROPPED) -> Judged:
     """Judge the *share* of zeros that a dropout layer has added."""
-    if not share > most:
-        return None
-    return Finding("", f"{percent(share)} dropped", value=share, evidence={"zeros": share})
+    yield share > most
+    yield share
+    yield f"{percent(share)} dropped"
 
 
-@rule(
+@entry(
     "any value of a tensor beyond the largest number of the format that what_if= names",
     "torch.finfo(dtype).max",
     "scale this tensor before it is rounded, by a factor of its own",
+    evidence=("overflow", "underflow_scaled"),
 )
-def would_overflow(share: float, scaled: float, *, most: float = 0.0) -> Finding | None:
+def would_overflow(share: float, scaled: float, *, most: float = 0.0) -> Judged:
     """Judge the *share* of values that a format cannot hold; *scaled* is what it would lose of the tensor scaled to fit."""
-    if not share > most:
-        return None
-    evidence = {"overflow": share, "underflow_scaled": scaled}
-    return Finding("", f"{percent(share)} of its values would overflow", value=share, evidence=evidence)
+    yield share > most
+    yield share
+    yield f"{percent(share)} of its values would overflow"
 
 
-@rule(
+@entry(
     f"more than {percent(WOULD_VANISH)} of the values of a tensor would be rounded to zero in the format that what_if= names",
     "our own; Micikevicius et al., Mixed precision training, 2018, section 3.2, shows trainings that this breaks",
     "scale this tensor before it is rounded, or the loss if it is a gradient",
+    evidence=("underflow", "underflow_scaled"),
 )
-def would_underflow(share: float, scaled: float, *, most: float = WOULD_VANISH) -> Finding | None:
+def would_underflow(share: float, scaled: float, *, most: float = WOULD_VANISH) -> Judged:
     """Judge the *share* of values that a format would round to zero; *scaled* is that of the tensor scaled to fit."""
-    if not share > most:
-        return None
-    evidence = {"underflow": share, "underflow_scaled": scaled}
-    return Finding("", f"{percent(share)} of its values would be rounded to zero", value=share, evidence=evidence)
+    yield share > most
+    yield share
+    yield f"{percent(share)} of its values would be rounded to zero"
 
 
 FORMATS = {"float16": (65504.0, 2.0**-14), "bfloat16": (3.39e38, 2.0**-126), "e4m3": (448.0, 2.0**-6), "e5m2": (57344.0, 2.0**-14)}
 """Of each format the largest number and the smallest normal one (torch.finfo of the formats without infinities: e4m3fn)."""
 
 
-@rule(
+@entry(
     f"largest magnitude above {NEAR_END:g} of the largest number of float16, where the parameters are in float16",
     "torch.finfo(torch.float16).max is 65,504",
     "scale down: a lower learning rate, a normalisation, or bfloat16, which has the range of float32",
     needs=("absmax:output|absmax:param",),
+    at="float16",
+    window=Window(3, 5),
 )
-def overflow_near(absmax: float, largest: float, *, share: float = NEAR_END) -> Finding | None:
+def overflow_near(absmax: float, largest: float, *, share: float = NEAR_END) -> Judged:
     """Judge the magnitude *absmax* against the *largest* number of its format."""
-    if not absmax > share * largest:
-        return None
-    words = f"magnitudes up to {short(absmax)}, the format ends at {short(largest)}"
-    return Finding("", words, value=absmax, evidence={"absmax": absmax, "largest": largest})
+    yield absmax > share * largest
+    yield absmax
+    yield f"magnitudes up to {short(absmax)}, the format ends at {short(largest)}"
 
 
-@rule(
+@entry(
     f"{percent(VANISHED)} of a gradient or more is zero in float16, and the rest below its normal numbers, in 3 of 5 logged steps",
     "Micikevicius et al., Mixed precision training, 2018, section 3.2",
     "scale the loss (torch.amp.GradScaler), or use bfloat16",
     needs=("absmax:grad",),
+    at="float16_gradients",
+    window=Window(3, 5),
+    brings=("gradient_zero", "update_small", "gradient_vanishing"),
 )
-def underflow(zeros: float, absmax: float, smallest: float, *, share: float = VANISHED) -> Finding | None:
+def underflow(zeros: float, absmax: float, smallest: float, *, share: float = VANISHED) -> Judged:
     """Judge a gradient: its share of *zeros*, and its *absmax* against the *smallest* normal number of its format."""
-    if not (absmax < smallest and (zeros >= share or absmax == 0)):
-        return None
-    words = f"gradient underflows: {percent(zeros)} zero, the rest up to {absmax:.1e}, where normal numbers begin at {smallest:.1e}"
-    return Finding("", words, value=zeros, evidence={"zeros": zeros, "absmax": absmax, "smallest": smallest})
+    yield (absmax < smallest) & ((zeros >= share) | (absmax == 0))
+    yield zeros
+    yield f"gradient underflows: {percent(zeros)} zero, the rest up to {absmax:.1e}, where normal numbers begin at {smallest:.1e}"

@@ -5,56 +5,35 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
 from sonde.rows import RowBlock
 from sonde.rules.chosen import Chosen
-from sonde.rules.finding import Finding
-from sonde.rules.health import DEAD_SAMPLES, FORMATS
+from sonde.rules.finding import RULES, Finding
+from sonde.rules.gradients import ALONG
 from sonde.rules.layer_groups import Groups, among, first_of, joined, medians, rank_correlation
 from sonde.rules.model_facts import ModelFacts
-from sonde.rules.place_history import Columns, Growth, Held, History, Mask, Numbers, extended
+from sonde.rules.place_history import Growth, History
+from sonde.rules.readings import DEEP, PLACES, Reading, Sizes
 from sonde.rules.updates import UNMOVED
+from sonde.rules.window import Columns, Mask, Numbers, extended
 from sonde.site import Site
 
 _FEW = 3  # weights: with fewer, none can be far from the others
-_DEEP = 6  # layers: with fewer, a quarter of them is no more than one
-_ALONG = 0.7  # rank correlation of a size with the depth
 _RELU = ("ReLU", "ReLU6", "Threshold", "Hardtanh")
 _EARLY = 6  # logged steps of a weight before its steps can be too small
 _MEASURED = 16  # logged steps before a step that it is compared with
 
 Steps = npt.NDArray[np.int64]
 
-HELD: dict[str, tuple[int, int, bool]] = {
-    "weight_shrinking": (3, 5, True),
-    "update_large": (3, 5, False),
-    "update_huge": (1, 1, False),
-    "update_small": (4, 5, True),
-    "update_lost": (3, 5, False),
-    "gradient_zero": (3, 5, False),
-    "gradient_vanishing": (3, 5, True),
-    "gradient_exploding": (3, 5, False),
-    "flat": (3, 5, True),
-    "all_zero": (3, 5, False),
-    "constant": (3, 5, False),
-    "constant_weight": (3, 5, False),
-    "dropped": (3, 5, False),
-    "attention_large": (3, 5, False),
-    "one_index": (5, 5, False),
-    "overflow_near": (3, 5, False),
-    "underflow": (3, 5, False),
-}
-"""By rule, in how many of the last so many logged steps its condition must hold, and whether a smaller value is further off."""
-
 
 class LayerFindings:
     """The rules about sizes (root mean squares) and shares of elements, for one family and model.
 
-    The class is large because each kind of rule has its own memory: sixteen attributes, and most belong to one method.
+    Rules about single steps say in their entries where they are judged, and how often they must hold. A rule that compares steps
+    has a memory of its own here.
 
     Args:
         facts: about the layers.
@@ -71,7 +50,8 @@ class LayerFindings:
         self._weights = Growth(chosen.limit("weight_growth", "factor"))
         self._first = np.empty(0)  # the first value of each column, and its step
         self._first_step = np.empty(0)
-        self._held = {rule: Held(most, of, smallest=smallest) for rule, (most, of, smallest) in HELD.items()}
+        on = [name for name, rule in chosen.applied().items() if rule.at in PLACES or name == "update_small"]
+        self._held = {name: chosen.held(name) for name in on}
         self._marks = np.empty((4, 0))  # of each update: how many, update / weight at the last two powers of 2, and the largest
         self._small_since = np.empty(0)  # of each update, the step from which on it was too small
         self._still = np.empty(0)  # of each column of a gradient or parameter, steps in which others moved and it had no update
@@ -95,21 +75,32 @@ class LayerFindings:
             self._weights.common = first_of(values[:, weights], np.nanmedian)
         self._outputs.add(np.where(groups.inner, values, np.nan), steps)
         self._weights.add(np.where(weights, values, np.nan), steps)
+        sizes = Sizes(history, groups, values, self._first)
         with np.errstate(all="ignore"):
-            self._look_at_weights(values, weights, block)
-            self._look_at_gradients(values, steps, groups)
-            self._look_at_outputs(values, steps, groups)
-            self._look_at_attention(values, steps, groups)
-            self._look_at_formats(steps, groups)
+            self._look_at_steps(sizes, steps)
+            self._look_at_updates(sizes, block)
         if not self._looked:
             self._look_at_first(values, steps, groups)
 
     # Rows
 
+    def _look_at_steps(self, sizes: Sizes, steps: Steps) -> None:
+        """Judge each step by the rules that say where."""
+        read: dict[str, Reading] = {}
+        for name in self._held:
+            place = RULES[name].at
+            if place not in PLACES:
+                continue
+            if place not in read:
+                read[place] = PLACES[place](sizes)
+            reading = read[place]
+            numbers = [reading.numbers[number] for number in RULES[name].reads if number in reading.numbers]
+            if len(reading.columns):
+                holds, values = self._chosen.measure(name, *numbers)
+                self._hold(name, reading.columns, holds & reading.where, values, steps, *numbers)
+
     def _hold(self, rule: str, columns: Columns, holds: Mask, values: Numbers, steps: Steps, *others: Numbers) -> None:
-        """Add to the rule's record what holds at *columns*, of *values* of shape ``(moments, columns)``."""
-        if not self._chosen.is_on(rule) or not len(columns):
-            return
+        """Add to the rule's record where it holds at *columns*, the values, and the numbers: of shape ``(moments, columns)``."""
         record = self._held[rule]
         if not holds.any() and not record.is_waiting:
             return
@@ -130,38 +121,20 @@ class LayerFindings:
             self._first[new] = values[line, np.arange(width)][new]
             self._first_step[new] = steps[line][new]
 
-    def _look_at_weights(self, values: Numbers, weights: Mask, block: RowBlock) -> None:
-        groups, steps, chosen = self._groups, block.moments[:, 1], self._chosen
-        assert groups is not None
-        matrices = np.flatnonzero(weights)
-        sizes, first = values[:, matrices], self._first[matrices]
-        factor = chosen.limit("weight_shrinking", "factor")
-        self._hold("weight_shrinking", matrices, sizes * factor <= first, sizes, steps, np.broadcast_to(first, sizes.shape))
-        mean, std = self.history.of("mean"), self.history.of("std")
-        gradients, updates = groups.gradients, groups.updates
-        if not len(updates):
+    def _look_at_updates(self, sizes: Sizes, block: RowBlock) -> None:
+        groups, values, steps = sizes.groups, sizes.values, block.moments[:, 1]
+        if not len(groups.updates):
             return
-        gradient, update, weight = values[:, gradients], values[:, updates], values[:, groups.weights]
-        weight_mean, weight_std = mean[:, groups.weights], std[:, groups.weights]
+        gradient, update, weight = (values[:, each] for each in (groups.gradients, groups.updates, groups.weights))
         meant = np.isfinite(gradient)
         begins = steps[:, None] == self._first_step[groups.weights]
         if begins.any():
-            self._look_at_first_weights(begins & meant, weight, update, weight_mean, weight_std)
-        alike = weight_std <= chosen.limit("constant_weight", "spread") * np.maximum(np.abs(weight_mean), 1e-30)
-        self._hold("constant_weight", groups.weights, alike & meant, weight_mean, steps, weight_std)
-        ratio = np.where(meant, update / np.fmax(weight, groups.usual), np.nan)
-        exact = np.where(meant & (weight > 0), update / weight, np.nan)
-        self._hold("update_large", updates, ratio > chosen.limit("update_large", "most"), ratio, steps)
-        self._hold("update_huge", updates, ratio > chosen.limit("update_huge", "most"), ratio, steps)
-        self._look_at_small(exact, steps, updates)
-        zeros, count = self.history.of("zeros"), self.history.of("count")
-        if groups.halves.any():  # in float32 a step that is lost is too small in any format
-            lost = (zeros[:, updates] - zeros[:, gradients]) / count[:, updates]
-            steps_at_all = (update > 0).any(axis=1, keepdims=True)
-            lost_most = (lost >= chosen.limit("update_lost", "most")) & steps_at_all & groups.halves
-            self._hold("update_lost", updates, lost_most, lost, steps)
+            mean, std = (self.history.of(number)[:, groups.weights] for number in ("mean", "std"))
+            self._look_at_first_weights(begins & meant, weight, update, mean, std)
+        if "update_small" in self._held:
+            self._look_at_small(np.where(meant & (weight > 0), update / weight, np.nan), steps, groups.updates)
         self._look_for_still(values, np.asarray(np.isfinite(update).any(axis=1), bool))
-        self._judge_steps(ratio, block)
+        self._judge_steps(PLACES["updates"](sizes).numbers["ratio"], block)
 
     def _look_at_first_weights(self, begins: Mask, weight: Numbers, update: Numbers, mean: Numbers, std: Numbers) -> None:
         """Judge weights at their first logged step, *begins*: their size, and whether all elements were equal before the step."""
@@ -187,7 +160,7 @@ class LayerFindings:
         self._marks = extended(self._marks, len(self.history), 0)
         self._small_since = extended(self._small_since, len(self.history), -1)
         least = self._chosen.limit("update_small", "least")
-        small = (ratio < least) | (ratio == 0)
+        small = self._chosen.measure("update_small", ratio)[0] | (ratio == 0)
         if not small.any() and not self._held["update_small"].is_waiting:
             self._marks[0, updates] += np.isfinite(ratio).sum(axis=0)
             self._marks[1:3, updates], self._small_since[updates] = least, -1
@@ -207,7 +180,7 @@ class LayerFindings:
             self._small_since[updates] = begun
             never_more = (largest < 10 * least) & (values < 1.8 * before)  # a schedule may end in small steps
             holds[line] = (values == 0) | (small[line] & (count >= _EARLY) & never_more)
-        self._hold("update_small", updates, holds, ratio, steps)
+        self._hold("update_small", updates, holds, ratio, steps, ratio)
 
     def _look_for_still(self, values: Numbers, moved: Mask) -> None:
         """Count the steps in which some weights moved, for weights without an update, and for those without a gradient."""
@@ -221,7 +194,7 @@ class LayerFindings:
         if not many.any():
             return
         middle = medians(ratios[many])
-        if not (middle > self._chosen.limit("step_large", "most")).any():
+        if not self._chosen.measure("step_large", middle)[0].any():
             return
         for line, ratio in zip(np.flatnonzero(many).tolist(), middle.tolist(), strict=True):
             found = self._chosen.judge("step_large", ratio)
@@ -234,79 +207,6 @@ class LayerFindings:
                 first = step if self._step is None else self._step.first_step
                 self._step = replace(found.at(str(self.history.sites[column]), epoch, step), first_step=first)
 
-    def _look_at_gradients(self, values: Numbers, steps: Steps, groups: Groups) -> None:
-        weights, gradients = groups.deep
-        if not len(gradients):
-            return
-        size = values[:, gradients]
-        self._hold("gradient_zero", gradients, size == 0, size, steps)
-        usual = np.array([self.history.facts[c].usual for c in weights.tolist()])
-        score = size * np.fmax(values[:, weights], usual)
-        if len(gradients) < _DEEP:
-            return
-        quarter = len(gradients) // 4
-        first, last = (medians(part) for part in (score[:, :quarter], score[:, -quarter:]))
-        for rule, holds, sign in (
-            ("gradient_vanishing", first * self._chosen.limit("gradient_vanishing", "factor") <= last, 1),
-            ("gradient_exploding", first >= self._chosen.limit("gradient_exploding", "factor") * last, -1),
-        ):
-            if holds.any() or self._held[rule].is_waiting:
-                along = np.array([sign * rank_correlation(line) > _ALONG for line in score])
-                column = gradients[:1]
-                self._hold(rule, column, (holds & along)[:, None], (first / last)[:, None], steps, first[:, None], last[:, None])
-
-    def _look_at_outputs(self, values: Numbers, steps: Steps, groups: Groups) -> None:
-        history, chosen = self.history, self._chosen
-        mean, std = history.of("mean"), history.of("std")
-        for columns, slope in (
-            (groups.tanh, 1 - values[:, groups.tanh] ** 2),
-            (groups.sigmoid, 4 * (mean[:, groups.sigmoid] - values[:, groups.sigmoid] ** 2)),
-        ):
-            bounded = history.of("absmax")[:, columns] <= 1  # an RNN may have ReLU, and a Tanh a wrapper
-            self._hold("flat", columns, (slope < chosen.limit("flat", "least")) & bounded, np.where(bounded, slope, np.nan), steps)
-        zeros, count = history.of("zeros"), history.of("count")
-        share = zeros / count
-        silent = (share[:, groups.zeros] == 1) & (count[:, groups.zeros] >= DEAD_SAMPLES)
-        self._hold("all_zero", groups.zeros, silent, share[:, groups.zeros], steps, count[:, groups.zeros])
-        inner = groups.first_to_last
-        even = (std[:, inner] <= chosen.limit("constant", "spread") * np.abs(mean[:, inner])) & (count[:, inner] > DEAD_SAMPLES)
-        self._hold("constant", inner, even & (mean[:, inner] != 0), mean[:, inner], steps, std[:, inner], count[:, inner])
-        if len(groups.dropout):
-            given = np.where(groups.before_dropout != groups.dropout, share[:, groups.before_dropout], 0.0)
-            added = (share[:, groups.dropout] - given) / (1 - np.minimum(given, 1 - 1e-9))
-            self._hold("dropped", groups.dropout, added > chosen.limit("dropped", "most"), added, steps)
-
-    def _look_at_attention(self, values: Numbers, steps: Steps, groups: Groups) -> None:
-        """Judge the sizes of queries and keys, and whether the largest embedding is asked for one index alone."""
-        if len(groups.queries):
-            query, key = values[:, groups.queries], values[:, groups.keys]
-            large = query * key >= self._chosen.limit("attention_large", "most")
-            self._hold("attention_large", groups.queries, large, query, steps, key)
-        if groups.lookups is None or not np.isfinite(values[:, groups.deep[1]]).any():
-            return  # a new word may be trained alone, and nothing else
-        gradient, output = groups.lookups
-        shape = self.history.facts[gradient].shape
-        assert shape is not None
-        count = self.history.of("count")
-        elements = count[:, [gradient]] - self.history.of("zeros")[:, [gradient]]
-        width = np.full(elements.shape, float(shape[1]))
-        indices = count[:, [output]] / width
-        one = (elements > 0) & (elements <= width) & (indices >= 8)
-        self._hold("one_index", np.array([gradient]), one, elements, steps, width, indices)
-
-    def _look_at_formats(self, steps: Steps, groups: Groups) -> None:
-        columns = groups.float16
-        if not len(columns):
-            return
-        largest, smallest = FORMATS["float16"]
-        absmax = self.history.of("absmax")[:, columns]
-        limit = np.full(absmax.shape, largest)
-        self._hold("overflow_near", columns, absmax > self._chosen.limit("overflow_near", "share") * largest, absmax, steps, limit)
-        gradient = self.history.at("grad")[columns] & self.history.matrix[columns]
-        zeros = self.history.of("zeros")[:, columns] / self.history.of("count")[:, columns]
-        under = (absmax < smallest) & ((zeros >= self._chosen.limit("underflow", "share")) | (absmax == 0)) & gradient
-        self._hold("underflow", columns, under, zeros, steps, absmax, np.full(absmax.shape, smallest))
-
     def _look_at_first(self, values: Numbers, steps: Steps, groups: Groups) -> None:
         """Judge how outputs shrink through the layers at the first logged step that has outputs."""
         columns = groups.first_to_last
@@ -315,7 +215,7 @@ class LayerFindings:
             return
         self._looked = True
         quarter = len(known) // 4
-        if len(known) < _DEEP or rank_correlation(values[0, known]) > -_ALONG:
+        if len(known) < DEEP or rank_correlation(values[0, known]) > -ALONG:
             return
         first, last = (float(np.median(values[0, part])) for part in (known[:quarter], known[-quarter:]))
         found = self._chosen.judge("output_small", first, last)
@@ -329,7 +229,7 @@ class LayerFindings:
         yield from self._begins
         yield from self._growth()
         yield from self._of_records()
-        if not any(len(self._held[rule].columns()) for rule in ("update_large", "update_huge")):
+        if not any(len(self._held[rule].columns()) for rule in ("update_large", "update_huge") if rule in self._held):
             yield from self._of_steps()
         yield from self._of_still()
         yield from self._of_frozen()
@@ -368,30 +268,24 @@ class LayerFindings:
         for rule, record in self._held.items():
             found = []
             for column in record.columns().tolist():
-                numbers = [float(record.worst[column]), *(float(other[column]) for other in record.others)]
-                judged = self._judged(rule, column, numbers)
+                judged = self._judged(rule, column, [float(number[column]) for number in record.others])
                 if judged is not None:
                     step, first = int(record.step[column]), int(record.since[column])
                     if rule == "update_small" and 0 <= self._small_since[column] < first:
                         first = int(self._small_since[column])
                     found.append((column, replace(judged, step=step, first_step=first)))
             if rule in ("update_large", "update_huge", "update_small", "update_lost"):
-                sign = 1 if record.smallest else -1
+                sign = 1 if record.window.smallest else -1
                 found.sort(key=lambda each: (sign * float(record.worst[each[0]]), self.history.rank(each[0])))
             else:
                 found.sort(key=lambda each: (each[1].first_step or 0, self.history.rank(each[0])))
             yield from joined(self.history, found)
 
     def _judged(self, rule: str, column: int, numbers: list[float]) -> Finding | None:
-        judge = partial(self._chosen.judge, rule)
-        if rule == "all_zero":
-            share, count = numbers
-            if self.history.facts[column].kind in _RELU:
-                return self._chosen.judge("dead", share)
-            return judge(share * count, count)
-        if rule in ("gradient_vanishing", "gradient_exploding"):
-            return judge(*numbers[1:])
-        return judge(*numbers)
+        """Return what *rule* says of *numbers*; a ReLU whose output is all zero is dead."""
+        if rule == "all_zero" and self.history.facts[column].kind in _RELU:
+            return self._chosen.judge("dead", numbers[0] / numbers[1])
+        return self._chosen.judge(rule, *numbers)
 
     def _of_still(self) -> Iterator[Finding]:
         """Weights with a gradient that nothing moves; weights that no gradient reaches."""

@@ -10,7 +10,8 @@ import numpy as np
 
 from sonde.rules.finding import Finding
 from sonde.rules.model_facts import ModelFacts
-from sonde.rules.place_history import Columns, History, Mask, Numbers
+from sonde.rules.place_history import History
+from sonde.rules.window import Columns, Mask, Numbers
 from sonde.site import Site
 
 _NAMED = 3
@@ -130,7 +131,10 @@ def first_of(values: Numbers, reduce: Callable[..., float]) -> float:
 def medians(values: Numbers) -> Numbers:
     """Return the median of each line; NaN of a line without numbers, without the warning, whose filters are of all threads."""
     found = np.full(len(values), np.nan)
-    known = ~np.isnan(values).all(axis=1)
+    missing = np.isnan(values)
+    if not missing.any() and values.size:
+        return np.asarray(np.median(values, axis=1))
+    known = ~missing.all(axis=1)
     if known.any():
         found[known] = np.nanmedian(values[known], axis=1)
     return found
@@ -139,11 +143,21 @@ def medians(values: Numbers) -> Numbers:
 def rank_correlation(values: Numbers) -> float:
     """Return Spearman's correlation of *values* with their positions, without those that are no numbers."""
     values = values[np.isfinite(values)]
-    if len(values) < _FEW:
-        return 0.0
-    ranks = np.empty(len(values))
-    ranks[np.argsort(values, kind="stable")] = np.arange(len(values))
-    return float(np.corrcoef(ranks, np.arange(len(values)))[0, 1])
+    return float(_correlations(values[None])[0]) if len(values) >= _FEW else 0.0
+
+
+def rank_correlations(values: Numbers) -> Numbers:
+    """Return :func:`rank_correlation` of each line."""
+    if values.shape[1] >= _FEW and np.isfinite(values).all():
+        return _correlations(values)
+    return np.array([rank_correlation(line) for line in values])
+
+
+def _correlations(values: Numbers) -> Numbers:
+    """Return the rank correlations of lines of numbers: ranks and positions are the same numbers, so that they vary alike."""
+    positions = np.arange(values.shape[1]) - (values.shape[1] - 1) / 2
+    ranks = values.argsort(axis=1, kind="stable").argsort(axis=1) - (values.shape[1] - 1) / 2
+    return np.asarray(ranks @ positions / (positions @ positions))
 
 
 def among(names: Sequence[str], message: str) -> str:

@@ -4,26 +4,11 @@ from __future__ import annotations
 
 import math
 
-from sonde.rules.finding import Finding, rule
-from sonde.words import percent, short
+import numpy as np
 
-__all__ = [
-    "NEAR_CHANCE",
-    "OVERFIT",
-    "RISING",
-    "SPIKE",
-    "SPIKE_ABOVE",
-    "SPIKE_FEW",
-    "SPIKE_VALUES",
-    "STUCK",
-    "STUCK_STEPS",
-    "loss_rising",
-    "loss_stuck",
-    "loss_unbounded",
-    "no_training_forward",
-    "overfitting",
-    "spike",
-]
+from sonde.rules.finding import Judged, entry
+from sonde.rules.window import Window
+from sonde.words import percent, short
 
 SPIKE, SPIKE_VALUES = 10.0, 24
 """Deviations from the median of the last 128 values, both of logarithms, and the fewest values. OLMo-core's SpikeScore has 6
@@ -35,18 +20,26 @@ RISING = 1.5
 """Median of the last 5 logged losses against the first ones."""
 STUCK, STUCK_STEPS = 0.02, 100
 """Fall of the loss, of its size at the beginning, and the fewest steps after which it is judged."""
+STUCK_VALUES = 12
+"""The fewest values of a loss that may be stuck."""
+SMOOTH = 5
+"""Values of a median of a loss."""
+LOSS_VALUES = SMOOTH + 3
+"""The fewest values of a loss that may rise: the first median is the beginning, and three of the last five must be above it."""
 NEAR_CHANCE = 0.1
 """Distance of a loss that falls no more from ln(outputs of the last layer), the cross-entropy of a guess, as a share of that."""
 OVERFIT = 1.15
 """Validation loss against its smallest value."""
 
 
-@rule(
+@entry(
     f"a loss or norm {SPIKE:g} deviations above the median of 128 logged values (of logarithms), and as large as at the beginning; "
     f"or a loss or gradient norm {SPIKE_ABOVE:g} x as large as any before",
     "OLMo-core, SpikeScore; Megatron-LM, 10 x the largest of the first 100",
     "look at the batch of this step; clip the gradient norm, lower the learning rate",
     needs=("loss|grad_norm",),
+    evidence=("value", "median", "deviations", "largest"),
+    least=SPIKE_FEW + 1,
 )
 def spike(
     value: float,
@@ -56,108 +49,105 @@ def spike(
     *,
     deviations: float = SPIKE,
     above: float = SPIKE_ABOVE,
-) -> Finding | None:
+) -> Judged:
     """Judge a *value*, so many deviations *away* from the *median* of the values before; *largest* is the largest of these."""
-    if not (away >= deviations or value >= above * largest):
-        return None
-    words = f"jumped to {short(value)}, {short(value / median)} x its median"
-    evidence = {"value": value, "median": median, "deviations": away, "largest": largest}
-    return Finding("", words, value=value, evidence=evidence)
+    yield (away >= deviations) | (value >= above * largest)
+    yield value
+    yield f"jumped to {short(value)}, {short(value / median)} x its median"
 
 
-@rule(
+@entry(
     "logged steps with a backward pass and no forward pass in training mode: two, or all that there are",
     "outputs and their gradients are recorded in training passes alone",
     "call model.train() after each evaluation; watch(evaluation=True) records evaluation passes too",
+    severity="bad",
 )
-def no_training_forward(missed: int, logged: int) -> Finding | None:
+def no_training_forward(missed: int, logged: int) -> Judged:
     """Judge how many of the *logged* steps *missed* a forward pass in training mode, though there was one in evaluation mode."""
-    if missed < min(2, max(logged, 1)):
-        return None
-    words = f"{logged - missed:,} of {logged:,} logged steps had a training forward: is the model in eval()?"
-    return Finding("", words, value=missed, severity="bad", evidence={"missed": missed, "logged": logged})
+    yield missed >= np.clip(logged, 1, 2)
+    yield missed
+    yield f"{logged - missed:,} of {logged:,} logged steps had a training forward: is the model in eval()?"
 
 
-@rule(
+@entry(
     f"the loss is {RISING:g} x as large as at the beginning, or has lost half of what it had won (3 of 5 medians of 5 values)",
     "TheDeepChecker has 2 x the smallest loss, five times",
     "lower the learning rate, clip the gradient norm; look at the sign of the loss",
     needs=("loss",),
+    severity="bad",
+    evidence=("loss", "first", "lowest", ""),
+    window=Window(3, 5),
+    least=LOSS_VALUES,
 )
-def loss_rising(loss: float, first: float, lowest: float, scatter: float = 0.0, *, factor: float = RISING) -> Finding | None:
+def loss_rising(loss: float, first: float, lowest: float, scatter: float = 0.0, *, factor: float = RISING) -> Judged:
     """Judge the median *loss* of the last values; *first* is that of the first values, *lowest* the smallest median so far.
 
     *scatter* is the standard deviation of the logarithm of single values from one to the next. Logarithms of two medians of five
     values differ by 0.8 of that by chance, and the smallest of twenty medians lies 1.1 of that lower: less than 3 times as much as
     by chance is no rise, as where a loss near 0 goes up and down tenfold.
     """
-    if first <= 0 or lowest < 0:  # a loss around 0, as that of a policy, says nothing
-        return None
-    by_chance, by_chance_from_lowest = (math.exp(min(each * scatter, 700.0)) for each in (2.4, 3.5))
-    came_back = lowest < 0.7 * first and loss > (first + lowest) / 2 and loss > max(2.0, by_chance_from_lowest) * lowest
-    if not (loss > max(factor, by_chance) * first or came_back):
-        return None
-    words = f"the loss rises: {short(loss)}, where it was {short(first)} at first and {short(lowest)} at best"
-    return Finding("", words, value=loss, severity="bad", evidence={"loss": loss, "first": first, "lowest": lowest})
+    by_chance, by_chance_from_lowest = (np.exp(np.minimum(each * scatter, 700.0)) for each in (2.4, 3.5))
+    far = loss > np.maximum(2.0, by_chance_from_lowest) * lowest
+    came_back = (lowest < 0.7 * first) & (loss > (first + lowest) / 2) & far
+    says_something = (first > 0) & (lowest >= 0)  # not a loss around 0, as that of a policy
+    yield says_something & ((loss > np.maximum(factor, by_chance) * first) | came_back)
+    yield loss
+    yield f"the loss rises: {short(loss)}, where it was {short(first)} at first and {short(lowest)} at best"
 
 
-@rule(
+@entry(
     "a loss that began above 0 falls below minus ten times its first value",
     "our own: a loss that trains towards a goal has a floor",
     "look at the sign of the loss",
     needs=("loss",),
+    window=Window(3, 5),
+    least=LOSS_VALUES,
 )
-def loss_unbounded(loss: float, first: float, *, factor: float = 10.0) -> Finding | None:
+def loss_unbounded(loss: float, first: float, *, factor: float = 10.0) -> Judged:
     """Judge the median *loss* of the last values; *first* is that of the first values."""
-    if not (first != 0 and loss < -factor * abs(first) and loss < 2 * first):
-        return None
-    words = f"the loss falls without bound: from {short(first)} to {short(loss)}"
-    return Finding("", words, value=loss, evidence={"loss": loss, "first": first})
+    yield (first != 0) & (loss < -factor * abs(first)) & (loss < 2 * first)
+    yield loss
+    yield f"the loss falls without bound: from {short(first)} to {short(loss)}"
 
 
-@rule(
+@entry(
     f"after {STUCK_STEPS} steps or more the loss has fallen by less than {percent(STUCK)}, or stays at ln(outputs), as a guess; "
     "not that of a network that had been trained before, far below a guess",
     "smdebug, LossNotDecreasing; TheDeepChecker has 5 % of the loss in five checks",
     "raise the learning rate; look whether labels belong to their samples, and whether the gradient arrives",
     needs=("loss",),
+    least=STUCK_VALUES,
 )
 def loss_stuck(
     late: float, middle: float, early: float, error: float, chance: float, *, fall: float = STUCK, near: float = NEAR_CHANCE
-) -> Finding | None:
+) -> Judged:
     """Judge the mean loss of the last third (*late*), of the *middle* one and of the first (*early*).
 
     *error* is that of the difference of two thirds; *chance* is the cross-entropy of a guess, NaN if that is not known. A loss that
     is far below that of a guess and does not fall is that of a network that had been trained before.
     """
-    has_not_fallen = abs(early - late) + 2 * error < fall * early and not late < (1 - near) * chance
-    guesses = middle - late + error < fall * late and abs(late - chance) < near * chance
-    if not (early > 0 and (has_not_fallen or guesses)):
-        return None
-    words = f"the loss does not fall: {early:.4g} in the first third, {late:.4g} in the last"
-    return Finding(
-        "", words, value=late / early, evidence={"late": late, "middle": middle, "early": early, "error": error, "chance": chance}
-    )
+    has_not_fallen = (abs(early - late) + 2 * error < fall * early) & ~np.less(late, (1 - near) * chance)
+    guesses = (middle - late + error < fall * late) & (abs(late - chance) < near * chance)
+    yield (early > 0) & (has_not_fallen | guesses)
+    yield late / early
+    yield f"the loss does not fall: {early:.4g} in the first third, {late:.4g} in the last"
 
 
-@rule(
+@entry(
     f"the validation loss is {OVERFIT:g} x its smallest value in 2 of 3 evaluations, and the training loss has fallen since",
     "smdebug, Overfit, has 0.1 (validation - training) / training",
     "stop at the smallest validation loss; more data, weight decay, dropout",
     needs=("val_loss", "loss"),
+    evidence=("held_out", "lowest", "", "loss", "then"),
+    window=Window(2, 3),
 )
-def overfitting(
-    held_out: float, lowest: float, first: float, loss: float, then: float, *, factor: float = OVERFIT
-) -> Finding | None:
+def overfitting(held_out: float, lowest: float, first: float, loss: float, then: float, *, factor: float = OVERFIT) -> Judged:
     """Judge the validation loss *held_out*, its *lowest* and its *first* value; the training *loss* was *then* at the lowest.
 
     A rise of less than a twentieth of the first value is none.
     """
-    rises = lowest > 0 and held_out >= max(factor * lowest, lowest + 0.05 * first)
-    if not (rises and held_out > loss and loss <= then):
-        return None
-    words = (
-        f"overfitting: the validation loss is {short(held_out)}, {short(held_out / lowest)} x its smallest, the loss {short(loss)}"
-    )
-    evidence = {"held_out": held_out, "lowest": lowest, "loss": loss, "then": then}
-    return Finding("", words, value=held_out / lowest, evidence=evidence)
+    rises = (lowest > 0) & (held_out >= np.maximum(factor * lowest, lowest + 0.05 * first))
+    yield rises & (held_out > loss) & (loss <= then)
+    yield held_out / lowest
+    times = short(held_out / lowest)
+    yield f"overfitting: the validation loss is {short(held_out)}, {times} x its smallest, the loss {short(loss)}"

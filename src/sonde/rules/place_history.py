@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,11 +10,8 @@ import numpy.typing as npt
 
 from sonde.rows import Layout, RowBlock
 from sonde.rules.model_facts import Fact, ModelFacts
+from sonde.rules.window import Columns, Mask, Numbers, extended
 from sonde.site import Port, Site
-
-Numbers = npt.NDArray[np.float64]
-Mask = npt.NDArray[np.bool_]
-Columns = npt.NDArray[np.intp]
 
 RECENT = 20
 """Logged steps of a place that are remembered."""
@@ -27,12 +23,6 @@ DEFECTS = ("nan", "inf", "nonfinite")
 def defects_in(block: RowBlock) -> Numbers:
     """Return how many elements of each row are NaN or infinite; 0 where the family does not count them."""
     return sum((block.numbers[name] for name in DEFECTS if name in block.numbers), np.zeros(block.lines))
-
-
-def extended(array: Numbers, length: int, fill: float = np.nan) -> Numbers:
-    """Return *array* with its last axis extended to *length*."""
-    more = [(0, 0)] * (array.ndim - 1) + [(0, length - array.shape[-1])]
-    return np.pad(array, more, constant_values=fill) if array.shape[-1] < length else array
 
 
 class History:
@@ -208,86 +198,3 @@ class Growth:
         new = hit.any(axis=0) & (self.first < 0)
         self.first[new] = steps[hit.argmax(axis=0)][new]
         self._low = low[-1]
-
-
-class Held:
-    """Columns at which a condition held in *most* of the last *of* logged steps that had a value there.
-
-    Attributes:
-        since: of each column, the step from which on the condition held so; -1 where it never did.
-        worst, step: the value furthest off while it held, and its step.
-        others: further numbers at that step, as the value was compared with them.
-        last: the last step at which the condition held.
-        count: at how many logged steps it held.
-
-    Args:
-        most, of: see above; *of* is 5 at most.
-        smallest: a smaller value is further off.
-    """
-
-    def __init__(self, most: int = 3, of: int = 5, *, smallest: bool = False) -> None:
-        self.most, self._of, self.smallest = most, of, smallest
-        self.since = self.worst = self.step = self.last = self.count = self._begun = np.empty(0)
-        self.others: list[Numbers] = []
-        self._bits = np.empty(0, np.int64)
-
-    def add(self, holds: Mask, values: Numbers, steps: npt.NDArray[np.int64], *others: Numbers) -> None:
-        """Add whether the condition holds, of what values: shape ``(moments, columns)``. A NaN is no value."""
-        width = holds.shape[1]
-        if width > len(self.since):
-            self.since, self.step, self.last, self._begun = (
-                extended(each, width, -1) for each in (self.since, self.step, self.last, self._begun)
-            )
-            self.worst, self.count = extended(self.worst, width), extended(self.count, width, 0)
-            self._bits = np.pad(self._bits, (0, width - len(self._bits)))
-            self.others = [extended(each, width) for each in self.others or [np.empty(0)] * len(others)]
-        if not self.is_waiting and not holds.any():
-            return
-        seen = np.isfinite(values)
-        held = holds & seen
-        if seen.all():
-            alike = [(np.arange(width), np.arange(len(steps)))]
-        else:
-            patterns, which = np.unique(seen, axis=1, return_inverse=True)
-            groups = enumerate(patterns.T)
-            alike = [(np.flatnonzero(which.ravel() == number), np.flatnonzero(lines)) for number, lines in groups if lines.any()]
-        for columns, lines in alike:
-            here = np.ix_(lines, columns)
-            self._add(columns, held[here], values[here], steps[lines], [other[here] for other in others])
-
-    def _add(self, columns: Columns, held: Mask, values: Numbers, steps: npt.NDArray[np.int64], others: Sequence[Numbers]) -> None:
-        """Add lines in which all *columns* have a value."""
-        lines, places = np.arange(len(steps))[:, None], np.arange(len(columns))
-        before = [self._bits[columns] >> age & 1 for age in range(self._of - 1, -1, -1)]
-        sums = np.cumsum(np.vstack([np.zeros_like(columns), *before, held]), axis=0)
-        often = sums[self._of :] - sums[: -self._of]  # of the lines up to the one before, and then up to each line
-        begins = np.maximum.accumulate(np.where(held & (often[:-1] == 0), lines, -1), axis=0)
-        begun = np.where(begins >= 0, steps[begins], self._begun[columns])
-        fired = often[1:] >= self.most
-        new = fired.any(axis=0) & (self.since[columns] < 0)
-        self.since[columns[new]] = begun[fired.argmax(axis=0), places][new]
-        self._begun[columns] = begun[-1]
-        for line in held[-self._of :]:
-            self._bits[columns] = (self._bits[columns] << 1 | line) & ((1 << self._of) - 1)
-        any_held = held.any(axis=0)
-        latest = len(steps) - 1 - held[::-1].argmax(axis=0)
-        self.last[columns[any_held]] = steps[latest][any_held]
-        self.count[columns] += held.sum(axis=0)
-        sign = -1 if self.smallest else 1
-        filled = np.where(held, sign * values, -np.inf)
-        best = filled.argmax(axis=0)
-        known = self.worst[columns]
-        better = any_held & (np.isnan(known) | (filled[best, places] > sign * known))
-        at, best, places = columns[better], best[better], places[better]
-        self.worst[at], self.step[at] = values[best, places], steps[best]
-        for kept, other in zip(self.others, others, strict=True):
-            kept[at] = other[best, places]
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether the condition held lately, so that further values matter."""
-        return bool(self._bits.any())
-
-    def columns(self) -> Columns:
-        """Return the columns at which the condition held."""
-        return np.flatnonzero(self.since >= 0)

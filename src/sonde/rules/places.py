@@ -11,13 +11,6 @@ from sonde.rules.gradients import gradient_large, gradient_small, gradient_zero
 from sonde.rules.health import all_zero, constant, dead, nonfinite, saturated
 from sonde.rules.updates import update_large, update_small
 
-__all__ = [
-    "of_gradient",
-    "of_output",
-    "of_size",
-    "of_update",
-]
-
 
 def of_output(seen: Any, *, dead_share: float | None = None, saturated_share: float = 0.0) -> list[Finding]:
     """Return the findings about an output; *seen* has ``count``, ``nan``, ``inf``, ``zeros``, ``mean`` and ``std``."""
@@ -40,14 +33,12 @@ def of_gradient(seen: Any, typical: float, *, what: str = "gradient") -> list[Fi
     if not seen.count:
         return []
     broken = nonfinite(seen.nan, seen.inf, seen.count, what=what)
-    if broken is not None:
-        return [broken]
-    return _some([gradient_zero(seen.norm)]) or of_size(seen.norm, typical if seen.count > 1 else 0.0)
+    return [broken] if broken is not None else of_size(seen.norm, typical if seen.count > 1 else 0.0)
 
 
 def of_size(size: float, typical: float) -> list[Finding]:
     """Return the findings about the *size* of a gradient; *typical* is the median of its kind, 0 if there is none."""
-    return _some([gradient_large(size, typical) or gradient_small(size, typical)])
+    return _some([gradient_zero(size) or gradient_large(size, typical) or gradient_small(size, typical)])
 
 
 def of_update(update: float, weight: float) -> list[Finding]:

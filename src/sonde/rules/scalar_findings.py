@@ -12,18 +12,15 @@ import numpy as np
 
 from sonde.rules.chosen import Chosen
 from sonde.rules.finding import Finding
-from sonde.rules.loop import SPIKE_FEW, SPIKE_VALUES, STUCK_STEPS
+from sonde.rules.loop import SMOOTH, SPIKE_FEW, SPIKE_VALUES, STUCK_STEPS, STUCK_VALUES
+from sonde.rules.window import Held
 
 _GRADIENTS = ("grad_norm", "grad_norm_raw")
 _LOSSES = ("loss", "val_loss")
 _JUDGED = (*_LOSSES, *_GRADIENTS, "update_norm")
 _KEPT, _START, _LEAST_SPREAD = 128, 10, 0.02
 _JUMP = 3.0  # times the median, below which nothing is a spike
-_SMOOTH = 5  # values of a median
 _CHANGES = 33  # of a loss, that tell its scatter
-STUCK_VALUES = 12  # of a loss, before it can be stuck
-_OFTEN = 3  # of the last five medians, in which a loss rises
-LOSS_VALUES = _SMOOTH + _OFTEN  # of a loss, before it can rise: the first median is the beginning
 _MOST = 256  # means that stand for a whole history
 
 Where = Callable[[int, float], tuple[str, float] | None]
@@ -118,7 +115,7 @@ class _Scalar:
         if not math.isfinite(value):
             return
         if self.kind in _LOSSES:
-            self._loss = self._loss or _Loss()
+            self._loss = self._loss or _Loss(self.chosen)
             self._look_at_loss(self._loss, value, epoch, step)
         if value <= 0:
             return
@@ -135,18 +132,19 @@ class _Scalar:
         loss.add(value, step)
         if loss.smooth is None or loss.first is None:
             return
-        rises = self.chosen.judge("loss_rising", loss.smooth, loss.first, loss.lowest, loss.scatter())
-        falls = self.chosen.judge("loss_unbounded", loss.smooth, loss.first)
-        for number, found in enumerate((rises, falls)):
-            since = loss.held(number, found is not None, step)
-            if found is None or since is None:
-                continue
-            message = f"{self.name}: {found.message}, at step {step:,}"
-            told = replace(found, message=message, epoch=epoch, step=step, first_step=since)
-            if number == 0 and self.rises is None:
-                self.rises = told
-            if number == 1 and self.falls is None:
-                self.falls = told
+        if self.rises is None:
+            rises = self.chosen.judge("loss_rising", loss.smooth, loss.first, loss.lowest, loss.scatter())
+            self.rises = self._at_last(loss.risen, rises, epoch, step)
+        if self.falls is None:
+            falls = self.chosen.judge("loss_unbounded", loss.smooth, loss.first)
+            self.falls = self._at_last(loss.fallen, falls, epoch, step)
+
+    def _at_last(self, held: Held, found: Finding | None, epoch: int, step: int) -> Finding | None:
+        """Return what was *found* at *step*, once there was something often enough."""
+        if not held.add_one(step, holds=found is not None) or found is None:
+            return None
+        message = f"{self.name}: {found.message}, at step {step:,}"
+        return replace(found, message=message, epoch=epoch, step=step, first_step=int(held.since[0]))
 
     def stuck(self, chance: float) -> Finding | None:
         """Return the finding about a loss that has not fallen so far; *chance* is the cross-entropy of a guess."""
@@ -216,16 +214,17 @@ class _Loss:
         smooth: the median of the last values.
         lowest: the smallest such median.
         steps: the first and the last step.
+        risen, fallen: how often the loss was found to rise, or to fall without bound.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, chosen: Chosen) -> None:
         self.first: float | None = None
         self.smooth: float | None = None
         self.lowest = math.inf
         self.steps = (0, 0)
-        self._last: deque[float] = deque(maxlen=_SMOOTH)
+        self._last: deque[float] = deque(maxlen=SMOOTH)
         self._changes: deque[float] = deque(maxlen=_CHANGES)
-        self._held: list[deque[int | None]] = [deque(maxlen=5), deque(maxlen=5)]
+        self.risen, self.fallen = chosen.held("loss_rising"), chosen.held("loss_unbounded")
         self._spans: list[float] = []
         self._width, self._open = 1, [0.0, 0]
 
@@ -235,7 +234,7 @@ class _Loss:
         if self._last and value > 0 and self._last[-1] > 0:
             self._changes.append(abs(math.log(value / self._last[-1])))
         self._last.append(value)
-        if len(self._last) == _SMOOTH:
+        if len(self._last) == SMOOTH:
             self.smooth = median(self._last)
             self.first = self.smooth if self.first is None else self.first
             self.lowest = min(self.lowest, self.smooth)
@@ -250,13 +249,6 @@ class _Loss:
     def scatter(self) -> float:
         """Return the standard deviation of logarithms of values around those next to them, by the median of their changes."""
         return 1.4826 * median(self._changes) / math.sqrt(2) if self._changes else 0.0
-
-    def held(self, number: int, holds: bool, step: int) -> int | None:
-        """Note whether a condition *holds*; return the step since when, if it did in 3 of the last 5 values."""
-        record = self._held[number]
-        record.append(step if holds else None)
-        steps = [each for each in record if each is not None]
-        return steps[0] if len(steps) >= _OFTEN else None
 
     def thirds(self) -> tuple[float, float, float, float] | None:
         """Return the means of the last, the middle and the first third, and the error of a difference; None: it is too early."""
@@ -279,7 +271,7 @@ class _HeldOut:
         self.found: Finding | None = None
         self._name, self._chosen = name, chosen
         self._lowest, self._then, self._begin = math.inf, math.inf, math.nan
-        self._held: deque[int | None] = deque(maxlen=3)
+        self._held = chosen.held("overfitting")
 
     def add(self, value: float, epoch: int, step: int, loss: _Scalar | None) -> None:
         """Compare *value* with its lowest, and the training *loss* with what it was then."""
@@ -292,8 +284,6 @@ class _HeldOut:
         found = (
             None if not math.isfinite(now) else self._chosen.judge("overfitting", value, self._lowest, self._begin, now, self._then)
         )
-        self._held.append(step if found is not None else None)
-        steps = [each for each in self._held if each is not None]
-        if found is not None and len(steps) >= 2 and self.found is None:
+        if self._held.add_one(step, holds=found is not None) and found is not None and self.found is None:
             message = f"{self._name}: {found.message}, at step {step:,}"
-            self.found = replace(found, message=message, epoch=epoch, step=step, first_step=steps[0])
+            self.found = replace(found, message=message, epoch=epoch, step=step, first_step=int(self._held.since[0]))

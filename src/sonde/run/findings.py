@@ -5,43 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from sonde.rows import RowBlock
-from sonde.rules import SPIKE_FEW, UNMOVED, Chosen, Finding
-from sonde.rules.defects import FirstDefect
-from sonde.rules.layer_findings import HELD, LayerFindings
-from sonde.rules.model_facts import ModelFacts
-from sonde.rules.number_findings import JUDGED, NumberFindings
-from sonde.rules.own_findings import OwnFindings
-from sonde.rules.scalar_findings import LOSS_VALUES, STUCK_VALUES, ScalarFindings
+from sonde.rules import RULES, Chosen, Finding, FirstDefect, LayerFindings, ModelFacts, PortFindings, ScalarFindings
 from sonde.run.schema import main_families
 
 __all__ = ["Findings"]
-
-_FOLLOWS: Mapping[str, frozenset[str]] = {
-    "dead": frozenset(["loss_stuck", "all_zero", "constant", "gradient_zero", "update_small", "gradient_vanishing"]),
-    "all_zero": frozenset(["constant", "gradient_zero", "update_small", "gradient_vanishing"]),
-    "gradient_zero": frozenset(["update_small", "gradient_vanishing"]),
-    "underflow": frozenset(["gradient_zero", "update_small", "gradient_vanishing"]),
-    "update_large": frozenset(["update_huge"]),
-    "update_lost": frozenset(["loss_stuck", "update_small"]),
-    "update_small": frozenset(["loss_stuck"]),
-    "one_index": frozenset(["loss_stuck", "rank_collapse"]),
-    "unreached": frozenset(["unmoved"]),
-}
-"""What a finding brings about elsewhere, which is then no finding of its own."""
-
-_LEAST: Mapping[str, int] = {
-    **{rule: most for rule, (most, _, _) in HELD.items()},
-    **{judged.rule: judged.most for judged in JUDGED.values()},
-    "weight_shrinking": HELD["weight_shrinking"][0] + 1,  # compared with the first
-    "constant_weight": 1,  # judged at the first logged step, too
-    **dict.fromkeys(("output_growth", "weight_growth", "gradient_growth", "overfitting"), 2),
-    "frozen": UNMOVED,
-    "spike": SPIKE_FEW + 1,
-    "loss_rising": LOSS_VALUES,
-    "loss_unbounded": LOSS_VALUES,
-    "loss_stuck": STUCK_VALUES,
-}
-"""By rule, the logged steps, or values of a scalar, without which the rule cannot find anything; one for any other rule."""
 
 
 class Findings:
@@ -62,9 +29,8 @@ class Findings:
         self._facts = ModelFacts(about or {})
         self._defect = FirstDefect()
         self._layers: dict[tuple[str, str], LayerFindings] = {}  # by family and model
-        self._numbers: dict[tuple[str, str, str], NumberFindings] = {}
         self._scalars = ScalarFindings(self.chosen, self._moved_first, self._facts.chance)
-        self._own = OwnFindings(self._facts, self.chosen)
+        self._ports = PortFindings(self._facts, self.chosen)
         self._families: set[str] = set()
         self._seen: dict[str, int] = {}  # of each number at a port, and each scalar, at how many steps
         self._said: set[tuple[str, str, int]] = set()
@@ -84,11 +50,7 @@ class Findings:
             if key not in self._layers:
                 self._layers[key] = LayerFindings(self._facts, self.chosen)
             self._layers[key].add(block)
-        for number in JUDGED.keys() & block.numbers.keys():
-            if (*key, number) not in self._numbers:
-                self._numbers[*key, number] = NumberFindings(number, self._facts, self.chosen)
-            self._numbers[*key, number].add(block)
-        self._own.look(block)
+        self._ports.look(block)
         self._last = max(self._last, (int(block.moments[-1, 1]), int(block.moments[-1, 0])))
 
     def look_aside(self, role: str, block: RowBlock) -> None:
@@ -104,18 +66,16 @@ class Findings:
         self._seen[kind] = self._seen.get(kind, 0) + 1
         self._defect.look_at_scalar(name, value, epoch, step)
         self._scalars.add(name, value, epoch, step)
-        self._own.look_at_scalar(name, value, epoch, step)
+        self._ports.look_at_scalar(name, value, epoch, step)
 
     def all(self) -> list[Finding]:
         """Return the findings of all rules, the gravest first; of one cause the first alone."""
         defect = self._defect.finding() if self.chosen.is_on("nonfinite") else None
         found = [] if defect is None else [defect]
-        for numbers in self._numbers.values():
-            found += numbers.findings()
+        found += (each for each in self._ports.findings() if each.severity != "note")
         for layers in self._layers.values():
             found += layers.findings()
         found += self._scalars.findings()
-        found += self._own.findings()
         of_training = [each for told in self.besides for each in told()]
         known = {each.identity for each in of_training}
         found = [*of_training, *(each for each in found if each.identity not in known)]
@@ -151,14 +111,8 @@ class Findings:
         return {
             name: least
             for name, rule in self.chosen.applied().items()
-            if name not in missing and rule.needs and self._most_steps(rule.needs) < (least := self._least_steps(name))
+            if name not in missing and rule.needs and self._most_steps(rule.needs) < (least := self.chosen.least(name))
         }
-
-    def _least_steps(self, rule: str) -> int:
-        """Return at how many steps *rule* must have its numbers before it can find anything."""
-        if rule in ("unmoved", "unreached", "gradient_kept"):
-            return int(self.chosen.limit(rule, "least"))
-        return _LEAST.get(rule, 1)
 
     def _most_steps(self, needs: Iterable[str]) -> int:
         """Return at how many steps all numbers of *needs* are there, at most."""
@@ -172,11 +126,11 @@ class Findings:
 def _causes(found: Iterable[Finding]) -> Iterator[Finding]:
     """Yield the findings that do not follow from another one.
 
-    From a NaN follows all that was first seen at its step or later; from others, see ``_FOLLOWS``.
+    From a NaN follows all that was first seen at its step or later; from others what their rules bring about.
     """
     every = list(found)
     rules = {each.rule for each in every}
-    followed = {name for rule in rules for name in _FOLLOWS.get(rule, ())}
+    followed = {name for rule in rules for name in (RULES[rule].brings if rule in RULES else ())}
     broken = min((each.first_step or 0 for each in every if each.rule == "nonfinite"), default=None)
     for each in every:
         late = broken is not None and each.rule != "nonfinite" and (each.first_step or 0) > broken

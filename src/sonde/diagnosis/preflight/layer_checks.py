@@ -32,11 +32,11 @@ def depth(subject: Subject) -> Check:
     found: list[Finding | None] = []
     if len(sizes) >= _DEEP:
         quarter = len(sizes) // 4
-        found.append(rules.output_small(median(sizes[:quarter]), median(sizes[-quarter:])))
+        found.append(rules.judge("output_small", median(sizes[:quarter]), median(sizes[-quarter:])))
         if len(back) >= _DEEP:
             ends = median(back[: len(back) // 4]), median(back[-(len(back) // 4) :])
-            found += [rules.gradient_vanishing(*ends), rules.gradient_exploding(*ends)]
-    grown = rules.output_large(max(sizes), sizes[0])
+            found += [rules.judge("gradient_vanishing", *ends), rules.judge("gradient_exploding", *ends)]
+    grown = rules.judge("output_large", max(sizes), sizes[0])
     if grown is not None:
         found.append(replace(grown, site=f"{ran[sizes.index(max(sizes))].name}:output"))
     words = [f"outputs x {per_layer(sizes):.3g} per layer"] + ([f"gradients x {per_layer(back):.3g}"] if len(back) >= _FLAT else [])
@@ -81,10 +81,10 @@ def dtype(subject: Subject) -> Check:
     found: list[Finding] = []
     half = torch.finfo(torch.float16)
     for name, (largest, kind) in ran.limits.items():
-        near = rules.overflow_near(largest, torch.finfo(kind).max) if math.isfinite(largest) else None
+        near = rules.judge("overflow_near", largest, torch.finfo(kind).max) if math.isfinite(largest) else None
         if near is not None:
             found.append(replace(near, site=f"{name}:output"))
-        elif math.isfinite(largest) and largest > rules.NEAR_END * half.max:
+        elif math.isfinite(largest) and rules.judge("overflow_near", largest, half.max) is not None:
             words = f"magnitudes up to {short(largest)}: float16 ends at {short(half.max)}"
             found.append(Finding("overflow_near", words, f"{name}:output", value=largest, severity="note"))
     small = [name for name, largest in ran.largest.items() if 0 < largest < _TINY]

@@ -46,7 +46,7 @@ def labels(subject: Subject) -> Check:
     judged = [(call, indices) for call in subject.first.calls if (indices := call.indices) is not None]
     if not judged:
         raise UnjudgedError("no loss function with class indices was seen")
-    found = [rules.labels_outside(int(indices.min()), int(indices.max()), call.classes) for call, indices in judged]
+    found = [rules.judge("labels_outside", int(indices.min()), int(indices.max()), call.classes) for call, indices in judged]
     call, indices = judged[0]
     said = f"{len(torch.unique(indices)):,} different labels of {call.classes:,} classes"
     return Check("labels", said, _some(found))
@@ -56,7 +56,9 @@ def loss_shape(subject: Subject) -> Check:
     """Judge whether the loss compares each output with its own target."""
     _ = subject.loss
     pairs = subject.first.pairs
-    found = [rules.loss_broadcast(samples, pairs, what=what, is_sure=what != "a difference") for what, samples, pairs in pairs]
+    found = [
+        rules.judge("loss_broadcast", samples, pairs, what=what, is_sure=what != "a difference") for what, samples, pairs in pairs
+    ]
     calls = ", ".join(dict.fromkeys(call.name for call in subject.first.calls))
     return Check("loss_shape", calls or "a loss function of your own", _some(found))
 
@@ -77,16 +79,24 @@ def _of_input(call: LossCall) -> Finding | None:
         return None
     if call.name == "binary_cross_entropy_with_logits":
         spread = given.numel() and float(given.max()) > float(given.min())
-        return rules.softmax_twice(given.numel(), float(given.mean()), what=call.name) if spread and is_probability(given) else None
+        return (
+            rules.judge("softmax_twice", given.numel(), float(given.mean()), what=call.name)
+            if spread and is_probability(given)
+            else None
+        )
     rows = given.movedim(1, -1) if given.dim() > 1 else given[None]
     sums = rows.sum(-1)
     if call.name == "nll_loss":
         total = rows.exp().sum(-1)
         is_wrong = bool((total - 1).abs().max() >= 0.05) and is_probability(rows)
-        return rules.softmax_twice(sums.numel(), float(sums.mean()), what=call.name) if is_wrong else None
+        return rules.judge("softmax_twice", sums.numel(), float(sums.mean()), what=call.name) if is_wrong else None
     tolerance = rows.shape[-1] * torch.finfo(call.input.dtype).eps
     are_sums = bool(((sums - 1).abs() <= max(tolerance, 1e-5)).all())
-    return rules.softmax_twice(sums.numel(), float(sums.mean()), what=call.name) if is_probability(rows) and are_sums else None
+    return (
+        rules.judge("softmax_twice", sums.numel(), float(sums.mean()), what=call.name)
+        if is_probability(rows) and are_sums
+        else None
+    )
 
 
 def initial_loss(subject: Subject) -> Check:
@@ -98,18 +108,18 @@ def initial_loss(subject: Subject) -> Check:
         if call.name in ("cross_entropy", "nll_loss"):
             loss, guess = call.mean(call.input), math.log(max(call.classes, 1))
             if call.classes > 1 and math.isfinite(loss):
-                found.append(rules.initial_loss(loss, guess))
+                found.append(rules.judge("initial_loss", loss, guess))
                 said = said or f"{short(loss)}; a guess among {call.classes:,} classes has {short(guess)}"
         elif call.name.startswith("binary"):
             loss, guess = call.mean(call.input), math.log(2)
             if "pos_weight" not in call.kwargs and call.kwargs.get("weight") is None:
-                found.append(rules.initial_loss(loss, guess))
+                found.append(rules.judge("initial_loss", loss, guess))
                 said = said or f"{short(loss)}; a guess has {short(guess)}"
         elif call.input.shape == call.target.shape and call.target.numel() > 1:
             target = call.target
             middle = target.mean() if call.name == "mse_loss" else target.median()
             loss, constant = call.mean(call.input), call.mean(torch.full_like(call.input, float(middle)))
-            found.append(rules.initial_error(loss, constant))
+            found.append(rules.judge("initial_error", loss, constant))
             said = said or f"{short(loss)}; the mean of the targets alone has {short(constant)}"
     if not said:
         raise UnjudgedError("no loss function of torch was seen whose guess is known")

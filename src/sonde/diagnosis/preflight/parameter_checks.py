@@ -74,7 +74,7 @@ def _cut_off(subject: Subject, names: list[str], loss: float) -> dict[str, Findi
     found = {}
     for name in names[:_MOST]:
         other = subject.loss_after(change_of({name}))
-        each = None if _same(other, loss) else rules.cut_off(abs(other - loss) if math.isfinite(other) else math.inf, loss)
+        each = None if _same(other, loss) else rules.judge("cut_off", abs(other - loss) if math.isfinite(other) else math.inf, loss)
         if each is not None:
             found[name] = each
     return found
@@ -103,7 +103,7 @@ def optimizer(subject: Subject) -> Check:
     trained = [(name, parameter) for name, parameter, _ in parameters(subject.model) if parameter.requires_grad]
     sizes = subject.first.gradients
     judged = [(name, parameter) for name, parameter in trained if sizes.get(name, 0.0) is not None or id(parameter) in held]
-    found = [(name, rules.missing_in_optimizer(held[id(parameter)])) for name, parameter in judged]
+    found = [(name, rules.judge("missing_in_optimizer", held[id(parameter)])) for name, parameter in judged]
     wrong = [replace(each, site=f"{name}:param") for name, each in found if each is not None]
     foreign = sum(key not in own for key in held)
     if foreign:
@@ -153,10 +153,10 @@ def first_update(subject: Subject) -> Check:
     if not ratios:
         raise UnjudgedError("no weight matrix has a gradient")
     middle, worst = median(ratios.values()), max(ratios, key=lambda name: ratios[name])
-    huge = rules.step_large(middle) or rules.update_huge(ratios[worst])
+    huge = rules.judge("step_large", middle) or rules.judge("update_huge", ratios[worst])
     if huge is not None and huge.rule == "update_huge":
         huge = replace(huge, site=f"{worst}:update")
-    found = [huge, rules.step_lost(middle, eps)]
+    found = [huge, rules.judge("step_lost", middle, eps)]
     most = short(100 * ratios[worst])
     said = f"a step moves a weight by {short(100 * middle)} % of its size (median of {len(ratios):,}), {most} % at most"
     return Check("first_update", said, tuple(each for each in found if each is not None))

@@ -27,7 +27,7 @@ def mode(subject: Subject) -> Check:
     evaluated = sum(not each.training for each in modules)
     drops = sum(isinstance(each, _DROPOUTS) and each.p > 0 for each in modules)
     said = f"{len(modules) - evaluated:,} of {len(modules):,} modules in training mode; dropout layers: {drops:,}"
-    found = rules.eval_mode(evaluated, len(modules))
+    found = rules.judge("eval_mode", evaluated, len(modules))
     return Check("mode", said, () if found is None else (found,))
 
 
@@ -38,7 +38,7 @@ def deterministic(subject: Subject) -> Check:
     if not one:
         raise UnjudgedError("the output holds no floating-point tensor")
     far = max(((distance_of(a, b), rounding_of(a)) for a, b in zip(one, other, strict=False)), default=(0.0, 0.0))
-    found = rules.random_output(*far)
+    found = rules.judge("random_output", *far)
     return Check(
         "deterministic", "two forwards are equal to the last bit" if found is None else "", () if found is None else (found,)
     )
@@ -88,7 +88,7 @@ def input_used(subject: Subject) -> Check:
         after = subject.outputs(zero_inputs(subject, {name}))
         if len(after) == len(before) and all(distance_of(a, b) == 0 for a, b in zip(before, after, strict=True)):
             unused.append(name)
-    found = rules.input_unused(len(inputs), len(unused), name=", ".join(unused))
+    found = rules.judge("input_unused", len(inputs), len(unused), name=", ".join(unused))
     said = f"the output depends on {', '.join(name for name in inputs if name not in unused) or 'no input'}"
     return Check("input_used", said, () if found is None else (found,))
 
@@ -121,7 +121,7 @@ def samples_apart(subject: Subject) -> Check:
     ]
     worst = max(far, key=lambda pair: pair[0] / pair[1], default=(0.0, 1.0))
     is_sure = not any(_is_time_first(each) for each in modules)
-    found = rules.samples_mixed(*worst, is_sure=is_sure)
+    found = rules.judge("samples_mixed", *worst, is_sure=is_sure)
     if found is not None and not is_sure:
         words = f"{found.message}; a layer has batch_first=False, so that the first axis may be time"
         found = type(found)(found.rule, words, value=found.value, severity="note", evidence=found.evidence, advice=found.advice)

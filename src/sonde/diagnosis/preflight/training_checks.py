@@ -89,7 +89,7 @@ def overfit(subject: Subject) -> Check:
             break
         said.append(f"{short(curve[0])} to {short(_last(curve))} in {len(curve)} steps with {name}")
         subject.curve = subject.curve or curve
-        judged = rules.not_overfit(curve[0], _last(curve), half=_expected(subject)) if abs(curve[0]) > _LEARNT else None
+        judged = rules.judge("not_overfit", curve[0], _last(curve), half=_expected(subject)) if abs(curve[0]) > _LEARNT else None
         if judged is None:
             subject.learnt = curve, make
             break
@@ -125,7 +125,7 @@ def zeroed_inputs(subject: Subject) -> Check:
         raise UnjudgedError("needs a batch that is learnt (overfit)")
     curve, make = subject.learnt
     wanted = _WELL if _expected(subject) else _HALF
-    if rules.not_overfit(curve[0], _last(curve), least=wanted) is not None:
+    if rules.judge("not_overfit", curve[0], _last(curve), least=wanted) is not None:
         raise UnjudgedError(f"needs a batch whose loss falls by {percent(wanted)} or more: give more steps=")
     names = set(inputs_of(subject))
     held = {tensor.shape[0] for tensor in inputs_of(subject).values() if tensor.dim()}
@@ -134,7 +134,7 @@ def zeroed_inputs(subject: Subject) -> Check:
     zeroed = train(subject, make, len(curve), zero_inputs(subject, names))
     if not math.isfinite(_last(zeroed)) or len(zeroed) < min(_FEWEST, len(curve)):
         raise UnjudgedError("the training on zeroed inputs came to no end")
-    found = rules.zeroed_as_good(max(curve[0], zeroed[0]), _last(curve), _last(zeroed))
+    found = rules.judge("zeroed_as_good", max(curve[0], zeroed[0]), _last(curve), _last(zeroed))
     said = f"zeroed inputs are learnt to {short(_last(zeroed))}, real ones to {short(_last(curve))}"
     return Check("zeroed_inputs", said, () if found is None else (found,))
 

@@ -213,7 +213,7 @@ class _Reader:
             if self._layers[name].empty:
                 continue
             self._layers[name].numbers["dead"] = seen.quantity
-            finding = rules.dead(seen.value)
+            finding = rules.judge("dead", seen.value)
             self._layers[name].findings += [finding] if finding is not None else []
         weights, gradients, updates = (self._of_parameters(port) for port in ("param", "grad", "update"))
         self._put("weight", weights, "weights")
@@ -222,7 +222,7 @@ class _Reader:
         typical = median(sizes) if sizes else 0.0
         for name, seen in gradients.items():
             if math.isfinite(seen.size):
-                told = [each for each in (rules.gradient_zero(seen.size), *rules.of_size(seen.size, typical)) if each]
+                told = rules.of_size(seen.size, typical)
                 self._layers[name].findings += [replace(each, message=f"{_WEIGHT}{each.message}") for each in told]
         for name, seen in updates.items():
             weight = weights.get(name)
@@ -233,7 +233,7 @@ class _Reader:
                     self._layers[name].findings += rules.of_update(seen.size, weight.size)
         for layer in self._layers.values():
             sums = [sum(each) for each in zip(*layer.lost.values(), strict=True)] if layer.lost else [0.0] * 3
-            finding = rules.nonfinite(*sums, what=", ".join(layer.lost))
+            finding = rules.judge("nonfinite", *sums, what=", ".join(layer.lost))
             layer.findings[:0] = [finding] if finding is not None else []
         return {name: self._layers[name] for name in _in_tree_order(self._layers)}
 

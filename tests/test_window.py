@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sonde.rules.layer_groups import medians
-from sonde.rules.place_history import Held
+from sonde.rules.window import Held, Window
 
 
 def test_medians_leave_the_filters_of_warnings_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,7 +25,7 @@ def test_medians_leave_the_filters_of_warnings_alone(monkeypatch: pytest.MonkeyP
 
 def held(values: list[float], pieces: list[int], limit: float = 1.0) -> Held:
     """Return the record of one column, given its values in pieces; the condition is a value above *limit*."""
-    record, steps = Held(), np.arange(len(values)) * 10
+    record, steps = Held(Window()), np.arange(len(values)) * 10
     lines = np.array(values).reshape(-1, 1)
     for first, last in zip([0, *pieces], [*pieces, len(values)], strict=True):
         with np.errstate(invalid="ignore"):
@@ -43,7 +43,7 @@ def test_a_condition_holds_in_three_of_five_however_the_steps_are_cut(pieces: li
 
 
 def test_columns_that_come_later_are_judged_from_then_on() -> None:
-    record = Held(2, 3)
+    record = Held(Window(2, 3))
     one, two = np.array([[5.0]]), np.array([[0.0, 5.0]])
     record.add(one > 1, one, np.array([0]))
     for step in (1, 2):
@@ -57,7 +57,7 @@ def test_a_condition_is_followed_in_each_column_as_step_by_step(seed: int) -> No
     """In pieces of any length, with columns that have no value at some steps; the oracle takes one value after the other."""
     draw = np.random.default_rng(seed)
     most, of = [(3, 5), (1, 1), (4, 5), (2, 3)][seed % 4]
-    held, width, length = Held(most, of, smallest=seed % 2 == 0), 4, 60
+    held, width, length = Held(Window(most, of, smallest=seed % 2 == 0)), 4, 60
     values = draw.integers(0, 6, (length, width)).astype(float)
     values[draw.random((length, width)) < [0.0, 0.2][seed // 4 % 2]] = np.nan
     holds, other, steps = draw.random((length, width)) < 0.4, draw.random((length, width)), np.arange(length) * 3
@@ -76,7 +76,7 @@ def test_a_condition_is_followed_in_each_column_as_step_by_step(seed: int) -> No
                 begin = next((end for end in range(len(record) - 1, 0, -1) if not any(_held(record[max(0, end - of) : end]))), 0)
                 since = next(each for each in record[begin:] if each is not None)
             value = float(values[line, column])
-            if np.isnan(worst[0]) or (value < worst[0] if held.smallest else value > worst[0]):
+            if np.isnan(worst[0]) or (value < worst[0] if held.window.smallest else value > worst[0]):
                 worst = value, int(steps[line]), float(other[line, column])
         all_held = [each for each in record if each is not None]
         assert (held.since[column], held.count[column], held.last[column]) == (since, len(all_held), (all_held or [-1])[-1])

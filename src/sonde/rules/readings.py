@@ -1,0 +1,192 @@
+"""What the rules read of a block of rows, place by place: the columns they judge there, and their numbers by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sonde.rules.health import DEAD_SAMPLES, FORMATS
+from sonde.rules.layer_groups import Groups, medians, rank_correlations
+from sonde.rules.place_history import History
+from sonde.rules.window import Columns, Mask, Numbers
+
+DEEP = 6
+"""Layers: with fewer, a quarter of them is no more than one."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """A block of sizes: what is measured of every layer and parameter of one model at several logged steps.
+
+    Attributes:
+        history: of the sizes; the block was added last.
+        groups: the columns by what they are.
+        values: the sizes, of shape ``(moments, columns)``; NaN where a place has no row.
+        first: the first size of each column.
+    """
+
+    history: History
+    groups: Groups
+    values: Numbers
+    first: Numbers
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a block has at some places.
+
+    Attributes:
+        columns: of the history.
+        numbers: by the names under which rules take them, each of shape ``(moments, len(columns))``.
+        where: where a rule may find something; a number elsewhere counts as one at which it does not.
+    """
+
+    columns: Columns
+    numbers: Mapping[str, Any]
+    where: Mask | bool = True
+
+
+_NOTHING = Reading(np.empty(0, np.intp), {})
+
+PLACES: dict[str, Callable[[Sizes], Reading]] = {}
+"""The places at which rules about sizes are judged: what ``at`` of an entry can be, besides a port."""
+
+
+def _place(read: Callable[[Sizes], Reading]) -> Callable[[Sizes], Reading]:
+    """List the decorated function as a place, under its name."""
+    PLACES[read.__name__] = read
+    return read
+
+
+@_place
+def matrices(of: Sizes) -> Reading:
+    """Return the sizes of weights, now and at the first logged step."""
+    columns = np.flatnonzero(of.history.at("param") & of.history.matrix)
+    size = of.values[:, columns]
+    return Reading(columns, {"size": size, "before": np.broadcast_to(of.first[columns], size.shape)})
+
+
+@_place
+def weights(of: Sizes) -> Reading:
+    """Return the values of weights; a rule is about those whose gradient was measured."""
+    columns = of.groups.weights
+    numbers = {"mean": of.history.of("mean")[:, columns], "std": of.history.of("std")[:, columns]}
+    return Reading(columns, numbers, np.isfinite(of.values[:, of.groups.gradients]))
+
+
+@_place
+def updates(of: Sizes) -> Reading:
+    """Return the sizes of steps over those of weights, which count as at least as large as torch would initialise them."""
+    gradient, update, weight = (of.values[:, each] for each in (of.groups.gradients, of.groups.updates, of.groups.weights))
+    ratio = np.where(np.isfinite(gradient), update / np.fmax(weight, of.groups.usual), np.nan)
+    return Reading(of.groups.updates, {"ratio": ratio})
+
+
+@_place
+def halves(of: Sizes) -> Reading:
+    """Return the share of a weight in a half precision that a step leaves: in float32 a lost step is too small in any format."""
+    updates = of.groups.updates
+    if not of.groups.halves.any():
+        return _NOTHING
+    zeros, count = of.history.of("zeros"), of.history.of("count")
+    steps_at_all = (of.values[:, updates] > 0).any(axis=1, keepdims=True)
+    share = (zeros[:, updates] - zeros[:, of.groups.gradients]) / count[:, updates]
+    return Reading(updates, {"share": share}, steps_at_all & of.groups.halves)
+
+
+@_place
+def gradients(of: Sizes) -> Reading:
+    """Return the sizes of the gradients of weights."""
+    columns = of.groups.deep[1]
+    return Reading(columns, {"size": of.values[:, columns]})
+
+
+@_place
+def depth(of: Sizes) -> Reading:
+    """Return the sizes of gradients in the first quarter of the weights and in the last, at the first weight."""
+    weights, gradients = of.groups.deep
+    if len(gradients) < DEEP:
+        return _NOTHING
+    usual = np.array([of.history.facts[column].usual for column in weights.tolist()])
+    score = of.values[:, gradients] * np.fmax(of.values[:, weights], usual)
+    quarter = len(gradients) // 4
+    first, last = (medians(part)[:, None] for part in (score[:, :quarter], score[:, -quarter:]))
+    return Reading(gradients[:1], {"first": first, "last": last, "along": rank_correlations(score)[:, None]})
+
+
+@_place
+def slopes(of: Sizes) -> Reading:
+    """Return the mean slopes of bounded outputs: an RNN may have ReLU, and a Tanh a wrapper."""
+    tanh, sigmoid = of.groups.tanh, of.groups.sigmoid
+    columns = np.concatenate([tanh, sigmoid])
+    mean = of.history.of("mean")[:, sigmoid]
+    slope = np.hstack([1 - of.values[:, tanh] ** 2, 4 * (mean - of.values[:, sigmoid] ** 2)])
+    return Reading(columns, {"slope": np.where(of.history.of("absmax")[:, columns] <= 1, slope, np.nan)})
+
+
+@_place
+def zeros(of: Sizes) -> Reading:
+    """Return how many elements of an output are zero."""
+    columns = of.groups.zeros
+    count = of.history.of("count")[:, columns]
+    return Reading(columns, {"zeros": of.history.of("zeros")[:, columns], "count": count}, count >= DEAD_SAMPLES)
+
+
+@_place
+def hidden(of: Sizes) -> Reading:
+    """Return the values of hidden outputs."""
+    columns = of.groups.first_to_last
+    mean, std, count = (of.history.of(number)[:, columns] for number in ("mean", "std", "count"))
+    return Reading(columns, {"mean": mean, "std": std, "count": count}, (count > DEAD_SAMPLES) & (mean != 0))
+
+
+@_place
+def dropout(of: Sizes) -> Reading:
+    """Return the share of zeros that a dropout layer has added to those that it was given."""
+    columns, before = of.groups.dropout, of.groups.before_dropout
+    if not len(columns):
+        return _NOTHING
+    share = of.history.of("zeros") / of.history.of("count")
+    given = np.where(before != columns, share[:, before], 0.0)
+    return Reading(columns, {"share": (share[:, columns] - given) / (1 - np.minimum(given, 1 - 1e-9))})
+
+
+@_place
+def attention(of: Sizes) -> Reading:
+    """Return the sizes of queries and keys."""
+    return Reading(of.groups.queries, {"query": of.values[:, of.groups.queries], "key": of.values[:, of.groups.keys]})
+
+
+@_place
+def lookups(of: Sizes) -> Reading:
+    """Return the lookups of the largest embedding, while weights are trained: a new word may be trained alone, and nothing else."""
+    if of.groups.lookups is None or not np.isfinite(of.values[:, of.groups.deep[1]]).any():
+        return _NOTHING
+    gradient, output = of.groups.lookups
+    shape, count = of.history.facts[gradient].shape, of.history.of("count")
+    assert shape is not None
+    elements = count[:, [gradient]] - of.history.of("zeros")[:, [gradient]]
+    width = np.full(elements.shape, float(shape[1]))
+    return Reading(np.array([gradient]), {"elements": elements, "width": width, "indices": count[:, [output]] / width})
+
+
+@_place
+def float16(of: Sizes) -> Reading:
+    """Return what is in float16, and the limits of the format."""
+    columns = of.groups.float16
+    if not len(columns):
+        return _NOTHING
+    absmax = of.history.of("absmax")[:, columns]
+    zeros = of.history.of("zeros")[:, columns] / of.history.of("count")[:, columns]
+    largest, smallest = (np.full(absmax.shape, limit) for limit in FORMATS["float16"])
+    return Reading(columns, {"absmax": absmax, "zeros": zeros, "largest": largest, "smallest": smallest})
+
+
+@_place
+def float16_gradients(of: Sizes) -> Reading:
+    """Return the gradients in float16."""
+    here = float16(of)
+    return Reading(here.columns, here.numbers, (of.history.at("grad") & of.history.matrix)[here.columns])
