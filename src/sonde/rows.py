@@ -28,7 +28,7 @@ SCOPES: tuple[Scope, ...] = ("rank", "data-parallel", "global")
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class KeyColumn:
     """A column that every family of numbers has.
 
     Attributes:
@@ -46,19 +46,19 @@ class Key:
 
 
 KEY_COLUMNS = (
-    Key("epoch", "int64", "moment"),
-    Key("step", "int64", "moment"),
-    Key("micro_step", "int32", "moment"),
-    Key("rank", "int32", "process"),
-    Key("scope", "string", "place"),
-    Key("ranks", "int32", "row"),
-    Key("model", "string", "place", lambda site: site.model),
-    Key("site", "string", "place", str),
-    Key("layer", "string", "place", lambda site: site.layer),
-    Key("port", "string", "place", lambda site: site.port),
-    Key("leaf", "string", "place", lambda site: site.leaf),
-    Key("call", "int32", "place"),
-    Key("order", "int32", "place"),
+    KeyColumn("epoch", "int64", "moment"),
+    KeyColumn("step", "int64", "moment"),
+    KeyColumn("micro_step", "int32", "moment"),
+    KeyColumn("rank", "int32", "process"),
+    KeyColumn("scope", "string", "place"),
+    KeyColumn("ranks", "int32", "row"),
+    KeyColumn("model", "string", "place", lambda site: site.model),
+    KeyColumn("site", "string", "place", str),
+    KeyColumn("layer", "string", "place", lambda site: site.layer),
+    KeyColumn("port", "string", "place", lambda site: site.port),
+    KeyColumn("leaf", "string", "place", lambda site: site.leaf),
+    KeyColumn("call", "int32", "place"),
+    KeyColumn("order", "int32", "place"),
 )
 """The columns that lead every family of numbers, in this order. A column in every row is an entry here, and nothing else."""
 

@@ -17,7 +17,7 @@ from .report import Fact as Fact
 from .report import Part as Part
 from .report import Report as Report
 from .report import Verdict as Verdict
-from .report import facts_of as facts_of
+from .report import facts_of_findings as facts_of_findings
 from .report import said_of as said_of
 from .table import Cell as Cell
 from .table import Grid as Grid

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 from sonde.answer.answer import Answer, verdict_of, worst_first
-from sonde.answer.report import TONES, VERDICTS, Part, Report, Verdict, facts_of, said_of
+from sonde.answer.report import TONES, VERDICTS, Part, Report, Verdict, facts_of_findings, said_of
 from sonde.answer.table import Cell, Grid, Tone
 from sonde.errors import UnknownSiteError
 from sonde.rules import Finding
@@ -115,7 +115,7 @@ class ModelChecks(Answer):
         """Return the parts of the report below the table of checks."""
 
     def _report(self) -> Report:
-        facts = facts_of(self.findings)
+        facts = facts_of_findings(self.findings)
         parts = [*([Part("", facts)] if facts else []), Part("All checks", self._grid()), *self._more_parts()]
         headline = f"{self._headlines[self.verdict]}: {self._counts()}"
         remarks = [*self.notes, f"{len(self.checks)} checks in {self.seconds:.1f} s"]

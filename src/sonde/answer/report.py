@@ -147,7 +147,7 @@ class Report:
         )
 
 
-def facts_of(findings: Iterable[Finding]) -> list[Fact]:
+def facts_of_findings(findings: Iterable[Finding]) -> list[Fact]:
     """Return the facts of a report on *findings*, the worst first: what is wrong, and after each rule what to do."""
     worst = [each for each in findings if each.severity in ("warn", "bad")]
     facts = []

@@ -12,7 +12,7 @@ from typing import Any
 from sonde.checkup.compiling import Backend, Compilations, counted
 from sonde.checkup.copied_training import NEVER, Training, watching
 from sonde.checkup.operator_log import OperatorLog
-from sonde.checkup.pass_facts import Change, Facts, changes, facts_of
+from sonde.checkup.pass_facts import Change, Facts, changes, facts_of_passes
 from sonde.checkup.timing import Difference, Times, Way, interleaved
 from sonde.diagnosis.preflight.subject import Subject
 from sonde.engine import Coverage, ProbeError, private_parts, regions
@@ -149,7 +149,7 @@ class Examination:
             def state() -> Any:
                 return None if training.optimizer is None else training.optimizer.state_dict()
 
-            return facts_of(
+            return facts_of_passes(
                 training.model,
                 training.arguments,
                 training.loss_of,

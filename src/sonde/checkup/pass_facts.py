@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from sonde.checkup.bits import difference, largest_difference
 from sonde.engine import flatten, hooks, remap, walk
 
-__all__ = ["Arguments", "Change", "Facts", "changes", "facts_of", "fresh", "random_state", "settled"]
+__all__ = ["Arguments", "Change", "Facts", "changes", "facts_of_passes", "fresh", "random_state", "settled"]
 
 Facts: TypeAlias = dict[str, Any]
 """By name what was observed: tensors, numbers, names."""
@@ -80,7 +80,7 @@ def _equal_leaves(one: Any, other: Any) -> bool:
 # ------------------------------------------------------------------------------------------------------------ gathering
 
 
-def facts_of(
+def facts_of_passes(
     model: nn.Module,
     arguments: Callable[[], Arguments],
     loss_of: Callable[[Any], Tensor | None],

@@ -29,10 +29,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the facts."""
-    from sonde.run import facts_of, open_run
+    from sonde.run import facts_of_run, open_run
 
     path = find_run(options.run)
-    facts = facts_of(open_run(path))
+    facts = facts_of_run(open_run(path))
     if options.json:
         from sonde.escape import readable_json
 

@@ -59,7 +59,7 @@ class KeptGradients:
         self._found: tuple[Finding, ...] = ()
         self.looks = chosen.is_on("gradient_kept")
 
-    def look(self, at: Sequence[SiteHook], held: frozenset[int] | None, epoch: int, step: int) -> None:
+    def check(self, at: Sequence[SiteHook], held: frozenset[int] | None, epoch: int, step: int) -> None:
         """Look at what has become of the gradient since the last logged step, and at the gradient now.
 
         Args:

@@ -32,7 +32,7 @@ class _Left:
     is_held: bool
     steps: int = 0
 
-    def look(self) -> bool:
+    def is_left(self) -> bool:
         """Look at the parameter after a logged step; return whether it is still left as it is."""
         parameter = self.hook.target
         if not (parameter.requires_grad and _is_current(self.hook) and version_of(parameter) == self.version):
@@ -61,7 +61,9 @@ class LeftOut:
         """Whether further logged steps matter."""
         return self._looks < _LOOKS and self._left != []
 
-    def look(self, hooks: Sequence[SiteHook], held: frozenset[int] | None, epoch: int, step: int, order: Mapping[str, int]) -> None:
+    def check(
+        self, hooks: Sequence[SiteHook], held: frozenset[int] | None, epoch: int, step: int, order: Mapping[str, int]
+    ) -> None:
         """Look at the parameters after a logged step.
 
         Args:
@@ -75,7 +77,7 @@ class LeftOut:
         elif self._left is None:
             self._first = epoch, step
             self._left = list(self._first_left(hooks, held))
-        self._left = [each for each in self._left or () if each.look()]
+        self._left = [each for each in self._left or () if each.is_left()]
         self._looks += 1
         if self._looks == _LOOKS:
             self.end(hooks, order)

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from sonde.answer import Fact, Part, Report, facts_of, verdict_of
+from sonde.answer import Fact, Part, Report, facts_of_findings, verdict_of
 from sonde.engine import Coverage, ProbeError, name_of, raise_if_foreign
 from sonde.errors import ArgumentError, SelectionError
 from sonde.inspector.budget import Timer
@@ -240,7 +240,7 @@ class WatchedTraining:
         if builder.ends_interval:
             self._pushed.log(builder.step)
             self._account(builder)
-            self._last_error.look()
+            self._last_error.note_known()
         if builder.ends_interval or self._merger is None:  # what is pushed joins what other ranks push, which may not evaluate
             for pushed in self._pushed.take():
                 builder.pushed(pushed)
@@ -380,7 +380,7 @@ class WatchedTraining:
         state, *models, families = self.lines(attached=attached)
         facts = [Fact("run", run.removeprefix("run ")), *(Fact("", model) for model in models if len(models) > 1)]
         facts += [Fact("families", families.removeprefix("families: ")), Fact("cost", cost)]
-        parts = [Part("", facts_of(self.findings)), Part("", facts)]
+        parts = [Part("", facts_of_findings(self.findings)), Part("", facts)]
         return Report("sonde.watch", state, verdict, found, [part for part in parts if part.content])
 
     def closing_lines(self) -> list[str]:

@@ -48,7 +48,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _TreeEntry:
     """One place in the tree of modules; *first* names the place where its module stood before, None if this is the first."""
 
     name: str
@@ -90,14 +90,14 @@ def assemble(
     )
 
 
-def _places(model: nn.Module) -> list[_Place]:
+def _places(model: nn.Module) -> list[_TreeEntry]:
     """The tree in the order of ``named_modules()``; a module that comes again is a place with nothing below it."""
-    found: list[_Place] = []
+    found: list[_TreeEntry] = []
     names: dict[nn.Module, str] = {}
 
     def visit(module: nn.Module, name: str, depth: int) -> None:
         module = unwrap(module)
-        found.append(_Place(name, module, depth, names.get(module)))
+        found.append(_TreeEntry(name, module, depth, names.get(module)))
         if module in names:
             return
         names[module] = name
@@ -109,7 +109,7 @@ def _places(model: nn.Module) -> list[_Place]:
     return found
 
 
-def _row(place: _Place, seen: Seen | None, owners: dict[int, str]) -> SummaryRow:
+def _row(place: _TreeEntry, seen: Seen | None, owners: dict[int, str]) -> SummaryRow:
     """The row with all its numbers; *owners* names the module that each parameter is counted at."""
     held = {id(parameter): parameter for parameter in place.module.parameters()}
     new = {key for key in held if place.first is None and is_within(owners.get(key, ""), place.name)}
@@ -150,7 +150,7 @@ def _with_numbers(row: SummaryRow, seen: Seen) -> SummaryRow:
     )
 
 
-def _of_parameters(place: _Place, owners: dict[int, str]) -> list[Note]:
+def _of_parameters(place: _TreeEntry, owners: dict[int, str]) -> list[Note]:
     if place.first is not None:
         return [(f"same module as {place.first or '(root)'}", "quiet")]
     notes: list[Note] = [
@@ -164,7 +164,7 @@ def _of_parameters(place: _Place, owners: dict[int, str]) -> list[Note]:
     return notes
 
 
-def _with_outcome(row: SummaryRow, place: _Place, outcome: Outcome, failed: str | None, reasons: dict[str, str]) -> SummaryRow:
+def _with_outcome(row: SummaryRow, place: _TreeEntry, outcome: Outcome, failed: str | None, reasons: dict[str, str]) -> SummaryRow:
     """The row with a remark on how its module's call ended, where it did not return."""
     if row.same_as is not None:
         return row
@@ -181,7 +181,7 @@ def _with_outcome(row: SummaryRow, place: _Place, outcome: Outcome, failed: str 
     return replace(row, notes=((note, "quiet"), *row.notes)) if note else row
 
 
-def _failing(places: list[_Place], outcome: Outcome) -> str | None:
+def _failing(places: list[_TreeEntry], outcome: Outcome) -> str | None:
     """The innermost module that was running when the exception was raised. One whose own exception was caught is left out."""
     if outcome.error is None or not (outcome.running or outcome.stage == "forward"):
         return None
@@ -207,7 +207,7 @@ def _modules_in_trace(error: BaseException | None) -> set[nn.Module]:
     return found
 
 
-def _title(places: list[_Place], outcome: Outcome, failed: str | None) -> str:
+def _title(places: list[_TreeEntry], outcome: Outcome, failed: str | None) -> str:
     kind = class_of(places[0].module).__name__
     if outcome.error is None:
         count = sum(place.first is None for place in places)

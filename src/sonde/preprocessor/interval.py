@@ -40,7 +40,7 @@ def size_of(statistic: RowStatistic, normalize: bool) -> NumberSpec:
 _Entry = tuple[Hashable, Tensor]  # a key, and a row of it
 
 
-class _Rows:
+class _PendingRows:
     """The rows of one statistic that were not read from their devices yet."""
 
     def __init__(self, spec: NumberSpec) -> None:
@@ -122,7 +122,7 @@ class IntervalAggregates:
         self.specs = tuple(specs)
         self.inplace = inplace
         self._held: dict[Hashable, tuple[Aggregate, ...]] = {}
-        self._rows = [_Rows(spec) for spec in self.specs]
+        self._rows = [_PendingRows(spec) for spec in self.specs]
         self._lock = threading.Lock()  # gradients arrive in threads of the autograd engine
 
     @property

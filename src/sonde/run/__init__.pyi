@@ -52,7 +52,7 @@ from .pruning import prune as prune
 from .recorded_findings import findings_in as findings_in
 from .run import Run as Run
 from .run import open_run as open_run
-from .run_facts import facts_of as facts_of
+from .run_facts import facts_of_run as facts_of_run
 from .run_settings import flat as flat
 from .run_settings import setting_text as setting_text
 from .run_settings import settings_of as settings_of

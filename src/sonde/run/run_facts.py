@@ -14,12 +14,12 @@ from sonde.run.run_settings import settings_of
 if TYPE_CHECKING:
     from sonde.run.run import Run
 
-__all__ = ["facts_of"]
+__all__ = ["facts_of_run"]
 
 _SINGLE = ("scalars", "alerts")
 
 
-def facts_of(run: Run) -> dict[str, Any]:
+def facts_of_run(run: Run) -> dict[str, Any]:
     """Return what *run* holds, as plain data.
 
     Returns:

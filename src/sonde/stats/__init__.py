@@ -14,7 +14,7 @@ from sonde.stats.distributed import Key as Key
 from sonde.stats.distributed import MergedRows as MergedRows
 from sonde.stats.distributed import Merger as Merger
 from sonde.stats.distributed import Offer as Offer
-from sonde.stats.distributed import Rows as Rows
+from sonde.stats.distributed import RankRows as RankRows
 from sonde.stats.distributed import Total as Total
 from sonde.stats.exponents import ExponentHistogram as ExponentHistogram
 from sonde.stats.geometry import Cosine as Cosine

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from torch import nn
 
-from sonde.checkup.pass_facts import Facts, changes, facts_of
+from sonde.checkup.pass_facts import Facts, changes, facts_of_passes
 from sonde.engine import observe
 from sonde.keep import track
 from sonde.stats import Moments
@@ -94,7 +94,7 @@ def assert_undisturbed(
 
 def _facts(trial: Trial, make: MakeProbe | None) -> Facts:
     """Return all observable facts of two passes of a fresh copy of the model, under the probe that *make* attaches."""
-    return facts_of(trial.fresh_model(), trial.fresh_batch, trial.loss, passes=_PASSES, make=make)
+    return facts_of_passes(trial.fresh_model(), trial.fresh_batch, trial.loss, passes=_PASSES, make=make)
 
 
 def _changed(plain: Facts, observed: Facts) -> list[str]:

@@ -14,7 +14,7 @@ from tests.inspector.training import small, train
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sonde.engine.probes.statistic_hooks import Place, StatisticHook
+from sonde.engine.probes.statistic_hooks import RowPlace, StatisticHook
 from sonde.inspector import watch
 from sonde.inspector.measurement.measurement import Measurement
 from sonde.lens import Lens
@@ -70,7 +70,7 @@ def test_a_row_that_has_moved_is_read_where_it_is() -> None:
     measuring.prepare(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), None, "", strict=True, update_memory=math.inf)
     before = measuring.row_index({}).index.tolist()
     first, second = measuring.attachment.hooks.held[1:]
-    place: Place = ("output", "", OTHER_CALLS)
+    place: RowPlace = ("output", "", OTHER_CALLS)
     for hook in (first, second):
         assert isinstance(hook, StatisticHook)
         hook._add(place, torch.ones(()))

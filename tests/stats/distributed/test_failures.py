@@ -18,7 +18,7 @@ from tests.processes import Rank, on_ranks, values
 from torch import distributed as dist
 
 from sonde.stats import Moments
-from sonde.stats.distributed import Group, Key, Merger, Offer, Rows, channel
+from sonde.stats.distributed import Group, Key, Merger, Offer, RankRows, channel
 
 KEYS = [Key(("moments", "a"))]
 TIMEOUT = 60.0  # seconds without a sign of life: no machine is so busy
@@ -30,7 +30,7 @@ AT = 2  # the step at which something happens
 
 
 def offer(step: int) -> Offer:
-    return Offer(step, [Rows(Moments(), KEYS, np.array([[1.0] + [float(step)] * Moments().width]))], label=f"step {step}")
+    return Offer(step, [RankRows(Moments(), KEYS, np.array([[1.0] + [float(step)] * Moments().width]))], label=f"step {step}")
 
 
 def merger(timeout: float = TIMEOUT, beat: float = BEAT) -> Merger:

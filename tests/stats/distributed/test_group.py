@@ -11,7 +11,7 @@ from tests.stats.distributed.test_merger import row_of
 from torch import distributed as dist
 
 from sonde.stats import Moments, reduce
-from sonde.stats.distributed import Group, Key, Merger, Offer, Rows
+from sonde.stats.distributed import Group, Key, Merger, Offer, RankRows
 
 
 def joined(name: str = "sonde.watch") -> Group:
@@ -130,7 +130,7 @@ def merging(steps: int) -> list[list[float]]:
     found = []
     for step in range(steps):
         rows = torch.tensor([row_of(Moments(), torch.full((3,), 10.0 * rank + step)), row_of(Moments())])
-        found.append(merger.merge(Offer(step, [Rows(Moments(), keys, rows.double().numpy())])).blocks[0].rows[0].tolist())
+        found.append(merger.merge(Offer(step, [RankRows(Moments(), keys, rows.double().numpy())])).blocks[0].rows[0].tolist())
         if step == 1:
             other.close()
         if step == 2:

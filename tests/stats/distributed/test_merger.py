@@ -17,7 +17,7 @@ from tests.stats.test_laws import MEMBERS
 from torch import Tensor
 
 from sonde.stats import Accumulator, Cosine, ExponentHistogram, Field, Moments, Norm, Statistic, reduce
-from sonde.stats.distributed import Key, Merged, Offer, Rows, Total
+from sonde.stats.distributed import Key, Merged, Offer, RankRows, Total
 from sonde.stats.distributed.rows import rows_of
 
 MERGING = [(statistic, sample) for statistic, sample in MEMBERS if isinstance(statistic, Statistic)]
@@ -35,9 +35,9 @@ def row_of(statistic: Statistic, *tensors: Tensor) -> list[float]:
     return [float(len(tensors)), *made.state_dict()["row"][0].tolist()]
 
 
-def block(keys: Sequence[Key | None], *rows: list[float], statistic: object = None) -> Rows:
+def block(keys: Sequence[Key | None], *rows: list[float], statistic: object = None) -> RankRows:
     chosen: Any = Moments() if statistic is None else statistic
-    return Rows(chosen, keys, np.array(rows).reshape(len(keys), 1 + chosen.width))
+    return RankRows(chosen, keys, np.array(rows).reshape(len(keys), 1 + chosen.width))
 
 
 def merge(*offers: Offer) -> list[Merged]:

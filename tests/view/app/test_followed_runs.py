@@ -43,11 +43,11 @@ def test_a_writer_is_running_and_then_ended(tmp_path: Path) -> None:
         assert followed.news() == ([], False)
         made_runs.small(writer, range(3, 5))
         writer.flush()
-        followed.look()  # as the answer to another reader does
+        followed.refresh()  # as the answer to another reader does
         assert followed.news()[0] == [found]
         assert flow(followed.opened(found), "rms")["step"] == 4
         assert followed.entries()[0]["last"] == 4
-    followed.look()
+    followed.refresh()
     assert states(followed) == {"run": "ended"}
 
 
@@ -105,7 +105,7 @@ def test_a_run_whose_writer_is_gone_is_lost(tmp_path: Path) -> None:
     assert states(followed) == {"run": "running"}
     process.communicate("\n")
     before = {file: file.stat().st_mtime_ns for file in folder.rglob("*")}
-    followed.look()
+    followed.refresh()
     assert states(followed) == {"run": "lost"}
     assert {file: file.stat().st_mtime_ns for file in folder.rglob("*")} == before
 
@@ -190,7 +190,7 @@ def test_only_what_has_changed_is_read_again(tmp_path: Path, monkeypatch: pytest
     followed = FollowedRuns(tmp_path)
     first = followed.entries()
     monkeypatch.setattr("sonde.view.app.followed_runs.Runs.summaries", lambda self: pytest.fail("read again"))
-    followed.look()
+    followed.refresh()
     assert followed.entries() == first
 
 

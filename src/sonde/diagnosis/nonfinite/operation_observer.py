@@ -18,7 +18,7 @@ from sonde.diagnosis.nonfinite.operation import Operation, base_name, operations
 from sonde.diagnosis.nonfinite.origins import Cause, Flow, Kind, ModulePlace, Operand, Origin, Producer, Source, memory_of
 from sonde.diagnosis.nonfinite.reproduction import reproductions
 from sonde.diagnosis.nonfinite.source_lines import SourceLine, calling_frames, line_of, lines_of
-from sonde.diagnosis.nonfinite.tensor_facts import dense, dtype_name, facts_of, largest
+from sonde.diagnosis.nonfinite.tensor_facts import dense, dtype_name, facts_of_tensor, largest
 from sonde.engine import (
     ModuleTracker,
     OperatorMode,
@@ -136,7 +136,7 @@ class OperationObserver(OperatorMode):
 
     def _given(self, source: Source, name: str, tensor: Tensor, place: ModulePlace) -> Origin:
         held = dense(tensor)
-        facts = facts_of(tensor)
+        facts = facts_of_tensor(tensor)
         assert held is not None
         assert facts is not None
         bad = held.isnan() if facts.nan else held.isinf()
@@ -274,9 +274,9 @@ class OperationObserver(OperatorMode):
             tensors = {key: dense(value) for key, value in saved.items() if isinstance(value, Tensor)}
             operation.saved = {key: held for key, held in tensors.items() if held is not None}
             operation.saved_numbers = {key: float(value) for key, value in saved.items() if isinstance(value, int | float)}
-        origin.result = facts_of(operation.result)
+        origin.result = facts_of_tensor(operation.result)
         for name, tensor in (*operation.tensors.items(), *operation.others.items()):
-            facts = facts_of(tensor)
+            facts = facts_of_tensor(tensor)
             if facts is not None:
                 shown = name if called.node else _name_of(name, operation, called.lines)
                 shown = "input" if shown == "self" else shown
@@ -314,7 +314,7 @@ class OperationObserver(OperatorMode):
         source: Source = "operation" if called.place.phase == "step" else "constant"
         origin = Origin(
             next(self._numbers), kind, source, called.place, called.operation, operation.operator, called.lines,
-            result=facts_of(operation.result), cause=cause, parameter=self._parameter_of(operation),
+            result=facts_of_tensor(operation.result), cause=cause, parameter=self._parameter_of(operation),
             parents=self._read_out if kind == "NaN" else (),
         )  # fmt: skip
         self.origins.append(origin)

@@ -14,7 +14,7 @@ from sonde.engine import torch_tensors
 from sonde.stats import PLAIN, local
 from sonde.words import number_text, shape_text
 
-__all__ = ["TensorFacts", "dense", "dtype_name", "facts_of", "largest"]
+__all__ = ["TensorFacts", "dense", "dtype_name", "facts_of_tensor", "largest"]
 
 _UNREADABLE = (RuntimeError, NotImplementedError, TypeError, ValueError, AttributeError)
 
@@ -107,7 +107,7 @@ def largest(tensor: Tensor) -> float | None:
     return None
 
 
-def facts_of(tensor: Tensor) -> TensorFacts | None:
+def facts_of_tensor(tensor: Tensor) -> TensorFacts | None:
     """Return the facts of *tensor*; None if its numbers cannot be read."""
     held = dense(tensor)
     if held is None:

@@ -228,7 +228,7 @@ class ModuleTracker:
         if running and running[-1] is module:
             running.pop()
         if not any(call.place.module() in self._warned_of for call in state.begun()):  # compiled calls have other frames
-            state.settle(_sequence_now(), running)
+            state.end_interrupted(_sequence_now(), running)
         top = state.top
         if top is None or top.root_call.task != task:
             return None, None

@@ -48,7 +48,7 @@ class ThreadState:
         self.root_calls.append(root_call)
         return root_call
 
-    def settle(self, number: int, running: Iterable[nn.Module]) -> None:
+    def end_interrupted(self, number: int, running: Iterable[nn.Module]) -> None:
         """End calls that an interrupt left open: all but those of the modules *running*, which are given outermost first."""
         alive, left = None, iter(running)
         for call in self.begun()[::-1]:

@@ -124,7 +124,7 @@ class BackwardCounter:
         except Exception as error:
             self._counters.failed(error)
 
-    def settle(self) -> None:
+    def count_checkpointed(self) -> None:
         """Count a backward pass that was only seen from inside checkpoints, if no backward pass runs now."""
         if self._unfinished and graph_task() == -1:
             self._end()

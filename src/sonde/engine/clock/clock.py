@@ -163,12 +163,12 @@ class Clock(Counters):
 
     def now(self) -> Tick:
         """Return the tick of this moment."""
-        self.backward_counter.settle()
+        self.backward_counter.count_checkpointed()
         return self.tick_of(self.current())
 
     def end_open(self) -> None:
         """End a step whose end can only be seen as the next forward begins, if there is one. Idempotent."""
-        self.backward_counter.settle()
+        self.backward_counter.count_checkpointed()
         self.step_counter.end_unsaid()
 
     def compiled_modules(self) -> frozenset[nn.Module]:
@@ -228,8 +228,8 @@ class Clock(Counters):
         """
         self.step_counter.after_optimizer.append(callback)
 
-    look_before = staticmethod(optimizers.look_before)
-    look_no_more = staticmethod(optimizers.look_no_more)
+    guard_steps = staticmethod(optimizers.guard_steps)
+    stop_guarding = staticmethod(optimizers.stop_guarding)
     has_closure = staticmethod(optimizers.has_closure)
 
     def call_no_more(self, callback: Callable[..., None]) -> None:

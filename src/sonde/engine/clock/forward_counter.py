@@ -122,10 +122,10 @@ class ForwardCounter:
             local.silence = quiet(root)
             local.silence.__enter__()
 
-    def settle(self) -> None:
+    def close_backward(self) -> None:
         """End what the last backward pass has left open, which may end a step, before a call of the root begins."""
         if not self.counters.local.depth:
-            self._backwards.settle()
+            self._backwards.count_checkpointed()
             self.between()
 
     def begin(self) -> None:
@@ -188,7 +188,7 @@ class _Begin(hooks.Hook):
         counter.look_for_inference()
         if graph_task() != -1 or (blocks and counter.counters.is_quiet()):
             return  # checkpointing recomputes a call that was counted
-        counter.settle()
+        counter.close_backward()
         try:
             if counter.counters.is_observed:
                 counter.begin()
@@ -209,7 +209,7 @@ class _Begin(hooks.Hook):
         if graph_task() == -1 and not (blocks and self.counter.counters.is_quiet()):
             self.counter.is_compiled = True
             self.counter.counters.local.depth = 0
-            self.counter.settle()
+            self.counter.close_backward()
             self.counter.begin()
         return 0, 0
 

@@ -12,27 +12,27 @@ from sonde.engine.torch_api import compiler_state, hooks
 
 
 class Follower(Protocol):
-    """Is called around the steps of optimizers. *args* and *kwargs* are those of ``step``, *args* led by the optimizer."""
+    """A receiver of the steps of optimizers. *args* and *kwargs* are those of ``step``, *args* led by the optimizer."""
 
     def precede(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """*optimizer* is about to step."""
+        """Prepare for the step that *optimizer* is about to make."""
 
     def follow(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """*optimizer* has stepped."""
+        """Count the step that *optimizer* has made."""
 
     def failed(self, error: Exception) -> None:
-        """One of these calls has raised *error*, which must not reach the user's step, unless an observer is strict."""
+        """Handle an *error* of the calls above. It must not reach the user's step, unless an observer is strict."""
 
 
-class Looker(Protocol):
-    """Looks at the gradients of an optimizer before a step."""
+class StepGuard(Protocol):
+    """Judges the gradients of an optimizer before a step."""
 
-    def look(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """*optimizer* is about to step. What this raises leaves the step: the parameters are not changed."""
+    def before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Judge the step that *optimizer* is about to make. What this raises leaves ``step``: the parameters are not changed."""
 
 
 _followers: dict[int, weakref.ref[Follower]] = {}
-_lookers: dict[int, weakref.ref[Looker]] = {}
+_guards: dict[int, weakref.ref[StepGuard]] = {}
 _announced: set[int] = set()  # followers that are called before a step as well
 _hooks: dict[str, hooks.Handle] = {}
 _lock = threading.RLock()  # probes come and go in several threads
@@ -55,23 +55,23 @@ def announce(follower: Follower) -> None:
             _hooks["before"] = hooks.on_before_optimizer_step(_steps)
 
 
-def look_before(looker: Looker) -> None:
-    """Call *looker*, which is held weakly, before every step, and before any follower."""
-    key = id(looker)
+def guard_steps(guard: StepGuard) -> None:
+    """Call *guard*, which is held weakly, before every step, and before any follower."""
+    key = id(guard)
     with _lock:
-        _lookers[key] = weakref.ref(looker, lambda _: _drop_looker(key))
+        _guards[key] = weakref.ref(guard, lambda _: _drop_guard(key))
         if "before" not in _hooks:
             _hooks["before"] = hooks.on_before_optimizer_step(_steps)
 
 
-def look_no_more(looker: Looker) -> None:
-    """Stop calling *looker*. Idempotent."""
-    _drop_looker(id(looker))
+def stop_guarding(guard: StepGuard) -> None:
+    """Stop calling *guard*. Idempotent."""
+    _drop_guard(id(guard))
 
 
-def _drop_looker(key: int) -> None:
+def _drop_guard(key: int) -> None:
     with _lock:
-        _lookers.pop(key, None)
+        _guards.pop(key, None)
         _take_out_unused()
 
 
@@ -95,8 +95,8 @@ def _drop(key: int) -> None:
 
 
 def _take_out_unused() -> None:
-    """Hooks are there while anybody follows, and not a moment longer."""
-    for hook, users in (("before", _announced or _lookers), ("after", _followers)):
+    """Remove the hooks that no follower and no guard needs."""
+    for hook, users in (("before", _announced or _guards), ("after", _followers)):
         if not users and hook in _hooks:
             _hooks.pop(hook).remove()
 
@@ -104,10 +104,10 @@ def _take_out_unused() -> None:
 def _steps(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     if compiler_state.is_traced() or compiler_state.is_recorded():
         return
-    for looking in tuple(_lookers.values()):
-        looker = looking()
-        if looker is not None:
-            looker.look(optimizer, args, kwargs)
+    for held in tuple(_guards.values()):
+        guard = held()
+        if guard is not None:
+            guard.before_step(optimizer, args, kwargs)
     for reference in tuple(_followers.values()) if _announced else ():
         follower = reference()
         if follower is not None:

@@ -217,7 +217,7 @@ class StepCounter:
         self._undo_raised(thread, running)
         if self._is_nested(running):
             return
-        self._backwards.settle()  # a pass that ends now may begin a step that the loop may say
+        self._backwards.count_checkpointed()  # a pass that ends now may begin a step that the loop may say
         self._take_back_said()
         closure = optimizers.has_closure(args, kwargs)
         task = graph_task()
@@ -293,7 +293,7 @@ class StepCounter:
         if self.turns.last == -1 or own <= self._changed:
             return False
         backwards = self._backwards
-        backwards.settle()
+        backwards.count_checkpointed()
         if backwards.sees(own - self._changed):
             return backwards.count == self._passes
         # gradients are not accumulated, or were not seen: forwards tell, also those of parts that are called without the root
@@ -326,7 +326,7 @@ class StepCounter:
 
     def end_step(self) -> None:
         """Count a step of an optimizer that is not torch's."""
-        self._backwards.settle()
+        self._backwards.count_checkpointed()
         own = self._of_root()
         attempt, self._said = self._said, None
         self.says_steps, self.again = True, False
@@ -385,7 +385,7 @@ class StepCounter:
         if self._recognises:
             if root is not None and root.training:
                 self.end_unsaid()
-        elif root is None or not root.training or not self._witness.look() or optimizers_running():
+        elif root is None or not root.training or not self._witness.has_changed() or optimizers_running():
             return  # also inside a step with a closure
         elif self._backwards.count and (self.observers or self._after):
             self._unsaid += 1
@@ -394,7 +394,7 @@ class StepCounter:
 
     def end_unsaid(self) -> None:
         """End the step that was taken since the last look, if steps are recognised and one was. Idempotent."""
-        if self._recognises and self._witness.look():
+        if self._recognises and self._witness.has_changed():
             self.end_step()
             self._tell_of_step(taken=True)
 
@@ -426,12 +426,12 @@ class StepCounter:
     def _end(self, optimizer: Optimizer | None, held: frozenset[int], changed: frozenset[int]) -> None:
         """Count a step of *optimizer*, which has *changed* these parameters of the root, and call the step callbacks."""
         counters = self._counters
-        self._backwards.settle()
+        self._backwards.count_checkpointed()
         several = self.turns.are_several
         first = self.turns.last == -1
         self.turns.note(optimizer, held, counters.step)
         self._changed = changed
-        self._witness.look()
+        self._witness.has_changed()
         was_observed = bool(self._observing)
         self._count()
         counters.local.depth = 0  # no forward runs now, even if an interrupt kept one from ending

@@ -14,7 +14,7 @@ from torch.optim.optimizer import Optimizer
 _KEPT = 64  # runs of steps that are remembered
 _CONTEXT = 4  # runs before the one that is going on, which are compared with earlier ones
 
-_Run = tuple[int, int]
+_Stretch = tuple[int, int]
 """A turn, and how many steps it made without another turn between them."""
 
 
@@ -30,7 +30,7 @@ class Turns:
         self.last = -1
         self.are_several = False
         self._begun = 0  # the step with which the run that is going on began
-        self._runs: deque[_Run] = deque(maxlen=_KEPT)
+        self._runs: deque[_Stretch] = deque(maxlen=_KEPT)
         self._counts: list[int] = []  # by turn, its steps before the run that is going on
         self._by_optimizer: dict[int, tuple[weakref.ref[Optimizer], int]] = {}
         self._by_parameters: dict[frozenset[int], int] = {}

@@ -22,9 +22,9 @@ class Witness:
         if self._parameter is None or self._parameter() is None:
             found = next((parameter for parameter in parameters if parameter.grad is not None), None)
             self._parameter = None if found is None else weakref.ref(found)
-            self.look()
+            self.has_changed()
 
-    def look(self) -> bool:
+    def has_changed(self) -> bool:
         """Return whether the parameter was written into since the last look."""
         parameter = self._parameter() if self._parameter is not None else None
         if parameter is None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sonde.engine.probes.attachment import Attachment
 from sonde.engine.probes.site_hook import SiteHook
-from sonde.engine.probes.statistic_hooks import Place, StatisticHook
+from sonde.engine.probes.statistic_hooks import RowPlace, StatisticHook
 from sonde.engine.torch_api.modules import class_of
 from sonde.schedule import Tick
 from sonde.site import PORTS, Site
@@ -58,13 +58,13 @@ def _rows_of_statistic(attachment: Attachment, table: Table) -> list[dict[str, A
     return finished(places, table, table.on_host([row for _, _, row in places]))
 
 
-def places_of(attachment: Attachment) -> list[tuple[StatisticHook, Place, Tensor]]:
+def places_of(attachment: Attachment) -> list[tuple[StatisticHook, RowPlace, Tensor]]:
     """Return every row of a statistic with its hook and its place."""
     return [(hook, *each) for hook in attachment.hooks.held if isinstance(hook, StatisticHook) for each in hook.places()]
 
 
 def finished(
-    places: Sequence[tuple[StatisticHook, Place, Tensor]], table: Table, rows: npt.NDArray[np.float64]
+    places: Sequence[tuple[StatisticHook, RowPlace, Tensor]], table: Table, rows: npt.NDArray[np.float64]
 ) -> list[dict[str, Any]]:
     """Return a row of a frame for each of *places*, with the numbers of *rows*, which are on the host.
 

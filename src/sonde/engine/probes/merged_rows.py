@@ -11,7 +11,7 @@ from sonde.engine.probes.statistic_hooks import ParameterStatisticHook
 from sonde.engine.torch_api.data_parallel import ranks_of
 from sonde.errors import ArgumentError, RankError
 from sonde.site import PARAMETER_PORTS
-from sonde.stats import Group, Key, Merger, Offer, Rows, Statistic
+from sonde.stats import Group, Key, Merger, Offer, RankRows, Statistic
 
 
 def merged_rows(attachment: Attachment, group: Any, seconds: float) -> list[dict[str, Any]]:
@@ -44,7 +44,7 @@ def merged_rows(attachment: Attachment, group: Any, seconds: float) -> list[dict
                 keys[place] = key
     merger = Merger(ranks)
     try:
-        merged = merger.merge(Offer(0, [Rows(table.statistic, keys, rows)]))
+        merged = merger.merge(Offer(0, [RankRows(table.statistic, keys, rows)]))
         if merged.failed:
             raise RankError(f"merged() could not join the rows: {merged.failed}")
     finally:

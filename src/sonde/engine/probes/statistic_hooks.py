@@ -36,7 +36,7 @@ _thread: Callable[[], int] = threading.get_ident
 Calls = Literal["each", "joined"] | int
 """Which calls of a module in one forward have rows of their own: the first 8, none, or the first so many."""
 
-Place = tuple[Port, str, int]
+RowPlace = tuple[Port, str, int]
 """Of a row: its port, leaf and call."""
 
 _EACH = 8
@@ -121,9 +121,9 @@ class StatisticHook(SiteHook):
         self.listens = self.gradient_port if self.gradient_port in self.sites else None
         self.unused = unused
         self.apart = apart if self.is_on_module else 0
-        self.rows: dict[Place, Tensor] = {}
+        self.rows: dict[RowPlace, Tensor] = {}
         self.by_axis: dict[int, Table] = {}
-        self.addresses: dict[Place, int] = {}
+        self.addresses: dict[RowPlace, int] = {}
         statistic = table.statistic.on_axis(unit_axis(self.module)) if table.statistic.finds_units else table.statistic
         self.kernel: Kernel | None = None if table.statistic.finds_units else statistic.kernel
         self.measure: compiled.Measure
@@ -155,20 +155,20 @@ class StatisticHook(SiteHook):
 
     # Rows
 
-    def places(self) -> list[tuple[Place, Tensor]]:
+    def places(self) -> list[tuple[RowPlace, Tensor]]:
         """Return every row with its place: by port, leaf and call; also rows to which nothing was added."""
         call = 0 if self.apart else OTHER_CALLS
         found = [*list(self.rows.items()), *(((port, "", call), row) for port, row in list(self.unused.items()))]
         ports = list(self.sites)
 
-        def order(each: tuple[Place, Tensor]) -> tuple[Any, ...]:
+        def order(each: tuple[RowPlace, Tensor]) -> tuple[Any, ...]:
             (port, leaf, call), _ = each
             steps = [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", leaf)]  # [2] before [10]
             return ports.index(port), steps, call == OTHER_CALLS, call
 
         return sorted(found, key=order)
 
-    def _row(self, place: Place, device: torch.device) -> Tensor | None:
+    def _row(self, place: RowPlace, device: torch.device) -> Tensor | None:
         """Return the row of *place*, moved to *device*; None if there are too many leaves."""
         row = self.rows.get(place)
         if row is None:
@@ -181,7 +181,7 @@ class StatisticHook(SiteHook):
             self.addresses[place] = self._address(row)
         return row
 
-    def _take(self, place: Place, device: torch.device) -> Tensor | None:
+    def _take(self, place: RowPlace, device: torch.device) -> Tensor | None:
         """Let *place* have a row."""
         port, leaf, _ = place
         leaves = {known for each, known, _ in self.rows if each == port}
@@ -203,7 +203,7 @@ class StatisticHook(SiteHook):
 
     # Adding
 
-    def _add(self, place: Place, tensor: Tensor) -> None:
+    def _add(self, place: RowPlace, tensor: Tensor) -> None:
         try:
             address = self.addresses.get(place, 0)
             if address and self.kernel is not None and self.kernel.add_at(address, tensor, 1):
@@ -213,7 +213,7 @@ class StatisticHook(SiteHook):
         else:
             self._add_part(place, tensor)
 
-    def _add_part(self, place: Place, tensor: Tensor, minus: Tensor | None = None) -> None:
+    def _add_part(self, place: RowPlace, tensor: Tensor, minus: Tensor | None = None) -> None:
         """Add what this rank holds of *tensor*, or its difference to *minus*; the kernel did not take *tensor* as it is."""
         try:
             if self.delivery.stopped and self.delivery.has_stopped(self.sites[place[0]], place[1]):
@@ -257,7 +257,7 @@ class StatisticHook(SiteHook):
             found = self.by_axis[units] = Table(self.table.statistic.on_axis(units))
         return found
 
-    def _merge(self, place: Place, measured: Tensor) -> None:
+    def _merge(self, place: RowPlace, measured: Tensor) -> None:
         """Add a row that compiled code has measured."""
         try:
             if self.delivery.stopped and self.delivery.has_stopped(self.sites[place[0]], place[1]):
@@ -269,7 +269,7 @@ class StatisticHook(SiteHook):
         except Exception as error:
             self._failed_at(place, error)
 
-    def _failed_at(self, place: Place, error: Exception) -> None:
+    def _failed_at(self, place: RowPlace, error: Exception) -> None:
         """Add nothing more at the site of *place*, in any call."""
         raise_if_foreign(error)
         port, leaf, _ = place
@@ -294,14 +294,14 @@ class StatisticHook(SiteHook):
     ) -> None:
         """Add to each parameter's row one of *tensors*, or its difference to one of *minus*; by one kernel call where possible."""
         kernel = hooked[0].kernel
-        place: Place = (port, "", OTHER_CALLS)
+        place: RowPlace = (port, "", OTHER_CALLS)
         left: Sequence[int] = range(len(hooked))
         if kernel is not None:
             left = kernel.add_each([hook.addresses[place] for hook in hooked], tensors, minus, 1)
         for index in left:
             hooked[index]._add_part(place, tensors[index], None if minus is None else minus[index])
 
-    def _add_gradient(self, place: Place, gradient: Tensor | None) -> None:
+    def _add_gradient(self, place: RowPlace, gradient: Tensor | None) -> None:
         # the engine gives None for an output of its node that nothing used
         if gradient is not None and self.switch.on and not (blocks and self.is_quiet()):
             self._add(place, gradient)

@@ -22,7 +22,7 @@ class Ordering:
         self._clock: Clock | None = None  # while the probe waits for a forward
 
     def watch(self, clock: Clock) -> None:
-        """Observe which modules run, from the next forward of *clock* until :meth:`settle`."""
+        """Observe which modules run, from the next forward of *clock* until :meth:`stop`."""
         if self._probe is None and self._clock is None and not self._seen:
             self._clock = clock
             clock.call_before_forward(self._begin)
@@ -39,7 +39,7 @@ class Ordering:
             clock.call_no_more(self._begin)
         return clock
 
-    def settle(self) -> bool:
+    def stop(self) -> bool:
         """Take the probe off; return whether it has seen any module."""
         self._wait_no_more()
         if self._probe is None:

@@ -44,12 +44,12 @@ class ParameterRows:
         self._index: tuple[tuple[int, frozenset[int] | None], RowIndex] | None = None
         self.keys: RowKeys | None = None
 
-    def look(self, hooks: Sequence[SiteHook], step: int) -> None:
+    def measure(self, hooks: Sequence[SiteHook], step: int) -> None:
         """Measure the parameters of *hooks* as they are now, in *step*, in place of what was measured before. No host sync."""
         if self._has_failed:
             return
         try:
-            self._look(hooks, [self._held_by(hook.target) for hook in hooks])
+            self._measure(hooks, [self._held_by(hook.target) for hook in hooks])
             self.step = step
         except Exception as error:
             raise_if_foreign(error)
@@ -61,7 +61,7 @@ class ParameterRows:
         tensor = None if is_lazy(parameter) else self._tensor_of(parameter)
         return None if tensor is None or tensor.is_meta else Piece.like(tensor, parameter)
 
-    def _look(self, hooks: Sequence[SiteHook], found: Sequence[Tensor | None]) -> None:
+    def _measure(self, hooks: Sequence[SiteHook], found: Sequence[Tensor | None]) -> None:
         tensors = [tensor for tensor in found if tensor is not None]
         if len(tensors) < len(hooks):
             hooks = [hook for hook, tensor in zip(hooks, found, strict=True) if tensor is not None]

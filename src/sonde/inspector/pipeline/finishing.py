@@ -67,7 +67,7 @@ class Finishing:
     def norms_before(self, batches: Iterable[Batch] | None) -> list[PendingScalar]:
         """Return the norms of the steps before *batches*, which are complete now that the rows of these come; None: all norms."""
         if batches is None:
-            return self._norms.take()
+            return self._norms.finish_all()
         steps = {next(iter(raw.index.layout.model), ""): raw.step for batch in batches for raw in batch.rows}
         return [norm for model, step in steps.items() for norm in self._norms.before(model, step)]
 
@@ -104,7 +104,7 @@ class Finishing:
         """Return the norms of the last steps. No more rows may come for these steps."""
         logged = LoggedRows([], [], [])
         if not self._shares_norms:
-            logged.add_scalars([norm.read((), self._scope) for norm in self._norms.take()])
+            logged.add_scalars([norm.read((), self._scope) for norm in self._norms.finish_all()])
         return logged
 
     def _moments(self, parts: Sequence[tuple[RawRows, Arrays]]) -> list[_Moment | None]:
@@ -227,7 +227,7 @@ class _Norms:
         for port, square in squares.items():
             sums[port, join] = sums.get((port, join), 0.0) + square
 
-    def take(self) -> list[PendingScalar]:
+    def finish_all(self) -> list[PendingScalar]:
         """All norms that there are."""
         return self._norms(sorted(self._open))
 

@@ -14,7 +14,7 @@ from sonde.inspector.pipeline.batch import Batch, PendingScalar, RawRows
 from sonde.inspector.pipeline.finishing import Arrays
 from sonde.inspector.ranks import Participation
 from sonde.rows import Scalar, Scope
-from sonde.stats import HostCopy, MergedRows, Merger, Offer, Rows, Total
+from sonde.stats import HostCopy, MergedRows, Merger, Offer, RankRows, Total
 
 WITHIN_STEP = 1024
 """How far the places of two steps in the training are apart: further moments of a step lie between."""
@@ -100,7 +100,7 @@ class Merging:
         self._step = max([self._step, *(batch.moment[1] for batch, _ in together)])
         base = self._base
         self._base = next((batch.moment for batch, _ in reversed(together) if batch.ends_interval), base)
-        blocks: list[Rows] = []
+        blocks: list[RankRows] = []
         totals: list[Total] = []
         for batch, arrays in together:
             for raw in batch.rows:
@@ -108,7 +108,7 @@ class Merging:
                 counts = self.counted.setdefault(raw.index, np.zeros(len(rows)))
                 counts += rows[:, 0]
                 keys = raw.index.keys
-                blocks.append(Rows(raw.index.statistic, (None,) * len(rows) if keys is None else keys, rows))
+                blocks.append(RankRows(raw.index.statistic, (None,) * len(rows) if keys is None else keys, rows))
             totals += [_total(scalar, scalar.read_total(arrays), base) for scalar in _pending(batch)]
             if batch.interval:
                 totals.append(Total(_INTERVAL, batch.interval, how="lowest"))

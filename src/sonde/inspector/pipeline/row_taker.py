@@ -70,7 +70,7 @@ class RowTaker:
 
     def detach(self) -> None:
         """Take all hooks out."""
-        self._ordering.settle()
+        self._ordering.stop()
         self.left_out.end(self._hooks_at("param"), self._order())
         self.kept.end()
         for measurement in self.measurements:
@@ -87,7 +87,7 @@ class RowTaker:
 
     def look_at_start(self, step: int) -> None:
         """Look whether the parameters are finite as *step* begins, which is logged."""
-        self._starts.look(self._hooks_at("param"), step)
+        self._starts.measure(self._hooks_at("param"), step)
 
     def _hooks_at(self, port: Port) -> list[SiteHook]:
         """The hooks of all parameters: those that the norms over all come from."""
@@ -109,7 +109,7 @@ class RowTaker:
             turn: the number of the optimizer among those of the model.
             pairs: whether to take the rows of pairs of steps too.
         """
-        if self._ordering.settle():
+        if self._ordering.stop():
             self._places = {}
             for measurement in self.measurements:
                 measurement.forget_order()
@@ -122,9 +122,9 @@ class RowTaker:
         builder = BatchBuilder(ended.epoch, ended.step, ends_interval=True)
         held = None if optimizer is None else held_by(optimizer)
         if self.left_out.looks:
-            self.left_out.look(self._hooks_at("param"), held, ended.epoch, ended.step, self._order())
+            self.left_out.check(self._hooks_at("param"), held, ended.epoch, ended.step, self._order())
         if self.kept.looks:
-            self.kept.look(self._hooks_at("param"), held, ended.epoch, ended.step)
+            self.kept.check(self._hooks_at("param"), held, ended.epoch, ended.step)
         builder.parameter_rows(self._starts, self._starts.row_index(self._order(), None), role="start")
         raw_scales = None if self._scaling.scale is None else {"grad": self._scaling.scale}
         builder.parameter_rows(self._raw, self._raw.row_index(self._order(), held), role="raw", scales=raw_scales)
@@ -143,7 +143,7 @@ class RowTaker:
 
         The gradients now, as long as no other pass adds to them, are those before clipping.
         """
-        self._raw.look(self._hooks_at("grad"), step)
+        self._raw.measure(self._hooks_at("grad"), step)
         scale = self._scaling.scale
         scales: Mapping[str, Tensor] = {} if scale is None else {"grad": scale}
         builder = BatchBuilder(epoch, step)

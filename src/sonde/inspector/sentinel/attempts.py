@@ -25,7 +25,7 @@ class StepTimer:
         self.seconds = 0.0
         self._last = 0.0
 
-    def look(self) -> None:
+    def note_step(self) -> None:
         """Note that a step is about to be taken."""
         now = time.perf_counter()
         between, self._last = now - self._last, now

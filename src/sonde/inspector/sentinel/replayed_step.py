@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sonde.diagnosis.nonfinite.non_finite import NonFinite
-from sonde.diagnosis.nonfinite.tensor_facts import dtype_name, facts_of
+from sonde.diagnosis.nonfinite.tensor_facts import dtype_name, facts_of_tensor
 from sonde.diagnosis.nonfinite.why_nan import Outcomes, observe_step
 from sonde.engine import Trial, check_model, parameters, remap, returned_loss, walk
 from sonde.errors import ArgumentError
@@ -129,8 +129,8 @@ def replayed(step: KeptStep, found: BadStep) -> Replayed:
     bad = next((each for kept in step.passes for each in kept.gradients.values() if not is_finite(each)), None)
     if bad is not None:
         return Replayed(
-            f"The model's outputs are finite and the gradient that arrived at them is not ({facts_of(bad)}): the loss function has "
-            "made it.",
+            f"The model's outputs are finite and the gradient that arrived at them is not ({facts_of_tensor(bad)}): the "
+            "loss function has made it.",
             reports[-1],
             "(root):grad_output",
             "run sonde.why_nan(model, batch, loss_fn) with the loss function, or sonde.replay(path, model, loss_fn)",

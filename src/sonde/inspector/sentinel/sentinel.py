@@ -125,7 +125,7 @@ class Sentinel:
         self._is_late = self._is_far(own)
         self._clock.forward_counter.arguments.append(self._begins)
         self._clock.forward_counter.take_outputs(self._returned)
-        self._clock.look_before(self)
+        self._clock.guard_steps(self)
 
     def _is_far(self, own: list[nn.Parameter]) -> bool:
         return not self._waits and not all(map(answers_at_once, own))
@@ -145,7 +145,7 @@ class Sentinel:
             self._let_go()
 
     def _let_go(self) -> None:
-        self._clock.look_no_more(self)
+        self._clock.stop_guarding(self)
         self._clock.forward_counter.take_no_more(self._begins)
         self._clock.forward_counter.take_no_more(self._returned)
         self._passes.clear()
@@ -178,7 +178,7 @@ class Sentinel:
             if not self._model.training and any(kept.thread == threading.get_ident() for kept in passes):
                 return  # an evaluation without no_grad, in the middle of a step
             if not passes:
-                self._buffers.take()
+                self._buffers.copy()
             elif len(passes) >= MOST_PASSES:
                 if self._holds or (not self._is_late and self._found_bad_at_ends()):
                     self._holds = True
@@ -262,7 +262,7 @@ class Sentinel:
 
     # Looks
 
-    def look(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def before_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Look at the gradients that *optimizer* is about to use."""
         try:
             held = held_by(optimizer)
@@ -271,7 +271,7 @@ class Sentinel:
                 return
             self._in_closure = bool(len(args) > 1 or kwargs) and self._clock.has_closure(args, kwargs)
             timer = self._timer
-            timer.look()
+            timer.note_step()
             self._since_look = 0
             if self._is_late:
                 self._settle()

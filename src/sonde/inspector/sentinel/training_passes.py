@@ -158,7 +158,7 @@ class BufferCopies:
         self._compared: deque[tuple[list[str], HostCopy, bool]] = deque()  # on their way to the host
         self._limit = limit
 
-    def take(self) -> None:
+    def copy(self) -> None:
         """Copy the buffers."""
         if self._compared:
             self._learn_from_arrived()

@@ -18,7 +18,7 @@ from sonde.run.run import Run
 from sonde.run.schema import main_families
 from sonde.site import Site
 
-__all__ = ["Axis", "Place", "Rename", "Series", "axis_of", "places_of", "scalars_of"]
+__all__ = ["Axis", "Rename", "Series", "SharedNumber", "axis_of", "places_of", "scalars_of"]
 
 Rename: TypeAlias = Callable[[Site], Site | None]
 """Gives the site of the second run for one of the first; None if it has none."""
@@ -71,7 +71,7 @@ class Axis:
 
 
 @dataclass(frozen=True)
-class Place:
+class SharedNumber:
     """One number of one place in both runs.
 
     Attributes:
@@ -105,7 +105,7 @@ class Series:
     columns have elements that are not finite.
     """
 
-    places: list[Place] = field(default_factory=list)
+    places: list[SharedNumber] = field(default_factory=list)
     values: list[list[Values]] = field(default_factory=list)
     marks: list[list[npt.NDArray[np.uint64]]] = field(default_factory=list)
     broken: list[list[npt.NDArray[np.bool_]]] = field(default_factory=list)
@@ -191,7 +191,7 @@ def _kind_of(known: Mapping[str, object], name: str) -> Kind:
 
 
 @dataclass(frozen=True)
-class _Rows:
+class _NumberRows:
     """The rows of one number in one run: of each place (site, call) its column's values."""
 
     places: dict[tuple[str, int], int]
@@ -202,7 +202,7 @@ class _Rows:
     count: Values
 
 
-def _rows(run: Run, axis: Axis, family: str, number: str, names: Sequence[str]) -> _Rows:
+def _rows(run: Run, axis: Axis, family: str, number: str, names: Sequence[str]) -> _NumberRows:
     """Read one family of one run."""
     all_numbers = ", ".join(quoted(name) for name in names)
     defects = " + ".join(quoted(name) for name in _DEFECTS if name in names) or "0"
@@ -227,10 +227,10 @@ def _rows(run: Run, axis: Axis, family: str, number: str, names: Sequence[str]) 
     order, elements = np.zeros(shape[0]), np.zeros(shape[0])
     np.maximum.at(order, lines, np.asarray(rows["placed"], np.float64))
     np.maximum.at(elements, lines, np.ma.filled(np.ma.asarray(rows["elements"], np.float64), np.inf))
-    return _Rows(places, values, marks, broken, order, elements)
+    return _NumberRows(places, values, marks, broken, order, elements)
 
 
-def _join(found: Series, read: Sequence[_Rows], renamed: Sequence[Rename], number: str, kind: Kind, axis: Axis) -> None:
+def _join(found: Series, read: Sequence[_NumberRows], renamed: Sequence[Rename], number: str, kind: Kind, axis: Axis) -> None:
     """Add the places that the first two runs have; a run beyond these that lacks one has NaN there."""
     used = set()
     empty = np.full(len(axis.steps), np.nan)
@@ -243,7 +243,7 @@ def _join(found: Series, read: Sequence[_Rows], renamed: Sequence[Rename], numbe
             found.only_a.append(site)
             continue
         used.add(of_b)
-        place = Place(site, of_b[0], call, number, kind, int(read[0].order[row]), float(read[0].count[row]))
+        place = SharedNumber(site, of_b[0], call, number, kind, int(read[0].order[row]), float(read[0].count[row]))
         found.places.append(place)
         for run, (rows, key) in enumerate(zip(read, keys, strict=True)):
             at = rows.places.get(key, -1) if key else -1
@@ -262,7 +262,7 @@ def _add_ratios(found: Series) -> None:
         beside = rows.get((str(Site.parse(place.site).port_of("param")), place.number))
         if beside is None:
             continue
-        found.places.append(Place(place.site, place.other, place.call, RATIO, "size", place.order, place.count))
+        found.places.append(SharedNumber(place.site, place.other, place.call, RATIO, "size", place.order, place.count))
         for run in range(len(found.values)):
             update, weight = found.values[run][row], found.values[run][beside]
             found.values[run].append(np.divide(update, weight, out=np.full(len(update), np.nan), where=weight > 0))
@@ -297,7 +297,7 @@ def scalars_of(runs: Sequence[Run], axis: Axis) -> Series:
     for name in sorted(read[0], key=lambda name: ("loss" not in name, name)):
         if name in read[1]:
             positive = all(not np.any(each[name][0] <= 0) for each in read if name in each)
-            found.places.append(Place("", "", -1, name, "size" if positive else "signed"))
+            found.places.append(SharedNumber("", "", -1, name, "size" if positive else "signed"))
             for at_run, of_run in enumerate(read):
                 values, marks = of_run.get(name, nothing)
                 found.values[at_run].append(values)

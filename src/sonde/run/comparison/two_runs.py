@@ -12,7 +12,18 @@ import numpy.typing as npt
 
 from sonde.errors import ArgumentError
 from sonde.run.comparison.parting import HELD, WINDOW, Values, allowance, part, repeats_differ
-from sonde.run.comparison.side_by_side import LOWEST, PHASES, RATIO, Axis, Place, Rename, Series, axis_of, places_of, scalars_of
+from sonde.run.comparison.side_by_side import (
+    LOWEST,
+    PHASES,
+    RATIO,
+    Axis,
+    Rename,
+    Series,
+    SharedNumber,
+    axis_of,
+    places_of,
+    scalars_of,
+)
 from sonde.run.run import Run
 from sonde.run.run_settings import differing, settings_of
 from sonde.site import Site
@@ -248,7 +259,7 @@ def _partings(series: Series, axis: Axis) -> list[Parting]:
         found.append((column, place, Parting(place.site, place.call, place.number, step, one, other, kind, gap, allowed)))  # type: ignore[arg-type]
     begun = {place for column, place, _ in found if column == 0 and _began_apart(series, place)}
 
-    def order(each: tuple[int, Place, Parting]) -> tuple[int, tuple[float, int, int], float]:
+    def order(each: tuple[int, SharedNumber, Parting]) -> tuple[int, tuple[float, int, int], float]:
         column, place, parting = each
         return column, _causal(place, is_start=place in begun, is_lost=parting.kind == "no rows"), -place.count
 
@@ -256,7 +267,7 @@ def _partings(series: Series, axis: Axis) -> list[Parting]:
     return [each for _, _, each in found]
 
 
-def _began_apart(series: Series, place: Place) -> bool:
+def _began_apart(series: Series, place: SharedNumber) -> bool:
     """Return whether a parameter differs at the first step by more than the first update moved it: it began with other values."""
     if place.port != "param" or place.number not in _LENGTHS:
         return False
@@ -339,7 +350,7 @@ def _median(values: Values) -> float:
     return float(np.median(known)) if len(known) else math.nan
 
 
-def _causal(place: Place, *, is_start: bool = False, is_lost: bool = False) -> tuple[float, int, int]:
+def _causal(place: SharedNumber, *, is_start: bool = False, is_lost: bool = False) -> tuple[float, int, int]:
     """Return a key that sorts the places of one step as they happen; parameters at the start of a run were there before.
 
     Gradients that one run has no more begin with those of parameters: where the first layers are frozen, outputs lose theirs, too.

@@ -20,9 +20,9 @@ class LastError:
     """
 
     def __init__(self) -> None:
-        self.look()
+        self.note_known()
 
-    def look(self) -> None:
+    def note_known(self) -> None:
         """Note the exceptions that are there and the code that is running, while the training goes on."""
         self._known = [id(error) for error in _candidates()]
         frame: FrameType | None = sys._getframe(1)

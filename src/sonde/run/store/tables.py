@@ -12,7 +12,7 @@ import pyarrow
 
 from sonde.errors import ArgumentError
 from sonde.escape import encodable
-from sonde.rows import KEY_COLUMNS, Column, Key, RowBlock
+from sonde.rows import KEY_COLUMNS, Column, KeyColumn, RowBlock
 from sonde.run.schema import ALERTS, SCALARS
 from sonde.run.store.arrow_arrays import array_of, number_array, text_array
 
@@ -112,7 +112,7 @@ class _Places:
         )
         self._layouts = list(layouts.values())
 
-    def column(self, key: Key) -> Any:
+    def column(self, key: KeyColumn) -> Any:
         """The column *key* of all rows."""
         given = [layout.columns[key.name] for layout in self._layouts]
         if key.kind != "string":

@@ -30,7 +30,7 @@ from sonde.stats.distributed.rows import Merged as Merged
 from sonde.stats.distributed.rows import MergedRows as MergedRows
 from sonde.stats.distributed.rows import MergedTotal as MergedTotal
 from sonde.stats.distributed.rows import Offer as Offer
-from sonde.stats.distributed.rows import Rows as Rows
+from sonde.stats.distributed.rows import RankRows as RankRows
 from sonde.stats.distributed.rows import Total as Total
 
 __all__ = [name for name, value in vars().items() if name[0] != "_" and not isinstance(value, _Module)]

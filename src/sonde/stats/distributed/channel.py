@@ -106,20 +106,20 @@ class Channel:
             raise
 
     def _wait(self, begin: Callable[[], Any]) -> None:
-        watch = _Watch(self)
+        wait = _Wait(self)
         try:
             work = begin()
         except RuntimeError as error:
-            raise LostError(watch.who_left(error)) from error
+            raise LostError(wait.who_left(error)) from error
         while True:
             had_ended = work.is_completed()
             try:
                 work.wait(_SLICE)
             except RuntimeError as error:
                 if had_ended:
-                    raise LostError(watch.who_left(error)) from error
+                    raise LostError(wait.who_left(error)) from error
                 if not work.is_completed():  # else it has ended since the slice was over: whether well, the next wait says
-                    watch.look()
+                    wait.check()
             else:
                 return
 
@@ -151,7 +151,7 @@ class Channel:
         return store.get(_GONE) if store.has(_GONE) else ""
 
 
-class _Watch:
+class _Wait:
     """One wait: decides when it has been too long."""
 
     def __init__(self, channel: Channel) -> None:
@@ -163,7 +163,7 @@ class _Watch:
         self._was_ahead = False
         self._seen: dict[int, tuple[int, float]] = {}  # of each rank: the number of the last sign, and when it was new
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Raise if the wait is to end. Time in which this process was stopped, as the whole job may have been, does not count.
 
         Raises:
@@ -173,11 +173,11 @@ class _Watch:
         if stopped > _LOOK:
             self._seen = {rank: (number, since + stopped) for rank, (number, since) in self._seen.items()}
         try:
-            self._look()
+            self._check()
         finally:
             self._looked = time.monotonic()
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         channel, now = self._channel, time.monotonic()
         if channel.lost is not None:  # closed by another thread
             raise channel.lost

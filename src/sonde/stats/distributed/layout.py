@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sonde.stats.distributed.rows import Array, Key, MergedRows, Rows
+from sonde.stats.distributed.rows import Array, Key, MergedRows, RankRows
 from sonde.stats.statistic import Statistic
 
 Ints = npt.NDArray[np.int64]
@@ -23,7 +23,7 @@ _POSITIVE = np.int64(2**63 - 1)
 _NAN = np.int64(-(2**63))
 _OWN = -1
 _ALIKE = 1e-9  # relative difference up to which replicas are the same: a sum is formed in another order on another processor
-_LEAD = 2  # numbers before the sums of a row: see _Part
+_LEAD = 2  # numbers before the sums of a row: see _Span
 
 
 def digest(text: bytes) -> int:
@@ -31,7 +31,7 @@ def digest(text: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1 or 1
 
 
-def own(block: Rows, rank: int) -> MergedRows:
+def own(block: RankRows, rank: int) -> MergedRows:
     """Return *block* as rows of *rank*, which is this one, alone."""
     has = (block.rows[:, 0] > 0).astype(np.intp)
     no = np.zeros(len(has), bool)
@@ -85,7 +85,7 @@ def _number(piece: Any) -> int:
     return 0 if piece is None or 0 in piece.shape else digest(repr(piece).encode())
 
 
-class _Part:
+class _Span:
     """The place of one statistic's keys in the numbers that are reduced.
 
     Attributes:
@@ -108,7 +108,7 @@ class _Part:
         return numbers[self.sums].reshape(self.keys, _LEAD + self.form.sums)
 
 
-class Layout:
+class KeyUnion:
     """The union of the keys of all ranks. All ranks make it from the same lists, and get the same.
 
     Args:
@@ -128,7 +128,7 @@ class Layout:
         self.ranks = len(of_rank)
         lists = [json.loads(zlib.decompress(text)) for text in texts]
         union, sorts = _union(lists)
-        self._parts: dict[str, _Part] = {}
+        self._parts: dict[str, _Span] = {}
         self._places: dict[str, dict[tuple[Any, ...], int]] = {}
         self._expected: dict[str, npt.NDArray[np.intp]] = {}
         self._counts: dict[str, npt.NDArray[np.bool_]] = {}
@@ -137,7 +137,7 @@ class Layout:
         low = total = 0
         for name, (form, places) in union.items():
             kept = [place for place in places if sorts[name, place] is not None]
-            self._parts[name] = part = _Part(form, low, total, len(kept))
+            self._parts[name] = part = _Span(form, low, total, len(kept))
             low, total = part.minima.stop, part.sums.stop
             self._places[name] = {place: number for number, place in enumerate(kept)}
             self._places[name] |= {place: _OWN for place in places if sorts[name, place] is None}
@@ -176,7 +176,7 @@ class Layout:
             self._expected[name] = (ordered[:1] != 0).sum(axis=0) + (np.diff(ordered, axis=0) != 0).sum(axis=0)
             self._is_replica[name] = (mine != 0) & (self._expected[name] == 1)
 
-    def positions(self, block: Rows) -> npt.NDArray[np.intp] | None:
+    def positions(self, block: RankRows) -> npt.NDArray[np.intp] | None:
         """Return the place of each row of *block*, -1 for a row that stays of this rank; None if a key has no place."""
         known = self._known.get(id(block.keys))
         if known is not None:
@@ -200,7 +200,7 @@ class Layout:
 
     # Numbers
 
-    def minima(self, blocks: Sequence[Rows], lead: Sequence[int]) -> torch.Tensor:
+    def minima(self, blocks: Sequence[RankRows], lead: Sequence[int]) -> torch.Tensor:
         """Return the integers to reduce to their minima: *lead*, and the minima and negated maxima of *blocks*."""
         numbers = np.full(len(lead) + self.low, _ordered(np.array([math.inf]))[0], np.int64)
         numbers[: len(lead)] = lead
@@ -222,7 +222,7 @@ class Layout:
                 low[at[replicas], -2], low[at[replicas], -1] = _ordered(marks), _ordered(-marks)
         return torch.from_numpy(numbers)
 
-    def sums(self, blocks: Sequence[Rows], minima: Ints) -> torch.Tensor:
+    def sums(self, blocks: Sequence[RankRows], minima: Ints) -> torch.Tensor:
         """Return the numbers to add up: of *blocks*, aligned to *minima*, which are reduced and without the head."""
         numbers = np.zeros(self.total)
         for block in blocks:
@@ -252,7 +252,9 @@ class Layout:
             self._weights_of[name] = np.where(used, 1 + np.arange(len(used)) ** 2 * math.sqrt(2) % 1, 0.0)
         return self._weights_of[name]
 
-    def _held(self, block: Rows) -> tuple[_Part | None, npt.NDArray[np.intp], Array, npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    def _held(
+        self, block: RankRows
+    ) -> tuple[_Span | None, npt.NDArray[np.intp], Array, npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
         """Return the part of *block*; of each row to which something was added, place and content; whether it counts, or may."""
         at = self.positions(block)
         name = repr(block.statistic)
@@ -278,7 +280,7 @@ class Layout:
             found[name] = most != -math.inf
         return {name: is_known & is_apart[self._tensors[name]] for name, is_known in found.items()}
 
-    def merged(self, block: Rows, minima: Ints, sums: Array, differing: Mapping[str, npt.NDArray[np.bool_]]) -> MergedRows:
+    def merged(self, block: RankRows, minima: Ints, sums: Array, differing: Mapping[str, npt.NDArray[np.bool_]]) -> MergedRows:
         """Return the merged rows of *block* from reduced *minima*, without the head, *sums*, and the keys that are *differing*."""
         at = self.positions(block)
         name = repr(block.statistic)

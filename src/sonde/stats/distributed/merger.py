@@ -10,8 +10,8 @@ import torch
 
 from sonde.stats.distributed.channel import Channel, LostError
 from sonde.stats.distributed.group import Group
-from sonde.stats.distributed.layout import Ints, KeyList, Layout, digest, own
-from sonde.stats.distributed.rows import Array, Key, Merged, MergedRows, Offer, Rows, rows_of, totals_of
+from sonde.stats.distributed.layout import Ints, KeyList, KeyUnion, digest, own
+from sonde.stats.distributed.rows import Array, Key, Merged, MergedRows, Offer, RankRows, rows_of, totals_of
 from sonde.stats.statistic import Statistic
 
 _MOST = 512  # lists of keys that are remembered
@@ -43,7 +43,7 @@ class Merger:
         group = group.again()
         self._channel = Channel(group, timeout, place)
         self._process = os.getpid()
-        self._layout = Layout(group.rank, [KeyList([]).text], [0] * group.size, None)
+        self._layout = KeyUnion(group.rank, [KeyList([]).text], [0] * group.size, None)
         self._held: dict[int, tuple[Statistic, Sequence[Key | None], int]] = {}  # by the id of the keys: the round, too
         self._rounds = 0
         self._total_keys: dict[tuple[str, ...], list[Key]] = {}
@@ -85,7 +85,7 @@ class Merger:
 
     # Rounds
 
-    def _merged(self, offer: Offer, blocks: Sequence[Rows]) -> list[MergedRows]:
+    def _merged(self, offer: Offer, blocks: Sequence[RankRows]) -> list[MergedRows]:
         when = offer.when
         self._rounds += 1
         for block in blocks:
@@ -140,4 +140,4 @@ class Merger:
             padded[: len(mine.pieces)] = mine.pieces
             found = self._channel.gathered(torch.from_numpy(padded))
             pieces = [each.numpy() for each in found]
-        self._layout = Layout(self._channel.group.rank, texts, [different.index(number) for number in digests], pieces)
+        self._layout = KeyUnion(self._channel.group.rank, texts, [different.index(number) for number in digests], pieces)

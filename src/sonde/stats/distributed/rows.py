@@ -44,7 +44,7 @@ class Key:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Rows:
+class RankRows:
     """Rows of one statistic.
 
     Attributes:
@@ -87,7 +87,7 @@ class Offer:
     """
 
     when: int
-    blocks: Sequence[Rows] = ()
+    blocks: Sequence[RankRows] = ()
     totals: Sequence[Total] = ()
     label: str = ""
     is_last: bool = False
@@ -166,7 +166,7 @@ class _Anyone:
     shape: tuple[int, ...] = field(default=())
 
 
-def rows_of(totals: Sequence[Total], known: dict[tuple[str, ...], list[Key]]) -> Rows:
+def rows_of(totals: Sequence[Total], known: dict[tuple[str, ...], list[Key]]) -> RankRows:
     """Return *totals* as rows; *known* remembers the keys by the names."""
     names = tuple(f"{each.how} {each.name}" for each in totals)
     keys = known.get(names)
@@ -178,7 +178,7 @@ def rows_of(totals: Sequence[Total], known: dict[tuple[str, ...], list[Key]]) ->
         for name, each in zip(names, totals, strict=True):
             number = seen[name] = seen.get(name, -1) + 1
             keys.append(Key((name, number), piece=_Anyone() if each.how == "lowest" else None))
-    return Rows(_Totals(), keys, np.array([[1.0, each.total, each.count, each.total] for each in totals]).reshape(-1, 4))
+    return RankRows(_Totals(), keys, np.array([[1.0, each.total, each.count, each.total] for each in totals]).reshape(-1, 4))
 
 
 def totals_of(totals: Sequence[Total], merged: MergedRows) -> list[MergedTotal]:

@@ -111,12 +111,12 @@ class FollowedRuns:
     def news(self) -> tuple[list[str], bool]:
         """Look, and return what is new since the last call: the ids of runs that have changed, and whether the list of runs has."""
         with self._lock:
-            self.look()
+            self.refresh()
             changed, has_list_changed = [each for each in self._changed if each in self._followed], self._has_list_changed
             self._changed, self._has_list_changed = {}, False
             return changed, has_list_changed
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Look for what is new, so that answers are of the newest data.
 
         Files are not read: their sizes and times are enough. Folders are searched every two seconds, less often where that is slow.

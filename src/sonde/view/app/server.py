@@ -122,12 +122,12 @@ class _Answers:
         return endpoint
 
     def runs(self, request: Request) -> Response:
-        self._followed.look()
+        self._followed.refresh()
         return _json({"folder": self._followed.shown, "runs": self._followed.entries()})
 
     def question(self, request: Request) -> Response:
         run, name = request.path_params["run"], request.path_params["question"]
-        self._followed.look()
+        self._followed.refresh()
         opened = self._followed.opened(run)
         query = sorted(request.query_params.multi_items(), key=lambda item: item[0])  # values of one name keep their order
         return self._kept((run, opened.version, name, *query), lambda: answer_text(name, opened, query), "application/json")
@@ -142,7 +142,7 @@ class _Answers:
         return answer
 
     def compare(self, request: Request) -> Response:
-        self._followed.look()
+        self._followed.refresh()
         asked = [request.query_params.get(name, "") for name in ("a", "b")]
         a, b = map(self._followed.opened, asked)
         key = ("compare", *asked, a.version, b.version)

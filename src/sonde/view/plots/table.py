@@ -84,7 +84,7 @@ def layer_rows(
     return moment.words, rows, footer
 
 
-def _alerts(run: Run, layers: Mapping[str, _Layer], last: int) -> dict[str, list[Note]]:
+def _alerts(run: Run, layers: Mapping[str, _LayerNumbers], last: int) -> dict[str, list[Note]]:
     """The findings up to step *last* as notes, by the name of the layer that each names; each once, without the layer's name."""
     named: dict[str, list[Note]] = {}
     for alert in run.alerts:
@@ -162,7 +162,7 @@ def _one_step(run: Run, families: Iterable[str], logged: list[int], step: int) -
 
 
 @dataclass
-class _Layer:
+class _LayerNumbers:
     """One row while it is read: the layer's model and path, its place in the order, its numbers and findings.
 
     ``calls`` is how many calls in a forward have rows of their own; ``lost`` has, by the kind of tensor, how many elements were
@@ -202,9 +202,9 @@ class _Reader:
 
     def __init__(self, run: Run, known: Known, moment: _Moment) -> None:
         self._run, self._known, self._where = run, known, moment.where
-        self._layers: dict[str, _Layer] = {}
+        self._layers: dict[str, _LayerNumbers] = {}
 
-    def layers(self) -> dict[str, _Layer]:
+    def layers(self) -> dict[str, _LayerNumbers]:
         """Every layer by its name, containers before their parts, else in the order of execution."""
         self._put("rms", self._of_outputs("rms", "output"), "output")
         self._put("zeros", self._of_outputs("zeros", "output"), None)
@@ -301,13 +301,13 @@ class _Reader:
         roots = {name: [math.sqrt(square) for square in steps.values()] for name, steps in squares.items()}
         return {name: _Sum(median(each) if each else math.nan, *lost[name]) for name, each in roots.items()}
 
-    def _meet(self, name: str, owner: Site, place: int) -> _Layer:
-        known = self._layers.setdefault(name, _Layer(owner.model, owner.layer, place, {}, [], {}))
+    def _meet(self, name: str, owner: Site, place: int) -> _LayerNumbers:
+        known = self._layers.setdefault(name, _LayerNumbers(owner.model, owner.layer, place, {}, [], {}))
         known.place = min(known.place, place)
         return known
 
 
-def _in_tree_order(layers: Mapping[str, _Layer]) -> list[str]:
+def _in_tree_order(layers: Mapping[str, _LayerNumbers]) -> list[str]:
     """The names so that each container stands before its parts, and parts stand in the order in which the first of each ran."""
     places: dict[tuple[str, ...], int] = {}
     paths = {name: _path(layer) for name, layer in layers.items()}
@@ -319,7 +319,7 @@ def _in_tree_order(layers: Mapping[str, _Layer]) -> list[str]:
     )
 
 
-def _path(layer: _Layer) -> tuple[str, ...]:
+def _path(layer: _LayerNumbers) -> tuple[str, ...]:
     return (layer.model, *(layer.path.split(".") if layer.path != "(root)" else ()))
 
 
