@@ -92,17 +92,13 @@ class Settings:
 
     Attributes:
         lenses: all of them, also those that belong to others.
-        choice: which layers.
-        gradients: of parameters.
-        evaluation: record evaluation passes through every lens.
-        scaler: a ``GradScaler`` or None.
-        strict: raise what a statistic raises.
+        choice: which layers: ``include``, ``exclude`` and ``depth``.
+        gradients, evaluation, scaler, strict, bad_steps: see :func:`sonde.watch`.
         update_memory: bytes that copies of parameters may take, for the time of a logged step.
         calls_apart: how many calls of a module in one forward have rows of their own.
         by_default: whether these are the default lenses. One of them may find nothing to observe.
         part: how this process takes part in the run.
         batch_ranks: the ranks that run the models on batches of their own; None: find them.
-        bad_steps: what is done about a step with NaN or infinity, and about a spike.
         rules: those that are applied to the rows.
     """
 

@@ -60,48 +60,50 @@ def watch(
     At the end three lines say where the run is, what was found and what watching cost. A script that ends without ``detach()`` is
     detached when the interpreter ends. Hold the inspector for as long as it is to record: one that nobody holds is detached.
 
+    The arguments are explained in this order: what is recorded and judged, when, where it goes, and what several processes do.
+
     Args:
         model: any ``nn.Module``, also compiled or wrapped; several as ``{"G": generator, "D": discriminator}``. Each
             counts its own steps.
         optimizer: only checked to step the model. The steps of all ``torch.optim`` optimizers are seen by themselves.
-        every: which steps are logged: n for every n-th; ``"10s"`` for a time between them; a range, step numbers, or an iterator of
-            ascending ones; a callable ``Tick -> bool``; a :class:`sonde.Warmup`. Between logged steps the hooks are taken out.
-        to: where rows go: None for a new folder in runs/, a path, ``"memory"``, a :class:`sonde.Run` on disk to continue; a
-            logger, as a :class:`~sonde.integrations.TensorBoard` or another sink; a visualizer (``Callable[[Run], None]``, called
-            at the end of each epoch and of the training); the name of one of these, ``"print"``, ``"matplotlib"``,
-            ``"tensorboard"``, ``"wandb"`` or ``"mlflow"``, whose files are in the folder of the run; or a list.
         lenses: what is looked at, as :func:`sonde.lens.moments` or a list; by default outputs, gradients, parameters and updates of
             all layers, and activations where there are any.
         include, exclude: which layers, for all lenses: a regular expression that is searched in their names, exact names, types,
             or a callable ``(name, module) -> bool``.
         depth: how many levels below the root are observed; a module at the last level stands for all that is in it. -1 is all.
-        rules: the rules watch each logged step, and print a line as soon as one finds something: by name False to leave a
-            rule out, or its thresholds, as ``{"dead": False, "spike": {"deviations": 6}}``; False alone leaves out all. See
-            ``sonde.rules.RULES`` and :func:`sonde.rule`.
-        config: hyperparameters and notes, kept in the run as ``run.config``: a mapping, a dataclass or an ``argparse.Namespace``.
-            What is no number, text, list or mapping is kept as its text.
-        scaler: the ``GradScaler`` of the loop: gradients are recorded unscaled, and skipped attempts are no steps.
         gradients: which gradients of parameters: ``"step"``, as the optimizer sees them (accumulated, unscaled, clipped);
             ``"micro_step"``, those accumulated after each backward pass, in families with the suffix ``_micro``; ``"both"``.
         evaluation: record evaluation passes (the root in evaluation mode, or without gradients) too, in families with the
             suffix ``_eval``, at the step before them. Keeps the hooks in between logged steps.
         calls: which calls of a module within one forward have rows of their own: ``"each"``, the first 8; a number, the first so
             many; ``"joined"``, none. All others share a row, whose ``call`` is -1.
-        exists: what to do where the folder holds a run: ``"error"``; ``"resume"`` to continue it, after its last step or at *step*;
-            ``"unique"`` to write beside it; ``"replace"`` to delete it.
-        step, epoch: the numbers of the first step and of the first epoch. A run that is resumed goes on with its last epoch, or, if
-            that had ended, with the next one.
-        strict: raise what a statistic raises, instead of going on without it with a warning.
-        verbose: print alarms, and three lines at the end.
+        scaler: the ``GradScaler`` of the loop: gradients are recorded unscaled, and skipped attempts are no steps.
         graph: an example of the model's input: a tuple or list of positional arguments, a mapping of keyword arguments (as a
             dict or the ``BatchEncoding`` of a tokenizer), or the only argument. The execution graph is captured on it before the
             training begins, and kept in the run: ``sonde.graph.Graph.of(run.graph)`` reads it back, to be drawn with the run's
             numbers on its nodes. The model is left as it was.
-        ranks: what several processes record: ``"merged"``, numbers of all of them, joined; ``"each"``, each its own; ``"first"``,
-            rank 0 alone; a process group, its ranks in a run of their own; or a :class:`sonde.Ranks`, for times and more.
+        rules: the rules watch each logged step, and print a line as soon as one finds something: by name False to leave a
+            rule out, or its thresholds, as ``{"dead": False, "spike": {"deviations": 6}}``; False alone leaves out all. See
+            ``sonde.rules.RULES`` and :func:`sonde.rule`.
         bad_steps: what is done about a step with NaN or infinity: ``"warn"``, ``"stop"``, ``"wait"`` or None; or a
             :class:`sonde.BadSteps`, also about spikes.
+        every: which steps are logged: n for every n-th; ``"10s"`` for a time between them; a range, step numbers, or an iterator of
+            ascending ones; a callable ``Tick -> bool``; a :class:`sonde.Warmup`. Between logged steps the hooks are taken out.
+        step, epoch: the numbers of the first step and of the first epoch. A run that is resumed goes on with its last epoch, or, if
+            that had ended, with the next one.
         limits: a :class:`sonde.Limits`: the share of the time, and the memory, that watching may take.
+        to: where rows go: None for a new folder in runs/, a path, ``"memory"``, a :class:`sonde.Run` on disk to continue; a
+            logger, as a :class:`~sonde.integrations.TensorBoard` or another sink; a visualizer (``Callable[[Run], None]``, called
+            at the end of each epoch and of the training); the name of one of these, ``"print"``, ``"matplotlib"``,
+            ``"tensorboard"``, ``"wandb"`` or ``"mlflow"``, whose files are in the folder of the run; or a list.
+        exists: what to do where the folder holds a run: ``"error"``; ``"resume"`` to continue it, after its last step or at *step*;
+            ``"unique"`` to write beside it; ``"replace"`` to delete it.
+        config: hyperparameters and notes, kept in the run as ``run.config``: a mapping, a dataclass or an ``argparse.Namespace``.
+            What is no number, text, list or mapping is kept as its text.
+        verbose: print alarms, and three lines at the end.
+        strict: raise what a statistic raises, instead of going on without it with a warning.
+        ranks: what several processes record: ``"merged"``, numbers of all of them, joined; ``"each"``, each its own; ``"first"``,
+            rank 0 alone; a process group, its ranks in a run of their own; or a :class:`sonde.Ranks`, for times and more.
 
     Returns:
         The inspector, attached.
