@@ -75,7 +75,7 @@ CHANGES = {
 
 
 def test_there_is_a_walk_through_for_each_kind_of_change() -> None:
-    kinds = ["statistic", "preprocessor", "lens", "port", "picture", "command", "column"]
+    kinds = ["statistic", "preprocessor", "lens", "port", "picture", "command", "column", "rule"]
     assert list(CHANGES) == [f"A new {kind}" for kind in kinds]
 
 

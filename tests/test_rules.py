@@ -6,6 +6,7 @@ import math
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from sonde import rules
@@ -290,6 +291,33 @@ def test_a_number_that_equals_the_limit_is_on_the_side_that_the_condition_says(f
 def test_nothing_is_said_against_a_size_of_zero(found: Any) -> None:
     """A quotient by nothing is none: no rule divides by 0, or finds 0 large beside 0."""
     assert found() is None
+
+
+NUMBERS = [-20.0, -1e-6, 0.0, 1e-9, 1e-6, 1e-5, 1e-3, 0.02, 0.05, 0.2, 0.25, 0.5, 0.6, 0.9, 1.0, 1.1, 1.5, 2.0, 5.0, 8.0, 10.0]
+NUMBERS += [100.0, 300.0, 1e3, 1e4, 65_504.0, math.inf, math.nan]
+
+
+@pytest.mark.parametrize("name", [name for name, each in rules.RULES.items() if each.measure is not None])
+def test_a_condition_says_the_same_of_an_array_as_of_each_number_in_it(name: str) -> None:
+    """Of 2,000 draws from numbers at, next to and far from limits; the value of what is found is the same, too."""
+    entry, generator = rules.RULES[name], np.random.default_rng(0)
+    drawn = generator.choice(NUMBERS, (len(entry.reads), 2000))
+    assert entry.measure is not None
+    with np.errstate(all="ignore"):
+        holds, values = (np.broadcast_to(each, 2000) for each in entry.measure(*drawn))
+        found = [entry.judge(*numbers) for numbers in drawn.T]
+    assert [each is not None for each in found] == holds.tolist()
+    assert holds.any()
+    assert not holds.all()
+    np.testing.assert_array_equal([each.value for each in found if each is not None], values[holds])
+
+
+def test_what_an_entry_names_is_there() -> None:
+    """What follows from a rule is a rule, and thresholds that are named are its own."""
+    for each in rules.RULES.values():
+        named = {name for name in (each.least, each.note_until) if isinstance(name, str) and name}
+        assert each.brings <= rules.RULES.keys()
+        assert named <= each.thresholds.keys()
 
 
 def test_the_severity_at_a_limit() -> None:

@@ -8,7 +8,12 @@ by the same code: by :class:`LayerFindings` (sizes of layers and weights), :clas
 run. Sizes (norms, root mean squares) and limits have no unit: each size is compared with another one of the same unit.
 """
 
-from sonde.rules import before_training, gradients, growth, health, loop, updates
+from sonde.rules import before_training as before_training
+from sonde.rules import gradients as gradients
+from sonde.rules import growth as growth
+from sonde.rules import health as health
+from sonde.rules import loop as loop
+from sonde.rules import updates as updates
 from sonde.rules.chosen import Chosen, Given, judge
 from sonde.rules.defects import FirstDefect
 from sonde.rules.finding import RULES, Finding, Rule, Severity, rule
@@ -22,9 +27,6 @@ from sonde.rules.places import of_gradient, of_output, of_size, of_update
 from sonde.rules.port_findings import PortFindings
 from sonde.rules.scalar_findings import ScalarFindings
 from sonde.rules.updates import UPDATE_USUAL
-
-LISTED = (before_training, gradients, growth, health, loop, updates)
-"""The files of entries."""
 
 __all__ = [
     "DEAD_SAMPLES",
