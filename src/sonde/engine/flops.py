@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import conv_flop_count, sdpa_flop_count
 
 from sonde.engine.torch_api.autograd_state import graph_task, transforms
-from sonde.engine.torch_api.tensors import without_overrides
+from sonde.engine.torch_api.torch_tensors import without_overrides
 
 Formula = Callable[[tuple[Any, ...], dict[str, Any], Any], int]
 

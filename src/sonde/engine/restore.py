@@ -19,7 +19,7 @@ from sonde.engine.selection import members, parameters
 from sonde.engine.stand_in import StandIn
 from sonde.engine.torch_api import hooks
 from sonde.engine.torch_api.modules import buffers_of, holds_parameters_elsewhere
-from sonde.engine.torch_api.tensors import version_of
+from sonde.engine.torch_api.torch_tensors import version_of
 from sonde.engine.unseen import quiet
 from sonde.warn import warn_user
 

@@ -1,12 +1,13 @@
-"""Statistics: measure tensors, add up the measures, finish numbers. Independent of modules and hooks."""
+"""Statistics: measure tensors, add up the measures, finish numbers. Independent of modules and hooks.
 
-# A name that is imported as itself is public.
+A statistic measures; a ``Table`` holds its rows, as an ``Accumulator`` holds one; ``Group`` and ``Merger`` join the rows of several
+ranks. A name below is public.
+"""
 
 from types import ModuleType as _Module
 
-from sonde.number import Number as Number
-from sonde.stats.accumulator import Accumulator as Accumulator
-from sonde.stats.accumulator import Result as Result
+# isort: split
+# What can be measured
 from sonde.stats.activation import Activation as Activation
 from sonde.stats.activation import ChannelActivation as ChannelActivation
 from sonde.stats.distributed import Group as Group
@@ -20,23 +21,19 @@ from sonde.stats.exponents import ExponentHistogram as ExponentHistogram
 from sonde.stats.geometry import Cosine as Cosine
 from sonde.stats.geometry import Norm as Norm
 from sonde.stats.geometry import cosine as cosine
-from sonde.stats.history import History as History
-from sonde.stats.host_copy import HostCopy as HostCopy
-from sonde.stats.kernels import Kernel as Kernel
-from sonde.stats.kernels.fused import is_fused as is_fused
-from sonde.stats.kernels.native import kernel_status as kernel_status
 from sonde.stats.moments import Moments as Moments
-from sonde.stats.pair import PairStatistic as PairStatistic
-from sonde.stats.pieces import PLAIN as PLAIN
-from sonde.stats.pieces import Piece as Piece
-from sonde.stats.pieces import local as local
 from sonde.stats.quantiles import magnitude_quantiles as magnitude_quantiles
-from sonde.stats.running import RunningMeanVar as RunningMeanVar
-from sonde.stats.running import as_number as as_number
 from sonde.stats.samples import MatrixCondition as MatrixCondition
 from sonde.stats.samples import SampleNorm as SampleNorm
 from sonde.stats.samples import Single as Single
 from sonde.stats.spectrum import Spectrum as Spectrum
+from sonde.stats.updates import Updates as Updates
+from sonde.stats.updates import vanished_share as vanished_share
+
+# isort: split
+# What a statistic is
+from sonde.number import Number as Number
+from sonde.stats.pair import PairStatistic as PairStatistic
 from sonde.stats.statistic import Column as Column
 from sonde.stats.statistic import Field as Field
 from sonde.stats.statistic import RowStatistic as RowStatistic
@@ -44,8 +41,28 @@ from sonde.stats.statistic import Statistic as Statistic
 from sonde.stats.statistic import dense as dense
 from sonde.stats.statistic import elements as elements
 from sonde.stats.statistic import reduce as reduce
+
+# isort: split
+# Add up and finish
+from sonde.stats.accumulator import Accumulator as Accumulator
+from sonde.stats.accumulator import Result as Result
+from sonde.stats.history import History as History
+from sonde.stats.host_copy import HostCopy as HostCopy
+from sonde.stats.running import RunningMeanVar as RunningMeanVar
+from sonde.stats.running import as_number as as_number
 from sonde.stats.table import Table as Table
-from sonde.stats.updates import Updates as Updates
-from sonde.stats.updates import vanished_share as vanished_share
+
+# isort: split
+# Distributed tensors, and rows of several ranks
+from sonde.stats.distributed import Rows as Rows
+from sonde.stats.pieces import PLAIN as PLAIN
+from sonde.stats.pieces import Piece as Piece
+from sonde.stats.pieces import local as local
+
+# isort: split
+# Compiled kernels
+from sonde.stats.kernels import Kernel as Kernel
+from sonde.stats.kernels.fused import is_fused as is_fused
+from sonde.stats.kernels.native import kernel_status as kernel_status
 
 __all__ = [name for name, value in vars().items() if name[0] != "_" and not isinstance(value, _Module)]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from sonde.engine.torch_api.tensors import loss_scale_of, takes_loss_scale, version_of
+from sonde.engine.torch_api.torch_tensors import loss_scale_of, takes_loss_scale, version_of
 from sonde.errors import ArgumentError
 from sonde.stats import dense
 from sonde.warn import warn_user

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from sonde.engine.torch_api.tensors import clone_each
+from sonde.engine.torch_api.torch_tensors import clone_each
 from sonde.stats import PLAIN, local
 
 Copies = dict[tuple[int, int], Tensor]

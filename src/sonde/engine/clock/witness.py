@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from torch import nn
 
-from sonde.engine.torch_api.tensors import version_of
+from sonde.engine.torch_api.torch_tensors import version_of
 
 
 class Witness:

@@ -13,7 +13,7 @@ from sonde.engine.inventory import Inventory
 from sonde.engine.probes.delivery import Delivery
 from sonde.engine.probes.site_hook import SiteHook
 from sonde.engine.torch_api.modules import parameters_in, unwrap
-from sonde.engine.torch_api.tensors import version_of
+from sonde.engine.torch_api.torch_tensors import version_of
 from sonde.errors import DeadHookError
 from sonde.warn import warn_user
 
