@@ -1,3 +1,5 @@
+from sonde.schedule import Warmup as Warmup
+
 from . import errors as errors
 from . import graph as graph
 from . import integrations as integrations
@@ -22,7 +24,6 @@ from .inspector import BadSteps as BadSteps
 from .inspector import Inspector as Inspector
 from .inspector import Limits as Limits
 from .inspector import Ranks as Ranks
-from .inspector import Warmup as Warmup
 from .inspector import replay as replay
 from .inspector import watch as watch
 from .keep import Tracker as Tracker

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from sonde import lens
-from sonde.inspector import Warmup, watch
+from sonde.inspector import watch
+from sonde.schedule import Warmup
 
 
 class Parts(nn.Module):

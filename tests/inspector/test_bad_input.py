@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from sonde import Limits, lens
 from sonde.errors import ArgumentError, ModelError, ObservationWarning, SelectionError, StoreError
-from sonde.inspector import Inspector, Sink, Warmup, watch
+from sonde.inspector import Inspector, Sink, watch
 from sonde.run.run import Run, open_run
+from sonde.schedule import Warmup
 from sonde.stats import Field, Moments, Statistic
 from sonde.stats.statistic import Column
 

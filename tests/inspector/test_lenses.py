@@ -20,8 +20,8 @@ from torch.optim import SGD
 from sonde import lens
 from sonde.cli import main
 from sonde.errors import ArgumentError, SelectionError
-from sonde.inspector import Inspector, Warmup, watch
-from sonde.schedule import Steps
+from sonde.inspector import Inspector, watch
+from sonde.schedule import Steps, Warmup
 from sonde.stats import Accumulator, ExponentHistogram, Field, Statistic
 from sonde.stats.statistic import Column
 from sonde.view import plots

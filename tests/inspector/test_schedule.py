@@ -15,8 +15,8 @@ from sonde import Limits
 from sonde.engine.clock.pace import Pace
 from sonde.engine.clock.turns import Turns
 from sonde.errors import ArgumentError
-from sonde.inspector import Inspector, Warmup, watch
-from sonde.schedule import EverySeconds, Tick, in_epochs, schedule_of
+from sonde.inspector import Inspector, watch
+from sonde.schedule import EverySeconds, Tick, Warmup, in_epochs, schedule_of
 
 
 def logged(every: Any, steps: int) -> list[int]:

@@ -11,7 +11,8 @@ from torch.nn import functional
 from torch.optim import SGD, AdamW, Optimizer
 
 from sonde import lens
-from sonde.inspector import Finding, watch
+from sonde.inspector import watch
+from sonde.rules import Finding
 from sonde.run import findings_in
 from sonde.run.findings import Findings
 

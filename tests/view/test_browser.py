@@ -14,8 +14,8 @@ import sonde
 from sonde.answer import Cell, Grid
 from sonde.escape import escape_html
 from sonde.graph import capture
-from sonde.inspector import Finding
 from sonde.recorders import ForwardOutput
+from sonde.rules import Finding
 from sonde.run import Layout, start_run
 from sonde.view import plots
 

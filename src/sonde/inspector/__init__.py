@@ -10,46 +10,39 @@ the same thread joins the blocks of each family into one Arrow table, with colum
 as one Parquet part.
 """
 
-from sonde.inspector.arguments import flat as flat
-from sonde.inspector.arguments import plain_config as plain_config
-from sonde.inspector.inspector import Inspector
-from sonde.inspector.ranks import Ranks
-from sonde.inspector.sentinel.replayed_step import replay
-from sonde.inspector.settings import BadSteps, Limits
+from types import ModuleType as _Module
+
+# isort: split
+# Watch a training
+from sonde.inspector.inspector import Inspector as Inspector
+from sonde.inspector.sentinel.replayed_step import replay as replay
+from sonde.inspector.watch import watch as watch
+
+# isort: split
+# What watch() takes beside plain values
+from sonde.inspector.ranks import Ranks as Ranks
+from sonde.inspector.settings import BadSteps as BadSteps
+from sonde.inspector.settings import Limits as Limits
+
+# isort: split
+# Where rows go, and what they are to a sink
 from sonde.inspector.sinks import MLflowSink as MLflowSink
 from sonde.inspector.sinks import TensorBoard as TensorBoard
 from sonde.inspector.sinks import WandbSink as WandbSink
-from sonde.inspector.sinks.base import LoggedRows, RunSink, Sink
+from sonde.inspector.sinks.base import LoggedRows as LoggedRows
+from sonde.inspector.sinks.base import RunSink as RunSink
+from sonde.inspector.sinks.base import Sink as Sink
 from sonde.inspector.sinks.to_argument import folders_named as folders_named
-from sonde.inspector.watch import watch
-from sonde.rows import RowBlock, Rows, Scalar
-from sonde.rules import Finding
-from sonde.schedule import Schedule, Warmup
+from sonde.rows import RowBlock as RowBlock
+from sonde.rows import Rows as Rows
+from sonde.rows import Scalar as Scalar
+
+# isort: split
+# Values as run.json and a message have them
+from sonde.inspector.arguments import flat as flat
+from sonde.inspector.arguments import plain_config as plain_config
 
 PyTorchInspector = Inspector
 """monitorch's name of the inspector."""
 
-__all__ = [
-    "BadSteps",
-    "Finding",
-    "Inspector",
-    "Limits",
-    "LoggedRows",
-    "MLflowSink",
-    "PyTorchInspector",
-    "Ranks",
-    "RowBlock",
-    "Rows",
-    "RunSink",
-    "Scalar",
-    "Schedule",
-    "Sink",
-    "TensorBoard",
-    "WandbSink",
-    "Warmup",
-    "flat",
-    "folders_named",
-    "plain_config",
-    "replay",
-    "watch",
-]
+__all__ = [name for name, value in vars().items() if name[0] != "_" and not isinstance(value, _Module)]

@@ -11,7 +11,8 @@ from torch import nn
 from torch.optim import SGD, AdamW
 
 from sonde import lens
-from sonde.inspector import Finding, watch
+from sonde.inspector import watch
+from sonde.rules import Finding
 from sonde.run.findings import Findings
 
 
