@@ -1,5 +1,3 @@
-from sonde.schedule import Warmup as Warmup
-
 from . import errors as errors
 from . import graph as graph
 from . import integrations as integrations
@@ -35,6 +33,7 @@ from .run import check as check
 from .run import open_run as open_run
 from .run import open_runs as open_runs
 from .run import open_tensors as open_tensors
+from .schedule import Warmup as Warmup
 from .site import Site as Site
 
 __version__: str

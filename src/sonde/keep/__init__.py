@@ -4,6 +4,9 @@ A ``Tracker`` is a list of stashes. A ``Tally`` adds up outputs and gradients of
 ``annotate``; other instruments do so, too.
 """
 
+from types import ModuleType as _Module
+
+# isort: split
 # Track a model
 from sonde.keep.stash import Stash as Stash
 from sonde.keep.stash import StashFn as StashFn
@@ -28,3 +31,5 @@ from sonde.keep.layers import annotate as annotate
 from sonde.keep.layers import first_measurable as first_measurable
 from sonde.keep.layers import layers_of as layers_of
 from sonde.keep.layers import numbers_of as numbers_of
+
+__all__ = [name for name, value in vars().items() if name[0] != "_" and not isinstance(value, _Module)]

@@ -54,7 +54,6 @@ from sonde.stats.table import Table as Table
 
 # isort: split
 # Distributed tensors, and rows of several ranks
-from sonde.stats.distributed import Rows as Rows
 from sonde.stats.pieces import PLAIN as PLAIN
 from sonde.stats.pieces import Piece as Piece
 from sonde.stats.pieces import local as local
