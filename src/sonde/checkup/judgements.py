@@ -10,8 +10,7 @@ from sonde.checkup.examination import Examination
 from sonde.checkup.operator_log import OperatorLog
 from sonde.checkup.pass_facts import Change
 from sonde.checkup.timing import Difference
-from sonde.rules import Finding
-from sonde.rules.finding import Severity
+from sonde.rules import Finding, Severity
 from sonde.words import many, names_text, percent, size_text, time_text
 
 _SHOWN = 3

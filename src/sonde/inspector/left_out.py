@@ -9,8 +9,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from sonde.engine import SiteHook, parameters_of, version_of
-from sonde.rules import RULES, Chosen, Finding
-from sonde.rules.layer_groups import among
+from sonde.rules import RULES, Chosen, Finding, among
 
 _LOOKS = 2 * int(RULES["unmoved"].thresholds["least"])  # logged steps, from the first on
 _MOST = 0.5  # share of the layers without an optimizer; if more are, the others are what is meant to be trained

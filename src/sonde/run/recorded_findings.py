@@ -10,8 +10,7 @@ import numpy as np
 
 from sonde import rules
 from sonde.rows import Layout, RowBlock
-from sonde.rules import Chosen, Finding
-from sonde.rules.place_history import DEFECTS
+from sonde.rules import DEFECTS, Chosen, Finding
 from sonde.run.findings import Findings
 from sonde.run.folder.duckdb_sql import literal, of_rank
 from sonde.site import Site

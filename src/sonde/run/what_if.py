@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sonde.errors import ArgumentError
-from sonde.rules import Chosen, Finding
-from sonde.rules.layer_groups import among
+from sonde.rules import Chosen, Finding, among
 from sonde.run.folder.duckdb_sql import of_rank, quoted
 from sonde.run.schema import main_families
 from sonde.site import Site

@@ -10,7 +10,7 @@ import numpy as np
 
 from sonde.errors import ArgumentError, UnknownSiteError
 from sonde.number import Number
-from sonde.rules.model_facts import ModelFacts
+from sonde.rules import ModelFacts
 from sonde.run import Run, literal, main_families, quoted
 from sonde.site import PORTS, Site
 from sonde.suggest import unknown_name
