@@ -9,9 +9,9 @@ from . import testing as testing
 from . import types as types
 from .answer import Answer as Answer
 from .checkup import doctor as doctor
+from .diagnosis import compare as compare
 from .diagnosis import preflight as preflight
 from .diagnosis import why_nan as why_nan
-from .diagnosis.compare import compare as compare
 from .engine import ModuleTracker as ModuleTracker
 from .engine import observe as observe
 from .engine import quiet as quiet

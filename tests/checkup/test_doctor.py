@@ -252,7 +252,7 @@ def test_errors_say_what_to_do(batch: Tensor) -> None:
         sonde.doctor("model", batch)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="load its weights first"):
         sonde.doctor(nn.Linear(3, 2, device="meta"), batch)
-    with pytest.raises(ArgumentError, match="run it once"):
+    with pytest.raises(ArgumentError, match="run the model once"):
         sonde.doctor(nn.LazyLinear(3), batch)
     for wrong in ({"every": 0}, {"compile": "yes"}, {"seconds": 0}, {"loss_fn": 3}, {"optimizer": 3}):
         with pytest.raises(ArgumentError, match=f"^{next(iter(wrong))}="):

@@ -4,8 +4,8 @@ from .answer import worst_first as worst_first
 from .chart import Chart as Chart
 from .chart import Line as Line
 from .chart import Mark as Mark
-from .checks import Check as Check
-from .checks import ModelChecks as ModelChecks
+from .model_checks import Check as Check
+from .model_checks import ModelChecks as ModelChecks
 from .page import KIT as KIT
 from .page import asset as asset
 from .page import html_page as html_page

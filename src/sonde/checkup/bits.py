@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor, nn
-
-__all__ = ["difference", "largest_difference", "same_bits"]
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -29,22 +25,6 @@ def difference(one: Tensor, other: Tensor) -> str:
     if len(parts[0]) != len(parts[1]):
         return f"{len(parts[0])} and {len(parts[1])} parts"
     return next(filter(None, map(_plain_difference, *parts)), "")
-
-
-def largest_difference(one: Tensor, other: Tensor) -> float:
-    """Return the largest magnitude of the difference of two elements; infinite for tensors of other shapes or kinds."""
-    if one.layout != other.layout or one.device != other.device or one.is_nested != other.is_nested:
-        return math.inf
-    parts = _parts(one.detach()), _parts(other.detach())
-    if [part.shape for part in parts[0]] != [part.shape for part in parts[1]]:
-        return math.inf
-    largest = 0.0
-    for here, there in zip(*parts, strict=True):
-        if here.numel() and not here.is_meta:
-            apart = (here.to(torch.float64) - there.to(torch.float64)).abs()
-            same = (here == there) | (here.isnan() & there.isnan())
-            largest = max(largest, float(torch.where(same, 0.0, apart.nan_to_num(math.inf)).max()))
-    return largest
 
 
 def _parts(tensor: Tensor) -> list[Tensor]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sonde.checkup.compiling import Backend, compiled_anew
 from sonde.checkup.pass_facts import Arguments, fresh, settled
-from sonde.diagnosis.preflight.subject import Subject
+from sonde.diagnosis import Subject
 from sonde.engine import Trial, walk
 from sonde.inspector import Inspector, watch
 

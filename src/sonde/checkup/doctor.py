@@ -13,12 +13,12 @@ from torch import nn
 from sonde.answer import Cell, Check, Grid, ModelChecks, Part, Verdict
 from sonde.checkup.examination import Cost, Examination
 from sonde.checkup.judgements import CHECKS, numbers_of
-from sonde.diagnosis.preflight.preflight import check_arguments, check_count, check_numbers, progress
-from sonde.diagnosis.preflight.subject import Subject
+from sonde.diagnosis import Subject
 from sonde.engine import Where, check_model
 from sonde.errors import ArgumentError
 from sonde.lens import AnyLens, Lens, LossMetrics
 from sonde.preprocessor import AbstractPreprocessor
+from sonde.view import progress
 from sonde.words import size_text, time_text
 
 if TYPE_CHECKING:
@@ -151,9 +151,8 @@ def doctor(
         Exception: what the model raises without an observer.
     """
     check_model(model)
-    check_arguments(loss_fn, optimizer, seconds)
-    check_numbers(model)
-    check_count("every", every, "the number of steps from one logged step to the next")
+    if isinstance(every, bool) or not isinstance(every, int) or every < 1:  # type: ignore[redundant-expr]
+        raise ArgumentError(f"every={every!r}: give the number of steps from one logged step to the next, 1 or more")
     if compile not in (None, True, False):
         raise ArgumentError(f"compile={compile!r}: give True, False, or None for models that are compiled")
     if _rank():
@@ -166,10 +165,10 @@ def doctor(
     chosen: Any = (lenses,) if single else None if lenses is None else tuple(lenses)  # type: ignore[arg-type]
     given = {"include": include, "exclude": exclude}
     checks = []
-    with progress("doctor", len(CHECKS), verbose) as advance:
+    with progress("doctor", verbose=verbose) as show:
         examined = Examination(subject, chosen, every, seconds, compile, given)
-        for name, check in CHECKS.items():
-            advance(name)
+        for place, (name, check) in enumerate(CHECKS.items(), 1):
+            show(f"{name}, {place} of {len(CHECKS)}")
             unjudged = Check(name, "the model raises under watch", judged=False)
             checks.append(check(examined) if examined.raised is None else unjudged)
     known = examined.raised is None

@@ -14,7 +14,7 @@ from sonde.checkup.copied_training import NEVER, Training, watching
 from sonde.checkup.operator_log import OperatorLog
 from sonde.checkup.pass_facts import Change, Facts, changes, facts_of_passes
 from sonde.checkup.timing import Difference, Times, Way, interleaved
-from sonde.diagnosis.preflight.subject import Subject
+from sonde.diagnosis import Subject
 from sonde.engine import Coverage, ProbeError, private_parts, regions
 from sonde.errors import SelectionError, SondeError
 from sonde.inspector import Inspector, flat

@@ -13,9 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sonde.engine import OperatorMode, members, unseen_by_modes, walk
-
-__all__ = ["OperatorLog", "Read"]
+from sonde.engine import OperatorCall, OperatorMode, members, walk
 
 _OBSERVERS = ("sonde.engine.", "sonde.inspector.", "sonde.stats.", "sonde.keep.", "sonde.preprocessor.", "sonde.recorders.")
 _READING = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
@@ -90,21 +88,21 @@ class OperatorLog(OperatorMode):
         """The most bytes at one time of the tensors that operators made meanwhile."""
         return self._memory.peak
 
-    def operator(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        result = function(*args, **kwargs)
+    def operator(self, call: OperatorCall) -> Any:
+        function, result = call.function, call.run()
         name = str(getattr(function, "name", lambda: function)()).removeprefix("aten::")
         place, by_sonde = self._caller()
         if by_sonde:
             self.sonde[name] += 1
         else:
             self.model[place, name] += 1
-        given = [tensor for _, tensor in walk((args, kwargs))]
+        given = [tensor for _, tensor in walk((call.args, call.kwargs))]
         made = [tensor for _, tensor in walk(result)]
-        with unseen_by_modes():
+        with self.unseen():
             for tensor in made:
                 self._memory.add(tensor)
         afar = any(not tensor.is_cpu and not tensor.is_meta for tensor in given)
-        arrives = afar and any(tensor.is_cpu for tensor in made) and not (kwargs.get("non_blocking") or True in args[2:])
+        arrives = afar and any(tensor.is_cpu for tensor in made) and not (call.kwargs.get("non_blocking") or True in call.args[2:])
         if arrives or not _READING.isdisjoint(getattr(function, "tags", ())):
             self.reads.append(Read(name, place, by_sonde, afar))
         return result

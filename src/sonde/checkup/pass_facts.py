@@ -13,10 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sonde.checkup.bits import difference, largest_difference
+from sonde.checkup.bits import difference
+from sonde.diagnosis import distance_between
 from sonde.engine import flatten, hooks, remap, walk
-
-__all__ = ["Arguments", "Change", "Facts", "changes", "facts_of_passes", "fresh", "random_state", "settled"]
 
 Facts: TypeAlias = dict[str, Any]
 """By name what was observed: tensors, numbers, names."""
@@ -54,7 +53,7 @@ def changes(plain: Facts, observed: Facts) -> list[Change]:
         here, there = plain[key], observed[key]
         if isinstance(here, Tensor) and isinstance(there, Tensor):
             if text := difference(here, there):
-                found.append(Change(key, f"{text} (without, with)", largest_difference(here, there)))
+                found.append(Change(key, f"{text} (without, with)", distance_between(here, there).farthest))
         elif not _equal(here, there):
             found.append(Change(key, f"{_shown(here)} and {_shown(there)} (without, with)"))
     return found

@@ -50,7 +50,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the comparison."""
-    from sonde.diagnosis.compare.compare import compare
+    from sonde.diagnosis import compare
 
     given: dict[str, Any] = {"match": _match(options.match)} if options.match else {}
     if options.noise is not None:

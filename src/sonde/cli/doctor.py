@@ -58,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _model(options: argparse.Namespace) -> int:
-    from sonde.checkup.doctor import doctor
+    from sonde.checkup import doctor
 
     made = load(options.model)
     asked = {"every": options.every, "compile": options.compile, "seconds": options.seconds, "verbose": not options.json}

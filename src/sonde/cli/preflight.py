@@ -25,7 +25,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the verdicts."""
-    from sonde.diagnosis.preflight.preflight import preflight
+    from sonde.diagnosis import preflight
 
     made = load(options.model)
     checks = None if options.checks is None else options.checks.split(",")

@@ -1,7 +1,26 @@
-"""Say what is wrong with a model: run it, look at everything that it does, and name the place and the cause."""
+"""Say what is wrong with a model: run it, look at everything that it does, and name the place and the cause.
 
+``why_nan``, ``compare`` and ``preflight`` ask; each returns an :class:`sonde.answer.Answer`. A step that a training has kept is
+looked at by ``observe_step``. A ``Subject`` is a model with batch, loss and optimizer that is tried again and again.
+"""
+
+from sonde.diagnosis.compare import Comparison, compare
+from sonde.diagnosis.distance import distance_between
 from sonde.diagnosis.nonfinite.non_finite import NonFinite
-from sonde.diagnosis.nonfinite.why_nan import why_nan
+from sonde.diagnosis.nonfinite.tensor_facts import TensorFacts
+from sonde.diagnosis.nonfinite.why_nan import observe_step, why_nan
 from sonde.diagnosis.preflight.preflight import Preflight, preflight
+from sonde.diagnosis.preflight.subject import Subject
 
-__all__ = ["NonFinite", "Preflight", "preflight", "why_nan"]
+__all__ = [
+    "Comparison",
+    "NonFinite",
+    "Preflight",
+    "Subject",
+    "TensorFacts",
+    "compare",
+    "distance_between",
+    "observe_step",
+    "preflight",
+    "why_nan",
+]

@@ -84,6 +84,7 @@ from sonde.engine.restore import set_apart as set_apart
 from sonde.engine.restore import versions as versions
 from sonde.engine.stand_in import memory_of as memory_of
 from sonde.engine.trial import Trial as Trial
+from sonde.engine.trial import check_numbers as check_numbers
 from sonde.engine.unseen import quiet as quiet
 
 # isort: split
@@ -94,10 +95,7 @@ from sonde.engine.torch_api import compiler_state as compiler_state
 from sonde.engine.torch_api import hooks as hooks
 from sonde.engine.torch_api import torch_tensors as torch_tensors
 from sonde.engine.torch_api.data_parallel import ranks_of as ranks_of
+from sonde.engine.torch_api.dispatch import Derivative as Derivative
+from sonde.engine.torch_api.dispatch import OperatorCall as OperatorCall
 from sonde.engine.torch_api.dispatch import OperatorMode as OperatorMode
-from sonde.engine.torch_api.dispatch import argument_names as argument_names
-from sonde.engine.torch_api.dispatch import is_view as is_view
-from sonde.engine.torch_api.dispatch import saved_by as saved_by
-from sonde.engine.torch_api.dispatch import unseen_by_modes as unseen_by_modes
-from sonde.engine.torch_api.dispatch import written_names as written_names
 from sonde.engine.torch_api.private_names import private_parts as private_parts

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from sonde.engine.loss_function import check_loss, own_loss
 from sonde.engine.restore import Apart, gradients_put_aside, set_apart
@@ -131,3 +132,21 @@ class Trial:
             )
         optimizer: torch.optim.Optimizer = made
         return optimizer
+
+
+def check_numbers(model: nn.Module, name: str = "the model", *, may_be_lazy: bool = False) -> None:
+    """Check that the parameters and buffers of a model, called *name* in words, have numbers.
+
+    Raises:
+        ArgumentError: some have none, as on the device ``meta``; the message names the first.
+    """
+    held = [*model.named_parameters(), *model.named_buffers()]
+    lazy = [] if may_be_lazy else [own for own, tensor in held if is_lazy(tensor)]
+    if lazy:
+        raise ArgumentError(f"{lazy[0]} of {name} is lazy, and has no numbers yet: run {name} once on a batch first")
+    meta = [own for own, tensor in held if tensor.is_meta]
+    if meta:
+        raise ArgumentError(
+            f"{len(meta):,} of {len(held):,} parameters and buffers of {name} are on the device 'meta', as {meta[0]}, where "
+            "tensors have no numbers: load its weights first, with to_empty(device='cpu') and load_state_dict(...)"
+        )

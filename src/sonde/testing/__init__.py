@@ -8,8 +8,7 @@
 >>> testing.assert_healthy(model, batch, lambda output: output.square().mean())
 """
 
-from sonde.checkup.bits import same_bits
-from sonde.checkup.copied_training import mean_square
+from sonde.checkup import mean_square, same_bits
 from sonde.testing import networks, values  # noqa: F401  # they fill the zoo
 from sonde.testing.checks import assert_healthy, assert_no_hooks_left
 from sonde.testing.complete import assert_complete

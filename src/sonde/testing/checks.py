@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from sonde import rules
-from sonde.checkup.pass_facts import settled
+from sonde.checkup import settled
 from sonde.engine import as_arguments, hooks
 from sonde.keep import Tracker, layers_of, track
 from sonde.stats import Accumulator, Moments

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from sonde.checkup.bits import difference, same_bits
-from sonde.checkup.pass_facts import settled
+from sonde.checkup import difference, same_bits, settled
 from sonde.engine import Coverage, Event, Where, autograd_state, is_floating, observe, sites, walk
 from sonde.keep import Tracker, track
 from sonde.testing.trial import Loss, Trial, listed, same_chance

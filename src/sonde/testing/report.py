@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 
 from sonde.answer import Cell, Grid
-from sonde.checkup.pass_facts import settled
+from sonde.checkup import settled
 from sonde.engine import Coverage
 from sonde.keep import Tracker, track
 from sonde.testing.trial import same_chance

@@ -7,8 +7,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from sonde.diagnosis.compare.compare import compare
-
 
 def assert_same(
     a: nn.Module,
@@ -36,6 +34,8 @@ def assert_same(
         AssertionError: the models part; the message is the ladder of layers down to the place, with the cause.
         ArgumentError: as ``sonde.compare``.
     """
+    from sonde.diagnosis import compare
+
     found = compare(a, b, batch, loss_fn=loss_fn, optimizer=optimizer, match=match, noise=noise, backward=backward, verbose=False)
     if not found.ok:
         raise AssertionError(f"the models are not the same\n{found.to_text()}")

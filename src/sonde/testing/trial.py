@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sonde.checkup.copied_training import mean_square
-from sonde.checkup.pass_facts import Arguments, fresh, random_state
+from sonde.checkup import fresh, mean_square, random_state
 from sonde.engine import quiet, walk
 from sonde.errors import ArgumentError
 from sonde.words import many
@@ -51,7 +50,7 @@ class Trial:
                 "several: give factory=, a function that makes the same model each time"
             ) from error
 
-    def fresh_batch(self) -> Arguments:
+    def fresh_batch(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return a copy of the arguments. One tensor given twice is one copy given twice, and leaves stay leaves."""
         return fresh(self.args, self.kwargs)
 

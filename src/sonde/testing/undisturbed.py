@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from torch import nn
 
-from sonde.checkup.pass_facts import Facts, changes, facts_of_passes
+from sonde.checkup import changes, facts_of_passes
 from sonde.engine import observe
 from sonde.keep import track
 from sonde.stats import Moments
@@ -92,10 +92,10 @@ def assert_undisturbed(
             raise AssertionError(listed(f"the probe {name!r} changes {type(model).__name__}", changed))
 
 
-def _facts(trial: Trial, make: MakeProbe | None) -> Facts:
+def _facts(trial: Trial, make: MakeProbe | None) -> dict[str, Any]:
     """Return all observable facts of two passes of a fresh copy of the model, under the probe that *make* attaches."""
     return facts_of_passes(trial.fresh_model(), trial.fresh_batch, trial.loss, passes=_PASSES, make=make)
 
 
-def _changed(plain: Facts, observed: Facts) -> list[str]:
+def _changed(plain: dict[str, Any], observed: dict[str, Any]) -> list[str]:
     return [str(each) for each in changes(plain, observed)]

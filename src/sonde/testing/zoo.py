@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sonde.checkup.copied_training import mean_square
+from sonde.checkup import mean_square
 
 Batch = tuple[tuple[Any, ...], dict[str, Any]]
 """The arguments of a call: positional and keyword arguments; in the zoo one of the two is empty."""

@@ -1,7 +1,4 @@
-"""Compare two models, two saved trackers or two runs: the first place where they part, and why."""
+"""Compare two models, two saved trackers or two runs, and name the first place where they part, and the cause."""
 
-from sonde.diagnosis.compare.aligned import Place
-from sonde.diagnosis.compare.compare import compare
-from sonde.diagnosis.compare.comparison import Comparison
-
-__all__ = ["Comparison", "Place", "compare"]
+from sonde.diagnosis.compare.compare import compare as compare
+from sonde.diagnosis.compare.comparison import Comparison as Comparison

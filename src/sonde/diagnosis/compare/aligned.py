@@ -9,9 +9,9 @@ from typing import Literal
 
 from torch import Tensor
 
-from sonde.diagnosis.compare.difference import Distance, as_numbers, distance, laid_out_alike, spacing
 from sonde.diagnosis.compare.names import Names
 from sonde.diagnosis.compare.sides import Kept, Key, Side
+from sonde.diagnosis.distance import Distance, as_numbers, distance, laid_out_alike, spacing
 from sonde.engine import is_floating
 from sonde.site import PARAMETER_PORTS, Port, Site
 from sonde.words import shape_text

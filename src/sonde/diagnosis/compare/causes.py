@@ -7,10 +7,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from sonde.diagnosis.compare.difference import as_numbers, distance, spacing
 from sonde.diagnosis.compare.formulas import of_formulas
 from sonde.diagnosis.compare.scene import Scene
 from sonde.diagnosis.compare.weights import Relation, relation
+from sonde.diagnosis.distance import as_numbers, distance, spacing
 from sonde.engine import BatchNorm, buffers_of, class_of, parameters_of
 from sonde.rules import Finding
 from sonde.site import PARAMETER_PORTS

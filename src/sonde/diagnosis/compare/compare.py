@@ -10,7 +10,6 @@ from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from sonde.diagnosis.compare.aligned import Place, compared
 from sonde.diagnosis.compare.causes import causes_of, setting_differences
@@ -22,15 +21,13 @@ from sonde.diagnosis.compare.proposal import few_in_common, proposed_match
 from sonde.diagnosis.compare.recorded_runs import compare_recorded, is_recorded
 from sonde.diagnosis.compare.scene import Scene
 from sonde.diagnosis.compare.sides import Side, of_stashes, of_store
-from sonde.engine import check_loss_fn, remap
+from sonde.engine import check_loss_fn, check_numbers, remap
 from sonde.errors import ArgumentError
 from sonde.keep import Tracker
 from sonde.rules import Finding
 from sonde.run import Run, TensorStore, open_tensors
 from sonde.suggest import nearest
 from sonde.view import RunComparison, progress
-
-__all__ = ["compare"]
 
 _NOTHING: Any = object()
 _LONGEST = 240  # characters of an error of torch, some of which list every backend
@@ -168,7 +165,7 @@ def _models(
     if batch is _NOTHING:
         raise ArgumentError("two models are compared on a batch: sonde.compare(a, b, batch)")
     for side, model in (("a", a), ("b", b)):
-        _check_numbers(side, model)
+        check_numbers(model, side)
     losses = loss_fn if isinstance(loss_fn, tuple) else (loss_fn, loss_fn)
     for each in losses:
         check_loss_fn(each)
@@ -182,25 +179,6 @@ def _models(
         show("differences")
         found = _compared(sides[0], sides[1], match, noise)
     return replace(found, notes=(*found.notes, note)) if (note := copies.note()) else found
-
-
-def _check_numbers(side: str, model: nn.Module) -> None:
-    """Raise if parameters or buffers of a model have no numbers.
-
-    Raises:
-        ArgumentError: some have none; the message names the first.
-    """
-    held = [*model.named_parameters(), *model.named_buffers()]
-    lazy = [name for name, tensor in held if is_lazy(tensor)]
-    if lazy:
-        raise ArgumentError(f"{lazy[0]} of {side} is lazy, and has no numbers yet: run {side} once on a batch first")
-    meta = [name for name, tensor in held if tensor.is_meta]
-    if meta:
-        raise ArgumentError(
-            f"{len(meta):,} of {len(held):,} parameters and buffers of {side} are on the device 'meta', as {meta[0]}, where "
-            f"tensors have no numbers: load the weights of {side} first, as {side}.to_empty(device='cpu') and "
-            f"{side}.load_state_dict(...)"
-        )
 
 
 def _optimizers(optimizer: Any) -> tuple[Any, Any]:

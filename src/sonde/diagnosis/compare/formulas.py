@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from sonde.diagnosis.compare.attention import of_attention
-from sonde.diagnosis.compare.difference import as_numbers, distance
 from sonde.diagnosis.compare.scene import Scene
 from sonde.diagnosis.compare.weights import factor_between, order_of_rows, words_of_order
+from sonde.diagnosis.distance import as_numbers, distance
 from sonde.rules import Finding
 
 __all__ = ["of_formulas"]

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from sonde.diagnosis.compare.copies import Copies
-from sonde.diagnosis.compare.difference import as_numbers, distance, spacing
-from sonde.diagnosis.compare.rounding import RoundingMode, unseen_by_modes
+from sonde.diagnosis.compare.rounding import RoundingMode
 from sonde.diagnosis.compare.sides import Kept, Key, Side
+from sonde.diagnosis.distance import as_numbers, distance, spacing
 from sonde.engine import (
     Event,
     Trial,
@@ -163,7 +163,7 @@ def _run(
 
         def deliver(event: Event) -> None:
             try:
-                with nullcontext() if mode is None else unseen_by_modes():
+                with nullcontext() if mode is None else mode.unseen():
                     take(event)
             except Exception as error:  # not one of the model
                 failures.append(error)
@@ -180,7 +180,7 @@ def _run(
         drew = not torch.equal(before, torch.get_rng_state())
         if loss is not None:
             _backward(side, loss)
-        with nullcontext() if mode is None else unseen_by_modes():
+        with nullcontext() if mode is None else mode.unseen():
             for kept in _gradients(trial) if loss is not None else ():
                 take.parameter(kept)
         if loss is not None and side.error is None and request.optimizer is not None:
@@ -248,7 +248,7 @@ def _updates(request: Request, trial: Trial, side: Side, mode: RoundingMode | No
     if not trial.is_free:
         side.notes.append("no optimizer step: the parameters are too large to be copied, or cannot be")
         return
-    with nullcontext() if mode is None else unseen_by_modes():
+    with nullcontext() if mode is None else mode.unseen():
         before = {name: parameter.detach().clone() for name, parameter, _ in parameters(trial.model)}
         optimizer = trial.make_optimizer(request.optimizer)
         if trial.optimizer is not None:
@@ -258,7 +258,7 @@ def _updates(request: Request, trial: Trial, side: Side, mode: RoundingMode | No
     except Exception as error:
         side.error = error
         return
-    with nullcontext() if mode is None else unseen_by_modes():
+    with nullcontext() if mode is None else mode.unseen():
         for name, parameter, owner in parameters(trial.model):
             moved = parameter.detach().to(torch.float64 if not parameter.is_complex() else torch.complex128) - before[name]
             yield Kept(Site(name, "update"), -1, class_of(owner.module).__name__, {"": moved, "before": before[name]})

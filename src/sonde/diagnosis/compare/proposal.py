@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from sonde.diagnosis.compare.difference import as_numbers
 from sonde.diagnosis.compare.names import Names
 from sonde.diagnosis.compare.sides import Side
+from sonde.diagnosis.distance import as_numbers
 from sonde.engine import parameters_of
 
 __all__ = ["few_in_common", "proposed_match"]

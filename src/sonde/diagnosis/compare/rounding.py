@@ -7,9 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sonde.engine import OperatorMode, flatten, is_view, unseen_by_modes
-
-__all__ = ["RoundingMode", "unseen_by_modes"]
+from sonde.engine import OperatorCall, OperatorMode, flatten
 
 _REDUCED = ("mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "convolution", "conv", "attention")
 """Parts of the names of operations that a device may compute with shorter factors, as TF32."""
@@ -31,11 +29,11 @@ class RoundingMode(OperatorMode):
         self._seed = seed
         self._generators: dict[torch.device, torch.Generator] = {}
 
-    def operator(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        result = function(*args, **kwargs)
-        if is_view(function):
+    def operator(self, call: OperatorCall) -> Any:
+        result = call.run()
+        if call.is_view:
             return result
-        name = getattr(function, "__name__", "")
+        name = getattr(call.function, "__name__", "")
         for tensor in [result] if isinstance(result, Tensor) else flatten(result)[0]:
             if type(tensor) is Tensor and _can_be_disturbed(tensor):
                 self._disturb(tensor, _spacing(tensor, name))

@@ -9,9 +9,9 @@ from functools import cached_property
 from torch import Tensor, nn
 
 from sonde.diagnosis.compare.aligned import Frame, Place, frame_of
-from sonde.diagnosis.compare.difference import as_numbers, distance, laid_out_alike
 from sonde.diagnosis.compare.names import Names
 from sonde.diagnosis.compare.sides import Kept, Side
+from sonde.diagnosis.distance import as_numbers, distance, laid_out_alike
 from sonde.rules import Finding, Severity
 
 __all__ = ["Scene", "Source"]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from sonde.diagnosis.compare.difference import Distance, distance
+from sonde.diagnosis.distance import Distance, distance
 from sonde.words import names_text
 
 __all__ = ["Relation", "factor_between", "order_of_rows", "relation", "words_of_order"]

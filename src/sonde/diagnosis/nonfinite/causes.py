@@ -15,8 +15,6 @@ from sonde.diagnosis.nonfinite.origins import Cause
 from sonde.diagnosis.nonfinite.tensor_facts import dtype_name
 from sonde.words import many, number_text
 
-__all__ = ["cause_of", "exact_element", "limit_of", "number_cause"]
-
 
 def cause_of(operation: Operation, producers: dict[str, str]) -> Cause:
     """Return why *operation* made a bad element.
@@ -97,9 +95,9 @@ def exact_element(operation: Operation) -> float | None:
         value = next(iter(values.values()))
         return None if isinstance(value, complex) or value is None else float(value)
     with contextlib.suppress(Exception):  # an operator that has no version for float64
-        args = tuple(_wide(part, operation) for part in operation.args)
-        kwargs = {key: _wide(part, operation) for key, part in operation.kwargs.items() if key != "dtype"}
-        made = operation.function(*args, **kwargs)
+        args = tuple(_wide(part, operation) for part in operation.call.args)
+        kwargs = {key: _wide(part, operation) for key, part in operation.call.kwargs.items() if key != "dtype"}
+        made = operation.call.function(*args, **kwargs)
         found = made if isinstance(made, Tensor) else args[0]
         return float(found) if found.numel() == 1 else None
     return None
@@ -117,7 +115,9 @@ def _exact_reduction(operation: Operation) -> float | None:
     given = operation.first()
     if given is None or operation.name not in ("sum", "mean", "linalg_vector_norm", "vector_norm", "prod"):
         return None
-    exact = operation.function(given[1].double(), *operation.args[1:], **{**operation.kwargs, "dtype": torch.float64})
+    exact = operation.call.function(
+        given[1].double(), *operation.call.args[1:], **{**operation.call.kwargs, "dtype": torch.float64}
+    )
     return float(exact[operation.index])
 
 

@@ -12,9 +12,7 @@ from torch import Tensor
 
 from sonde.diagnosis.nonfinite.origins import Kind
 from sonde.diagnosis.nonfinite.tensor_facts import dense
-from sonde.engine import argument_names, is_floating, written_names
-
-__all__ = ["Operation", "base_name", "operations_of"]
+from sonde.engine import OperatorCall, is_floating
 
 _OVERWRITES = {"copy", "fill", "zero", "normal", "uniform", "bernoulli", "exponential", "random", "set"}
 """Operators whose first argument is only written."""
@@ -42,9 +40,8 @@ class Operation:
     """One operator that ran, or one position of an operator that takes lists of tensors.
 
     Attributes:
-        function: the operator.
+        call: the operator with the arguments as they were before it; tensors that it wrote into are copies.
         name: without namespace, overload and marks of its kind: ``softmax`` of ``aten::_softmax.default``.
-        args, kwargs: as before the operator; tensors that it wrote into are copies.
         tensors: the floating-point operands by the names of the arguments.
         others: the operands of integers and truth values.
         numbers: the numbers among the arguments.
@@ -58,10 +55,8 @@ class Operation:
         by_element: each element of the result comes from the elements of the operands at its position.
     """
 
-    function: Any
+    call: OperatorCall
     name: str
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
     tensors: dict[str, Tensor]
     others: dict[str, Tensor]
     numbers: dict[str, float]
@@ -78,7 +73,7 @@ class Operation:
     @property
     def operator(self) -> str:
         """The kernel: ``aten::_softmax``."""
-        return str(self.function).rpartition(".")[0].replace(".", "::", 1)
+        return str(self.call.function).rpartition(".")[0].replace(".", "::", 1)
 
     def element(self, name: str) -> float | complex | None:
         """Return the element of the operand *name* that meets the first bad element; None if no single one does."""
@@ -177,28 +172,23 @@ def base_name(function: Any) -> str:
     return name.removeprefix("linalg_") if name == "linalg_vector_norm" else name
 
 
-def operations_of(
-    function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, written: dict[str, Any]
-) -> Iterator[Operation]:
-    """Yield what *function* did: one operation for each floating-point tensor that it returned or wrote into.
+def operations_of(call: OperatorCall, result: Any, written: dict[str, Any]) -> Iterator[Operation]:
+    """Yield what an operator did: one operation for each floating-point tensor that it returned or wrote into.
 
     Args:
-        function: the operator.
-        args, kwargs: its arguments; those that it wrote into hold the new numbers.
+        call: of the operator; the arguments that it wrote into hold the new numbers.
         result: what it returned.
         written: copies of the arguments that it wrote into, by name, from before.
     """
-    names = argument_names(function)
-    given = dict(zip(names, args, strict=False)) | kwargs
-    name = base_name(function)
+    function, names, given, name = call.function, call.names, call.given, base_name(call.function)
     before = {key: written.get(key, value) for key, value in given.items() if key != "out"}
     if name in _OVERWRITES and names:
         before.pop(names[0], None)
     foreach = "._foreach_" in str(function) or "._fused_" in str(function)
-    outputs = [result if foreach else _tensors(result), *(given.get(key) for key in sorted(written_names(function)))]
+    outputs = [result if foreach else _tensors(result), *(given.get(key) for key in sorted(call.written))]
     by_element = name in _BY_ELEMENT or any(getattr(tag, "name", "") == "pointwise" for tag in getattr(function, "tags", ()))
-    before_args = tuple(written.get(key, value) for key, value in zip(names, args, strict=False)) or args
-    before_kwargs = {key: written.get(key, value) for key, value in kwargs.items()}
+    before_args = tuple(written.get(key, value) for key, value in zip(names, call.args, strict=False)) or call.args
+    was = OperatorCall(function, before_args, {key: written.get(key, value) for key, value in call.kwargs.items()})
     seen: set[int] = set()
     for value in outputs:
         for position, tensor in enumerate(value if isinstance(value, list | tuple) else [value]):
@@ -211,8 +201,7 @@ def operations_of(
             here = {key: _at(part, position) if foreach else part for key, part in before.items()}
             tensors, others, numbers = _sorted(here)
             new = {key: _at(given[key], position) if foreach else given[key] for key in written}
-            given_now = (before_args, before_kwargs, tensors, others, numbers, new, held)
-            yield Operation(function, name, *given_now, by_element=by_element or foreach)
+            yield Operation(was, name, tensors, others, numbers, new, held, by_element=by_element or foreach)
 
 
 def _at(value: Any, position: int) -> Any:

@@ -18,24 +18,20 @@ from sonde.diagnosis.nonfinite.operation import Operation, base_name, operations
 from sonde.diagnosis.nonfinite.origins import Cause, Flow, Kind, ModulePlace, Operand, Origin, Producer, Source, memory_of
 from sonde.diagnosis.nonfinite.reproduction import reproductions
 from sonde.diagnosis.nonfinite.source_lines import SourceLine, calling_frames, line_of, lines_of
-from sonde.diagnosis.nonfinite.tensor_facts import dense, dtype_name, facts_of_tensor, largest
+from sonde.diagnosis.nonfinite.tensor_facts import TensorFacts, dense, dtype_name, largest
 from sonde.engine import (
+    Derivative,
     ModuleTracker,
+    OperatorCall,
     OperatorMode,
-    argument_names,
     autograd_state,
     class_of,
     is_floating,
-    is_view,
     parameters,
-    saved_by,
     unwrap,
-    written_names,
 )
 from sonde.site import Phase
 from sonde.words import number_text
-
-__all__ = ["Largest", "OperationObserver"]
 
 NEAR = 8.0
 """A value is near the limit of its format from an eighth of the limit on: three more doublings, and it overflows."""
@@ -136,7 +132,7 @@ class OperationObserver(OperatorMode):
 
     def _given(self, source: Source, name: str, tensor: Tensor, place: ModulePlace) -> Origin:
         held = dense(tensor)
-        facts = facts_of_tensor(tensor)
+        facts = TensorFacts.of(tensor)
         assert held is not None
         assert facts is not None
         bad = held.isnan() if facts.nan else held.isinf()
@@ -160,51 +156,52 @@ class OperationObserver(OperatorMode):
 
     # Operations
 
-    def operator(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run *function*, and look at its result."""
+    def operator(self, call: OperatorCall) -> Any:
+        """Run the operator, and look at its result."""
         if self.failure is not None or autograd_state.transforms() is not None:
-            return function(*args, **kwargs)
+            return call.run()
         with torch.no_grad():
-            written = _copies(function, args, kwargs)
-        result = function(*args, **kwargs)
+            written = _copies(call)
+        result = call.run()
         try:
             with self._lock, torch.no_grad():
-                self._look(function, args, kwargs, result, written)
+                self._look(call, result, written)
         except Exception as error:
             self.failure = error
         return result
 
-    def _look(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, written: dict[str, Any]) -> None:
+    def _look(self, call: OperatorCall, result: Any, written: dict[str, Any]) -> None:
         self.operations += 1
         if self.operations % _OFTEN == 0:
             place = self._place()
             self._progress(f"{self.operations:,} operations, {place.phase} {place.path or ''}")
-        name = base_name(function)
+        name = base_name(call.function)
         producer = Producer(name, calling_frames())
         self._nodes.setdefault((threading.get_ident(), autograd_state.next_sequence() - 1), producer)
         if name == "local_scalar_dense":
-            self._note_read(args[0], result)
+            self._note_read(call.args[0], result)
             return
-        if is_view(function):
+        if call.is_view:
             return
         if name in _EMPTY:
             self._note_uninitialised(result)
             return
-        sizes = [(output, largest(output)) for output in _floating(result, function, args, kwargs)]
+        sizes = [(output, largest(output)) for output in _floating(result, call)]
         if any(size is not None and not math.isfinite(size) for _, size in sizes):
-            found = [each for each in operations_of(function, args, kwargs, result, written) if _is_bad(each.result)]
+            found = [each for each in operations_of(call, result, written) if _is_bad(each.result)]
             parents = [self._parents(operation) for operation in found]  # of all, before any result is noted
             for operation, origins in zip(found, parents, strict=True):
                 self._note_bad(operation, producer, origins)
         for output, size in sizes:
             if size is not None and math.isfinite(size):
-                self._note_finite(output, size, args, kwargs, producer)
+                self._note_finite(output, size, call, producer)
 
-    def _note_finite(self, output: Tensor, size: float, args: Any, kwargs: Any, producer: Producer) -> None:
+    def _note_finite(self, output: Tensor, size: float, call: OperatorCall, producer: Producer) -> None:
         limit, constant = limit_of(output.dtype), False
         if size * NEAR >= limit:
-            numbers = [part for part in (*args, *kwargs.values()) if isinstance(part, int | float) and abs(part) * NEAR >= limit]
-            stored = [self.flow.of(part) for part in (*args, *kwargs.values()) if isinstance(part, Tensor)]
+            parts = (*call.args, *call.kwargs.values())
+            numbers = [part for part in parts if isinstance(part, int | float) and abs(part) * NEAR >= limit]
+            stored = [self.flow.of(part) for part in parts if isinstance(part, Tensor)]
             constant = bool(numbers) or any(held is not None and held.holds_constant for held in stored)
         self.flow.note(output, (), producer, holds_constant=constant)
         known = self.largest.get(output.dtype)
@@ -270,13 +267,14 @@ class OperationObserver(OperatorMode):
             return origin
         if called.node:
             operation.node = called.node
-            saved = saved_by(autograd_state.current_node())
+            derivative = Derivative.now()
+            saved = {} if derivative is None else derivative.saved()
             tensors = {key: dense(value) for key, value in saved.items() if isinstance(value, Tensor)}
             operation.saved = {key: held for key, held in tensors.items() if held is not None}
             operation.saved_numbers = {key: float(value) for key, value in saved.items() if isinstance(value, int | float)}
-        origin.result = facts_of_tensor(operation.result)
+        origin.result = TensorFacts.of(operation.result)
         for name, tensor in (*operation.tensors.items(), *operation.others.items()):
-            facts = facts_of_tensor(tensor)
+            facts = TensorFacts.of(tensor)
             if facts is not None:
                 shown = name if called.node else _name_of(name, operation, called.lines)
                 shown = "input" if shown == "self" else shown
@@ -314,7 +312,7 @@ class OperationObserver(OperatorMode):
         source: Source = "operation" if called.place.phase == "step" else "constant"
         origin = Origin(
             next(self._numbers), kind, source, called.place, called.operation, operation.operator, called.lines,
-            result=facts_of_tensor(operation.result), cause=cause, parameter=self._parameter_of(operation),
+            result=TensorFacts.of(operation.result), cause=cause, parameter=self._parameter_of(operation),
             parents=self._read_out if kind == "NaN" else (),
         )  # fmt: skip
         self.origins.append(origin)
@@ -350,23 +348,21 @@ class OperationObserver(OperatorMode):
     def _call_of(self, producer: Producer) -> _CallOf:
         """Return the operation that runs now as users know it: its module call, its name, the lines that lead to it."""
         place, lines = self._place(), lines_of(producer.frames)
-        node = autograd_state.current_node() if place.phase == "backward" else None
-        if node is None:
+        derivative = Derivative.now() if place.phase == "backward" else None
+        if derivative is None:
             inner = next((line.operation for line in lines if line.operation), "")
             known = inner if inner not in _VARIABLES and not inner.startswith("_") else ""
             return _CallOf(place, known or producer.operator, lines, "")
-        name = type(node).__name__ if isinstance(node, torch.autograd.Function) else node.name()
-        forward = self._forward_of(node)
+        forward = self._forward_of(derivative.sequence)
         if forward is not None and all(line.owner == "torch" for line in lines):
             lines = lines_of(forward.frames)
             inner = next((line.operation for line in lines if line.operation), "")
             known = inner if inner not in _VARIABLES else ""
-            return _CallOf(place, known or forward_name(name), lines, name)
-        return _CallOf(place, forward_name(name), lines, name)
+            return _CallOf(place, known or forward_name(derivative.name), lines, derivative.name)
+        return _CallOf(place, forward_name(derivative.name), lines, derivative.name)
 
-    def _forward_of(self, node: Any) -> Producer | None:
-        """Return the forward operation that made *node*."""
-        number = autograd_state.sequence_of_node(node)
+    def _forward_of(self, number: int) -> Producer | None:
+        """Return the forward operation with this sequence number, which made a node."""
         own = self._nodes.get((threading.get_ident(), number))
         return own or next((held for (_, each), held in self._nodes.items() if each == number), None)
 
@@ -403,12 +399,12 @@ _ADVICE: dict[Source, str] = {
 }
 
 
-def _copies(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return copies of the floating-point arguments that *function* is going to write into, by name."""
-    names = written_names(function)
+def _copies(call: OperatorCall) -> dict[str, Any]:
+    """Return copies of the floating-point arguments that the operator is going to write into, by name."""
+    names = call.written
     if not names:
         return {}
-    given = dict(zip(argument_names(function), args, strict=False)) | kwargs
+    given = call.given
     return {name: _copied(given[name]) for name in names if name in given and name != "out"}
 
 
@@ -418,10 +414,10 @@ def _copied(value: Any) -> Any:
     return [_copied(part) for part in value] if isinstance(value, list | tuple) else value
 
 
-def _floating(result: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Tensor]:
-    """Yield each floating-point tensor that *function* returned or wrote into, once."""
-    given = dict(zip(argument_names(function), args, strict=False)) | kwargs
-    pending = [result, *(given.get(name) for name in written_names(function))]
+def _floating(result: Any, call: OperatorCall) -> Iterator[Tensor]:
+    """Yield each floating-point tensor that the operator returned or wrote into, once."""
+    given = call.given
+    pending = [result, *(given.get(name) for name in call.written)]
     seen: set[int] = set()
     while pending:
         value = pending.pop(0)
@@ -434,7 +430,7 @@ def _floating(result: Any, function: Any, args: tuple[Any, ...], kwargs: dict[st
 
 def _name_of(name: str, operation: Operation, lines: list[SourceLine]) -> str:
     """Return the text in the code of the operand *name*; *name* itself where the code calls something else than the operator."""
-    names = argument_names(operation.function)
+    names = operation.call.names
     position = names.index(name) if name in names else -1
     shown = line_of(lines)
     for line in (shown, *lines[:1]):

@@ -14,8 +14,6 @@ from torch import Tensor
 from sonde.diagnosis.nonfinite.derivatives import forward_name
 from sonde.diagnosis.nonfinite.operation import Operation
 
-__all__ = ["first_that_works", "reproductions"]
-
 _MOST = 24  # numbers in a literal
 _LONGEST = 240  # characters of a line
 
@@ -92,12 +90,12 @@ def _derivative(operation: Operation) -> Iterator[str]:
 def _calls(operation: Operation, smaller: Any, dim: int | None = None) -> Iterator[str]:
     """Yield the call of the operator with smaller tensors: as a function of torch, then as the operator itself."""
     texts: list[str] = []
-    for part in operation.args:
+    for part in operation.call.args:
         text = _text(part, smaller)
         if text is None:
             return
         texts.append(text)
-    named = {key: _text(part, smaller) for key, part in operation.kwargs.items() if part is not None}
+    named = {key: _text(part, smaller) for key, part in operation.call.kwargs.items() if part is not None}
     if any(text is None for text in named.values()):
         return
     if dim is not None and len(texts) > 1:
@@ -107,7 +105,7 @@ def _calls(operation: Operation, smaller: Any, dim: int | None = None) -> Iterat
     if hasattr(torch, public) and not public.startswith("_"):
         kept = texts if dim is None else texts[:2]  # softmax(x, dim), and not the operator's third argument
         yield f"torch.{public}({', '.join([*kept, *keywords])})"
-    space, _, rest = str(operation.function).partition(".")
+    space, _, rest = str(operation.call.function).partition(".")
     yield f"torch.ops.{space}.{rest}({', '.join([*texts, *keywords])})"
 
 

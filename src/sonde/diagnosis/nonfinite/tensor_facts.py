@@ -14,8 +14,6 @@ from sonde.engine import torch_tensors
 from sonde.stats import PLAIN, local
 from sonde.words import number_text, shape_text
 
-__all__ = ["TensorFacts", "dense", "dtype_name", "facts_of_tensor", "largest"]
-
 _UNREADABLE = (RuntimeError, NotImplementedError, TypeError, ValueError, AttributeError)
 
 
@@ -41,6 +39,16 @@ class TensorFacts:
     positive_infinities: int
     negative_infinities: int
     zeros: int
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> TensorFacts | None:
+        """Return the facts of *tensor*; None if its numbers cannot be read."""
+        held = dense(tensor)
+        if held is None:
+            return None
+        with contextlib.suppress(*_UNREADABLE):
+            return _facts(tuple(map(int, tensor.shape)) if not tensor.is_nested else (int(tensor.size(0)),), tensor.dtype, held)
+        return None
 
     @property
     def is_finite(self) -> bool:
@@ -104,16 +112,6 @@ def largest(tensor: Tensor) -> float | None:
         return float(torch.linalg.vector_norm(held, math.inf))
     with contextlib.suppress(*_UNREADABLE):  # a dtype that has no such norm, as those of 8 bits
         return float(torch.linalg.vector_norm(held.float(), math.inf))
-    return None
-
-
-def facts_of_tensor(tensor: Tensor) -> TensorFacts | None:
-    """Return the facts of *tensor*; None if its numbers cannot be read."""
-    held = dense(tensor)
-    if held is None:
-        return None
-    with contextlib.suppress(*_UNREADABLE):
-        return _facts(tuple(map(int, tensor.shape)) if not tensor.is_nested else (int(tensor.size(0)),), tensor.dtype, held)
     return None
 
 

@@ -23,6 +23,7 @@ from sonde.engine import (
     buffers_of,
     check_loss_fn,
     check_model,
+    check_numbers,
     class_of,
     members,
     parameters,
@@ -30,7 +31,7 @@ from sonde.engine import (
     unwrap,
     walk,
 )
-from sonde.errors import ArgumentError, ObservationWarning
+from sonde.errors import ObservationWarning
 from sonde.graph import named_inputs
 from sonde.view import progress
 
@@ -81,8 +82,7 @@ def why_nan(
     """
     check_model(model)
     check_loss_fn(loss_fn)
-    if any(parameter.is_meta for parameter in model.parameters()):
-        raise ArgumentError("the model is on the device 'meta', where tensors have no numbers: load its weights first")
+    check_numbers(model, may_be_lazy=True)
     is_compiled = bool(regions(model))
     notes = ["compiled modules ran as plain Python"] if is_compiled else []
     if torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:

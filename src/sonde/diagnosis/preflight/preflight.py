@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import math
-import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-import torch
 from torch import nn
-from torch.nn.parameter import is_lazy
 
 from sonde.answer import Chart, Check, Line, ModelChecks, Part, Verdict, said_of
 from sonde.diagnosis.preflight import layer_checks, loss_checks, parameter_checks, sample_checks, training_checks
-from sonde.diagnosis.preflight.subject import Subject, UnjudgedError
-from sonde.engine import check_loss_fn, check_model, regions
+from sonde.diagnosis.preflight.subject import Subject, UnjudgedError, check_count
+from sonde.engine import check_model, regions
 from sonde.errors import ArgumentError, PreflightError
 from sonde.suggest import nearest
+from sonde.view import progress
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 
@@ -156,16 +153,14 @@ def preflight(
     check_model(model)
     names = _names(checks, skip)
     check_count("steps", steps, "the number of training steps on the batch")
-    check_arguments(loss_fn, optimizer, seconds)
-    check_numbers(model)
     began = time.monotonic()
     subject = Subject(model, batch, loss_fn, optimizer, steps, seconds)
     if regions(model):
         subject.notes.append("compiled modules ran as plain Python")
     made = []
-    with progress("preflight", len(names), verbose) as advance:
-        for name in names:
-            advance(name)
+    with progress("preflight", verbose=verbose) as show:
+        for place, name in enumerate(names, 1):
+            show(f"{name}, {place} of {len(names)}")
             made.append(_check(name, subject))
     return Preflight(subject.name, made, subject.curve, time.monotonic() - began, subject.notes)
 
@@ -190,65 +185,6 @@ def _names(checks: Collection[str] | None, skip: Collection[str]) -> list[str]:
             if name not in CHECKS:
                 raise ArgumentError(f"{argument}= names {name!r}, which is no check. {nearest(str(name), CHECKS)}")
     return [name for name in CHECKS if (checks is None or name in checks) and name not in skip]
-
-
-def check_count(name: str, given: Any, what: str) -> None:
-    """Check that the argument *name* is a whole number above 0.
-
-    Raises:
-        ArgumentError: it is not; the message says *what* to give.
-    """
-    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
-        raise ArgumentError(f"{name}={given!r}: give {what}, 1 or more")
-
-
-def check_arguments(loss_fn: Any, optimizer: Any, seconds: Any) -> None:
-    """Check the arguments that say how a model is trained.
-
-    Raises:
-        ArgumentError: one cannot be used.
-    """
-    check_loss_fn(loss_fn)
-    if optimizer is not None and not callable(optimizer) and not isinstance(optimizer, torch.optim.Optimizer):
-        raise ArgumentError(
-            f"optimizer={optimizer!r}: give an optimizer, or a function from a list of parameters to one, as "
-            "lambda parameters: torch.optim.AdamW(parameters, lr=3e-4)"
-        )
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
-        raise ArgumentError(f"seconds={seconds!r}: give a time above 0")
-
-
-def check_numbers(model: nn.Module) -> None:
-    """Check that the parameters of *model* have numbers.
-
-    Raises:
-        ArgumentError: they have none, as on the device ``meta``.
-    """
-    if any(is_lazy(parameter) for parameter in model.parameters()):
-        raise ArgumentError("the model has lazy parameters, which have no numbers: run it once on a batch first")
-    if any(parameter.is_meta for parameter in model.parameters()):
-        raise ArgumentError("the model is on the device 'meta', where tensors have no numbers: load its weights first")
-
-
-@contextmanager
-def progress(what: str, total: int, verbose: bool) -> Iterator[Callable[[str], None]]:
-    """Yield a function that shows which check runs, in a terminal."""
-    if not verbose or sys.stderr is None or not sys.stderr.isatty():
-        yield lambda text: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=total)
-        place = 0
-
-        def advance(name: str) -> None:
-            nonlocal place
-            bar.update(task, description=name, completed=place)
-            place += 1
-
-        yield advance
 
 
 def sparkline(curve: list[float], width: int = 12) -> str:

@@ -14,8 +14,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sonde.diagnosis.distance import as_numbers, distance_between
 from sonde.diagnosis.preflight.loss_calls import LossCall, LossCalls
-from sonde.engine import Event, LayerAxes, Trial, as_arguments, class_of, is_floating, observe, parameters, walk
+from sonde.engine import (
+    Event,
+    LayerAxes,
+    Trial,
+    as_arguments,
+    check_loss_fn,
+    check_model,
+    check_numbers,
+    class_of,
+    is_floating,
+    observe,
+    parameters,
+    walk,
+)
 from sonde.errors import ArgumentError, ObservationWarning
 from sonde.keep import Layer, Tally, annotate, first_measurable
 
@@ -63,9 +77,16 @@ class Subject:
 
     Args:
         seconds: the time that the trainings may take together.
+
+    Raises:
+        ModelError: the model is none.
+        ArgumentError: an argument cannot be used, or the model has no numbers.
     """
 
     def __init__(self, model: nn.Module, batch: Any, loss_fn: Any, optimizer: Any, steps: int, seconds: float) -> None:
+        check_model(model)
+        _check_arguments(loss_fn, optimizer, seconds)
+        check_numbers(model)
         self.model, self.batch, self.loss_fn, self.optimizer, self.steps = model, batch, loss_fn, optimizer, steps
         self.notes: list[str] = []
         self.curve: list[float] = []
@@ -203,16 +224,29 @@ def largest_of(gradient: Tensor) -> float:
 
 def distance_of(one: Tensor, other: Tensor) -> float:
     """Return the largest difference, as a share of the root mean square of *one*; infinite for other shapes."""
-    if one.shape != other.shape:
-        return math.inf
-    if one.numel() == 0 or bool((one == other).all()):
-        return 0.0
-    wide = torch.complex128 if one.is_complex() else torch.float64
-    one, other = one.to(wide), other.to(wide)
-    size = float(one.abs().square().mean().sqrt())
-    return float((one - other).abs().nan_to_num(0.0).max()) / size if size > 0 else math.inf
+    farthest = distance_between(one, other).farthest
+    size = float(as_numbers(one).norm()) / math.sqrt(max(one.numel(), 1))
+    return 0.0 if farthest == 0 else farthest / size if size > 0 else math.inf
 
 
 def rounding_of(tensor: Tensor) -> float:
     """Return the relative distance that rounding explains: the root of the type's eps."""
     return math.sqrt(torch.finfo(tensor.dtype).eps)
+
+
+def check_count(name: str, given: Any, what: str) -> None:
+    """Raise unless the argument *name* is a whole number above 0; the message says *what* to give."""
+    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+        raise ArgumentError(f"{name}={given!r}: give {what}, 1 or more")
+
+
+def _check_arguments(loss_fn: Any, optimizer: Any, seconds: Any) -> None:
+    """Raise where an argument cannot be used that says how a model is trained."""
+    check_loss_fn(loss_fn)
+    if optimizer is not None and not callable(optimizer) and not isinstance(optimizer, torch.optim.Optimizer):
+        raise ArgumentError(
+            f"optimizer={optimizer!r}: give an optimizer, or a function from a list of parameters to one, as "
+            "lambda parameters: torch.optim.AdamW(parameters, lr=3e-4)"
+        )
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
+        raise ArgumentError(f"seconds={seconds!r}: give a time above 0")

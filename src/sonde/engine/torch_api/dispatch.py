@@ -4,14 +4,61 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-unseen_by_modes: Callable[[], AbstractContextManager[Any]] = _disable_current_modes
-"""Return a context in which no dispatch mode of this thread sees an operator."""
+from sonde.engine.torch_api.autograd_state import current_node, sequence_of_node
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorCall:
+    """One operator that is called.
+
+    Attributes:
+        function: the operator.
+        args, kwargs: its arguments.
+    """
+
+    function: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def run(self) -> Any:
+        """Return the result of the operator."""
+        return self.function(*self.args, **self.kwargs)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the arguments, in order; empty for what has no schema."""
+        schema = getattr(self.function, "_schema", None)
+        return [] if schema is None else [argument.name for argument in schema.arguments]
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The arguments by name."""
+        return dict(zip(self.names, self.args, strict=False)) | self.kwargs
+
+    @property
+    def written(self) -> set[str]:
+        """The names of the arguments that the operator writes into."""
+        schema = getattr(self.function, "_schema", None)
+        if schema is None:
+            return set()
+        if schema.name in _UNDECLARED:
+            return {"running_mean", "running_var"}
+        return {argument.name for argument in schema.arguments if argument.alias_info is not None and argument.alias_info.is_write}
+
+    @property
+    def is_view(self) -> bool:
+        """Whether the operator returns its argument's memory without writing into it, as ``view``, ``detach`` and ``t`` do."""
+        schema = getattr(self.function, "_schema", None)
+        if schema is None:
+            return False
+        return any(value.alias_info is not None and not value.alias_info.is_write for value in schema.returns)
 
 
 class OperatorMode(TorchDispatchMode, ABC):
@@ -22,46 +69,50 @@ class OperatorMode(TorchDispatchMode, ABC):
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
-        return self.operator(func, args, kwargs or {})
+        return self.operator(OperatorCall(func, args, kwargs or {}))
 
     @abstractmethod
-    def operator(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return the result of the operator *function*."""
+    def operator(self, call: OperatorCall) -> Any:
+        """Return the result of the operator."""
 
-
-def argument_names(function: Any) -> list[str]:
-    """Return the names of the arguments of an operator, in order; empty for what has no schema."""
-    schema = getattr(function, "_schema", None)
-    return [] if schema is None else [argument.name for argument in schema.arguments]
-
-
-def written_names(function: Any) -> set[str]:
-    """Return the names of the arguments that an operator writes into."""
-    schema = getattr(function, "_schema", None)
-    if schema is None:
-        return set()
-    if schema.name in _UNDECLARED:
-        return {"running_mean", "running_var"}
-    return {argument.name for argument in schema.arguments if argument.alias_info is not None and argument.alias_info.is_write}
+    @staticmethod
+    def unseen() -> AbstractContextManager[Any]:
+        """Return a context in which no dispatch mode of this thread sees an operator."""
+        context: AbstractContextManager[Any] = _disable_current_modes()
+        return context
 
 
 _UNDECLARED = {"aten::native_batch_norm", "aten::cudnn_batch_norm", "aten::miopen_batch_norm"}
 """Operators that write the running statistics, which their schemas do not declare."""
 
 
-def saved_by(node: Any) -> dict[str, Any]:
-    """Return what an autograd node has saved for its backward, by name: ``result``, ``self``, ``exponent``."""
-    found: dict[str, Any] = {}
-    for name in dir(node):
-        if name.startswith("_saved_"):
-            with contextlib.suppress(RuntimeError):  # freed
-                found[name.removeprefix("_saved_")] = getattr(node, name)
-    return found
+@dataclass(frozen=True, slots=True)
+class Derivative:
+    """The autograd node whose derivative a backward pass computes now.
 
+    Attributes:
+        name: of its class, as ``SqrtBackward0``, with the namespace that autograd gives it.
+        sequence: the number by which the operation of the forward is known that made the node.
+    """
 
-def is_view(function: Any) -> bool:
-    """Return whether an operator returns its argument's memory without writing into it, as ``view``, ``detach`` and ``t`` do."""
-    schema = getattr(function, "_schema", None)
-    if schema is None:
-        return False
-    return any(value.alias_info is not None and not value.alias_info.is_write for value in schema.returns)
+    name: str
+    sequence: int
+    _node: Any
+
+    @classmethod
+    def now(cls) -> Derivative | None:
+        """Return the node that runs in this thread; None outside of backward passes."""
+        node: Any = current_node()
+        if node is None:
+            return None
+        name = type(node).__name__ if isinstance(node, torch.autograd.Function) else node.name()
+        return cls(name, sequence_of_node(node), node)
+
+    def saved(self) -> dict[str, Any]:
+        """Return what the node has saved for its backward, by name: ``result``, ``self``, ``exponent``."""
+        found: dict[str, Any] = {}
+        for name in dir(self._node):
+            if name.startswith("_saved_"):
+                with contextlib.suppress(RuntimeError):  # freed
+                    found[name.removeprefix("_saved_")] = getattr(self._node, name)
+        return found

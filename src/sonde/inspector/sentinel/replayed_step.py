@@ -14,9 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sonde.diagnosis.nonfinite.non_finite import NonFinite
-from sonde.diagnosis.nonfinite.tensor_facts import dtype_name, facts_of_tensor
-from sonde.diagnosis.nonfinite.why_nan import Outcomes, observe_step
+from sonde.diagnosis import NonFinite, TensorFacts, observe_step
 from sonde.engine import Trial, check_model, parameters, remap, returned_loss, walk
 from sonde.errors import ArgumentError
 from sonde.inspector.sentinel.bad_step import BadStep
@@ -87,13 +85,17 @@ def _check_fit(step: KeptStep, model: nn.Module) -> None:
                 f"its parameter {name!r} is {shape_text(tuple(here.shape))}, in the step {shape_text(tuple(value.shape))}"
             )
         elif here.dtype != value.dtype:
-            strange.append(f"its parameter {name!r} is {dtype_name(here.dtype)}, in the step {dtype_name(value.dtype)}")
+            strange.append(f"its parameter {name!r} is {_name(here.dtype)}, in the step {_name(value.dtype)}")
     if strange:
         more = f" (and {len(strange) - 1:,} more)" if len(strange) > 1 else ""
         raise ArgumentError(
             f"this {type(model).__name__} differs from the model of the step, a {step.type}: {strange[0]}{more}. "
             "Make the model as the training does"
         )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def replayed(step: KeptStep, found: BadStep) -> Replayed:
@@ -129,8 +131,8 @@ def replayed(step: KeptStep, found: BadStep) -> Replayed:
     bad = next((each for kept in step.passes for each in kept.gradients.values() if not is_finite(each)), None)
     if bad is not None:
         return Replayed(
-            f"The model's outputs are finite and the gradient that arrived at them is not ({facts_of_tensor(bad)}): the "
-            "loss function has made it.",
+            f"The model's outputs are finite and the gradient that arrived at them is not ({TensorFacts.of(bad)}): the loss "
+            "function has made it.",
             reports[-1],
             "(root):grad_output",
             "run sonde.why_nan(model, batch, loss_fn) with the loss function, or sonde.replay(path, model, loss_fn)",
@@ -184,7 +186,7 @@ def _report(step: KeptStep, each: Pass, model: nn.Module, loss_fn: Any, *, whole
         if whole:
             trial.args, trial.kwargs = remap((trial.args, trial.kwargs), lambda tensor: tensor.to(device))
         notes = [*step.notes, *([f"the model has no buffer {missing[0]!r} ({len(missing):,} in all)"] if missing else [])]
-        outcomes: Outcomes = []
+        outcomes: list[tuple[str, Tensor]] = []
         for kind, dtype in each.autocast.items():
             stack.enter_context(torch.autocast(kind, dtype=dtype))
         each.random.restore()  # the trial puts the present state back
@@ -192,7 +194,7 @@ def _report(step: KeptStep, each: Pass, model: nn.Module, loss_fn: Any, *, whole
         return observe_step(trial.model, lambda: _pass(trial, each, outcomes, notes), outcomes=outcomes, notes=notes, batch=batch)
 
 
-def _pass(trial: Trial, kept: Pass, outcomes: Outcomes, notes: list[str]) -> None:
+def _pass(trial: Trial, kept: Pass, outcomes: list[tuple[str, Tensor]], notes: list[str]) -> None:
     """Run one pass: forward, and backward from a loss or from the gradients that had arrived at the outputs.
 
     What it makes is put into *outcomes*.

@@ -10,8 +10,6 @@ import torch
 from torch import Tensor
 from torch.linalg import vector_norm
 
-__all__ = ["Distance", "as_numbers", "distance", "laid_out_alike", "spacing"]
-
 _MOST_AXES = 5  # of tensors whose axes are tried in every order
 
 
@@ -32,6 +30,11 @@ class Distance:
     largest: float
     nonfinite: int = 0
 
+    @property
+    def farthest(self) -> float:
+        """The largest magnitude of a difference of two elements; infinite where an element is finite in one tensor alone."""
+        return math.inf if self.nonfinite else self.largest
+
 
 def as_numbers(tensor: Tensor) -> Tensor:
     """Return *tensor* dense on the CPU in float64, with a last axis of real and imaginary parts if it is complex."""
@@ -45,6 +48,17 @@ def as_numbers(tensor: Tensor) -> Tensor:
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())
     return tensor.to("cpu", torch.float64)
+
+
+def distance_between(one: Tensor, other: Tensor) -> Distance:
+    """Return how far two tensors are apart, of any kind and device; infinitely where shapes differ, or a tensor has no numbers."""
+    if one.is_meta or other.is_meta:
+        return _NOWHERE
+    a, b = as_numbers(one), as_numbers(other)
+    return distance(a, b) if a.shape == b.shape else _NOWHERE
+
+
+_NOWHERE = Distance(math.inf, math.nan, math.inf)
 
 
 def distance(a: Tensor, b: Tensor) -> Distance:
