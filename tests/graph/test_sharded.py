@@ -9,7 +9,7 @@ from tests.ranks.trainings import TRAININGS, batch, net
 from torch import nn
 
 from sonde import graph
-from sonde.run.graph.data import PlainGraph
+from sonde.run import PlainGraph
 
 
 def flow(of: PlainGraph) -> list[tuple[str, ...]]:

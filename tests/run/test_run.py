@@ -281,7 +281,7 @@ def test_alerts_documents_and_description(writer: RunWriter) -> None:
         "evidence": {},
         "advice": "",
     }
-    assert run.graph == {"nodes": [1, 2]}
+    assert run.document("graph") == {"nodes": [1, 2]}
     assert run.coverage is None
 
 

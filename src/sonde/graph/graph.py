@@ -9,12 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from sonde.errors import MissingExtraError
 from sonde.paths import absolute_path
-from sonde.run import Node, PlainGraph, check_graph, find
-from sonde.run import between as passes_between
-from sonde.run import collapse as passes_collapse
-from sonde.run import fold as passes_fold
-from sonde.run import hide as passes_hide
-from sonde.run import unused as checks_unused
+from sonde.run import Node, PlainGraph
 from sonde.view import Series, in_notebook
 from sonde.view import save as save_save
 from sonde.view import to_dot as dot_to_dot
@@ -36,7 +31,7 @@ class Graph(PlainGraph):
 
     @classmethod
     def of(cls, plain: PlainGraph | Mapping[str, Any]) -> Self:
-        """Return the same graph with these methods; ``open_run(path).graph`` is plain data.
+        """Return the same graph with these methods; ``open_run(path).graph`` has no pictures.
 
         Raises:
             StoreError: *plain* is no graph.
@@ -44,16 +39,6 @@ class Graph(PlainGraph):
         if not isinstance(plain, PlainGraph):
             return cls.from_data(plain)
         return cls(plain.model, plain.nodes, plain.edges, plain.values, plain.error)
-
-    # The functions of sonde.run.graph, as methods
-
-    collapse = passes_collapse
-    hide = passes_hide
-    fold = passes_fold
-    between = passes_between
-    __getitem__ = find
-    check = check_graph
-    unused = checks_unused
 
     # Pictures and files
 

@@ -12,7 +12,7 @@ from torch import nn
 from sonde.engine import Named, Where, children_of, class_of, hooks, members, select, torch_tensors, unseen, unwrap
 from sonde.errors import ModelError
 from sonde.graph.forward import Forward, in_backward
-from sonde.run import PlainGraph, without
+from sonde.run import PlainGraph
 from sonde.warn import warn_user
 
 __all__ = ["Recording"]
@@ -114,7 +114,7 @@ class Recording:
         if not self._all_operations:
             chosen = {self.members[module].name for module in self._chosen}
             unwanted = [node.id for node in graph.nodes if node.kind == "operation" and node.path not in chosen]
-            graph = without(graph, unwanted, keep_joins=True)
+            graph = graph.without(unwanted, keep_joins=True)
         self.graph = graph
         if self.on_end is not None:
             self.on_end()

@@ -35,6 +35,7 @@ from sonde.run.folder.duckdb_sql import (
 from sonde.run.folder.end import End, State
 from sonde.run.folder.run_json import Description
 from sonde.run.folder.source import Answer, Ask, DiskSource, Source
+from sonde.run.graph.plain_graph import PlainGraph
 from sonde.run.heatmap import Heatmap, Reduce, heatmap_of
 from sonde.run.run_lines import family_cells, history, of_ranks
 from sonde.run.run_state import state_of, why_empty
@@ -197,9 +198,14 @@ class Run:
         return self._ask(question)
 
     @property
-    def graph(self) -> Any:
-        """The execution graph as plain data, or None."""
-        return self.document("graph")
+    def graph(self) -> PlainGraph | None:
+        """The execution graph, or None.
+
+        Raises:
+            StoreError: the run's document is no graph.
+        """
+        held = self.document("graph")
+        return None if held is None else PlainGraph.from_data(held)
 
     @property
     def coverage(self) -> Any:

@@ -17,7 +17,7 @@ from torch import nn
 
 from sonde.errors import ArgumentError, GraphError, MissingExtraError, SondeError, StoreError, UnknownSiteError
 from sonde.graph import Edge, Graph, Node, capture
-from sonde.run.graph.data import PlainGraph
+from sonde.run import PlainGraph
 from sonde.words import large_text
 
 

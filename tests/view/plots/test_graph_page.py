@@ -69,7 +69,7 @@ def test_chosen_numbers_at_one_port() -> None:
 def test_nan_and_infinite_elements_are_marked_though_the_number_is_finite() -> None:
     run = trained(1)
     writer = memory_run(run.info)
-    writer.document("graph", run.graph)
+    writer.document("graph", run.document("graph"))
     layout = Layout(["0.inner.0:output", "0.again:output", "1:output"])
     for step in range(3):
         writer.append("moments", layout, {"rms": [1.0, 2.0, 3.0], "nan": [step == 1, 0, 0], "inf": [0, step == 1, 0]}, step=step)
@@ -84,7 +84,7 @@ def test_nan_and_infinite_elements_are_marked_though_the_number_is_finite() -> N
 def test_of_very_many_steps_some_are_on_the_page_with_the_first_and_the_last() -> None:
     run = trained(1)
     writer = memory_run(run.info)
-    writer.document("graph", run.graph)
+    writer.document("graph", run.document("graph"))
     for step in range(1_000):
         writer.append("moments", Layout(["1:output"]), {"rms": [1.0 + step]}, step=step)
     (found,) = series_of(plots.graph_page(writer.run())).values()

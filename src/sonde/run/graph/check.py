@@ -6,12 +6,10 @@ from collections.abc import Iterable
 from graphlib import CycleError, TopologicalSorter
 
 from sonde.errors import GraphError
-from sonde.run.graph.data import SOURCES, Node, PlainGraph
-
-__all__ = ["check_graph", "order", "reach", "unused"]
+from sonde.run.graph.data import SOURCES, GraphData, Node
 
 
-def check_graph(graph: PlainGraph) -> None:
+def check_graph(graph: GraphData) -> None:
     """Raise if *graph* contradicts itself.
 
     Numbers are unique and rise; parents are module calls that come before their children, and calls nest like brackets; every
@@ -40,7 +38,7 @@ def check_graph(graph: PlainGraph) -> None:
             raise GraphError(f"nothing flows into {graph.describe([node.id])}")
 
 
-def order(graph: PlainGraph) -> list[int]:
+def order(graph: GraphData) -> list[int]:
     """Return the numbers of all nodes in an order in which every node comes after those it reads.
 
     Raises:
@@ -55,7 +53,7 @@ def order(graph: PlainGraph) -> list[int]:
         raise GraphError(f"the graph has a cycle: {graph.describe(error.args[1])}") from error
 
 
-def reach(graph: PlainGraph, start: Iterable[int], *, backwards: bool = False) -> set[int]:
+def reach(graph: GraphData, start: Iterable[int], *, backwards: bool = False) -> set[int]:
     """Return the nodes that data from *start* flows to, with *start*; *backwards*: the nodes that data in *start* comes from."""
     following: dict[int, list[int]] = {}
     for edge in graph.edges:
@@ -71,7 +69,7 @@ def reach(graph: PlainGraph, start: Iterable[int], *, backwards: bool = False) -
     return found
 
 
-def unused(graph: PlainGraph) -> tuple[Node, ...]:
+def unused(graph: GraphData) -> tuple[Node, ...]:
     """Return the module calls that gave a tensor and lie on no path to an output of the model: their result was not used."""
     useful = reach(graph, [node.id for node in graph.nodes if node.kind == "output"], backwards=True)
     frames = {frame for node in useful for frame in (node, *graph.above(node))}

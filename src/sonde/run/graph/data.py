@@ -20,8 +20,6 @@ from sonde.paths import absolute_path
 from sonde.run.folder.json_file import json_text, parse_json, read_bytes
 from sonde.words import shape_text
 
-__all__ = ["KINDS", "SOURCES", "Edge", "Kind", "Node", "PlainGraph", "Value"]
-
 Kind = Literal["input", "parameter", "buffer", "constant", "module", "operation", "output"]
 """The kinds of nodes. A constant is a tensor that no recorded operation has made: one that the code holds, or one from a place
 where torch reports nothing (NumPy, TorchScript)."""
@@ -110,7 +108,7 @@ class Edge:
 
 
 @dataclass(frozen=True)
-class PlainGraph:
+class GraphData:
     """An execution graph: immutable, compared by value, plain data.
 
     Attributes:

@@ -8,16 +8,14 @@ from typing import TypeVar
 
 from sonde.errors import ArgumentError
 from sonde.run.graph.check import order, reach
-from sonde.run.graph.data import SOURCES, Edge, Node, PlainGraph
+from sonde.run.graph.data import SOURCES, Edge, GraphData, Node
 from sonde.run.graph.repeats import repeats
 from sonde.suggest import unknown_name
 
-__all__ = ["between", "collapse", "find", "fold", "hide", "without"]
-
-AnyGraph = TypeVar("AnyGraph", bound=PlainGraph)
+AnyGraph = TypeVar("AnyGraph", bound=GraphData)
 
 
-def find(graph: PlainGraph, where: str) -> tuple[Node, ...]:
+def find(graph: GraphData, where: str) -> tuple[Node, ...]:
     """Return the nodes of a module, parameter, input or output, by its site or its path; every call of a module.
 
     Raises:
@@ -109,7 +107,7 @@ def hide(
     return without(graph, gone, keep_joins=operations)
 
 
-def _constant_operations(graph: PlainGraph) -> set[int]:
+def _constant_operations(graph: GraphData) -> set[int]:
     """Return the operations that read constants and buffers only."""
     variable = reach(graph, [node.id for node in graph.nodes if node.kind in ("input", "parameter")])
     return {node.id for node in graph.nodes if node.kind == "operation" and node.id not in variable}
@@ -155,19 +153,19 @@ def without(graph: AnyGraph, gone: Collection[int], *, keep_joins: bool = False)
     return replace(graph, nodes=kept, edges=tuple(edges.values()))
 
 
-def _by_source(graph: PlainGraph) -> dict[int, list[Edge]]:
+def _by_source(graph: GraphData) -> dict[int, list[Edge]]:
     found: dict[int, list[Edge]] = {}
     for edge in graph.edges:
         found.setdefault(edge.source, []).append(edge)
     return found
 
 
-def _beginnings(graph: PlainGraph, into: dict[int, list[Edge]], targets: set[int]) -> set[int]:
+def _beginnings(graph: GraphData, into: dict[int, list[Edge]], targets: set[int]) -> set[int]:
     """Return the nodes without an incoming edge whose data flows to *targets*."""
     return {number for number in reach(graph, targets, backwards=True) - targets if number not in into} if targets else set()
 
 
-def _emptied(graph: PlainGraph, gone: set[int]) -> set[int]:
+def _emptied(graph: GraphData, gone: set[int]) -> set[int]:
     """Return the module calls that held operations and now hold sources only."""
     emptied: set[int] = set()
     for node in reversed(graph.nodes):
@@ -177,7 +175,7 @@ def _emptied(graph: PlainGraph, gone: set[int]) -> set[int]:
     return emptied
 
 
-def _stands_for(graph: PlainGraph, node: Node, gone: set[int], emptied: set[int]) -> int:
+def _stands_for(graph: GraphData, node: Node, gone: set[int], emptied: set[int]) -> int:
     if node.kind == "operation" and node.parent is not None and node.parent in emptied:
         return node.parent
     return node.id
@@ -205,11 +203,11 @@ def between(graph: AnyGraph, start: str, end: str) -> AnyGraph:
     return replace(graph, nodes=nodes, edges=edges)
 
 
-def _flows(graph: PlainGraph, later: set[int], earlier: set[int]) -> bool:
+def _flows(graph: GraphData, later: set[int], earlier: set[int]) -> bool:
     return bool(reach(graph, earlier) & later)
 
 
-def _frames_of(graph: PlainGraph, found: Iterable[Node]) -> set[int]:
+def _frames_of(graph: GraphData, found: Iterable[Node]) -> set[int]:
     """Return the nodes *found* and all nodes that ran in them."""
     inside: set[int] = {node.id for node in found}
     for node in graph.nodes:

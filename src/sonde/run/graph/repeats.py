@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 
-from sonde.run.graph.data import Node, PlainGraph
-
-__all__ = ["Repeats", "repeated", "repeats"]
+from sonde.run.graph.data import GraphData, Node
 
 _LONGEST_PERIOD = 8  # calls and operations of one parent that may repeat as a group
 
@@ -27,7 +25,7 @@ class Repeats:
     counts: dict[int, int] = field(default_factory=dict)
 
 
-def repeats(graph: PlainGraph, least: int) -> Repeats:
+def repeats(graph: GraphData, least: int) -> Repeats:
     """Return the outermost blocks that come *least* times in a row or more."""
     found = Repeats()
     blocks = _Blocks(graph)
@@ -39,7 +37,7 @@ def repeats(graph: PlainGraph, least: int) -> Repeats:
     return found
 
 
-def repeated(graph: PlainGraph) -> Iterator[tuple[list[Node], int]]:
+def repeated(graph: GraphData) -> Iterator[tuple[list[Node], int]]:
     """Yield the outermost nodes of equal blocks in a row, copy after copy, and the number of copies; also of blocks inside copies.
 
     A block of several siblings counts from three copies on.
@@ -51,7 +49,7 @@ def repeated(graph: PlainGraph) -> Iterator[tuple[list[Node], int]]:
                 yield run, len(run) // period
 
 
-def _runs(graph: PlainGraph, parent: int | None, least: int, blocks: _Blocks) -> Iterator[tuple[list[Node], int]]:
+def _runs(graph: GraphData, parent: int | None, least: int, blocks: _Blocks) -> Iterator[tuple[list[Node], int]]:
     """Yield the siblings of each repetition directly in *parent*, and the number of siblings of one copy."""
     siblings = [node for node in graph.children.get(parent, ()) if node.kind in ("operation", "module")]
     at = 0
@@ -96,7 +94,7 @@ def _note(found: Repeats, blocks: _Blocks, run: list[Node], period: int) -> None
 class _Blocks:
     """The nodes inside each node, and a key that equal blocks share."""
 
-    def __init__(self, graph: PlainGraph) -> None:
+    def __init__(self, graph: GraphData) -> None:
         self._graph = graph
         self._at = {node.id: index for index, node in enumerate(graph.nodes)}
         self._size = dict.fromkeys(self._at, 1)

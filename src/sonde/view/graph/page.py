@@ -10,7 +10,7 @@ from typing import Any
 from sonde.answer import html_page, in_frame
 from sonde.errors import MissingExtraError
 from sonde.number import Number
-from sonde.run import PlainGraph, collapse, repeated
+from sonde.run import PlainGraph
 from sonde.view.graph.series import Series, join
 
 __all__ = ["in_notebook", "to_html"]
@@ -31,7 +31,7 @@ def to_html(
     The layout is computed in the browser by the WebAssembly build of Graphviz in the package easydot; its file is part of the
     page, unchanged.
     """
-    collapse(graph, depth)  # raises if the depth cannot be used
+    graph.collapse(depth)  # raises if the depth cannot be used
     name = title or graph.model
     return html_page(
         name,
@@ -59,7 +59,7 @@ def _data(graph: PlainGraph) -> dict[str, Any]:
         "values": held["values"],
         "nodes": held["nodes"],
         "edges": [edge[:3] for edge in held["edges"]],
-        "repeats": [[count, *(node.id for node in run)] for run, count in repeated(graph)],
+        "repeats": [[count, *(node.id for node in run)] for run, count in graph.repeated()],
     }
 
 

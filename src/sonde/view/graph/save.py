@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from sonde.errors import ArgumentError, MissingExtraError
-from sonde.run import PlainGraph, appearing, collapse
+from sonde.run import PlainGraph, appearing
 from sonde.view.graph import page
 from sonde.view.graph.dot import to_dot
 from sonde.view.graph.series import Series
@@ -42,9 +42,9 @@ def save(
     if form == "html":
         written = page.to_html(graph, depth, values=values).encode()
     elif form == "json":
-        written = collapse(graph, depth).to_json().encode()
+        written = graph.collapse(depth).to_json().encode()
     else:
-        written = render(to_dot(collapse(graph, depth), fills, caption), form)
+        written = render(to_dot(graph.collapse(depth), fills, caption), form)
     path.parent.mkdir(parents=True, exist_ok=True)
     with appearing(path, sync=False) as temporary:
         temporary.write_bytes(written)

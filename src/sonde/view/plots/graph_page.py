@@ -170,10 +170,10 @@ def graph_of(run: Run) -> PlainGraph:
     Raises:
         ArgumentError: the run has none.
     """
-    plain = run.graph
-    if plain is None:
+    graph = run.graph
+    if graph is None:
         raise ArgumentError("the run has no graph: give one batch of inputs to watch(..., graph=...), which captures it")
-    return PlainGraph.from_data(plain)
+    return graph
 
 
 def _main_numbers(known: Known) -> Iterator[str]:
