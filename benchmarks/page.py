@@ -25,7 +25,7 @@ import numpy as np
 
 import sonde
 from sonde.run import Layout, start_run
-from sonde.view.app.serving import LivePage
+from sonde.view import LivePage
 
 SITES, STEPS, ROUNDS = 1_000, 10_000, 3
 

@@ -23,9 +23,7 @@ import pyarrow
 import pyarrow.parquet
 
 from sonde.rows import Layout
-from sonde.run.run import open_run
-from sonde.run.store.disk_writer import Flushing
-from sonde.run.store.open import start_run
+from sonde.run import Flushing, open_run, start_run
 
 NUMBERS = ("count", "finite", "mean", "std", "rms", "norm", "min", "max", "absmax", "zeros", "nan", "inf")
 COUNTS = frozenset(["count", "finite", "zeros", "nan", "inf"])

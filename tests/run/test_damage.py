@@ -28,7 +28,7 @@ QUESTIONS: dict[str, Callable[[Run], Any]] = {
     "loss": lambda run: [part.tolist() for part in run.scalar("loss")],
     "alerts": lambda run: run.alerts,
     "sql": lambda run: run.sql("SELECT step, sum(rms) FROM moments GROUP BY step ORDER BY step").fetchall(),
-    "graph": lambda run: run.graph,
+    "graph": lambda run: run.document("graph"),
     "coverage": lambda run: run.coverage,
     "coverage of rank 1": lambda run: run.document("coverage", rank=1),
     "repr": repr,

@@ -13,7 +13,7 @@ import pytest
 
 from sonde.errors import ArgumentError, UnknownSiteError
 from sonde.rows import Layout
-from sonde.run import Run, export, memory_run, start_run
+from sonde.run import Run, memory_run, start_run
 from sonde.run import exporting as sut
 
 SITES = ("a:output", "b.c:output", "b.c.weight:grad")
@@ -51,7 +51,7 @@ def test_parquet_files_are_the_tables(run: Run, tmp_path: Path, monkeypatch: pyt
 
 
 def test_csv_has_every_value_in_full(run: Run, tmp_path: Path) -> None:
-    written = export(run, tmp_path, "csv")
+    written = run.export(tmp_path, "csv")
     rows = read(written["moments"])
     assert [(int(row["step"]), row["site"], float(row["norm"])) for row in rows[:3]] == [
         (0, "a:output", 1.0),
@@ -66,15 +66,15 @@ def test_csv_has_every_value_in_full(run: Run, tmp_path: Path) -> None:
 
 
 def test_numbers_ports_layers_and_steps_choose_rows(run: Run, tmp_path: Path) -> None:
-    written = export(run, tmp_path / "rms.csv", number="rms", port="output", layers="^b", first=2, last=3)
+    written = run.export(tmp_path / "rms.csv", number="rms", port="output", layers="^b", first=2, last=3)
     assert written == {"moments": tmp_path / "rms.csv"}
     rows = read(tmp_path / "rms.csv")
     assert [(row["step"], row["layer"]) for row in rows] == [("2", "b.c"), ("3", "b.c")]
     assert "norm" not in rows[0]
     assert {"epoch", "order", "rms"} <= rows[0].keys()
-    assert set(export(run, tmp_path / "some", families=["scalars", "moments"], number="norm")) == {"scalars", "moments"}
-    assert set(export(run, tmp_path / "grad", port="grad")) == {"moments"}
-    assert pyarrow.parquet.read_table(export(run, tmp_path / "none.parquet", number="rms", first=99)["moments"]).num_rows == 0
+    assert set(run.export(tmp_path / "some", families=["scalars", "moments"], number="norm")) == {"scalars", "moments"}
+    assert set(run.export(tmp_path / "grad", port="grad")) == {"moments"}
+    assert pyarrow.parquet.read_table(run.export(tmp_path / "none.parquet", number="rms", first=99)["moments"]).num_rows == 0
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_what_does_not_fit_is_said_and_writes_nothing(
 ) -> None:
     path = tmp_path / given.pop("path")
     with pytest.raises(error, match=words):
-        export(run, path, **given)
+        run.export(path, **given)
     assert not list(tmp_path.iterdir())
 
 
@@ -104,5 +104,5 @@ def test_a_run_on_disk_and_a_place_that_cannot_be_written(tmp_path: Path) -> Non
         writer.scalar("loss", 1.0, step=0)
     (tmp_path / "file").touch()
     with pytest.raises(ArgumentError, match="cannot be written"):
-        export(writer.run(), tmp_path / "file" / "out")
-    assert export(writer.run(), tmp_path / "loss.csv")["scalars"].read_text().splitlines()[1].endswith('"loss",1')
+        writer.run().export(tmp_path / "file" / "out")
+    assert writer.run().export(tmp_path / "loss.csv")["scalars"].read_text().splitlines()[1].endswith('"loss",1')

@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
     """Train both networks, print what a training loop shows, and then what the runs show."""
     from rich.console import Console
 
-    from sonde.view.plots import table
+    from sonde.view import plots
 
     if options.epochs < 1:
         raise _usage(f"--epochs={options.epochs}: at least one epoch is needed")
@@ -73,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
         console.print(f"  {one.title:<15} loss {number_text(one.loss)}   test accuracy {percent(one.accuracy, 1)}", highlight=False)
     _print_zeros(trained, console)
     console.print("\n[bold]The layers of the second[/]: [cyan]sonde.view.plots.table[/] of its run\n")
-    console.print(table(trained[1].inspector.run, exclude=_WHOLE))
+    console.print(plots.table(trained[1].inspector.run, exclude=_WHOLE))
     _print_finding(trained[1], console)
     _print_places(trained, console)
     return 0

@@ -41,7 +41,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Write the files, and say where they are and how large."""
     from sonde.paths import short_path
-    from sonde.run import export, open_run
+    from sonde.run import open_run
     from sonde.view import progress
 
     path = find_run(options.run)
@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
         else:
             some = {"number": options.number, "port": options.port, "layers": options.layers}
             steps = {"first": options.first, "last": options.last}
-            written = export(opened, target, options.format, families=families, **some, **steps, progress=show)
+            written = opened.export(target, options.format, families=families, **some, **steps, progress=show)
     if not written:
         raise ArgumentError(f"{short_path(path)} has nothing to export: it has no rows; see sonde info {path.name}")
     sizes = {family: _size(file) for family, file in written.items()}
@@ -85,6 +85,4 @@ def _to_tensorboard(opened: Run, target: str, options: argparse.Namespace) -> Pa
 
 
 def _size(path: Path) -> int:
-    from sonde.run import folder_size
-
-    return folder_size(path) if path.is_dir() else path.stat().st_size
+    return sum(file.stat().st_size for file in (path.rglob("*") if path.is_dir() else [path]) if file.is_file())

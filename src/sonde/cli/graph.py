@@ -11,7 +11,6 @@ import argparse
 import json
 
 from sonde.cli.run_options import between, expect_json, expect_number, expect_run, expect_steps, find_run
-from sonde.errors import ArgumentError
 from sonde.words import size_text
 
 EXAMPLES = """
@@ -19,8 +18,6 @@ sonde graph                                          quiet-otter-graph.html
 sonde graph quiet-otter --number rms --port grad_output --from 2
 sonde graph runs/quiet-otter -o graph.svg --number rms --depth 1
 """
-
-_PAGES = (".html", ".htm")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,26 +37,13 @@ def run(options: argparse.Namespace) -> int:
     """Write the file, and say where it is and how large."""
     from sonde.paths import absolute_path, short_path
     from sonde.run import open_run
-    from sonde.view import save
-    from sonde.view.plots.graph_page import graph_of, node_colours
+    from sonde.view import plots
 
     where = between(options)
     opened = open_run(find_run(options.run))
     name = "run" if opened.path is None else opened.path.name
     file = absolute_path(options.output or f"{name}-graph.html")
-    numbers: tuple[str, ...] = ()
-    if file.suffix.lower() in _PAGES:
-        page = opened.graph_page(options.number, options.port, where=where, depth=options.depth)
-        numbers = page.numbers
-        page.save(file)
-    elif options.number is None and (options.port is not None or where is not None):
-        raise ArgumentError("--port, --from and --to say nothing to a drawing without numbers: give --number, as rms")
-    else:
-        graph, fills, caption = graph_of(opened), None, ""
-        if options.number is not None:
-            fills, caption = node_colours(opened, graph, options.number, options.port, where=where)
-            numbers = (options.number,)
-        save(graph, file, options.depth, fills=fills, caption=caption)
+    numbers = plots.save_graph(opened, file, options.number, options.port, where=where, depth=options.depth)
     taken = file.stat().st_size
     if options.json:
         print(json.dumps({"file": str(file), "bytes": taken, "numbers": numbers}))

@@ -15,7 +15,7 @@ from sonde.errors import ArgumentError
 
 if TYPE_CHECKING:
     from sonde.run import Run
-    from sonde.view.plots.plan import Drawing
+    from sonde.view.plots import Drawing
 
 EXAMPLES = """
 sonde plot                                        all, in quiet-otter-pictures
@@ -46,11 +46,10 @@ def run(options: argparse.Namespace) -> int:
     """Draw, and say where the files are."""
     from sonde.paths import short_path
     from sonde.run import open_run
-    from sonde.view import progress
-    from sonde.view.plots.plan import plan
+    from sonde.view import plots, progress
 
     opened = open_run(find_run(options.run))
-    planned = plan(opened)
+    planned = plots.plan(opened)
     if options.list:
         print(json.dumps({"pictures": list(planned)}) if options.json else "\n".join(planned) or "nothing was recorded yet")
         return 0

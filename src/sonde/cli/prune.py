@@ -89,14 +89,14 @@ def run(options: argparse.Namespace) -> int:
 def _runs(given: str) -> tuple[list[Path], bool]:
     """Return the runs that are *given*, and whether as a folder of runs."""
     from sonde.paths import absolute_path
-    from sonde.run import FILE, runs_below
+    from sonde.run import RunFolder
 
     folder = absolute_path(given)
-    if not folder.is_dir() or (folder / FILE).is_file():
+    if not folder.is_dir() or RunFolder(folder).is_run:
         return [find_run(given)], False
-    found = runs_below(folder)
+    found = RunFolder.below(folder)
     if not found:
-        raise StoreError(f"there is no run in {given}: none of its folders holds a {FILE}")
+        raise StoreError(f"there is no run in {given}: none of its folders holds a run.json")
     return found, True
 
 
@@ -120,14 +120,12 @@ def _moment(text: str) -> float:
 
 def _ended(path: Path) -> float:
     """Return when a run ended, or of a killed one, when it was last written; in seconds since 1970."""
-    from sonde.run import Description
+    from sonde.run import RunFolder
 
-    try:
-        attempts = Description.read(path).attempts
-    except StoreError:
-        attempts = ()
-    ended = attempts[-1].ended if attempts else None
-    return ended if ended is not None else max((file.stat().st_mtime for file in path.glob("*.json")), default=0.0)
+    folder = RunFolder(path)
+    about = folder.description
+    ended = about.attempts[-1].ended if about is not None and about.attempts else None
+    return folder.changed if ended is None else ended
 
 
 def _print(done: list[PrunedRun], skipped: dict[str, str], *, several: bool, dry_run: bool) -> None:

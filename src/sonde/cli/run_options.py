@@ -89,23 +89,23 @@ def find_run(given: str) -> Path:
         StoreError: there is none; the message names the nearest.
         ArgumentError: several runs have the name, or *given* cannot be a path.
     """
-    from sonde.run import FILE
+    from sonde.run import RunFolder
 
     path = absolute_path(given)
-    if (path / FILE).is_file():
+    if RunFolder(path).is_run:
         return path
     if path.is_dir():
         return _newest(path, given)
     if path.exists():
-        its = f": give its folder, {short_path(path.parent)}" if (path.parent / FILE).is_file() else ""
-        raise StoreError(f"{given} is a file; a run is a folder with a {FILE} in it{its}")
+        its = f": give its folder, {short_path(path.parent)}" if RunFolder(path.parent).is_run else ""
+        raise StoreError(f"{given} is a file; a run is a folder with a run.json in it{its}")
     return _named(given, path)
 
 
 def _newest(folder: Path, given: str) -> Path:
-    from sonde.run import runs_below
+    from sonde.run import RunFolder
 
-    found = runs_below(folder)
+    found = RunFolder.below(folder)
     if not found:
         raise StoreError(
             f"there is no run in {short_path(folder)}: none of its folders holds a run.json. sonde.watch(model, to=...) writes "
@@ -119,20 +119,18 @@ def _newest(folder: Path, given: str) -> Path:
 
 def _begun(path: Path) -> float:
     """Return when the last attempt of a run began; before all others if that cannot be read."""
-    from sonde.run import Description
+    from sonde.run import RunFolder
 
-    try:
-        return max((attempt.started for attempt in Description.read(path).attempts), default=0.0)
-    except StoreError:
-        return -1.0
+    about = RunFolder(path).description
+    return -1.0 if about is None else max((attempt.started for attempt in about.attempts), default=0.0)
 
 
 def _named(given: str, path: Path) -> Path:
     """Return the run below ``runs``, or beside *path*, which is not there, whose name is *given*."""
-    from sonde.run import runs_below
+    from sonde.run import RunFolder
 
     top = absolute_path(ROOT)
-    known = {each.relative_to(top).as_posix(): each for each in (runs_below(top) if top.is_dir() else [])}
+    known = {each.relative_to(top).as_posix(): each for each in (RunFolder.below(top) if top.is_dir() else [])}
     wanted = given.strip("/")
     found = [each for name, each in known.items() if name == wanted] or [
         each for name, each in known.items() if name.endswith(f"/{wanted}")

@@ -13,7 +13,7 @@ from torch.optim.optimizer import Optimizer
 
 from sonde.errors import ArgumentError
 from sonde.inspector import Inspector, folders_named, plain_config, watch
-from sonde.run import is_run
+from sonde.run import RunFolder
 from sonde.suggest import nearest
 from sonde.warn import warn_user
 
@@ -88,7 +88,7 @@ class Session:
         path = saved.get("run")
         if path is None:
             return arguments
-        if not is_run(Path(path)):
+        if RunFolder(Path(path)).description is None:
             warn_user(f"{self._name}: the run of this checkpoint, {path}, is not there any more: a new one begins at its step")
         elif arguments.get("to") is None:
             arguments |= {"to": path, "exists": "resume"}

@@ -6,9 +6,8 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +20,7 @@ from sonde.paths import absolute_path, short_path
 from sonde.rows import KEYS
 from sonde.run.alerts import alerts_in
 from sonde.run.coverage_document import is_coverage, joined
+from sonde.run.exporting import export
 from sonde.run.folder.duckdb_sql import (
     answer_to,
     check_query,
@@ -41,7 +41,6 @@ from sonde.run.run_lines import family_cells, history, of_ranks
 from sonde.run.run_state import state_of, why_empty
 from sonde.run.schema import READ_ORDER, main_families
 from sonde.run.sending import Beginning, Receiver, send
-from sonde.run.web_page import WebPage
 from sonde.schedule import Steps
 from sonde.site import PORTS, Port, Site
 from sonde.suggest import unknown_name
@@ -348,35 +347,7 @@ class Run:
 
         return self._ask(question, callers_sql=where)
 
-    def graph_page(
-        self, number: str | None = None, port: str | None = None, *, where: str | None = None, depth: int | None = None
-    ) -> WebPage:
-        """Return the page of the run's execution graph, coloured by the numbers of its families, with a slider over the steps.
-
-        ``run.graph_page("rms").save("graph.html")``; a notebook shows the page. Number and port can be chosen on the page.
-
-        Args:
-            number: the number that colours the graph at first, as ``rms``; by default the root mean square.
-            port: the port that is shown at first, as ``grad_output``; by default the first at which the number was recorded.
-            where: an SQL condition on the rows, as ``"rank = 0"``.
-            depth: how many levels of modules are open at first; by default as many as can be read.
-
-        Returns:
-            A :class:`sonde.view.plots.GraphPage`.
-
-        Raises:
-            ArgumentError: the run has no graph, or *depth* is no number from 0.
-            UnknownSiteError: the number was not recorded; the message names the lens that records it.
-            MissingExtraError: the package with the layout engine is not installed.
-        """
-        pictures = import_module("sonde.view.plots.graph_page")  # by name: a run stands below the pictures of it
-        page: WebPage = pictures.page_of_run(self, number, port, where=where, depth=depth)
-        return page
-
-    def export(self, path: str | os.PathLike[str], form: Literal["csv", "parquet"] | None = None, **chosen: Any) -> dict[str, Path]:
-        """Write rows to CSV or Parquet files; see :func:`sonde.run.export`, whose arguments *chosen* are."""
-        written: dict[str, Path] = import_module("sonde.run.exporting").export(self, path, form, **chosen)
-        return written
+    export = export
 
     def send_to(self, *targets: Receiver | Callable[[Run], object], every: Steps | None = None, rank: int | None = None) -> None:
         """Send the run to sinks and visualizers, in the order in which it was recorded, as the training did.

@@ -63,7 +63,7 @@ def test_one_call_puts_every_main_number_on_the_graph() -> None:
 
 
 def test_chosen_numbers_at_one_port() -> None:
-    assert list(series_of(plots.graph_page(trained(1), "norm", "mean", port="grad_output"))) == ["norm", "mean"]
+    assert list(series_of(plots.graph_page(trained(1), ["norm", "mean"], "grad_output", only=True))) == ["norm", "mean"]
 
 
 def test_nan_and_infinite_elements_are_marked_though_the_number_is_finite() -> None:
@@ -111,20 +111,27 @@ def test_errors_name_the_cure() -> None:
 
 def test_a_run_gives_its_page_with_all_main_numbers_and_the_chosen_one_first() -> None:
     run = trained()
-    page = run.graph_page("norm", "grad")
+    page = plots.graph_page(run, "norm", "grad")
     found = series_of(page)
     assert next(iter(found)) == "norm (grad)"
     assert page.numbers == ("norm", "rms", "call_death")
     assert found["rms (output)"] == series_of(plots.graph_page(run))["rms (output)"]
-    assert next(iter(series_of(run.graph_page()))) == "rms (output)"
+    assert next(iter(series_of(plots.graph_page(run)))) == "rms (output)"
+    assert list(series_of(plots.graph_page(run, "norm", only=True))) == [
+        "norm (output)",
+        "norm (grad_output)",
+        "norm (grad)",
+        "norm (param)",
+        "norm (update)",
+    ]
     with pytest.raises(UnknownSiteError, match="ExponentHistogram"):
-        run.graph_page("p50")
+        plots.graph_page(run, "p50")
     with pytest.raises(UnknownSiteError, match="no 'norm' at port 'input'"):
-        run.graph_page("norm", "input")
+        plots.graph_page(run, "norm", "input")
 
 
 def test_the_legend_has_the_label_and_the_unit_of_each_number() -> None:
-    found = series_of(trained(1).graph_page())
+    found = series_of(plots.graph_page(trained(1)))
     assert {name: (entry["label"], entry["unit"]) for name, entry in found.items()} == {
         "rms (output)": ("rms of outputs", "unit of the output"),
         "rms (grad_output)": ("rms of gradients of outputs", "loss / unit of the output"),

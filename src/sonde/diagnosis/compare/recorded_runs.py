@@ -10,7 +10,7 @@ from typing import Any
 from sonde.diagnosis.compare.names import Names, check_match
 from sonde.errors import ArgumentError
 from sonde.paths import absolute_path
-from sonde.run import FILE, Run, open_run
+from sonde.run import Run, RunFolder, open_run
 from sonde.site import PARAMETER_PORTS, Site
 from sonde.view import RunComparison, compare_runs
 
@@ -19,7 +19,7 @@ __all__ = ["compare_recorded", "is_recorded"]
 
 def is_recorded(side: Any) -> bool:
     """Return whether *side* is a run, or the path of a folder with one."""
-    return isinstance(side, Run) or (isinstance(side, str | os.PathLike) and (absolute_path(side) / FILE).exists())
+    return isinstance(side, Run) or (isinstance(side, str | os.PathLike) and RunFolder(absolute_path(side)).is_run)
 
 
 def compare_recorded(

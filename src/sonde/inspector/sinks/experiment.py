@@ -14,12 +14,12 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from sonde.errors import ArgumentError, StoreError
+from sonde.errors import ArgumentError
 from sonde.inspector.sinks.base import LoggedRows, Sink
 from sonde.inspector.sinks.charts import Charts, Numbers, Point
 from sonde.rows import Rows, Scalar
 from sonde.rules import Finding
-from sonde.run import Description
+from sonde.run import RunFolder
 from sonde.site import Site
 
 if TYPE_CHECKING:
@@ -133,9 +133,9 @@ class ExperimentSink(Sink):
         """Write the pictures and the report of *run* into *folder*."""
         pictures: dict[str, Path] = {}
         if self._pictures and find_spec("matplotlib") is not None:
-            from sonde.view.plots import save
+            from sonde.view import plots
 
-            pictures = {path.stem: path for path in save(run, folder / "pictures")}
+            pictures = {path.stem: path for path in plots.save(run, folder / "pictures")}
         report = None
         if self._report:
             from sonde.view import save_report
@@ -147,11 +147,8 @@ class ExperimentSink(Sink):
 
 def identity(path: Path) -> str | None:
     """Return a text that names the run in the folder *path* in all its attempts, wherever the folder is moved to."""
-    try:
-        attempts = Description.read(path).attempts
-    except StoreError:
-        return None
-    return hashlib.sha256(repr(attempts[0].started).encode()).hexdigest()[:16] if attempts else None
+    about = RunFolder(path).description
+    return hashlib.sha256(repr(about.attempts[0].started).encode()).hexdigest()[:16] if about and about.attempts else None
 
 
 class _Shown:

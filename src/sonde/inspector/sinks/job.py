@@ -8,10 +8,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from sonde.errors import StoreError
 from sonde.inspector.sinks.to_argument import names_folder, targets_of
 from sonde.paths import absolute_path
-from sonde.run import Description, Existing
+from sonde.run import Existing, RunFolder
 
 _ROOT = "runs"
 
@@ -51,10 +50,7 @@ def _newest_of(job: str, folders: Iterable[Path]) -> Path | None:
     """Return the folder of *folders* with the run of *job* that was begun last."""
     begun: dict[float, Path] = {}
     for folder in folders:
-        try:
-            description = Description.read(folder)
-        except StoreError:
-            continue
-        if description.about.get("job") == job and description.attempts:
+        description = RunFolder(folder).description
+        if description is not None and description.about.get("job") == job and description.attempts:
             begun[description.attempts[-1].started] = folder
     return begun[max(begun)] if begun else None

@@ -7,19 +7,14 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 from sonde.answer import standard_output
-from sonde.errors import ArgumentError
+from sonde.errors import ArgumentError, MissingExtraError
 from sonde.paths import absolute_path
 from sonde.run import Run
-from sonde.view.plots import save
-from sonde.view.plots.canvas import Theme, need_matplotlib
-from sonde.view.plots.layer_names import Include
-from sonde.view.plots.sheet import sheet
-from sonde.view.plots.table import table
+from sonde.view import plots
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from sonde.view.plots.picture import Picture
 
 
 class EpochVisualizer(ABC):
@@ -47,7 +42,7 @@ class Print(EpochVisualizer):
         console: a rich console to print to; by default one that writes to the standard output of that moment.
     """
 
-    def __init__(self, *, include: Include = None, exclude: Include = None, console: Console | None = None) -> None:
+    def __init__(self, *, include: plots.Include = None, exclude: plots.Include = None, console: Console | None = None) -> None:
         super().__init__()
         self._include = include
         self._exclude = exclude
@@ -55,7 +50,7 @@ class Print(EpochVisualizer):
 
     def _show(self, run: Run) -> None:
         console = self._console if self._console is not None else standard_output()
-        console.print(table(run, include=self._include, exclude=self._exclude))
+        console.print(plots.table(run, include=self._include, exclude=self._exclude))
 
 
 class Pictures(EpochVisualizer):
@@ -72,19 +67,19 @@ class Pictures(EpochVisualizer):
         MissingExtraError: matplotlib is not installed; at once, not after the first epoch.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], *, form: str = "png", theme: Theme = "light") -> None:
+    def __init__(self, folder: str | os.PathLike[str], *, form: str = "png", theme: plots.Theme = "light") -> None:
         super().__init__()
-        need_matplotlib()
+        MissingExtraError.import_or_raise("matplotlib", "a picture of a run", "plots")
         self.folder = absolute_path(folder)
         self._form = form
-        self._theme: Theme = theme
+        self._theme: plots.Theme = theme
         self._run: Run | None = None
 
     def _show(self, run: Run) -> None:
         self._run = run
-        save(run, self.folder, form=self._form, theme=self._theme)
+        plots.save(run, self.folder, form=self._form, theme=self._theme)
 
-    def show_fig(self) -> Picture:
+    def show_fig(self) -> plots.Picture:
         """Return one figure with all pictures of the run: to ``savefig``, or as the last line of a notebook's cell.
 
         Raises:
@@ -92,4 +87,4 @@ class Pictures(EpochVisualizer):
         """
         if self._run is None:
             raise ArgumentError("there is nothing to show before the first tick_epoch() or the end of the training")
-        return sheet(self._run, theme=self._theme)
+        return plots.sheet(self._run, theme=self._theme)

@@ -16,8 +16,6 @@ from sonde.run.folder.parts import cutoffs
 from sonde.run.folder.prunings import Pruning
 from sonde.run.schema import FORMAT, VERSION
 
-__all__ = ["FILE", "Attempt", "Description", "is_run", "written_version"]
-
 _OWN = ("format", "version", "attempts", "checksum", "pruned")
 
 
@@ -150,15 +148,6 @@ class Description:
             raise StoreError(f"{folder} is not whole: its {FILE} does not say what was pruned ({error})") from None
         about = {name: value for name, value in written.items() if name not in _OWN}
         return cls(attempts, about, fits is True, pruned)
-
-
-def written_version(folder: Path) -> int | None:
-    """Return the version of the format in which the run in *folder* says it was written; None where it does not say so."""
-    try:
-        version = parse_json(read_bytes(folder / FILE), FILE)[0].get("version")
-    except (FileNotFoundError, StoreError):
-        return None
-    return version if isinstance(version, int) else None
 
 
 def is_run(folder: Path) -> bool:

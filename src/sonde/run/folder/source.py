@@ -14,9 +14,10 @@ from sonde.escape import encodable
 from sonde.paths import is_inside, short_path
 from sonde.run.folder.duckdb_sql import damage, literal, quoted, rows_of
 from sonde.run.folder.end import End
+from sonde.run.folder.files import FILE
 from sonde.run.folder.json_file import read_json
 from sonde.run.folder.parts import Part, gaps, live_parts, parts_in
-from sonde.run.folder.run_json import FILE, Description
+from sonde.run.folder.run_json import Description
 from sonde.run.folder.verify import fault
 from sonde.run.folder.written import PATTERN, Written
 from sonde.run.schema import may_be_family

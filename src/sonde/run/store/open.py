@@ -11,10 +11,10 @@ from typing import Any, Literal
 
 from sonde.errors import ArgumentError, StoreError
 from sonde.paths import absolute_path
-from sonde.run.folder.files import remove_leftovers
+from sonde.run.folder.files import FILE, remove_leftovers
 from sonde.run.folder.lock import Lock, is_free
 from sonde.run.folder.parts import parts_in, prefix_of
-from sonde.run.folder.run_json import FILE, Description, is_run
+from sonde.run.folder.run_json import Description, is_run
 from sonde.run.folder.written import PATTERN
 from sonde.run.schema import DOCUMENTS, may_be_family, whole_number
 from sonde.run.store.disk_writer import DiskWriter, Flushing

@@ -15,19 +15,7 @@ import numpy as np
 from sonde.errors import StoreError, UnknownSiteError
 from sonde.escape import printable_line
 from sonde.paths import absolute_path, short_path
-from sonde.run import (
-    VERSION,
-    DiskSource,
-    End,
-    Run,
-    Runs,
-    RunSummary,
-    changed_at,
-    folder_size,
-    is_written,
-    runs_below,
-    written_version,
-)
+from sonde.run import Run, RunFolder, Runs, RunSummary
 from sonde.run import State as RunState
 from sonde.suggest import nearest
 from sonde.view.app.answers.covered import lost_parts
@@ -53,11 +41,11 @@ class _Followed:
     id: str
     name: str
     run: Run | None
-    path: Path | None
+    folder: RunFolder | None
     version: str = ""
     error: str = ""
     state: State = "running"
-    end: End | None = None
+    end: dict[str, Any] | None = None
     opened: OpenedRun | None = None
     summary: RunSummary = field(default_factory=RunSummary)
     entry: dict[str, Any] = field(default_factory=dict)
@@ -97,7 +85,7 @@ class FollowedRuns:
         if isinstance(runs, Run):
             name = "in memory" if runs.path is None else runs.path.name
             self.shown = f"run {name}"
-            self._followed[_id(name)] = _Followed(_id(name), name, runs, runs.path)
+            self._followed[_id(name)] = _Followed(_id(name), name, runs, None if runs.path is None else RunFolder(runs.path))
         else:
             self._top = absolute_path(runs)
             if not self._top.is_dir():
@@ -130,7 +118,7 @@ class FollowedRuns:
                     each.version, each.opened = version, None
                     self._open(each)
                     self._changed[each.id] = None
-                if is_new or (state == "running" and each.path is not None and not is_written(each.path)):
+                if is_new or (state == "running" and each.folder is not None and not each.folder.is_written):
                     _look_at(each)
                 found |= each.state != state
             self._has_list_changed |= found
@@ -140,24 +128,24 @@ class FollowedRuns:
         now = time.monotonic()
         if self._top is None or now < self._next_search:
             return False
-        paths = {_id(_name(path, self._top)): path for path in runs_below(self._top)}
+        paths = {_id(_name(path, self._top)): path for path in RunFolder.below(self._top)}
         self._next_search = now + max(_SEARCH, _SHARE * (time.monotonic() - now))
         if paths.keys() == self._followed.keys():
             return False
         known = self._followed
         self._followed = {
-            name: known.get(name) or _Followed(name, _name(path, self._top), None, path) for name, path in paths.items()
+            name: known.get(name) or _Followed(name, _name(path, self._top), None, RunFolder(path)) for name, path in paths.items()
         }
         return True
 
     def _version(self, each: _Followed) -> str:
-        return DiskSource(each.path).version if each.path is not None else each.run.version if each.run is not None else ""
+        return each.folder.version if each.folder is not None else each.run.version if each.run is not None else ""
 
     def _open(self, each: _Followed) -> None:
         """Open the run, unless it is open; or note why it cannot be read."""
         try:
-            if each.run is None and each.path is not None:
-                each.run = Run(DiskSource(each.path), threads=self._threads)
+            if each.run is None and each.folder is not None:
+                each.run = each.folder.open(threads=self._threads)
             each.error = ""
         except StoreError as error:
             each.run, each.error = None, str(error)
@@ -201,7 +189,7 @@ class FollowedRuns:
         with self._lock:
             followed = list(self._followed.values())
             stale = [each for each in followed if each.entry_of != each.known]
-            self._summarise([each for each in stale if each.run is not None and each.path is not None])
+            self._summarise([each for each in stale if each.run is not None and each.folder is not None])
             for each in stale:
                 each.entry, each.entry_of = _entry(each), each.known
             return [each.entry for each in followed]
@@ -234,27 +222,29 @@ def _look_at(each: _Followed) -> None:
     """Note the state of a run, and the error that ended it."""
     if each.run is not None:
         try:
-            each.state, each.end = each.run.state, each.run.end
+            end = each.run.end
+            each.state = each.run.state
+            each.end = None if end is None else {**end.to_data(), "words": printable_line(end.words)}
         except StoreError as error:
             each.run, each.error = None, str(error)
     if each.run is None:
-        newer = each.path is not None and (written_version(each.path) or 0) > VERSION
-        each.state, each.end = "newer" if newer else "damaged", None
+        is_newer = each.folder is not None and each.folder.is_newer
+        each.state, each.end = "newer" if is_newer else "damaged", None
 
 
 def _entry(each: _Followed) -> dict[str, Any]:
     about = {
         "id": each.id,
         "name": printable_line(each.name),
-        "path": "" if each.path is None else printable_line(short_path(each.path)),
+        "path": "" if each.folder is None else printable_line(short_path(each.folder.path)),
         "state": each.state,
-        "end": None if each.end is None else {**each.end.to_data(), "words": printable_line(each.end.words)},
+        "end": each.end,
         "version": each.version,
     }
     if each.run is None:
         return {**about, "error": printable_line(each.error), "health": "unknown"}
     run, summary = each.run, each.summary
-    if each.path is None:
+    if each.folder is None:
         summary = RunSummary(findings=len(run.alerts), severity=_worst(alert["severity"] for alert in run.alerts))
     attempts = run.description.attempts
     modules = run.info.get("model")
@@ -267,14 +257,14 @@ def _entry(each: _Followed) -> dict[str, Any]:
         "first": summary.first,
         "last": last if last >= 0 else None,
         "started": attempts[0].started if attempts else None,
-        "updated": None if each.path is None else changed_at(each.path),
+        "updated": None if each.folder is None else each.folder.changed,
         "attempts": len(attempts),
         "pruned": run.pruned,
         "model": str(lines[0].get("type", "")) if lines else "",
         "layers": len(lines),
         "loss_last": None if summary.loss is None else listed(np.array([summary.loss]))[0],
         "loss_last_mark": MISSING if summary.loss is None else int(marks_of(np.array([summary.loss]))[0]),
-        "size_bytes": 0 if each.path is None else folder_size(each.path),
+        "size_bytes": 0 if each.folder is None else each.folder.size,
         "lost": lost_parts(run),
         **({"error": each.error} if each.error else {}),
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,18 +12,19 @@ import numpy as np
 
 from sonde.answer import in_frame, write_page
 from sonde.errors import ArgumentError, MissingExtraError, UnknownSiteError
+from sonde.paths import absolute_path
 from sonde.run import PlainGraph, Run, main_families
 from sonde.site import PORTS, Site
 from sonde.view.graph.page import to_html
+from sonde.view.graph.save import save
 from sonde.view.graph.series import join
 from sonde.view.plots.layer_names import spaced
 from sonde.view.plots.layer_series import Known, Matrix, matrix
 from sonde.view.plots.number_names import main_number
 from sonde.view.scales import DIVERGING, SEQUENTIAL
 
-__all__ = ["GraphPage", "graph_of", "graph_page", "node_colours", "page_of_run"]
-
 _DEFECT, _ZERO = "#d62728", "#bbbbbb"
+_PAGES = (".html", ".htm")
 _MOST_STEPS = 400  # of more, so many are on the page, evenly through the run
 
 Points = list[tuple[float, float]]
@@ -55,18 +56,28 @@ class GraphPage:
         return in_frame(self.html, self.title, 560)
 
 
-def graph_page(run: Run, *numbers: str, port: str | None = None, where: str | None = None, depth: int | None = None) -> GraphPage:
+def graph_page(
+    run: Run,
+    number: str | Sequence[str] | None = None,
+    port: str | None = None,
+    *,
+    only: bool = False,
+    where: str | None = None,
+    depth: int | None = None,
+) -> GraphPage:
     """Return the page of the run's execution graph, coloured by its numbers, with a slider over the steps.
 
-    ``graph_page(run).save("graph.html")``, or ``graph_page(run, "rms", "norm")``. A number that was recorded at several ports
-    gives one choice for each. Modules without the number, as containers, are marked "not recorded"; tensors with NaN or infinite
-    elements "NaN" and "infinite", also if the number, which leaves them out, is finite. Of more than 400 logged steps, 400 are
-    on the page.
+    ``graph_page(run, "rms").save("graph.html")``. Number and port can be chosen on the page: *number* and the main number of each
+    family, at each port at which they were recorded. Modules without the number, as containers, are marked "not recorded";
+    tensors with NaN or infinite elements "NaN" and "infinite", also if the number, which leaves them out, is finite. Of more than
+    400 logged steps, 400 are on the page.
 
     Args:
         run: a run with a graph, of ``watch(..., graph=...)``.
-        numbers: as ``rms``; by default the main number of each family.
-        port: only the tensors at this port; by default at all ports.
+        number: the number that colours the graph at first, as ``rms``, or several, the first of which does; by default the root
+            mean square.
+        port: the port that is shown at first, as ``grad_output``; by default the first at which the number was recorded.
+        only: nothing else is on the page: *number* alone, and, where *port* is given, at this port alone.
         where: an SQL condition on the rows, as ``"rank = 0"``.
         depth: how many levels of modules are open at first; by default as many as can be read.
 
@@ -75,25 +86,54 @@ def graph_page(run: Run, *numbers: str, port: str | None = None, where: str | No
         UnknownSiteError: a number was not recorded; the message names the lens that records it.
         MissingExtraError: the package with the layout engine is not installed.
     """
-    graph, known = graph_of(run), Known.of(run)
-    asked = numbers or tuple(_main_numbers(known))
-    there = {number: _ports_of(number, known, port) for number in asked}
-    return _page(run, graph, known, there, where, depth, needed=numbers)
-
-
-def page_of_run(
-    run: Run, number: str | None = None, port: str | None = None, *, where: str | None = None, depth: int | None = None
-) -> GraphPage:
-    """Return the page with the main numbers of *run*, at first coloured by *number* at *port*; see ``Run.graph_page``."""
-    graph, known = graph_of(run), Known.of(run)
-    asked = dict.fromkeys([*([] if number is None else [number]), *_main_numbers(known)])
-    there = {each: _ports_of(each, known) for each in asked}
-    if port is not None and there:
+    graph, known = _graph_of(run), Known.of(run)
+    given = [number] if isinstance(number, str) else [*(number or ())]
+    asked = dict.fromkeys([*given, *([] if only and given else _main_numbers(known))])
+    there = {each: _ports_of(each, known, port if only else None) for each in asked}
+    if port is not None and there and not only:
         first = next(iter(there))
         if port not in there[first]:
             there[first] = [port]  # the reading raises, and says what there is
         there[first].sort(key=lambda each: each != port)
-    return _page(run, graph, known, there, where, depth, needed=[*asked][:1] if number is not None or port is not None else ())
+    needed = given if only or port is None else [*asked][:1]
+    return _page(run, graph, known, there, where, depth, needed=needed)
+
+
+def save_graph(
+    run: Run,
+    path: str | os.PathLike[str],
+    number: str | None = None,
+    port: str | None = None,
+    *,
+    where: str | None = None,
+    depth: int | None = None,
+) -> tuple[str, ...]:
+    """Write the run's execution graph to *path*, and return the numbers that it shows.
+
+    A page (``.html``) is that of :func:`graph_page`. A drawing (``.svg``, ``.png``, ``.pdf``, ``.dot``) has the colours of
+    *number*, where one is given, at the last step: red is NaN or infinite, grey is 0 on a logarithmic scale, and what was not
+    recorded has the colour of its kind. Data (``.json``) has no colours.
+
+    Raises:
+        ArgumentError: the run has no graph, a *port* or *where* is given for a drawing without a number, no module has a finite
+            value, or the ending of *path* is unknown.
+        UnknownSiteError: the number was not recorded; the message names the lens that records it.
+        MissingExtraError: a package or program that the format needs is not installed.
+    """
+    file = absolute_path(path)
+    if file.suffix.lower() in _PAGES:
+        page = graph_page(run, number, port, where=where, depth=depth)
+        page.save(file)
+        return page.numbers
+    graph = _graph_of(run)
+    if number is None:
+        if port is not None or where is not None:
+            raise ArgumentError("port and steps say nothing to a drawing without numbers: give a number, as rms")
+        save(graph, file, depth)
+        return ()
+    fills, caption = _node_colours(run, graph, number, port, where=where)
+    save(graph, file, depth, fills=fills, caption=caption)
+    return (number,)
 
 
 def _page(
@@ -129,17 +169,10 @@ def _page(
     return GraphPage(title, to_html(graph, depth, values=values, title=title, described=described), tuple(found))
 
 
-def node_colours(
+def _node_colours(
     run: Run, graph: PlainGraph, number: str, port: str | None = None, *, where: str | None = None
 ) -> tuple[dict[str, str], str]:
-    """Return the colour of each node at the last step, by ``module PATH`` or ``tensor PATH``, and what the colours mean.
-
-    Red is NaN or infinite, grey is 0 on a logarithmic scale. What was not recorded has no colour.
-
-    Raises:
-        UnknownSiteError: the number was not recorded; the message names the lens that records it.
-        MissingExtraError: matplotlib, which has the colours, is not installed.
-    """
+    """Return the colour of each node at the last step, by ``module PATH`` or ``tensor PATH``, and what the colours mean."""
     mpl = MissingExtraError.import_or_raise("matplotlib", "the colours of a drawing", "plots")
     colours = MissingExtraError.import_or_raise("matplotlib.colors", "the colours of a drawing", "plots")
     known = Known.of(run)
@@ -164,12 +197,8 @@ def node_colours(
     return named, words + more
 
 
-def graph_of(run: Run) -> PlainGraph:
-    """Return the execution graph of *run*.
-
-    Raises:
-        ArgumentError: the run has none.
-    """
+def _graph_of(run: Run) -> PlainGraph:
+    """Return the execution graph of *run*; raise if the run has none."""
     graph = run.graph
     if graph is None:
         raise ArgumentError("the run has no graph: give one batch of inputs to watch(..., graph=...), which captures it")

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from statistics import median
+from typing import Any
 
 from sonde import rules
 from sonde.answer import Grid
@@ -16,11 +17,10 @@ from sonde.run import Run, literal, main_families, of_rank, quoted
 from sonde.site import Site
 from sonde.suggest import nearest_steps
 from sonde.view.layer_table import NO_ELEMENTS, TONES, LayerRow, Note, Quantity, layer_table, notes_of, worst
+from sonde.view.plots.family_table import family_rows, family_table
 from sonde.view.plots.layer_names import Include, chosen
 from sonde.view.plots.layer_series import FIRST_ROWS, Known, kinds_of
 from sonde.words import number_text
-
-__all__ = ["table"]
 
 OF_CALLS = {"max": "max", "min": "min", "": "avg"}
 """The SQL function that makes one number of those of a layer's calls, by ``Number.worst``."""
@@ -29,7 +29,15 @@ _WEIGHT = "weight "  # a gradient in the last column is the weight's; the column
 _NORMS = "weight, weight grad, update: Euclidean norms over all parameters of the layer"
 
 
-def table(run: Run, *, include: Include = None, exclude: Include = None, recent: int = _RECENT, step: int | None = None) -> Grid:
+def table(
+    run: Run,
+    *,
+    include: Include = None,
+    exclude: Include = None,
+    recent: int = _RECENT,
+    step: int | None = None,
+    family: str | None = None,
+) -> Grid:
     """Return a row for each layer, in the order of execution, each container before its parts; ``sonde show`` prints the same.
 
     ``rms`` is the root mean square of the layer's outputs, ``gradient`` the Euclidean norm of the gradient at its output,
@@ -40,19 +48,42 @@ def table(run: Run, *, include: Include = None, exclude: Include = None, recent:
     the number leaves out. The last column holds the messages of the run's findings up to that step, which colour the layer's
     name too, and those of the rules in ``sonde.rules``. A number that was not recorded has no column.
 
+    With *family* the table has all numbers of this family at *step*, or at the last logged one, a row for each site; of ``scalars``
+    the last value of each, and of ``alerts`` all.
+
     Raises:
         SelectionError: no layer is selected.
         ArgumentError: *recent* is not above 0, or *step* was not logged; the message names the nearest that was.
+        UnknownSiteError: the run has no such family.
     """
+    if family is not None:
+        return family_table(run, family, include, step)
     name = f"run {run.path.name}" if run.path is not None else "run in memory"
-    found = layer_rows(run, include=include, exclude=exclude, recent=recent, step=step)
+    found = _layer_rows(run, include=include, exclude=exclude, recent=recent, step=step)
     if found is None:
         return layer_table(name, (), _scalars(run, step), empty=f"nothing was recorded yet; {FIRST_ROWS}")
     words, rows, footer = found
     return layer_table(f"{name} · {words}", rows, footer, empty="nothing was recorded yet")
 
 
-def layer_rows(
+def table_data(run: Run, *, include: Include = None, step: int | None = None, family: str | None = None) -> dict[str, Any]:
+    """Return what :func:`table` shows as plain data: ``steps``, ``layers`` and ``remarks``, or ``family`` and ``rows``."""
+    if family is not None:
+        return {"family": family, "rows": family_rows(run, family, include, step)}
+    words, layers, remarks = _layer_rows(run, include=include, step=step) or ("", [], [])
+    rows = [
+        {
+            "layer": each.name,
+            "type": each.type,
+            "numbers": {name: number.value for name, number in each.numbers.items()},
+            "notes": [text for text, _ in each.notes],
+        }
+        for each in layers
+    ]
+    return {"steps": words, "layers": rows, "remarks": remarks}
+
+
+def _layer_rows(
     run: Run, *, include: Include = None, exclude: Include = None, recent: int = _RECENT, step: int | None = None
 ) -> tuple[str, list[LayerRow], list[str]] | None:
     """Return what :func:`table` shows as data: the steps in words, the rows, and the lines below; None of a run without rows."""

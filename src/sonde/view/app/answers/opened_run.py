@@ -260,7 +260,7 @@ def graph_text(opened: OpenedRun, numbers: tuple[str, ...] = ()) -> bytes:
         MissingExtraError: the layout engine of graphs is not installed.
     """
     names = [opened.drawable[opened.number(each)][1] for each in numbers]
-    return graph_page(opened.run, *dict.fromkeys(names)).html.encode()
+    return graph_page(opened.run, [*dict.fromkeys(names)], only=bool(names)).html.encode()
 
 
 def chosen_rows(grid: StepGrid, layers: str) -> list[int]:

@@ -1,0 +1,80 @@
+"""``RunFolder``: a folder that may hold a run, seen from outside: whose it is, how it stands, and how large, without a row read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sonde.errors import StoreError
+from sonde.run.folder.files import FILE, folder_size, runs_below
+from sonde.run.folder.json_file import parse_json, read_bytes
+from sonde.run.folder.run_json import Description
+from sonde.run.folder.source import DiskSource
+from sonde.run.run import Run
+from sonde.run.run_state import changed_at, is_written
+from sonde.run.schema import VERSION
+
+
+class RunFolder:
+    """A folder that may hold a run: nothing is raised where it holds none, one that is damaged, or one of another version.
+
+    Attributes:
+        path: of the folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @staticmethod
+    def below(top: Path) -> list[Path]:
+        """Return the folders of runs below *top*, however deep, in the order of their names, with ``run-2`` before ``run-10``."""
+        return runs_below(top)
+
+    @property
+    def is_run(self) -> bool:
+        """Whether there is a ``run.json``, readable or not."""
+        return (self.path / FILE).is_file()
+
+    @property
+    def description(self) -> Description | None:
+        """The attempts that wrote the run and what they said of it; None where this version of sonde cannot read it."""
+        try:
+            return Description.read(self.path)
+        except StoreError:
+            return None
+
+    @property
+    def is_newer(self) -> bool:
+        """Whether a newer version of the format is written there."""
+        try:
+            version = parse_json(read_bytes(self.path / FILE), FILE)[0].get("version")
+        except (FileNotFoundError, StoreError):
+            return False
+        return isinstance(version, int) and version > VERSION
+
+    @property
+    def is_written(self) -> bool:
+        """Whether a process writes to the run; where locks are not known, whether it was written a minute ago."""
+        return is_written(self.path)
+
+    @property
+    def changed(self) -> float:
+        """When its files were last written, in seconds since 1970."""
+        return changed_at(self.path)
+
+    @property
+    def version(self) -> str:
+        """A text that changes whenever there is something new to read; the sizes and times of files are enough."""
+        return DiskSource(self.path).version
+
+    @property
+    def size(self) -> int:
+        """The bytes of all files."""
+        return folder_size(self.path)
+
+    def open(self, *, threads: int | None = None) -> Run:
+        """Return the run, open for reading; *threads* work on one question, by default one for each core.
+
+        Raises:
+            StoreError: there is no run that this version of sonde reads.
+        """
+        return Run(DiskSource(self.path), threads=threads)
