@@ -74,7 +74,7 @@ def graph_page(
 
     Args:
         run: a run with a graph, of ``watch(..., graph=...)``.
-        number: the number that colours the graph at first, as ``rms``, or several, the first of which does; by default the root
+        number: the number that colours the graph at first, as ``rms``, or several, of these the first; by default the root
             mean square.
         port: the port that is shown at first, as ``grad_output``; by default the first at which the number was recorded.
         only: nothing else is on the page: *number* alone, and, where *port* is given, at this port alone.
