@@ -9,7 +9,6 @@ from .comparison.two_runs import compare_rows as compare_rows
 from .findings import Findings as Findings
 from .folder.checksum import file_checksum as file_checksum
 from .folder.duckdb_sql import condition as condition
-from .folder.duckdb_sql import literal as literal
 from .folder.duckdb_sql import of_rank as of_rank
 from .folder.duckdb_sql import quoted as quoted
 from .folder.end import STATES as STATES

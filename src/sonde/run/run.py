@@ -143,6 +143,20 @@ class Run:
         return self._ask(lambda connection, families: {f: _numbers(connection, f) for f in families if f not in _SINGLE})
 
     @property
+    def ports(self) -> Mapping[str, tuple[str, ...]]:
+        """By family, the ports that have a row, in alphabetical order."""
+
+        def question(connection: duckdb.DuckDBPyConnection, families: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+            found = {}
+            for family in families:
+                if family not in _SINGLE:
+                    rows = connection.execute(f"SELECT DISTINCT port FROM {quoted(family)} ORDER BY port").fetchall()
+                    found[family] = tuple(port for (port,) in rows)
+            return found
+
+        return self._ask(question)
+
+    @property
     def sites(self) -> tuple[str, ...]:
         """Every site that has a row in any family, in the order of execution."""
 
@@ -367,11 +381,15 @@ class Run:
         place = None if self.path is None else str(self.path)
         send(self, targets, every, rank, place, lambda step: Run(Beginning(self, self._source, step, rank)))
 
-    def sql(self, query: str) -> duckdb.DuckDBPyRelation:
+    def sql(self, query: str, params: Mapping[str, object] | None = None) -> duckdb.DuckDBPyRelation:
         """Return the answer to a query; every family is a table of its name. Note that ``"order"`` needs quotes in SQL.
 
         A query reads the rows of this run and nothing else: no other file, no setting of DuckDB, no Python variable. For
         everything else use :meth:`connection`.
+
+        Args:
+            query: one statement that only reads; ``$name`` stands for a value in *params*.
+            params: values by name, as ``{"site": "layers.0:output"}``: whatever a text holds, it is no SQL.
 
         Returns:
             A DuckDB relation over the answer, which is in memory: it prints as a table and has ``fetchall()``, ``df()``,
@@ -383,7 +401,7 @@ class Run:
             duckdb.Error: DuckDB refuses the query.
         """
         check_query(query)
-        return connect().from_arrow(self._ask(partial(answer_to, query, self._unknown_family), callers_sql=query))
+        return connect().from_arrow(self._ask(partial(answer_to, query, params, self._unknown_family), callers_sql=query))
 
     def connection(self) -> duckdb.DuckDBPyConnection:
         """Return a new DuckDB connection with a view of each family, for all that :meth:`sql` refuses.

@@ -225,7 +225,7 @@ class Runs(Sequence[Run]):
             duckdb.Error: DuckDB refuses the query.
         """
         check_query(query)
-        return connect().from_arrow(self._ask(partial(answer_to, query, self._unknown_family), callers_sql=True))
+        return connect().from_arrow(self._ask(partial(answer_to, query, None, self._unknown_family), callers_sql=True))
 
     def _unknown_family(self, family: str, families: tuple[str, ...]) -> UnknownSiteError:
         return unknown_name("family", family, families, self._within or "these runs")

@@ -205,13 +205,13 @@ def _moments(run: Recorded, rank: int | None) -> Iterator[_Moment]:
     """Yield the moments in order; read many steps at a time."""
     families = run.families
     layouts = {family: _layout(run, family, rank) for family in run.numbers}
-    of_one = "" if rank is None else f" WHERE rank = {literal(rank)}"
+    of_one = "" if rank is None else f" WHERE rank = {rank:d}"
     union = " UNION ".join(f"SELECT step FROM {quoted(family)}{of_one}" for family in families)
     steps = [step for (step,) in run.sql(f"SELECT DISTINCT step FROM ({union}) ORDER BY step").fetchall()] if families else []
     for start in range(0, len(steps), _AT_ONCE):
         chosen = steps[start : start + _AT_ONCE]
         moments = {step: _Moment(step) for step in chosen}
-        where = f"step BETWEEN {literal(chosen[0])} AND {literal(chosen[-1])}"
+        where = f"step BETWEEN {chosen[0]:d} AND {chosen[-1]:d}"
         for family, layout in layouts.items():
             rows_of_rank = of_rank(family, rank, run.ranks)
             query = f'SELECT * FROM {rows_of_rank} WHERE {where} ORDER BY step, epoch, micro_step, "order", site, call'
@@ -225,7 +225,7 @@ def _moments(run: Recorded, rank: int | None) -> Iterator[_Moment]:
                 moments[scalar.step].scalars.append(scalar)
                 moments[scalar.step].epoch = max(moments[scalar.step].epoch, scalar.epoch)
         if "alerts" in families:
-            chosen_rank = "" if rank is None else f" AND rank = {literal(rank)}"
+            chosen_rank = "" if rank is None else f" AND rank = {rank:d}"
             query = f"SELECT * FROM alerts WHERE {where}{chosen_rank}"
             for alert in alerts_in(run.sql(query).to_arrow_table().to_pylist()):
                 moments[alert["step"]].alerts.append(alert)

@@ -12,7 +12,7 @@ from sonde.errors import ArgumentError
 from sonde.inspector.sinks.base import RunSink, Sink
 from sonde.inspector.sinks.job import continued
 from sonde.inspector.sinks.to_argument import NAMED, folders_named, targets_of
-from sonde.run import Existing, Run, RunWriter, literal, memory_run, quoted, start_run
+from sonde.run import Existing, Run, RunWriter, memory_run, quoted, start_run
 
 Visualizer = Callable[[Run], None]
 """Shows a run, at the end of each epoch and of the training."""
@@ -175,7 +175,7 @@ def _look_back(destinations: Destinations, step: int | None) -> None:
         run = destinations.recorded.run()
         families: Mapping[str, Any] = dict.fromkeys(family for family in run.families if family != "alerts")
         before = [
-            run.sql(f"SELECT max(epoch) FROM {quoted(family)} WHERE step < {literal(destinations.first_step)}").fetchall()
+            run.sql(f"SELECT max(epoch) FROM {quoted(family)} WHERE step < {destinations.first_step:d}").fetchall()
             for family in families
         ]
         destinations.epoch = max((rows[0][0] for rows in before if rows[0][0] is not None), default=0)

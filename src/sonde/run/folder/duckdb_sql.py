@@ -173,6 +173,7 @@ def damage(path: Path) -> str:
 
 def answer_to(
     query: str,
+    params: Mapping[str, object] | None,
     unknown: Callable[[str, tuple[str, ...]], Exception],
     connection: duckdb.DuckDBPyConnection,
     families: tuple[str, ...],
@@ -181,7 +182,7 @@ def answer_to(
     import duckdb
 
     try:
-        return connection.sql(query).to_arrow_table()
+        return connection.sql(query, params=dict(params or {}) or None).to_arrow_table()
     except duckdb.CatalogException as error:
         found = _NO_TABLE.search(str(error))
         if found is None:

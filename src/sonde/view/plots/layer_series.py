@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from sonde.errors import ArgumentError, UnknownSiteError
 from sonde.number import Number, described, number_of
-from sonde.run import Heatmap, Reduce, Run, condition, literal, main_families, quoted
+from sonde.run import Heatmap, Reduce, Run, condition, main_families, quoted
 from sonde.site import PORTS, Site
 from sonde.suggest import unknown_name
 from sonde.view.aggregation import point_of, starts_of
@@ -186,20 +186,19 @@ def powers(
     heat = run.heatmap("count", port, family=family)
     names = [Site.parse(site).name for site in heat.sites]
     kept = chosen(names, include, exclude)
-    listed = ", ".join(literal(heat.sites[place]) for place in kept)
-    rows = f"FROM {quoted(family)} WHERE site IN ({listed}){condition(where)}"
-    counted = " ".join(
-        f"WHEN {quoted(name)} > 0 THEN {literal(kind)}" for name, kind in _DEFECTS.items() if name in known.numbers[family]
-    )
+    chosen_sites = {"sites": [heat.sites[place] for place in kept]}
+    rows = f"FROM {quoted(family)} WHERE site IN (SELECT unnest($sites::VARCHAR[])){condition(where)}"
+    counted = " ".join(f"WHEN {quoted(name)} > 0 THEN {kind:d}" for name, kind in _DEFECTS.items() if name in known.numbers[family])
     code = f"(CASE {counted or 'WHEN false THEN 0'} ELSE 0 END)"
     sums = run.sql(
-        f"SELECT step, sum(zeros)::DOUBLE AS zeros, max({code})::TINYINT AS defects {rows} GROUP BY step ORDER BY step"
+        f"SELECT step, sum(zeros)::DOUBLE AS zeros, max({code})::TINYINT AS defects {rows} GROUP BY step ORDER BY step",
+        chosen_sites,
     ).fetchnumpy()
     steps = np.asarray(sums["step"], np.int64)
-    width = int(run.sql(f"SELECT coalesce(max(len(powers)), 0) {rows}").fetchall()[0][0])
+    width = int(run.sql(f"SELECT coalesce(max(len(powers)), 0) {rows}", chosen_sites).fetchall()[0][0])
     each = f"SELECT step, generate_subscripts(powers, 1) AS place, unnest(powers) AS amount {rows}"
     found = run.sql(
-        f"SELECT step, place, sum(amount)::DOUBLE AS amount FROM ({each}) WHERE amount > 0 GROUP BY step, place"
+        f"SELECT step, place, sum(amount)::DOUBLE AS amount FROM ({each}) WHERE amount > 0 GROUP BY step, place", chosen_sites
     ).fetchnumpy()
     counts = np.zeros((len(steps), width))
     counts[np.searchsorted(steps, found["step"]), np.asarray(found["place"], np.intp) - 1] = found["amount"]
@@ -240,13 +239,9 @@ class Known:
     def of(run: Run) -> Known:
         """Read what *run* has at this moment."""
         numbers = run.numbers
-        parts = [f"SELECT DISTINCT {literal(family)} AS family, port FROM {quoted(family)}" for family in numbers]
-        ports: dict[str, set[str]] = {family: set() for family in numbers}
-        for family, port in run.sql(" UNION ALL ".join(parts)).fetchall() if parts else ():
-            ports[family].add(port)
         known = {family: described(run.info, family) for family in numbers}
         kinds = frozenset(kinds_of(run).values())
-        return Known(numbers, {family: tuple(sorted(each)) for family, each in ports.items()}, known, kinds)
+        return Known(numbers, run.ports, known, kinds)
 
     def describe(self, number: str, family: str) -> Number:
         """Return the description of *number*: by the lens of *family*, else the standard one."""
@@ -292,7 +287,7 @@ class Known:
 def _defects(run: Run, heat: Heatmap, where: str | None, known: Known) -> npt.NDArray[np.int8]:
     """Return the codes of the cells: by the family's own counts of defects, otherwise by whether the number is NaN or infinite."""
     names, number = known.numbers[heat.family], f"{quoted(heat.number)}::DOUBLE"  # it may be true or false
-    counted = " ".join(f"WHEN {quoted(name)} > 0 THEN {literal(kind)}" for name, kind in _DEFECTS.items() if name in names)
+    counted = " ".join(f"WHEN {quoted(name)} > 0 THEN {kind:d}" for name, kind in _DEFECTS.items() if name in names)
     code = f"(CASE {counted or f'WHEN isnan({number}) THEN 3 WHEN isinf({number}) THEN 1'} ELSE 0 END)"
     rows = run.sql(
         f"SELECT site, step, max({code}) FROM {quoted(heat.family)} WHERE {code} > 0{condition(where)} GROUP BY site, step"

@@ -13,7 +13,7 @@ from sonde.answer import Grid
 from sonde.errors import ArgumentError, SiteError
 from sonde.number import number_of
 from sonde.rules import Finding
-from sonde.run import Run, literal, main_families, of_rank, quoted
+from sonde.run import Run, main_families, of_rank, quoted
 from sonde.site import Site
 from sonde.suggest import nearest_steps
 from sonde.view.layer_table import NO_ELEMENTS, TONES, LayerRow, Note, Quantity, layer_table, notes_of, worst
@@ -176,7 +176,7 @@ def _moment(run: Run, known: Known, recent: int, step: int | None) -> _Moment | 
     steps = [each for of, each in logged if of == epoch][:recent]
     last, first = steps[0], steps[-1]
     words = f"step {last:,}" if first == last else f"medians over steps {first:,} to {last:,}"
-    where = f"epoch = {literal(epoch)} AND step BETWEEN {literal(first)} AND {literal(last)}"
+    where = f"epoch = {epoch:d} AND step BETWEEN {first:d} AND {last:d}"
     return _Moment(f"epoch {epoch} · {words}", dict.fromkeys(families, where), last)
 
 
@@ -185,8 +185,8 @@ def _one_step(run: Run, families: Iterable[str], logged: list[int], step: int) -
         raise ArgumentError(f"step={step} was not logged; the nearest are {nearest_steps(step, logged)}")
     where, remarks = {}, []
     for family in families:  # a lens may look at one in so many logged steps only
-        found = run.sql(f"SELECT max(step) FROM {quoted(family)} WHERE step <= {literal(step)}").fetchall()[0][0]
-        where[family] = "false" if found is None else f"step = {literal(found)}"
+        found = run.sql(f"SELECT max(step) FROM {quoted(family)} WHERE step <= {step:d}").fetchall()[0][0]
+        where[family] = "false" if found is None else f"step = {found:d}"
         if found is not None and found != step:
             remarks.append(f"{family}: of step {found:,}, the last with any")
     return _Moment(f"step {step:,}", where, step, tuple(remarks))
@@ -297,7 +297,7 @@ class _Reader:
             f"SELECT site, step, {OF_CALLS[number_of(number).worst]}({value}) FILTER ({some} AND isfinite({value})) AS value, "
             f'sum({nan}) AS nan, sum({inf}) AS inf, sum({count}) AS count, min("order") AS place, '
             f"count(DISTINCT call) AS calls FROM {of_rank(family, None, self._run.ranks)} "
-            f"WHERE port = {literal(port)} AND {self._where.get(family, 'false')} GROUP BY site, step"
+            f"WHERE port = $port AND {self._where.get(family, 'false')} GROUP BY site, step"
         )
 
     def _of_outputs(self, number: str, port: str) -> dict[str, _Sum]:
@@ -307,7 +307,7 @@ class _Reader:
             return {}
         sql = f"SELECT site, median(value), sum(nan), sum(inf), sum(count), min(place), max(calls) FROM ({cells}) GROUP BY site"
         found = {}
-        for text, *numbers, place, calls in self._run.sql(sql).fetchall():
+        for text, *numbers, place, calls in self._run.sql(sql, {"port": port}).fetchall():
             site = Site.parse(text)
             self._meet(site.name, site.owner, place).calls = calls
             found[site.name] = _Sum(*(math.nan if each is None else float(each) for each in numbers))
@@ -320,7 +320,7 @@ class _Reader:
             return {}
         squares: dict[str, dict[int, float]] = {}
         lost: dict[str, list[float]] = {}
-        for text, step, value, nan, inf, count, place, _ in self._run.sql(cells).fetchall():
+        for text, step, value, nan, inf, count, place, _ in self._run.sql(cells, {"port": port}).fetchall():
             owner = Site.parse(text).owner
             self._meet(owner.name, owner, place)
             steps = squares.setdefault(owner.name, {})
@@ -358,7 +358,7 @@ def _scalars(run: Run, step: int | None) -> list[str]:
     """The last value of each scalar up to *step*, in a line."""
     if "scalars" not in run.families:
         return []
-    until = "" if step is None else f" WHERE step <= {literal(step)}"
+    until = "" if step is None else f" WHERE step <= {step:d}"
     rows = run.sql(f"SELECT name, arg_max(value, step) FROM {of_rank('scalars', None, run.ranks)}{until} GROUP BY name").fetchall()
     rows.sort(key=lambda row: ("loss" not in row[0], row[0].endswith("_norm"), row[0]))
     return [" · ".join(f"{name} {number_text(value)}" for name, value in rows)] if rows else []

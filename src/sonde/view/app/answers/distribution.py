@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from sonde.errors import UnknownSiteError
-from sonde.run import literal, quoted
+from sonde.run import quoted
 from sonde.site import PORTS, Site
 from sonde.suggest import nearest
 from sonde.view.app.answers.opened_run import OpenedRun
@@ -92,8 +92,8 @@ def _powers(opened: OpenedRun, family: str, site: str, first: int | None, last: 
     names = opened.known.numbers[family]
     defects = [name for name in _DEFECTS if name in names]
     more = "".join(f", {quoted(name)}" for name in ("zeros", *defects) if name in names)
-    here = f"FROM {quoted(family)} WHERE site = {literal(site)}"
-    rows = opened.run.sql(f"SELECT step, powers{more} {here} ORDER BY step").to_arrow_table()
+    here = f"FROM {quoted(family)} WHERE site = $site"
+    rows = opened.run.sql(f"SELECT step, powers{more} {here} ORDER BY step", {"site": site}).to_arrow_table()
     every = rows.column("step").to_numpy()
     steps, starts = np.unique(every, return_index=True)
     bins = Bins.of(steps, first, last, columns)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from sonde.run import literal, quoted
+from sonde.run import quoted
 from sonde.site import PORTS, Site
 from sonde.suggest import unknown_name
 from sonde.view.app.answers.found import alerts_data
@@ -79,12 +79,13 @@ def _numbers(opened: OpenedRun, owner: Site, points: int) -> Iterator[dict[str, 
     of_family: dict[str, dict[str, None]] = {}
     for family, name, _, _ in opened.drawable.values():
         of_family.setdefault(family, {})[name] = None
-    place = f"layer = {literal(owner.layer)} AND model = {literal(owner.model)}"
+    place = {"layer": owner.layer, "model": owner.model}
     for family, names in of_family.items():
         columns = ", ".join(f"avg({quoted(name)}::DOUBLE) AS {quoted(name)}" for name in names)
         table = opened.run.sql(
-            f"SELECT site, step, {columns} FROM {quoted(family)} WHERE {place} GROUP BY site, step "
-            'ORDER BY min("order"), site, step'
+            f"SELECT site, step, {columns} FROM {quoted(family)} WHERE layer = $layer AND model = $model GROUP BY site, step "
+            'ORDER BY min("order"), site, step',
+            place,
         ).fetchnumpy()
         sites = np.asarray(table["site"]).astype(str)
         for site in dict.fromkeys(sites.tolist()):

@@ -11,7 +11,7 @@ import numpy as np
 from sonde.errors import ArgumentError, UnknownSiteError
 from sonde.number import Number
 from sonde.rules import ModelFacts
-from sonde.run import Run, literal, main_families, quoted
+from sonde.run import Run, main_families, quoted
 from sonde.site import PORTS, Site
 from sonde.suggest import unknown_name
 from sonde.view.app.answers.reduction import Bins, Marks, Reduced, Values, marks_of
@@ -220,7 +220,7 @@ class OpenedRun:
         family, number, port, _ = self.drawable[name]
         kept = len(before.matrix.steps) - _AGAIN
         begin = int(before.matrix.steps[kept])
-        where = f"step >= {literal(begin)}"
+        where = f"step >= {begin:d}"
         return before.matrix.extended(kept, matrix(self.run, number, port, family=family, known=self.known, where=where))
 
 
