@@ -17,8 +17,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from sonde.stats import ExponentHistogram, Moments, Statistic, Table
-from sonde.stats.kernels import native
+from sonde.stats import ExponentHistogram, Moments, Statistic, Table, kernel_status
 
 ROUNDS = 41
 ROUND_SECONDS = 2e-3  # time of the repeated calls of one way in one round; long beside the error of the clock
@@ -27,7 +26,7 @@ SLOW_ROUNDS = 5
 
 TARGETS = {
     ("float32 16 Ki", "Moments"): 3.0,
-    ("float32 1 Mi", "Moments"): {"avx512": 1.3, "avx2": 2.5}.get(native.kernel_status().level),
+    ("float32 1 Mi", "Moments"): {"avx512": 1.3, "avx2": 2.5}.get(kernel_status().level),
     ("float32 1 Mi", "ExponentHistogram"): 6.0,
 }
 
@@ -106,7 +105,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="torch's threads (default: %(default)s)")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    status = native.kernel_status()
+    status = kernel_status()
     print(
         f"torch {torch.__version__}, {options.threads} thread(s), kernel {status.level or 'reference'}; {status.reason}".rstrip(
             "; "

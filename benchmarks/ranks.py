@@ -29,8 +29,7 @@ from torch import multiprocessing, nn
 sys.path.insert(0, str(Path(__file__).parent))
 
 import sonde.inspector as sonde
-from sonde.stats import Moments
-from sonde.stats.distributed import Group, Key, Merger, Offer, Rows
+from sonde.stats import Group, Key, Merger, Moments, Offer, Rows
 from watch import gpt, train
 
 STEPS, ROUNDS, WARM_UP = 20, 11, 3
