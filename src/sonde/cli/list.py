@@ -7,12 +7,12 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, get_args
 
 from sonde.answer import Cell, Grid, standard_output
 from sonde.cli.completers import complete_folders, completes
 from sonde.cli.run_options import expect_json
-from sonde.run import STATES
+from sonde.run import State
 from sonde.words import many, number_text, size_text
 
 EXAMPLES = """
@@ -22,7 +22,7 @@ sonde list --state failed --json            for scripts
 """
 
 _GRAVITY = ("bad", "warn", "note", "unknown", "ok")
-_STATES = (*STATES, "damaged", "newer")
+_STATES = (*get_args(State), "damaged", "newer")
 
 _SORTS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     "name": lambda entry: 0,  # as they come: run-2 before run-10

@@ -7,17 +7,14 @@ from .comparison.two_runs import Parting as Parting
 from .comparison.two_runs import Parts as Parts
 from .comparison.two_runs import compare_rows as compare_rows
 from .findings import Findings as Findings
-from .folder.checksum import file_checksum as file_checksum
 from .folder.duckdb_sql import condition as condition
 from .folder.duckdb_sql import of_rank as of_rank
 from .folder.duckdb_sql import quoted as quoted
-from .folder.end import STATES as STATES
 from .folder.end import State as State
 from .folder.end import is_bad_end as is_bad_end
 from .folder.end import line_of as line_of
 from .folder.files import appearing as appearing
-from .folder.json_file import parse_json as parse_json
-from .folder.json_file import read_bytes as read_bytes
+from .folder.json_file import read_checked as read_checked
 from .folder.json_file import write_json as write_json
 from .graph.data import Edge as Edge
 from .graph.data import Kind as Kind
@@ -37,7 +34,6 @@ from .run_facts import facts_of_run as facts_of_run
 from .run_folder import RunFolder as RunFolder
 from .run_settings import flat as flat
 from .run_settings import setting_text as setting_text
-from .run_settings import settings_of as settings_of
 from .runs import Runs as Runs
 from .runs import RunSummary as RunSummary
 from .runs import names_apart as names_apart
@@ -45,7 +41,6 @@ from .runs import open_runs as open_runs
 from .schema import VERSION as VERSION
 from .schema import Layout as Layout
 from .schema import check_family as check_family
-from .schema import main_families as main_families
 from .store.disk_writer import Flushing as Flushing
 from .store.last_error import LastError as LastError
 from .store.memory_writer import memory_run as memory_run
@@ -58,7 +53,7 @@ from .store.writer_thread import WriteQueue as WriteQueue
 from .store.writer_thread import WriterThread as WriterThread
 from .tensors import Entry as Entry
 from .tensors import TensorStore as TensorStore
-from .tensors import needs_pairs as needs_pairs
 from .tensors import open_tensors as open_tensors
-from .tensors import writable as writable
+from .tensors import read_tensor_file as read_tensor_file
+from .tensors import write_tensor_file as write_tensor_file
 from .tensors import write_tensors as write_tensors

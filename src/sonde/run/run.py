@@ -38,6 +38,7 @@ from sonde.run.folder.source import Answer, Ask, DiskSource, Source
 from sonde.run.graph.plain_graph import PlainGraph
 from sonde.run.heatmap import Heatmap, Reduce, heatmap_of
 from sonde.run.run_lines import family_cells, history, of_ranks
+from sonde.run.run_settings import joined_settings
 from sonde.run.run_state import state_of, why_empty
 from sonde.run.schema import READ_ORDER, main_families
 from sonde.run.sending import Beginning, Receiver, send
@@ -103,6 +104,21 @@ class Run:
         return config if isinstance(config, Mapping) else {}
 
     @property
+    def settings(self) -> dict[str, Any]:
+        """The settings by name, as plain data: ``config``, with dots for mappings inside it, then ``environment.*``.
+
+        The first value of each scalar ``lr`` or ``lr/...`` is there, too, unless the configuration has an ``lr`` of its own.
+        """
+
+        def rates(connection: duckdb.DuckDBPyConnection, families: tuple[str, ...]) -> dict[str, float]:
+            if "scalars" not in families:
+                return {}
+            found = "SELECT name, arg_min(value, step) FROM scalars WHERE name = 'lr' OR starts_with(name, 'lr/')"
+            return dict(connection.execute(f"{found} GROUP BY name ORDER BY name").fetchall())
+
+        return joined_settings(self.config, self._ask(rates), self.info.get("environment"))
+
+    @property
     def description(self) -> Description:
         """The attempts that wrote this run, and ``info``."""
         return self._source.describe()
@@ -136,6 +152,11 @@ class Run:
     def families(self) -> tuple[str, ...]:
         """The statistics recorded so far, and ``scalars`` and ``alerts`` where there are any."""
         return self._ask(lambda connection, families: families)
+
+    @property
+    def main_families(self) -> tuple[str, ...]:
+        """The families of numbers that stand alone: none of evaluation passes, of single backward passes, of each rank."""
+        return tuple(main_families(self.numbers))
 
     @property
     def numbers(self) -> Mapping[str, tuple[str, ...]]:

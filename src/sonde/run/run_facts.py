@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from sonde.run.folder.duckdb_sql import quoted
 from sonde.run.folder.end import decisive
 from sonde.run.folder.files import folder_size
-from sonde.run.run_settings import settings_of
 
 if TYPE_CHECKING:
     from sonde.run.run import Run
@@ -64,7 +63,7 @@ def facts_of_run(run: Run) -> dict[str, Any]:
         "meaning_of_ranks": run.described_ranks,
         "families": families,
         "scalars": [name for (name,) in scalars],
-        "settings": settings_of(run),
+        "settings": run.settings,
         "lenses": lenses if isinstance(lenses, list) else [],
         "findings": len(run.alerts),
         "documents": [name for name in ("graph", "coverage") if run.document(name) is not None],

@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sonde.words import number_text
-
-if TYPE_CHECKING:
-    from sonde.run.run import Run
-
-__all__ = ["differing", "flat", "setting_text", "settings_of"]
 
 _DEEPEST = 6  # mappings inside each other that are told apart
 
 
-def settings_of(run: Run) -> dict[str, Any]:
-    """Return the settings of *run* by name, as plain data: ``config``, with dots for mappings inside it, then ``environment.*``.
-
-    The first value of each scalar ``lr`` or ``lr/...`` is there, too, unless the configuration has an ``lr`` of its own.
-    """
-    found = dict(flat(run.config))
-    if "lr" not in found and "scalars" in run.families:
-        rates = "FROM scalars WHERE name = 'lr' OR starts_with(name, 'lr/')"
-        found |= run.sql(f"SELECT name, arg_min(value, step) {rates} GROUP BY name ORDER BY name").fetchall()
-    environment = run.info.get("environment")
+def joined_settings(config: Mapping[str, Any], rates: Mapping[str, float], environment: Any) -> dict[str, Any]:
+    """Return the settings of a run by name: *config* and learning *rates*, unless it has an ``lr``; then the *environment*."""
+    found = dict(flat(config))
+    if "lr" not in found:
+        found |= rates
     if isinstance(environment, Mapping):
         found |= {f"environment.{name}": value for name, value in flat(environment).items()}
     return found

@@ -22,7 +22,7 @@ from sonde.run.folder.end import STATES, State
 from sonde.run.folder.files import FILE, runs_below
 from sonde.run.folder.source import Answer, Ask, DiskSource, JoinedSource
 from sonde.run.run import Run
-from sonde.run.run_settings import differing, setting_text, settings_of
+from sonde.run.run_settings import differing, setting_text
 from sonde.run.schema import READ_ORDER
 from sonde.suggest import unknown_name
 from sonde.words import many
@@ -122,7 +122,7 @@ class Runs(Sequence[Run]):
 
     @cached_property
     def _settings(self) -> dict[str, dict[str, Any]]:
-        return {name: settings_of(run) for name, run in self._runs.items()}
+        return {name: run.settings for name, run in self._runs.items()}
 
     @property
     def settings(self) -> dict[str, tuple[Any, ...]]:

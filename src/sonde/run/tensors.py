@@ -17,7 +17,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -310,6 +310,45 @@ def _header_checksum(file: Path) -> str:
     if length > file.stat().st_size:
         raise StoreError(f"{file} is damaged: its header goes beyond its end")
     return file_checksum(file, first=length)
+
+
+def write_tensor_file(file: Path, tensors: Mapping[str, Any]) -> tuple[list[str], str]:
+    """Write *tensors* to one file; return the names of those that are written as pairs of real numbers, and the file's checksum.
+
+    Raises:
+        StoreError: the file cannot be written, as on a full disk.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    storages: set[int] = set()
+    try:
+        save_file({name: writable(tensor, storages) for name, tensor in tensors.items()}, file, metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise StoreError(f"{file.name} cannot be written: {error}") from None
+    return [name for name, tensor in tensors.items() if needs_pairs(tensor)], file_checksum(file)
+
+
+def read_tensor_file(file: Path, pairs: Collection[str], expected: str | None) -> dict[str, Any]:
+    """Return the tensors of a file of :func:`write_tensor_file`, which returned *pairs* and the *expected* checksum, if known.
+
+    Raises:
+        StoreError: the file cannot be read, leads out of its folder, or is not as it was written.
+    """
+    import torch
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    if not is_inside(file.parent, file):
+        raise StoreError(f"{file} is a link out of this folder, and is not followed")
+    try:
+        is_sound = expected is None or file_checksum(file) == expected
+        found = load_file(file) if is_sound else {}
+    except (OSError, SafetensorError) as error:
+        raise StoreError(f"{file} cannot be read: {error}") from None
+    if not is_sound:
+        raise StoreError(f"{file} is damaged, or was changed since it was written: its checksum does not fit")
+    return {key: torch.view_as_complex(tensor) if key in pairs else tensor for key, tensor in found.items()}
 
 
 def needs_pairs(tensor: Any) -> bool:

@@ -26,8 +26,8 @@ from torch.nn.parameter import is_lazy
 from sonde.engine import RandomState, buffers_of, class_of, members, parameters
 from sonde.errors import StoreError
 from sonde.inspector.sentinel.bad_step import BadStep, Parameters
-from sonde.paths import absolute_path, is_inside
-from sonde.run import decode, encode, file_checksum, needs_pairs, parse_json, read_bytes, writable, write_json
+from sonde.paths import absolute_path
+from sonde.run import decode, encode, read_checked, read_tensor_file, write_json, write_tensor_file
 from sonde.stats import PLAIN, Piece, local
 
 FORMAT = "sonde-step"
@@ -126,7 +126,8 @@ class KeptStep:
         tensors: dict[str, Tensor] = {}
         passes = [_written(each, f"pass{place}", tensors) for place, each in enumerate(self.passes)]
         parts = {name: part for name, (part, _) in self.parts.items()}
-        pairs = {MODEL: _save(folder / MODEL, self.parameters | parts | self.buffers), PASSES: _save(folder / PASSES, tensors)}
+        contents = {MODEL: self.parameters | parts | self.buffers, PASSES: tensors}
+        written = {name: write_tensor_file(folder / name, held) for name, held in contents.items()}
         data = {
             "format": FORMAT,
             "version": VERSION,
@@ -141,8 +142,8 @@ class KeptStep:
             "loss": None if self.loss is None else str(self.loss),
             "lost": self.lost,
             "passes": passes,
-            "as_pairs": pairs,
-            "checksums": {name: file_checksum(folder / name) for name in pairs},
+            "as_pairs": {name: pairs for name, (pairs, _) in written.items()},
+            "checksums": {name: checksum for name, (_, checksum) in written.items()},
             "notes": self.notes,
             "torch": torch.__version__,
         }
@@ -192,19 +193,6 @@ def _buffers(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def _save(file: Path, tensors: Mapping[str, Tensor]) -> list[str]:
-    """Write *tensors* to *file*; return the names of those that are written as pairs of real numbers."""
-    from safetensors import SafetensorError
-    from safetensors.torch import save_file
-
-    storages: set[int] = set()
-    try:
-        save_file({name: writable(tensor, storages) for name, tensor in tensors.items()}, file, metadata={"format": "pt"})
-    except SafetensorError as error:  # also of a full disk
-        raise StoreError(f"{file.name} cannot be written: {error}") from None
-    return [name for name, tensor in tensors.items() if needs_pairs(tensor)]
-
-
 def _written(each: Pass, name: str, tensors: dict[str, Tensor]) -> dict[str, Any]:
     """Return *each* as plain data, and add its tensors to *tensors*, by names that begin with *name*."""
 
@@ -249,7 +237,7 @@ def read_step(path: str | os.PathLike[str]) -> KeptStep:
     """
     folder = absolute_path(path)
     try:
-        data, is_sound = parse_json(read_bytes(folder / STEP), str(folder / STEP), ("", STEP))
+        data, is_sound = read_checked(folder / STEP)
     except (FileNotFoundError, NotADirectoryError):
         raise StoreError(
             f"{folder} holds no kept step ({STEP}): give the folder that was printed, RUN/nonfinite/step-..."
@@ -267,8 +255,8 @@ def read_step(path: str | os.PathLike[str]) -> KeptStep:
         raise StoreError(f"{folder / STEP} is damaged, or was changed since it was written: its checksum does not fit")
     try:
         pairs, sums = data["as_pairs"], data.get("checksums", {})
-        model = _load(folder, MODEL, pairs[MODEL], sums.get(MODEL))
-        tensors = _load(folder, PASSES, pairs[PASSES], sums.get(PASSES))
+        model = read_tensor_file(folder / MODEL, pairs[MODEL], sums.get(MODEL))
+        tensors = read_tensor_file(folder / PASSES, pairs[PASSES], sums.get(PASSES))
         buffers = {name: model.pop(name) for name in data["buffers"]}
         gradients = {str(name): _kind(written) for name, written in data["gradients"].items()}
         passes = [_read(each, tensors) for each in data["passes"]]
@@ -320,23 +308,6 @@ def joined(step: KeptStep, path: str | os.PathLike[str]) -> KeptStep:
 def _kind(written: Any) -> str:
     """Return ``NaN`` or ``inf``; version 1 has the numbers of NaN and of infinities, and of all elements."""
     return written if isinstance(written, str) else "NaN" if int(written[0]) else "inf"
-
-
-def _load(folder: Path, name: str, pairs: list[str], expected: str | None) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    file = folder / name
-    if not is_inside(folder, file):
-        raise StoreError(f"{file} is a link out of this folder, and is not followed")
-    try:
-        is_sound = expected is None or file_checksum(file) == expected
-        found: dict[str, Tensor] = load_file(file) if is_sound else {}
-    except (OSError, SafetensorError) as error:
-        raise StoreError(f"{file} cannot be read: {error}") from None
-    if not is_sound:
-        raise StoreError(f"{file} is damaged, or was changed since it was written: its checksum does not fit")
-    return {key: torch.view_as_complex(tensor) if key in pairs else tensor for key, tensor in found.items()}
 
 
 def _read(data: dict[str, Any], tensors: dict[str, Tensor]) -> Pass:

@@ -25,7 +25,7 @@ from sonde.run.comparison.side_by_side import (
     scalars_of,
 )
 from sonde.run.run import Run
-from sonde.run.run_settings import differing, settings_of
+from sonde.run.run_settings import differing
 from sonde.site import Site
 from sonde.suggest import nearest
 from sonde.words import names_text
@@ -193,7 +193,7 @@ def compare_rows(
         tuple(of_scalars),
         difference,
         _first_column(places) is None and _first_column(scalars) is None and not places.only_a and not places.only_b,
-        differing([settings_of(a), settings_of(b)]),
+        differing([a.settings, b.settings]),
         tuple(_layers(a, b, names)),
         axis.steps,
         axis.width,

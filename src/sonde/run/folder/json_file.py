@@ -21,8 +21,6 @@ from sonde.errors import ArgumentError, StoreError
 from sonde.run.folder.checksum import checksum
 from sonde.run.folder.files import appearing
 
-__all__ = ["json_text", "parse_json", "read_bytes", "read_json", "write_json"]
-
 _HEAD = re.compile(rb'\{"checksum":"([0-9a-f]{8})"|\{"checksum": "([0-9a-f]{8})"')
 _MEMBER = "checksum"
 _LARGEST = 1 << 30  # bytes of a document
@@ -99,6 +97,16 @@ def read_json(path: Path) -> dict[str, Any]:
         why = "does not fit" if fits is False else "is not there"
         raise StoreError(f"{path} is damaged or was changed after it was written: its checksum {why}")
     return data
+
+
+def read_checked(path: Path) -> tuple[dict[str, Any], bool | None]:
+    """Return the data of the document at *path*, and whether its checksum fits; None where there is no checksum.
+
+    Raises:
+        FileNotFoundError: there is none.
+        StoreError: the document cannot be read.
+    """
+    return parse_json(read_bytes(path), str(path), ("", path.name))
 
 
 def read_bytes(path: Path) -> bytes:

@@ -13,7 +13,7 @@ import numpy as np
 from sonde.answer import in_frame, write_page
 from sonde.errors import ArgumentError, MissingExtraError, UnknownSiteError
 from sonde.paths import absolute_path
-from sonde.run import PlainGraph, Run, main_families
+from sonde.run import PlainGraph, Run
 from sonde.site import PORTS, Site
 from sonde.view.graph.page import to_html
 from sonde.view.graph.save import save
@@ -207,7 +207,7 @@ def _graph_of(run: Run) -> PlainGraph:
 
 def _main_numbers(known: Known) -> Iterator[str]:
     """Yield the main number of each family once, and the share of dead units."""
-    families = {family: known.numbers[family] for family in main_families(known.numbers)}
+    families = {family: known.numbers[family] for family in known.main}
     mains = [main_number(names, {}, known.described[family]) for family, names in families.items()]
     dead = ["call_death"] if any("call_death" in names for names in families.values()) else []
     yield from sorted(dict.fromkeys([*(name for name in mains if name is not None), *dead]), key=lambda name: name != "rms")

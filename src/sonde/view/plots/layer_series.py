@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from sonde.errors import ArgumentError, UnknownSiteError
 from sonde.number import Number, described, number_of
-from sonde.run import Heatmap, Reduce, Run, condition, main_families, quoted
+from sonde.run import Heatmap, Reduce, Run, condition, quoted
 from sonde.site import PORTS, Site
 from sonde.suggest import unknown_name
 from sonde.view.aggregation import point_of, starts_of
@@ -225,12 +225,14 @@ class Known:
 
     Attributes:
         numbers: the numbers of each family.
+        main: the families that are not beside another, as those of evaluation passes are.
         ports: the ports that each family has rows of.
         described: by family and name, the numbers that its lens describes.
         kinds: the classes of the model's modules, if the run lists them.
     """
 
     numbers: Mapping[str, tuple[str, ...]]
+    main: tuple[str, ...]
     ports: Mapping[str, tuple[str, ...]]
     described: Mapping[str, Mapping[str, Number]]
     kinds: frozenset[str] = frozenset()
@@ -241,7 +243,7 @@ class Known:
         numbers = run.numbers
         known = {family: described(run.info, family) for family in numbers}
         kinds = frozenset(kinds_of(run).values())
-        return Known(numbers, run.ports, known, kinds)
+        return Known(numbers, run.main_families, run.ports, known, kinds)
 
     def describe(self, number: str, family: str) -> Number:
         """Return the description of *number*: by the lens of *family*, else the standard one."""
@@ -261,7 +263,7 @@ class Known:
         having = [each for each, names in self.numbers.items() if number in names and family in (None, each)]
         having = [each for each in having if port in self.ports[each]]
         if family is None:
-            having = [each for each in having if each in main_families(self.numbers)] or having
+            having = [each for each in having if each in self.main] or having
         if "moments" in having:
             return "moments"
         if len(having) == 1:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sonde.errors import ArgumentError
 from sonde.paths import absolute_path
-from sonde.run import Run, main_families
+from sonde.run import Run
 from sonde.view.aggregation import BANDS, POINTS
 from sonde.view.plots.activation import activation
 from sonde.view.plots.canvas import Theme
@@ -47,7 +47,7 @@ def plan(run: Run) -> dict[str, Drawing]:
     if "scalars" in run.families:
         found["scalars"] = _scalars(run, wishes.get("scalars", {}))
     known = Known.of(run)
-    for family in main_families(known.numbers):
+    for family in known.main:
         for port in known.ports[family]:
             for name, drawing in _of_family(run, family, port, known, wishes.get(family, {})):
                 found.setdefault(name, drawing)

@@ -13,7 +13,7 @@ from sonde.answer import Grid
 from sonde.errors import ArgumentError, SiteError
 from sonde.number import number_of
 from sonde.rules import Finding
-from sonde.run import Run, main_families, of_rank, quoted
+from sonde.run import Run, of_rank, quoted
 from sonde.site import Site
 from sonde.suggest import nearest_steps
 from sonde.view.layer_table import NO_ELEMENTS, TONES, LayerRow, Note, Quantity, layer_table, notes_of, worst
@@ -163,7 +163,7 @@ class _Moment:
 
 def _moment(run: Run, known: Known, recent: int, step: int | None) -> _Moment | None:
     """The last *recent* logged steps of the last epoch, or *step* alone; None of a run without rows."""
-    families = main_families(known.numbers)
+    families = known.main
     if not families:
         return None
     parts = " UNION ".join(f"SELECT epoch, step FROM {quoted(family)}" for family in families)

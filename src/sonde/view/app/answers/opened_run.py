@@ -11,7 +11,7 @@ import numpy as np
 from sonde.errors import ArgumentError, UnknownSiteError
 from sonde.number import Number
 from sonde.rules import ModelFacts
-from sonde.run import Run, main_families, quoted
+from sonde.run import Run, quoted
 from sonde.site import PORTS, Site
 from sonde.suggest import unknown_name
 from sonde.view.app.answers.reduction import Bins, Marks, Reduced, Values, marks_of
@@ -153,7 +153,7 @@ class OpenedRun:
     @cached_property
     def drawable(self) -> dict[str, tuple[str, str, str, Number]]:
         """By id the numbers that each row has one of: family, name, port, description. Main families and main numbers first."""
-        families = [*main_families(self.known.numbers)]
+        families = [*self.known.main]
         families += [each for each in self.known.numbers if each not in families]
         found = {}
         for family in families:

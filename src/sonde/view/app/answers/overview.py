@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sonde.run import setting_text, settings_of
+from sonde.run import setting_text
 from sonde.site import PORTS
 from sonde.view.app.answers.covered import lost_parts
 from sonde.view.app.answers.found import alerts_data
@@ -36,7 +36,7 @@ def overview(opened: OpenedRun, *, first: int | None = None, last: int | None = 
         ``steps`` (first and last).
     """
     run = opened.run
-    settings = settings_of(run)
+    settings = run.settings
     modules = [line for line in run.info.get("model", ()) if isinstance(line, Mapping)] if _is_list(run.info.get("model")) else []
     scalars = scalars_data(opened, first, last, points)
     ends = [(each["all"][0], each["all"][1]) for each in scalars]
