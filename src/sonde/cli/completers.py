@@ -44,11 +44,11 @@ def completes(action: argparse.Action, completer: Callable[..., Iterator[str]]) 
 
 def complete_runs(prefix: str) -> Iterator[str]:
     """Yield the names of runs below ``runs``, and folders."""
-    from sonde.run import RunFolder
+    from sonde.run import runs_below
 
     top = Path(RUNS)
     if top.is_dir() and not prefix.startswith((".", "/", "~")):
-        yield from (name for path in RunFolder.below(top) if (name := path.relative_to(top).as_posix()).startswith(prefix))
+        yield from (name for path in runs_below(top) if (name := path.relative_to(top).as_posix()).startswith(prefix))
     yield from _paths(prefix, "*/")
 
 

@@ -89,12 +89,12 @@ def run(options: argparse.Namespace) -> int:
 def _runs(given: str) -> tuple[list[Path], bool]:
     """Return the runs that are *given*, and whether as a folder of runs."""
     from sonde.paths import absolute_path
-    from sonde.run import RunFolder
+    from sonde.run import RunFolder, runs_below
 
     folder = absolute_path(given)
     if not folder.is_dir() or RunFolder(folder).is_run:
         return [find_run(given)], False
-    found = RunFolder.below(folder)
+    found = runs_below(folder)
     if not found:
         raise StoreError(f"there is no run in {given}: none of its folders holds a run.json")
     return found, True

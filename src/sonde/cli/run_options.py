@@ -103,9 +103,9 @@ def find_run(given: str) -> Path:
 
 
 def _newest(folder: Path, given: str) -> Path:
-    from sonde.run import RunFolder
+    from sonde.run import runs_below
 
-    found = RunFolder.below(folder)
+    found = runs_below(folder)
     if not found:
         raise StoreError(
             f"there is no run in {short_path(folder)}: none of its folders holds a run.json. sonde.watch(model, to=...) writes "
@@ -127,10 +127,10 @@ def _begun(path: Path) -> float:
 
 def _named(given: str, path: Path) -> Path:
     """Return the run below ``runs``, or beside *path*, which is not there, whose name is *given*."""
-    from sonde.run import RunFolder
+    from sonde.run import runs_below
 
     top = absolute_path(ROOT)
-    known = {each.relative_to(top).as_posix(): each for each in (RunFolder.below(top) if top.is_dir() else [])}
+    known = {each.relative_to(top).as_posix(): each for each in (runs_below(top) if top.is_dir() else [])}
     wanted = given.strip("/")
     found = [each for name, each in known.items() if name == wanted] or [
         each for name, each in known.items() if name.endswith(f"/{wanted}")

@@ -14,6 +14,7 @@ from .folder.end import State as State
 from .folder.end import is_bad_end as is_bad_end
 from .folder.end import line_of as line_of
 from .folder.files import appearing as appearing
+from .folder.files import runs_below as runs_below
 from .folder.json_file import read_checked as read_checked
 from .folder.json_file import write_json as write_json
 from .graph.data import Edge as Edge

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sonde.errors import StoreError
-from sonde.run.folder.files import FILE, folder_size, runs_below
+from sonde.run.folder.files import FILE, folder_size
 from sonde.run.folder.json_file import parse_json, read_bytes
 from sonde.run.folder.run_json import Description
 from sonde.run.folder.source import DiskSource
+from sonde.run.run import Run
 from sonde.run.run_state import changed_at, is_written
 from sonde.run.schema import VERSION
-
-if TYPE_CHECKING:
-    from sonde.run.run import Run
 
 
 class RunFolder:
@@ -26,11 +23,6 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-
-    @staticmethod
-    def below(top: Path) -> list[Path]:
-        """Return the folders of runs below *top*, however deep, in the order of their names, with ``run-2`` before ``run-10``."""
-        return runs_below(top)
 
     @property
     def is_run(self) -> bool:
@@ -80,6 +72,4 @@ class RunFolder:
         Raises:
             StoreError: there is no run that this version of sonde reads.
         """
-        from sonde.run.run import Run  # which is slow to import; a shell that completes names opens nothing
-
         return Run(DiskSource(self.path), threads=threads)

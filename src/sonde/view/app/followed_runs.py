@@ -15,7 +15,7 @@ import numpy as np
 from sonde.errors import StoreError, UnknownSiteError
 from sonde.escape import printable_line
 from sonde.paths import absolute_path, short_path
-from sonde.run import Run, RunFolder, Runs, RunSummary
+from sonde.run import Run, RunFolder, Runs, RunSummary, runs_below
 from sonde.run import State as RunState
 from sonde.suggest import nearest
 from sonde.view.app.answers.covered import lost_parts
@@ -128,7 +128,7 @@ class FollowedRuns:
         now = time.monotonic()
         if self._top is None or now < self._next_search:
             return False
-        paths = {_id(_name(path, self._top)): path for path in RunFolder.below(self._top)}
+        paths = {_id(_name(path, self._top)): path for path in runs_below(self._top)}
         self._next_search = now + max(_SEARCH, _SHARE * (time.monotonic() - now))
         if paths.keys() == self._followed.keys():
             return False
