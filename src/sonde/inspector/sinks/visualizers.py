@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-
 class EpochVisualizer(ABC):
     """A visualizer that shows a run once at each of its moments. It is called at the end of each epoch and of the training."""
 
