@@ -335,7 +335,6 @@ def read_tensor_file(file: Path, pairs: Collection[str], expected: str | None) -
     Raises:
         StoreError: the file cannot be read, leads out of its folder, or is not as it was written.
     """
-    import torch
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -348,12 +347,17 @@ def read_tensor_file(file: Path, pairs: Collection[str], expected: str | None) -
         raise StoreError(f"{file} cannot be read: {error}") from None
     if not is_sound:
         raise StoreError(f"{file} is damaged, or was changed since it was written: its checksum does not fit")
-    return {key: torch.view_as_complex(tensor) if key in pairs else tensor for key, tensor in found.items()}
+    return {key: _joined_pairs(tensor) if key in pairs else tensor for key, tensor in found.items()}
 
 
 def needs_pairs(tensor: Any) -> bool:
     """Whether *tensor* is complex of a type that safetensors lacks, and is written as pairs of real numbers."""
     return bool(tensor.is_complex() and tensor.element_size() != 8)
+
+
+def _joined_pairs(tensor: Any) -> Any:
+    """Return pairs of real numbers, along the last axis, as complex numbers. This room has no torch to name their type."""
+    return tensor.view((tensor.flatten()[:0] * 1j).dtype).squeeze(-1)
 
 
 # Reading
@@ -398,7 +402,7 @@ class TensorStore(Mapping[str, Any]):
                 if _checksum(tensor) != self._checksum_of[key]:
                     raise StoreError(f"the tensor {key!r} in {self.path / name} is damaged: the checksum of its bytes does not fit")
                 self._checked.add(key)
-            return tensor.view((tensor.flatten()[:0] * 1j).dtype).squeeze(-1) if key in self._as_pairs else tensor
+            return _joined_pairs(tensor) if key in self._as_pairs else tensor
         except (OSError, SafetensorError, RuntimeError) as error:
             raise StoreError(f"{self.path / name}, a shard of this folder, cannot be read: {error}") from None
 
