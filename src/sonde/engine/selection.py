@@ -1,4 +1,4 @@
-"""Name the modules of a model as users know them, and choose those that ``include`` and ``exclude`` admit.
+"""Name the modules of a model as users do, and choose those that ``include`` and ``exclude`` admit.
 
 Names are those of ``named_modules()`` without the parts that wrappers add (``torch.compile``, DDP, FSDP,
 checkpoint wrappers), so that one key names the same module in an eager, a compiled and a sharded run. A module reachable

@@ -58,7 +58,7 @@ class Draft:
 
 
 @dataclass(slots=True)
-class _Known:
+class _Giver:
     """The node that gave a tensor.
 
     A node that returned a tensor unchanged counts as its giver while the module call around the node runs; afterwards the
@@ -71,7 +71,7 @@ class _Known:
     value: int
     since: int  # writes by later nodes into the same memory change the tensor
     within: Draft | None = None
-    before: _Known | None = None
+    before: _Giver | None = None
 
 
 class _Write(NamedTuple):
@@ -80,7 +80,7 @@ class _Write(NamedTuple):
     span: Span
 
 
-class _Written(NamedTuple):
+class _Writes(NamedTuple):
     """The writes into one storage. The reference keeps the storage's identity from being used again, not its memory."""
 
     storage: StorageWeakRef
@@ -106,11 +106,11 @@ class Builder:
         self._began = time.perf_counter()
         self._edges: dict[tuple[int, int, int], float] = {}
         self._values: list[Value] = []
-        self._known: dict[int, _Known] = {}
+        self._known: dict[int, _Giver] = {}
         self._by_function: dict[tuple[int, int], Read] = {}
-        self._written: dict[int, _Written] = {}
+        self._written: dict[int, _Writes] = {}
         self._owned = {id(tensor): (kind, name, tensor) for kind, name, tensor in owned}
-        self._sources: dict[tuple[int, int], _Known] = {}
+        self._sources: dict[tuple[int, int], _Giver] = {}
 
     # Nodes
 
@@ -131,7 +131,7 @@ class Builder:
         """Note that *node* has made *tensor*: later reads of the tensor read from this node. Return the value's number."""
         value = self._value(tensor)
         node.outputs.append(value)
-        self._known[id(tensor)] = _Known(weakref.ref(tensor), node, value, node.id)
+        self._known[id(tensor)] = _Giver(weakref.ref(tensor), node, value, node.id)
         function = tensor.grad_fn
         if function is not None:
             self._by_function[autograd_state.sequence_of_node(function), tensor.output_nr] = node.id, value
@@ -141,7 +141,7 @@ class Builder:
         """Note that *node* returned its argument *tensor* unchanged; *node* counts as giver while the call *within* runs."""
         before = self._lookup(tensor) or self._source(tensor)
         node.outputs.append(before.value)
-        self._known[id(tensor)] = _Known(weakref.ref(tensor), node, before.value, node.id, within, before)
+        self._known[id(tensor)] = _Giver(weakref.ref(tensor), node, before.value, node.id, within, before)
 
     def follow(self, tensor: Tensor, other: Tensor) -> None:
         """Note that *tensor* is what *other* is, where a node gave *other*."""
@@ -162,7 +162,7 @@ class Builder:
             if known is not None and known.tensor() is tensor and known.within is call:
                 known.within = call.parent
 
-    def _lookup(self, tensor: Tensor) -> _Known | None:
+    def _lookup(self, tensor: Tensor) -> _Giver | None:
         known = self._known.get(id(tensor))
         if known is None or known.tensor() is not tensor:
             return None
@@ -187,7 +187,7 @@ class Builder:
         span = span_of(tensor)
         known = self._written.get(key)
         if known is None:
-            known = self._written[key] = _Written(StorageWeakRef(tensor.untyped_storage()), [])
+            known = self._written[key] = _Writes(StorageWeakRef(tensor.untyped_storage()), [])
         known.writes[:] = [write for write in known.writes if not write_covers(span, write.span)]
         known.writes.append(_Write(node, value, span))
 
@@ -225,7 +225,7 @@ class Builder:
 
     # Tensors that no node has given
 
-    def _source(self, tensor: Tensor) -> _Known:
+    def _source(self, tensor: Tensor) -> _Giver:
         """Return the node for a parameter, buffer or constant in the module call that runs; add one at its first use."""
         owned = self._owned.get(id(tensor))
         scope = self.scope
@@ -250,10 +250,10 @@ class Builder:
             node.parameters = tensor.numel()
         value = self._value(tensor)
         node.outputs.append(value)
-        known = self._sources[key] = _Known(weakref.ref(tensor), node, value, _BEFORE_ALL)
+        known = self._sources[key] = _Giver(weakref.ref(tensor), node, value, _BEFORE_ALL)
         return known
 
-    def _unseen(self, tensor: Tensor) -> _Known | None:
+    def _unseen(self, tensor: Tensor) -> _Giver | None:
         """Add an operation found only in the autograd graph (C++, ``autograd.Function``); None if there is none."""
         if tensor.grad_fn is None:
             return None

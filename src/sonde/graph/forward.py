@@ -18,7 +18,7 @@ from sonde.graph.tensors import version_of
 from sonde.run import Kind
 from sonde.site import Site
 
-__all__ = ["Forward", "in_backward", "named_inputs"]
+__all__ = ["ForwardGraph", "in_backward", "named_inputs"]
 
 
 def in_backward() -> bool:
@@ -26,7 +26,7 @@ def in_backward() -> bool:
     return autograd_state.graph_task() != -1
 
 
-class Forward:
+class ForwardGraph:
     """One forward that runs, and the graph of it so far.
 
     Args:

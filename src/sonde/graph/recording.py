@@ -11,7 +11,7 @@ from torch import nn
 
 from sonde.engine import Named, Where, children_of, class_of, hooks, members, select, torch_tensors, unseen, unwrap
 from sonde.errors import ModelError
-from sonde.graph.forward import Forward, in_backward
+from sonde.graph.forward import ForwardGraph, in_backward
 from sonde.run import PlainGraph
 from sonde.warn import warn_user
 
@@ -48,7 +48,7 @@ class Recording:
         self.error: Exception | None = None
         self._all_operations = operations is True
         self._chosen = _chosen(list(self.members.values()), operations)
-        self._forward: Forward | None = None
+        self._forward: ForwardGraph | None = None
         self._handles: list[hooks.Handle] = []
         self._number = unseen.next_number()
 
@@ -77,7 +77,7 @@ class Recording:
             if module is not self.root or in_backward() or (unseen.blocks and unseen.is_quiet(self._number, module)):
                 return
             self.graph = None
-            self._forward = Forward(self.root, self.members, self._is_open)
+            self._forward = ForwardGraph(self.root, self.members, self._is_open)
             self.inputs = self._forward.begin(args, kwargs)
         if self._forward.concerns_this_call():
             self._forward.enter(module, args, kwargs)
@@ -105,7 +105,7 @@ class Recording:
         """Whether operations in *module* are recorded: it was chosen, or holds other modules."""
         return self._all_operations or module in self._chosen or bool(children_of(module))
 
-    def _end(self, forward: Forward, output: Any, error: BaseException | None) -> None:
+    def _end(self, forward: ForwardGraph, output: Any, error: BaseException | None) -> None:
         self._forward = None
         forward.end(output, error)
         self.returned = "None" if output is None else f"a {type(output).__name__}"

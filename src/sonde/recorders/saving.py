@@ -94,7 +94,7 @@ class Recorded(SlotReader):
 
     @property
     def subrecorders(self) -> list[Subrecorder]:
-        """The slots. A slot's ``value`` is empty here: ask by position or name."""
+        """The slots. A slot's ``value`` is empty here: read a value by position or name."""
         return list(self._slots)
 
     def _canonical(self, name: str) -> str:

@@ -53,7 +53,7 @@ class RowStatistic(ABC):
     holds the units or the samples, since that axis is known of a layer's first tensor."""
 
     def __repr__(self) -> str:
-        """Return the class with its attributes, which is also how a saved row tells its statistic."""
+        """Return the class with its attributes, by which a saved row names its statistic."""
         given = ", ".join(f"{name}={value!r}" for name, value in vars(self).items() if not name.startswith("_"))
         return f"{type(self).__name__}({given})"
 

@@ -1,4 +1,4 @@
-"""Make the one table of layers: rows of plain numbers and words in, a grid out, whoever measured them.
+"""Make the one table of layers: rows of plain numbers and words in, a grid out, for all instruments.
 
 ``sonde.track``, ``sonde.summary``, ``sonde show`` and ``sonde.view.plots.table`` differ in which columns their rows fill and in
 the order of the rows; columns, their order, the way numbers are written and the words in the last column are the same.

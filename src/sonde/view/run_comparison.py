@@ -277,7 +277,7 @@ def _cells(name: str, is_place: bool, partings: Sequence[Parting]) -> list[Cell]
 
 
 def _within(parting: Parting) -> str:
-    """The place as its layer's row says it: ``weight:update``, ``output``."""
+    """Return the place within its layer: ``weight:update``, ``output``."""
     site = Site.parse(parting.site)
     own = site.path.rpartition(".")[2] if site.path != site.owner.path else ""
     return f"{own}:{site.port}" if own else f"{site.port}{site.leaf}"

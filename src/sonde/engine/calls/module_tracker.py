@@ -1,4 +1,4 @@
-"""``ModuleTracker``: know which module call is running, forward or backward."""
+"""``ModuleTracker``: the module call that runs now, forward or backward."""
 
 from __future__ import annotations
 

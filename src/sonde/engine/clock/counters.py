@@ -129,5 +129,5 @@ class Counters:
         return is_training
 
     def forget_forwards(self) -> None:
-        """Drop every thread's forward, which knows hooks and through these the model."""
+        """Drop every thread's forward, which refers to hooks, and through them to the model."""
         self.local = _Current()

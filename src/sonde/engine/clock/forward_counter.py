@@ -49,7 +49,7 @@ class ForwardCounter:
         self.outputs: list[Callable[[Any], None]] = []
         self.counters = counters
         self._backwards = backwards
-        self._ends = _End(self)
+        self._ends = _ForwardEnd(self)
         self._begin: hooks.Handle | None = None
         self._end: hooks.Handle | None = None
         self._is_followed = False  # a probe needs the ends of forwards
@@ -214,7 +214,7 @@ class _Begin(hooks.Hook):
         return 0, 0
 
 
-class _End(hooks.Hook):
+class _ForwardEnd(hooks.Hook):
     """The root's forward hook, called also when the forward raised."""
 
     __slots__ = ("counter", "token")

@@ -55,7 +55,7 @@ class Pace:
         self._decide(tick, turns)
 
     def decide_again(self, tick: Tick, turns: Turns) -> None:
-        """Decide again about the step that :meth:`begin` has begun: an epoch has ended, which *tick* knows.
+        """Decide again whether the step of :meth:`begin` is logged: an epoch has ended, and *tick* is of the new one.
 
         Raises:
             Exception: whatever the schedule raises; the step is not logged then.

@@ -69,7 +69,7 @@ _UNSAID = 2  # times that parameters change unsaid until it is taken for steps: 
 
 
 @dataclass(slots=True)
-class _Attempt:
+class _OpenStep:
     """A step that has begun and not ended.
 
     Attributes:
@@ -85,7 +85,7 @@ class _Attempt:
     before: Copies = field(default_factory=dict)
 
     def begin(self, held: frozenset[int], observers: Collection[StepObserver], *, closure: bool) -> None:
-        """Call *observers* before the step, and make the copies that they want."""
+        """Call *observers* before the step, and make the copies that they need."""
         self.closure = closure
         wanted: dict[tuple[int, int], nn.Parameter] = {}
         undo = [observer.before(held, wanted, closure=closure) for observer in observers]
@@ -123,7 +123,7 @@ class StepCounter:
         self._backwards = backwards
         self._ended: tuple[int, int, int, int] = (0, 0, 0, 0)
         self._observing: list[StepObserver] = []  # observers of the step that runs, or ran last
-        self._attempts: dict[tuple[int, int], _Attempt] = {}  # by thread and optimizer
+        self._attempts: dict[tuple[int, int], _OpenStep] = {}  # by thread and optimizer
         self._own: dict[frozenset[int], frozenset[int]] = {}  # by the parameters of an optimizer, those that are of the root
         self._last: weakref.ref[Optimizer] | None = None
         self._last_own: frozenset[int] = frozenset()
@@ -138,7 +138,7 @@ class StepCounter:
         self._changed_in_pass: frozenset[int] = frozenset()
         # a loop without optimizers
         self.says_steps = False
-        self._said: _Attempt | None = None
+        self._said: _OpenStep | None = None
         # steps that nobody says
         self._witness = Witness()
         self._unsaid = 0
@@ -175,7 +175,7 @@ class StepCounter:
         self._own.clear()
 
     def watched_at_rest(self) -> frozenset[int]:
-        """Return the ids of the parameters whose gradients must be seen even while nobody observes.
+        """Return the ids of the parameters whose gradients are observed even between logged steps.
 
         These are all if several optimizers make steps, or none has made one yet; else those that the one optimizer does not hold.
         """
@@ -228,7 +228,7 @@ class StepCounter:
         if task not in self._in_pass and (closure or not self.again):  # a closure may make a step of its own
             self._observing = [observer for observer in self.observers if observer.is_on]
         if self._observing or (closure and former):
-            attempt = _Attempt(self._observing, former)
+            attempt = _OpenStep(self._observing, former)
             attempt.begin(held, dict.fromkeys([*self._observing, *(former if closure else ())]), closure=closure)
             self._attempts[thread, id(optimizer)] = attempt
 
@@ -281,7 +281,7 @@ class StepCounter:
         for callback in tuple(self.after_optimizer):
             callback(optimizer, taken)
 
-    def _finish(self, attempt: _Attempt, observers: list[StepObserver], held: frozenset[int], *, taken: bool) -> None:
+    def _finish(self, attempt: _OpenStep, observers: list[StepObserver], held: frozenset[int], *, taken: bool) -> None:
         if taken:
             for observer in observers:
                 observer.after(held, attempt.before, closure=attempt.closure)
@@ -331,13 +331,13 @@ class StepCounter:
         attempt, self._said = self._said, None
         self.says_steps, self.again = True, False
         if attempt is None:
-            attempt = _Attempt([observer for observer in self.observers if observer.is_on])
+            attempt = _OpenStep([observer for observer in self.observers if observer.is_on])
         for observer in attempt.observers:
             observer.after(own, attempt.before, closure=not observer.can_undo)
         self._end(None, own, own)
 
     def _backward_ended(self) -> None:
-        """A backward pass was counted: end the step whose optimizers stepped in it, or begin a step that the loop may say."""
+        """End the step that optimizers took in the counted backward pass, or begin a step that the loop may announce."""
         if self._in_pass:
             changed, self._changed_in_pass = self._changed_in_pass, frozenset()
             self._in_pass.clear()
@@ -352,12 +352,12 @@ class StepCounter:
             self._begin_said()
 
     def _begin_said(self) -> None:
-        """Begin the step that the loop may say, with the gradients so far: again after each backward pass."""
+        """Begin the step that the loop may announce, with the gradients so far: again after each backward pass."""
         if self._said is None:
             observers = [observer for observer in self.observers if observer.is_on and (self.says_steps or observer.can_undo)]
             if not observers:
                 return
-            self._said = _Attempt(observers)
+            self._said = _OpenStep(observers)
         self.again = False
         own = self._of_root()
         attempt = self._said
@@ -375,7 +375,7 @@ class StepCounter:
     # Steps that nobody says
 
     def forward_begins(self) -> None:
-        """A forward of the root is about to begin: end the step before it, if one was taken and nobody says steps.
+        """End the step before the forward that begins, if a step was taken and neither loop nor optimizer announces steps.
 
         In evaluation mode parameters may be exchanged for others, as for their averages.
         """
@@ -399,7 +399,7 @@ class StepCounter:
             self._tell_of_step(taken=True)
 
     def _recognise(self) -> None:
-        """Count the steps that nobody has said, without the rows that they have in common, and recognise those that come."""
+        """Count the steps that were not announced, without the rows that they have in common, and recognise those that come."""
         self._recognises = self.says_steps = True
         self._said = None
         self._tell_of_step(taken=False)

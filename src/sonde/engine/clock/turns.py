@@ -41,7 +41,7 @@ class Turns:
             self._begun = step
 
     def note(self, optimizer: Optimizer | None, held: frozenset[int], step: int) -> None:
-        """Note that *optimizer*, which holds the parameters *held*, makes *step*. None is a loop that says its steps itself."""
+        """Note that *optimizer*, which holds the parameters *held*, makes *step*. None: the loop announces its steps itself."""
         turn = self.turn_of(optimizer, held)
         if turn == self.last:
             return
@@ -78,7 +78,7 @@ class Turns:
         return {turn for turn, _ in self._runs} | {self.last}
 
     def expected(self, step: int) -> int | None:
-        """Return the turn that is expected to make *step*; None where the order so far does not tell.
+        """Return the turn that is expected to make *step*; None where the order so far shows none.
 
         The order is compared with itself: where the runs before this moment have come in the same order earlier, as many of
         them as possible, the next step is taken to be of the turn that came then.

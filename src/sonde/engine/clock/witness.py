@@ -1,4 +1,4 @@
-"""Recognise steps that nobody says, as those of a compiled optimizer, by a parameter that has changed between two forwards."""
+"""Recognise steps that are not announced, as those of a compiled optimizer: a parameter has changed between two forwards."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sonde.engine.torch_api.torch_tensors import version_of
 
 
 class Witness:
-    """A parameter that steps change, held weakly, and how often it was written into when it was looked at last."""
+    """A parameter that steps change, held weakly, and its version at the last call."""
 
     def __init__(self) -> None:
         self._parameter: weakref.ref[nn.Parameter] | None = None
@@ -25,7 +25,7 @@ class Witness:
             self.has_changed()
 
     def has_changed(self) -> bool:
-        """Return whether the parameter was written into since the last look."""
+        """Return whether the parameter was written into since the last call."""
         parameter = self._parameter() if self._parameter is not None else None
         if parameter is None:
             return False

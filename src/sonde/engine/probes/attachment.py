@@ -225,7 +225,7 @@ class Attachment:
             clock.stop(self)
 
     def dispose(self) -> None:
-        """Detach, and let go of everything: the probe is gone, and its data must not wait for the garbage collector."""
+        """Detach, and drop all data: the probe is gone, and its data must not wait for the garbage collector."""
         self.detach()
         self.forget()
         self.delivery.forget_subscriber()
@@ -263,7 +263,7 @@ class Attachment:
         self.hooks.put_in()
 
     def pause(self, *, between_steps: bool = False, in_code: bool = False) -> None:
-        """Observe nothing until ``resume``; if *in_code*, compiled code goes on to call the hooks, which add nothing.
+        """Observe nothing until ``resume``; with *in_code*, compiled code still calls the hooks, which add nothing.
 
         Between steps the clock may rest too, since micro-steps are counted from the step that ends the pause.
         """
@@ -315,7 +315,7 @@ class Attachment:
         self.go_on(self._pace.on)
 
     def _refuse_gradients(self) -> None:
-        """Observe no gradient more in backward passes that are compiled, and say so."""
+        """Stop observing gradients in compiled backward passes, with a warning."""
         refused = [
             (hook, port)
             for hook in self.hooks

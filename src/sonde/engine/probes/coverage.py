@@ -101,7 +101,7 @@ class Coverage(ShownAsTable):
 
 
 def _why_nothing(attachment: Attachment, hook: SiteHook, port: Port, called: set[nn.Module], *, dead: bool) -> str:
-    """Return why *hook* has delivered nothing at *port*, as far as the model itself tells."""
+    """Return why *hook* has delivered nothing at *port*, as far as the model shows the cause."""
     if dead:
         return "compiled before it was observed: its hook never ran"
     stopped_by, training = attachment.delivery.stopped_by, attachment.delivery.switch.training

@@ -150,7 +150,7 @@ class Delivery:
             )
 
     def stop_at(self, site: Site, why: str) -> None:
-        """Observe nothing more at *site*, and say *why* in the coverage."""
+        """Stop observing at *site*, and note *why* in the coverage."""
         self.subscriber = self._elsewhere
         self.stopped[site] = why
 

@@ -99,7 +99,7 @@ class GradientCollector:
         self.gradients = [None] * len(self._sequence)
 
 
-class _Pass:
+class _OpenPass:
     """The incomplete collectors of one backward pass."""
 
     __slots__ = ("by_key", "open")
@@ -118,14 +118,14 @@ class Pending:
     __slots__ = ("passes",)
 
     def __init__(self) -> None:
-        self.passes: dict[int, _Pass] = {}
+        self.passes: dict[int, _OpenPass] = {}
 
-    def _of_task(self, task: int) -> _Pass:
+    def _of_task(self, task: int) -> _OpenPass:
         known = self.passes.get(task)
         if known is None:
             while len(self.passes) >= _MOST_PASSES:  # left by passes that raised
                 self.passes.pop(next(iter(self.passes)), None)
-            known = self.passes[task] = _Pass()
+            known = self.passes[task] = _OpenPass()
             hooks.after_backward(partial(self._finish, task))
         return known
 

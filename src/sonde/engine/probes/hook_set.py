@@ -179,7 +179,7 @@ class HookSet:
                 hook.hold(self.table, {port: next(rows) for port in hook.sites}, self._calls_apart, hooked[0])
 
     def _name_shared(self, items: list[Named], clock: Clock, model: nn.Module) -> None:
-        """Mark the parents of shared modules, so that events can say by which name a module was called."""
+        """Mark the parents of shared modules, so that an event carries the name by which the module was called."""
         if not items or self.table is not None:
             return
         by_name = {name: member.module for member in selection.members(model) for name in (member.name, *member.aliases)}

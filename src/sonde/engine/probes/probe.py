@@ -161,7 +161,7 @@ class Probe(Observer, ShownAsTable):
         return frame(self.rows())
 
     def merged(self, *, group: Any = None, seconds: float = 20.0) -> pandas.DataFrame:
-        """Return the rows of all ranks of a distributed training, joined, as a table. Called on all ranks; the probe goes on.
+        """Return the rows of all ranks of a distributed training, joined, as a table. On all ranks; the probe stays attached.
 
         Rows of a module's ports are of the batches of all ranks that train the model with batches of their own, as if one process
         had seen the joined batch (a gradient of an output is of the mean loss of its rank: so many times that of the joined mean).

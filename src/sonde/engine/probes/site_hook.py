@@ -177,7 +177,7 @@ class SiteHook(hooks.Hook, ABC):
             self.delivery.failed_at(site, error)
 
     def stop_at(self, port: Port, why: str) -> None:
-        """Observe nothing more at *port*, and say *why* in the coverage."""
+        """Stop observing at *port*, and note *why* in the coverage."""
         self.delivery.stop_at(self.sites[port], why)
 
     def is_quiet(self) -> bool:

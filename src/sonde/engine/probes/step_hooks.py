@@ -64,7 +64,7 @@ class AroundSteps:
             self._observers.remove(self)
 
     def before(self, held: frozenset[int], wanted: dict[tuple[int, int], nn.Parameter], *, closure: bool) -> Undo | None:
-        """Observe the gradients of *held*, unless a closure will compute them, and ask for copies of parameters.
+        """Observe the gradients of *held*, unless a closure will compute them, and request copies of parameters.
 
         Events cannot be taken back; additions to rows of a statistic can.
         """

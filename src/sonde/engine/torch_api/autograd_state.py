@@ -179,7 +179,7 @@ def is_shape_inference() -> bool:
 
 
 def is_gathering() -> bool:
-    """Return whether FSDP2 gathers parameters from their shards, or lets go of them, in the hooks around a module's call."""
+    """Return whether FSDP2 gathers parameters from their shards, or frees them, in the hooks around a module's call."""
     group = getattr(sys.modules.get("torch.distributed.fsdp._fully_shard._fsdp_param_group"), "FSDPParamGroup", None)
     codes = {getattr(getattr(group, name, None), "__code__", None) for name in _GATHERING} - {None}
     return bool(codes) and any(frame.f_code in codes for frame in _frames())

@@ -39,7 +39,7 @@ def _at_trace(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class _Delivery:
     """How compiled code delivers a value.
 
     Attributes:
@@ -54,7 +54,7 @@ class _Plan:
     measure: int
 
 
-_plans: list[_Plan] = []
+_plans: list[_Delivery] = []
 
 
 @cache
@@ -66,7 +66,7 @@ def plan_of(port: str, gradient_port: str, most: int | None = None, measure: int
         most: deliver so many floating-point tensors, the first ones; None for all tensors.
         measure: a ``Measure.number``: deliver rows in place of tensors, where measuring is worth being compiled.
     """
-    _plans.append(_Plan(port, gradient_port, most, measure))
+    _plans.append(_Delivery(port, gradient_port, most, measure))
     return len(_plans) - 1
 
 
@@ -136,7 +136,7 @@ def trace_mark(token: Token) -> None:
 
 
 def trace_value(hook: Traced, value: Any) -> None:
-    """Deliver *value*, and its gradients, as the plan of *hook* says, unless the hook rests."""
+    """Deliver *value*, and its gradients, by the plan of *hook*, unless the hook rests."""
     look = _comptime()
     look(_look_at_hook)
     if not _is_awake() and (is_exported() or hook.rests_in_trace()):

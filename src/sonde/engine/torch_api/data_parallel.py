@@ -12,7 +12,7 @@ from sonde.engine.torch_api.modules import holds_parameters_elsewhere
 
 
 def data_parallel_ranks(model: nn.Module) -> tuple[int, ...] | None:
-    """Return the ranks that run *model* on batches of their own, as its wrappers say; None where no wrapper does.
+    """Return the ranks that run *model* on batches of their own, found in its wrappers; None without such a wrapper.
 
     They are those of DDP's or FSDP1's process group, or of the mesh over which FSDP2 shards and replicates. A model whose
     parameters are distributed otherwise (tensor parallel) is run by several ranks on one batch: then this rank alone is returned.

@@ -375,7 +375,7 @@ Listener = Callable[[Tensor], None]
 
 @not_saved
 class Bound(partial[None]):
-    """A listener: a function with its first arguments. ``torch.save`` of a tensor leaves it out and says nothing."""
+    """A hook made of a function and its first arguments. ``torch.save`` of a tensor leaves it out without a warning."""
 
 
 class _OnTensor(Bound):

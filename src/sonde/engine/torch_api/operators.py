@@ -1,4 +1,4 @@
-"""Operators by which compiled code runs ordinary Python, and the tokens by which they know whose.
+"""Operators by which compiled code runs ordinary Python, and the tokens that name its owner.
 
 A hook that ``torch.compile`` traces may not count, look anything up, or append to a list: the hook would be recompiled for
 each module, or be silently wrong. But a hook may call an operator on a tensor that the hook owns, the *ticket* of its *token*. At

@@ -220,7 +220,7 @@ def missing() -> list[PrivateName]:
 
 
 def require(lacking: list[PrivateName]) -> None:
-    """Raise one error that names all *lacking* parts of torch, says what works without them, and what to do.
+    """Raise one error with all *lacking* parts of torch, what works without them, and the remedy.
 
     Raises:
         TorchVersionError: there are any.

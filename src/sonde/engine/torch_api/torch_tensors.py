@@ -49,7 +49,7 @@ def fake_tensors() -> Any:
 
 
 def takes_loss_scale(scaler: Any) -> bool:
-    """Return whether *scaler* can say its scale without waiting for the device, as a ``GradScaler`` can."""
+    """Return whether the scale of *scaler* can be read without waiting for the device, as that of a ``GradScaler`` can."""
     return hasattr(scaler, "_get_scale_async")
 
 

@@ -167,7 +167,7 @@ class Measurement:
         self.attachment.attach(resting=not self._is_active(pace))
 
     def begin_step(self, pace: Pace, *, in_code: bool) -> None:
-        """Observe the step that begins, or rest in it, as *pace* says.
+        """Observe the step that begins, or rest in it, by *pace*.
 
         Args:
             pace: of the model.

@@ -22,7 +22,7 @@ _ALERT_BYTES = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
+class _WaitingCall:
     """A call of the sink that waits, and the bytes that it holds."""
 
     function: Callable[[], None]
@@ -51,7 +51,7 @@ class SinkThread(Sink):
         self._done = threading.Event()
         self._thread = WriterThread()
         overrun = f"{type(sink).__name__} does not keep up; some of its rows are lost, none of the run's"
-        self._queue: WriteQueue[_Call] = WriteQueue(self._thread, self._write, _LIMITS, problems, overrun)
+        self._queue: WriteQueue[_WaitingCall] = WriteQueue(self._thread, self._write, _LIMITS, problems, overrun)
 
     def write_all(self, entries: LoggedRows) -> None:
         self._put(partial(self._sink.write_all, entries), entries.nbytes)
@@ -74,7 +74,7 @@ class SinkThread(Sink):
             self._raised(self._sink, TimeoutError(f"it did not end within {seconds}; what waits for it may be lost"))
 
     def _put(self, function: Callable[[], None], nbytes: int) -> None:
-        if not (self._failed or self._queue.put(_Call(function, nbytes))):
+        if not (self._failed or self._queue.put(_WaitingCall(function, nbytes))):
             self._lost += 1
 
     # In the thread
@@ -89,7 +89,7 @@ class SinkThread(Sink):
         self._done.set()
         self._thread.stop()
 
-    def _write(self, calls: deque[_Call]) -> int:
+    def _write(self, calls: deque[_WaitingCall]) -> int:
         function = calls.popleft().function
         if not self._opened:
             self._opened = True

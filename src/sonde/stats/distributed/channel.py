@@ -1,4 +1,4 @@
-"""Collectives that end: with the result, or with the words that say which rank was lost and how."""
+"""Collectives that end: with the result, or with an error that names the lost rank and the cause."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _GONE = "gone"
 
 
 class LostError(Exception):
-    """Nothing can be merged any more; the text says why, as a sentence about ranks."""
+    """The end of all merging; the text is the cause, a sentence about ranks."""
 
 
 class Channel:
@@ -152,7 +152,7 @@ class Channel:
 
 
 class _Wait:
-    """One wait: decides when it has been too long."""
+    """One wait for other ranks, and its limits."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel

@@ -1,4 +1,4 @@
-"""Give numbers of every rank to every rank, while the training goes on."""
+"""Exchange numbers between all ranks while the training runs."""
 
 from __future__ import annotations
 

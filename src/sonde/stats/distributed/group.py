@@ -1,4 +1,4 @@
-"""Find the other ranks, agree with them, and say aloud which rank is missing: all by the store of the default process group."""
+"""Find the other ranks, agree with them, and name a missing rank: all by the store of the default process group."""
 
 from __future__ import annotations
 

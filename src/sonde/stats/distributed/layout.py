@@ -27,7 +27,7 @@ _LEAD = 2  # numbers before the sums of a row: see _Span
 
 
 def digest(text: bytes) -> int:
-    """Return a number of 63 bits that tells texts apart; never 0."""
+    """Return a hash of 63 bits; never 0."""
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1 or 1
 
 
@@ -239,7 +239,7 @@ class KeyUnion:
         return torch.from_numpy(numbers)
 
     def _weights(self, statistic: Statistic) -> Array:
-        """Return the weight of each field in a number that tells replicas apart: those that any kernel forms alike."""
+        """Return the weight of each field in a hash of replicas: 0 for a field that kernels form differently."""
         name = repr(statistic)
         if name not in self._weights_of:
             is_moved = type(statistic).aligned is not Statistic.aligned  # then sums depend on a minimum

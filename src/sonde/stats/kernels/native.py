@@ -66,7 +66,7 @@ class Status:
 
 
 @dataclass
-class _State:
+class _Loaded:
     """The loaded module and its state. One per process."""
 
     module: Any = None
@@ -76,7 +76,7 @@ class _State:
     forked: bool = False
 
 
-_state = _State()
+_state = _Loaded()
 
 
 def _load() -> None:

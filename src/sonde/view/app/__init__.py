@@ -1,1 +1,1 @@
-"""The live page: what it answers about runs, the server that says it in a browser, and the same answers in one file."""
+"""The live page: its answers about runs, the server that shows them in a browser, and the same answers in one file."""

@@ -1,4 +1,4 @@
-"""Keep what was made lately, up to a number of bytes; what two threads ask for at once is made once."""
+"""Keep the latest results, up to a number of bytes; a result that two threads need at once is computed once."""
 
 from __future__ import annotations
 

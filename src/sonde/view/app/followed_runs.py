@@ -58,7 +58,7 @@ class _Followed:
 
 
 class FollowedRuns:
-    """The runs below one folder, or one run; any thread may ask.
+    """The runs below one folder, or one run. Safe to use from any thread.
 
     A run is named by an id that is looked up in a table: no text that a browser sends becomes part of a path.
 

@@ -1,4 +1,4 @@
-"""Let only readers in who may read: the right host, a token where one is needed, GET alone; and tell the browser what it may do."""
+"""Admit permitted requests alone (the right host, a token where one is needed, GET), and send the browser its security policy."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ def _pictures(opened: OpenedRun, has_ratio: bool) -> Iterator[tuple[str, str, di
 
 
 def _rounded(answer: dict[str, Any]) -> dict[str, Any]:
-    """Return the heat-map with fewer digits where it is large: bits that nobody sees cannot be compressed."""
+    """Return a large heat-map with fewer digits: bits that no picture shows cannot be compressed."""
     values = unpacked(answer["values"], "f4")
     if len(values) <= _CELLS:
         return answer

@@ -44,7 +44,7 @@ _STATUS: tuple[tuple[type[SondeError], int], ...] = (
 
 
 class Changes:
-    """Looks at the followed runs while somebody reads, and sends every reader what has changed."""
+    """Sends every reader the changes of the followed runs, for as long as there is a reader."""
 
     def __init__(self, followed: FollowedRuns) -> None:
         self._followed = followed

@@ -21,7 +21,7 @@ _PORTS: Mapping[str, PortInfo] = {port: info for port, info in PORTS.items()}  #
 
 
 def main_number(numbers: tuple[str, ...], wish: Mapping[str, Any], known: Mapping[str, Number]) -> str | None:
-    """Return the number to draw: the one that the lens asks for, else the first that is described and not minor.
+    """Return the number to draw: the one that the lens names, else the first that is described and not minor.
 
     Args:
         numbers: the columns that there are.

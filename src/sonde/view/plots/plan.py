@@ -1,4 +1,4 @@
-"""List the pictures of a run: those that its lenses ask for, and those that its numbers allow; and save them."""
+"""List and save the pictures of a run: those that its lenses name, and those that its numbers allow."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def known_names(given: Any, known: Iterable[str], count: int = 0) -> tuple[Any, 
 
 
 def _scalars(run: Run, wish: Mapping[str, Any]) -> Drawing:
-    """Return the drawing of scalars that a lens of losses asks for."""
+    """Return the drawing of scalars that a lens of losses requests."""
     styles: dict[str, Any] = {"separate": wish.get("separate", True) is not False}
     for name, key in (("loss", "loss"), ("metrics", "of_metrics")):
         drawn = wish.get(key)

@@ -141,12 +141,12 @@ def _stem(name: str) -> str:
 
 
 def kind_of(name: str) -> Literal["loss", "norm", "metric"]:
-    """Return what kind of number the scalar *name* is, as its name says."""
+    """Return the kind of the scalar *name*, by its name."""
     return _KINDS[_kind(_stem(name))]
 
 
 def phase_of(name: str) -> Literal["training", "evaluation"]:
-    """Return the phase that the scalar *name* belongs to, as its name says."""
+    """Return the phase of the scalar *name*, by its name."""
     found = _SPLITS.search(name)
     return "training" if found is None or found[0].strip("_/ ") in ("train", "training") else "evaluation"
 

@@ -107,7 +107,7 @@ def _layer_rows(
     for each in names:
         layer = layers[each]
         told = found.get(each, [])
-        findings = (finding for finding in layer.findings if not _is_told(finding, told))
+        findings = (finding for finding in layer.findings if not _is_noted(finding, told))
         notes = notes_of(findings, [NO_ELEMENTS] if layer.empty else [])
         texts = {"calls": str(layer.calls)} if layer.calls > 1 else {}
         tone = worst(told, "strong")
@@ -132,13 +132,13 @@ def _alerts(run: Run, layers: Mapping[str, _LayerNumbers], last: int) -> dict[st
     return named
 
 
-def _is_told(finding: Finding, told: Iterable[Note]) -> bool:
-    """Whether one of the notes *told* has the words of *finding*."""
+def _is_noted(finding: Finding, told: Iterable[Note]) -> bool:
+    """Return whether one of the notes *told* has the words of *finding*."""
     return any(finding.message.removeprefix(_WEIGHT) in text for text, _ in told)
 
 
 def _within(name: str, site: Site, message: str) -> str:
-    """The *message* of a finding at *site* as the row of the layer *name* says it: without the layer's name at its start.
+    """Return the *message* of a finding at *site* for the row of the layer *name*: without the layer's name at its start.
 
     >>> _within("0", Site.parse("0.weight:grad"), "0.weight: gradient is zero")
     'weight: gradient is zero'
@@ -152,7 +152,7 @@ def _within(name: str, site: Site, message: str) -> str:
 
 
 @dataclass(frozen=True)
-class _Moment:
+class _ShownSteps:
     """The steps that are read: in words, as a condition in SQL for each family, the last of them, and remarks for the footer."""
 
     words: str
@@ -161,7 +161,7 @@ class _Moment:
     remarks: tuple[str, ...] = ()
 
 
-def _moment(run: Run, known: Known, recent: int, step: int | None) -> _Moment | None:
+def _moment(run: Run, known: Known, recent: int, step: int | None) -> _ShownSteps | None:
     """The last *recent* logged steps of the last epoch, or *step* alone; None of a run without rows."""
     families = known.main
     if not families:
@@ -177,10 +177,10 @@ def _moment(run: Run, known: Known, recent: int, step: int | None) -> _Moment | 
     last, first = steps[0], steps[-1]
     words = f"step {last:,}" if first == last else f"medians over steps {first:,} to {last:,}"
     where = f"epoch = {epoch:d} AND step BETWEEN {first:d} AND {last:d}"
-    return _Moment(f"epoch {epoch} · {words}", dict.fromkeys(families, where), last)
+    return _ShownSteps(f"epoch {epoch} · {words}", dict.fromkeys(families, where), last)
 
 
-def _one_step(run: Run, families: Iterable[str], logged: list[int], step: int) -> _Moment:
+def _one_step(run: Run, families: Iterable[str], logged: list[int], step: int) -> _ShownSteps:
     if step not in logged:
         raise ArgumentError(f"step={step} was not logged; the nearest are {nearest_steps(step, logged)}")
     where, remarks = {}, []
@@ -189,7 +189,7 @@ def _one_step(run: Run, families: Iterable[str], logged: list[int], step: int) -
         where[family] = "false" if found is None else f"step = {found:d}"
         if found is not None and found != step:
             remarks.append(f"{family}: of step {found:,}, the last with any")
-    return _Moment(f"step {step:,}", where, step, tuple(remarks))
+    return _ShownSteps(f"step {step:,}", where, step, tuple(remarks))
 
 
 @dataclass
@@ -211,7 +211,7 @@ class _LayerNumbers:
 
 
 @dataclass(frozen=True)
-class _Sum:
+class _Median:
     """One number of one layer: its median, how many elements it leaves out, and of how many; NaN where that is not known."""
 
     value: float
@@ -231,7 +231,7 @@ class _Sum:
 class _Reader:
     """Reads the layers of a run at a moment."""
 
-    def __init__(self, run: Run, known: Known, moment: _Moment) -> None:
+    def __init__(self, run: Run, known: Known, moment: _ShownSteps) -> None:
         self._run, self._known, self._where = run, known, moment.where
         self._layers: dict[str, _LayerNumbers] = {}
 
@@ -258,7 +258,7 @@ class _Reader:
         for name, seen in updates.items():
             weight = weights.get(name)
             if weight is not None and (weight.value > 0 or seen.nan or seen.inf):
-                ratio = _Sum(seen.value / weight.value if weight.value else math.nan, seen.nan, seen.inf, seen.count)
+                ratio = _Median(seen.value / weight.value if weight.value else math.nan, seen.nan, seen.inf, seen.count)
                 self._layers[name].numbers["update / weight"] = ratio.quantity
                 if name in gradients:  # a frozen layer is not meant to move
                     self._layers[name].findings += rules.of_update(seen.size, weight.size)
@@ -268,7 +268,7 @@ class _Reader:
             layer.findings[:0] = [finding] if finding is not None else []
         return {name: self._layers[name] for name in _in_tree_order(self._layers)}
 
-    def _put(self, heading: str, found: Mapping[str, _Sum], what: str | None) -> None:
+    def _put(self, heading: str, found: Mapping[str, _Median], what: str | None) -> None:
         for name, seen in found.items():
             if seen.count == 0:
                 self._layers[name].empty |= heading == "rms"
@@ -300,7 +300,7 @@ class _Reader:
             f"WHERE port = $port AND {self._where.get(family, 'false')} GROUP BY site, step"
         )
 
-    def _of_outputs(self, number: str, port: str) -> dict[str, _Sum]:
+    def _of_outputs(self, number: str, port: str) -> dict[str, _Median]:
         """The median over steps of a number, by the name of the module and leaf."""
         cells = self._cells(number, port)
         if cells is None:
@@ -310,10 +310,10 @@ class _Reader:
         for text, *numbers, place, calls in self._run.sql(sql, {"port": port}).fetchall():
             site = Site.parse(text)
             self._meet(site.name, site.owner, place).calls = calls
-            found[site.name] = _Sum(*(math.nan if each is None else float(each) for each in numbers))
+            found[site.name] = _Median(*(math.nan if each is None else float(each) for each in numbers))
         return found
 
-    def _of_parameters(self, port: str) -> dict[str, _Sum]:
+    def _of_parameters(self, port: str) -> dict[str, _Median]:
         """The median over steps of the norm over all parameters of a module, by the module's name."""
         cells = self._cells("norm", port)
         if cells is None:
@@ -330,7 +330,7 @@ class _Reader:
             for at, each in enumerate((nan, inf, math.nan if count is None else count)):
                 sums[at] += float(each)
         roots = {name: [math.sqrt(square) for square in steps.values()] for name, steps in squares.items()}
-        return {name: _Sum(median(each) if each else math.nan, *lost[name]) for name, each in roots.items()}
+        return {name: _Median(median(each) if each else math.nan, *lost[name]) for name, each in roots.items()}
 
     def _meet(self, name: str, owner: Site, place: int) -> _LayerNumbers:
         known = self._layers.setdefault(name, _LayerNumbers(owner.model, owner.layer, place, {}, [], {}))

@@ -97,7 +97,7 @@ class StepGrid:
         return self.row_of[text]
 
     def described(self) -> dict[str, Any]:
-        """Return what a legend says of the number, for JSON."""
+        """Return the legend of the number, for JSON."""
         found, scale = self.matrix, self.scale
         return {
             **number_data(self.id, found.family, found.port, found.described),
@@ -114,7 +114,7 @@ class StepGrid:
 
 
 class OpenedRun:
-    """A run as it is at one version. Any thread may ask.
+    """A run at one version. Safe to use from any thread.
 
     Args:
         run: the run.
@@ -136,7 +136,7 @@ class OpenedRun:
 
     @cached_property
     def facts(self) -> ModelFacts:
-        """What the run says of layers and parameters."""
+        """The run's facts about layers and parameters."""
         return ModelFacts(self.run.info)
 
     @cached_property

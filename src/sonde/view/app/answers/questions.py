@@ -1,4 +1,4 @@
-"""The questions that a page may ask of a run: their names, their arguments read from a query, and their answers as JSON."""
+"""The questions of a page about a run: their names, their arguments read from a query, and their answers as JSON."""
 
 from __future__ import annotations
 
