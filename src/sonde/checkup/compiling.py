@@ -13,8 +13,6 @@ from torch import nn
 
 from sonde.engine import compiler_state, is_called_compiled, members, regions, unwrap
 
-__all__ = ["Backend", "Compilations", "compiled_anew", "counted"]
-
 
 class Backend:
     """Counts the graphs that a backend compiles. Code that another backend compiled is not used again under this one.

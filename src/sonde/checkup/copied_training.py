@@ -15,8 +15,6 @@ from sonde.diagnosis import Subject
 from sonde.engine import Trial, walk
 from sonde.inspector import Inspector, watch
 
-__all__ = ["NEVER", "Training", "mean_square", "watching"]
-
 NEVER = range(10**9, 10**9 + 1)
 """Steps that never come: the inspector is attached and logs no step."""
 

@@ -114,7 +114,9 @@ def doctor(
     seconds: float = 20.0,
     verbose: bool = True,
 ) -> Checkup:
-    """Say what ``watch`` does to *model*: whether anything changes, what is seen, and what it costs.
+    """Check the instrument on a model: say what ``watch`` changes in *model*, what is seen, and what it costs.
+
+    A model is asked before its training by :func:`sonde.preflight`, and a run by :func:`sonde.check`.
 
     >>> import sonde, torch
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2))

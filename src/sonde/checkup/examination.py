@@ -21,8 +21,6 @@ from sonde.inspector import Inspector, flat
 from sonde.lens import AnyLens, Lens, default_lenses
 from sonde.site import Port
 
-__all__ = ["Cost", "Examination", "Steps"]
-
 _PASSES = 3  # one that is logged, one that is not, one that is logged again
 _EVERY = 2
 _WARM_UP = 2

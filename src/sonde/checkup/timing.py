@@ -17,8 +17,6 @@ import torch
 from sonde.checkup.copied_training import Training
 from sonde.inspector import Inspector
 
-__all__ = ["Difference", "Times", "interleaved"]
-
 _WARM_UP = 2  # steps of each way in each round: rows are made, memory is allocated
 _LEAST, _MOST = 5, 40  # rounds
 _BLOCK = 0.01  # seconds that the timed steps of a way in a round take at least

@@ -18,8 +18,6 @@ from sonde.site import Site
 from sonde.view.plots.number_names import axis_of
 from sonde.words import many, names_text, number_text
 
-__all__ = ["RunComparison", "compare_runs"]
-
 _SHOWN = 24  # layers in the table
 _SETTINGS, _MOST_SETTINGS = 8, 40  # that a line names, and a report
 _UNIT = "differences of natural logarithms; of shares, plain ones"

@@ -16,8 +16,6 @@ from sonde.engine import is_floating
 from sonde.site import PARAMETER_PORTS, Port, Site
 from sonde.words import shape_text
 
-__all__ = ["BEYOND", "Frame", "Place", "Stage", "compared", "frame_of"]
-
 Stage = Literal["forward", "backward", "update"]
 
 BEYOND = 16.0

@@ -14,8 +14,6 @@ from sonde.diagnosis.compare.scene import Scene, Source
 from sonde.diagnosis.distance import as_numbers, distance
 from sonde.rules import Finding
 
-__all__ = ["of_attention"]
-
 _HEAD_SIZES = (64, 128, 32, 96, 80, 16, 8, 256, 4)
 _BASES = (10_000.0, 500_000.0, 1_000_000.0)
 _MOST_QUERIES = 48

@@ -15,8 +15,6 @@ from sonde.engine import BatchNorm, buffers_of, class_of, parameters_of
 from sonde.rules import Finding
 from sonde.site import PARAMETER_PORTS
 
-__all__ = ["causes_of", "own_tensors", "setting_differences"]
-
 
 def causes_of(scene: Scene) -> list[Finding]:
     """Return what explains the place where the sides part, the most certain cause first; nothing where none is known."""

@@ -15,8 +15,6 @@ from sonde.errors import StoreError
 from sonde.keep import default_stash_value
 from sonde.words import size_text
 
-__all__ = ["Copies"]
-
 _SHARE = 0.25
 """Part of the main memory that copies take by default."""
 _FILE = 1 << 28
@@ -86,11 +84,7 @@ class Copies:
 
 
 def _mapped_file(length: int) -> Tensor:
-    """Return the bytes of a new file without a name.
-
-    Raises:
-        StoreError: there is no room for the file.
-    """
+    """Return the bytes of a new file without a name."""
     length = max(length, _ALIGNED)
     descriptor, path = tempfile.mkstemp(prefix="sonde-compare-")
     try:

@@ -15,8 +15,6 @@ from sonde.diagnosis.compare.weights import factor_between, order_of_rows, words
 from sonde.diagnosis.distance import as_numbers, distance
 from sonde.rules import Finding
 
-__all__ = ["of_formulas"]
-
 
 def of_formulas(scene: Scene) -> Iterator[Finding]:
     """Return the differences of formulas that explain the place, the most certain first."""

@@ -28,8 +28,6 @@ from sonde.errors import ArgumentError
 from sonde.keep import Copying
 from sonde.site import Site
 
-__all__ = ["Loss", "MakeOptimizer", "Request", "live_side"]
-
 Loss: TypeAlias = Callable[[Any], Tensor]
 MakeOptimizer: TypeAlias = Callable[[Any], Any]
 

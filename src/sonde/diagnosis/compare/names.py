@@ -9,8 +9,6 @@ from typing import Any
 from sonde.errors import ArgumentError
 from sonde.suggest import nearest
 
-__all__ = ["Names", "check_match"]
-
 _ROOT = "(root)"
 
 

@@ -13,8 +13,6 @@ from sonde.diagnosis.compare.sides import Side
 from sonde.diagnosis.distance import as_numbers
 from sonde.engine import parameters_of
 
-__all__ = ["few_in_common", "proposed_match"]
-
 _LEAST = 3.5
 """Score from which two layers may belong together."""
 _NEAR = 1e-3

@@ -14,8 +14,6 @@ from sonde.run import Run, RunFolder, open_run
 from sonde.site import PARAMETER_PORTS, Site
 from sonde.view import RunComparison, compare_runs
 
-__all__ = ["compare_recorded", "is_recorded"]
-
 
 def is_recorded(side: Any) -> bool:
     """Return whether *side* is a run, or the path of a folder with one."""

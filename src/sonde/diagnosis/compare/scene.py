@@ -14,8 +14,6 @@ from sonde.diagnosis.compare.sides import Kept, Side
 from sonde.diagnosis.distance import as_numbers, distance, laid_out_alike
 from sonde.rules import Finding, Severity
 
-__all__ = ["Scene", "Source"]
-
 
 @dataclass(frozen=True, slots=True)
 class Source:

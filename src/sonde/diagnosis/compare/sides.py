@@ -13,8 +13,6 @@ from sonde.keep import Stash, leaves_of
 from sonde.run import TensorStore
 from sonde.site import Site
 
-__all__ = ["Kept", "Key", "Side", "of_stashes", "of_store"]
-
 Key = tuple[Site, int]
 """A site, as a whole, and the call."""
 

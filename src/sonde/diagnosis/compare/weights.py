@@ -12,8 +12,6 @@ from torch import Tensor
 from sonde.diagnosis.distance import Distance, distance
 from sonde.words import names_text
 
-__all__ = ["Relation", "factor_between", "order_of_rows", "relation", "words_of_order"]
-
 _EXACT = 1e-6
 """Relative distance below which parameters of two sides count as equal, when one is expressed by the other."""
 

@@ -12,8 +12,6 @@ from sonde.diagnosis.nonfinite.operation import Operation
 from sonde.diagnosis.nonfinite.origins import Cause
 from sonde.words import number_text
 
-__all__ = ["derivative_cause", "forward_name"]
-
 
 def forward_name(node: str) -> str:
     """Return the operation whose derivative the autograd node *node* is: ``sqrt`` for ``SqrtBackward0``."""

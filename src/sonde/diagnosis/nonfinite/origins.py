@@ -14,8 +14,6 @@ from sonde.diagnosis.nonfinite.source_lines import RawFrame, SourceLine
 from sonde.diagnosis.nonfinite.tensor_facts import TensorFacts, dense
 from sonde.site import Phase, Site
 
-__all__ = ["Cause", "Flow", "Kind", "ModulePlace", "Operand", "Origin", "Producer", "Source", "ancestors", "memory_of"]
-
 Kind = Literal["NaN", "inf"]
 Source = Literal["operation", "constant", "input", "parameter", "buffer", "gradient", "uninitialised", "outside", "rank"]
 

@@ -19,8 +19,6 @@ import torch
 
 import sonde
 
-__all__ = ["RawFrame", "SourceLine", "calling_frames", "is_of_users", "line_of", "lines_of", "until_here"]
-
 Owner = Literal["user", "library", "torch"]
 
 

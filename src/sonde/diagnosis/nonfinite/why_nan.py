@@ -35,8 +35,6 @@ from sonde.errors import ObservationWarning
 from sonde.graph import named_inputs
 from sonde.view import progress
 
-__all__ = ["observe_step", "why_nan"]
-
 Outcomes = list[tuple[str, Tensor]]
 """What a step has made, each tensor with the word for its kind: ``the loss``."""
 

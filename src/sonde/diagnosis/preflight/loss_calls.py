@@ -11,8 +11,6 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["LossCall", "LossCalls"]
-
 _SEEN: dict[Any, str] = {
     functional.cross_entropy: "cross_entropy",
     functional.nll_loss: "nll_loss",

@@ -114,7 +114,9 @@ def preflight(
     seconds: float = 30.0,
     verbose: bool = True,
 ) -> Preflight:
-    """Check *model*, *batch*, *loss_fn* and *optimizer* before a training: a table with a verdict of each check.
+    """Check a model before its training, with its batch, loss and optimizer: a table with a verdict of each check.
+
+    A run is asked by :func:`sonde.check`, and the instrument by :func:`sonde.doctor`.
 
     >>> import sonde, torch
     >>> model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Softmax(-1))

@@ -20,8 +20,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["HELD", "PACE", "WINDOW", "Parted", "Values", "allowance", "part", "repeats_differ"]
-
 Values = npt.NDArray[np.float64]
 Steps = npt.NDArray[np.int64]
 

@@ -18,8 +18,6 @@ from sonde.run.run import Run
 from sonde.run.schema import main_families
 from sonde.site import Site
 
-__all__ = ["Axis", "Rename", "Series", "SharedNumber", "axis_of", "places_of", "scalars_of"]
-
 Rename: TypeAlias = Callable[[Site], Site | None]
 """Gives the site of the second run for one of the first; None if it has none."""
 

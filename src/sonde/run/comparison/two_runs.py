@@ -30,8 +30,6 @@ from sonde.site import Site
 from sonde.suggest import nearest
 from sonde.words import names_text
 
-__all__ = ["Curve", "Difference", "Parting", "Parts", "compare_rows"]
-
 SEEDS = {"update": 1.5, "": 1.5}
 """The factor by which healthy seeds may differ, by port; ``""`` is a scalar. It is our own: in 250 pairs of seeds of eleven small
 trainings (MLP, CNN, ResNet, LSTM, GPT; SGD, Adam, AdamW; constant and cosine rates) large tensors came to 1.3 for updates, 1.5 for
