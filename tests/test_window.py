@@ -39,7 +39,7 @@ def test_a_condition_holds_in_three_of_five_however_the_steps_are_cut(pieces: li
     assert held([2, 0, 0, 2, 0, 2, 0], pieces).columns().tolist() == []  # three, but of six
     found = held([0, 2, 0, 3, nan, 2, 9], pieces)
     assert found.columns().tolist() == [0]
-    assert (found.since[0], found.worst[0], found.step[0], found.last[0], found.count[0]) == (10, 9, 60, 60, 4)
+    assert (found.since[0], found.worst[0], found.step[0], found.last[0]) == (10, 9, 60, 60)
 
 
 def test_columns_that_come_later_are_judged_from_then_on() -> None:
@@ -79,7 +79,7 @@ def test_a_condition_is_followed_in_each_column_as_step_by_step(seed: int) -> No
             if np.isnan(worst[0]) or (value < worst[0] if held.window.smallest else value > worst[0]):
                 worst = value, int(steps[line]), float(other[line, column])
         all_held = [each for each in record if each is not None]
-        assert (held.since[column], held.count[column], held.last[column]) == (since, len(all_held), (all_held or [-1])[-1])
+        assert (held.since[column], held.last[column]) == (since, (all_held or [-1])[-1])
         assert (held.worst[column], held.step[column], held.others[0][column]) == pytest.approx(worst, nan_ok=True, rel=0, abs=0)
 
 

@@ -16,7 +16,7 @@ from sonde.rules.gradients import ALONG
 from sonde.rules.layer_groups import Groups, among, first_of, joined, medians, rank_correlation
 from sonde.rules.model_facts import ModelFacts
 from sonde.rules.place_history import Growth, History
-from sonde.rules.readings import DEEP, PLACES, Reading, Sizes
+from sonde.rules.readings import DEEP, PLACES, Reading, Sizes, updates
 from sonde.rules.updates import UNMOVED
 from sonde.rules.window import Columns, Mask, Numbers, extended
 from sonde.site import Site
@@ -134,7 +134,7 @@ class LayerFindings:
         if "update_small" in self._held:
             self._look_at_small(np.where(meant & (weight > 0), update / weight, np.nan), steps, groups.updates)
         self._look_for_still(values, np.asarray(np.isfinite(update).any(axis=1), bool))
-        self._judge_steps(PLACES["updates"](sizes).numbers["ratio"], block)
+        self._judge_steps(updates(sizes).numbers["ratio"], block)
 
     def _look_at_first_weights(self, begins: Mask, weight: Numbers, update: Numbers, mean: Numbers, std: Numbers) -> None:
         """Judge weights at their first logged step, *begins*: their size, and whether all elements were equal before the step."""

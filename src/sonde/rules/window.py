@@ -41,7 +41,6 @@ class Held:
         worst, step: the value furthest off while it held, and its step.
         others: further numbers at that step, as the value was compared with them.
         last: the last step at which the condition held.
-        count: at how many logged steps it held.
 
     Args:
         window: how often.
@@ -49,7 +48,7 @@ class Held:
 
     def __init__(self, window: Window) -> None:
         self.window = window
-        self.since = self.worst = self.step = self.last = self.count = self._begun = np.empty(0)
+        self.since = self.worst = self.step = self.last = self._begun = np.empty(0)
         self.others: list[Numbers] = []
         self._bits = np.empty(0, np.int64)
 
@@ -60,7 +59,7 @@ class Held:
             self.since, self.step, self.last, self._begun = (
                 extended(each, width, -1) for each in (self.since, self.step, self.last, self._begun)
             )
-            self.worst, self.count = extended(self.worst, width), extended(self.count, width, 0)
+            self.worst = extended(self.worst, width)
             self._bits = np.pad(self._bits, (0, width - len(self._bits)))
             self.others = [extended(each, width) for each in self.others or [np.empty(0)] * len(others)]
         if not self.is_waiting and not holds.any():
@@ -99,7 +98,6 @@ class Held:
         any_held = held.any(axis=0)
         latest = len(steps) - 1 - held[::-1].argmax(axis=0)
         self.last[columns[any_held]] = steps[latest][any_held]
-        self.count[columns] += held.sum(axis=0)
         sign = -1 if self.window.smallest else 1
         filled = np.where(held, sign * values, -np.inf)
         best = filled.argmax(axis=0)
