@@ -18,7 +18,6 @@ DOUBLES = {
     "base": "the abstract class of the kind of thing that the folder holds",
     "causes": "known causes of what was found: of a number that is not finite, and of two sides that part",
     "compare": "the function, and the command",
-    "checks": "questions about a model with their verdicts, and the assertions of a test about its state",
     "check": "whether something is sound: a run (the command), and a graph",
     "doctor": "the function, and the command",
     "data": "the plain values of the folder: what a graph and what a recorded value consist of",
