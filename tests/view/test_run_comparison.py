@@ -48,6 +48,8 @@ def test_its_attributes_are_numbers_and_names(parted: RunComparison) -> None:
     assert [each.number for each in parted.scalars] == ["loss"]
     assert parted.settings == {"lr": (1e-3, 3e-2)}
     assert parted.steps.tolist() == list(range(30))
+    pytest.importorskip("pandas")
+    assert parted.to_frame()["number"].tolist() == [each.number for each in (*parted.scalars, *parted.partings)]
 
 
 def test_it_is_a_finding_as_well(parted: RunComparison) -> None:

@@ -118,6 +118,9 @@ class RunComparison(Answer):
         held |= {"first_difference": None if found is None else asdict(found), "settings": self.settings}
         return {**held, "layers": self.parts.layers}
 
+    def _rows(self) -> list[dict[str, Any]]:
+        return [asdict(each) for each in self._all()]
+
     def _headline(self) -> str:
         if self.identical:
             return f"{self.a} and {self.b} are identical at {many(len(self.steps), 'common step')}"
