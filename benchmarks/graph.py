@@ -143,22 +143,22 @@ def main() -> None:
     operations = measure(
         {
             "bare model": lambda: sequence(x),
-            "sonde.graph.capture": lambda: capture(sequence, x),
+            "sonde.capture": lambda: capture(sequence, x),
             "TorchLens, trace": torchlens(sequence, x),
         },
         slow={"TorchLens, trace"},
     )
-    show(f"{OPERATIONS:,} operations in a row", operations, "sonde.graph.capture")
+    show(f"{OPERATIONS:,} operations in a row", operations, "sonde.capture")
     modules = measure(
         {
             "bare model": lambda: many(x),
-            "sonde.graph.capture, operations=False": lambda: capture(many, x, operations=False),
-            "sonde.graph.capture": lambda: capture(many, x),
+            "sonde.capture, operations=False": lambda: capture(many, x, operations=False),
+            "sonde.capture": lambda: capture(many, x),
             "torchview, depth=1": torchview(many, x),
         },
         slow=set(),
     )
-    show(f"{MODULES:,} modules", modules, "sonde.graph.capture, operations=False")
+    show(f"{MODULES:,} modules", modules, "sonde.capture, operations=False")
     picture = first_picture()
     if picture is not None:
         show(f"About {VISIBLE:,} visible nodes in chromium, all modules open", picture, "layout")
