@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -318,6 +319,16 @@ def test_what_an_entry_names_is_there() -> None:
         named = {name for name in (each.least, each.note_until) if isinstance(name, str) and name}
         assert each.brings <= rules.RULES.keys()
         assert named <= each.thresholds.keys()
+
+
+@pytest.mark.parametrize("name", [name for name, each in rules.RULES.items() if each.window is not None])
+def test_a_rule_must_hold_as_often_as_its_condition_says(name: str) -> None:
+    """In 3 of 5 logged steps, for example, and so often where nothing is said; docs/rules.md names a dead layer, in 2 of 3."""
+    said = re.search(r"(\d) of (\d) (logged steps|medians|evaluations)", rules.RULES[name].condition)
+    unsaid = {"dead": (2, 3), "update_huge": (1, 1), "update_small": (4, 5)}
+    window = rules.RULES[name].window
+    assert window is not None
+    assert (window.most, window.of) == ((int(said[1]), int(said[2])) if said else unsaid.get(name, (3, 5)))
 
 
 def test_the_severity_at_a_limit() -> None:
