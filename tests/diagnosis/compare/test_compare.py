@@ -46,7 +46,6 @@ def test_healthy_pairs_do_not_part(pair: Any) -> None:
     assert {place.stage for place in found.places} == {"forward", "backward"}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in ZOO if name not in ("lazy", "meta_device")])
 def test_no_model_of_the_zoo_parts_from_itself_or_from_its_wider_type(name: str) -> None:
     entry = ZOO[name]

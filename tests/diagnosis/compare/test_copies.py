@@ -48,7 +48,7 @@ def test_layouts_without_plain_memory_are_copied_all_the_same() -> None:
     assert copies.copy(torch.ones(2, device="meta")).is_meta
 
 
-@pytest.mark.parametrize("make", [cnn, pytest.param(gpt, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("make", [cnn, gpt])
 def test_where_tensors_lie_changes_nothing(make: Any) -> None:
     a, b = make(), make()
     next(each for each in b.modules() if isinstance(each, nn.Linear)).weight.data.mul_(1.5)

@@ -58,7 +58,6 @@ def test_a_healthy_model_is_said_to_be_healthy_with_its_largest_values() -> None
     assert "nothing that is not finite" in repr(found)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("entry", [held for held in ZOO.values() if held.name not in ("meta_device", "not_finite")], ids=str)
 def test_no_model_of_the_zoo_is_blamed(entry: Entry) -> None:
     """Each runs forward and backward under observation, which never fails, and nothing is found."""
