@@ -18,7 +18,7 @@ from benchmarks.health.symptoms import symptom_of
 from benchmarks.health.training import Training, run
 
 from sonde.rules import Finding
-from sonde.run import Run, findings_in, open_run
+from sonde.run import Run, check, open_run
 from sonde.site import Site
 
 SPARSE = {"dead": 10}
@@ -131,7 +131,7 @@ def _kept(training: Training, intervals: Sequence[int], folder: Path) -> Judged:
         run(training, {every: unfinished / f"every{every}" for every in intervals})
         unfinished.rename(folder)
     runs = {every: open_run(folder / f"every{every}") for every in intervals}
-    return {every: (findings_in(each), each) for every, each in runs.items()}
+    return {every: (check(each).findings, each) for every, each in runs.items()}
 
 
 def run_name(case: Case, seed: int) -> str:

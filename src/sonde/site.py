@@ -110,6 +110,10 @@ class Site:
         if self.leaf and _LEAF.fullmatch(self.leaf) is None:
             raise SiteError(f"{self.leaf!r} is not the path of a leaf, which is written as [0], .logits or ['hidden'][2]")
 
+    def __deepcopy__(self, memo: object) -> Site:
+        """Return this: it never changes."""
+        return self
+
     def __str__(self) -> str:
         return f"{self._place}:{self.port}{self.leaf}"
 

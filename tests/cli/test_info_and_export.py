@@ -37,7 +37,7 @@ def test_the_facts_are_those_of_the_files(project: Path, capsys: pytest.CaptureF
     assert found["settings"]["seed"] == 0
     assert found["settings"]["environment.torch"]
     assert found["sites"] == len(run.sites)
-    assert found["findings"] == len(run.alerts)
+    assert found["findings"] == len(run.findings)
     assert found["documents"] == ["graph", "coverage"]
     assert (found["state"], len(found["attempts"])) == ("ended", 1)
 

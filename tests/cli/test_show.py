@@ -77,18 +77,14 @@ def test_another_step_and_another_family(folder: Path, capsys: pytest.CaptureFix
     assert capsys.readouterr().out == ""  # the error stands alone
 
 
-def test_scalars_and_alerts_are_families_too(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The last value of each scalar, or those of one step; each alert once."""
+def test_scalars_are_a_family_too(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The last value of each scalar, or those of one step."""
     rows = [line.split() for line in printed(capsys, str(folder), "--family", "scalars").splitlines()]
     assert ["4", "lr", "0.1"] in rows
     assert sum("grad_norm" in row[1:2] for row in rows) == 1
     out = printed(capsys, str(folder), "--family", "scalars", "--step", "2")
     assert "scalars at step 2" in out
     assert ["2", "lr", "0.1"] in [line.split() for line in out.splitlines()]
-    out = printed(capsys, str(folder), "--family", "alerts")
-    table = out[out.index("\nalerts\n") :]
-    assert table.count("1: 100 % dead") == 1
-    assert "1:output" in table
     with pytest.raises(ArgumentError, match="the nearest are 0, 2, 4"):
         printed(capsys, str(folder), "--family", "scalars", "--step", "3")
 
@@ -158,7 +154,20 @@ def test_the_numbers_of_layers_and_families_as_json(project: Path, capsys: pytes
     """Equal to those of the run; of the layers that were asked for."""
     assert main(["show", "quiet-otter", "--layers", "head", "--step", "2", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert {"run", "path", "state", "end", "config", "pruned", "steps", "layers", "findings", "remarks"} == found.keys()
+    assert {
+        "run",
+        "path",
+        "state",
+        "end",
+        "config",
+        "pruned",
+        "steps",
+        "layers",
+        "findings",
+        "remarks",
+        "verdict",
+        "shortfalls",
+    } == found.keys()
     (layer,) = found["layers"]
     run = open_run(project / "runs" / "quiet-otter")
     steps, values = run.series("head:output", "rms")

@@ -10,7 +10,6 @@ from torch import nn
 from torch.optim import SGD, Adam
 
 from sonde.inspector import Inspector, watch
-from sonde.run import findings_in
 
 
 def net() -> nn.Sequential:
@@ -51,7 +50,7 @@ def trained(
 def test_a_loop_that_never_clears_is_named_from_its_first_logged_step(every: int, clip: bool) -> None:
     inspector = trained(lambda *_: None, every=every, steps=6 * every, clip=clip)
     assert kept(inspector) == [("2.bias:grad", 0)]
-    assert [each for each in findings_in(inspector.run) if each.rule == "gradient_kept"] == [
+    assert [each for each in inspector.run.findings if each.rule == "gradient_kept"] == [
         each for each in inspector.findings if each.rule == "gradient_kept"
     ]
 

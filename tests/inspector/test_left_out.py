@@ -13,7 +13,6 @@ from torch.optim import SGD, Optimizer
 
 import sonde
 from sonde.rules import Finding
-from sonde.run.recorded_findings import findings_in
 
 
 class Detach(nn.Module):
@@ -76,7 +75,7 @@ def test_a_head_that_was_replaced_after_the_optimizer_was_made_is_unmoved() -> N
 def test_a_run_on_disk_has_the_finding_too(tmp_path: Path) -> None:
     model = deep()
     (live,) = found(model, SGD(but(model, "2."), 0.1), to=tmp_path / "run")
-    (recorded,) = [each for each in findings_in(sonde.open_run(tmp_path / "run")) if each.rule == "unmoved"]
+    (recorded,) = [each for each in sonde.open_run(tmp_path / "run").findings if each.rule == "unmoved"]
     assert (recorded.site, recorded.message, recorded.severity) == (live.site, live.message, live.severity)
     assert (recorded.step, recorded.first_step, recorded.value, recorded.advice) == (0, 0, 10.0, live.advice)
 

@@ -121,7 +121,7 @@ def test_a_forgotten_train_is_said_at_the_second_step_and_at_the_end(capsys: pyt
     assert (found.rule, found.severity, found.first_step) == ("no_training_forward", "bad", 4)
     assert found.message == "2 of 5 logged steps had a training forward: is the model in eval()? The first without: step 4."
     assert found.message in capsys.readouterr().out
-    assert inspector.run.alerts[0]["message"] == found.message
+    assert inspector.run.findings[0].message == found.message
 
 
 def test_an_evaluation_inside_the_root_has_rows_of_its_step() -> None:

@@ -13,7 +13,6 @@ from torch.optim import SGD, AdamW, Optimizer
 from sonde import lens
 from sonde.inspector import watch
 from sonde.rules import Finding
-from sonde.run import findings_in
 from sonde.run.findings import Findings
 
 
@@ -182,8 +181,8 @@ def test_one_new_word_that_is_trained_alone_is_no_finding() -> None:
 def spikes(values: list[float], name: str = "grad_norm") -> list[tuple[str, int | None]]:
     history = Findings()
     for step, value in enumerate(values):
-        history.look_at_scalar(name, value, 0, step)
-    return [(each.rule, each.first_step) for each in history.all()]
+        history.judge([], [(name, value, 0, step)])
+    return [(each.rule, each.first_step) for each in history.judged()]
 
 
 def test_a_value_ten_times_as_large_as_any_before_is_a_spike_after_eight_values() -> None:
@@ -201,8 +200,8 @@ def test_a_loss_that_was_far_below_a_guess_from_the_beginning_is_not_stuck() -> 
     for value, description, rules in ((0.2, about, []), (2.3, about, ["loss_stuck"]), (0.2, {}, ["loss_stuck"])):
         history = Findings(description)
         for step in range(150):
-            history.look_at_scalar("loss", value, 0, step)
-        assert [each.rule for each in history.all()] == rules
+            history.judge([], [("loss", value, 0, step)])
+        assert [each.rule for each in history.judged()] == rules
 
 
 # Rounding
@@ -271,7 +270,7 @@ def test_outputs_that_point_in_one_direction_are_named_where_their_rank_is_recor
     assert [site for (site,) in sites] == ["0:output", "1:output"]
     told = [(each.rule, each.site, each.first_step) for each in inspector.findings if each.rule == "rank_collapse"]
     assert told == ([("rank_collapse", "1:output", 0)] if collapsed else [])
-    assert [each.rule for each in findings_in(inspector.run)] == [each.rule for each in inspector.findings]
+    assert [each.rule for each in inspector.run.findings] == [each.rule for each in inspector.findings]
 
 
 def test_one_vector_in_a_step_tells_nothing_of_its_rank() -> None:

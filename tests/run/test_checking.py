@@ -40,7 +40,7 @@ def test_a_check_says_what_it_found_and_what_it_could_not_judge() -> None:
     found = sonde.check(writer.run())
     assert [(each.rule, each.site, each.first_step) for each in found] == [("output_growth", "1:output", 2)]
     assert found[0].evidence == {"size": 500.0, "before": 1.0}
-    assert not found.is_healthy
+    assert (found.verdict, found.ok) == ("bad", False)
     assert "dead" in found.not_judged
     assert "output_growth" not in found.not_judged
     text = repr(found)
@@ -110,7 +110,7 @@ def test_a_rule_of_the_users_own_is_judged_live_and_afterwards() -> None:
     assert (found["off_centre"].site, found["off_centre"].first_step, found["off_centre"].advice) == ("1:output", 0, "normalise it")
     assert found["off_centre"].evidence.keys() == {"mean", "rms"}
     assert found["loss_large"].message == "loss 20, from step 0 on"
-    assert {"off_centre", "loss_large"} <= {alert["rule"] for alert in inspector.run.alerts}
+    assert {"off_centre", "loss_large"} <= {each.rule for each in inspector.run.findings}
     after = {each.rule: each for each in sonde.check(inspector.run)}
     assert (after["off_centre"], after["loss_large"]) == (found["off_centre"], found["loss_large"])
     assert "off_centre" not in {each.rule for each in sonde.check(inspector.run, rules={"off_centre": {"share": 2.0}})}
@@ -155,7 +155,7 @@ def test_an_alarm_is_printed_once_while_the_training_goes_on(capsys: pytest.Capt
         for step in range(30):
             if step == 20:
                 _ = inspector.findings  # waits for the writing thread
-                assert {alert["rule"] for alert in inspector.run.alerts} == {"dead"}
+                assert {each.rule for each in inspector.run.findings} == {"dead"}
             optimizer.zero_grad()
             model(torch.randn(8, 4)).sum().backward()
             optimizer.step()

@@ -26,7 +26,7 @@ QUESTIONS: dict[str, Callable[[Run], Any]] = {
     "moments": lambda run: run.table("moments").to_pylist(),
     "exponents": lambda run: run.table("exponents").to_pylist(),
     "loss": lambda run: [part.tolist() for part in run.scalar("loss")],
-    "alerts": lambda run: run.alerts,
+    "findings": lambda run: [each.message for each in run.findings],
     "sql": lambda run: run.sql("SELECT step, sum(rms) FROM moments GROUP BY step ORDER BY step").fetchall(),
     "graph": lambda run: run.document("graph"),
     "coverage": lambda run: run.coverage,

@@ -1,28 +1,53 @@
-"""The rules find in a run that is read what they found while it was written."""
+"""The record of findings: what the rules find is the same live and afterwards, however many steps come at once."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tests.inspector.pipeline import trainings
 from torch import nn
 
+import sonde
 from sonde.errors import ArgumentError
 from sonde.inspector import Inspector, watch
-from sonde.rules import Finding
-from sonde.run import Layout, findings_in, memory_run, open_run, start_run
-from sonde.run.folder.checksum import checksum
-from sonde.run.folder.parts import Part
-from sonde.run.folder.verify import fault
-from sonde.run.schema import LATER
+from sonde.rows import RowBlock
+from sonde.rules import RULES, Finding
+from sonde.run import Layout, memory_run, open_run, start_run
+from sonde.run.findings import Findings, combined
+from sonde.run.folder.json_file import read_json
+from sonde.run.record import Record, data_of, read_finding
+from sonde.run.recorded_findings import judge_rows
+from sonde.run.store.writer import RunWriter
+
+THREE = Layout(["0:output", "1:output", "2:output"])
 
 
-def told(found: list[Finding] | tuple[Finding, ...]) -> list[tuple[str, str, int, str, int | None, str]]:
-    return sorted((each.rule, each.site, each.step, each.severity, each.first_step, each.message) for each in found)
+def told(found: Iterable[Finding]) -> list[tuple[object, ...]]:
+    """Everything that a finding says."""
+    return sorted(
+        (each.rule, each.site, each.step, each.severity, str(each.first_step), each.message, each.places, str(each.last_step))
+        for each in found
+    )
+
+
+def write(writer: RunWriter, sizes: Sequence[float], *, begin: int = 0) -> None:
+    """Write outputs of three layers, of which the second has *sizes* step by step."""
+    for step, size in enumerate(sizes, begin):
+        writer.append("moments", THREE, {"rms": [1.0, size, 1.0], "mean": 0.0}, step=step)
+
+
+@pytest.fixture
+def own() -> Iterator[None]:
+    """Take rules of the test's own off the list again."""
+    known = dict(RULES)
+    yield
+    RULES.clear()
+    RULES.update(known)
 
 
 @pytest.mark.parametrize(
@@ -32,29 +57,68 @@ def test_a_run_that_is_read_has_the_findings_of_its_training(kind: Callable[[], 
     torch.manual_seed(0)
     inspector = kind()
     assert inspector.findings
-    assert told(findings_in(inspector.run)) == told(inspector.findings)
+    assert told(inspector.run.findings) == told(inspector.findings)
+    assert told(sonde.check(inspector.run)) == told(inspector.findings)
 
 
 def test_a_healthy_run_has_none() -> None:
     torch.manual_seed(0)
-    assert findings_in(trainings.HEALTHY["resnet, momentum"]().run) == []
+    run = trainings.HEALTHY["resnet, momentum"]().run
+    assert not [each for each in run.findings if each.severity != "note"]
+    assert sonde.check(run).ok
 
 
-def test_a_run_that_was_never_closed_has_findings(tmp_path: Path) -> None:
-    """No alert was written; the rows tell."""
+@pytest.mark.parametrize("kind", [trainings.gpt_too_fast, trainings.exploding_rnn, trainings.dying])
+def test_it_does_not_matter_how_many_steps_come_at_once(kind: Callable[[], Inspector]) -> None:
+    """One by one, seven together, or all of them: the same findings with the same words and steps."""
+    torch.manual_seed(0)
+    run = kind().run
+    every: list[tuple[list[RowBlock], list[tuple[str, float, int, int]]]] = []
+
+    class Keep(Findings):
+        def judge(self, blocks: Sequence[RowBlock], scalars: Iterable[tuple[str, float, int, int]] = ()) -> None:
+            every.append((list(blocks), list(scalars)))
+
+    judge_rows(run, Keep(run.info))
+    blocks = [block for some, _ in every for block in some]
+    scalars = [each for _, some in every for each in some]
+    steps = sorted({step for block in blocks for step in block.moments[:, 1].tolist()})
+    found = []
+    for size in (1, 7, len(steps)):
+        findings = Findings(run.info)
+        for start in range(0, len(steps), size):
+            first, last = steps[start], steps[min(start + size, len(steps)) - 1]
+            parts = []
+            for block in blocks:
+                lines = np.flatnonzero((block.moments[:, 1] >= first) & (block.moments[:, 1] <= last))
+                parts += [block.between(int(lines[0]), int(lines[-1]) + 1)] if len(lines) else []
+            findings.judge(parts, [each for each in scalars if first <= each[3] <= last])
+        findings.end()
+        found.append([(told([each]), each.opened, dict(each.evidence)) for each in findings.judged()])
+    assert found[0]
+    assert found[0] == found[1] == found[2]
+
+
+def test_a_run_that_was_never_judged_says_so_until_it_is_checked(tmp_path: Path) -> None:
+    """The rows of another program: nothing is known of them, and the check is what is known from then on."""
     with start_run(tmp_path / "run") as writer:
         layout = Layout(["0:output", "1:output", "2:output"])
         for step in range(3):
             writer.append("moments", layout, {"rms": [1.0, 1.0 if step < 2 else 500.0, 1.0], "nan": 0, "inf": 0}, step=step)
         writer.scalar("loss", math.inf, step=2)
-    found = findings_in(open_run(tmp_path / "run"))
+    run = open_run(tmp_path / "run")
+    assert (run.findings, run.verdict, run.shortfalls) == ([], "unknown", ["no step was judged"])
+    found = sonde.check(run)
     assert [(each.rule, each.site, each.first_step) for each in found] == [("nonfinite", "", 2), ("output_growth", "1:output", 2)]
+    assert told(run.findings) == told(open_run(tmp_path / "run").findings) == told(found)
+    assert (run.verdict, run.shortfalls) == ("bad", [])
 
 
-def test_a_run_without_numbers_of_the_rules() -> None:
+def test_a_run_without_numbers_of_the_rules_is_neither_well_nor_ill() -> None:
     with memory_run() as writer:
         writer.append("other", Layout(["0:output"]), {"size": [math.nan]}, step=0)
-    assert findings_in(writer.run()) == []
+    checked = sonde.check(writer.run())
+    assert (checked.findings, checked.verdict, checked.ok) == ((), "unknown", False)
 
 
 def test_what_only_the_training_knew_is_kept() -> None:
@@ -73,50 +137,243 @@ def test_what_only_the_training_knew_is_kept() -> None:
             model(torch.randn(3, 4)).sum().backward()
             optimizer.step()
     assert {each.rule for each in inspector.findings} >= {"nonfinite", "no_training_forward"}
-    read = [(each.rule, each.site, each.step, each.severity, each.message) for each in findings_in(inspector.run)]
-    assert sorted(read) == sorted((each.rule, each.site, each.step, each.severity, each.message) for each in inspector.findings)
+    assert told(inspector.run.findings) == told(inspector.findings) == told(sonde.check(inspector.run))
 
 
-def test_an_alert_has_the_numbers_and_the_advice_of_its_finding(tmp_path: Path) -> None:
-    """On disk and in memory; a number that JSON cannot hold is NaN; the text of SQL is JSON."""
+def test_check_keeps_the_site_of_a_nan_that_began_between_logged_steps(tmp_path: Path) -> None:
+    """The step at which it began was looked at by the training alone; the rows show a later one."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
-    nn.init.constant_(model[0].bias, -50.0)  # type: ignore[arg-type]  # a parameter
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    with watch(model, every=1, to=tmp_path / "run", verbose=False, bad_steps=None) as inspector:
-        for _ in range(12):
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+    optimizer = torch.optim.SGD(model.parameters(), 30.0)
+    with (
+        pytest.warns(UserWarning, match="step 29"),
+        watch(model, optimizer, every=10, to=tmp_path / "run", verbose=False) as inspector,
+    ):
+        for _ in range(60):
+            x = torch.randn(64, 8)
             optimizer.zero_grad()
-            model(torch.randn(8, 4)).sum().backward()
+            nn.functional.cross_entropy(model(x), x[:, :3].argmax(1)).backward()
             optimizer.step()
-        inspector.push_loss(math.nan, train=True)
+    found = [(each.rule, each.site, each.step, each.advice) for each in inspector.findings]
+    assert ("nonfinite", "2:output", 29) in [each[:3] for each in found]
+    assert [(each.rule, each.site, each.step, each.advice) for each in sonde.check(tmp_path / "run")] == found
+    assert [(each.rule, each.site, each.step, each.advice) for each in open_run(tmp_path / "run").findings] == found
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_units_that_are_dead_in_part_are_a_note(shared: bool) -> None:
+    """Eleven of sixteen channels without output in one ReLU: live, in the record, in a check; nothing is wrong for that alone."""
+    torch.manual_seed(0)
+    model = Block(shared=shared)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with watch(model, optimizer, every=1, to="memory", verbose=False) as inspector:
+        for _ in range(30):
+            loss = nn.functional.cross_entropy(model(torch.randn(16, 3, 8, 8)), torch.randint(4, (16,)))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    [note] = inspector.findings
+    assert (note.rule, note.severity, note.site, note.evidence) == ("dead", "note", "relu:output", {"dead": 11 / 16})
+    checked = sonde.check(inspector.run)
+    assert told(checked) == told(inspector.run.findings) == told([note])
+    assert (checked.verdict, checked.ok) == ("note", True)
+
+
+class Block(nn.Module):
+    """Two convolutions with a ReLU each, or one that is called twice."""
+
+    def __init__(self, *, shared: bool) -> None:
+        super().__init__()
+        self.c1, self.b1 = nn.Conv2d(3, 16, 3, 1, 1), nn.BatchNorm2d(16)
+        self.c2, self.b2 = nn.Conv2d(16, 16, 3, 1, 1), nn.BatchNorm2d(16)
+        self.relu = nn.ReLU()
+        self.relu2 = self.relu if shared else nn.ReLU()
+        self.head = nn.Linear(16, 4)
+        with torch.no_grad():
+            self.b1.bias[:11] = -6.0
+            self.b1.weight[:11] = 0.1
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.relu(self.b1(self.c1(x)))
+        out: torch.Tensor = self.head(self.relu2(self.b2(self.c2(hidden))).mean((2, 3)))
+        return out
+
+
+def test_a_finding_stays_as_it_was_when_it_was_found() -> None:
+    """A layer grows, and then another one, much further: the place, the step and the numbers are those of the first."""
+    with memory_run() as writer:
+        for step, sizes in enumerate([[1.0, 1.0, 1.0], [1.0, 200.0, 1.0], [1.0, 300.0, 1.0], [5000.0, 300.0, 1.0]]):
+            writer.append("moments", THREE, {"rms": sizes}, step=step)
+    [found] = sonde.check(writer.run())
+    assert (found.site, found.first_step, found.evidence["size"]) == ("1:output", 1, 200.0)
+    assert found.places == ("1", "0")
+    assert found.message.endswith("at step 1 (also 0)")
+
+
+def test_a_finding_whose_cause_comes_later_is_not_taken_back() -> None:
+    """One step makes most of a weight; two steps later they are too large in general, which explains it."""
+    sites = Layout(["0.weight:param", "0.weight:grad", "0.weight:update"])
+    with memory_run({"model": [{"name": "0", "type": "Linear", "shapes": {"weight": [9, 9]}}]}) as writer:
+        for step in range(5):
+            writer.append("moments", sites, {"rms": [1.0, 1.0, 0.7], "mean": 0.0, "std": 1.0, "zeros": 0, "count": 81}, step=step)
+    found = {each.rule: each for each in sonde.check(writer.run())}
+    assert found["update_huge"].opened == 0
+    assert (found["update_large"].opened, found["update_large"].follows) == (2, "")
+    assert found["update_huge"].follows == "update_large"
+
+
+def test_a_check_with_other_rules_leaves_the_record_and_says_how_it_differs(tmp_path: Path) -> None:
+    with start_run(tmp_path / "run") as writer:
+        write(writer, [1.0, 1.0, 500.0])
     run = open_run(tmp_path / "run")
-    alerts = {alert["rule"]: alert for alert in run.alerts}
-    for found in inspector.findings:
-        alert = alerts[found.rule]
-        numbers = {name: math.nan if math.isinf(value) else float(value) for name, value in found.evidence.items()}
-        assert alert["evidence"] == pytest.approx(numbers, nan_ok=True)
-        assert (alert["advice"], alert["first_step"], alert["call"]) == (found.advice, found.first_step, found.call)
-    [(share,)] = run.sql("SELECT CAST(evidence::JSON ->> 'dead' AS DOUBLE) FROM alerts WHERE rule = 'dead'").fetchall()
-    assert share == 1.0
+    sonde.check(run)
+    before = (tmp_path / "run" / "findings.json").read_bytes()
+    other = sonde.check(run, rules={"output_growth": False})
+    assert other.findings == ()
+    assert any("this check has output_growth no more" in note for note in other.notes)
+    assert (tmp_path / "run" / "findings.json").read_bytes() == before
+    assert [each.rule for each in run.findings] == ["output_growth"]
 
 
-def test_alerts_of_a_run_of_an_older_version_are_read(tmp_path: Path) -> None:
-    """Parts without the later columns, alone and beside parts that have them."""
-    import pyarrow
-    import pyarrow.parquet
+def test_a_run_that_is_being_written_keeps_its_record(tmp_path: Path) -> None:
+    with start_run(tmp_path / "run") as writer:
+        writer.alert("look", step=0)
+        write(writer, [1.0, 500.0])
+        checked = sonde.check(writer.run())
+        assert {each.rule for each in checked} == {"", "output_growth"}
+        assert any("the run is being written" in note for note in checked.notes)
+        assert [each.message for each in writer.run().findings] == ["look"]
+
+
+@pytest.mark.usefixtures("own")
+def test_what_a_rule_found_that_is_not_here_any_more_is_kept(tmp_path: Path) -> None:
+    """With its condition and advice; a check says that it was not judged again."""
+
+    @sonde.rule("an output is large", at="output", advice="look at it")
+    def wide(rms: float) -> bool:
+        return rms > 100
 
     with start_run(tmp_path / "run") as writer:
-        writer.alert("a new one", step=3, evidence={"size": 2.0, "before": math.inf}, advice="do this")
+        write(writer, [500.0] * 4)
+    sonde.check(tmp_path / "run")
+    del RULES["wide"]
+    checked = sonde.check(tmp_path / "run")
+    kept = next(each for each in checked if each.rule == "wide")
+    assert (kept.condition, kept.advice, kept.site) == ("an output is large", "look at it", "1:output")
+    assert kept in open_run(tmp_path / "run").findings
+    assert any("not judged again, since this process does not have these rules: wide" in note for note in checked.notes)
+    assert "rule: an output is large" in repr(checked)
+
+
+def trained(to: Path, steps: range, *, dead_from: int, **more: object) -> Inspector:
+    """Train a small network, of which a layer is dead from a step on."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with watch(model, optimizer, every=1, to=to, verbose=False, **more) as inspector:  # type: ignore[arg-type]  # of one test
+        for step in steps:
+            if step == dead_from:
+                nn.init.constant_(model[0].bias, -50.0)  # type: ignore[arg-type]  # a parameter
+            optimizer.zero_grad()
+            model(torch.randn(16, 4)).square().mean().backward()
+            optimizer.step()
+    return inspector
+
+
+def test_a_run_that_is_resumed_has_no_findings_of_rows_that_it_replaces(tmp_path: Path) -> None:
+    """The layer died at step 12, and the run goes on from step 10 without that; what was found before step 10 stays."""
+    first = trained(tmp_path / "run", range(30), dead_from=12)
+    assert "dead" in {each.rule for each in first.findings}
+    second = trained(tmp_path / "run", range(10, 30), dead_from=99, exists="resume", step=10)
+    assert "dead" not in {each.rule for each in second.findings}
+    run = open_run(tmp_path / "run")
+    assert told(run.findings) == told(second.findings) == told(sonde.check(run))
+    assert run.record.step == 29
+
+
+def test_a_run_that_is_resumed_keeps_what_was_found_before(tmp_path: Path) -> None:
+    trained(tmp_path / "run", range(30), dead_from=0)
+    before = [each for each in open_run(tmp_path / "run").findings if each.rule == "dead"]
+    second = trained(tmp_path / "run", range(25, 40), dead_from=99, exists="resume", step=25)
+    after = [each for each in second.findings if each.rule == "dead"]
+    assert [(each.site, each.first_step, each.message) for each in after] == [
+        (each.site, each.first_step, each.message) for each in before
+    ]
+
+
+def test_the_record_is_one_small_document_with_a_checksum(tmp_path: Path) -> None:
+    inspector = trained(tmp_path / "run", range(12), dead_from=0)
+    held = read_json(tmp_path / "run" / "findings.json")
+    assert (held["step"], held["steps"]) == (11, 12)
+    assert held["rules"]["dead"] == {"some": 0.25, "most": 0.9}
+    record = Record.read(held)
+    assert record is not None
+    assert told(record.findings) == told(inspector.findings)
+    (tmp_path / "run" / "findings.json").write_text("{}")
+    run = open_run(tmp_path / "run")
+    with pytest.warns(UserWarning, match="damaged"):
+        assert run.findings == []
+    assert run.verdict == "unknown"
+    assert run.shortfalls[0] == "no step was judged"
+
+
+def test_a_finding_of_the_programs_own_is_in_the_record(tmp_path: Path) -> None:
+    """With its numbers, also infinite ones."""
+    with start_run(tmp_path / "run") as writer:
+        writer.alert("a new one", step=3, evidence={"size": 2.0, "before": math.inf}, advice="do this", severity="error")
         with pytest.raises(ArgumentError, match="the number 'size' is a number"):
             writer.alert("wrong", step=3, evidence={"size": "large"})  # type: ignore[dict-item]  # refused
-    [part] = (tmp_path / "run" / "alerts").glob("*.parquet")
-    whole = pyarrow.parquet.read_table(part)
-    pyarrow.parquet.write_table(whole.drop_columns(sorted(LATER)), part)
-    kept = part.with_name(f"{part.stem.rpartition('-')[0]}-{checksum(part.read_bytes())}.parquet")
-    part.rename(kept)
-    run = open_run(tmp_path / "run")
-    [old] = run.alerts
-    assert (old["message"], old["evidence"], old["advice"], old["call"]) == ("a new one", {}, "", None)
-    part_of_old = Part.parse(kept.name)
-    assert part_of_old is not None
-    assert fault(kept.parent, part_of_old, {}) == ""
+    [found] = open_run(tmp_path / "run").findings
+    assert (found.message, found.evidence, found.advice) == ("a new one", {"size": 2.0, "before": math.inf}, "do this")
+    assert (found.severity, found.call, found.rule) == ("bad", -1, "")
+
+
+def test_records_of_several_ranks_are_one() -> None:
+    """One rule in one model is one finding: of the rank that saw it first, with the places of all."""
+    first = Record(judged=(dead("1", 4),), step=9, steps=10, rules={"dead": {}}, not_judged={"spike": "loss"})
+    second = Record(judged=(dead("0", 2), dead("head", 3, rule="flat")), step=8, steps=9, rules={"dead": {}})
+    both = Record.merged([first, second])
+    assert [(each.rule, each.site, each.first_step, each.places) for each in both.findings] == [
+        ("dead", "0:output", 2, ("0", "1")),
+        ("flat", "head:output", 3, ("head",)),
+    ]
+    assert both.findings[0].message == "0: dead (also 1)"
+    assert (both.step, both.steps, both.not_judged) == (8, 10, {})
+
+
+def dead(layer: str, first: int, *, rule: str = "dead") -> Finding:
+    """A finding about one layer."""
+    return Finding(
+        rule, f"{layer}: {rule}", f"{layer}:output", 0, first, 1.0, "bad", first_step=first, opened=first, places=(layer,)
+    )
+
+
+def test_what_the_training_saw_stands_before_what_the_rows_show() -> None:
+    """A NaN at step 3, of which the rows show step 4 and what became of it; a finding from before stays."""
+    seen = Finding("nonfinite", "step 3", "a:grad", 0, 3, severity="bad", first_step=3, opened=3)
+    rows = [
+        Finding("nonfinite", "step 4", "b:output", 0, 4, severity="bad", first_step=4, opened=5),
+        Finding("flat", "later", "c:output", 0, 6, first_step=6, opened=6),
+        Finding("flat", "earlier", "m/c:output", 0, 1, first_step=1, opened=2),
+    ]
+    assert [each.message for each in combined([seen], rows)] == ["step 3", "earlier"]
+
+
+def test_what_is_left_out_is_said() -> None:
+    whole = Record(steps=5, step=8, rules={"dead": {}})
+    assert whole.shortfalls(8, 0) == []
+    assert whole.shortfalls(20, 0) == ["judged up to step 8 of 20"]
+    assert Record().shortfalls(3, 0) == ["no step was judged"]
+    assert Record(steps=1, step=0, rows=600, lost_rows=102).shortfalls(0, 0) == ["17 % of rows lost"]
+    assert Record(steps=1, step=0, lost_steps=2).shortfalls(0, 1) == ["2 logged steps lost", "1 part of the run cannot be read"]
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [{"step": "3"}, {"severity": "awful"}, {"site": 7}, {"call": 2**70}, {"first_step": 1.5}, None],
+    ids=["step", "severity", "site", "call", "first step", "no object"],
+)
+def test_a_finding_out_of_a_file_of_a_stranger_is_checked(broken: dict[str, object] | None) -> None:
+    whole = data_of(dead("0", 1))
+    assert read_finding(whole) == dead("0", 1)
+    assert read_finding(None if broken is None else {**whole, **broken}) is None

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ import pytest
 from sonde.cli import main
 from sonde.errors import ArgumentError, ObservationWarning, SiteError, StoreError, UnknownSiteError
 from sonde.rows import KEY_COLUMNS, KEYS, Layout
+from sonde.rules import Finding
 from sonde.run.folder.source import DiskSource
 from sonde.run.run import Run, open_run
 from sonde.run.store.memory_writer import memory_run
@@ -266,21 +269,12 @@ def test_alerts_documents_and_description(writer: RunWriter) -> None:
     writer.document("graph", {"nodes": [1, 2]})
     run = writer.run()
     assert run.info == {"model": [{"site": "fc", "type": "Linear"}], "environment": {"torch": "2.14"}}
-    assert [alert["message"] for alert in run.alerts] == ["loss is NaN", "12 % dead"]
-    assert run.alerts[1] == {
-        "epoch": 0,
-        "step": 3,
-        "rank": 0,
-        "severity": "warning",
-        "rule": "dead",
-        "site": "fc:output",
-        "value": 0.12,
-        "message": "12 % dead",
-        "call": None,
-        "first_step": None,
-        "evidence": {},
-        "advice": "",
-    }
+    assert [replace(each, value=0.0) for each in run.findings] == [
+        Finding("", "loss is NaN", step=1, value=0.0, severity="bad", opened=1),
+        Finding("dead", "12 % dead", "fc:output", 0, 3, 0.0, "warn", opened=3),
+    ]
+    assert math.isnan(run.findings[0].value)
+    assert run.findings[1].value == 0.12
     assert run.document("graph") == {"nodes": [1, 2]}
     assert run.coverage is None
 
@@ -288,7 +282,7 @@ def test_alerts_documents_and_description(writer: RunWriter) -> None:
 def test_an_empty_run(writer: RunWriter) -> None:
     run = writer.run()
     assert run.families == run.sites == ()
-    assert run.alerts == []
+    assert (run.findings, run.verdict, run.shortfalls) == ([], "unknown", [])
     assert run.last_step == -1
     assert "nothing recorded yet" in repr(run)
     with pytest.raises(UnknownSiteError, match="nothing is recorded there yet"):
@@ -404,9 +398,9 @@ def test_how_a_run_shows_itself(tmp_path: Path) -> None:
         assert repr(run).splitlines()[0] == f"Run quiet-otter · running · {tmp_path}/quiet-otter"
     assert repr(run).splitlines() == [
         f"Run quiet-otter · ended · {tmp_path}/quiet-otter",
-        "alerts   1 row     1 step (3)                        “<dead>”",
         "moments  360 rows  3 sites × 120 steps (0 to 1,190)  mean, count",
         "scalars  120 rows  120 steps (0 to 1,190)            loss",
+        "1 finding: “<dead>”",
     ]
     assert "&lt;dead&gt;" in run._repr_html_()
     assert repr(memory_run().run()).startswith("Run in memory · running\n")
@@ -443,7 +437,7 @@ def test_a_folder_may_have_any_name(tmp_path: Path, name: str) -> None:
     assert run.series("head", "mean")[1].tolist() == [0.0, 3.0]
 
 
-ATTEMPT = '{"format": "sonde-run", "version": 4, "attempts": [{"attempt": 1, "first_step": %s, "started": 0.0}]}'
+ATTEMPT = '{"format": "sonde-run", "version": 5, "attempts": [{"attempt": 1, "first_step": %s, "started": 0.0}]}'
 
 
 @pytest.mark.parametrize(
@@ -454,14 +448,14 @@ ATTEMPT = '{"format": "sonde-run", "version": 4, "attempts": [{"attempt": 1, "fi
         ("[]", "another kind"),
         ('{"format": "sonde-tensors", "version": 1}', "another kind"),
         ('{"format": "sonde-run"}', "does not say in which version"),
-        ('{"format": "sonde-run", "version": 4}', "no usable list of attempts"),
-        ('{"format": "sonde-run", "version": 4, "attempts": 7}', "no usable list of attempts"),
-        ('{"format": "sonde-run", "version": 4, "attempts": [{"attempt": 1}]}', "no usable list of attempts"),
+        ('{"format": "sonde-run", "version": 5}', "no usable list of attempts"),
+        ('{"format": "sonde-run", "version": 5, "attempts": 7}', "no usable list of attempts"),
+        ('{"format": "sonde-run", "version": 5, "attempts": [{"attempt": 1}]}', "no usable list of attempts"),
         (ATTEMPT % '"0 OR true"', "no usable list of attempts .*first_step is no number"),
         (ATTEMPT % "-1", "no usable list of attempts .*first_step is out of range"),
         (ATTEMPT % "true", "no usable list of attempts .*first_step is no number"),
-        ('{"format": "sonde-run", "version": 2, "attempts": []}', "version 2 .*, before .* reads version 4: record it again"),
-        ('{"format": "sonde-run", "version": 5, "shape": "new"}', "version 5 .* reads version 4: update sonde"),
+        ('{"format": "sonde-run", "version": 2, "attempts": []}', "version 2 .*, before .* reads version 5: record it again"),
+        ('{"format": "sonde-run", "version": 6, "shape": "new"}', "version 6 .* reads version 5: update sonde"),
     ],
 )
 def test_what_is_no_run_is_said_to_be_none(tmp_path: Path, content: str | None, message: str) -> None:
@@ -595,7 +589,7 @@ def test_run_json_is_plain(tmp_path: Path) -> None:
     with start_run(tmp_path / "run", about={"lenses": {"moments": "heatmap"}}) as writer:
         pass
     written = json.loads((tmp_path / "run/run.json").read_text())
-    assert (written["format"], written["version"], written["lenses"]) == ("sonde-run", 4, {"moments": "heatmap"})
+    assert (written["format"], written["version"], written["lenses"]) == ("sonde-run", 5, {"moments": "heatmap"})
     assert writer.lost == 0
     assert written["attempts"][0]["ended"] >= written["attempts"][0]["started"]
 
@@ -630,7 +624,7 @@ def test_texts_with_half_a_character_do_not_keep_other_rows_from_the_disk(writer
     assert run.scalar("loss")[1].tolist() == [2.0]
     assert run.scalar(text)[1].tolist() == [1.0]
     assert run.sql("SELECT count(*) FROM scalars").fetchall() == [(2,)]
-    assert run.alerts[0]["message"] == "half \\ud83d"
+    assert run.findings[0].message == "half \\ud83d"
     assert run.table("moments")["mode"].to_pylist() == ["half \\ud83d"]
     assert run.info["note"] == text
     assert run.coverage == {text: text}

@@ -9,7 +9,7 @@ import numpy as np
 
 from sonde.inspector.sinks.base import memory
 from sonde.rows import Layout
-from sonde.run.recorded_findings import findings_in
+from sonde.run import check
 from sonde.run.run import open_run
 from sonde.run.schema import main_families
 from sonde.run.store.open import join_run, start_run
@@ -32,8 +32,8 @@ def test_of_several_ranks_each_place_is_read_once(tmp_path: Path) -> None:
     assert run.scalar("lr")[1].tolist() == [0.1] * 12
     assert run.scalar("lr", rank=1)[1].tolist() == [0.2] * 12
     assert len(run.scalar("loss")[1]) == 12
-    assert [finding.rule for finding in findings_in(run)] == ["nonfinite"]
-    assert findings_in(run, rank=0) == []
+    assert [finding.rule for finding in check(run)] == ["nonfinite"]
+    assert check(run, rank=0).findings == ()
     played = memory()
     run.send_to(played)
     assert played.run().sql("SELECT site, rms, scope, count(*) FROM moments GROUP BY ALL ORDER BY site").fetchall() == [
@@ -58,19 +58,15 @@ def test_a_series_is_of_one_rank(tmp_path: Path) -> None:
 
 
 def test_what_several_ranks_have_found_is_said_once(tmp_path: Path) -> None:
-    """All rows are in the table; alerts without a rule are the loop's own, each by its words."""
+    """By the rank that saw it first; what is of no rule is the loop's own, each by its words."""
     with start_run(tmp_path / "run") as first, join_run(tmp_path / "run", rank=1, attempt=1) as second:
         for rank, writer in enumerate((first, second)):
             writer.alert(f"fc: {90 + rank} % dead", step=4 + rank, rule="dead", site="fc:output")
             writer.alert("a checkpoint was written", step=6)
         second.alert("head: 100 % dead", step=4, rule="dead", site="head:output")
     run = open_run(tmp_path / "run")
-    assert [(alert["rank"], alert["message"]) for alert in run.alerts] == [
-        (0, "fc: 90 % dead"),
-        (1, "head: 100 % dead"),
-        (0, "a checkpoint was written"),
-    ]
-    assert run.table("alerts").num_rows == 5
+    assert [each.message for each in run.findings] == ["fc: 90 % dead", "a checkpoint was written"]
+    assert [len(record.seen) for record in run.records().values()] == [2, 3]
 
 
 def test_the_coverage_of_several_ranks_is_that_of_all(tmp_path: Path) -> None:

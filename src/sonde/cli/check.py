@@ -13,7 +13,7 @@ sonde check                                            the newest run in runs
 sonde check quiet-otter --rules dead=off,spike:deviations=6
 sonde check runs/quiet-otter --json || echo "look at this run"
 """
-EXIT = "0 nothing was found, 1 something was, 2 the run could not be checked"
+EXIT = "0 nothing was found but notes, 1 something was, 2 the run could not be checked"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,11 +29,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FORMAT",
         help="say what float16, bfloat16, float8_e4m3fn or float8_e5m2 would lose, of a run with the lens exponents()",
     )
-    expect_json(parser, "run, steps, findings (with the numbers, the condition and the advice of each), not_judged, too_early")
+    expect_json(
+        parser, "run, verdict, ok, steps, findings (with the numbers, condition and advice of each), not_judged, too_early, notes"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the findings; return 0 if there are none, 1 otherwise."""
+    """Print the findings; return 0 if there are none but notes, 1 otherwise."""
     from sonde.run import check
 
     rules = None if options.rules is None else _rules(options.rules)
@@ -42,9 +44,7 @@ def run(options: argparse.Namespace) -> int:
         print(found.to_json())
     else:
         _print(str(found))
-    if found.findings:
-        return 1
-    return 0 if found.judged or not found.applied else 2
+    return 0 if found.ok else 1 if found.verdict != "unknown" else 2
 
 
 def _print(text: str) -> None:

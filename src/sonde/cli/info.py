@@ -11,7 +11,7 @@ from typing import Any
 from sonde.answer import Cell, Grid, standard_output
 from sonde.cli.run_options import expect_json, expect_run, find_run
 from sonde.escape import shortened
-from sonde.words import many, names_text, size_text
+from sonde.words import names_text, size_text
 
 EXAMPLES = """
 sonde info                     the newest run in runs
@@ -63,10 +63,10 @@ def _families(facts: Mapping[str, Any]) -> Grid:
         rows.append([Cell(name, "strong"), *(Cell(text, align="right") for text in counts), numbers])
     steps = facts["steps"]
     span = f"{steps['logged']:,} logged steps" + (f" ({steps['first']:,} to {steps['last']:,})" if steps["logged"] else "")
-    found = many(facts["findings"], "finding")
+    found = facts["counted"]
     title = f"{facts['run']} · {facts['state']} · {span} · {facts['sites']:,} sites · {found} · {size_text(facts['bytes'])}"
     lost = [f"{family}: {text}" for family, said in facts["lost"].items() for text in said]
-    footer = [*filter(None, [facts["meaning_of_ranks"], facts["pruned"]]), *lost]
+    footer = [*filter(None, [facts["meaning_of_ranks"], facts["pruned"]]), *facts["shortfalls"], *lost]
     columns = ["family", "rows", "steps", "sites", "size", "a row", "numbers"]
     return Grid(title, columns, rows, footer, empty="nothing is recorded yet", optional=("numbers", "sites"))
 

@@ -48,7 +48,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--health", choices=_GRAVITY, help="the runs of this health alone; bad: something is wrong with it")
     parser.add_argument("--sort", choices=list(_SORTS), default="name", help="what comes first (default: %(default)s)")
-    expect_json(parser, "folder, runs (of each name, path, state, end, health, findings, first, last, loss_last, size_bytes, ...)")
+    expect_json(
+        parser,
+        "folder, runs (of each name, path, state, end, health, findings, shortfalls, first, last, loss_last, size_bytes, ...)",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -89,15 +92,16 @@ def _table(folder: str, entries: Sequence[Mapping[str, Any]], there: int) -> Gri
     shown_runs = many(there, "run") if len(entries) == there else f"{len(entries):,} of {many(there, 'run')}"
     said = [f"{entry['name']}: {entry['end']['words']}" for entry in entries if entry["end"]]
     said += [f"{entry['name']}: {entry['error']}" for entry in entries if entry.get("error")]
+    said += [f"{entry['name']}: {', '.join(entry['shortfalls'])}" for entry in entries if entry.get("shortfalls")]
     empty = "no run meets these conditions" if there else "there is no run below this folder: sonde.watch(model, to=...) writes one"
     return Grid(f"{shown_runs} in {folder}, {size_text(total)}", shown, rows, said, empty=empty, optional=("model", "changed"))
 
 
 def _health(entry: Mapping[str, Any]) -> Cell:
-    count, health = entry.get("findings", 0), entry["health"]
-    if health == "unknown":
-        return Cell("", "quiet")
-    return Cell(f"{count} {health}", "bad" if health == "bad" else "warn") if count else Cell("none", "quiet")
+    count, health, doubts = entry.get("findings", 0), entry["health"], entry.get("shortfalls", ())
+    if count:
+        return Cell(f"{count} {health}", "bad" if health == "bad" else "warn" if health == "warn" else "plain")
+    return Cell("?" if doubts else "", "warn") if health == "unknown" else Cell("none", "quiet")
 
 
 def _changed(entry: Mapping[str, Any]) -> Cell:

@@ -1,6 +1,6 @@
 """Take rows out of runs that have ended: keep one step of many, or take out whole families. Without --yes nothing is changed.
 
-The first and the last logged step stay, those that findings name, and losses and alerts. The run says what was taken out, and its
+The first and the last logged step stay, those that findings name, and losses. The run says what was taken out, and its
 findings stay what they were.
 """
 
@@ -39,7 +39,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     completes(parser.add_argument("run", metavar="RUN", help=of_run), complete_runs)
     parser.add_argument("--every", type=int, metavar="N", help="keep one of N steps of the training")
     parser.add_argument("--keep-last", type=int, default=0, metavar="N", help="leave the last N logged steps whole")
-    parser.add_argument("--families", metavar="NAME,...", help="thin these families alone (default: all but scalars and alerts)")
+    parser.add_argument("--families", metavar="NAME,...", help="thin these families alone (default: all but scalars)")
     parser.add_argument("--drop", default="", metavar="NAME,...", help="take these families out as a whole")
     parser.add_argument(
         "--before", metavar="DATE", help="runs that ended before this date (2026-01-31), or this age (12h, 30d, 4w)"

@@ -32,10 +32,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the run's contents, its table, its findings, and alerts of the user's own."""
+    """Print the run's contents, its table, and its findings."""
     from sonde.escape import printable
-    from sonde.rules import RULES
-    from sonde.run import findings_in, open_run
+    from sonde.run import open_run
     from sonde.view import plots
 
     console = standard_output()
@@ -48,6 +47,8 @@ def run(options: argparse.Namespace) -> int:
     console.print(printable(head), markup=False, highlight=False)
     end = "" if opened.end is None else opened.end.words
     said = [line for line in (end, opened.described_ranks, opened.pruned) if line]
+    in_full = shown is not None and shown[0] is None
+    families = families[:-1] if in_full and opened.findings else families
     for line in families:  # findings stand in full below, and all numbers under --family
         if line not in said:
             console.print(printable(line), markup=False, highlight=False, no_wrap=True, overflow="ellipsis")
@@ -60,15 +61,14 @@ def run(options: argparse.Namespace) -> int:
         if opened.state == "running":
             console.print(plots.FIRST_ROWS, highlight=False)
         return 0
-    family, grid = shown
+    _, grid = shown
     console.print()
     console.print(grid)
-    found = findings_in(opened) if family is None else ()
-    lines = [f"{each.severity}: {each.message}" for each in found]
-    alerts = () if family == "alerts" else opened.alerts  # which the table has
-    lines += [f"{alert['severity']}: {alert['message']}" for alert in alerts if family or alert["rule"] not in RULES]
-    for line in lines:
-        console.print(printable(line), style="red", markup=False, highlight=False)
+    for each in opened.findings if in_full else ():
+        style = {"bad": "red", "warn": "yellow"}.get(each.severity)
+        console.print(printable(f"{each.severity}: {each.message}"), style=style, markup=False, highlight=False)
+    for line in () if options.family else opened.shortfalls:
+        console.print(printable(line), markup=False, highlight=False)
     return 0
 
 
@@ -92,11 +92,11 @@ def _shown(opened: Run, options: argparse.Namespace) -> tuple[str | None, Grid] 
 def _json(opened: Run, options: argparse.Namespace) -> str:
     """Return the layers, or the rows of a family, with their numbers."""
     from sonde.escape import readable_json
-    from sonde.run import findings_in
     from sonde.view import plots
 
     held: dict[str, Any] = {"run": opened.path.name if opened.path else "", "path": str(opened.path), "state": opened.state}
     held |= {"end": None if (end := opened.end) is None else end.to_data()}
     held |= {"config": opened.config, "pruned": opened.pruned}
     held |= plots.table_data(opened, include=options.layers, step=options.step, family=options.family)
-    return readable_json(held if options.family is not None else {**held, "findings": list(map(asdict, findings_in(opened)))})
+    record = {"verdict": opened.verdict, "shortfalls": opened.shortfalls, "findings": list(map(asdict, opened.findings))}
+    return readable_json(held if options.family is not None else {**held, **record})

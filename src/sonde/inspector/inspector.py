@@ -388,7 +388,7 @@ class Inspector(Observer):
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """The findings of the rules, the gravest first; at the end also in the run, as alerts."""
+        """The findings of the rules, the gravest first; at the end also in the run's record."""
         return () if self._training is None else tuple(self._training.findings)
 
     @property

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, TypeAlias
 
 from sonde.engine import ranks_of
@@ -16,8 +15,7 @@ from sonde.inspector.sinks.destinations import Destinations
 from sonde.inspector.sinks.job import this_job
 from sonde.inspector.sinks.to_argument import folders_named
 from sonde.rows import Scope
-from sonde.rules import Finding
-from sonde.run import join_run
+from sonde.run import Record, join_run
 from sonde.stats import Group
 from sonde.warn import warn_user
 
@@ -134,8 +132,8 @@ class Participation:
             ranks["members"] = list(self.group.members)
         return ({"ranks": ranks} if self.scope == "rank" else {}) | ({"job": job} if (job := this_job()) else {})
 
-    def findings_of_others(self, own: Sequence[Finding], *, have_ended: bool) -> list[Finding]:
-        """Return on rank 0 the findings of other ranks in the rows that they have written; tell rank 0 one's *own*.
+    def records_of_others(self, own: Record, *, have_ended: bool) -> list[Record]:
+        """Return on rank 0 the records of findings of other ranks that have written rows; send rank 0 one's *own*.
 
         Args:
             own: of this rank.
@@ -143,9 +141,9 @@ class Participation:
         """
         if self.group is None or not self.merges:
             return []
-        plain = json.loads(json.dumps([asdict(each) for each in own], default=float))
-        told = self.group.gather(plain, seconds=self.exit_timeout if have_ended else 0.0)
-        return [Finding(**each) for rank, given in sorted(told.items()) if rank != self.rank for each in given]
+        told = self.group.gather(own.to_data(), seconds=self.exit_timeout if have_ended else 0.0)
+        read = [Record.read(given) for rank, given in sorted(told.items()) if rank != self.rank]
+        return [each for each in read if each is not None]
 
     def open(self, make: Callable[[], Destinations], asked: Any = None) -> Destinations:
         """Return the destinations of this process. Those of rank 0 are made by *make*; other ranks write to rank 0's run alone.

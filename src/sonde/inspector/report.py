@@ -18,6 +18,7 @@ from sonde.inspector.measurement.measurement import Measurement
 from sonde.lens import Lens, LossMetrics
 from sonde.paths import short_path
 from sonde.rules import Finding
+from sonde.run import counted
 from sonde.site import PARAMETER_PORTS, Site
 from sonde.stats import Piece
 from sonde.words import many, percent
@@ -178,4 +179,4 @@ def _found(findings: Sequence[Finding], errors: Sequence[ProbeError], ended: Seq
         return f"{nothing if is_empty else 'no findings'}{failed}"
     shown = " · ".join(finding.message for finding in findings[:_SHOWN])
     rest = f" · {len(findings) - _SHOWN} more" if len(findings) > _SHOWN else ""
-    return f"{many(len(findings), 'finding')}: {shown}{rest}{failed}"
+    return f"{counted(findings)}: {shown}{rest}{failed}"

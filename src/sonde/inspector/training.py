@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
-from sonde.answer import Fact, Part, Report, facts_of_findings, verdict_of
+from sonde.answer import Fact, Part, Report, Verdict, facts_of_findings
 from sonde.engine import Coverage, ProbeError, name_of, raise_if_foreign
 from sonde.errors import ArgumentError, SelectionError
 from sonde.inspector.budget import Timer
@@ -23,8 +24,8 @@ from sonde.inspector.sentinel.bad_steps import BadStepReports
 from sonde.inspector.settings import Settings
 from sonde.inspector.sinks.destinations import Destinations, Visualizer
 from sonde.inspector.watched_model import WatchedModel
-from sonde.rules import Finding
-from sonde.run import LastError, Run, is_bad_end
+from sonde.rules import RULES, Finding
+from sonde.run import LastError, Record, Run, is_bad_end
 from sonde.schedule import Every, Schedule, seconds_of, with_interval
 from sonde.stats import Merger
 from sonde.warn import warn_user
@@ -77,20 +78,20 @@ class WatchedTraining:
             about=about,
             rules=settings.rules,
             alarm=self._alarm,
+            seen=self._seen_so_far,
         )
-        for watched in self.watched:
-            self._writer.findings.besides += [watched.rows.left_out.found, watched.rows.kept.found]
         self._verbose = verbose and part.leads
         self._whens = (-1, 0)  # the steps of all models at the last batch, and its number among the batches since then
         self._coverage_written = False
-        self._told: list[Finding] = []  # by other ranks
+        self._told: list[Record] = []  # by other ranks
         self._last_error = LastError()
         bad_steps = settings.bad_steps
         rank = part.rank if part.size > 1 else None
         unused = bad_steps.on_nonfinite is None and bad_steps.on_spike is None
         reports = None if unused else BadStepReports(bad_steps.on_nonfinite, lambda: destinations.path, self._flush_own, rank)
         self._bad_steps = reports
-        self._alarmed: set[tuple[str, str, int]] = set()  # the findings that were alarms
+        self._seen: dict[tuple[object, int], Finding] = {}  # what no row holds
+        self._alarmed: list[Finding] = []  # what the sinks were told
 
     def attach(self) -> None:
         """Put every lens on every model.
@@ -331,22 +332,30 @@ class WatchedTraining:
     @property
     def findings(self) -> list[Finding]:
         """The findings of the rules in the rows so far; at the end also those of other ranks in their rows."""
-        self._writer.flush()
-        found = self._findings()
-        known = {(each.rule, each.site, each.call) for each in found}
-        return found + [each for each in self._told if (each.rule, each.site, each.call) not in known]
+        return self.record.findings
 
-    def _findings(self) -> list[Finding]:
-        """Return the findings in the rows that were written so far, after those about the loop itself."""
-        of_loop = [watched.rows.modes.finding(watched.logged) for watched in self.watched]
-        of_loop = of_loop if self._settings.rules.is_on("no_training_forward") else []
-        bad_steps = [] if self._bad_steps is None else self._bad_steps.findings
-        of_rows = self._writer.findings.all()
-        broken = [found.step for found in bad_steps if found.rule == "nonfinite"]
-        if broken:  # the rows of later steps only show what has become of it
-            first = min(broken)
-            of_rows = [found for found in of_rows if found.rule != "nonfinite" or found.step < first]
-        return [*bad_steps, *(found for found in of_loop if found is not None), *of_rows]
+    @property
+    def record(self) -> Record:
+        """The record of findings so far; at the end also those of other ranks."""
+        self._writer.flush()
+        return Record.merged([self._writer.record(), *self._told])
+
+    def _seen_so_far(self) -> Sequence[Finding]:
+        """Return what the training knows and no row holds: in the writer thread. What is new of a rule is an alarm."""
+        rows = [watched.rows for watched in self.watched]
+        for each in [found for taker in rows for found in (*taker.left_out.found(), *taker.kept.found())]:
+            if (each.identity, each.step) not in self._seen:
+                self._see(each, max(each.step, self._writer.findings.step))
+                self._alarm(self._seen[each.identity, each.step])
+        for each in () if self._bad_steps is None else tuple(self._bad_steps.findings):
+            self._see(each, each.step)
+        return list(self._seen.values())
+
+    def _see(self, found: Finding, step: int) -> None:
+        """Note a finding that no row holds, at *step*, unless that was done."""
+        rule = RULES[found.rule]
+        whole = replace(found, opened=step, condition=rule.condition, source=rule.source)
+        self._seen.setdefault((found.identity, found.step), whole)
 
     @property
     def errors(self) -> tuple[ProbeError, ...]:
@@ -376,7 +385,8 @@ class WatchedTraining:
     def report(self, *, attached: bool) -> Report:
         """Return a report for a notebook: what was found so far, what to do, where the run is and what observing costs."""
         run, found, cost = self.closing_lines()
-        verdict = "bad" if self.errors else verdict_of(self.findings)
+        lost = self._writer.lost or (self.destinations.recorded is not None and self.destinations.recorded.writer.lost)
+        verdict: Verdict = "bad" if self.errors else self.record.health(["rows are lost"] if lost else [])
         state, *models, families = self.lines(attached=attached)
         facts = [Fact("run", run.removeprefix("run ")), *(Fact("", model) for model in models if len(models) > 1)]
         facts += [Fact("families", families.removeprefix("families: ")), Fact("cost", cost)]
@@ -406,20 +416,26 @@ class WatchedTraining:
         """Write coverage and findings into the run: in the writer thread, when all rows are with the sinks."""
         self._write_coverage()
         have_ended = self._writer.merging is not None and self._writer.merging.all_have_ended
-        self._told = self.part.findings_of_others(self._findings(), have_ended=have_ended)
-        for found in self._findings():
-            if found.identity not in self._alarmed:
-                self._alarm(found, aloud=False)  # the closing lines say it
+        if self._settings.rules.is_on("no_training_forward"):
+            for watched in self.watched:
+                found = watched.rows.modes.finding(watched.logged)
+                if found is not None:
+                    self._see(found, max(found.step, self._writer.findings.step))
+        record = self._writer.record()
+        for each in record.seen:
+            if each not in self._alarmed:
+                self._writer.alert(each)  # to the sinks; a warning or the closing lines say it
+        self._told = self.part.records_of_others(record, have_ended=have_ended)
 
-    def _alarm(self, found: Finding, *, aloud: bool = True) -> None:
-        """Write a finding into the run as an alert, and print one line: in the writer thread, while the training goes on."""
-        told = [] if self._bad_steps is None else self._bad_steps.findings
-        if aloud and found.rule == "nonfinite" and any(each.rule == "nonfinite" for each in told):
+    def _alarm(self, found: Finding) -> None:
+        """Tell the sinks of a finding, and print one line: in the writer thread, while the training goes on."""
+        if found not in self._seen.values() and found not in Record(tuple(self._seen.values()), (found,)).findings:
             return  # its beginning is known better
-        self._alarmed.add(found.identity)
+        self._alarmed.append(found)
         self._writer.alert(found)
-        if aloud and self._verbose:
-            sys.stderr.write(f"sonde: step {found.step:,}: {found.message} ({found.rule}): {found.advice}\n")
+        if self._verbose:
+            note = "note, " if found.severity == "note" else ""
+            sys.stderr.write(f"sonde: {note}step {found.step:,}: {found.message} ({found.rule}): {found.advice}\n")
 
     def try_to_show(self, visualizer: Visualizer, run: Run) -> None:
         """Call a visualizer; one that raises is not called again."""

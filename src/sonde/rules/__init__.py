@@ -19,7 +19,7 @@ from sonde.rules.defects import FirstDefect
 from sonde.rules.finding import RULES, Finding, Rule, Severity, rule
 from sonde.rules.health import DEAD_SAMPLES, SATURATED_AT
 from sonde.rules.layer_findings import LayerFindings
-from sonde.rules.layer_groups import among
+from sonde.rules.layer_groups import among, others
 from sonde.rules.loop import SPIKE_VALUES
 from sonde.rules.model_facts import ModelFacts
 from sonde.rules.place_history import DEFECTS
@@ -51,5 +51,6 @@ __all__ = [
     "of_output",
     "of_size",
     "of_update",
+    "others",
     "rule",
 ]

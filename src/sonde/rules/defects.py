@@ -127,6 +127,12 @@ class FirstDefect:
         if self._found is None or found.rank < self._found.rank:
             self._found = found
 
+    @property
+    def knows_more(self) -> bool:
+        """Whether the finding says more than the rows that are written: parameters or raw gradients of its step were looked at."""
+        found = self._found
+        return found is not None and any((role, found.model, found.step) in self._aside for role in ("start", "raw"))
+
     def finding(self) -> Finding | None:
         """The finding, or None where all numbers are finite."""
         found = self._found

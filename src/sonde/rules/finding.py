@@ -33,6 +33,11 @@ class Finding:
         first_step: the first step at which it was seen; None if that is not known.
         evidence: the numbers that the rule compared, by name; those that are known.
         advice: one line on what to do; may be empty.
+        condition, source: those of the rule, so that a finding can be read where its rule is not known; may be empty.
+        places: the names of all places, the first or worst first; empty for what is no place.
+        opened: the step at which it was found; None if it was found in no training.
+        last_step: the last step at which it was seen; None if that is not followed.
+        follows: the rule of another finding that came later and explains this one; ``""`` without one.
     """
 
     rule: str
@@ -46,11 +51,31 @@ class Finding:
     first_step: int | None = None
     evidence: Mapping[str, float] = field(default_factory=dict)
     advice: str = ""
+    condition: str = ""
+    source: str = ""
+    places: tuple[str, ...] = ()
+    opened: int | None = None
+    last_step: int | None = None
+    follows: str = ""
+
+    def __deepcopy__(self, memo: object) -> Finding:
+        """Return this: it never changes."""
+        return self
 
     @property
-    def identity(self) -> tuple[str, str, int]:
-        """What tells alarms apart: the rule, the model of the site, and of a NaN or infinity the step too."""
-        return self.rule, self.site.partition("/")[0] if "/" in self.site else "", self.step if self.rule == "nonfinite" else -1
+    def found_at(self) -> int:
+        """The step at which it was found, as far as that is known."""
+        return self.step if self.opened is None else self.opened
+
+    @property
+    def model(self) -> str:
+        """The name of the model of the site; ``""`` in a run of one model, and of what is no place in a network."""
+        return self.site.partition("/")[0] if "/" in self.site else ""
+
+    @property
+    def identity(self) -> tuple[str, str, int, bool]:
+        """What tells findings apart: the rule, the model of the site, of a NaN or infinity the step, and whether it is a note."""
+        return self.rule, self.model, self.step if self.rule == "nonfinite" else -1, self.severity == "note"
 
     def at(self, site: str, epoch: int, step: int, message: str = "") -> Finding:
         """The same finding at a place and a time, with *message* if one is given."""
@@ -163,7 +188,8 @@ def entry(
             shown = zip(reads, evidence or reads, strict=True)
             known = {as_what: given[read] for read, as_what in shown if as_what and not math.isnan(given[read])}
             graveness = "note" if is_note else next(parts, severity)
-            return Finding(name, words, value=float(value), severity=graveness, evidence=known, advice=advice)
+            told = Finding(name, words, value=float(value), severity=graveness, evidence=known, advice=advice)
+            return replace(told, condition=condition, source=source)
 
         def measure(*args: Any, **limits: Any) -> tuple[Any, Any]:
             parts = function(*args, **limits)
@@ -219,7 +245,7 @@ def rule(
                 seen = {key: float(value) for key, value in zip(reads, numbers, strict=False)}
                 message = said if isinstance(said, str) else condition
                 said = Finding("", message, value=next(iter(seen.values()), math.nan), evidence=seen)
-            return replace(said, rule=name, advice=said.advice or advice)
+            return replace(said, rule=name, advice=said.advice or advice, condition=condition, source=source)
 
         _check_own(name, at, reads)
         wanted = reads if at == "scalars" else tuple(f"{number}:{at}" for number in reads)

@@ -273,7 +273,7 @@ class LayerFindings:
                     step, first = int(record.step[column]), int(record.since[column])
                     if rule == "update_small" and 0 <= self._small_since[column] < first:
                         first = int(self._small_since[column])
-                    found.append((column, replace(judged, step=step, first_step=first)))
+                    found.append((column, replace(judged, step=step, first_step=first, last_step=int(record.last.max()))))
             if rule in ("update_large", "update_huge", "update_small", "update_lost"):
                 sign = 1 if record.window.smallest else -1
                 found.sort(key=lambda each: (sign * float(record.worst[each[0]]), self.history.rank(each[0])))

@@ -162,9 +162,13 @@ def _correlations(values: Numbers) -> Numbers:
 
 def among(names: Sequence[str], message: str) -> str:
     """Return *message* about the first of *names*, with the others behind it: a few by name."""
+    return f"{names[0]}: {message}{others(names)}"
+
+
+def others(names: Sequence[str]) -> str:
+    """Return the end of a message that names all but the first of *names*: a few by name; ``""`` where there is one."""
     rest = len(names) - _NAMED
-    more = f" (also {', '.join(names[1:_NAMED])}" + (f" and {rest} more)" if rest > 0 else ")") if len(names) > 1 else ""
-    return f"{names[0]}: {message}{more}"
+    return f" (also {', '.join(names[1:_NAMED])}" + (f" and {rest} more)" if rest > 0 else ")") if len(names) > 1 else ""
 
 
 def joined(history: History, found: Sequence[tuple[int, Finding]]) -> Iterator[Finding]:
@@ -178,4 +182,5 @@ def joined(history: History, found: Sequence[tuple[int, Finding]]) -> Iterator[F
     epoch = first.epoch or (int(epochs[-1]) if len(epochs) else 0)
     begun = step if first.first_step is None else first.first_step
     site, call = str(history.sites[column]), history.calls[column]
-    yield replace(first, message=among(names, first.message), site=site, call=call, epoch=epoch, first_step=begun)
+    placed = replace(first, message=among(names, first.message), site=site, call=call, epoch=epoch, first_step=begun)
+    yield replace(placed, places=tuple(names))

@@ -104,7 +104,8 @@ class _BuiltIn:
         for column in record.columns().tolist():
             each = self._chosen.judge(self.rule.name, *(float(number[column]) for number in record.others))
             if each is not None:
-                yield column, replace(each, step=int(record.last[column]), first_step=int(record.since[column]))
+                step, first = int(record.last[column]), int(record.since[column])
+                yield column, replace(each, step=step, first_step=first, last_step=int(record.last.max()))
 
 
 class _Own:

@@ -59,7 +59,7 @@ class ScalarFindings:
             return
         scalar = self._scalars.get(name)
         if scalar is None:
-            scalar = self._scalars[name] = _Scalar(name, self._chosen, self._moved_first)
+            scalar = self._scalars[name] = _Scalar(name, self._chosen, self._moved_first, self._chance(name))
         scalar.add(value, epoch, step)
 
     def _chance(self, name: str) -> float:
@@ -71,7 +71,7 @@ class ScalarFindings:
         raw = {name.removesuffix("_raw") for name in self._scalars if name in clipped or name.endswith("_raw")}
         judged = [each for name, each in self._scalars.items() if name not in raw]
         columns = ([each.grown for each in judged], [each.spike for each in judged], [each.rises for each in judged])
-        for found in (*columns, [each.falls for each in judged], [each.stuck(self._chance(each.name)) for each in judged]):
+        for found in (*columns, [each.falls for each in judged], [each.stuck for each in judged]):
             first, *others = sorted((each for each in found if each is not None), key=lambda each: each.first_step or 0) or (None,)
             if first is not None:
                 names = ", ".join(f"{each.message.partition(' ')[0]} at step {each.first_step:,}" for each in others)
@@ -89,16 +89,19 @@ class _Scalar:
         moved_first: names the layer that moved first.
         spike: the first value that stands out of those before it.
         grown: the growth of a norm of gradients, if that was too much.
-        rises, falls: a loss that rises, or falls without bound.
+        chance: the cross-entropy of a guess; NaN if that is not known.
+        rises, falls, stuck: a loss that rises, falls without bound, or had not fallen at some step.
     """
 
     name: str
     chosen: Chosen
     moved_first: Where
+    chance: float = math.nan
     spike: Finding | None = None
     grown: Finding | None = None
     rises: Finding | None = None
     falls: Finding | None = None
+    stuck: Finding | None = None
     _last: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
     _first: list[float] = field(default_factory=list)
     _least: float = math.inf
@@ -138,6 +141,7 @@ class _Scalar:
         if self.falls is None:
             falls = self.chosen.judge("loss_unbounded", loss.smooth, loss.first)
             self.falls = self._at_last(loss.fallen, falls, epoch, step)
+        self.stuck = self.stuck or self._stuck(loss, epoch)
 
     def _at_last(self, held: Held, found: Finding | None, epoch: int, step: int) -> Finding | None:
         """Return what was *found* at *step*, once there was something often enough."""
@@ -146,17 +150,15 @@ class _Scalar:
         message = f"{self.name}: {found.message}, at step {step:,}"
         return replace(found, message=message, epoch=epoch, step=step, first_step=int(held.since[0]))
 
-    def stuck(self, chance: float) -> Finding | None:
-        """Return the finding about a loss that has not fallen so far; *chance* is the cross-entropy of a guess."""
-        told = None if self._loss is None else self._loss.thirds()
-        if told is None or self._loss is None:
-            return None
-        found = self.chosen.judge("loss_stuck", *told, chance)
+    def _stuck(self, loss: _Loss, epoch: int) -> Finding | None:
+        """Return the finding about a *loss* that has not fallen so far."""
+        told = loss.thirds()
+        found = None if told is None else self.chosen.judge("loss_stuck", *told, self.chance)
         if found is None:
             return None
-        first, last = self._loss.steps
+        first, last = loss.steps
         message = f"{self.name}: {found.message}, from step {first:,} to {last:,}"
-        return replace(found, message=message, step=last, first_step=first)
+        return replace(found, message=message, epoch=epoch, step=last, first_step=first)
 
     def smooth(self) -> float:
         """Return the median of the last values; infinity without any."""

@@ -1,4 +1,3 @@
-from .alerts import alerts_in as alerts_in
 from .checking import Checked as Checked
 from .checking import check as check
 from .comparison.two_runs import Curve as Curve
@@ -28,7 +27,9 @@ from .json_tree import decode as decode
 from .json_tree import encode as encode
 from .pruning import PrunedRun as PrunedRun
 from .pruning import prune as prune
-from .recorded_findings import findings_in as findings_in
+from .record import Record as Record
+from .record import counted as counted
+from .recorded_findings import judge_rows as judge_rows
 from .run import Run as Run
 from .run import open_run as open_run
 from .run_facts import facts_of_run as facts_of_run

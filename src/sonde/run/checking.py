@@ -7,14 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, overload
 
+from sonde.answer import Verdict, verdict_of
 from sonde.errors import ArgumentError
 from sonde.escape import escape_html, printable, readable_json
 from sonde.rules import RULES, Chosen, Finding, Given
-from sonde.run.recorded_findings import chosen_in, judged, with_alerts, with_pruned
+from sonde.run.findings import gravity
+from sonde.run.record import Record, counted
+from sonde.run.recorded_findings import chosen_in, judged_again
 from sonde.run.run import Run, open_run
-from sonde.run.what_if import Format, WouldLose, findings_of, format_of, would_lose
-
-__all__ = ["Checked", "check"]
+from sonde.run.what_if import WouldLose, findings_of, format_of, would_lose
 
 _SHOWN = 8
 _SOURCES = {
@@ -31,7 +32,10 @@ def check(run: Run | str | os.PathLike[str], *, rules: Given = None, rank: int |
     """Return what the rules find in a run, the gravest first, and the rules that lack their numbers.
 
     They are the rules that a training applies to itself, with the same findings: also for a run that was killed, that still goes
-    on, or that another program wrote.
+    on, or that another program wrote. What only the training knew stays as it was recorded.
+
+    Of a run that has ended, a check without *rules*, *rank* and *what_if* takes the place of what was judged before in the run's
+    record of findings, which everything else reads. Any other check leaves the record as it is, and says how it differs.
 
     Args:
         run: a run, or its folder.
@@ -47,30 +51,44 @@ def check(run: Run | str | os.PathLike[str], *, rules: Given = None, rank: int |
     """
     opened = run if isinstance(run, Run) else _opened(run)
     chosen = chosen_in(opened) if rules is None else Chosen.of(rules)
-    findings, steps = judged(opened, chosen, rank=rank)
-    found, missing, early = with_alerts(findings.all(), opened, rank, chosen), findings.not_judged(), findings.too_early()
-    pruned = opened.description.pruned
-    note = opened.pruned
-    if pruned and rules is None and rank is None:
-        found = with_pruned(found, opened, chosen)
-        missing = {rule: needs for rule, needs in missing.items() if rule not in pruned[-1].judged}
-        early = {rule: least for rule, least in early.items() if rule not in pruned[-1].judged}
-        note += "; what the rules found in all rows before is among the findings"
-    elif pruned:
-        note += "; the rules judge the rows that are left, and see nothing of those between"
+    wanted = None if what_if is None else format_of(what_if)
+    own = rules is None and rank is None
+    stored = opened.records()
+    again = judged_again(opened, chosen, rank=rank, own=own)
+    record = Record.merged(list(again.values()))
+    why = "" if again == stored else "it was asked otherwise"
+    if again != stored and own and wanted is None:
+        why = opened.keep_records(again)
+    notes = [opened.pruned] if opened.pruned else []
+    notes += [_differs(Record.merged(list(stored.values())), record, why)] if why and stored else []
+    strange = sorted({each.rule for each in record.judged if each.rule not in RULES})
+    notes += [f"not judged again, since this process does not have these rules: {', '.join(strange)}"] if strange and own else []
+    if opened.pruned and not own:
+        notes.append("the rules judge the rows that are left, and see nothing of those between")
+    damaged = sum(len(said) for said in opened.lost.values())
+    notes += record.shortfalls(record.step, damaged)
     name = "in memory" if opened.path is None else opened.path.name
-    early = {rule: least for rule, least in early.items() if rule not in {each.rule for each in found}}
-    checked = Checked(found, missing, name, len(chosen.applied()), steps, note=note, too_early=early)
-    return checked if what_if is None else _with_losses(checked, opened, chosen, format_of(what_if), rank)
+    lost = [] if wanted is None else would_lose(opened, wanted, rank)
+    found, missing, applied = record.findings, dict(record.not_judged), len(record.rules)
+    if wanted is not None:
+        found = sorted([*found, *findings_of(lost, wanted, chosen)], key=gravity)
+        missing |= {} if lost else {f"what_if={wanted.name}": f"underflow_{wanted.short}:output|underflow_{wanted.short}:grad"}
+        applied += not lost
+    what = "" if wanted is None else wanted.name
+    return Checked(found, missing, name, applied, record.steps, lost, what, [each for each in notes if each], record.too_early)
 
 
-def _with_losses(checked: Checked, run: Run, chosen: Chosen, wanted: Format, rank: int | None) -> Checked:
-    lost = would_lose(run, wanted, rank)
-    more = [*checked.findings, *findings_of(lost, wanted, chosen)]
-    missing = {} if lost else {f"what_if={wanted.name}": f"underflow_{wanted.short}:output|underflow_{wanted.short}:grad"}
-    applied = checked.applied + len(missing)
-    missing = {**checked.not_judged, **missing}
-    return Checked(more, missing, checked.name, applied, checked.steps, lost, wanted.name, checked.note, checked.too_early)
+def _differs(stored: Record, record: Record, why: str) -> str:
+    """Say how the findings of a check differ from those in the run's record, which stays; ``""`` where they are the same."""
+    before, now = ({each.identity: each.rule for each in of.findings} for of in (stored, record))
+    more = sorted({rule for identity, rule in now.items() if identity not in before})
+    fewer = sorted({rule for identity, rule in before.items() if identity not in now})
+    said = [f"has {', '.join(rules)} {how}" for rules, how in ((more, "besides"), (fewer, "no more")) if rules]
+    behind = f"was judged up to step {stored.step:,}" if stored.step < record.step else ""
+    words = " and ".join(
+        filter(None, [f"this check {' and '.join(said)}" if said else "", f"the record {behind}" if behind else ""])
+    )
+    return f"the record of the run stays as it is, since {why}: {words}" if words else ""
 
 
 def _opened(run: Any) -> Run:
@@ -91,7 +109,7 @@ class Checked(Sequence[Finding]):
         would_lose: of each place the values that the format of ``what_if=`` would lose, the worst first.
         what_if: the name of that format; ``""`` without one.
         too_early: by rule, how many logged steps it needs, where the run has fewer; of a rule of losses, how many values.
-        note: what was taken out of the run, in words; ``""`` for a run that is whole.
+        notes: in words, what was taken out of the run or is lost, and how its record differs where that stays as it is.
     """
 
     def __init__(
@@ -103,7 +121,7 @@ class Checked(Sequence[Finding]):
         steps: int,
         would_lose: Sequence[WouldLose] = (),
         what_if: str = "",
-        note: str = "",
+        notes: Sequence[str] = (),
         too_early: Mapping[str, int] | None = None,
     ) -> None:
         self.findings = tuple(findings)
@@ -113,13 +131,25 @@ class Checked(Sequence[Finding]):
         self.steps = steps
         self.would_lose = tuple(would_lose)
         self.what_if = what_if
-        self.note = note
+        self.notes = tuple(notes)
         self.too_early = dict(too_early or {})
 
     @property
-    def is_healthy(self) -> bool:
-        """Whether nothing was found."""
-        return not self.findings
+    def unjudged(self) -> dict[str, str]:
+        """By rule, in words, why it could not be judged: what it needs, or how many logged steps."""
+        early = {rule: f"needs {least:,} logged steps" for rule, least in self.too_early.items()}
+        return {**{rule: f"needs {_in_words(missing)}" for rule, missing in self.not_judged.items()}, **early}
+
+    @property
+    def verdict(self) -> Verdict:
+        """The gravest of the findings, ``"ok"`` without any; ``"unknown"`` where nothing could be judged."""
+        worst = verdict_of(self.findings)
+        return worst if worst in ("bad", "warn") or (self.judged > 0 and self.steps > 0) else "unknown"
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is wrong: the rules found nothing, or notes alone. False where nothing could be judged."""
+        return self.verdict in ("ok", "note")
 
     @property
     def judged(self) -> int:
@@ -141,10 +171,8 @@ class Checked(Sequence[Finding]):
 
     def to_json(self) -> str:
         """Return the findings as JSON: ``findings``, each with its rule's ``condition`` and ``source``; and what was judged."""
-        listed = [
-            {**asdict(each), "condition": RULES[each.rule].condition, "source": RULES[each.rule].source} for each in self.findings
-        ]
-        about = {"run": self.name, "steps": self.steps, "findings": listed, "not_judged": self.not_judged, "note": self.note}
+        about: dict[str, Any] = {"run": self.name, "verdict": self.verdict, "ok": self.ok, "steps": self.steps}
+        about |= {"findings": [asdict(each) for each in self.findings], "not_judged": self.not_judged, "notes": list(self.notes)}
         about["too_early"] = self.too_early
         if self.what_if:
             about |= {"what_if": self.what_if, "would_lose": [asdict(each) for each in self.would_lose]}
@@ -154,8 +182,8 @@ class Checked(Sequence[Finding]):
         rules = self.judged
         judged = f"{rules} rule{'s' if rules != 1 else ''} judged {self.steps:,} logged step{'s' if self.steps != 1 else ''}"
         nothing = "no findings" if rules or not self.applied else "nothing could be judged"
-        many = f"{len(self.findings)} finding{'s' if len(self.findings) != 1 else ''}" if self.findings else nothing
-        lines = [f"Check of run {self.name}: {many}, {judged}", *([self.note] if self.note else [])]
+        many = counted(self.findings) if self.findings else nothing
+        lines = [f"Check of run {self.name}: {many}, {judged}", *self.notes]
         for each in self.findings:
             lines += [
                 f"{each.severity:<4} {each.rule}: {each.message}",
@@ -194,7 +222,8 @@ class Checked(Sequence[Finding]):
 def _evidence(found: Finding) -> str:
     since = f"from step {found.first_step:,} on" if found.first_step is not None else ""
     numbers = ", ".join(f"{name} {value:.4g}" for name, value in found.evidence.items())
-    return " · ".join(filter(None, [since, numbers, f"rule: {RULES[found.rule].condition}"]))
+    follows = f"follows from {found.follows}" if found.follows else ""
+    return " · ".join(filter(None, [since, numbers, follows, f"rule: {found.condition}" if found.condition else ""]))
 
 
 def _in_words(missing: str) -> str:

@@ -28,7 +28,7 @@ Form = Literal["csv", "parquet"]
 Exported = dict[str, Path]
 """The files that were written, by family."""
 
-_SINGLE = ("scalars", "alerts")
+_SINGLE = ("scalars",)
 _AT_ONCE = 200_000  # rows
 
 
@@ -66,9 +66,9 @@ def export(
         path: a folder for the files, made if it does not exist; or one file, ``.csv`` or ``.parquet``, where one family is written.
         form: ``"csv"`` or ``"parquet"``; by default what the end of *path* says, else Parquet.
         families: these alone.
-        number: the numbers that are written, as ``"rms"``, of the families that have them; ``scalars`` and ``alerts`` are then left
-            out unless *families* names them.
-        port: the rows of this port alone, as ``"grad"``; *number* says what happens to ``scalars`` and ``alerts``.
+        number: the numbers that are written, as ``"rms"``, of the families that have them; ``scalars`` are then left out
+            unless *families* names them.
+        port: the rows of this port alone, as ``"grad"``; *number* says what happens to ``scalars``.
         layers: the rows of layers in whose name this regular expression is found; *number* says the same.
         first, last: the first and the last step.
         progress: called with a text now and then.

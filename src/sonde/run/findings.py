@@ -2,99 +2,202 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
 
 from sonde.rows import RowBlock
-from sonde.rules import RULES, Chosen, Finding, FirstDefect, LayerFindings, ModelFacts, PortFindings, ScalarFindings
+from sonde.rules import RULES, Chosen, Finding, FirstDefect, LayerFindings, ModelFacts, PortFindings, ScalarFindings, others
 from sonde.run.schema import main_families
 
-__all__ = ["Findings"]
+PlainScalar = tuple[str, float, int, int]
+"""A scalar: its name, value, epoch and step."""
+Identity = tuple[str, str, int, bool]
+
+_GRAVEST = ("bad", "warn", "note")
+_NEVER = 2**62
 
 
-class Findings:
-    """The findings so far. The thread that writes feeds it with all rows, in order.
+class _Judges:
+    """What all rules remember of the rows and scalars so far. A deep copy goes on by itself."""
 
-    Attributes:
-        besides: return findings that the training itself makes, of what has no rows. A rule that finds something there is not
-            applied to the rows of the same model.
-
-    Args:
-        about: the description that the run begins with.
-        chosen: the rules that are applied.
-    """
-
-    def __init__(self, about: Mapping[str, object] | None = None, chosen: Chosen | None = None) -> None:
-        self.chosen = Chosen() if chosen is None else chosen
-        self.besides: list[Callable[[], Iterable[Finding]]] = []
-        self._facts = ModelFacts(about or {})
-        self._defect = FirstDefect()
+    def __init__(self, about: Mapping[str, object], chosen: Chosen) -> None:
+        self.chosen = chosen
+        self.facts = ModelFacts(about)
+        self.defect = FirstDefect()
+        self.seen: dict[str, int] = {}  # of each number at a port, and each scalar, at how many steps
         self._layers: dict[tuple[str, str], LayerFindings] = {}  # by family and model
-        self._scalars = ScalarFindings(self.chosen, self._moved_first, self._facts.chance)
-        self._ports = PortFindings(self._facts, self.chosen)
+        self._scalars = ScalarFindings(chosen, self._moved_first, self.facts.chance)
+        self._ports = PortFindings(self.facts, chosen)
         self._families: set[str] = set()
-        self._seen: dict[str, int] = {}  # of each number at a port, and each scalar, at how many steps
-        self._said: set[tuple[str, str, int]] = set()
-        self._last = (0, 0)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Judges:
+        made = _Judges.__new__(_Judges)
+        memo |= {id(self): made, id(self.chosen): self.chosen, id(self.facts): self.facts}
+        made.__dict__ |= deepcopy(self.__dict__, memo)
+        return made
 
     def look(self, block: RowBlock) -> None:
         """Look at finished rows of one model."""
-        self._defect.look(block)
+        self.defect.look(block)
         self._families.add(block.family)
         if block.family not in main_families(self._families) or not len(block):
             return
         key = block.family, next(iter(block.layout.model), "")
         moments, ports = len(block.moments), set(block.layout.port)
         for place in [f"{number}:{port}" for number in block.numbers for port in ports]:
-            self._seen[place] = self._seen.get(place, 0) + moments
+            self.seen[place] = self.seen.get(place, 0) + moments
         if "rms" in block.numbers:
             if key not in self._layers:
-                self._layers[key] = LayerFindings(self._facts, self.chosen)
+                self._layers[key] = LayerFindings(self.facts, self.chosen)
             self._layers[key].add(block)
         self._ports.look(block)
-        self._last = max(self._last, (int(block.moments[-1, 1]), int(block.moments[-1, 0])))
+
+    def look_at_scalar(self, name: str, value: float, epoch: int, step: int) -> None:
+        """Look at a pushed value or a norm."""
+        kind = name.rpartition("/")[2]
+        self.seen[kind] = self.seen.get(kind, 0) + 1
+        self.defect.look_at_scalar(name, value, epoch, step)
+        self._scalars.add(name, value, epoch, step)
+        self._ports.look_at_scalar(name, value, epoch, step)
+
+    def findings(self) -> list[Finding]:
+        """Return what every rule finds so far, the gravest first: one finding of a rule for each model, with all its places."""
+        defect = self.defect.finding() if self.chosen.is_on("nonfinite") else None
+        found = [] if defect is None else [defect]
+        found += sorted(self._ports.findings(), key=lambda each: each.rule)
+        found += [each for key in sorted(self._layers) for each in self._layers[key].findings()]
+        found += self._scalars.findings()
+        first: dict[Identity, Finding] = {}
+        for each in found:
+            known = first.get(each.identity)
+            first[each.identity] = each if known is None else grown(known, each)
+        return sorted(first.values(), key=gravity)
+
+    def _moved_first(self, step: int, deviations: float) -> tuple[str, float] | None:
+        found = (self._layers[key].moved_first(step, deviations) for key in sorted(self._layers))
+        return next((each for each in found if each is not None), None)
+
+
+class Findings:
+    """The findings in the rows and scalars of one process, from first to last, live and afterwards the same.
+
+    A finding opens at the first step at which its condition holds. Its rule, place, first step, numbers and words stay as they are
+    then; later steps add its last step, further places, and the rule of a finding that explains it. No finding is taken back.
+    How many steps come at once changes nothing: where a finding opens among several, they are judged again one by one.
+
+    Args:
+        about: the description that the run begins with.
+        chosen: the rules that are applied.
+        fixed: the findings of rows that are no more: up to the step *until* no others open.
+        until: that step; -1 is none.
+
+    Attributes:
+        chosen: the rules that are applied.
+        step: the last step that was judged; -1 before the first.
+        steps: how many logged steps had rows that were judged.
+    """
+
+    def __init__(
+        self,
+        about: Mapping[str, object] | None = None,
+        chosen: Chosen | None = None,
+        fixed: Iterable[Finding] = (),
+        until: int = -1,
+    ) -> None:
+        self.chosen = Chosen() if chosen is None else chosen
+        self.step = -1
+        self.steps = 0
+        self._until = until
+        self._judges = _Judges(about or {}, self.chosen)
+        self._opened: dict[Identity, Finding] = {each.identity: each for each in fixed}
+        self._known: set[Identity] = set(self._opened)  # those that are open, and those that follow from one of them
+        self._beyond: set[Identity] = set()  # those that say more than the rows
+        self._fresh: list[Finding] = []
+        self._last_rows = -1  # the last step with rows
+
+    def judge(self, blocks: Sequence[RowBlock], scalars: Iterable[PlainScalar] = ()) -> None:
+        """Judge finished rows and scalars. Those of a model come in the order of their steps."""
+        values = list(scalars)
+        rows = np.unique(np.concatenate([block.moments[:, 1] for block in blocks])).tolist() if blocks else []
+        steps = sorted({*rows, *(step for *_, step in values)})
+        if not steps:
+            return
+        before, last = (deepcopy(self._judges) if len(steps) > 1 else None), self._last_rows
+        self.steps += sum(step > last for step in rows)
+        self.step = max(self.step, steps[-1])
+        self._feed(blocks, values)
+        if before is None:
+            self._open(steps[0])
+        elif any(self._may_open(each) for each in self._judges.findings()):
+            self._judges, self._last_rows = before, last
+            for step in steps:
+                self._feed([part for block in blocks for part in _at(block, step)], [each for each in values if each[3] == step])
+                self._open(step)
+
+    def _feed(self, blocks: Iterable[RowBlock], scalars: Iterable[PlainScalar]) -> None:
+        for block in blocks:
+            self._judges.look(block)
+            self._last_rows = max(self._last_rows, int(block.moments[:, 1].max(initial=-1)))
+        for name, value, epoch, step in scalars:
+            self._judges.look_at_scalar(name, value, epoch, step)
 
     def look_aside(self, role: str, block: RowBlock) -> None:
         """Look at rows that are not written: parameters as they were when a step began, or gradients before clipping.
 
         They come before the other rows of this step.
         """
-        self._defect.look_aside(role, block)
+        self._judges.defect.look_aside(role, block)
 
-    def look_at_scalar(self, name: str, value: float, epoch: int, step: int) -> None:
-        """Look at a pushed value or a norm."""
-        kind = name.rpartition("/")[2]
-        self._seen[kind] = self._seen.get(kind, 0) + 1
-        self._defect.look_at_scalar(name, value, epoch, step)
-        self._scalars.add(name, value, epoch, step)
-        self._ports.look_at_scalar(name, value, epoch, step)
+    def end(self) -> None:
+        """Open what waits for later steps: none come. Idempotent."""
+        self._open(self.step, at_end=True)
 
-    def all(self) -> list[Finding]:
-        """Return the findings of all rules, the gravest first; of one cause the first alone."""
-        defect = self._defect.finding() if self.chosen.is_on("nonfinite") else None
-        found = [] if defect is None else [defect]
-        found += (each for each in self._ports.findings() if each.severity != "note")
-        for layers in self._layers.values():
-            found += layers.findings()
-        found += self._scalars.findings()
-        of_training = [each for told in self.besides for each in told()]
-        known = {each.identity for each in of_training}
-        found = [*of_training, *(each for each in found if each.identity not in known)]
-        first = {(each.rule, each.site, each.call): each for each in reversed(found)}  # one of each, from the first family
-        found = [each for each in found if first[each.rule, each.site, each.call] is each]
-        return sorted(_causes(found), key=lambda each: each.severity != "bad")
+    def _may_open(self, each: Finding, *, at_end: bool = False) -> bool:
+        """Whether a finding is new. A NaN counts once a later step was seen: until then an earlier place of its step may come."""
+        return each.identity not in self._known and (at_end or each.rule != "nonfinite" or each.step < self._last_rows)
+
+    def _open(self, step: int, *, at_end: bool = False) -> None:
+        """Open what is new at *step*, but for what follows from another finding: that is one of its own only if it came first."""
+        every = self._judges.findings()
+        if not any(self._may_open(each, at_end=at_end) for each in every):
+            return
+        there = [*self._opened.values(), *every]
+        for each in every:
+            if not self._may_open(each, at_end=at_end):
+                continue
+            self._known.add(each.identity)
+            if follows_from(each, there) or step <= self._until:
+                continue
+            self._opened[each.identity] = replace(each, opened=step)
+            self._fresh.append(self._opened[each.identity])
+            if each.rule == "nonfinite" and self._judges.defect.knows_more:
+                self._beyond.add(each.identity)
+
+    def _now(self) -> list[Finding]:
+        """Return every open finding, with what later steps have added."""
+        every = {each.identity: each for each in self._judges.findings()}
+        there = [*self._opened.values(), *every.values()]
+        found = []
+        for identity, each in self._opened.items():
+            now = grown(each, every[identity]) if identity in every else each
+            found.append(replace(now, follows=follows_from(each, there)))
+        return sorted(found, key=gravity)
+
+    def judged(self) -> list[Finding]:
+        """Return the findings that can be made again from the rows and scalars, the gravest first."""
+        return [each for each in self._now() if each.identity not in self._beyond]
+
+    def beyond(self) -> list[Finding]:
+        """Return the findings that say more than the rows that are written: where a NaN began between logged steps."""
+        return [each for each in self._now() if each.identity in self._beyond]
 
     def fresh(self) -> list[Finding]:
-        """Return the findings by rules that have found nothing before in the same model.
-
-        A NaN counts only once a later step was seen: until then an earlier place of its step may come.
-        """
-        found = []
-        for each in self.all():
-            key = each.identity
-            if key in self._said or (each.rule == "nonfinite" and each.step >= self._last[0]):
-                continue
-            self._said.add(key)
-            found.append(each)
+        """Return the findings that were opened since the last call."""
+        found, self._fresh = self._fresh, []
         return found
 
     def not_judged(self) -> dict[str, str]:
@@ -102,37 +205,86 @@ class Findings:
         return {
             name: ", ".join(missing)
             for name, rule in self.chosen.applied().items()
-            if (missing := [need for need in rule.needs if not any(one in self._seen for one in need.split("|"))])
+            if (missing := [need for need in rule.needs if not any(one in self._judges.seen for one in need.split("|"))])
         }
 
     def too_early(self) -> dict[str, int]:
-        """Return by rule how many logged steps it needs, of rules whose numbers were recorded at fewer steps."""
+        """Return by rule how many logged steps it needs, of rules without a finding whose numbers were recorded at fewer steps."""
         missing = self.not_judged()
+        opened = {each.rule for each in self._opened.values()}
         return {
             name: least
             for name, rule in self.chosen.applied().items()
-            if name not in missing and rule.needs and self._most_steps(rule.needs) < (least := self.chosen.least(name))
+            if name not in missing
+            and name not in opened
+            and rule.needs
+            and self._most_steps(rule.needs) < (least := self.chosen.least(name))
         }
 
     def _most_steps(self, needs: Iterable[str]) -> int:
         """Return at how many steps all numbers of *needs* are there, at most."""
-        return min(max(self._seen.get(one, 0) for one in need.split("|")) for need in needs)
-
-    def _moved_first(self, step: int, deviations: float) -> tuple[str, float] | None:
-        found = (each.moved_first(step, deviations) for each in self._layers.values())
-        return next((each for each in found if each is not None), None)
+        return min(max(self._judges.seen.get(one, 0) for one in need.split("|")) for need in needs)
 
 
-def _causes(found: Iterable[Finding]) -> Iterator[Finding]:
-    """Yield the findings that do not follow from another one.
+def _at(block: RowBlock, step: int) -> Iterator[RowBlock]:
+    """Yield the moments of *block* at *step*."""
+    for line in np.flatnonzero(block.moments[:, 1] == step).tolist():
+        yield block.between(line, line + 1)
 
-    From a NaN follows all that was first seen at its step or later; from others what their rules bring about.
+
+def grown(each: Finding, later: Finding) -> Finding:
+    """Return a finding with what the same rule has found *later*: its last step, further places, and a graver severity."""
+    last = max((step for step in (each.last_step, later.last_step) if step is not None), default=None)
+    severity = min(each.severity, later.severity, key=_GRAVEST.index)
+    places = tuple(dict.fromkeys((*each.places, *later.places))) if each.places else ()
+    bare = each.message.removesuffix(others(each.places)) if each.places else each.message
+    return replace(each, message=bare + others(places), places=places, last_step=last, severity=severity)
+
+
+def gravity(each: Finding) -> tuple[int, bool, bool, int]:
+    """Return a key that sorts the gravest findings first, of these a NaN, then by step; what follows from another is last."""
+    begun = each.step if each.first_step is None else each.first_step
+    return _GRAVEST.index(each.severity), bool(each.follows), each.rule != "nonfinite", begun
+
+
+def _related(one: Finding, other: Finding) -> bool:
+    """Whether two findings can be about one model."""
+    return one.model == other.model or "" in (one.model, other.model)
+
+
+def follows_from(each: Finding, there: Iterable[Finding]) -> str:
+    """Return the rule of the first finding in *there* that explains *each*; ``""`` without one.
+
+    From a NaN follows all that was first seen at a later step; from others what their rules bring about.
     """
-    every = list(found)
-    rules = {each.rule for each in every}
-    followed = {name for rule in rules for name in (RULES[rule].brings if rule in RULES else ())}
-    broken = min((each.first_step or 0 for each in every if each.rule == "nonfinite"), default=None)
-    for each in every:
-        late = broken is not None and each.rule != "nonfinite" and (each.first_step or 0) > broken
-        if each.rule not in followed and not late:
-            yield each
+    for cause in there:
+        if cause.identity == each.identity or cause.severity == "note" or not _related(cause, each):
+            continue
+        if cause.rule in RULES and each.rule in RULES[cause.rule].brings:
+            return cause.rule
+        if cause.rule == "nonfinite" != each.rule and (each.first_step or 0) > (cause.first_step or 0):
+            return cause.rule
+    return ""
+
+
+def combined(seen: Iterable[Finding], judged: Iterable[Finding]) -> list[Finding]:
+    """Return the findings of a training and those of its rows as one list, the gravest first; of two about one thing the earlier.
+
+    Args:
+        seen: what the training knew and no row holds.
+        judged: what the rows hold.
+    """
+    of_rows = list(judged)
+    opened = {each.identity: each.found_at for each in of_rows}
+    of_training = [each for each in seen if each.found_at <= opened.get(each.identity, _NEVER)]
+    of_rows = [each for each in of_rows if not any(_stands_for(known, each) for known in of_training)]
+    return sorted([*of_training, *of_rows], key=gravity)
+
+
+def _stands_for(seen: Finding, judged: Finding) -> bool:
+    """Whether what a training has *seen* is the same as what is *judged* from rows, or the beginning of it."""
+    if seen.identity == judged.identity:
+        return True
+    if seen.rule == judged.rule == "nonfinite" and _related(seen, judged):
+        return judged.step >= seen.step  # the rows of later steps only show what has become of it
+    return bool(follows_from(judged, [seen])) and seen.found_at <= judged.found_at

@@ -5,22 +5,23 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sonde.errors import ArgumentError, StoreError
 from sonde.paths import short_path
-from sonde.run.checking import Checked, check
+from sonde.run.folder.alone import alone, ranks_of, refuse_if_written
 from sonde.run.folder.duckdb_sql import quoted
 from sonde.run.folder.files import folder_size, remove_leftovers
-from sonde.run.folder.lock import Lock, is_locked
 from sonde.run.folder.parts import parts_in, prefix_of
 from sonde.run.folder.prunings import Pruning
+from sonde.run.folder.records import write_records
 from sonde.run.folder.run_json import Description
-from sonde.run.folder.written import PATTERN, Written
-from sonde.run.recorded_findings import chosen_in
+from sonde.run.folder.written import Written
+from sonde.run.record import Record
+from sonde.run.recorded_findings import chosen_in, judged_again
 from sonde.run.run import Run, open_run
 from sonde.run.schema import whole_number
 from sonde.run.store.compaction import Merger, sweep
@@ -28,7 +29,7 @@ from sonde.suggest import unknown_name
 
 __all__ = ["PrunedFamily", "PrunedRun", "prune"]
 
-_KEPT = ("scalars", "alerts")
+_KEPT = ("scalars",)
 
 
 @dataclass(frozen=True)
@@ -85,8 +86,8 @@ def prune(
     """Take rows out of a run that has ended, and return what went.
 
     Of each *every* steps one logged step is left, the same in all families as far as they have it. The first and the last logged
-    step of each family stay, and so do the steps that findings name. Losses, other scalars and alerts stay whole. What the rules
-    found in all rows is written to run.json beside what was taken out, and ``findings_in`` and ``check`` go on to say it.
+    step of each family stay, and so do the steps that findings name. Losses and other scalars stay whole. All rows are judged
+    before, and up to the last step of that time the record of findings stays as it is from then on.
 
     New files take the place of old ones whole: after a kill at any moment the run can be read, and pruning again ends the work.
 
@@ -110,10 +111,10 @@ def prune(
     _check(opened, every, families, drop, keep_last)
     wish = _Wish(every, families, drop, keep_last)
     if dry_run:
-        _refuse_if_written(folder)
-        return _planned(folder, _plan(opened, wish, check(opened)), dry_run=True)
+        refuse_if_written(folder)
+        return _planned(folder, _plan(opened, wish, _judged(opened)), dry_run=True)
     try:
-        with _alone(folder):
+        with alone(folder):
             return _prune(opened, folder, wish)
     except OSError as error:
         raise StoreError(f"{folder} could not be pruned: {error}. It can be read; pruning it again ends the work") from error
@@ -133,8 +134,8 @@ def _check(run: Run, every: int | None, families: Collection[str] | None, drop: 
     for family in (*(families or ()), *drop):
         if family not in there and not any(family in each.dropped for each in run.description.pruned):
             raise unknown_name("family", family, there, short_path(run.path) if run.path else "")
-        if family == "alerts" or (family == "scalars" and family in drop):
-            raise ArgumentError(f"{family} stay: they hold what the training has found, its loss, and its last step")
+        if family == "scalars" and family in drop:
+            raise ArgumentError("scalars stay: they hold the loss of the training, and its last step")
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,12 @@ class _Plan:
     last: int
 
 
-def _plan(run: Run, wish: _Wish, checked: Checked) -> _Plan:
+def _judged(run: Run) -> dict[int, Record]:
+    """Return by rank the records of the run, with what the rules find in all rows that there are."""
+    return judged_again(run, chosen_in(run))
+
+
+def _plan(run: Run, wish: _Wish, records: Mapping[int, Record]) -> _Plan:
     there = {}
     for family in run.families:
         counted = run.sql(f"SELECT step, count(*) FROM {quoted(family)} GROUP BY step ORDER BY step").fetchall()
@@ -173,16 +179,15 @@ def _plan(run: Run, wish: _Wish, checked: Checked) -> _Plan:
     if wish.every is not None:
         wanted = [family for family in left if family not in _KEPT] if wish.families is None else [*wish.families]
         thinned = {family: list(left[family]) for family in wanted if family in left}
-        kept = steps_left(thinned, wish.every, wish.keep_last, _named(run, checked))
+        kept = steps_left(thinned, wish.every, wish.keep_last, _named(records.values()))
     fewer = {family: frozenset(steps) for family, steps in kept.items() if len(steps) < len(there[family])}
     return _Plan(fewer, there, dropped, last)
 
 
-def _named(run: Run, checked: Checked) -> set[int]:
-    """Return the steps that alerts and findings name."""
-    found = {step for alert in run.alerts for step in (alert["step"], alert["first_step"])}
-    found |= {step for each in checked for step in (each.step, each.first_step)}
-    return {step for step in found if step is not None}
+def _named(records: Iterable[Record]) -> set[int]:
+    """Return the steps that findings name."""
+    every = (each for record in records for each in (*record.seen, *record.judged))
+    return {step for each in every for step in (each.step, each.first_step, each.last_step) if step is not None}
 
 
 def steps_left(steps_of: Mapping[str, Sequence[int]], every: int, keep_last: int, named: Collection[int]) -> dict[str, set[int]]:
@@ -226,51 +231,21 @@ def _planned(folder: Path, plan: _Plan, *, dry_run: bool, before: Mapping[str, i
     return PrunedRun(folder, tuple(families), (whole, whole - saved), dry_run)
 
 
-def _refuse_if_written(folder: Path) -> None:
-    """Raise if a process writes to the run in *folder*, or may do so.
-
-    Raises:
-        StoreError: it does, or that cannot be known.
-    """
-    locked = is_locked(folder)
-    if locked:
-        raise StoreError(f"{folder} is being written: prune it when its training has ended")
-    attempts = Description.read(folder).attempts
-    if locked is None and (not attempts or attempts[-1].ended is None):
-        raise StoreError(f"{folder} has no end, and its file system has no locks that say whether it is being written: not pruned")
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Hold the right to write as every rank of the run in *folder*."""
-    _refuse_if_written(folder)
-    locks: list[Lock] = []
-    try:
-        for rank in _ranks(folder):
-            locks.append(Lock(folder, rank))  # those that were taken are released if one is refused
-        yield
-    finally:
-        for lock in locks:
-            lock.release()
-
-
-def _ranks(folder: Path) -> list[int]:
-    written = {int(file.stem.removeprefix("written-r")) for file in folder.glob(PATTERN)}
-    return sorted({0, *written, *(part.rank for family in folder.iterdir() if family.is_dir() for part in parts_in(family))})
-
-
 def _prune(run: Run, folder: Path, wish: _Wish) -> PrunedRun:
     """Do the work; this process holds all locks."""
-    ranks = _ranks(folder)
+    ranks = ranks_of(folder)
     remove_leftovers(folder, "")
     for within in [each for each in folder.iterdir() if each.is_dir() and parts_in(each)]:
         for rank in ranks:
             remove_leftovers(within, prefix_of(rank))
             sweep(within, rank)
-    checked = check(run)
-    plan = _plan(run, wish, checked)
+    size = folder_size(folder)
+    records = _judged(run)
+    plan = _plan(run, wish, records)
+    last = max(plan.last, 0)
+    write_records(folder, {rank: replace(record, fixed=max(record.fixed, last)) for rank, record in records.items()})
     before = {family: folder_size(folder / family) for family in (*plan.kept, *plan.dropped)}
-    description, pruning = _begun(run, folder, plan, wish, checked)
+    description, pruning = _begun(folder, plan, wish, size)
     description.write(folder, sync=True)
     threads = min(4, os.cpu_count() or 1)
     attempt = description.attempts[-1].attempt if description.attempts else 1
@@ -286,7 +261,7 @@ def _prune(run: Run, folder: Path, wish: _Wish) -> PrunedRun:
     return done
 
 
-def _begun(run: Run, folder: Path, plan: _Plan, wish: _Wish, checked: Checked) -> tuple[Description, Pruning]:
+def _begun(folder: Path, plan: _Plan, wish: _Wish, size: int) -> tuple[Description, Pruning]:
     """Return the description of the run while it is pruned. What an interrupted pruning has noted is taken over."""
     description = Description.read(folder)
     former = description.pruned[-1] if description.pruned and not description.pruned[-1].finished else None
@@ -295,7 +270,7 @@ def _begun(run: Run, folder: Path, plan: _Plan, wish: _Wish, checked: Checked) -
         family: (sum(plan.there[family].values()), sum(plan.there[family][step] for step in kept))
         for family, kept in plan.kept.items()
     }
-    size, dropped, every = folder_size(folder), plan.dropped, wish.every
+    dropped, every = plan.dropped, wish.every
     if former is not None:
         steps = {**former.steps, **{name: (former.steps.get(name, pair)[0], pair[1]) for name, pair in steps.items()}}
         rows = {**former.rows, **{name: (former.rows.get(name, pair)[0], pair[1]) for name, pair in rows.items()}}
@@ -313,11 +288,8 @@ def _begun(run: Run, folder: Path, plan: _Plan, wish: _Wish, checked: Checked) -
         rows,
         dropped,
         (size, size),
-        findings=[asdict(each) for each in checked],
-        judged=tuple(name for name in chosen_in(run).applied() if name not in checked.not_judged and name not in checked.too_early),
     )
     others = description.pruned if former is None else description.pruned[:-1]
-    others = tuple(replace(each, findings=(), judged=()) for each in others)  # the last one knows all of them
     return replace(description, pruned=(*others, pruning)), pruning
 
 

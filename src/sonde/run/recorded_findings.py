@@ -4,40 +4,25 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from sonde import rules
 from sonde.rows import Layout, RowBlock
-from sonde.rules import DEFECTS, Chosen, Finding
-from sonde.run.findings import Findings
+from sonde.rules import DEFECTS, Chosen
+from sonde.run.findings import Findings, gravity
 from sonde.run.folder.duckdb_sql import literal, of_rank
+from sonde.run.record import Record
 from sonde.site import Site
 
 if TYPE_CHECKING:
     from sonde.run.run import Run
 
-__all__ = ["chosen_in", "findings_in", "judged", "with_alerts", "with_pruned"]
-
 _AT_ONCE = 256  # steps that are read together
 _READ = ("rms", "mean", "std", "absmax", "zeros", "call_death", "effective_rank", "vectors", "count", *DEFECTS)
-_LEFT_OUT = ("unmoved", "unreached", "gradient_kept")
-_OF_THE_LOOP = ("nonfinite", "no_training_forward", *_LEFT_OUT)  # of these the training itself knew more than the rows say
-
-
-def findings_in(run: Run, *, rank: int | None = None) -> list[Finding]:
-    """Return what the rules of ``sonde.rules`` find in a run so far, the gravest first. The rows are read once.
-
-    They are the rules that a training applies to itself: a run that was killed, or that another program wrote, has findings, too.
-
-    Args:
-        run: on disk or in memory.
-        rank: the process whose rows are judged; by default, of each place at each step the first that has rows of it.
-    """
-    chosen = chosen_in(run)
-    found = with_alerts(judged(run, chosen, rank=rank)[0].all(), run, rank, chosen)
-    return found if rank is not None else with_pruned(found, run, chosen)
+_SCALARS_AT_ONCE = 4096
 
 
 def chosen_in(run: Run) -> Chosen:
@@ -48,97 +33,80 @@ def chosen_in(run: Run) -> Chosen:
     return Chosen.of(False if given is False else None)
 
 
-def judged(run: Run, chosen: Chosen, *, rank: int | None = None) -> tuple[Findings, int]:
-    """Return what the rules *chosen* find in the rows and scalars of a run, and in how many logged steps. They are read once."""
-    findings = Findings(run.info, chosen)
-    wanted = {*_READ, *(name for rule in chosen.applied().values() if rule.at for name in rule.reads)}
+def judge_rows(run: Run, findings: Findings, *, rank: int | None = None, before: int | None = None) -> None:
+    """Judge the rows and scalars of a run, step by step. They are read once.
+
+    Args:
+        run: on disk or in memory.
+        findings: judges them.
+        rank: the process whose rows are judged; None: of each place at each step the first that has rows of it.
+        before: judge the steps before this one alone.
+    """
+    wanted = {*_READ, *(name for rule in findings.chosen.applied().values() if rule.at for name in rule.reads)}
     having = {family: [name for name in names if name in wanted] for family, names in run.numbers.items()}
-    families = [_Family(run, family, names, rank) for family, names in having.items() if set(names) - {"count"}]
-    scalars = deque(_scalars(run, rank))
+    families = [_Family(run, family, names, rank, before) for family, names in having.items() if set(names) - {"count"}]
+    scalars = deque(_scalars(run, rank, before))
     steps = sorted({step for family in families for step in family.steps})
     for start in range(0, len(steps), _AT_ONCE):
         first, last = steps[start], steps[min(start + _AT_ONCE, len(steps)) - 1]
-        for family in families:
-            for block in family.between(first, last):
-                findings.look(block)
+        blocks = [block for family in families for block in family.between(first, last)]
+        of_these = []
         while scalars and scalars[0][3] <= last:
-            findings.look_at_scalar(*scalars.popleft())
-    for scalar in scalars:
-        findings.look_at_scalar(*scalar)
-    return findings, len(steps)
+            of_these.append(scalars.popleft())
+        findings.judge(blocks, of_these)
+    while scalars:  # of a run without rows, or later than all rows
+        findings.judge([], [scalars.popleft() for _ in range(min(len(scalars), _SCALARS_AT_ONCE))])
 
 
-def _scalars(run: Run, rank: int | None) -> list[tuple[str, float, int, int]]:
+def _scalars(run: Run, rank: int | None, before: int | None) -> list[tuple[str, float, int, int]]:
     if "scalars" not in run.families:
         return []
     rows = of_rank("scalars", rank, run.ranks)
+    where = "" if before is None else f"WHERE step < {literal(before)}"
     found: list[tuple[str, float, int, int]]
-    found = run.sql(f"SELECT name, value, epoch, step FROM {rows} ORDER BY step, epoch, name").fetchall()
+    found = run.sql(f"SELECT name, value, epoch, step FROM {rows} {where} ORDER BY step, epoch, name").fetchall()
     return found
 
 
-def with_alerts(found: list[Finding], run: Run, rank: int | None, chosen: Chosen) -> list[Finding]:
-    """Add what only the training could see: the beginning of a NaN between logged steps, steps without a training forward."""
-    for alert in run.alerts:
-        rule = alert["rule"]
-        if rule not in _OF_THE_LOOP or not chosen.is_on(rule) or (rank is not None and alert["rank"] != rank):
-            continue
-        same = next((each for each in found if each.rule == rule), None)
-        if same is None or same.step == alert["step"]:
-            told = (same or _known(alert)).at(alert["site"], alert["epoch"], alert["step"], alert["message"])
-            found = [told, *(each for each in found if each is not same)]
-    return found
+def judged_again(run: Run, chosen: Chosen, *, rank: int | None = None, own: bool = True) -> dict[int, Record]:
+    """Return by rank the records of a run, with what the rules *chosen* find in its rows in place of what was judged before.
 
+    What the training has seen stays. So does what was found in rows that were taken out, and what a rule has found that this
+    process does not have.
 
-def with_pruned(found: Sequence[Finding], run: Run, chosen: Chosen) -> list[Finding]:
-    """Return what the rules found in all rows of a run before it was pruned, and what they find in later rows, the gravest first.
-
-    What a rule that judged all rows finds in the rows that are left alone is none: they are too few to see what lies between.
+    Args:
+        run: on disk or in memory.
+        chosen: the rules that are applied.
+        rank: the process whose rows are judged; None: each that has written rows, by itself.
+        own: whether the rules are those of the training. By others, what was found in rows that are gone is left out.
     """
-    last = run.description.pruned[-1] if run.description.pruned else None
-    if last is None:
-        return list(found)
-    before = [each for data in last.findings if (each := _read(data)) is not None and chosen.is_on(each.rule)]
-    known = {(each.rule, each.site, each.call) for each in before}
-    later = [
-        each
-        for each in found
-        if (each.rule, each.site, each.call) not in known
-        and (each.rule not in last.judged or (each.step if each.first_step is None else each.first_step) > last.last)
-    ]
-    return sorted([*before, *later], key=lambda each: each.severity != "bad")
-
-
-def _read(data: Mapping[str, Any]) -> Finding | None:
-    """Return the finding that was written to run.json; None for another thing, or a rule that this process does not have."""
-    numbers = {name: float("nan") for name in ("value",) if data.get(name) is None}
-    try:
-        evidence = {str(name): float("nan") if value is None else float(value) for name, value in dict(data["evidence"]).items()}
-        found = Finding(**{**data, **numbers, "evidence": evidence})
-        texts = (found.message, found.site, found.advice)
-        counts = (found.epoch, found.step, found.call, 0 if found.first_step is None else found.first_step)
-    except (KeyError, TypeError, ValueError):
-        return None
-    plain = all(isinstance(text, str) for text in texts) and all(type(count) is int for count in counts)
-    return found if plain and found.rule in rules.RULES and found.severity in ("note", "warn", "bad") else None
-
-
-def _known(alert: Mapping[str, Any]) -> Finding:
-    """Return the finding that an alert was written for; a run of an older version has no more than its value."""
-    rule, value = alert["rule"], alert["value"]
-    first = alert["first_step"]
-    if first is None and rule in _LEFT_OUT:
-        first = alert["step"]
-    return Finding(
-        rule,
-        alert["message"],
-        value=float("nan") if value is None else value,
-        severity="bad",
-        call=-1 if alert["call"] is None else alert["call"],
-        first_step=first,
-        evidence=alert["evidence"],
-        advice=alert["advice"] or rules.RULES[rule].advice,
-    )
+    known = run.records()
+    found = {}
+    for each in run.ranks or (0,) if rank is None else (rank,):
+        before = known.get(each, Record())
+        fixed = before.fixed if own else -1
+        kept = [one for one in before.judged if one.found_at <= fixed]
+        strange = [one for one in before.judged if one.rule not in rules.RULES and one not in kept] if own else []
+        findings = Findings(run.info, chosen, kept, fixed)
+        judge_rows(run, findings, rank=each if rank is not None or len(run.ranks) > 1 else None)
+        findings.end()
+        now = Record.of(findings)
+        missing, early = dict(now.not_judged), dict(now.too_early)
+        if fixed >= 0:  # what could be judged in all rows was
+            missing = {name: needs for name, needs in missing.items() if name in before.not_judged or name in before.too_early}
+            early = {name: least for name, least in early.items() if name in before.not_judged or name in before.too_early}
+        found[each] = replace(
+            before,
+            seen=tuple(one for one in before.seen if one.rule not in rules.RULES or chosen.is_on(one.rule)),
+            judged=tuple(sorted([*now.judged, *strange], key=gravity)),
+            step=max(now.step, fixed),
+            steps=max(now.steps, before.steps if fixed >= 0 else 0),
+            rules={**{name: held for name, held in before.rules.items() if own and name not in rules.RULES}, **now.rules},
+            not_judged=missing,
+            too_early=early,
+            failed="",
+        )
+    return found
 
 
 class _Family:
@@ -148,9 +116,10 @@ class _Family:
         steps: those that have rows.
     """
 
-    def __init__(self, run: Run, family: str, names: Sequence[str], rank: int | None) -> None:
+    def __init__(self, run: Run, family: str, names: Sequence[str], rank: int | None, before: int | None) -> None:
         self._run, self._family, self._names = run, family, names
-        self._rows = of_rank(family, rank, run.ranks)
+        rows = of_rank(family, rank, run.ranks)
+        self._rows = rows if before is None else f"(FROM {rows} WHERE step < {literal(before)})"
         places = run.sql(f'SELECT site, call, max("order") FROM {self._rows} GROUP BY site, call ORDER BY 3, 1, 2').fetchall()
         self.steps = [step for (step,) in run.sql(f"SELECT DISTINCT step FROM {self._rows} ORDER BY step").fetchall()]
         models = {site: Site.parse(site).model for site, *_ in places}

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from sonde.answer import Verdict
 from sonde.errors import ArgumentError, MissingExtraError, StoreError, UnknownSiteError
 from sonde.escape import encodable, escape_html, printable
 from sonde.number import described as described_numbers
 from sonde.number import number_of
 from sonde.paths import absolute_path, short_path
 from sonde.rows import KEYS
-from sonde.run.alerts import alerts_in
 from sonde.run.coverage_document import is_coverage, joined
 from sonde.run.exporting import export
 from sonde.run.folder.duckdb_sql import (
@@ -37,6 +37,7 @@ from sonde.run.folder.run_json import Description
 from sonde.run.folder.source import Answer, Ask, DiskSource, Source
 from sonde.run.graph.plain_graph import PlainGraph
 from sonde.run.heatmap import Heatmap, Reduce, heatmap_of
+from sonde.run.record import Record, counted
 from sonde.run.run_lines import family_cells, history, of_ranks
 from sonde.run.run_settings import joined_settings
 from sonde.run.run_state import state_of, why_empty
@@ -51,9 +52,11 @@ if TYPE_CHECKING:
     import pandas
     import pyarrow
 
+    from sonde.rules import Finding
 
 __all__ = ["Run", "open_run"]
 
+_MESSAGES = 2  # of findings in the text of a run
 _NUMERIC = ("INT", "FLOAT", "DOUBLE", "DECIMAL", "BOOLEAN")
 
 
@@ -150,7 +153,7 @@ class Run:
 
     @property
     def families(self) -> tuple[str, ...]:
-        """The statistics recorded so far, and ``scalars`` and ``alerts`` where there are any."""
+        """The statistics recorded so far, and ``scalars`` where there are any."""
         return self._ask(lambda connection, families: families)
 
     @property
@@ -217,19 +220,38 @@ class Run:
         return "; ".join(each.words for each in self.description.pruned)
 
     @property
-    def alerts(self) -> list[dict[str, Any]]:
-        """The findings, in order: epoch, step, rank, severity, rule, site, value, message, call, first_step, evidence, advice.
+    def record(self) -> Record:
+        """The record of findings: what was found, and up to which step by which rules; that of all ranks. Nothing is judged.
 
-        ``evidence`` is a dict of the numbers that the rule compared; runs of older versions have none. What several ranks have
-        found by the same rule at the same site is that of the first. ``sql`` has all rows of ``alerts``.
+        It is empty where none was written: of a run that another program wrote. ``sonde.check`` judges the rows.
         """
+        return Record.merged(list(self._source.records().values()))
 
-        def question(connection: duckdb.DuckDBPyConnection, families: tuple[str, ...]) -> list[dict[str, Any]]:
-            if "alerts" not in families:
-                return []
-            return alerts_in(_all(connection, "alerts").to_pylist())
+    def records(self) -> Mapping[int, Record]:
+        """Return the record of findings of each rank that wrote one."""
+        return self._source.records()
 
-        return self._ask(question)
+    def keep_records(self, records: Mapping[int, Record]) -> str:
+        """Put *records* in place of those of the run, under its locks; return in words why not, ``""`` where that is done."""
+        return self._source.keep_records(records)
+
+    @property
+    def findings(self) -> list[Finding]:
+        """The findings in the record, the gravest first, one of each rule and model. What several ranks have found is one."""
+        return self.record.findings
+
+    @property
+    def verdict(self) -> Verdict:
+        """The gravest of the findings: ``"bad"``, ``"warn"``, ``"note"``, or ``"ok"``; ``"unknown"`` where nothing was judged."""
+        return self.record.verdict
+
+    @property
+    def shortfalls(self) -> list[str]:
+        """What the findings leave out, in words: steps that were not judged, rows that are lost. Nothing where they are of all."""
+        records = self._source.records()
+        last = self.last_step  # which reads, and so finds damage
+        damaged = sum(len(said) for said in self._source.lost.values())
+        return Record.merged(list(records.values())).shortfalls(last, damaged)
 
     @property
     def graph(self) -> PlainGraph | None:
@@ -482,10 +504,13 @@ class Run:
         (state, end), path, past = state_of(self._source), self.path, history(self.description)
         head = ["Run in memory", state + past] if path is None else [f"Run {path.name}", state + past, short_path(path)]
         said = [line for line in (end.words if end else "", self.described_ranks, self.pruned) if line]
-        return [" · ".join(head), *said, *(rows or ["nothing recorded yet"])]
+        found = self.findings
+        messages = ", ".join(f"“{each.message}”" for each in found[:_MESSAGES]) + (", ..." if len(found) > _MESSAGES else "")
+        judged = [f"{counted(found)}: {messages}"] if found else []
+        return [" · ".join(head), *said, *(rows or ["nothing recorded yet"]), *judged]
 
 
-_SINGLE = ("scalars", "alerts")
+_SINGLE = ("scalars",)
 
 
 def open_run(path: str | os.PathLike[str]) -> Run:

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 from sonde.run.folder.duckdb_sql import quoted
 from sonde.run.folder.end import decisive
 from sonde.run.folder.files import folder_size
+from sonde.run.record import counted
 
 if TYPE_CHECKING:
     from sonde.run.run import Run
 
 __all__ = ["facts_of_run"]
 
-_SINGLE = ("scalars", "alerts")
+_SINGLE = ("scalars",)
 
 
 def facts_of_run(run: Run) -> dict[str, Any]:
@@ -26,8 +27,10 @@ def facts_of_run(run: Run) -> dict[str, Any]:
         step, when it began and ended, in seconds since 1970, its lost rows, and the error that ended it, in words; ``steps``:
         how many are logged, the first and the last; ``epochs``, ``sites``, ``layers``, ``ranks``: how many; ``families``: of each
         ``rows``, ``steps``, ``sites``, ``numbers``, ``bytes`` and ``bytes_per_row`` on disk; ``scalars``: their names;
-        ``settings`` by dotted name; ``lenses``; ``findings``: how many; ``documents``; ``files``: bytes by the first part of the
-        path; ``bytes`` of all; ``lost``: damaged or missing parts, in words; ``pruned``, in words.
+        ``settings`` by dotted name; ``lenses``; ``findings``: how many; ``counted``: in words; ``verdict``; ``judged``: the last
+        ``step`` that was judged and how many ``steps``; ``shortfalls``: what the findings leave out, in words; ``documents``;
+        ``files``: bytes by the first part of the path; ``bytes`` of all; ``lost``: damaged or missing parts, in words; ``pruned``,
+        in words.
     """
     families = {family: _family(run, family) for family in run.families}
     numbers, ends = run.numbers, run.ends
@@ -38,7 +41,7 @@ def facts_of_run(run: Run) -> dict[str, Any]:
     steps = run.sql(f"SELECT {spans} FROM ({union})").fetchall()[0] if families else (0, None, None, 0)
     scalars = run.sql("SELECT DISTINCT name FROM scalars ORDER BY name").fetchall() if "scalars" in families else []
     files = {} if run.path is None else _files(run.path)
-    lenses = run.info.get("lenses")
+    lenses, record = run.info.get("lenses"), run.record
     modules = run.info.get("model")
     return {
         "run": "run" if run.path is None else run.path.name,
@@ -65,7 +68,11 @@ def facts_of_run(run: Run) -> dict[str, Any]:
         "scalars": [name for (name,) in scalars],
         "settings": run.settings,
         "lenses": lenses if isinstance(lenses, list) else [],
-        "findings": len(run.alerts),
+        "findings": len(record.findings),
+        "counted": counted(record.findings),
+        "verdict": record.verdict,
+        "judged": {"step": record.step, "steps": record.steps},
+        "shortfalls": run.shortfalls,
         "documents": [name for name in ("graph", "coverage") if run.document(name) is not None],
         "files": files,
         "bytes": sum(files.values()),

@@ -45,9 +45,6 @@ def family_cells(connection: duckdb.DuckDBPyConnection, family: str) -> tuple[st
     size = f"SELECT count(*), count(DISTINCT step), min(step), max(step) FROM {source}"
     rows, steps, first, last = connection.execute(size).fetchall()[0]
     span = f"{many(steps, 'step')}" + (f" ({first:,} to {last:,})" if steps > 1 else f" ({first:,})" if steps else "")
-    if family == "alerts":
-        messages = connection.execute(f"SELECT message FROM {source} ORDER BY step").fetchall()
-        return family, many(rows, "row"), span, names_text([f"“{message}”" for (message,) in messages], 2)
     if family == "scalars":
         names = connection.execute(f"SELECT DISTINCT name FROM {source} ORDER BY name").fetchall()
         return family, many(rows, "row"), span, names_text([name for (name,) in names], _NAMES)

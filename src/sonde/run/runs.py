@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property, partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from sonde.run.folder.duckdb_sql import answer_to, check_query, connect, connect
 from sonde.run.folder.end import STATES, State
 from sonde.run.folder.files import FILE, runs_below
 from sonde.run.folder.source import Answer, Ask, DiskSource, JoinedSource
+from sonde.run.record import Record
 from sonde.run.run import Run
 from sonde.run.run_settings import differing, setting_text
 from sonde.run.schema import READ_ORDER
@@ -231,9 +232,9 @@ class Runs(Sequence[Run]):
         return unknown_name("family", family, families, self._within or "these runs")
 
     def summaries(self) -> dict[str, RunSummary]:
-        """Return by run what its scalars and alerts say: steps, findings, the last loss. Nothing else is read."""
-        known = self._ask(_summaries, only=("scalars", "alerts"))
-        return {name: known.get(name, RunSummary()) for name in self.names}
+        """Return by run what its scalars and its record of findings say. Nothing else is read, and nothing is judged."""
+        known = self._ask(_summaries, only=("scalars",))
+        return {name: replace(known.get(name, RunSummary()), record=run.record) for name, run in self._runs.items()}
 
     # Showing
 
@@ -252,7 +253,7 @@ class Runs(Sequence[Run]):
         for place, (name, run) in enumerate(self._runs.items()):
             about = known[name]
             steps = run.last_step if about.last is None else about.last
-            row = [name, run.state, f"{steps + 1:,}" if steps >= 0 else "none", str(about.findings or ""), setting_text(about.loss)]
+            row = [name, run.state, f"{steps + 1:,}" if steps >= 0 else "none", _found(about, steps), setting_text(about.loss)]
             rows.append([*row, *(shortened(setting_text(values[place]), _LONGEST) for values in settings.values())])
         cells = [[printable_line(cell) for cell in row] for row in rows]
         widths = [max(len(row[place]) for row in cells) for place in range(len(cells[0]))]
@@ -264,6 +265,12 @@ class Runs(Sequence[Run]):
         tail += [f"{name}: {run.pruned}" for name, run in self._runs.items() if run.pruned]
         tail += [f"not read: {name}: {why}" for name, why in self.unreadable.items()]
         return [head, *(lines if self._runs else []), *tail]
+
+
+def _found(about: RunSummary, last: int) -> str:
+    """Return how many findings there are; ``?`` where there are none, and not all rows were judged."""
+    found = about.record.findings
+    return str(len(found)) if found else "?" if about.record.shortfalls(last, 0) else ""
 
 
 def names_apart(runs: Sequence[Run]) -> list[str]:
@@ -282,19 +289,17 @@ def names_apart(runs: Sequence[Run]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """What the scalars and alerts of a run say.
+    """What the scalars and the record of findings of a run say.
 
     Attributes:
         first, last: the steps of its scalars; None without any.
-        findings: how many alerts there are, those of one rule at one site once.
-        severity: the worst of them; ``""`` without any.
+        record: the findings; empty where none was written.
         loss: the last value of ``loss``, or of the scalar that is most like it; None without any.
     """
 
     first: int | None = None
     last: int | None = None
-    findings: int = 0
-    severity: str = ""
+    record: Record = field(default_factory=Record)
     loss: float | None = None
 
 
@@ -307,11 +312,6 @@ def _summaries(connection: duckdb.DuckDBPyConnection, families: tuple[str, ...])
         of_run = dict(connection.execute(best).fetchall())
         for name, first, last in connection.execute("SELECT run, min(step), max(step) FROM scalars GROUP BY run").fetchall():
             found[name] = RunSummary(first, last, loss=of_run.get(name))
-    if "alerts" in families:
-        worst = "first(severity ORDER BY severity IN ('bad', 'error') DESC, severity IN ('warn', 'warning') DESC)"
-        several = "count(DISTINCT (rule, site, CASE WHEN rule = '' THEN message END))"
-        for name, count, severity in connection.execute(f"SELECT run, {several}, {worst} FROM alerts GROUP BY run").fetchall():
-            found[name] = replace(found.get(name, RunSummary()), findings=count, severity=severity)
     return found
 
 

@@ -12,7 +12,7 @@ from sonde.rows import KEYS
 from sonde.rows import Layout as Layout
 
 FORMAT = "sonde-run"
-VERSION = 4
+VERSION = 5
 
 SCALARS = {
     "epoch": "int64",
@@ -23,23 +23,7 @@ SCALARS = {
     "name": "string",
     "value": "float64",
 }
-ALERTS = {
-    "epoch": "int64",
-    "step": "int64",
-    "rank": "int32",
-    "severity": "string",
-    "rule": "string",
-    "site": "string",
-    "value": "float64",
-    "message": "string",
-    "call": "int32",
-    "first_step": "int64",
-    "evidence": "string",
-    "advice": "string",
-}
-LATER = frozenset(["call", "first_step", "evidence", "advice"])
-"""Columns of alerts that parts of older runs lack."""
-DOCUMENTS = ("graph", "coverage")
+DOCUMENTS = ("graph", "coverage", "findings")
 
 READ_ORDER = ("step", "micro_step", "rank", "order", "call", "name")
 """How the rows of a table are ordered for a reader, as far as the family has these columns."""
@@ -47,7 +31,7 @@ READ_ORDER = ("step", "micro_step", "rank", "order", "call", "name")
 STORED_ORDER = ("site", "name", "call", "rank", "step", "micro_step")
 """How the rows of a merged part are ordered, as far as the family has these columns: the steps of one place lie together."""
 
-_RESERVED = frozenset(["scalars", "alerts", "tensors", "run", *DOCUMENTS])
+_RESERVED = frozenset(["scalars", "tensors", "run", *DOCUMENTS])
 _FAMILY = re.compile(r"[a-z][a-z0-9_]*")
 
 
@@ -66,7 +50,7 @@ def check_family(name: str) -> str:
 
 def may_be_family(name: str) -> bool:
     """Return whether *name* can name a family of a run, of numbers or not."""
-    return name in ("scalars", "alerts") or (_FAMILY.fullmatch(name) is not None and name not in _RESERVED)
+    return name == "scalars" or (_FAMILY.fullmatch(name) is not None and name not in _RESERVED)
 
 
 def main_families(families: Iterable[str]) -> list[str]:

@@ -12,11 +12,11 @@ import numpy.typing as npt
 from sonde.errors import ArgumentError
 from sonde.rows import KEYS, Layout, Rows, Scalar
 from sonde.rules import Finding
-from sonde.run.alerts import alerts_in
 from sonde.run.folder.duckdb_sql import literal, of_rank, quoted
 from sonde.run.folder.end import End
 from sonde.run.folder.run_json import Description
 from sonde.run.folder.source import Answer, Ask, Source
+from sonde.run.record import Record
 from sonde.schedule import EverySeconds, Steps, Tick, schedule_of
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ class Recorded(Protocol):
 
     @property
     def info(self) -> Mapping[str, Any]: ...
+
+    def records(self) -> Mapping[int, Record]: ...
 
     def document(self, name: str) -> Any: ...
 
@@ -83,6 +85,7 @@ class Beginning:
         self.ranks: Sequence[int] = source.ranks if rank is None else (rank,)
         self.ends: Sequence[End] = ()
         self._source = source
+        self._step = step
         chosen = "" if rank is None else f" AND rank = {literal(rank)}"
         self._tables = {
             family: run.sql(f"SELECT * FROM {quoted(family)} WHERE step <= {literal(step)}{chosen}").to_arrow_table()
@@ -94,6 +97,13 @@ class Beginning:
 
     def document(self, name: str, rank: int) -> Any:
         return self._source.document(name, rank) if name in _DOCUMENTS else None
+
+    def records(self) -> Mapping[int, Record]:
+        every = self._source.records()
+        return {rank: record.up_to(self._step) for rank, record in every.items() if rank in self.ranks or len(every) == 1}
+
+    def keep_records(self, records: Mapping[int, Record]) -> str:
+        return "it is the beginning of a run"
 
     def ask(self, connection: duckdb.DuckDBPyConnection, question: Ask[Answer]) -> Answer:
         there = {family: table for family, table in self._tables.items() if table.num_rows}
@@ -158,14 +168,14 @@ def send(
 
 
 class _Moment:
-    """The rows, scalars and alerts of one step."""
+    """The rows, scalars and findings of one step."""
 
     def __init__(self, step: int) -> None:
         self.step = step
         self.epoch = 0
         self.rows: list[Rows] = []
         self.scalars: list[Scalar] = []
-        self.alerts: list[Mapping[str, Any]] = []
+        self.findings: list[Finding] = []
 
     def give(self, sinks: Sequence[Receiver]) -> None:
         for sink in sinks:
@@ -173,9 +183,8 @@ class _Moment:
                 sink.write(rows)
             for scalar in self.scalars:
                 sink.scalar(scalar)
-            for alert in self.alerts:
-                known = {name: value for name, value in alert.items() if name != "rank" and value is not None}
-                sink.alert(Finding(**{"rule": "", **known}))
+            for found in self.findings:
+                sink.alert(found)
 
 
 def _sorted(targets: Sequence[object]) -> tuple[list[Receiver], list[Callable[[Any], object]]]:
@@ -207,7 +216,10 @@ def _moments(run: Recorded, rank: int | None) -> Iterator[_Moment]:
     layouts = {family: _layout(run, family, rank) for family in run.numbers}
     of_one = "" if rank is None else f" WHERE rank = {rank:d}"
     union = " UNION ".join(f"SELECT step FROM {quoted(family)}{of_one}" for family in families)
-    steps = [step for (step,) in run.sql(f"SELECT DISTINCT step FROM ({union}) ORDER BY step").fetchall()] if families else []
+    records = run.records()
+    record = Record.merged([*records.values()]) if rank is None else records.get(rank, Record())
+    logged = {step for (step,) in run.sql(f"SELECT DISTINCT step FROM ({union})").fetchall()} if families else set()
+    steps = sorted(logged | {each.found_at for each in record.findings})
     for start in range(0, len(steps), _AT_ONCE):
         chosen = steps[start : start + _AT_ONCE]
         moments = {step: _Moment(step) for step in chosen}
@@ -224,12 +236,9 @@ def _moments(run: Recorded, rank: int | None) -> Iterator[_Moment]:
             for scalar in starmap(Scalar, run.sql(f"SELECT {columns} FROM {rows_of_rank} WHERE {where}").fetchall()):
                 moments[scalar.step].scalars.append(scalar)
                 moments[scalar.step].epoch = max(moments[scalar.step].epoch, scalar.epoch)
-        if "alerts" in families:
-            chosen_rank = "" if rank is None else f" AND rank = {rank:d}"
-            query = f"SELECT * FROM alerts WHERE {where}{chosen_rank}"
-            for alert in alerts_in(run.sql(query).to_arrow_table().to_pylist()):
-                moments[alert["step"]].alerts.append(alert)
-                moments[alert["step"]].epoch = max(moments[alert["step"]].epoch, alert["epoch"])
+        for moment in moments.values():
+            moment.findings = [each for each in record.findings if each.found_at == moment.step]
+            moment.epoch = max([moment.epoch, *(each.epoch for each in moment.findings)])
         yield from moments.values()
 
 

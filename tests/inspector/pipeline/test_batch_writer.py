@@ -150,10 +150,10 @@ def test_a_rule_that_raises_loses_no_rows() -> None:
     kept = Kept()
     writer = BatchWriter([kept], PATIENT)
 
-    def broken(block: object) -> None:
+    def broken(blocks: object, scalars: object) -> None:
         raise ZeroDivisionError("no rule")
 
-    writer.findings.look = broken  # type: ignore[assignment, method-assign]
+    writer.findings.judge = broken  # type: ignore[assignment, method-assign]
     with pytest.warns(ObservationWarning, match="the rules raised ZeroDivisionError: no rule; rows are written") as caught:
         for batch in moments_of([[1.0, 1.0]] * 3):
             writer.put(batch)

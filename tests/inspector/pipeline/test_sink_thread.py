@@ -80,10 +80,10 @@ def test_findings_come_as_in_the_run(tmp_path: Path) -> None:
     model[0].bias.data.fill_(-100.0)  # type: ignore[index, union-attr, operator]
     with watch(model, every=1, to=[tmp_path / "run", sink], verbose=False):
         train(model, optimizer, 12)
-    alerts = open_run(tmp_path / "run").alerts
-    assert alerts
+    recorded = open_run(tmp_path / "run").findings
+    assert recorded
     assert [(found.rule, found.site, found.step) for found in sink.findings] == [
-        (alert["rule"], alert["site"], alert["step"]) for alert in alerts
+        (each.rule, each.site, each.step) for each in recorded
     ]
 
 

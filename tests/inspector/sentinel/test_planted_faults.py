@@ -50,7 +50,7 @@ def test_a_fault_between_logged_steps_is_named_by_layer_step_and_operation(name:
     found = inspector.findings[0]
     assert (found.rule, found.step, found.first_step, found.site) == ("nonfinite", BAD, BAD, site)
     assert sum(each.rule == "nonfinite" for each in inspector.findings) == 1
-    assert any(alert["step"] == BAD and alert["site"] == site for alert in inspector.run.alerts)
+    assert any(each.step == BAD and each.site == site for each in inspector.run.findings)
     report = sonde.replay(tmp_path / "run" / "nonfinite" / f"step-{BAD:08d}", Planted(fault))
     assert report.operation is not None
     assert operation in report.operation

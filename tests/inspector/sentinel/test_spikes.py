@@ -67,7 +67,7 @@ def test_the_step_of_a_spike_is_kept_as_before_it(
     assert all(torch.equal(kept.parameters[name], parameter) for name, parameter in before.items())
     assert torch.equal(kept.passes[0].args[0], batch(SPIKE)["x"] * 1e3)
     assert sonde.replay(folder, nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))).ok
-    assert any(alert["rule"] == "spike" and alert["step"] == SPIKE for alert in inspector.run.alerts)
+    assert any(each.rule == "spike" and each.step == SPIKE for each in inspector.run.findings)
 
 
 def test_nothing_is_said_without_being_asked_or_of_a_steady_training() -> None:

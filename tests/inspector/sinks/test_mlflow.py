@@ -60,8 +60,8 @@ def test_a_run_of_its_own_has_metrics_params_findings_and_files_and_ends_well(tm
     assert [each.value for each in worst] == run.heatmap("rms").values.max(axis=0).tolist()
     drawn = [name for name in found.data.metrics if name.startswith("sonde/output_rms/")]
     assert 5 <= len(drawn) <= 11
-    assert found.data.tags["sonde.findings"] == str(len(run.alerts))
-    assert run.alerts[0]["message"] in found.data.tags["sonde.finding.1"]
+    assert found.data.tags["sonde.findings"] == str(len(run.findings))
+    assert run.findings[0].message in found.data.tags["sonde.finding.1"]
     files = {each.path for folder in ("sonde", "sonde/pictures") for each in client.list_artifacts(found.info.run_id, folder)}
     assert {"sonde/run.html", "sonde/pictures/scalars.png", "sonde/pictures/moments-output.png"} <= files
 

@@ -75,7 +75,7 @@ def as_written(run: Run, family: str) -> list[dict[str, Any]]:
     return sorted(run.table(family).to_pylist(), key=lambda row: (row["step"], row.get("site", row.get("name"))))
 
 
-@pytest.mark.parametrize("family", ["moments", "activation", "exponents", "scalars", "alerts"])
+@pytest.mark.parametrize("family", ["moments", "activation", "exponents", "scalars"])
 def test_sending_to_another_run_writes_the_same_run(family: str) -> None:
     run, sink = recorded(broken=7), memory()
     run.send_to(sink)
@@ -84,6 +84,7 @@ def test_sending_to_another_run_writes_the_same_run(family: str) -> None:
     assert copy.families == run.families
     assert copy.info == run.info
     assert copy.coverage == {"sites": 5}
+    assert copy.findings == run.findings
 
 
 def test_an_alert_of_a_program_is_sent_too() -> None:
@@ -91,8 +92,8 @@ def test_an_alert_of_a_program_is_sent_too() -> None:
     writer, sink = memory_run(), memory()
     writer.alert("the disk is nearly full", step=3)
     writer.run().send_to(sink)
-    (sent,) = sink.run().alerts
-    assert (sent["message"], sent["step"], sent["rule"], sent["call"]) == ("the disk is nearly full", 3, "", -1)
+    (sent,) = sink.run().findings
+    assert (sent.message, sent.step, sent.rule, sent.call) == ("the disk is nearly full", 3, "", -1)
 
 
 @settings(max_examples=12, deadline=None)
@@ -142,7 +143,7 @@ def test_one_rank_is_played(tmp_path: Path) -> None:
 
 def test_a_visualizer_sees_the_run_as_it_was_after_each_epoch_and_at_the_end() -> None:
     seen: list[tuple[int, int, int]] = []
-    recorded(3, 4).send_to(lambda run: seen.append((run.last_step, len(run.table("moments")), len(run.alerts))))
+    recorded(3, 4).send_to(lambda run: seen.append((run.last_step, len(run.table("moments")), len(run.findings))))
     assert seen == [(3, 16, 0), (7, 32, 1), (11, 48, 1)]
 
 

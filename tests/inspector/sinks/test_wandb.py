@@ -56,11 +56,11 @@ def test_a_run_of_its_own_has_the_numbers_of_the_run_at_its_steps_and_ends_well(
     assert {"3"} <= drawn  # all 0: the furthest from the median
     assert "sonde/activation.output_call_death/3" in charts
     assert {found.axes[name] for name in charts - {"sonde/step", "_step"}} == {"sonde/step"}
-    (alert,) = run.alerts
+    (alert,) = run.findings
     assert len(found.alerts) == 1
     title, text, level = found.alerts[0]
-    assert (title, level) == (f"sonde: {alert['rule']}", "ERROR")
-    assert alert["message"] in text
+    assert (title, level) == (f"sonde: {alert.rule}", "ERROR")
+    assert alert.message in text
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sonde.rows import Layout
+from sonde.run import check
 from sonde.run.store.disk_writer import DiskWriter, Flushing
 from sonde.run.store.open import start_run
 from sonde.run.store.writer import RunWriter
@@ -48,6 +49,7 @@ def small_run(folder: Path, steps: range = range(0, 20, 2), *, closed: bool = Tr
     writer.flush()
     if closed:
         writer.close()
+        check(folder)
     return writer
 
 
@@ -63,6 +65,7 @@ def with_defects(folder: Path) -> None:
             writer.append("moments", layout, {"rms": rms, "nan": nan, "inf": inf}, step=step, rows=rows)
             writer.scalar("loss", np.nan if step > 8 else 1.0, step=step)
         writer.alert("broken: NaN", step=6, severity="bad", rule="nonfinite", site="broken:output", value=4.0)
+    check(folder)
 
 
 def hostile_run(folder: Path) -> None:

@@ -15,6 +15,7 @@ from sonde.errors import ArgumentError, SelectionError, UnknownSiteError
 from sonde.rows import Layout
 from sonde.run.run import open_run
 from sonde.run.store.memory_writer import memory_run
+from sonde.run.store.open import start_run
 from sonde.view.app.answers.covered import coverage
 from sonde.view.app.answers.distribution import distribution
 from sonde.view.app.answers.found import findings
@@ -221,7 +222,7 @@ def test_the_overview_has_scalars_settings_and_findings(small: OpenedRun, defect
     ill = overview(defects)
     assert ill["scalars"][0]["values"][-1] is None
     assert ill["scalars"][0]["marks"][-1] == NAN
-    assert ill["findings"][0]["link"] == {"view": "layers", "number": "moments.nan@output", "site": "broken:output", "step": 6}
+    assert ill["findings"][0]["link"] == {"view": "layers", "number": "moments.nan@output", "site": "broken:output", "step": 3}
 
 
 def test_findings_have_evidence_formula_and_a_picture(defects: OpenedRun) -> None:
@@ -233,17 +234,22 @@ def test_findings_have_evidence_formula_and_a_picture(defects: OpenedRun) -> Non
     assert found["link"]["view"] == "layers"
 
 
-def test_findings_of_a_large_run_are_what_the_training_wrote(defects: OpenedRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unless every row is asked for: the rules take seconds for a million of them."""
-    monkeypatch.setattr("sonde.view.app.answers.found._FEW", 40)
-    assert defects.rows == 3 * 12 + 4  # the fourth layer has the last four steps
-    assert findings(defects)["complete"]
-    monkeypatch.setattr("sonde.view.app.answers.found._FEW", 39)
-    answer = findings(defects)
-    assert not answer["complete"]
-    assert [(each["rule"], each["site"], each["step"]) for each in answer["findings"]] == [("nonfinite", "broken:output", 6)]
-    assert answer["findings"][0]["condition"]
-    assert findings(defects, every=True)["complete"]
+LAYERS_OF_THREE = Layout(["0:output", "1:output", "2:output"])
+
+
+def test_rows_that_nobody_judged_are_judged_when_that_is_asked_for(tmp_path: Path) -> None:
+    """The page judges nothing by itself, and never says that such a run is healthy; what is found then is in the record."""
+    with start_run(tmp_path / "run") as writer:
+        for step in range(4):
+            writer.append("moments", LAYERS_OF_THREE, {"rms": [1.0, 1.0 if step < 2 else 1e6, 1.0]}, step=step)
+    opened = OpenedRun(open_run(tmp_path / "run"))
+    answer = findings(opened)
+    assert (answer["findings"], answer["health"], answer["shortfalls"]) == ([], "unknown", ["no step was judged"])
+    assert (overview(opened)["findings"], overview(opened)["health"]) == ([], "unknown")
+    answer = findings(opened, every=True)
+    assert [each["rule"] for each in answer["findings"]] == ["output_growth"]
+    assert (answer["health"], answer["shortfalls"], answer["counted"]) == ("bad", [], "1 finding")
+    assert overview(opened)["findings"] == answer["findings"]
 
 
 def test_a_distribution_counts_shares_of_elements() -> None:
@@ -342,6 +348,6 @@ def test_an_alert_has_its_evidence_and_the_step_where_it_began() -> None:
     writer.alert(
         "fc: 90 % dead", step=8, rule="dead", site="fc:output", call=1, first_step=5, evidence=evidence, advice="look here"
     )
-    (found,) = findings(OpenedRun(writer.run()), every=False)["findings"]
+    (found,) = findings(OpenedRun(writer.run()))["findings"]
     assert (found["step"], found["first_step"], found["call"], found["advice"]) == (8, 5, 1, "look here")
     assert found["evidence"] == [{"name": "dead", "value": 0.9}, {"name": "limit", "value": 0.25}]

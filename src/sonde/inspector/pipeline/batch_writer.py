@@ -6,6 +6,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from operator import methodcaller
 from pathlib import Path
@@ -21,8 +22,8 @@ from sonde.inspector.pipeline.merging import Merging
 from sonde.inspector.pipeline.sink_thread import SinkThread
 from sonde.inspector.ranks import Participation
 from sonde.inspector.sinks.base import LoggedRows, RunSink, Sink
-from sonde.rules import Chosen, Finding
-from sonde.run import Findings, QueueLimits, WriteQueue, WriterThread
+from sonde.rules import RULES, Chosen, Finding
+from sonde.run import Findings, QueueLimits, Record, RunWriter, WriteQueue, WriterThread, judge_rows
 from sonde.site import Site
 from sonde.stats import Merger
 from sonde.warn import WarnOnce
@@ -57,6 +58,7 @@ class BatchWriter:
         about: the description that the run begins with, for the rules.
         rules: those that are applied.
         alarm: a method, called in the thread with each finding that is new. Its object is held weakly: it may hold a model.
+        seen: a method, held in the same way, that returns in the thread what the training knows and no row holds.
     """
 
     def __init__(
@@ -69,9 +71,16 @@ class BatchWriter:
         about: Mapping[str, object] | None = None,
         rules: Chosen | None = None,
         alarm: Callable[[Finding], None] | None = None,
+        seen: Callable[[], Sequence[Finding]] | None = None,
     ) -> None:
-        self.findings = Findings(about, rules)
+        run = next((sink.writer for sink in sinks if isinstance(sink, RunSink)), None)
+        before = Record() if run is None else run.before
+        self._strange = [each for each in before.judged if each.rule not in RULES]
+        fixed = [each for each in before.judged if each.found_at <= before.fixed]
+        self.findings = Findings(about, rules, fixed, before.fixed)
         self._alarm = None if alarm is None else weakref.WeakMethod(alarm)
+        self._seen = None if seen is None else weakref.WeakMethod(seen)
+        self._unjudged = ""
         self.errors: list[ProbeError] = []
         self.lost = 0
         self.has_written = False
@@ -97,6 +106,8 @@ class BatchWriter:
         self._queue: WriteQueue[Batch] = WriteQueue(
             self._thread, self._write_some, limits, self._problems, "the sinks do not keep up; steps are lost"
         )
+        if run is not None and run.first_step > 0:
+            self._thread.ask(partial(self._replay, run))
 
     def put(self, batch: Batch) -> None:
         """Queue *batch* for the thread. In a forked child the batch is lost, with a warning."""
@@ -157,7 +168,10 @@ class BatchWriter:
             self._finish_all()
             if self.merging is not None:
                 self._write_joined([self.merging.end()])
+            self.findings.end()
+            self._sound(self.findings.fresh())
             self._try(last)
+            self._try(self._hand_record_on)
             self._close(failed=failed)
             if self._owned:
                 self._thread.stop()
@@ -222,25 +236,51 @@ class BatchWriter:
 
     def _give(self, logged: LoggedRows) -> None:
         self.has_written = self.has_written or bool(logged.blocks)
+        self._try_to_judge(
+            lambda: self.findings.judge(logged.blocks, [(each.name, each.value, each.epoch, each.step) for each in logged.scalars])
+        )
+        self._try(self._hand_record_on)  # before the rows: what can be read of them was judged
         if logged.sequence:
             self._each(methodcaller("write_all", logged))
-        self._try_to_judge(logged)
+        self._sound(self.findings.fresh())
 
-    def _try_to_judge(self, logged: LoggedRows) -> None:
+    def _try_to_judge(self, judge: Callable[[], None]) -> None:
         """Apply the rules. Where one raises, the rows are with the sinks all the same."""
         try:
-            for block in logged.blocks:
-                self.findings.look(block)
-            for scalar in logged.scalars:
-                self.findings.look_at_scalar(scalar.name, scalar.value, scalar.epoch, scalar.step)
-            alarm = None if self._alarm is None else self._alarm()
-            if alarm is not None:
-                for found in self.findings.fresh():
-                    alarm(found)
+            judge()
         except Exception as error:
             if not any(known.observer == _RULES for known in self.errors):
                 self.errors.append(ProbeError.of(_RULES, None, error))
+            self._unjudged = f"the rules raised {type(error).__name__}: {error}; some rows were not judged"
             self._problems.note(f"the rules raised {type(error).__name__}: {error}; rows are written, and some are not judged")
+
+    def _replay(self, writer: RunWriter) -> None:
+        """Judge what earlier processes have written of a run that is continued. What is found in it was told then."""
+        run = writer.run()
+        rank = writer.process if len(run.ranks) > 1 else None
+        self._try_to_judge(lambda: judge_rows(run, self.findings, rank=rank, before=writer.first_step))
+        self.findings.fresh()
+
+    def record(self) -> Record:
+        """Return the record of the findings so far; called in the thread, or after ``flush``."""
+        seen = None if self._seen is None else self._seen()
+        judged = [*self.findings.judged(), *self._strange]
+        record = Record.of(self.findings, () if seen is None else seen(), judged=judged)
+        return replace(record, lost_steps=self.lost, failed=self._unjudged)
+
+    def _hand_record_on(self) -> None:
+        """Give the record to the writers of runs, which write it with their next rows."""
+        writers = [sink.writer for sink in self._sinks if isinstance(sink, RunSink)]
+        if writers:
+            record = self.record()
+            for writer in writers:
+                writer.judged(record)
+
+    def _sound(self, found: Sequence[Finding]) -> None:
+        alarm = None if self._alarm is None else self._alarm()
+        if alarm is not None:
+            for each in found:
+                self._try(partial(alarm, each))
 
     def _each(self, call: Callable[[Sink], None]) -> None:
         """Call every sink; one that raises is not called again."""

@@ -161,6 +161,9 @@ class RunSink(Sink):
     def scalar(self, scalar: Scalar) -> None:
         self.writer.scalars([_line(scalar)])
 
+    def alert(self, finding: Finding) -> None:
+        self.writer.told(finding)
+
     def write_all(self, entries: LoggedRows) -> None:
         if type(self).write is not RunSink.write or type(self).scalar is not RunSink.scalar:
             super().write_all(entries)  # a subclass looks at each, or changes it
@@ -168,21 +171,6 @@ class RunSink(Sink):
         for block in entries.blocks:
             self.writer.write(block)
         self.writer.scalars(map(_line, entries.scalars))
-
-    def alert(self, finding: Finding) -> None:
-        self.writer.alert(
-            finding.message,
-            step=finding.step,
-            epoch=finding.epoch,
-            severity=finding.severity,
-            rule=finding.rule,
-            site=finding.site,
-            value=finding.value,
-            call=finding.call,
-            first_step=finding.first_step,
-            evidence=finding.evidence,
-            advice=finding.advice,
-        )
 
     def close(self) -> None:
         if self._owned:

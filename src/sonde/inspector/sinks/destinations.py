@@ -173,7 +173,7 @@ def _look_back(destinations: Destinations, step: int | None) -> None:
     if writer.first_step or step is not None:
         destinations.first_step = writer.first_step if step is None else step
         run = destinations.recorded.run()
-        families: Mapping[str, Any] = dict.fromkeys(family for family in run.families if family != "alerts")
+        families = run.families
         before = [
             run.sql(f"SELECT max(epoch) FROM {quoted(family)} WHERE step < {destinations.first_step:d}").fetchall()
             for family in families

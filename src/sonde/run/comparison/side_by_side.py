@@ -147,7 +147,7 @@ def axis_of(runs: Sequence[Run]) -> Axis:
 
 def _steps(run: Run) -> npt.NDArray[np.int64]:
     """Return the steps that have rows; of a pruned run, those that have all the rows which they had."""
-    families = [family for family in run.families if family != "alerts"]
+    families = list(run.families)
     families = main_families([family for family in families if family != "scalars"]) or families
     union = " UNION ".join(f"SELECT DISTINCT step FROM {quoted(family)}" for family in families)
     steps = np.sort(np.asarray(run.sql(union).fetchnumpy()["step"], np.int64)) if union else np.empty(0, np.int64)

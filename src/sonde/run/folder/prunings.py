@@ -1,10 +1,10 @@
-"""Record in ``run.json`` what was pruned: which steps are left, which families are gone, and what the rules had found before."""
+"""Record in ``run.json`` what was pruned: which steps are left, and which families are gone."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -29,8 +29,6 @@ class Pruning:
         dropped: the families that are gone.
         size: bytes of the run before and after.
         finished: False while it goes on, and after a kill.
-        findings: what the rules had found in all rows, as plain data.
-        judged: the names of the rules that could judge them.
     """
 
     when: float
@@ -42,8 +40,6 @@ class Pruning:
     dropped: tuple[str, ...] = ()
     size: Pair = (0, 0)
     finished: bool = False
-    findings: Sequence[Mapping[str, Any]] = ()
-    judged: tuple[str, ...] = ()
 
     def to_data(self) -> dict[str, Any]:
         """Return plain data for JSON."""
@@ -59,7 +55,7 @@ class Pruning:
         """
         if not isinstance(given, Mapping):
             raise TypeError(f"a pruning is no {type(given).__name__}")
-        every, findings = given.get("every"), given.get("findings", [])
+        every = given.get("every")
         return cls(
             when=_number(given.get("when")),
             every=None if every is None else _count(every),
@@ -70,8 +66,6 @@ class Pruning:
             dropped=tuple(str(name) for name in given.get("dropped", ())),
             size=_pair(given.get("size", (0, 0))),
             finished=given.get("finished") is True,
-            findings=tuple(each for each in findings if isinstance(each, Mapping)),
-            judged=tuple(str(name) for name in given.get("judged", ())),
         )
 
     @property

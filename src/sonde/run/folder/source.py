@@ -12,14 +12,18 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from sonde.errors import StoreError
 from sonde.escape import encodable
 from sonde.paths import is_inside, short_path
+from sonde.run.folder.alone import alone
 from sonde.run.folder.duckdb_sql import damage, literal, quoted, rows_of
 from sonde.run.folder.end import End
 from sonde.run.folder.files import FILE
 from sonde.run.folder.json_file import read_json
 from sonde.run.folder.parts import Part, gaps, live_parts, parts_in
+from sonde.run.folder.records import PATTERN as PATTERN_OF_RECORDS
+from sonde.run.folder.records import write_records
 from sonde.run.folder.run_json import Description
 from sonde.run.folder.verify import fault
 from sonde.run.folder.written import PATTERN, Written
+from sonde.run.record import Record
 from sonde.run.schema import may_be_family
 from sonde.warn import warn_user
 
@@ -64,6 +68,12 @@ class Source(Protocol):
 
     def document(self, name: str, rank: int) -> Any:
         """Return a document as plain data, or None."""
+
+    def records(self) -> Mapping[int, Record]:
+        """Return by rank the record of findings."""
+
+    def keep_records(self, records: Mapping[int, Record]) -> str:
+        """Put *records* in place of those that there are; return in words why not, ``""`` where that is done."""
 
     def ask(self, connection: duckdb.DuckDBPyConnection, question: Ask[Answer]) -> Answer:
         """Call *question* with a connection that has a view of each family, and with their names; return the answer."""
@@ -119,6 +129,33 @@ class DiskSource:
             if name in self._written(rank).documents:
                 raise StoreError(f"{file} is missing: it was written, and was removed since") from None
             return None
+
+    def records(self) -> Mapping[int, Record]:
+        there = {int(number) for path in self.path.glob(PATTERN_OF_RECORDS) if (number := path.stem[10:] or "0").isdecimal()}
+        there |= {rank for rank, written in self._all_written().items() if "findings" in written.documents}
+        found = {}
+        for rank in sorted(there):
+            try:
+                record = Record.read(self.document("findings", rank))
+                if record is not None:
+                    found[rank] = record
+            except StoreError as error:
+                text = str(error)
+                if text not in self.lost.get("findings", ()):
+                    self.lost.setdefault("findings", []).append(text)
+                self._warn(f"{text}. What was found so far is not known: sonde.check judges the rows again")
+        return found
+
+    def keep_records(self, records: Mapping[int, Record]) -> str:
+        try:
+            with alone(self.path):
+                write_records(self.path, records)
+        except StoreError:
+            return "the run is being written"
+        except OSError as error:
+            return f"its folder cannot be written ({error})"
+        self.lost.pop("findings", None)
+        return ""
 
     def _warn(self, text: str) -> None:
         """Warn of *text*, once."""

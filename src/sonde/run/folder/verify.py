@@ -10,7 +10,7 @@ from sonde.paths import is_inside
 from sonde.rows import KEY_COLUMNS
 from sonde.run.folder.checksum import file_checksum
 from sonde.run.folder.parts import Part
-from sonde.run.schema import ALERTS, LATER, SCALARS, check_number
+from sonde.run.schema import SCALARS, check_number
 
 __all__ = ["class_of", "fault", "kinds_of"]
 
@@ -73,10 +73,10 @@ def fault(folder: Path, part: Part, classes: dict[str, str]) -> str:
 
 def _wrong_column(family: str, kinds: Mapping[str, str]) -> str:
     """Return what is wrong with the columns of a part; ``""`` if the family can have them."""
-    keys = {"scalars": SCALARS, "alerts": ALERTS}.get(family, {key.name: key.kind for key in KEY_COLUMNS})
+    keys = SCALARS if family == "scalars" else {key.name: key.kind for key in KEY_COLUMNS}
     for name, kind in keys.items():
         wanted = "text" if kind == "string" else "double" if kind == "float64" else kind
-        if kinds.get(name) != wanted and not (family == "alerts" and name in LATER and name not in kinds):
+        if kinds.get(name) != wanted:
             return f"its column {name!r} holds {kinds.get(name, 'nothing')}, and in every part {wanted}"
     for name in kinds:
         if name not in keys:

@@ -22,9 +22,11 @@ from sonde.run.folder.files import appearing, remove_leftovers
 from sonde.run.folder.json_file import write_json
 from sonde.run.folder.lock import Lock
 from sonde.run.folder.parts import Part, live_parts, parts_in, prefix_of
+from sonde.run.folder.records import record_file, record_in
 from sonde.run.folder.run_json import Description
 from sonde.run.folder.verify import class_of, kinds_of
 from sonde.run.folder.written import Written
+from sonde.run.record import Record
 from sonde.run.store.compaction import Merger, sweep
 from sonde.run.store.last_error import LastError
 from sonde.run.store.tables import Lines, tables_of
@@ -128,6 +130,9 @@ class DiskWriter(RunWriter):
         )
         self._merging = True
         self._written = self._noted = _written(path, rank)
+        known = record_in(path, rank)
+        self.before = Record() if known is None else known.up_to(self.first_step - 1)
+        self._recorded = Record() if known is None else known  # what the file holds
         self._numbers: dict[str, int] = dict(self._written.families)  # the last flush of each family
         self._unwritten: list[tuple[str, Any]] = []  # tables that could not be written; of the thread alone
         for folder in self._families():
@@ -141,6 +146,7 @@ class DiskWriter(RunWriter):
             self.thread, self._write, flushing, self._problems, f"the disk did not keep up for {flushing.patience:g} seconds"
         )
         self._last_error = LastError()
+        self._write_record(sync=False)  # what was found in rows that are superseded now is none of them
         atexit.register(self._close_at_exit)
 
     def _families(self) -> list[Path]:
@@ -171,6 +177,21 @@ class DiskWriter(RunWriter):
         except OSError as error:
             self._failed(f"{file}: {error}")
 
+    def _record_changed(self) -> None:
+        """The next flush writes it."""
+
+    def _write_record(self, *, sync: bool) -> None:
+        """Write the record of findings if it has changed."""
+        record = self.record
+        if record == self._recorded:
+            return
+        try:
+            write_json(self.path / record_file(self.rank), record.to_data(), sync=sync)
+            self._recorded = record
+            self._written = replace(self._written, documents=self._written.documents | {"findings"})
+        except OSError as error:
+            self._problems.note(f"{record_file(self.rank)}: {error}")
+
     def _failed(self, problem: str) -> None:
         self._problems.note(problem)
         self.thread.warn()
@@ -183,9 +204,14 @@ class DiskWriter(RunWriter):
         self.thread.warn()
 
     def flush(self) -> None:
-        self.thread.call(self._queue.drain)
+        self.thread.call(self._drain)
 
     # In the thread
+
+    def _drain(self) -> None:
+        self._queue.drain()
+        self._write_record(sync=False)
+        self._note_written(sync=False)
 
     def _write(self, items: deque[RowBlock | Lines]) -> int:
         """Write old tables, then those of *items*, in order; keep those from the first that fails on, and return their bytes."""
@@ -196,6 +222,7 @@ class DiskWriter(RunWriter):
             self._problems.note(f"{type(error).__name__}: {error}")
             self.lost += sum(item.lines for item in items)
         items.clear()
+        self._write_record(sync=False)  # first: rows that can be read were judged
         while waiting:
             family, table = waiting[0]
             try:
@@ -270,6 +297,7 @@ class DiskWriter(RunWriter):
         finally:
             with suppress(OSError):  # of a full disk, or of a folder that was removed: the run stays without its end
                 self._compact(self._families(), fan_in=1, threads=min(4, os.cpu_count() or 1))
+                self._write_record(sync=self._flushing.sync)
                 self._note_written(sync=self._flushing.sync)
                 if self.rank == 0:
                     self._description.ended(self.attempt, self.lost).write(self.path, sync=self._flushing.sync)

@@ -10,6 +10,7 @@ from sonde.rows import RowBlock
 from sonde.run.folder.end import End
 from sonde.run.folder.run_json import Description
 from sonde.run.folder.source import Answer, Ask
+from sonde.run.record import Record
 from sonde.run.store.tables import Lines, tables_of
 from sonde.run.store.writer import RunWriter
 
@@ -32,16 +33,17 @@ class MemorySource:
         self.description = Description().begun(0)
         self.lost: Mapping[str, Sequence[str]] = {}
         self.documents: dict[str, Any] = {}
+        self.record: Record | None = None
         self.process = 0
         self.ends: list[End] = []
         self._items: list[RowBlock | Lines] = []  # not in the tables yet
         self._tables: dict[str, pyarrow.Table] = {}
         self._lock = threading.Lock()
-        self._added = 0
+        self._added = self._recorded = 0
 
     @property
     def version(self) -> str:
-        return f"{self._added}-{len(self.documents)}-{self.description.attempts[-1].ended}"
+        return f"{self._added}-{len(self.documents)}-{self._recorded}-{self.description.attempts[-1].ended}"
 
     def add(self, item: RowBlock | Lines) -> None:
         """Keep *item*."""
@@ -49,11 +51,25 @@ class MemorySource:
             self._items.append(item)
             self._added += 1
 
+    def keep_records(self, records: Mapping[int, Record]) -> str:
+        if self.description.attempts[-1].ended is None:
+            return "the run is being written"
+        self.take(Record.merged(list(records.values())))
+        return ""
+
+    def take(self, record: Record) -> None:
+        """Keep the *record* of findings in place of the one before."""
+        self.record = record
+        self._recorded += 1
+
     def describe(self) -> Description:
         return self.description
 
     def document(self, name: str, rank: int) -> Any:
         return self.documents.get(name) if rank == 0 else None
+
+    def records(self) -> Mapping[int, Record]:
+        return {} if self.record is None else {0: self.record}
 
     def ask(self, connection: duckdb.DuckDBPyConnection, question: Ask[Answer]) -> Answer:
         tables = self._gathered()
@@ -100,6 +116,9 @@ class MemoryWriter(RunWriter):
 
     def _write_document(self, name: str, data: Any) -> None:
         self._source.documents[name] = data
+
+    def _record_changed(self) -> None:
+        self._source.take(self.record)
 
     def _take(self, item: RowBlock | Lines) -> None:
         self._source.process = self.process

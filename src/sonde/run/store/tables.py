@@ -13,7 +13,7 @@ import pyarrow
 from sonde.errors import ArgumentError
 from sonde.escape import encodable
 from sonde.rows import KEY_COLUMNS, Column, KeyColumn, RowBlock
-from sonde.run.schema import ALERTS, SCALARS
+from sonde.run.schema import SCALARS
 from sonde.run.store.arrow_arrays import array_of, number_array, text_array
 
 _LINE_BYTES = 150  # of a tuple of Python values, roughly
@@ -21,7 +21,7 @@ _LINE_BYTES = 150  # of a tuple of Python values, roughly
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """Rows of a family without a layout (scalars, alerts), the values of each in the order of its schema."""
+    """Rows of the family without a layout (scalars), the values of each in the order of its schema."""
 
     family: str
     values: tuple[tuple[Any, ...], ...]
@@ -85,8 +85,7 @@ def tables_of(items: Iterable[RowBlock | Lines], rank: int) -> Iterator[tuple[st
     for item in items:
         families.setdefault(item.family, []).append(item)
     for family, of_family in families.items():
-        schema = {"scalars": SCALARS, "alerts": ALERTS}.get(family)
-        yield family, _block_table(of_family, rank) if schema is None else _line_table(of_family, schema)
+        yield family, _line_table(of_family, SCALARS) if family == "scalars" else _block_table(of_family, rank)
 
 
 def _line_table(lines: Sequence[Lines], schema: Mapping[str, str]) -> pyarrow.Table:

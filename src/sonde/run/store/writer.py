@@ -1,8 +1,8 @@
-"""The interface of everything that writes a run: numbers, scalars, alerts and documents, to disk or to memory."""
+"""The interface of everything that writes a run: numbers, scalars, findings and documents, to disk or to memory."""
 
 from __future__ import annotations
 
-import json
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -13,11 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from sonde.errors import ArgumentError, StoreError
-from sonde.escape import encodable, with_null
+from sonde.escape import encodable
 from sonde.rows import Column, Layout, RowBlock, Scope
+from sonde.rules import Finding
 from sonde.run.folder.end import End
 from sonde.run.folder.json_file import json_text, parse_json
-from sonde.run.schema import DOCUMENTS, check_family, check_number, whole_number
+from sonde.run.record import Record, severity_of
+from sonde.run.schema import check_family, check_number, whole_number
 from sonde.run.store.tables import Lines, column_of, kind_of
 from sonde.run.store.writer_thread import WriterThread
 
@@ -40,6 +42,7 @@ class RunWriter(ABC):
         attempt: the number of this process among those that wrote this run one after another, from 1.
         first_step: the step that this process begins at.
         lost: rows that could not be kept so far.
+        before: what earlier processes found before the step that this one begins at.
         thread: the thread that writes to disk; None in memory.
     """
 
@@ -54,6 +57,10 @@ class RunWriter(ABC):
         self._kinds: dict[tuple[str, str], str] = {}  # by family and column, in small letters: number, list or text
         self._accepted: set[tuple[str, tuple[tuple[str, str], ...]]] = set()
         self._closed = self._has_end = False
+        self.before = Record()
+        self._rows = 0
+        self._record: Record | None = None  # by what judges the rows
+        self._told: tuple[Finding, ...] = ()  # by the program that writes
 
     def append(
         self,
@@ -139,6 +146,7 @@ class RunWriter(ABC):
     def _add(self, block: RowBlock) -> None:
         for piece in block.pieces(self._block):
             if piece.lines:
+                self._rows += piece.lines
                 self._take(piece)
 
     def _check(self, family: str, columns: Mapping[str, Column]) -> None:
@@ -203,7 +211,7 @@ class RunWriter(ABC):
         *,
         step: int,
         epoch: int = 0,
-        severity: str = "warning",
+        severity: str = "warn",
         rule: str = "",
         site: str = "",
         value: float | None = None,
@@ -212,18 +220,18 @@ class RunWriter(ABC):
         evidence: Mapping[str, float] | None = None,
         advice: str = "",
     ) -> None:
-        """Add one finding, in words.
+        """Add one finding of your own, in words: one that no row holds. It is in the record of findings from the next flush on.
 
         Args:
             message: what is wrong.
             step, epoch: when it was seen.
-            severity, rule: how grave it is, and the name of the rule that found it.
+            severity: ``"note"``, ``"warn"`` or ``"bad"``; another word counts as ``"warn"``.
+            rule: the name of the rule that found it.
             site: where; ``""`` is no place in the network.
             value: the number that the rule is about.
             call: which call of the module; -1 is all calls together.
             first_step: the first logged step at which the condition held.
-            evidence: the numbers that the rule compared, by name. The row has them as JSON, with null for a NaN or infinity;
-                without numbers it has null.
+            evidence: the numbers that the rule compared, by name.
             advice: one line on what to do.
 
         Raises:
@@ -231,12 +239,45 @@ class RunWriter(ABC):
             StoreError: the writer is closed.
         """
         self._must_be_open()
-        moment = (whole_number("epoch", epoch), whole_number("step", step), self.process)
-        number = None if value is None else float(value)
-        texts = tuple(map(encodable, (severity, rule, str(site))))
-        numbers = _evidence(evidence) if evidence else None
-        more = (call, None if first_step is None else whole_number("first_step", first_step), numbers, encodable(advice))
-        self._take(Lines("alerts", ((*moment, *texts, number, encodable(message), *more),)))
+        opened = whole_number("step", step)
+        found = Finding(
+            encodable(rule),
+            encodable(message),
+            encodable(str(site)),
+            whole_number("epoch", epoch),
+            opened,
+            math.nan if value is None else _number("value", value),
+            severity_of(severity),
+            -1 if call is None else call,
+            None if first_step is None else whole_number("first_step", first_step),
+            {str(name): _number(name, number) for name, number in (evidence or {}).items()},
+            encodable(advice),
+            opened=opened,
+        )
+        self._told = (*self._told, found)
+        self._record_changed()
+
+    def told(self, found: Finding) -> None:
+        """Add a finding of whoever sends the rows, unless they are judged here."""
+        if self._record is None:
+            self._told = (*self._told, found)
+            self._record_changed()
+
+    def judged(self, record: Record) -> None:
+        """Take what the rules have found in the rows so far, and in those that come next. It is written with these."""
+        self._record = record
+        self._record_changed()
+
+    @property
+    def record(self) -> Record:
+        """What is to be written down of the findings so far."""
+        record = self.before if self._record is None else self._record
+        before = self.before.seen if self._record is not None else ()
+        known = {each.identity for each in before}
+        seen = (*before, *(each for each in record.seen if self._record is None or each.identity not in known), *self._told)
+        rows, lost, steps = self.before.rows + self._rows, self.before.lost_rows + self.lost, self.before.lost_steps
+        steps += 0 if self._record is None else self._record.lost_steps
+        return replace(record, seen=seen, fixed=self.before.fixed, rows=rows, lost_rows=lost, lost_steps=steps)
 
     def document(self, name: str, data: Any) -> None:
         """Write plain data as a file of its own, ``graph`` or ``coverage``, in place of an earlier one.
@@ -246,8 +287,8 @@ class RunWriter(ABC):
             StoreError: the writer is closed.
         """
         self._must_be_open()
-        if name not in DOCUMENTS:
-            raise ArgumentError(f"{name!r} is no document of a run; they are {' and '.join(DOCUMENTS)}")
+        if name not in ("graph", "coverage"):
+            raise ArgumentError(f"{name!r} is no document of a run that is written so; they are graph and coverage")
         try:
             plain, _ = parse_json(json_text(data).encode(), f"{name}.json")
         except (TypeError, ValueError, RecursionError) as error:
@@ -299,6 +340,9 @@ class RunWriter(ABC):
 
     @abstractmethod
     def _take(self, item: RowBlock | Lines) -> None: ...
+
+    @abstractmethod
+    def _record_changed(self) -> None: ...
 
     @abstractmethod
     def _write_document(self, name: str, data: Any) -> None: ...
@@ -363,13 +407,3 @@ def _number(name: str, value: Any) -> float:
         return float(value)
     except (TypeError, ValueError):
         raise ArgumentError(f"the number {name!r} is a number, not {value!r}") from None
-
-
-def _evidence(given: Mapping[str, float]) -> str:
-    """Return numbers by name as JSON, with null for what JSON cannot hold.
-
-    Raises:
-        ArgumentError: one of them is no number.
-    """
-    numbers = {str(name): _number(name, value) for name, value in given.items()}
-    return json.dumps(with_null(numbers))

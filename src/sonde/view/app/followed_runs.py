@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +15,7 @@ import numpy as np
 from sonde.errors import StoreError, UnknownSiteError
 from sonde.escape import printable_line
 from sonde.paths import absolute_path, short_path
-from sonde.run import Run, RunFolder, Runs, RunSummary, runs_below
+from sonde.run import Run, RunFolder, Runs, RunSummary, counted, runs_below
 from sonde.run import State as RunState
 from sonde.suggest import nearest
 from sonde.view.app.answers.covered import lost_parts
@@ -31,7 +31,6 @@ State = Literal[RunState, "damaged", "newer"]
 _SEARCH = 2.0  # seconds between two searches for new folders, and
 _SHARE = 20.0  # at least so many times what a search takes
 _NUMBERS = 768 << 20  # bytes of numbers of all runs that stay in memory
-_HEALTH = {"": "ok", "note": "note", "bad": "bad", "error": "bad"}
 
 
 @dataclass
@@ -195,7 +194,7 @@ class FollowedRuns:
             return [each.entry for each in followed]
 
     def _summarise(self, followed: Sequence[_Followed]) -> None:
-        """Read the scalars and alerts of runs, all at once; where that fails, one by one."""
+        """Read the scalars and records of findings of runs, all at once; where that fails, one by one."""
         for some in (followed, *([each] for each in followed)):
             runs = {each.id: each.run for each in some if each.run is not None}
             try:
@@ -245,15 +244,20 @@ def _entry(each: _Followed) -> dict[str, Any]:
         return {**about, "error": printable_line(each.error), "health": "unknown"}
     run, summary = each.run, each.summary
     if each.folder is None:
-        summary = RunSummary(findings=len(run.alerts), severity=_worst(alert["severity"] for alert in run.alerts))
+        summary = RunSummary(record=run.record)
     attempts = run.description.attempts
     modules = run.info.get("model")
     lines = [line for line in modules if isinstance(line, dict)] if isinstance(modules, list) else []
     last = run.last_step if summary.last is None else summary.last
+    record, lost = summary.record, lost_parts(run)
+    doubts = record.shortfalls(last, len(lost))
     return {
         **about,
-        "health": _HEALTH.get(summary.severity, "warn") if last >= 0 or summary.findings else "unknown",
-        "findings": summary.findings,
+        "health": record.health(doubts),
+        "findings": len(record.findings),
+        "counted": counted(record.findings),
+        "shortfalls": doubts,
+        "judged": record.step if record.step >= 0 else None,
         "first": summary.first,
         "last": last if last >= 0 else None,
         "started": attempts[0].started if attempts else None,
@@ -265,11 +269,6 @@ def _entry(each: _Followed) -> dict[str, Any]:
         "loss_last": None if summary.loss is None else listed(np.array([summary.loss]))[0],
         "loss_last_mark": MISSING if summary.loss is None else int(marks_of(np.array([summary.loss]))[0]),
         "size_bytes": 0 if each.folder is None else each.folder.size,
-        "lost": lost_parts(run),
+        "lost": lost,
         **({"error": each.error} if each.error else {}),
     }
-
-
-def _worst(severities: Iterable[str]) -> str:
-    found = set(severities)
-    return next((each for each in ("bad", "error", "warn", "warning", "note") if each in found), "")

@@ -105,7 +105,7 @@ def recording(opened: OpenedRun, entry: dict[str, Any], room: int = _ROOM) -> di
         "run": entry,
         "overview": overview(opened, points=BINS * 2),
         "numbers": numbers(opened),
-        "findings": findings(opened, every=True),
+        "findings": findings(opened),
         "coverage": coverage(opened),
         "heatmap": {},
         "distribution": {},

@@ -1,4 +1,4 @@
-"""Show the rows of one family at one step as a table: a row for each site, or of scalars and alerts for each name."""
+"""Show the rows of one family at one step as a table: a row for each site, or of scalars for each name."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from sonde.view.plots.layer_names import Include, chosen
 from sonde.view.plots.number_names import main_number
 from sonde.words import number_text
 
-_WITHOUT_SITES = {"scalars": ("name", "value"), "alerts": ("severity", "rule", "site", "message")}
+_WITHOUT_SITES = {"scalars": ("name", "value")}
 """The families whose rows are of no site, with the columns that are shown of them."""
 
 
 def family_table(run: Run, family: str, include: Include, step: int | None) -> Grid:
-    """Return *family* at *step* as a table; by default at the last logged one, of scalars the last of each name, and all alerts."""
+    """Return *family* at *step* as a table; by default at the last logged one, of scalars the last of each name."""
     if family in _WITHOUT_SITES:
         return _of_names(family, _rows_of_names(run, family, step), step)
     return _of_sites(run, family, family_rows(run, family, include, step))

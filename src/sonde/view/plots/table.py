@@ -49,7 +49,7 @@ def table(
     name too, and those of the rules in ``sonde.rules``. A number that was not recorded has no column.
 
     With *family* the table has all numbers of this family at *step*, or at the last logged one, a row for each site; of ``scalars``
-    the last value of each, and of ``alerts`` all.
+    the last value of each.
 
     Raises:
         SelectionError: no layer is selected.
@@ -94,7 +94,7 @@ def _layer_rows(
     if moment is None:
         return None
     layers = _Reader(run, known, moment).layers()
-    found = _alerts(run, layers, moment.last)
+    found = _named(run, layers, moment.last)
     names = list(layers)
     names = [names[place] for place in chosen(names, include, exclude)] if names else []
     kinds = kinds_of(run)
@@ -115,18 +115,18 @@ def _layer_rows(
     return moment.words, rows, footer
 
 
-def _alerts(run: Run, layers: Mapping[str, _LayerNumbers], last: int) -> dict[str, list[Note]]:
+def _named(run: Run, layers: Mapping[str, _LayerNumbers], last: int) -> dict[str, list[Note]]:
     """The findings up to step *last* as notes, by the name of the layer that each names; each once, without the layer's name."""
     named: dict[str, list[Note]] = {}
-    for alert in run.alerts:
+    for each in run.findings:
         try:
-            site = Site.parse(alert["site"])
+            site = Site.parse(each.site)
         except SiteError:  # of no place in the network, or a text of the user's own
             continue
-        name = next((each for each in (site.name, site.owner.name) if each in layers), None)
-        if name is None or alert["step"] > last:
+        name = next((text for text in (site.name, site.owner.name) if text in layers), None)
+        if name is None or each.step > last:
             continue
-        note: Note = (_within(name, site, alert["message"]), TONES.get(alert["severity"], "warn"))
+        note: Note = (_within(name, site, each.message), TONES[each.severity])
         if note not in named.setdefault(name, []):
             named[name].append(note)
     return named

@@ -1,4 +1,4 @@
-"""Answer what the rules have found in a run: what the training wrote down, and what all rules find in all rows."""
+"""Answer what was found in a run, by its record: the findings, how many, and what they leave out."""
 
 from __future__ import annotations
 
@@ -8,89 +8,78 @@ from typing import Any
 
 from sonde.errors import SiteError
 from sonde.rules import RULES, Finding
-from sonde.run import check
+from sonde.run import Run, check, counted
 from sonde.site import Site
 from sonde.view.app.answers.opened_run import OpenedRun
 
-__all__ = ["alerts_data", "findings"]
 
-_FEW, _FEW_OF_MANY = 1_000_000, 150_000  # rows that are judged in seconds; of a run that goes on, each time it has grown
-_GRAVEST = ("bad", "error", "warn", "warning", "note")
-
-
-def findings(opened: OpenedRun, *, every: bool | None = None) -> dict[str, Any]:
-    """Return what the rules find in a run, the gravest first, and which could not judge it.
+def findings(opened: OpenedRun, *, every: bool = False) -> dict[str, Any]:
+    """Return the findings in the record of a run, the gravest first, and what they leave out.
 
     Args:
         opened: the run.
-        every: whether the rules look at every row now; otherwise the answer is what the training has written down, without the
-            numbers that the rules compared. None: yes, unless the run has so many rows that a reader would wait.
+        every: judge every row now. Of a run that has ended the record holds what is found from then on.
 
     Returns:
-        ``complete``: whether the rules have looked at every row;
         ``findings``: of each ``rule``, ``severity``, ``message``, ``site``, ``layer``, ``call``, ``step``, ``first_step``,
-        ``evidence`` (names and numbers), ``condition``, ``advice``, ``source``, and ``link``, the picture that shows it;
-        ``not_judged``: rules and what they need; ``applied``: how many rules there were; ``told``: alerts of the training itself
-        that are of no rule.
+        ``last_step``, ``evidence`` (names and numbers), ``condition``, ``advice``, ``source``, ``follows``, and ``link``, the
+        picture that shows it; ``not_judged``: rules and what they need; ``applied``: how many rules there were; and what
+        :func:`standing` says.
     """
-    if every is False or (every is None and opened.rows > (_FEW if opened.run.state != "running" else _FEW_OF_MANY)):
-        told = alerts_data(opened)
-        by_rule = [each for each in told if each["rule"] in RULES]
-        return {"complete": False, "findings": by_rule, "not_judged": [], "told": [each for each in told if each not in by_rule]}
-    found = check(opened.run)
+    if every:
+        checked = check(opened.run)
+        found, missing, applied = list(checked.findings), checked.not_judged, checked.applied
+        said = {**standing(opened.run), "counted": counted(found)}
+    else:
+        record = opened.run.record
+        found, missing, applied, said = record.findings, dict(record.not_judged), len(record.rules), standing(opened.run)
     return {
-        "complete": True,
+        **said,
         "findings": [_data(opened, each) for each in found],
-        "not_judged": [{"rule": rule, "needs": needs} for rule, needs in found.not_judged.items()],
-        "applied": found.applied,
-        "told": [each for each in alerts_data(opened) if each["rule"] not in RULES],
+        "not_judged": [{"rule": rule, "needs": needs} for rule, needs in missing.items()],
+        "applied": applied,
     }
 
 
-def alerts_data(opened: OpenedRun) -> list[dict[str, Any]]:
-    """Return what the training has written down, each rule at each site once, the gravest first."""
-    found: dict[tuple[str, str, str], Finding] = {}
-    for alert in opened.run.alerts:
-        rule, site = alert["rule"] or "", alert["site"] or ""
-        value = math.nan if alert["value"] is None else float(alert["value"])
-        known = Finding(
-            rule,
-            alert["message"] or "",
-            site,
-            alert["epoch"],
-            alert["step"],
-            value,
-            severity=alert["severity"],
-            call=-1 if alert["call"] is None else alert["call"],
-            first_step=alert["first_step"],
-            evidence=alert["evidence"] or {},
-            advice=alert["advice"] or "",
-        )
-        found.setdefault((rule, site, "" if rule else known.message), known)
-    return sorted((_data(opened, each) for each in found.values()), key=lambda each: _grave(each["severity"]))
+def standing(run: Run) -> dict[str, Any]:
+    """Return how a run is by its record of findings.
+
+    Returns:
+        ``health``: the verdict, and ``unknown`` in place of ``ok`` where ``shortfalls`` (in words) say what the findings leave out;
+        ``counted``: how many findings there are, in words; ``judged``: the last step that was judged, or None.
+    """
+    record, doubts = run.record, run.shortfalls
+    return {
+        "health": record.health(doubts),
+        "shortfalls": doubts,
+        "counted": counted(record.findings),
+        "judged": record.step if record.step >= 0 else None,
+    }
 
 
-def _grave(severity: str) -> int:
-    return _GRAVEST.index(severity) if severity in _GRAVEST else len(_GRAVEST)
+def findings_data(opened: OpenedRun) -> list[dict[str, Any]]:
+    """Return the findings in the record, the gravest first."""
+    return [_data(opened, each) for each in opened.run.findings]
 
 
 def _data(opened: OpenedRun, found: Finding) -> dict[str, Any]:
-    rule = RULES.get(found.rule)
     site = _parsed(found.site)
     first = found.step if found.first_step is None else found.first_step
     return {
         "rule": found.rule,
-        "severity": {"error": "bad", "warning": "warn"}.get(found.severity, found.severity),
+        "severity": found.severity,
         "message": found.message,
         "site": found.site,
         "layer": "" if site is None else site.owner.name,
         "call": found.call,
         "step": found.step,
         "first_step": first,
+        "last_step": found.last_step,
         "evidence": [{"name": name, "value": _finite(value)} for name, value in _evidence(found).items()],
-        "condition": "" if rule is None else rule.condition,
-        "advice": found.advice or ("" if rule is None else rule.advice),
-        "source": "" if rule is None else rule.source,
+        "condition": found.condition,
+        "advice": found.advice,
+        "source": found.source,
+        "follows": found.follows,
         "link": _link(opened, found.rule, site, first),
     }
 

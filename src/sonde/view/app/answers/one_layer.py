@@ -11,7 +11,7 @@ import numpy as np
 from sonde.run import quoted
 from sonde.site import PORTS, Site
 from sonde.suggest import unknown_name
-from sonde.view.app.answers.found import alerts_data
+from sonde.view.app.answers.found import findings_data
 from sonde.view.app.answers.opened_run import OpenedRun, number_data
 from sonde.view.app.answers.reduction import Bins, listed, marks_of
 from sonde.words import shape_text
@@ -64,7 +64,7 @@ def layer(opened: OpenedRun, layer: str, *, points: int = _POINTS) -> dict[str, 
             {"name": name, "shape": each.shape and list(each.shape), "dtype": each.dtype, "trainable": each.trainable}
             for name, each in held.items()
         ],
-        "findings": [each for each in alerts_data(opened) if each["layer"] == owner.name],
+        "findings": [each for each in findings_data(opened) if each["layer"] == owner.name],
         "numbers": numbers,
     }
 

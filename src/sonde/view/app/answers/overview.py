@@ -10,7 +10,7 @@ import numpy as np
 from sonde.run import setting_text
 from sonde.site import PORTS
 from sonde.view.app.answers.covered import lost_parts
-from sonde.view.app.answers.found import alerts_data
+from sonde.view.app.answers.found import findings_data, standing
 from sonde.view.app.answers.opened_run import OpenedRun
 from sonde.view.app.answers.reduction import REDUCTION, Bins, listed, marks_of
 from sonde.view.plots.scalars import kind_of, phase_of
@@ -31,7 +31,8 @@ def overview(opened: OpenedRun, *, first: int | None = None, last: int | None = 
         points: the most bins of each scalar.
 
     Returns:
-        ``scalars``, ``findings``, ``settings`` and ``environment`` (lists of name and text), ``model``, ``layers`` and
+        ``scalars``, ``findings``, what ``standing`` says of them, ``settings`` and ``environment`` (lists of name and text),
+        ``model``, ``layers`` and
         ``parameters`` (how many), ``ranks`` in words, ``lost`` (parts that cannot be read, in words),
         ``steps`` (first and last).
     """
@@ -44,7 +45,8 @@ def overview(opened: OpenedRun, *, first: int | None = None, last: int | None = 
     return {
         "name": opened.name,
         "scalars": scalars,
-        "findings": alerts_data(opened),
+        "findings": findings_data(opened),
+        **standing(run),
         "settings": [[name, setting_text(value)] for name, value in settings.items() if not name.startswith("environment.")],
         "environment": [
             [name.removeprefix("environment."), setting_text(value)]

@@ -113,6 +113,7 @@ export const SEVERITIES = {
   note: ["note", "◆", "note"],
   warn: ["warning", "▲", "warning"],
   bad: ["bad", "■", "bad"],
+  unknown: ["unknown", "○", "not known"],
 };
 
 export function badge(severity, text) {
@@ -120,12 +121,13 @@ export function badge(severity, text) {
   return make("span", { class: `badge ${name}` }, make("i", { "aria-hidden": "true" }, shape), text ?? word);
 }
 
-// How a run is: the worst that its rules find, or the error that ended it.
+// How a run is, by its record of findings: the worst of them, or the error that ended it. It is healthy where every row was judged.
 export function healthOf(run) {
   if (run.lost?.length) return badge("bad", "parts lost");
-  if (run.findings) return badge(run.health, many(run.findings, "finding"));
+  if (run.findings) return badge(run.health, run.counted);
   if (run.state === "failed") return badge("bad", "failed");
-  return run.health === "unknown" ? make("span", { class: "quiet" }, "–") : badge(run.health, "healthy");
+  if (run.health === "ok") return badge("ok", "healthy");
+  return run.shortfalls?.length ? badge("unknown", run.shortfalls[0]) : make("span", { class: "quiet" }, "–");
 }
 
 export const stateDot = (run) => make("i", { class: `dot ${run.state}`, "aria-hidden": "true" });

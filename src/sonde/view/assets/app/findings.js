@@ -20,45 +20,40 @@ export function card(run, finding, brief = false) {
     brief ? null : [
       evidence.length ? make("dl", { class: "evidence" }, evidence) : null,
       finding.advice ? make("p", { class: "advice" }, make("strong", null, "What to do: "), finding.advice) : null,
-      make("p", { class: "quiet small" }, `rule ${finding.rule}`, finding.condition ? `: ${finding.condition}` : "", finding.source ? ` (${finding.source})` : "", finding.call >= 0 ? ` · call ${finding.call}` : ""),
+      make("p", { class: "quiet small" }, finding.rule ? `rule ${finding.rule}` : "said by the training itself", finding.condition ? `: ${finding.condition}` : "", finding.source ? ` (${finding.source})` : "", finding.call >= 0 ? ` · call ${finding.call}` : "", finding.follows ? ` · follows from ${finding.follows}` : ""),
     ],
     make("a", { class: "button", href: pictureOf(run, finding), "aria-label": `See it: ${finding.message ?? finding.text}` }, "See it"));
 }
 
-// What the rules could not judge, and what the training said that is of no rule.
-function besides(run, { told = [], not_judged: missing = [] }) {
-  return [
-    told.length ? [make("h2", null, "Said by the training itself"), make("div", { class: "findings" }, told.map((each) => card(run, each)))] : null,
-    missing.length
-      ? make("details", null, make("summary", null, `${many(missing.length, "rule")} could not judge: what they need was not recorded`),
-        make("dl", { class: "evidence" }, missing.map(({ rule, needs }) => [make("dt", null, rule), make("dd", null, needs)])))
-      : null,
-  ];
+// What the rules could not judge.
+function besides({ not_judged: missing = [] }) {
+  return missing.length
+    ? make("details", null, make("summary", null, `${many(missing.length, "rule")} could not judge: what they need was not recorded`),
+      make("dl", { class: "evidence" }, missing.map(({ rule, needs }) => [make("dt", null, rule), make("dd", null, needs)])))
+    : null;
 }
 
 export async function findingsView({ root, source, run, isShown }) {
-  let every = false;
-  async function read() {
+  async function read(every = false) {
     const answer = await source.ask(run.id, "findings", every ? { every: 1 } : {});
     if (!isShown()) return;
-    const { findings, complete } = answer;
+    const { findings, shortfalls, judged, counted } = answer;
     const order = { bad: 0, warn: 1, note: 2 };
     const sorted = [...findings].sort((one, other) => (order[one.severity] ?? 3) - (order[other.severity] ?? 3) || (one.first_step ?? one.step) - (other.first_step ?? other.step));
-    const judged = `The rules judged ${typeof run.last === "number" ? `all logged steps up to step ${whole(run.last)}` : "no step yet"} and found nothing wrong.`;
-    const live = "These are the alerts that the training wrote while it ran; the run has so many rows that judging all of them anew takes a while.";
+    const isWhole = shortfalls.length === 0;
+    const said = typeof judged === "number" ? `The rules judged all logged steps up to step ${whole(judged)} and found nothing wrong.` : "No step was judged.";
     fill(root,
       sorted.length
-        ? make("div", { class: "bar" }, make("h1", null, many(findings.length, "finding")), make("p", { class: "quiet" }, "the worst first, then by step"))
-        : notice("No findings", complete ? judged : "The training itself wrote no alert while it ran."),
-      complete ? "" : make("p", { class: "quiet" }, live, " ", source.isLive ? make("button", { onclick: judgeAll }, "Judge every row") : null),
+        ? make("div", { class: "bar" }, make("h1", null, counted), make("p", { class: "quiet" }, "the worst first, then by step"))
+        : notice("No findings", said),
+      isWhole ? "" : make("p", null, make("strong", null, `${shortfalls.join(", ")}. `), source.isLive ? make("button", { onclick: judgeAll }, "Judge every row") : null),
       make("div", { class: "findings" }, sorted.map((finding) => card(run, finding))),
-      besides(run, answer));
+      besides(answer));
   }
   async function judgeAll() {
-    every = true;
     fill(root, notice("Judging every row", "This can take a minute for a million rows."));
-    await read();
+    await read(true);
   }
   await read();
-  return { refresh: read };
+  return { refresh: () => read() };
 }

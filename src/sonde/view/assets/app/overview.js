@@ -9,20 +9,25 @@ import { MARKS, lineColour } from "./scales.js";
 import { layerOf, matrixOf } from "./source.js";
 import { Span } from "./span.js";
 
+const sentence = (text) => `${text.charAt(0).toUpperCase()}${text.slice(1)}.`;
 const SAID = { grad_norm_raw: "grad_norm_raw (before clipping)" };
 const FEW = 2; // findings that stand above the pictures, as more would push these down
 const hasData = (run) => typeof run.last === "number" && run.last >= 0;
 const GROUPS = [["loss", "Loss", 230], ["norm", "Norms", 170], ["lr", "Learning rate", 170], ["metric", "Metrics", 170], ["other", "Others", 170]];
 
-function verdict(run, findings) {
+const WORDS = { ok: "Healthy", note: "Worth a look", warn: "Look here", bad: "Unhealthy", unknown: "Not known" };
+
+function verdict(run, { findings, health, shortfalls, counted }) {
   const bad = findings.filter((finding) => finding.severity === "bad").length;
   const first = [...findings].sort((one, other) => (one.first_step ?? one.step) - (other.first_step ?? other.step))[0];
   if (!hasData(run)) return make("section", { class: "verdict" }, badge("note", run.state === "running" ? "No data yet" : "No data"), make("p", null, run.end?.words ?? null), make("p", { class: "quiet" }, run.state));
   const failed = run.state === "failed" && !findings.length;
-  const words = failed ? "An error ended it; no rule finds anything wrong before." : !findings.length ? "No rule finds anything wrong." : `${many(findings.length, "finding")}${bad && bad < findings.length ? `, ${whole(bad)} of them bad` : ""}. The first${first.site ? ` at ${layerOf(first.site) || "(root)"}` : ""}, step ${whole(first.first_step ?? first.step)}.`;
-  return make("section", { class: `verdict ${failed ? "bad" : findings.length ? run.health : "ok"}` },
-    badge(failed ? "bad" : findings.length ? run.health : "ok", failed ? "Failed" : !findings.length ? "Healthy" : run.health === "bad" ? "Unhealthy" : "Look here"),
+  const nothing = health === "ok" ? "No rule finds anything wrong." : "No rule has found anything wrong so far.";
+  const words = failed ? "An error ended it; no rule finds anything wrong before." : !findings.length ? nothing : `${counted}${bad && bad < findings.length ? `, ${whole(bad)} of them bad` : ""}. The first${first.site ? ` at ${layerOf(first.site) || "(root)"}` : ""}, step ${whole(first.first_step ?? first.step)}.`;
+  return make("section", { class: `verdict ${failed ? "bad" : health}` },
+    badge(failed ? "bad" : health, failed ? "Failed" : WORDS[health]),
     make("p", null, words),
+    shortfalls.length ? make("p", { class: "doubts" }, make("strong", null, sentence(shortfalls.join(", ")))) : null,
     run.end ? make("p", { class: "end" }, run.end.words) : null,
     make("p", { class: "quiet" }, [run.state, typeof run.first === "number" ? `steps ${whole(run.first)} to ${whole(run.last)}` : `up to step ${whole(run.last)}`, run.layers ? many(run.layers, "layer") : "", run.model, `last data ${since(run.updated)}`, run.pruned].filter(Boolean).join(" · ")));
 }
@@ -109,7 +114,7 @@ export async function overviewView({ root, source, run, args, isShown }) {
     const [answer, numbers] = await Promise.all([source.ask(run.id, "overview", { points: 700, ...part }), source.ask(run.id, "numbers")]);
     if (!isShown()) return;
     about = numbers;
-    fill(top, verdict(run, answer.findings));
+    fill(top, verdict(run, answer));
     if (answer.lost?.length) fill(lost, make("section", { class: "verdict bad" }, make("p", null, make("strong", null, "Parts of this run cannot be read; the pictures and findings lack them. "), answer.lost.join(" · ")), make("p", null, make("a", { href: linkTo("coverage", run.id) }, "what is lost"))));
     if (!answer.scalars.length && !about.numbers.length) { pictures.replaceChildren(nothingYet(run)); charts.clear(); return; }
     if (pictures.querySelector(".notice")) pictures.replaceChildren();
