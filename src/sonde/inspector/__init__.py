@@ -15,6 +15,7 @@ from types import ModuleType as _Module
 # isort: split
 # Watch a training
 from sonde.inspector.inspector import Inspector as Inspector
+from sonde.inspector.inspector import PyTorchInspector as PyTorchInspector
 from sonde.inspector.sentinel.replayed_step import replay as replay
 from sonde.inspector.watch import watch as watch
 
@@ -26,23 +27,20 @@ from sonde.inspector.settings import Limits as Limits
 
 # isort: split
 # Where rows go, and what they are to a sink
-from sonde.inspector.sinks import MLflowSink as MLflowSink
-from sonde.inspector.sinks import TensorBoard as TensorBoard
-from sonde.inspector.sinks import WandbSink as WandbSink
 from sonde.inspector.sinks.base import LoggedRows as LoggedRows
 from sonde.inspector.sinks.base import RunSink as RunSink
 from sonde.inspector.sinks.base import Sink as Sink
-from sonde.inspector.sinks.to_argument import folders_named as folders_named
 from sonde.rows import RowBlock as RowBlock
 from sonde.rows import Rows as Rows
 from sonde.rows import Scalar as Scalar
 
+__all__ = [name for name, value in vars().items() if name[0] != "_" and not isinstance(value, _Module)]
+
 # isort: split
-# Values as run.json and a message have them
+# For other rooms of sonde: sinks of other projects, and values as run.json has them
 from sonde.inspector.arguments import flat as flat
 from sonde.inspector.arguments import plain_config as plain_config
-
-PyTorchInspector = Inspector
-"""monitorch's name of the inspector."""
-
-__all__ = [name for name, value in vars().items() if name[0] != "_" and not isinstance(value, _Module)]
+from sonde.inspector.sinks import MLflowSink as MLflowSink
+from sonde.inspector.sinks import TensorBoard as TensorBoard
+from sonde.inspector.sinks import WandbSink as WandbSink
+from sonde.inspector.sinks.to_argument import folders_named as folders_named

@@ -442,3 +442,7 @@ def _detach_at_exit(held: weakref.ref[Inspector], process: int) -> None:
     inspector = held()
     if inspector is not None and os.getpid() == process:
         inspector.detach()
+
+
+PyTorchInspector = Inspector
+"""monitorch's name of the inspector."""

@@ -18,18 +18,15 @@ from sonde.keep.stash import rmap_tensor as rmap_tensor
 from sonde.keep.tracker import Tracker as Tracker
 from sonde.keep.tracker import track as track
 
-# isort: split
-# What a stash holds
-from sonde.keep.stash import Copying as Copying
-from sonde.keep.stash import leaves_of as leaves_of
+__all__ = [name for name, value in vars().items() if name[0] != "_" and not isinstance(value, _Module)]
 
 # isort: split
-# The numbers of a layer
+# For other rooms of sonde: what a stash holds, and the numbers of a layer
 from sonde.keep.layers import Layer as Layer
 from sonde.keep.layers import Tally as Tally
 from sonde.keep.layers import annotate as annotate
 from sonde.keep.layers import first_measurable as first_measurable
 from sonde.keep.layers import layers_of as layers_of
 from sonde.keep.layers import numbers_of as numbers_of
-
-__all__ = [name for name, value in vars().items() if name[0] != "_" and not isinstance(value, _Module)]
+from sonde.keep.stash import Copying as Copying
+from sonde.keep.stash import leaves_of as leaves_of

@@ -5,11 +5,16 @@ line below. An inspector takes ``AnyLens``: a lens, losses and metrics, or a pre
 the layers of its ``Choice``.
 """
 
-# A name that is imported as itself is public.
-
 from types import ModuleType as _Module
 
+# isort: split
+# What a lens is
 from sonde.lens.builtin import AnyLens as AnyLens
+from sonde.lens.lens import Lens as Lens
+from sonde.lens.lens import LossMetrics as LossMetrics
+
+# isort: split
+# Ready-made lenses
 from sonde.lens.builtin import EffectiveRank as EffectiveRank
 from sonde.lens.builtin import OutputActivation as OutputActivation
 from sonde.lens.builtin import OutputGradientGeometry as OutputGradientGeometry
@@ -22,9 +27,10 @@ from sonde.lens.builtin import ParameterUpdateGeometry as ParameterUpdateGeometr
 from sonde.lens.builtin import default_lenses as default_lenses
 from sonde.lens.builtin import exponents as exponents
 from sonde.lens.builtin import moments as moments
-from sonde.lens.from_preprocessor import lens_of as lens_of
-from sonde.lens.layer_choice import Choice as Choice
-from sonde.lens.lens import Lens as Lens
-from sonde.lens.lens import LossMetrics as LossMetrics
 
 __all__ = [name for name, value in vars().items() if name[0] != "_" and not isinstance(value, _Module)]
+
+# isort: split
+# For the inspector: the lens of a preprocessor, and the layers that are looked at
+from sonde.lens.from_preprocessor import lens_of as lens_of
+from sonde.lens.layer_choice import Choice as Choice
