@@ -27,6 +27,7 @@ from sonde.inspector.settings import Limits as Limits
 
 # isort: split
 # Where rows go, and what they are to a sink
+from sonde.inspector import sinks as sinks
 from sonde.inspector.sinks.base import LoggedRows as LoggedRows
 from sonde.inspector.sinks.base import RunSink as RunSink
 from sonde.inspector.sinks.base import Sink as Sink
