@@ -48,5 +48,4 @@ __all__ = [name for name, value in vars().items() if name[0] != "_" and not isin
 
 # isort: split
 # For other rooms of sonde
-from sonde.preprocessor.measured import Measured as Measured
 from sonde.preprocessor.updates import difference as difference
