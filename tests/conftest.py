@@ -21,6 +21,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from sonde.engine.torch_api import hooks
+from sonde.inspector.sentinel.training_passes import _Arrives
 
 # The same examples on every machine, however slow. pytest --hypothesis-profile=search looks for others.
 _repeatable = hypothesis.settings(
@@ -93,7 +94,7 @@ def our_hooks() -> list[str]:
     for dictionary, key in _registered:
         held = dictionary()
         hook = None if held is None else held.get(key)
-        if isinstance(hook, hooks.GradientHooks) or type(hook) is hooks.Bound:
+        if isinstance(hook, hooks.GradientHooks | _Arrives) or type(hook) is hooks.Bound:
             continue  # on a tensor of a graph, with which it goes
         if isinstance(hook, hooks.Hook) or (getattr(hook, "__module__", None) or "").startswith("sonde."):
             left.append(str(hook))
