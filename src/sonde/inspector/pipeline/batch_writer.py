@@ -255,7 +255,7 @@ class BatchWriter:
             self._problems.note(f"the rules raised {type(error).__name__}: {error}; rows are written, and some are not judged")
 
     def _replay(self, writer: RunWriter) -> None:
-        """Judge what earlier processes have written of a run that is continued. What is found in it was told then."""
+        """Judge what earlier processes have written of a run that is continued. Its findings were printed then."""
         run = writer.run()
         rank = writer.process if len(run.ranks) > 1 else None
         self._try_to_judge(lambda: judge_rows(run, self.findings, rank=rank, before=writer.first_step))
