@@ -9,8 +9,6 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-__all__ = ["embed_json", "encodable", "escape_html", "printable", "printable_line", "readable_json", "shortened", "with_null"]
-
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
 _BREAKS = re.compile(r"[\t\n\u2028\u2029]")
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
-__all__ = ["STANDARD", "Kind", "Number", "count", "described", "number_of", "share"]
-
 Kind = Literal["size", "share", "signed", "cosine", "power", "count"]
 """The scale of a number: ``size``, not negative and over many decades (logarithmic); ``share``, from 0 to 1 (linear);
 ``signed``, about zero; ``cosine``, from -1 to 1; ``power``, of two; ``count``, how many."""

@@ -7,8 +7,6 @@ from pathlib import Path
 
 from sonde.errors import ArgumentError
 
-__all__ = ["absolute_path", "is_inside", "short_path"]
-
 
 def absolute_path(path: str | os.PathLike[str]) -> Path:
     """Return *path* as an absolute path, with ``~`` as the home folder. Links are not followed.

@@ -24,8 +24,6 @@ from urllib.parse import unquote
 
 from sonde.errors import SiteError
 
-__all__ = ["GRADIENT_PORTS", "MODULE_PORTS", "OTHER_CALLS", "PARAMETER_PORTS", "PORTS", "Phase", "Port", "PortInfo", "Site"]
-
 Port = Literal["input", "output", "grad_output", "grad_input", "grad", "param", "update"]
 """The names of the ports, for type checkers; a test holds them equal to the keys of ``PORTS``."""
 

@@ -8,8 +8,6 @@ from difflib import get_close_matches
 
 from sonde.errors import UnknownSiteError
 
-__all__ = ["nearest", "nearest_steps", "unknown_name"]
-
 _SHOWN = 8
 _OF_REGEX = re.compile(r"[\\^$()?*+|\[\]{}]")
 

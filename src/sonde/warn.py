@@ -9,8 +9,6 @@ from pathlib import Path
 
 from sonde.errors import ObservationWarning
 
-__all__ = ["WarnOnce", "warn_user"]
-
 _PASSED = (str(Path(__file__).parent), contextlib.__file__)
 
 

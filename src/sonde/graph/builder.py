@@ -21,8 +21,6 @@ from sonde.graph.tensors import Span, described, span_of, storage_of, write_cove
 from sonde.run import Edge, Kind, Node, PlainGraph, Value
 from sonde.site import Site
 
-__all__ = ["Builder", "Draft", "Read"]
-
 Read = tuple[int, int]
 """Number of the node that gave a tensor, and number of the value."""
 

@@ -12,8 +12,6 @@ from sonde.errors import ArgumentError
 from sonde.graph.graph import Graph
 from sonde.graph.recording import Recording
 
-__all__ = ["capture"]
-
 
 def capture(
     model: nn.Module,

@@ -18,8 +18,6 @@ from sonde.graph.tensors import version_of
 from sonde.run import Kind
 from sonde.site import Site
 
-__all__ = ["ForwardGraph", "in_backward", "named_inputs"]
-
 
 def in_backward() -> bool:
     """Whether a backward pass runs in this thread; a forward in it is a repetition (activation checkpointing)."""

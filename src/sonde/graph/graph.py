@@ -19,8 +19,6 @@ from sonde.words import large_text
 if TYPE_CHECKING:
     import networkx
 
-__all__ = ["Graph"]
-
 
 class Graph(PlainGraph):
     """One forward of a model: module calls, operations, tensors and edges; see :func:`sonde.capture`.

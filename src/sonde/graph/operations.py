@@ -16,8 +16,6 @@ from sonde.escape import shortened
 from sonde.graph.builder import Builder, Draft
 from sonde.graph.tensors import storage_of, tensors_in, version_of
 
-__all__ = ["OperationMode", "arguments_text"]
-
 # Functions that copy the contents of a tensor to Python. Other functions without a tensor in their result only ask for
 # properties, and become no node.
 _READS = {

@@ -20,8 +20,6 @@ from sonde.graph.recording import Recording
 from sonde.graph.tensors import described
 from sonde.run import Edge, Node, Value
 
-__all__ = ["BaseNode", "LayerNode", "OpNode", "ParamNode", "Recorder", "TensorNode"]
-
 
 @dataclass(eq=False, repr=False)
 class BaseNode:

@@ -15,8 +15,6 @@ from sonde.graph.forward import ForwardGraph, in_backward
 from sonde.run import PlainGraph
 from sonde.warn import warn_user
 
-__all__ = ["Recording"]
-
 
 class Recording:
     """Hooks on a model that turn each of its forwards into a graph.

@@ -23,8 +23,6 @@ from sonde.view import render
 if TYPE_CHECKING:
     from graphviz import Digraph
 
-__all__ = ["BaseRenderer", "GraphvizRenderer", "GraphvizStyler", "make_dot", "record", "render_network"]
-
 Shapes = tuple[int, ...] | Sequence[tuple[int, ...]]
 
 

@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pack_sequence
 
 from sonde.testing.zoo import Batch, Net, add, entry, one_layer, rows, two_layers
 
-__all__ = ["Frozen", "Labelled", "Pair", "Plain", "Slotted", "Tagged"]
+__all__: list[str] = []
 
 # ---------------------------------------------------------------------------------------------------------------- inputs
 
