@@ -7,13 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from sonde.answer import in_frame
 from sonde.errors import MissingExtraError
 from sonde.paths import absolute_path
 from sonde.run import Node, PlainGraph
-from sonde.view import Series, in_notebook
-from sonde.view import save as save_save
-from sonde.view import to_dot as dot_to_dot
-from sonde.view import to_html as page_to_html
+from sonde.view import Series, drawn
+from sonde.view import save as save_graph
 from sonde.words import large_text
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ class Graph(PlainGraph):
         Raises:
             ArgumentError: *depth* is no number from 0.
         """
-        return dot_to_dot(self.collapse(depth))
+        return drawn(self, "dot", depth).decode()
 
     def to_html(self, depth: int | None = None, *, values: Series | None = None, title: str | None = None) -> str:
         """Return a self-contained HTML page: no file beside it, no network.
@@ -67,7 +66,7 @@ class Graph(PlainGraph):
             UnknownSiteError: *values* names sites, and none of them is in this graph.
             MissingExtraError: the package easydot, whose layout engine the page carries, is not installed.
         """
-        return page_to_html(self, depth, values=values, title=title)
+        return drawn(self, "html", depth, values=values, title=title).decode()
 
     def save(self, path: str | os.PathLike[str], depth: int | None = None, *, values: Series | None = None) -> Path:
         """Write the graph to a file: as data (``.json``), a page (``.html``), Graphviz source (``.dot``, ``.gv``), or a picture
@@ -84,7 +83,7 @@ class Graph(PlainGraph):
             ArgumentError: the ending is unknown, or *values* is given for another format than a page.
             MissingExtraError: the program or package for this format is not installed; the message names it.
         """
-        return save_save(self, absolute_path(path), depth, values=values)
+        return save_graph(self, absolute_path(path), depth, values=values)
 
     def to_networkx(self) -> networkx.MultiDiGraph[int]:
         """Return a networkx ``MultiDiGraph``; fields of nodes and edges, shape and dtype are attributes.
@@ -117,6 +116,6 @@ class Graph(PlainGraph):
 
     def _repr_html_(self) -> str | None:
         try:
-            return in_notebook(self)
+            return in_frame(self.to_html(), self.model, 560)
         except MissingExtraError:
             return None

@@ -25,7 +25,7 @@ from sonde.inspector.settings import Settings
 from sonde.inspector.sinks.destinations import Destinations, Visualizer
 from sonde.inspector.watched_model import WatchedModel
 from sonde.rules import RULES, Finding
-from sonde.run import LastError, Record, Run, is_bad_end
+from sonde.run import LastError, Record, Run
 from sonde.schedule import Every, Schedule, seconds_of, with_interval
 from sonde.stats import Merger
 from sonde.warn import warn_user
@@ -141,7 +141,7 @@ class WatchedTraining:
                 self._take_off()
                 if self._merger is not None:
                     self._merger.hurry(min(self.part.exit_timeout, _MOMENT) if error is not None else self.part.exit_timeout)
-                self._writer.stop(self._write_ends, failed=error is not None and is_bad_end(error))
+                self._writer.stop(self._write_ends, failed=LastError.is_bad(error))
 
     def let_go(self) -> None:
         """Stop, since nobody holds the inspector any more; warn where no model has run before that."""

@@ -28,7 +28,7 @@ from sonde.stats import (
     Spectrum,
     Updates,
 )
-from sonde.view import BANDS, POINTS, checked
+from sonde.view import bands_named, points_named
 
 AnyLens = Lens | LossMetrics | AbstractPreprocessor
 """The types that an inspector accepts as a lens; a preprocessor stands for the lens that measures the same."""
@@ -166,7 +166,7 @@ class OutputNorm(Lens):
         show = _lines(normalize_by_size, log_scale, line_aggregation, range_aggregation)
         show["compare"] = comparison_plot
         if comparison_aggregation is not None:
-            show["compared"] = checked("comparison_aggregation", comparison_aggregation, POINTS)[0]
+            show["compared"] = points_named("comparison_aggregation", comparison_aggregation)[0]
         super().__init__("output_norm", SampleNorm(), ("output",), include, exclude, record_eval, show)
         object.__setattr__(self, "_activation", activation)
 
@@ -307,7 +307,7 @@ class ParameterNorm(Lens):
         comparison_plot: bool = True,
         aggregation_method: str = "mean",
     ) -> None:
-        show = _lines(normalize_by_size, log_scale, checked("aggregation_method", aggregation_method, POINTS), ())
+        show = _lines(normalize_by_size, log_scale, points_named("aggregation_method", aggregation_method), ())
         show["compare"] = comparison_plot
         super().__init__("parameter_norm", Norm(), ("param",), called(parameters), exclude, False, show)
 
@@ -455,16 +455,16 @@ def _shares(worst: bool, activation: str | None, death: str | None) -> dict[str,
     """Return how shares of active elements and of dead units are drawn."""
     aggregates = {"activation_aggregation": activation, "death_aggregation": death}
     for name, given in aggregates.items():
-        checked(name, given, POINTS)
+        points_named(name, given)
     columns = {"columns": list(aggregates.values())} if activation or death else {}
     return {"picture": "heatmap", "number": "call_death", "worst": worst, **columns}
 
 
 def _lines(normalized: bool, log: bool, line: Names, ranges: Names) -> dict[str, Any]:
     """Return how lengths are drawn."""
-    points, bands = checked("line_aggregation", line, POINTS), checked("range_aggregation", ranges, BANDS)
+    points, bands = points_named("line_aggregation", line), bands_named("range_aggregation", ranges)
     if not points:
-        raise ArgumentError(f"line_aggregation={line!r}: at least one line is drawn: of {', '.join(POINTS)}")
+        raise ArgumentError(f"line_aggregation={line!r}: at least one line is drawn, as 'mean'")
     return {
         "picture": "lines",
         "number": "rms" if normalized else "norm",

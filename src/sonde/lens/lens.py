@@ -14,7 +14,7 @@ from sonde.errors import ArgumentError
 from sonde.run import check_family
 from sonde.site import PORTS, Port
 from sonde.stats import RowStatistic, Statistic
-from sonde.view import BANDS, POINTS, checked, point_of, starts_of
+from sonde.view import bands_named, points_named, summarised
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Lens:
         return {**about, **shown, **self.show}
 
 
-_AGGREGATIONS = {"loss_line": POINTS, "metrics_line": POINTS, "loss_range": tuple(BANDS), "metrics_range": tuple(BANDS)}
+_AGGREGATIONS = {"loss_line": points_named, "metrics_line": points_named, "loss_range": bands_named, "metrics_range": bands_named}
 
 
 @dataclass(frozen=True)
@@ -135,10 +135,10 @@ class LossMetrics:
             )
         given: Any = self.metrics
         object.__setattr__(self, "metrics", (given,) if isinstance(given, str) else tuple(given or ()))
-        for name, known in _AGGREGATIONS.items():
-            names = checked(name, getattr(self, name), known)
+        for name, named in _AGGREGATIONS.items():
+            names = named(name, getattr(self, name))
             if not names and name.endswith("line"):
-                raise ArgumentError(f"{name}={getattr(self, name)!r}: at least one line is drawn: of {', '.join(known)}")
+                raise ArgumentError(f"{name}={getattr(self, name)!r}: at least one line is drawn, as 'mean'")
             object.__setattr__(self, name, names)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -160,11 +160,11 @@ class LossMetrics:
             ArgumentError: no inspector has this lens, no epoch has ended, no such loss was recorded in it, or there is no such
                 method.
         """
-        (method,) = checked("method", self.loss_line[0] if method is None else method, POINTS)
+        (method,) = points_named("method", self.loss_line[0] if method is None else method)
         if self._read is None:
             raise ArgumentError("no inspector has this lens: give it one in lenses=, and attach the inspector to a model")
         values = np.array(self._read(train))
-        return float(point_of(values, starts_of(len(values), 1), method)[0])
+        return summarised(values, method)
 
     def described(self) -> dict[str, Any]:
         """Return plain data for run.json."""

@@ -11,8 +11,6 @@ import numpy.typing as npt
 from sonde.errors import ArgumentError
 from sonde.suggest import nearest
 
-__all__ = ["BANDS", "POINTS", "band_of", "checked", "mean_of", "ordered_of", "point_of", "starts_of"]
-
 Values: TypeAlias = npt.NDArray[np.float64]
 Starts: TypeAlias = npt.NDArray[np.intp]
 
@@ -134,12 +132,31 @@ def starts_of(count: int, intervals: int) -> Starts:
     return np.arange(0, count, max(-(-count // intervals), 1))
 
 
-def checked(argument: str, given: Any, known: Iterable[str]) -> tuple[str, ...]:
-    """Return *given*, a name, several, or None, as a tuple of names.
+def points_named(argument: str, given: Any) -> tuple[str, ...]:
+    """Return *given*, a name of ``POINTS``, several, or None, as a tuple of names.
 
     Raises:
-        ArgumentError: one of the names is not *known*; the message names the *argument*.
+        ArgumentError: a name is none of them; the message names the *argument*.
     """
+    return checked(argument, given, POINTS)
+
+
+def bands_named(argument: str, given: Any) -> tuple[str, ...]:
+    """Return *given*, a name of ``BANDS``, several, or None, as a tuple of names.
+
+    Raises:
+        ArgumentError: a name is none of them; the message names the *argument*.
+    """
+    return checked(argument, given, BANDS)
+
+
+def summarised(values: Values, method: str) -> float:
+    """Return one number for all *values*, over the finite ones; NaN where there are none. *method* is one of ``POINTS``."""
+    return float(point_of(values, starts_of(len(values), 1), method)[0])
+
+
+def checked(argument: str, given: Any, known: Iterable[str]) -> tuple[str, ...]:
+    """Return *given*, a name, several, or None, as a tuple of names that are all *known*."""
     known = tuple(known)
     names = () if given is None else (given,) if isinstance(given, str) else tuple(given)
     for name in names:

@@ -6,9 +6,7 @@ import sys
 import traceback
 from types import CodeType, FrameType
 
-from sonde.run.folder.end import is_library
-
-__all__ = ["LastError"]
+from sonde.run.folder.end import is_bad_end, is_library
 
 
 class LastError:
@@ -21,6 +19,11 @@ class LastError:
 
     def __init__(self) -> None:
         self.note_known()
+
+    @staticmethod
+    def is_bad(error: BaseException | None) -> bool:
+        """Return whether *error* ended a training badly: an interrupt does, ``sys.exit()`` does not, and neither does None."""
+        return error is not None and is_bad_end(error)
 
     def note_known(self) -> None:
         """Note the exceptions that are there and the code that is running, while the training goes on."""

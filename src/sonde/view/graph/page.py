@@ -7,13 +7,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from sonde.answer import html_page, in_frame
+from sonde.answer import html_page
 from sonde.errors import MissingExtraError
 from sonde.number import Number
 from sonde.run import PlainGraph
 from sonde.view.graph.series import Series, join
-
-__all__ = ["in_notebook", "to_html"]
 
 _SCRIPTS = ("model.js", "colours.js", "layout.js", "drawing.js", "panel.js", "main.js")
 
@@ -43,11 +41,6 @@ def to_html(
         data={"graph": _data(graph) | {"depth": depth, "series": [] if values is None else join(graph, values, described)}},
         libraries={"engine": _engine()},
     )
-
-
-def in_notebook(graph: PlainGraph, height: int = 560) -> str:
-    """Return the page in a frame, for a notebook."""
-    return in_frame(to_html(graph), graph.model, height)
 
 
 def _data(graph: PlainGraph) -> dict[str, Any]:

@@ -15,8 +15,6 @@ from sonde.view.graph import page
 from sonde.view.graph.dot import to_dot
 from sonde.view.graph.series import Series
 
-__all__ = ["FORMATS", "render", "save"]
-
 _FAMILIES = "Liberation Sans,Arimo,Nimbus Sans,Noto Sans,Segoe UI,DejaVu Sans Condensed,DejaVu Sans,Verdana"
 
 FORMATS = ("json", "html", "dot", "gv", "svg", "png", "pdf")
@@ -39,16 +37,29 @@ def save(
         )
     if values is not None and form != "html":
         raise ArgumentError(f"values= colours a page; {path.name!r} is none: save it as .html")
-    if form == "html":
-        written = page.to_html(graph, depth, values=values).encode()
-    elif form == "json":
-        written = graph.collapse(depth).to_json().encode()
-    else:
-        written = render(to_dot(graph.collapse(depth), fills, caption), form)
+    written = drawn(graph, form, depth, values=values, fills=fills, caption=caption)
     path.parent.mkdir(parents=True, exist_ok=True)
     with appearing(path, sync=False) as temporary:
         temporary.write_bytes(written)
     return path
+
+
+def drawn(
+    graph: PlainGraph,
+    form: str,
+    depth: int | None = None,
+    *,
+    values: Series | None = None,
+    title: str | None = None,
+    fills: Mapping[str, str] | None = None,
+    caption: str = "",
+) -> bytes:
+    """Return *graph* in one of ``FORMATS``: *values* and *title* are those of a page, *fills* and *caption* of a drawing."""
+    if form == "html":
+        return page.to_html(graph, depth, values=values, title=title).encode()
+    if form == "json":
+        return graph.collapse(depth).to_json().encode()
+    return render(to_dot(graph.collapse(depth), fills, caption), form)
 
 
 def render(source: str, form: str) -> bytes:
