@@ -1,4 +1,4 @@
-"""Write the body of ``rooms.md``: the rooms of the source from the ground up, each with its purpose, its face and what it stands on.
+"""Write the body of ``rooms.md``: the rooms from the ground up, each with its purpose, its face and what it stands on.
 
 ``python docs/_ext/rooms.py`` writes the page anew; a test compares the page with the source.
 """
@@ -36,7 +36,9 @@ def face(room: str) -> Path:
 def names(room: str) -> dict[str, list[str]]:
     """Return the public names on the face of *room*, by the comment that stands above them in the file; ``""`` for none."""
     text = face(room).read_text(encoding="utf-8")
-    comments = [(number, line[2:]) for number, line in enumerate(text.splitlines(), 1) if re.match(r"# (?!isort|noqa|type|A name)", line)]
+    comments = [
+        (number, line[2:]) for number, line in enumerate(text.splitlines(), 1) if re.match(r"# (?!isort|noqa|type|A name)", line)
+    ]
     listed = _listed(text)
     found: dict[str, list[str]] = {}
     for node in ast.parse(text).body:
