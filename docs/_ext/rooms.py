@@ -43,7 +43,7 @@ def names(room: str) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for node in ast.parse(text).body:
         here = set(_bound(node, is_ground=face(room).parent == SOURCE))
-        if bound := sorted(here & listed if listed else here, key=str.lower):
+        if bound := sorted(here & listed if listed else here, key=lambda name: (name.lower(), name)):
             above = max((each for each in comments if each[0] < node.lineno), default=(0, ""))[1]
             found.setdefault(above, []).extend(each for each in bound if each not in found.get(above, []))
     return found

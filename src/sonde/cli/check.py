@@ -64,9 +64,6 @@ def _rules(text: str) -> dict[str, bool | dict[str, float]]:
 
     >>> _rules("dead=off,spike:deviations=6")
     {'dead': False, 'spike': {'deviations': 6.0}}
-
-    Raises:
-        ArgumentError: *text* is written otherwise.
     """
     given: dict[str, bool | dict[str, float]] = {}
     for part in filter(None, map(str.strip, text.split(","))):

@@ -75,11 +75,7 @@ def _is_function(given: str) -> bool:
 
 
 def _models(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the arguments of ``compare`` that the two functions make: the models, the batch, losses and optimizers.
-
-    Raises:
-        ArgumentError: there is no such function, it raises, or it returns something else.
-    """
+    """Return the arguments of ``compare`` that the two functions make: the models, the batch, losses and optimizers."""
     import torch
 
     made = []
@@ -107,11 +103,7 @@ def _models(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _side(given: str) -> Path:
-    """Return the folder of saved tensors, or else the run, that is *given*.
-
-    Raises:
-        StoreError: there is neither; the message names the nearest.
-    """
+    """Return the folder of saved tensors, or else the run, that is *given*."""
     folder = absolute_path(given)
     if folder.is_dir() and not (folder / "run.json").exists() and any(folder.glob("*.json")):
         return folder
@@ -125,11 +117,7 @@ def _side(given: str) -> Path:
 
 
 def _match(texts: list[str]) -> dict[str, str]:
-    """Return the patterns of ``--match``.
-
-    Raises:
-        ArgumentError: one is not written ``A=B``.
-    """
+    """Return the patterns of ``--match``."""
     pairs = [text.partition("=") for text in texts]
     for text, (one, sign, other) in zip(texts, pairs, strict=True):
         if not (one and sign and other):

@@ -8,17 +8,6 @@ import os
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
-__all__ = [
-    "RUNS",
-    "command_on_line",
-    "complete",
-    "complete_folders",
-    "complete_functions",
-    "complete_runs",
-    "complete_sides",
-    "completes",
-]
-
 RUNS = "runs"
 
 

@@ -16,8 +16,6 @@ from sonde.errors import ArgumentError, SondeError
 from sonde.run import line_of
 from sonde.suggest import nearest
 
-__all__ = ["FUNCTION", "VERDICT", "attempt", "expect_model", "expect_page", "load", "show"]
-
 FUNCTION = """
 the function, called without arguments, returns (model, batch), or with a loss
 function and an optimizer (model, batch, loss_fn, optimizer):

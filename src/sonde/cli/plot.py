@@ -69,12 +69,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _chosen(opened: Run, planned: Mapping[str, Drawing], options: argparse.Namespace) -> dict[str, Drawing]:
-    """Return the drawings that were asked for, by name.
-
-    Raises:
-        UnknownSiteError: the run has no such picture; the message names the nearest.
-        ArgumentError: an option says nothing to a picture that was named.
-    """
+    """Return the drawings that were asked for, by name."""
     from sonde.suggest import unknown_name
     from sonde.view import plots
 
@@ -105,11 +100,7 @@ def _with_options(name: str, draw: Drawing, options: argparse.Namespace, *, exac
 
 
 def _files(opened: Run, drawings: Mapping[str, Drawing], options: argparse.Namespace) -> dict[str, Path]:
-    """Return the file of each picture.
-
-    Raises:
-        ArgumentError: one file is given for several pictures, or its ending is no form of a picture.
-    """
+    """Return the file of each picture."""
     from sonde.paths import absolute_path
 
     name = "run" if opened.path is None else opened.path.name

@@ -105,11 +105,7 @@ def _names(text: str) -> list[str]:
 
 
 def _moment(text: str) -> float:
-    """Return the moment that *text* names, in seconds since 1970.
-
-    Raises:
-        ArgumentError: *text* is neither a date nor an age.
-    """
+    """Return the moment that *text* names, in seconds since 1970."""
     if age := re.fullmatch(r"(\d+)([hdw])", text):
         return time.time() - int(age[1]) * _UNITS[age[2]]
     try:

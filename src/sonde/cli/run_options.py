@@ -11,18 +11,6 @@ from sonde.errors import ArgumentError, StoreError
 from sonde.paths import absolute_path, short_path
 from sonde.suggest import nearest
 
-__all__ = [
-    "ROOT",
-    "between",
-    "expect_json",
-    "expect_layers",
-    "expect_number",
-    "expect_run",
-    "expect_runs",
-    "expect_steps",
-    "find_run",
-]
-
 ROOT = RUNS
 """The folder in which ``sonde.watch`` makes runs, and in which commands look for them."""
 

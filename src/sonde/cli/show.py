@@ -73,12 +73,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _shown(opened: Run, options: argparse.Namespace) -> tuple[str | None, Grid] | None:
-    """Return the family that is shown, None for the layers, and its table; None for a run without rows.
-
-    Raises:
-        ArgumentError: there is no such family, or *step* has no rows.
-        SelectionError: no layer is selected.
-    """
+    """Return the family that is shown, None for the layers, and its table; None for a run without rows."""
     from sonde.view import plots
 
     numbers = opened.numbers

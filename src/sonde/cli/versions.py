@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from importlib import metadata
 
-__all__ = ["installed_version"]
-
 
 def installed_version(package: str) -> str | None:
     """Return the version of *package*; None if it is not installed."""

@@ -7,8 +7,6 @@ from typing import Any
 
 from sonde.site import Site
 
-__all__ = ["is_coverage", "joined"]
-
 
 def is_coverage(part: Any) -> bool:
     """Return whether *part*, a document that may come from elsewhere, has the lines of a coverage."""

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     import duckdb
     import pyarrow
 
-__all__ = ["Exported", "Form", "export"]
 
 Form = Literal["csv", "parquet"]
 Exported = dict[str, Path]

@@ -18,7 +18,6 @@ from sonde.suggest import unknown_name
 if TYPE_CHECKING:
     import duckdb
 
-__all__ = ["Heatmap", "Reduce", "heatmap_of"]
 
 Reduce = Literal["worst", "mean", "min", "max", "sum"]
 _SPARSE = 64  # steps for each logged one, up to which a table of all steps is small

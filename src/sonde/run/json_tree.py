@@ -19,8 +19,6 @@ from typing import Any
 
 from sonde.errors import StoreError
 
-__all__ = ["decode", "encode"]
-
 EncodeTensor = Callable[[Any, str], dict[str, Any] | None]
 """From a value and its path to its written form if it is a tensor; None for everything else."""
 

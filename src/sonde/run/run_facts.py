@@ -14,7 +14,6 @@ from sonde.run.record import counted
 if TYPE_CHECKING:
     from sonde.run.run import Run
 
-__all__ = ["facts_of_run"]
 
 _SINGLE = ("scalars",)
 

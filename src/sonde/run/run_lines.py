@@ -13,7 +13,6 @@ from sonde.words import many, names_text
 if TYPE_CHECKING:
     import duckdb
 
-__all__ = ["family_cells", "history", "of_ranks"]
 
 _NAMES = 8  # names that a line shows
 

@@ -10,8 +10,6 @@ from sonde.run.folder.end import End, State, decisive
 from sonde.run.folder.lock import is_locked
 from sonde.run.folder.source import DiskSource, Source
 
-__all__ = ["changed_at", "is_written", "state_of", "why_empty"]
-
 _RECENT = 60.0  # seconds after its last change in which a run without a known lock counts as running
 
 

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     import pandas
     import pyarrow
 
-__all__ = ["RunSummary", "Runs", "names_apart", "open_runs"]
 
 _SHOWN_SETTINGS = 5
 _LONGEST = 24  # characters of a setting in the table
@@ -43,7 +42,7 @@ class Runs(Sequence[Run]):
     """Several runs on disk, in the order of their names; :func:`open_runs` makes one.
 
     ``runs[0]`` and ``runs["name"]`` are one :class:`Run`, ``runs[2:5]`` and :meth:`select` some of them. As a text, a table with a
-    row for each run. The class is large because people read several runs through it alone, as one through :class:`Run`.
+    row for each run.
 
     Attributes:
         names: of the runs: the path of each folder, seen from the opened one.

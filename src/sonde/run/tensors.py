@@ -33,18 +33,6 @@ from sonde.run.json_tree import decode
 from sonde.site import Site
 from sonde.suggest import nearest
 
-__all__ = [
-    "FORMAT",
-    "SHARD_BYTES",
-    "VERSION",
-    "TensorStore",
-    "TensorWriter",
-    "needs_pairs",
-    "open_tensors",
-    "writable",
-    "write_tensors",
-]
-
 FORMAT = "sonde-tensors"
 VERSION = 3
 INDEX = "index.json"
@@ -300,11 +288,7 @@ def _checksum(tensor: Any) -> str:
 
 
 def _header_checksum(file: Path) -> str:
-    """The checksum of the header of a shard: eight bytes with the length of the JSON behind them, and this JSON.
-
-    Raises:
-        StoreError: the length is beyond the end of the file.
-    """
+    """The checksum of the header of a shard: eight bytes with the length of the JSON behind them, and this JSON."""
     with file.open("rb") as opened:
         length = 8 + int.from_bytes(opened.read(8), "little")
     if length > file.stat().st_size:

@@ -20,7 +20,6 @@ from sonde.suggest import nearest
 if TYPE_CHECKING:
     from sonde.run.run import Run
 
-__all__ = ["FORMATS", "Format", "WouldLose", "findings_of", "format_of", "would_lose"]
 
 _FIRST_POWER = -149  # of the column powers
 

@@ -14,19 +14,6 @@ from sonde.answer import Cell, Grid, Tone
 from sonde.rules import Finding, Severity
 from sonde.words import percent
 
-__all__ = [
-    "DROPPED_FIRST",
-    "GRADIENT_IS",
-    "NO_ELEMENTS",
-    "LayerRow",
-    "Note",
-    "Quantity",
-    "first_of",
-    "layer_table",
-    "notes_of",
-    "number",
-]
-
 Note = tuple[str, Tone]
 """One thing that is notable, and how it stands out."""
 

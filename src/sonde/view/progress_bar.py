@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
-__all__ = ["progress"]
-
 
 @contextmanager
 def progress(title: str, *, verbose: bool = True, after: float = 1.0) -> Iterator[Callable[[str], None]]:

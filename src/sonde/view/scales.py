@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
     from matplotlib.colors import Normalize
 
-__all__ = ["DIVERGING", "SEQUENTIAL", "Scale", "ScaleName", "is_wide", "logarithmic", "scale_for"]
 
 SEQUENTIAL, DIVERGING = "viridis", "PRGn_r"
 """Both change evenly in lightness (the second from its middle), so that a grey print shows them; neither has the red of NaN."""

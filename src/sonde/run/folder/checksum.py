@@ -15,7 +15,6 @@ try:
 except ImportError:  # not installed, or not for this processor
     from zlib import crc32
 
-__all__ = ["checksum", "file_checksum"]
 
 _CHUNK = 1 << 19  # bytes: they stay in the second cache
 

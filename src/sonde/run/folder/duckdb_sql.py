@@ -17,19 +17,6 @@ if TYPE_CHECKING:
     import duckdb
     import pyarrow
 
-__all__ = [
-    "answer_to",
-    "check_query",
-    "condition",
-    "connect",
-    "connect_locked",
-    "damage",
-    "first_rank",
-    "literal",
-    "of_rank",
-    "quoted",
-    "rows_of",
-]
 
 _NO_TABLE = re.compile(r"Table with name (\w+) does not exist")  # in the words of DuckDB; the group is its name
 

@@ -12,8 +12,6 @@ from typing import Any, Literal, TypeGuard, get_args
 
 from sonde.escape import encodable, shortened
 
-__all__ = ["STATES", "End", "State", "decisive", "is_bad_end", "is_library", "line_of"]
-
 State = Literal["running", "ended", "failed", "interrupted", "lost"]
 """``running``: a process writes. ``ended``: the training came to its end. ``failed``: an error ended it. ``interrupted``: Ctrl-C
 did, or a signal that the program turned into an exception. ``lost``: the process is gone without an end: it was killed."""

@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-__all__ = ["FILE", "appearing", "folder_size", "is_leftover", "remove_leftovers", "runs_below"]
-
 FILE = "run.json"
 
 _TEMPORARY = ".tmp"

@@ -13,8 +13,6 @@ from pathlib import Path
 
 from sonde.errors import StoreError
 
-__all__ = ["Lock", "is_free", "is_locked"]
-
 _held: set[Path] = set()  # by this process: the operating system would let it lock twice
 
 

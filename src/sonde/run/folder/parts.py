@@ -17,8 +17,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-__all__ = ["Part", "cutoffs", "gaps", "live_parts", "parts_in", "prefix_of"]
-
 _NAME = re.compile(r"part-r(\d+)-a(\d+)-g(\d+)-(\d+)-(\d+)-([0-9a-f]{8})\.parquet")
 
 

@@ -10,8 +10,6 @@ from typing import Any
 
 from sonde.escape import with_null
 
-__all__ = ["Pruning"]
-
 Pair = tuple[int, int]
 """A count before and after."""
 

@@ -30,7 +30,6 @@ from sonde.warn import warn_user
 if TYPE_CHECKING:
     import duckdb
 
-__all__ = ["DiskSource", "JoinedSource", "Source"]
 
 Answer = TypeVar("Answer")
 Files = Mapping[str, list[tuple[Path, int | None]]]

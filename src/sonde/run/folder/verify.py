@@ -12,8 +12,6 @@ from sonde.run.folder.checksum import file_checksum
 from sonde.run.folder.parts import Part
 from sonde.run.schema import SCALARS, check_number
 
-__all__ = ["class_of", "fault", "kinds_of"]
-
 
 def kinds_of(path: Path) -> dict[str, str]:
     """Return by column of a Parquet file its kind: ``text``, ``list`` (of numbers), or the Arrow type of a number.

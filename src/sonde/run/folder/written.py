@@ -14,8 +14,6 @@ from sonde.run.folder.end import End
 from sonde.run.folder.json_file import read_json, write_json
 from sonde.run.schema import DOCUMENTS, may_be_family
 
-__all__ = ["PATTERN", "Written"]
-
 PATTERN = "written-r[0-9]*.json"
 
 

@@ -47,8 +47,6 @@ class Value:
 class Node:
     """One node.
 
-    Large because these are all facts about one node; there are no methods.
-
     Attributes:
         id: its number; a node that came about later has a higher one. Passes keep the numbers.
         kind: see :data:`Kind`.

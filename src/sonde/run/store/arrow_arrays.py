@@ -13,8 +13,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow
 
-__all__ = ["array_of", "number_array", "text_array"]
-
 
 def array_of(values: Sequence[Any], kind: str) -> pyarrow.Array:
     """Return *values* as an array of *kind*, ``string`` or a dtype of NumPy's; None is null."""

@@ -18,7 +18,6 @@ from sonde.run.schema import STORED_ORDER
 if TYPE_CHECKING:
     import duckdb
 
-__all__ = ["Merger", "sweep"]
 
 _MEMORY = "512MB"  # beyond it DuckDB spills to a folder beside the parts
 

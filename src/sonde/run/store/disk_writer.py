@@ -37,7 +37,6 @@ from sonde.warn import WarnOnce
 if TYPE_CHECKING:
     from sonde.run.run import Run
 
-__all__ = ["DiskWriter", "Flushing", "publish"]
 
 _FAN_IN = 64  # parts of one generation that become one while the run is written: a week of flushes leaves about 200 parts
 _NEEDED_AT_EXIT = ("duckdb", "pyarrow.parquet", "concurrent.futures.thread")  # the last by pandas, which cannot import it then

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from sonde.run.run import Run
 
-__all__ = ["MemoryWriter", "memory_run"]
-
 
 class MemorySource:
     """Holds all rows as tables; the memory grows until the run is dropped."""

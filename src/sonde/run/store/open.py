@@ -20,8 +20,6 @@ from sonde.run.schema import DOCUMENTS, may_be_family, whole_number
 from sonde.run.store.disk_writer import DiskWriter, Flushing
 from sonde.run.store.run_names import new_folder, numbered_folder
 
-__all__ = ["Existing", "join_run", "start_run"]
-
 _LEFTOVER = re.compile(r"\.part-r(\d+)-")
 
 Existing = Literal["error", "resume", "unique", "replace"]

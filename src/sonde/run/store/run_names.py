@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
-__all__ = ["ADJECTIVES", "ANIMALS", "new_folder", "numbered_folder"]
-
 
 def _words(text: str) -> tuple[str, ...]:
     return tuple(text.split())

@@ -14,8 +14,6 @@ from typing import Generic, Protocol, TypeVar
 
 from sonde.warn import WarnOnce
 
-__all__ = ["QueueLimits", "WriteQueue", "WriterThread"]
-
 
 class _Sized(Protocol):
     @property
@@ -202,8 +200,6 @@ class WriteQueue(Generic[Item]):
     The items that wait or are being written never exceed ``limits.limit`` bytes: beyond it ``put`` waits for the thread
     (back-pressure), at most ``limits.patience`` seconds in a row. After that, and while writing fails, an item for which there
     is no room is refused at once, until something is written again.
-
-    The class is large because its state is plain numbers, which the lock of the thread guards: what waits and since when.
 
     Args:
         thread: writes the items.

@@ -7,8 +7,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-__all__ = ["BoundedCache"]
-
 Made = TypeVar("Made")
 
 

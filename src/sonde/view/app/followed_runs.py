@@ -23,8 +23,6 @@ from sonde.view.app.answers.opened_run import OpenedRun
 from sonde.view.app.answers.reduction import MISSING, listed, marks_of
 from sonde.view.app.bounded_cache import BoundedCache
 
-__all__ = ["FollowedRuns", "State"]
-
 State = Literal[RunState, "damaged", "newer"]
 """The states of a run; ``damaged``: the run cannot be read; ``newer``: a newer sonde has written it."""
 

@@ -11,7 +11,6 @@ from urllib.parse import parse_qsl, urlencode
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-__all__ = ["COOKIE", "LOOPBACK", "NOTEBOOKS", "POLICY", "Guard"]
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 COOKIE = "sonde"

@@ -27,8 +27,6 @@ from sonde.view.app.answers.reduction import packed, unpacked
 from sonde.view.app.answers.two_sides import comparison
 from sonde.view.app.followed_runs import FollowedRuns
 
-__all__ = ["report_html", "save_report"]
-
 _ROOM = 5 << 20  # bytes of compressed answers; a third more as text, and the file stays far below 10 MB
 _CELLS = 80_000  # of a heat-map that is kept as it is; larger ones are rounded
 _DISTRIBUTIONS = 60  # sites

@@ -26,8 +26,6 @@ from sonde.view.app.bounded_cache import BoundedCache
 from sonde.view.app.followed_runs import FollowedRuns
 from sonde.view.app.guard import NOTEBOOKS
 
-__all__ = ["Changes", "make_app"]
-
 _LOOK = 0.7  # seconds between two looks while somebody reads
 _ALIVE = 15.0  # seconds after which a stream says that it is still there
 _ANSWERS = 128 << 20  # bytes of answers that stay in memory

@@ -23,7 +23,6 @@ from sonde.view.app.guard import LOOPBACK, Guard
 if TYPE_CHECKING:
     import uvicorn
 
-__all__ = ["PORT", "LivePage", "has_screen", "open_page"]
 
 PORT = 8420
 _NEXT = 20  # ports that are tried after the first
@@ -123,11 +122,7 @@ def has_screen() -> bool:
 
 
 def _listen(host: str, port: int | None) -> socket.socket:
-    """Return a socket that listens at *port*, or at the first free one from 8420 on.
-
-    Raises:
-        ArgumentError: the port is taken, or the host is none of this machine.
-    """
+    """Return a socket that listens at *port*, or at the first free one from 8420 on."""
     tried = [port] if port is not None else [*range(PORT, PORT + _NEXT), 0]
     for each in tried:
         try:

@@ -8,8 +8,6 @@ from sonde.escape import printable
 from sonde.run import Kind, Node, PlainGraph
 from sonde.words import large_text, shape_text
 
-__all__ = ["FONT", "label_lines", "quoted", "to_dot"]
-
 FONT = "Helvetica,Arial,sans-serif"
 
 _FILLS: dict[Kind, tuple[str, str]] = {

@@ -15,9 +15,6 @@ from sonde.site import PARAMETER_PORTS, PORTS, PortInfo, Site
 from sonde.suggest import unknown_name
 from sonde.view.scales import DIVERGING, scale_for
 
-__all__ = ["Series", "join"]
-
-
 _PORTS: Mapping[str, PortInfo] = {str(port): info for port, info in PORTS.items()}
 
 Series = Mapping[str, Mapping[str, Sequence[tuple[float, float]] | tuple[Any, Any]]]

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from sonde.view.plots.picture import Picture
 
-__all__ = ["activation"]
 
 _ROW = 0.2
 _INTERVALS = 40

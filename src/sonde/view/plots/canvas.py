@@ -21,26 +21,6 @@ if TYPE_CHECKING:
 
     from sonde.view.plots.picture import Picture
 
-__all__ = [
-    "BROKEN",
-    "DEFECTS",
-    "INFINITE",
-    "NAN",
-    "ZERO",
-    "Look",
-    "Theme",
-    "by_depth",
-    "canvas",
-    "colours_of_runs",
-    "legend",
-    "look_of",
-    "mark_defects",
-    "mark_steps",
-    "need_matplotlib",
-    "run_handles",
-    "runs_of",
-    "subtitle",
-]
 
 Theme = Literal["light", "dark"]
 

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from sonde.view.plots.picture import Picture
 
-__all__ = ["FORMATS", "LOWEST", "SHOWN", "Format", "exponents"]
 
 LOWEST = -149
 """The power of the first count in ``powers``, as in :class:`sonde.stats.ExponentHistogram`."""

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from sonde.view.plots.picture import Picture
 
-__all__ = ["gradient_flow"]
 
 _ROW = 0.21
 _MARKERS = ("o", "D", "s", "^")

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
     from sonde.view.plots.picture import Picture
 
-__all__ = ["cells", "edges_of", "heatmap"]
 
 _ROW = 0.185  # inches
 _COLUMNS = 600  # a screen has no room for more; columns beyond are joined

@@ -14,7 +14,6 @@ from sonde.suggest import nearest
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["Include", "chosen", "label_layers", "labels", "name_at", "plain", "prefix_fact", "spaced", "spread_apart"]
 
 Include: TypeAlias = "str | re.Pattern[str] | Collection[str] | None"
 """A choice of layers: a regular expression that is searched in their names, or exact names."""

@@ -18,8 +18,6 @@ from sonde.view.aggregation import point_of, starts_of
 from sonde.view.plots.layer_names import Include, chosen
 from sonde.view.plots.number_names import recorded_by
 
-__all__ = ["FIRST_ROWS", "Known", "Matrix", "Powers", "epochs_of", "kinds_of", "matrix", "powers"]
-
 _DEFECTS = {"nan": 3, "nonfinite": 2, "inf": 1}  # counts of the elements which other numbers leave out, with their codes
 
 FIRST_ROWS = "the first rows come within two seconds of the first logged step"

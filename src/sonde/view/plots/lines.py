@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
     from sonde.view.plots.picture import Picture
 
-__all__ = ["Range", "lines"]
 
 Range = Literal["std", "min-max", "Q1-Q3"]
 """A band of the values in an interval: a standard deviation to each side of the mean, least to greatest, between the quartiles."""

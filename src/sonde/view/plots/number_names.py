@@ -10,8 +10,6 @@ from sonde.number import STANDARD, Number
 from sonde.site import PARAMETER_PORTS, PORTS, PortInfo
 from sonde.view.plots.layer_names import plain
 
-__all__ = ["axis_of", "main_number", "of_port", "recorded_by", "title_of", "unit_of"]
-
 _EXPONENT = re.compile(r"p\d\d|(underflow|overflow)_\w+|powers|lowest|highest|dynamic_range")
 _SMOOTH = frozenset(
     ("CELU", "ELU", "GELU", "GLU", "Hardsigmoid", "Hardtanh", "LeakyReLU", "LogSigmoid", "Mish", "PReLU", "RReLU", "SELU", "SiLU")

@@ -10,8 +10,6 @@ import matplotlib as mpl
 from matplotlib.backend_bases import RendererBase
 from matplotlib.figure import Figure
 
-__all__ = ["Picture"]
-
 
 class Picture(Figure):
     """A matplotlib figure that is in no global list: it is freed when it is dropped, and a notebook shows it.

@@ -27,7 +27,6 @@ from sonde.view.plots.update_ratio import update_ratio
 if TYPE_CHECKING:
     from sonde.view.plots.picture import Picture
 
-__all__ = ["Drawing", "plan", "save"]
 
 Drawing: TypeAlias = "Callable[..., Picture]"
 """A function that draws one picture; takes ``theme=``."""

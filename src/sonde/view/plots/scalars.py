@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
     from sonde.view.plots.picture import Picture
 
-__all__ = ["kind_of", "phase_of", "scalars"]
 
 _SPLITS = re.compile(r"(?:^|[_/ ])(?:non_train|train|training|val|valid|validation|eval|evaluation|test)(?=$|[_/ ])[_/ ]?")
 _ASIDE = ("overhead",)

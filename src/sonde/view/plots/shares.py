@@ -18,7 +18,6 @@ from sonde.words import percent
 if TYPE_CHECKING:
     from sonde.view.plots.picture import Picture
 
-__all__ = ["shares"]
 
 _NAMED = 26  # layers
 _EDGED = 40  # layers; of more, the edges between them would hide them

@@ -13,7 +13,6 @@ from sonde.view.plots.plan import plan
 if TYPE_CHECKING:
     from sonde.view.plots.picture import Picture
 
-__all__ = ["sheet"]
 
 _COLUMNS = 2
 _GAP = 0.25  # inches between pictures

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from sonde.view.plots.picture import Picture
 
-__all__ = ["ratio_of", "update_ratio"]
-
 
 _NAMED = 14  # lines; of more, only the outer ones are named
 _OUTER = 3

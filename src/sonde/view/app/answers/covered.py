@@ -9,8 +9,6 @@ from sonde.errors import StoreError
 from sonde.run import Run
 from sonde.view.app.answers.opened_run import OpenedRun
 
-__all__ = ["coverage", "lost_parts"]
-
 
 def coverage(opened: OpenedRun) -> dict[str, Any]:
     """Return what was not observed.

@@ -16,8 +16,6 @@ from sonde.view.app.answers.reduction import Bins
 from sonde.view.plots.exponents import FORMATS, LOWEST, SHOWN, Format
 from sonde.view.plots.number_names import recorded_by
 
-__all__ = ["distribution"]
-
 _ALL_FORMATS = (Format("fp32", -149, -126, 128 + float(np.log2(1 - 2**-24))), *FORMATS)
 _NAMES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float8_e5m2": "e5m2", "float8_e4m3fn": "e4m3"}
 _DEFECTS = ("nan", "inf", "nonfinite")

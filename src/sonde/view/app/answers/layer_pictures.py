@@ -12,8 +12,6 @@ from sonde.view.app.answers.opened_run import BINS, RATIO, OpenedRun, StepGrid, 
 from sonde.view.app.answers.reduction import REDUCTION, Bins, listed, packed
 from sonde.view.plots.layer_names import spaced
 
-__all__ = ["flow", "heatmap", "lines", "ratio"]
-
 _CELLS = 2_000_000  # of a heat-map, at most: of more sites there are fewer columns
 _SITES = 200  # lines of one answer
 _STEPS = 400  # of a slider

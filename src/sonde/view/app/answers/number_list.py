@@ -7,8 +7,6 @@ from typing import Any
 from sonde.site import PORTS
 from sonde.view.app.answers.opened_run import RATIO, OpenedRun, number_data
 
-__all__ = ["numbers"]
-
 
 def numbers(opened: OpenedRun) -> dict[str, Any]:
     """Return the numbers that a run has one of in each row, and its layers.

@@ -16,8 +16,6 @@ from sonde.view.app.answers.opened_run import OpenedRun, number_data
 from sonde.view.app.answers.reduction import Bins, listed, marks_of
 from sonde.words import shape_text
 
-__all__ = ["layer"]
-
 _POINTS = 120
 _DEFECTS = ("nan", "inf", "nonfinite")
 

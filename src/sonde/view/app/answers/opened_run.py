@@ -23,8 +23,6 @@ from sonde.view.plots.number_names import axis_of, main_number, title_of, unit_o
 from sonde.view.plots.update_ratio import ratio_of
 from sonde.view.scales import DIVERGING, Scale, scale_for
 
-__all__ = ["BINS", "RATIO", "OpenedRun", "StepGrid"]
-
 RATIO = "ratio"
 """The id of update / weight, which is made of two recorded numbers or recorded as one."""
 

@@ -18,8 +18,6 @@ from sonde.view.app.answers.one_layer import layer
 from sonde.view.app.answers.opened_run import OpenedRun
 from sonde.view.app.answers.overview import overview
 
-__all__ = ["QUESTIONS", "answer_text", "json_of"]
-
 QUESTIONS: Mapping[str, Callable[..., dict[str, Any]]] = {
     "overview": overview,
     "numbers": numbers,

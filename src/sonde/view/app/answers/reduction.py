@@ -14,23 +14,6 @@ from sonde.suggest import nearest_steps
 from sonde.view.aggregation import ordered_of, starts_of
 from sonde.view.scales import Scale
 
-__all__ = [
-    "BROKEN",
-    "INFINITE",
-    "MISSING",
-    "NAN",
-    "NEGATIVE",
-    "REDUCTION",
-    "VALUE",
-    "ZERO",
-    "Bins",
-    "Reduced",
-    "listed",
-    "marks_of",
-    "packed",
-    "unpacked",
-]
-
 Marks = npt.NDArray[np.uint8]
 Values = npt.NDArray[np.float64]
 

@@ -10,8 +10,6 @@ from sonde.site import Site
 from sonde.view.app.answers.opened_run import OpenedRun
 from sonde.view.run_comparison import compare_runs
 
-__all__ = ["comparison"]
-
 _MOST = 500  # partings
 
 
