@@ -38,8 +38,8 @@ def test_a_check_says_what_it_found_and_what_it_could_not_judge() -> None:
     with memory_run() as writer:
         write(writer, [1.0, 1.0, 500.0])
     found = sonde.check(writer.run())
-    assert [(each.rule, each.site, each.first_step) for each in found] == [("output_growth", "1:output", 2)]
-    assert found[0].evidence == {"size": 500.0, "before": 1.0}
+    assert [(each.rule, each.site, each.first_step) for each in found.findings] == [("output_growth", "1:output", 2)]
+    assert found.findings[0].evidence == {"size": 500.0, "before": 1.0}
     assert (found.verdict, found.ok) == ("bad", False)
     assert "dead" in found.not_judged
     assert "output_growth" not in found.not_judged
@@ -55,10 +55,10 @@ def test_a_rule_can_be_left_out_or_given_another_threshold() -> None:
     with memory_run() as writer:
         write(writer, [1.0, 1.0, 500.0])
     run = writer.run()
-    assert list(sonde.check(run, rules={"output_growth": False})) == []
-    assert list(sonde.check(run, rules=False)) == []
-    assert list(sonde.check(run, rules={"output_growth": {"factor": 1000}})) == []
-    assert len(sonde.check(run, rules={"output_growth": {"factor": 2}})) == 1
+    assert sonde.check(run, rules={"output_growth": False}).findings == ()
+    assert sonde.check(run, rules=False).findings == ()
+    assert sonde.check(run, rules={"output_growth": {"factor": 1000}}).findings == ()
+    assert len(sonde.check(run, rules={"output_growth": {"factor": 2}}).findings) == 1
 
 
 @pytest.mark.parametrize(
@@ -111,9 +111,9 @@ def test_a_rule_of_the_users_own_is_judged_live_and_afterwards() -> None:
     assert found["off_centre"].evidence.keys() == {"mean", "rms"}
     assert found["loss_large"].message == "loss 20, from step 0 on"
     assert {"off_centre", "loss_large"} <= {each.rule for each in inspector.run.findings}
-    after = {each.rule: each for each in sonde.check(inspector.run)}
+    after = {each.rule: each for each in sonde.check(inspector.run).findings}
     assert (after["off_centre"], after["loss_large"]) == (found["off_centre"], found["loss_large"])
-    assert "off_centre" not in {each.rule for each in sonde.check(inspector.run, rules={"off_centre": {"share": 2.0}})}
+    assert "off_centre" not in {each.rule for each in sonde.check(inspector.run, rules={"off_centre": {"share": 2.0}}).findings}
 
 
 @pytest.mark.usefixtures("own")
@@ -198,5 +198,5 @@ def test_the_steps_that_a_check_names_are_those_from_which_on_a_rule_finds(rule:
                 for step, value in enumerate(values[:given]):
                     writer.scalar("grad_norm" if rule == "gradient_growth" else "loss", value, step=step)
         found = sonde.check(writer.run())
-        assert (rule in {each.rule for each in found}) == (given == len(values))
+        assert (rule in {each.rule for each in found.findings}) == (given == len(values))
         assert found.too_early.get(rule) == (None if given == len(values) else len(values))

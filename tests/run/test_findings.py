@@ -58,7 +58,7 @@ def test_a_run_that_is_read_has_the_findings_of_its_training(kind: Callable[[], 
     inspector = kind()
     assert inspector.findings
     assert told(inspector.run.findings) == told(inspector.findings)
-    assert told(sonde.check(inspector.run)) == told(inspector.findings)
+    assert told(sonde.check(inspector.run).findings) == told(inspector.findings)
 
 
 def test_a_healthy_run_has_none() -> None:
@@ -109,8 +109,11 @@ def test_a_run_that_was_never_judged_says_so_until_it_is_checked(tmp_path: Path)
     run = open_run(tmp_path / "run")
     assert (run.findings, run.verdict, run.shortfalls) == ([], "unknown", ["no step was judged"])
     found = sonde.check(run)
-    assert [(each.rule, each.site, each.first_step) for each in found] == [("nonfinite", "", 2), ("output_growth", "1:output", 2)]
-    assert told(run.findings) == told(open_run(tmp_path / "run").findings) == told(found)
+    assert [(each.rule, each.site, each.first_step) for each in found.findings] == [
+        ("nonfinite", "", 2),
+        ("output_growth", "1:output", 2),
+    ]
+    assert told(run.findings) == told(open_run(tmp_path / "run").findings) == told(found.findings)
     assert (run.verdict, run.shortfalls) == ("bad", [])
 
 
@@ -137,7 +140,7 @@ def test_what_only_the_training_knew_is_kept() -> None:
             model(torch.randn(3, 4)).sum().backward()
             optimizer.step()
     assert {each.rule for each in inspector.findings} >= {"nonfinite", "no_training_forward"}
-    assert told(inspector.run.findings) == told(inspector.findings) == told(sonde.check(inspector.run))
+    assert told(inspector.run.findings) == told(inspector.findings) == told(sonde.check(inspector.run).findings)
 
 
 def test_check_keeps_the_site_of_a_nan_that_began_between_logged_steps(tmp_path: Path) -> None:
@@ -156,7 +159,7 @@ def test_check_keeps_the_site_of_a_nan_that_began_between_logged_steps(tmp_path:
             optimizer.step()
     found = [(each.rule, each.site, each.step, each.advice) for each in inspector.findings]
     assert ("nonfinite", "2:output", 29) in [each[:3] for each in found]
-    assert [(each.rule, each.site, each.step, each.advice) for each in sonde.check(tmp_path / "run")] == found
+    assert [(each.rule, each.site, each.step, each.advice) for each in sonde.check(tmp_path / "run").findings] == found
     assert [(each.rule, each.site, each.step, each.advice) for each in open_run(tmp_path / "run").findings] == found
 
 
@@ -175,7 +178,7 @@ def test_units_that_are_dead_in_part_are_a_note(shared: bool) -> None:
     [note] = inspector.findings
     assert (note.rule, note.severity, note.site, note.evidence) == ("dead", "note", "relu:output", {"dead": 11 / 16})
     checked = sonde.check(inspector.run)
-    assert told(checked) == told(inspector.run.findings) == told([note])
+    assert told(checked.findings) == told(inspector.run.findings) == told([note])
     assert (checked.verdict, checked.ok) == ("note", True)
 
 
@@ -204,7 +207,7 @@ def test_a_finding_stays_as_it_was_when_it_was_found() -> None:
     with memory_run() as writer:
         for step, sizes in enumerate([[1.0, 1.0, 1.0], [1.0, 200.0, 1.0], [1.0, 300.0, 1.0], [5000.0, 300.0, 1.0]]):
             writer.append("moments", THREE, {"rms": sizes}, step=step)
-    [found] = sonde.check(writer.run())
+    [found] = sonde.check(writer.run()).findings
     assert (found.site, found.first_step, found.evidence["size"]) == ("1:output", 1, 200.0)
     assert found.places == ("1", "0")
     assert found.message.endswith("at step 1 (also 0)")
@@ -216,7 +219,7 @@ def test_a_finding_whose_cause_comes_later_is_not_taken_back() -> None:
     with memory_run({"model": [{"name": "0", "type": "Linear", "shapes": {"weight": [9, 9]}}]}) as writer:
         for step in range(5):
             writer.append("moments", sites, {"rms": [1.0, 1.0, 0.7], "mean": 0.0, "std": 1.0, "zeros": 0, "count": 81}, step=step)
-    found = {each.rule: each for each in sonde.check(writer.run())}
+    found = {each.rule: each for each in sonde.check(writer.run()).findings}
     assert found["update_huge"].opened == 0
     assert (found["update_large"].opened, found["update_large"].follows) == (2, "")
     assert found["update_huge"].follows == "update_large"
@@ -240,7 +243,7 @@ def test_a_run_that_is_being_written_keeps_its_record(tmp_path: Path) -> None:
         writer.alert("look", step=0)
         write(writer, [1.0, 500.0])
         checked = sonde.check(writer.run())
-        assert {each.rule for each in checked} == {"", "output_growth"}
+        assert {each.rule for each in checked.findings} == {"", "output_growth"}
         assert any("the run is being written" in note for note in checked.notes)
         assert [each.message for each in writer.run().findings] == ["look"]
 
@@ -258,7 +261,7 @@ def test_what_a_rule_found_that_is_not_here_any_more_is_kept(tmp_path: Path) -> 
     sonde.check(tmp_path / "run")
     del RULES["wide"]
     checked = sonde.check(tmp_path / "run")
-    kept = next(each for each in checked if each.rule == "wide")
+    kept = next(each for each in checked.findings if each.rule == "wide")
     assert (kept.condition, kept.advice, kept.site) == ("an output is large", "look at it", "1:output")
     assert kept in open_run(tmp_path / "run").findings
     assert any("not judged again, since this process does not have these rules: wide" in note for note in checked.notes)
@@ -287,7 +290,7 @@ def test_a_run_that_is_resumed_has_no_findings_of_rows_that_it_replaces(tmp_path
     second = trained(tmp_path / "run", range(10, 30), dead_from=99, exists="resume", step=10)
     assert "dead" not in {each.rule for each in second.findings}
     run = open_run(tmp_path / "run")
-    assert told(run.findings) == told(second.findings) == told(sonde.check(run))
+    assert told(run.findings) == told(second.findings) == told(sonde.check(run).findings)
     assert run.record.step == 29
 
 

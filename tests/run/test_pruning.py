@@ -152,7 +152,7 @@ def test_findings_stay_what_they_were(folder: Path, made: Path) -> None:
         (each.rule, each.site, each.first_step, each.evidence) for each in full
     ]
     checked = check(folder)
-    assert [each.rule for each in checked] == [each.rule for each in check(made)]
+    assert [each.rule for each in checked.findings] == [each.rule for each in check(made).findings]
     assert checked.not_judged == check(made).not_judged
     assert "judge the rows that are left" in repr(check(folder, rules={}))
     prune(folder, drop=["moments"])
@@ -160,7 +160,7 @@ def test_findings_stay_what_they_were(folder: Path, made: Path) -> None:
 
 
 def test_what_a_training_finds_after_it_was_resumed_is_added(folder: Path) -> None:
-    before = [each.rule for each in check(folder)]
+    before = [each.rule for each in check(folder).findings]
     prune(folder, every=25)
     with start_run(folder, exists="resume") as writer:
         for step in range(100, 110):
@@ -177,8 +177,8 @@ def test_a_rule_of_the_users_own_that_is_new_judges_what_comes_after_the_pruning
     prune(folder, every=10)
     rule("is above 1", at="output")(above)
     try:
-        assert "above" not in {each.rule for each in check(folder)}
-        assert "above" in {each.rule for each in check(folder, rules={})}
+        assert "above" not in {each.rule for each in check(folder).findings}
+        assert "above" in {each.rule for each in check(folder, rules={}).findings}
     finally:
         del RULES["above"]
 
@@ -349,7 +349,7 @@ def test_after_a_kill_at_any_moment_the_run_can_be_read_and_pruning_ends_the_wor
 ) -> None:
     """Without a warning: each family is whole or as it is to be, findings are the same, and the second time all is done."""
     whole = {family: rows(open_run(several_parts), family) for family in ("moments", "rare", "scalars")}
-    findings = [(each.rule, each.site, each.first_step) for each in check(several_parts)]
+    findings = [(each.rule, each.site, each.first_step) for each in check(several_parts).findings]
     target = several_parts.with_name("target")
     shutil.copytree(several_parts, target)
     prune(target, every=20, drop=["rare"])

@@ -32,7 +32,7 @@ def test_of_several_ranks_each_place_is_read_once(tmp_path: Path) -> None:
     assert run.scalar("lr")[1].tolist() == [0.1] * 12
     assert run.scalar("lr", rank=1)[1].tolist() == [0.2] * 12
     assert len(run.scalar("loss")[1]) == 12
-    assert [finding.rule for finding in check(run)] == ["nonfinite"]
+    assert [finding.rule for finding in check(run).findings] == ["nonfinite"]
     assert check(run, rank=0).findings == ()
     played = memory()
     run.send_to(played)

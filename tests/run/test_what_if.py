@@ -73,10 +73,12 @@ def test_the_limits_are_those_of_the_statistic() -> None:
 def test_a_format_that_loses_is_a_finding_with_the_worst_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, _ = recorded(tmp_path / "run", [1.0, 1e4], lens.exponents("output"))
     checked = sonde.check(run, what_if="e4m3")
-    found, worst = {each.rule: each for each in checked}, max(checked.would_lose, key=lambda each: each.overflow)
+    found, worst = {each.rule: each for each in checked.findings}, max(checked.would_lose, key=lambda each: each.overflow)
     assert (found["would_overflow"].site, found["would_overflow"].step) == (worst.site, worst.step) == (worst.site, 1)
     assert "would overflow in float8_e4m3fn" in found["would_overflow"].message
-    assert "would_overflow" not in {each.rule for each in sonde.check(run, what_if="e4m3", rules={"would_overflow": {"most": 1.0}})}
+    assert "would_overflow" not in {
+        each.rule for each in sonde.check(run, what_if="e4m3", rules={"would_overflow": {"most": 1.0}}).findings
+    }
     assert main(["check", str(tmp_path / "run"), "--what-if", "float8_e4m3fn"]) == 1
     assert "in float8_e4m3fn, of 2 places:" in capsys.readouterr().out
     assert main(["check", str(tmp_path / "run"), "--what-if", "bf16", "--json"]) == 0

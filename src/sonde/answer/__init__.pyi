@@ -12,6 +12,7 @@ from .page import html_page as html_page
 from .page import in_frame as in_frame
 from .page import page_file as page_file
 from .page import write_page as write_page
+from .report import TONES as TONES
 from .report import Code as Code
 from .report import Fact as Fact
 from .report import Part as Part

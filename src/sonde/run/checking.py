@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
-from typing import Any, overload
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
 
-from sonde.answer import Verdict, verdict_of
+from sonde.answer import TONES, Answer, Cell, Fact, Grid, Part, Report
 from sonde.errors import ArgumentError
-from sonde.escape import escape_html, printable, readable_json
+from sonde.escape import printable
 from sonde.rules import RULES, Chosen, Finding, Given
 from sonde.run.findings import gravity
 from sonde.run.record import Record, counted
 from sonde.run.recorded_findings import chosen_in, judged_again
 from sonde.run.run import Run, open_run
 from sonde.run.what_if import WouldLose, findings_of, format_of, would_lose
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 _SHOWN = 8
 _SOURCES = {
@@ -29,7 +32,9 @@ _SOURCES = {
 
 
 def check(run: Run | str | os.PathLike[str], *, rules: Given = None, rank: int | None = None, what_if: Any = None) -> Checked:
-    """Return what the rules find in a run, the gravest first, and the rules that lack their numbers.
+    """Check a run: return what the rules find in it, the gravest first, and the rules that lack their numbers.
+
+    A model is asked before its training by :func:`sonde.preflight`, and the instrument by :func:`sonde.doctor`.
 
     They are the rules that a training applies to itself, with the same findings: also for a run that was killed, that still goes
     on, or that another program wrote. What only the training knew stays as it was recorded.
@@ -97,11 +102,10 @@ def _opened(run: Any) -> Run:
     return open_run(run)
 
 
-class Checked(Sequence[Finding]):
-    """The findings of a check, the gravest first.
+class Checked(Answer):
+    """What the rules find in a run, the gravest first; printed as lines.
 
     Attributes:
-        findings: all of them.
         not_judged: by rule, what it needs and the run does not have.
         name: of the run.
         applied: how many rules were applied.
@@ -124,7 +128,7 @@ class Checked(Sequence[Finding]):
         notes: Sequence[str] = (),
         too_early: Mapping[str, int] | None = None,
     ) -> None:
-        self.findings = tuple(findings)
+        self._findings = tuple(findings)
         self.not_judged = dict(not_judged)
         self.name = name
         self.applied = applied
@@ -135,72 +139,83 @@ class Checked(Sequence[Finding]):
         self.too_early = dict(too_early or {})
 
     @property
-    def unjudged(self) -> dict[str, str]:
-        """By rule, in words, why it could not be judged: what it needs, or how many logged steps."""
+    def findings(self) -> tuple[Finding, ...]:
+        """All findings, the gravest first."""
+        return self._findings
+
+    @property
+    def unjudged(self) -> Mapping[str, str]:
+        """By rule, why it could not be judged: what it needs, or how many logged steps."""
         early = {rule: f"needs {least:,} logged steps" for rule, least in self.too_early.items()}
         return {**{rule: f"needs {_in_words(missing)}" for rule, missing in self.not_judged.items()}, **early}
 
     @property
-    def verdict(self) -> Verdict:
-        """The gravest of the findings, ``"ok"`` without any; ``"unknown"`` where nothing could be judged."""
-        worst = verdict_of(self.findings)
-        return worst if worst in ("bad", "warn") or (self.judged > 0 and self.steps > 0) else "unknown"
-
-    @property
-    def ok(self) -> bool:
-        """Whether nothing is wrong: the rules found nothing, or notes alone. False where nothing could be judged."""
-        return self.verdict in ("ok", "note")
+    def _has_judged(self) -> bool:
+        return self.judged > 0 and self.steps > 0
 
     @property
     def judged(self) -> int:
         """How many rules could find something."""
         return self.applied - len(self.not_judged) - len(self.too_early)
 
-    @overload
-    def __getitem__(self, index: int) -> Finding: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Finding, ...]: ...
-    def __getitem__(self, index: int | slice) -> Finding | tuple[Finding, ...]:
-        return self.findings[index]
+    def _content(self) -> dict[str, Any]:
+        held = {"run": self.name, "steps": self.steps, "not_judged": self.not_judged, "too_early": self.too_early}
+        return held | ({"what_if": self.what_if, "would_lose": [asdict(each) for each in self.would_lose]} if self.what_if else {})
 
-    def __len__(self) -> int:
-        return len(self.findings)
-
-    def __iter__(self) -> Iterator[Finding]:
-        return iter(self.findings)
-
-    def to_json(self) -> str:
-        """Return the findings as JSON: ``findings``, each with its rule's ``condition`` and ``source``; and what was judged."""
-        about: dict[str, Any] = {"run": self.name, "verdict": self.verdict, "ok": self.ok, "steps": self.steps}
-        about |= {"findings": [asdict(each) for each in self.findings], "not_judged": self.not_judged, "notes": list(self.notes)}
-        about["too_early"] = self.too_early
-        if self.what_if:
-            about |= {"what_if": self.what_if, "would_lose": [asdict(each) for each in self.would_lose]}
-        return readable_json(about)
-
-    def __repr__(self) -> str:
-        rules = self.judged
-        judged = f"{rules} rule{'s' if rules != 1 else ''} judged {self.steps:,} logged step{'s' if self.steps != 1 else ''}"
-        nothing = "no findings" if rules or not self.applied else "nothing could be judged"
-        many = counted(self.findings) if self.findings else nothing
-        lines = [f"Check of run {self.name}: {many}, {judged}", *self.notes]
+    def to_text(self, width: int | None = None) -> str:
+        """The findings as lines of text, as long as they are."""
+        lines = [f"Check of run {self.name}: {self._counted()}", *self.notes]
         for each in self.findings:
             lines += [
                 f"{each.severity:<4} {each.rule}: {each.message}",
                 f"     {_evidence(each)}",
                 f"     {each.advice}",
             ]
-        lines += self._losses()
+        return printable("\n".join([*lines, *self._losses(), *self._left_out()]))
+
+    def __repr__(self) -> str:
+        return self.to_text()
+
+    def _counted(self) -> str:
+        """Return how many findings there are, and how much was judged."""
+        rules = self.judged
+        judged = f"{rules} rule{'s' if rules != 1 else ''} judged {self.steps:,} logged step{'s' if self.steps != 1 else ''}"
+        nothing = "no findings" if rules or not self.applied else "nothing could be judged"
+        return f"{counted(self.findings) if self.findings else nothing}, {judged}"
+
+    def _left_out(self) -> list[str]:
+        """Return the rules that could not be judged, a line for each reason."""
         steps: dict[int, list[str]] = {}
         for rule, least in sorted(self.too_early.items(), key=lambda each: each[1]):
             steps.setdefault(least, []).append(rule)
         early = [f"{', '.join(rules)} (from {least:,} on)" for least, rules in steps.items()]
-        lines += [f"too few logged steps for: {', '.join(early)}"] if early else []
+        lines = [f"too few logged steps for: {', '.join(early)}"] if early else []
         needs: dict[str, list[str]] = {}
         for rule, missing in self.not_judged.items():
             needs.setdefault(missing, []).append(rule)
         lines += [f"not judged: {', '.join(rules)}: needs {_in_words(missing)}" for missing, rules in needs.items()]
-        return printable("\n".join(lines))
+        return lines
+
+    def _grid(self) -> Grid:
+        rows = []
+        for each in self.findings:
+            tone = TONES[each.severity]
+            rows.append([Cell(each.rule, "strong"), Cell(each.severity, tone), Cell(each.message)])
+            rows += [[Cell(""), Cell(""), Cell(text, "quiet")] for text in (_evidence(each), each.advice) if text]
+        columns = ["rule", "verdict", ""]
+        return Grid(f"Check of run {self.name}: {self._counted()}", columns, rows, [*self.notes, *self._left_out()], "no findings")
+
+    def __rich__(self) -> Text:  # type: ignore[override]  # the lines
+        from rich.text import Text
+
+        return Text(self.to_text())
+
+    def _report(self) -> Report:
+        facts = [Fact("" if place else f"in {self.what_if}", line.strip()) for place, line in enumerate(self._losses())]
+        parts = [Part("", replace(self._grid(), footer=[])), *([Part("What another format would lose", facts)] if facts else [])]
+        left_out = [Fact("", line) for line in self._left_out()]
+        parts += [Part("Rules that could not be judged", left_out, folded=True)] if left_out else []
+        return Report("sonde.check", f"run {self.name}", self.verdict, self._counted(), parts, self.notes)
 
     def _losses(self) -> list[str]:
         """Return the places that the format of ``what_if=`` would harm most, a line each."""
@@ -214,9 +229,6 @@ class Checked(Sequence[Finding]):
             f"({each.underflow_scaled:.2%} if scaled to fit), step {each.step:,}"
             for each in shown
         ]
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{escape_html(repr(self))}</pre>"
 
 
 def _evidence(found: Finding) -> str:
