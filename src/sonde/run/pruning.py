@@ -27,8 +27,6 @@ from sonde.run.schema import whole_number
 from sonde.run.store.compaction import Merger, sweep
 from sonde.suggest import unknown_name
 
-__all__ = ["PrunedFamily", "PrunedRun", "prune"]
-
 _KEPT = ("scalars",)
 
 

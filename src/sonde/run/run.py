@@ -54,7 +54,6 @@ if TYPE_CHECKING:
 
     from sonde.rules import Finding
 
-__all__ = ["Run", "open_run"]
 
 _MESSAGES = 2  # of findings in the text of a run
 _NUMERIC = ("INT", "FLOAT", "DOUBLE", "DECIMAL", "BOOLEAN")
@@ -63,8 +62,7 @@ _NUMERIC = ("INT", "FLOAT", "DOUBLE", "DECIMAL", "BOOLEAN")
 class Run:
     """The rows and documents that one training recorded, open for reading; :func:`open_run` makes one.
 
-    Each answer shows the run at that moment: a run can be read while it is written. The class is large because it is the one
-    object through which people read: each kind of answer is one short method.
+    Each answer shows the run at that moment: a run can be read while it is written.
     """
 
     def __init__(self, source: Source, *, threads: int | None = None) -> None:

@@ -26,13 +26,12 @@ from sonde.run.store.writer_thread import WriterThread
 if TYPE_CHECKING:
     from sonde.run.run import Run
 
-__all__ = ["RunWriter"]
 
 _BLOCK = 1 << 20  # bytes; what comes at once is handed on in blocks of no more, or of a quarter of the room that there is
 
 
 class RunWriter(ABC):
-    """Takes the rows that one process records. Any thread may call. The class is large because it is all that writes to a run.
+    """Takes the rows that one process records. Any thread may call.
 
     :func:`sonde.run.store.open.start_run` and :func:`sonde.run.store.memory_writer.memory_run` make one.
 
