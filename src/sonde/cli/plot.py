@@ -15,7 +15,7 @@ from sonde.errors import ArgumentError
 
 if TYPE_CHECKING:
     from sonde.run import Run
-    from sonde.view.plots import Drawing
+    from sonde.view import plots
 
 EXAMPLES = """
 sonde plot                                        all, in quiet-otter-pictures
@@ -68,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _chosen(opened: Run, planned: Mapping[str, Drawing], options: argparse.Namespace) -> dict[str, Drawing]:
+def _chosen(opened: Run, planned: Mapping[str, plots.Drawing], options: argparse.Namespace) -> dict[str, plots.Drawing]:
     """Return the drawings that were asked for, by name."""
     from sonde.suggest import unknown_name
     from sonde.view import plots
@@ -78,16 +78,16 @@ def _chosen(opened: Run, planned: Mapping[str, Drawing], options: argparse.Names
         if not planned:
             raise ArgumentError("there is no picture of this run: nothing was recorded yet")
         return {name: _with_options(name, draw, options, exact=False) for name, draw in planned.items()}
-    found: dict[str, Drawing] = {}
+    found: dict[str, plots.Drawing] = {}
     for name in asked or ["heatmap"]:
         if name not in planned and name not in _KINDS:
             raise unknown_name("picture", name, [*planned, *_KINDS], opened.path.name if opened.path else "this run")
-        draw: Drawing = planned[name] if name in planned else partial(getattr(plots, name), opened)
+        draw: plots.Drawing = planned[name] if name in planned else partial(getattr(plots, name), opened)
         found[name] = _with_options(name, draw, options, exact=True)
     return found
 
 
-def _with_options(name: str, draw: Drawing, options: argparse.Namespace, *, exact: bool) -> Drawing:
+def _with_options(name: str, draw: plots.Drawing, options: argparse.Namespace, *, exact: bool) -> plots.Drawing:
     """Return *draw* with the options that were given; one that the picture does not have is an error if *exact*, else left out."""
     given: dict[str, Any] = {"number": options.number, "port": options.port, "include": options.layers, "where": between(options)}
     given = {key: value for key, value in given.items() if value is not None}
@@ -99,7 +99,7 @@ def _with_options(name: str, draw: Drawing, options: argparse.Namespace, *, exac
     return partial(draw, **{key: value for key, value in given.items() if key in known})
 
 
-def _files(opened: Run, drawings: Mapping[str, Drawing], options: argparse.Namespace) -> dict[str, Path]:
+def _files(opened: Run, drawings: Mapping[str, plots.Drawing], options: argparse.Namespace) -> dict[str, Path]:
     """Return the file of each picture."""
     from sonde.paths import absolute_path
 
