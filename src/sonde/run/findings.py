@@ -169,6 +169,8 @@ class Findings:
         for each in every:
             if not self._may_open(each, at_end=at_end):
                 continue
+            if any(_is_graver(known, each) for known in self._opened.values()):
+                continue  # a note about other places may come
             self._known.add(each.identity)
             if follows_from(each, there) or step <= self._until:
                 continue
@@ -245,6 +247,11 @@ def gravity(each: Finding) -> tuple[int, bool, bool, int]:
     """Return a key that sorts the gravest findings first, of these a NaN, then by step; what follows from another is last."""
     begun = each.step if each.first_step is None else each.first_step
     return _GRAVEST.index(each.severity), bool(each.follows), each.rule != "nonfinite", begun
+
+
+def _is_graver(known: Finding, note: Finding) -> bool:
+    """Whether *known* is what a rule says of the same place as in a *note*, and more than that."""
+    return note.severity == "note" != known.severity and (known.rule, known.site) == (note.rule, note.site)
 
 
 def _related(one: Finding, other: Finding) -> bool:
