@@ -147,7 +147,7 @@ def train(folder: Path, kind: str, fault: str, *, every: int = 1, steps: range =
     model = network(kind)
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     err = StringIO()
-    with redirect_stderr(err), sonde.watch(model, optimizer, every=every, to=folder, **more) as inspector:
+    with redirect_stderr(err), redirect_stdout(err), sonde.watch(model, optimizer, every=every, to=folder, **more) as inspector:
         for step in steps:
             FAULTS[fault](model, step)
             x = torch.randn(32, 8)

@@ -126,8 +126,8 @@ def test_parameters_that_an_optimizer_broke_are_laid_to_the_step_before() -> Non
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-    assert inspector.findings[0].site == "weight:param"
-    assert inspector.findings[0].step == 1
+    assert [(each.site, each.step) for each in inspector.findings] == [("weight:param", 0), ("weight:param", 1)]
+    assert "'weight' was not finite before this step" in inspector.findings[1].message
 
 
 def normalised() -> nn.Module:

@@ -150,8 +150,8 @@ class BatchWriter:
         self._thread.call(self._finish_all)
 
     def alert(self, finding: Finding) -> None:
-        """Give *finding* to the sinks, in the thread."""
-        self._each(methodcaller("alert", finding))
+        """Give *finding* to the sinks, in the thread; the writer of the run has the record."""
+        self._each(lambda sink: None if isinstance(sink, RunSink) else sink.alert(finding))
 
     def stop(self, last: Callable[[], None] = lambda: None, *, failed: bool = False) -> None:
         """Write what is left, call *last*, close the sinks, and end the thread. Idempotent.
