@@ -13,10 +13,11 @@ from sonde.answer.report import VERDICTS, Report, Verdict
 from sonde.answer.table import ShownAsTable, frame
 from sonde.errors import ArgumentError
 from sonde.escape import readable_json, with_null
-from sonde.rules import Finding
 
 if TYPE_CHECKING:
     import pandas
+
+    from sonde.rules import Finding
 
 
 class Answer(ShownAsTable):

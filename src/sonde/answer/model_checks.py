@@ -5,14 +5,16 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from sonde.answer.answer import Answer, verdict_of, worst_first
 from sonde.answer.report import TONES, VERDICTS, Part, Report, Verdict, facts_of_findings, said_of
 from sonde.answer.table import Cell, Grid, Tone
 from sonde.errors import UnknownSiteError
-from sonde.rules import Finding
 from sonde.suggest import nearest
+
+if TYPE_CHECKING:
+    from sonde.rules import Finding
 
 _MOST = 3  # findings of one check that the table shows
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import linecache
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from sonde.answer.chart import Chart
 from sonde.answer.page import asset, html_page
 from sonde.answer.table import Grid, Tone
 from sonde.escape import escape_html, printable_line
-from sonde.rules import Finding
+
+if TYPE_CHECKING:
+    from sonde.rules import Finding
 
 Verdict = Literal["ok", "note", "warn", "bad", "unknown"]
 """How well it is: the severity of the worst finding; ``ok`` without a finding; ``unknown`` where nothing was judged."""

@@ -18,10 +18,11 @@ from sonde.answer import Answer, Cell, Grid, Part, Report, Tone, standard_output
 from sonde.cli.given import FUNCTION, VERDICT, attempt, expect_model, load, show
 from sonde.cli.versions import installed_version
 from sonde.errors import TorchVersionError
-from sonde.rules import Finding, Severity
 
 if TYPE_CHECKING:
     import torch
+
+    from sonde.rules import Finding, Severity
 
 EXAMPLES = f"""
 sonde doctor                       what is installed, and whether it works
@@ -87,6 +88,8 @@ class _Environment(Answer):
 
     @property
     def findings(self) -> tuple[Finding, ...]:
+        from sonde.rules import Finding
+
         severities: dict[Tone, Severity] = {"bad": "bad", "warn": "note"}
         return worst_first(
             Finding(part, ": ".join(filter(None, [state, why])), severity=severities[tone])
