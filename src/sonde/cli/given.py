@@ -8,13 +8,16 @@ import importlib.util
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from sonde.answer import Answer, standard_output, write_page
+from sonde.answer import standard_output, write_page
 from sonde.cli.completers import complete_functions, completes
 from sonde.errors import ArgumentError, SondeError
 from sonde.run import line_of
 from sonde.suggest import nearest
+
+if TYPE_CHECKING:
+    from sonde.answer import Answer
 
 FUNCTION = """
 the function, called without arguments, returns (model, batch), or with a loss
