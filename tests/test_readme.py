@@ -24,7 +24,8 @@ from sonde.inspector.pipeline import batch_writer
 from sonde.lens.builtin import default_lenses
 from sonde.rows import KEYS
 from sonde.run.folder.parts import Part
-from sonde.run.schema import ALERTS, SCALARS, VERSION
+from sonde.run.record import Record
+from sonde.run.schema import SCALARS, VERSION
 from sonde.run.store.disk_writer import Flushing
 from sonde.stats import (
     Accumulator,
@@ -295,7 +296,7 @@ def test_every_picture_and_sink_is_on_the_page(name: str) -> None:
 
 def test_the_run_format_names_its_columns_and_limits() -> None:
     page = PAGES["docs/run-format.md"]
-    for words in (", ".join(SCALARS), ", ".join(ALERTS), f"`version` ({VERSION})", *(f"`{key}`" for key in KEYS)):
+    for words in (", ".join(SCALARS), f"`version` ({VERSION})", *(f"`{key}`" for key in (*KEYS, *Record().to_data()))):
         assert words in page
     name = re.search(r"part-r0\S+parquet", page)
     assert name is not None
