@@ -14,6 +14,11 @@ ROOT = Path(sonde.__file__).parent
 UNREAD = {
     "is_container": {"name"},  # conditions are called with a name and a module
     "GraphvizStyler.style_edge": {"fnode", "tnode"},  # to be overridden
+    "cut_off": {"loss"},  # of rules: what the finding carries as evidence, by name
+    "dead": {"most"},
+    "nonfinite": {"count"},
+    "would_overflow": {"scaled"},
+    "would_underflow": {"scaled"},
     "OutputNorm.__init__": {"inplace", "evaluation_from_grad", "channel_last"},
     "OutputActivation.__init__": {"inplace", "evaluation_from_grad"},
     **{
