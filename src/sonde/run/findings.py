@@ -284,11 +284,11 @@ def combined(seen: Iterable[Finding], judged: Iterable[Finding]) -> list[Finding
     of_rows = list(judged)
     opened = {each.identity: each.found_at for each in of_rows}
     of_training = [each for each in seen if each.found_at <= opened.get(each.identity, _NEVER)]
-    of_rows = [each for each in of_rows if not any(_stands_for(known, each) for known in of_training)]
+    of_rows = [each for each in of_rows if not any(stands_for(known, each) for known in of_training)]
     return sorted([*of_training, *of_rows], key=gravity)
 
 
-def _stands_for(seen: Finding, judged: Finding) -> bool:
+def stands_for(seen: Finding, judged: Finding) -> bool:
     """Whether what a training has *seen* is the same as what is *judged* from rows, or the beginning of it."""
     if seen.identity == judged.identity:
         return True

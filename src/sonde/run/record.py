@@ -13,7 +13,7 @@ from typing import Any
 
 from sonde.answer import Verdict, verdict_of
 from sonde.rules import Chosen, Finding, Severity
-from sonde.run.findings import Findings, combined, gravity, grown
+from sonde.run.findings import Findings, combined, gravity, grown, stands_for
 
 _SEVERITIES: Mapping[object, Severity] = {"note": "note", "warn": "warn", "bad": "bad", "warning": "warn", "error": "bad"}
 _LARGEST = 2**62
@@ -58,8 +58,9 @@ class Record:
     @staticmethod
     def of(findings: Findings, seen: Sequence[Finding] = (), *, judged: Sequence[Finding] | None = None) -> Record:
         """Return the record of what *findings* has found so far, and of what the training has *seen*."""
+        beyond = [each for each in findings.beyond() if not any(stands_for(known, each) for known in seen)]
         return Record(
-            (*seen, *findings.beyond()),
+            (*seen, *beyond),
             tuple(findings.judged() if judged is None else judged),
             findings.step,
             findings.steps,
