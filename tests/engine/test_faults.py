@@ -126,7 +126,7 @@ FAULTS: list[tuple[Instrument, Any, str]] = [
     ],
     *[
         (graphed, holder, name)
-        for holder, name in ((forward.Forward, "begin"), (forward.Forward, "_close"), (operations, "count_flops"))
+        for holder, name in ((forward.ForwardGraph, "begin"), (forward.ForwardGraph, "_close"), (operations.flops, "count_flops"))
     ],
 ]
 

@@ -66,7 +66,7 @@ def go(page: Any, route: str) -> None:
 def test_a_run_is_listed_judged_and_its_cells_tell_the_recorded_values(browser: Any, address: str) -> None:
     with opened(browser, address) as page:
         row = page.locator("tr", has_text="defects")
-        assert "1 finding" in row.inner_text()
+        assert "2 findings" in row.inner_text()
         go(page, f"#/run/{ids(page)['small']}/layers")
         assert page.locator("figcaption h2").inner_text().startswith("Root mean square")
         assert "logarithmic" in page.locator(".legend").first.inner_text()

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from pathlib import Path
 
+import sonde.answer
 import sonde.view
 
 ASSETS = Path(sonde.view.__file__).parent / "assets"
@@ -25,7 +26,7 @@ def test_imports_stand_on_one_line_and_name_what_the_other_module_exports() -> N
 
 def test_no_name_is_defined_twice_over_all_modules() -> None:
     """Also none that the script of the kit defines, which stands before them in a report."""
-    kit = (ASSETS / "page.js").read_text(encoding="utf-8")
+    kit = (Path(sonde.answer.__file__).parent / "assets" / "page.js").read_text(encoding="utf-8")
     count = Counter(name for text in (kit, *SCRIPTS.values()) for name in DEFINED.findall(text))
     assert [name for name, times in count.items() if times > 1] == []
 

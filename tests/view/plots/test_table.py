@@ -127,7 +127,7 @@ def test_a_finding_that_the_row_has_too_is_told_once_under_its_own_name() -> Non
     writer.alert("0.weight, 0.bias and 1 more were not finite", severity="bad", rule="nonfinite", site="0.weight:param", step=0)
     writer.alert("1 (call 0): 100 % dead", severity="bad", rule="dead", site="1:output", step=0)
     assert [row[-1].text for row in plots.table(writer.run()).rows] == [
-        "weight: gradient is zero; 0.weight, 0.bias and 1 more were not finite",
+        "0.weight, 0.bias and 1 more were not finite; weight: gradient is zero",
         "(call 0): 100 % dead",
     ]
 
