@@ -28,8 +28,6 @@ def defects_in(block: RowBlock) -> Numbers:
 class History:
     """One number at all places of one model: a column for each place (a site and a call), a line for each logged step.
 
-    The class is large because each kind of fact about the columns is an array of its own.
-
     Where elements of a row are not finite, its number is NaN here: a size over the other elements says nothing of the tensor.
 
     Args:

@@ -18,7 +18,8 @@ def drawn(page: Any, kind: str = "node") -> set[int]:
 
 
 def fill(page: Any, node: int) -> str:
-    """The colour that a node has."""
+    """The colour that a node has, once it is drawn: the browser may be drawing it anew."""
+    page.wait_for_function("node => getComputedStyle(document.querySelector(`#n${node} rect`)).fill !== ''", arg=node)
     found: str = page.locator(f"#n{node} rect").first.evaluate("one => getComputedStyle(one).fill")
     return found
 
