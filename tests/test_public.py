@@ -135,6 +135,11 @@ def test_the_check_for_light_imports_can_fail() -> None:
     assert "numpy" in loaded("import sonde.errors, numpy")
 
 
+def test_track_does_not_load_the_compiler() -> None:
+    """``sonde.track`` costs a quarter of a second after ``import torch``: Dynamo and the distributed tensors take a whole one."""
+    assert not {"torch._dynamo", "torch.distributed.pipelining"} & loaded("import sonde; sonde.track")
+
+
 def test_reading_tensors_does_not_load_the_engine() -> None:
     """A folder of tensors is opened without torch; only reading a tensor needs it."""
     assert not {"torch", "sonde.engine"} & loaded("import sonde; sonde.open_tensors")

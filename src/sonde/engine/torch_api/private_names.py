@@ -216,7 +216,7 @@ def private_parts() -> dict[PrivateName, bool]:
 
 def missing() -> list[PrivateName]:
     """Return the names that the installed torch lacks and that sonde cannot be imported without."""
-    return [private for private, is_there in private_parts().items() if private.is_needed and not is_there]
+    return [private for private in PRIVATE_NAMES if private.is_needed and not private.is_present()]
 
 
 def require(lacking: list[PrivateName]) -> None:
