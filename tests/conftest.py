@@ -1,10 +1,11 @@
-"""Run each process on one thread, remove what a test leaves behind, and count the skipped tests by reason."""
+"""Run each process on one thread, remove what a test leaves behind, give a browser, and count the skipped tests by reason."""
 
 from __future__ import annotations
 
 import gc
 import os
 import re
+import shutil
 import weakref
 from collections import Counter
 from collections.abc import Iterator
@@ -129,3 +130,20 @@ def fresh_compiler() -> Iterator[None]:
     yield
     torch._dynamo.reset()
     torch._dynamo.config.skip_nnmodule_hook_guards = before
+
+
+# Pages and notebook tables
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """A real chromium; skipped where there is none."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="the browser is driven by playwright: pip install playwright")
+    if CHROMIUM is None:
+        pytest.skip("needs a browser: apt install chromium")
+    with sync_api.sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield running
+        running.close()
