@@ -68,6 +68,11 @@ class Finding:
         return self.step if self.opened is None else self.opened
 
     @property
+    def begun(self) -> int:
+        """The step since which it holds, as far as that is known."""
+        return self.step if self.first_step is None else self.first_step
+
+    @property
     def model(self) -> str:
         """The name of the model of the site; ``""`` in a run of one model, and of what is no place in a network."""
         return self.site.partition("/")[0] if "/" in self.site else ""

@@ -16,6 +16,7 @@ from sonde.run.record import Record, counted
 from sonde.run.recorded_findings import chosen_in, judged_again
 from sonde.run.run import Run, open_run
 from sonde.run.what_if import WouldLose, findings_of, format_of, would_lose
+from sonde.words import many
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -179,7 +180,7 @@ class Checked(Answer):
     def _counted(self) -> str:
         """Return how many findings there are, and how much was judged."""
         rules = self.judged
-        judged = f"{rules} rule{'s' if rules != 1 else ''} judged {self.steps:,} logged step{'s' if self.steps != 1 else ''}"
+        judged = f"{many(rules, 'rule')} judged {many(self.steps, 'logged step')}"
         nothing = "no findings" if rules or not self.applied else "nothing could be judged"
         return f"{counted(self.findings) if self.findings else nothing}, {judged}"
 

@@ -245,8 +245,7 @@ def grown(each: Finding, later: Finding) -> Finding:
 
 def gravity(each: Finding) -> tuple[int, bool, bool, int]:
     """Return a key that sorts the gravest findings first, of these a NaN, then by step; what follows from another is last."""
-    begun = each.step if each.first_step is None else each.first_step
-    return _GRAVEST.index(each.severity), bool(each.follows), each.rule != "nonfinite", begun
+    return _GRAVEST.index(each.severity), bool(each.follows), each.rule != "nonfinite", each.begun
 
 
 def _is_graver(known: Finding, note: Finding) -> bool:

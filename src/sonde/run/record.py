@@ -14,6 +14,7 @@ from typing import Any
 from sonde.answer import Verdict, verdict_of
 from sonde.rules import Chosen, Finding, Severity
 from sonde.run.findings import Findings, combined, gravity, grown, stands_for
+from sonde.words import many
 
 _SEVERITIES: Mapping[object, Severity] = {"note": "note", "warn": "warn", "bad": "bad", "warning": "warn", "error": "bad"}
 _LARGEST = 2**62
@@ -100,12 +101,12 @@ class Record:
         if self.failed:
             said.append(self.failed)
         if self.lost_steps:
-            said.append(f"{self.lost_steps:,} logged step{'s' if self.lost_steps > 1 else ''} lost")
+            said.append(f"{many(self.lost_steps, 'logged step')} lost")
         if self.lost_rows:
             share = self.lost_rows / max(self.rows, self.lost_rows)
             said.append(f"{max(math.floor(share * 100 + 0.5), 1)} % of rows lost")
         if damaged:
-            said.append(f"{damaged:,} part{'s' if damaged > 1 else ''} of the run cannot be read")
+            said.append(f"{many(damaged, 'part')} of the run cannot be read")
         return said
 
     def health(self, doubts: Sequence[str]) -> Verdict:
@@ -196,20 +197,16 @@ def _one_of_each(parts: Sequence[Sequence[Finding]]) -> tuple[Finding, ...]:
     for each in (each for part in parts for each in part):
         key = each.identity if each.rule else (each.message, each.step, each.site)
         known = found.get(key)
-        first = each if known is None or _begun(each) < _begun(known) else known
+        first = each if known is None or each.begun < known.begun else known
         found[key] = first if known is None else grown(first, each if first is known else known)
     return tuple(sorted(found.values(), key=gravity))
-
-
-def _begun(each: Finding) -> int:
-    return each.step if each.first_step is None else each.first_step
 
 
 def counted(findings: Sequence[Finding]) -> str:
     """Return how many findings there are, in words, notes apart: ``"2 findings and 1 note"``."""
     notes = sum(each.severity == "note" for each in findings)
     others = len(findings) - notes
-    words = [f"{number:,} {what}{'' if number == 1 else 's'}" for number, what in ((others, "finding"), (notes, "note")) if number]
+    words = [many(number, what) for number, what in ((others, "finding"), (notes, "note")) if number]
     return " and ".join(words) or "no findings"
 
 

@@ -64,7 +64,6 @@ def findings_data(opened: OpenedRun) -> list[dict[str, Any]]:
 
 def _data(opened: OpenedRun, found: Finding) -> dict[str, Any]:
     site = _parsed(found.site)
-    first = found.step if found.first_step is None else found.first_step
     return {
         "rule": found.rule,
         "severity": found.severity,
@@ -73,14 +72,14 @@ def _data(opened: OpenedRun, found: Finding) -> dict[str, Any]:
         "layer": "" if site is None else site.owner.name,
         "call": found.call,
         "step": found.step,
-        "first_step": first,
+        "first_step": found.begun,
         "last_step": found.last_step,
         "evidence": [{"name": name, "value": _finite(value)} for name, value in _evidence(found).items()],
         "condition": found.condition,
         "advice": found.advice,
         "source": found.source,
         "follows": found.follows,
-        "link": _link(opened, found.rule, site, first),
+        "link": _link(opened, found.rule, site, found.begun),
     }
 
 
