@@ -49,6 +49,7 @@ from sonde.stats.samples import MatrixCondition as MatrixCondition
 from sonde.stats.samples import SampleNorm as SampleNorm
 from sonde.stats.samples import Single as Single
 from sonde.stats.statistic import dense as dense
+from sonde.stats.statistic import unreadable as unreadable
 
 # isort: split
 # For other rooms of sonde: distributed tensors, and rows of several ranks

@@ -96,8 +96,9 @@ class Accumulator(Generic[S_co]):
                 a tensor of another shape than its predecessor is counted as skipped.
 
         Raises:
-            ArgumentError: *tensor* is no tensor, is nested or on the meta device; *previous* is given and the statistic is no
-                pair statistic; or the statistic cannot measure such a tensor. Nothing was added then.
+            ArgumentError: *tensor* is no tensor, or has no values to read: nested, quantised, on the meta device; *previous* is
+                given and the statistic is no pair statistic; or the statistic cannot measure such a tensor. Nothing was added
+                then.
         """
         given: object = tensor
         if not isinstance(given, Tensor):
@@ -182,6 +183,7 @@ class Accumulator(Generic[S_co]):
             raise ArgumentError(f"this is not the state of {self.statistic}: it needs 'row' of shape {shape}")
         if not isinstance(previous, Tensor | None):
             raise ArgumentError(f"this is not the state of {self.statistic}: 'previous' must be a tensor or None")
+        previous = None if previous is None else dense(previous)
         with torch.no_grad():
             self._row_at(row.device)[1:].copy_(row[0])
         self._history.clear()

@@ -57,7 +57,7 @@ class History:
 
 def _copy(tensor: Tensor, into: Tensor | None = None) -> Tensor:
     """Return a copy of *tensor*, written over *into* where shape, type and device allow."""
-    tensor = dense(tensor.detach())
+    tensor = dense(tensor).detach()
     with torch.no_grad(), torch.inference_mode(False):
         fits = into is not None and into.shape == tensor.shape and into.dtype == tensor.dtype and into.device == tensor.device
         return into.copy_(tensor) if into is not None and fits else tensor.clone()

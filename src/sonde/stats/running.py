@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Self, SupportsFloat
 from torch import Tensor
 
 from sonde.errors import ArgumentError
+from sonde.stats.statistic import unreadable
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -235,7 +236,12 @@ def as_number(value: SupportsFloat | Tensor) -> float:
     except OverflowError:
         return math.inf if value > 0 else -math.inf  # type: ignore[operator]  # an integer beyond 1e308
     except (TypeError, ValueError, RuntimeError):
-        what = f"a tensor of shape {tuple(value.shape)} and {value.dtype}" if isinstance(value, Tensor) else repr(value)
+        if not isinstance(value, Tensor):
+            what = repr(value)
+        elif kind := unreadable(value):
+            what = f"a {kind} tensor"
+        else:
+            what = f"a tensor of shape {tuple(value.shape)} and {value.dtype}"
         raise ArgumentError(f"a real number or a tensor of one element is needed, not {what}") from None
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from sonde.errors import ArgumentError
 from sonde.number import Number
@@ -249,33 +252,126 @@ def reduce(statistic: Statistic, rows: Tensor) -> Tensor:
     return torch.cat([statistic.aligned(whole, lows).sum(0), lows, whole[:, minima:].amax(0)])
 
 
+_REMEDY = {
+    "nested": "add the tensors of its unbind() one by one",
+    "meta": "move the model to a real device first",
+    "quantised": "add its dequantize()",
+    "lazy": "run the model once before, which gives the parameter a shape",
+    "fake": "it stands for a shape alone; leave the FakeTensorMode first",
+    "released": "its memory was given back, as FSDP does between uses",
+}
+_OTHERWISE = "add a tensor of a type that torch can convert to float64"
+
+
+def unreadable(tensor: Tensor) -> str:
+    """Return the kind of a *tensor* that has no values which a statistic could read, as ``nested``; ``""`` if it has them."""
+    if type(tensor) not in PLAIN:
+        if is_lazy(tensor):
+            return "lazy"
+        if isinstance(tensor, getattr(sys.modules.get("torch._subclasses.fake_tensor"), "FakeTensor", ())):
+            return "fake"
+        tensor = _in_memory(tensor)
+    if tensor.is_nested:
+        return "nested"
+    if tensor.is_meta:
+        return "meta"
+    if tensor.is_quantized:
+        return "quantised"
+    if not _is_convertible(tensor.dtype):
+        return str(tensor.dtype)
+    return "released" if _has_no_memory(tensor) else ""
+
+
+def _in_memory(tensor: Tensor) -> Tensor:
+    """Return *tensor*, of a subclass, as a plain one, without running code of its class; itself if the class has other memory."""
+    return tensor if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__ else tensor.as_subclass(Tensor)
+
+
+def _has_no_memory(tensor: Tensor) -> bool:
+    """Return whether the memory of *tensor* was given back, where reading would end the process."""
+    if type(tensor) not in PLAIN or tensor.layout is not torch.strided or not tensor.numel():
+        return False
+    try:
+        return tensor.untyped_storage().nbytes() == 0
+    except NotImplementedError:  # inside a function transform
+        return False
+
+
+@cache
+def _is_convertible(dtype: torch.dtype) -> bool:
+    """Return whether torch converts elements of *dtype* to float64."""
+    if dtype.is_complex:
+        return True
+    try:
+        torch.empty(1, dtype=dtype, device="cpu").to(torch.float64)
+    except (RuntimeError, TypeError):
+        return False
+    return True
+
+
 def dense(tensor: Tensor) -> Tensor:
-    """Return *tensor* itself if it is dense, a dense copy of a sparse tensor, or this rank's part of a distributed one.
+    """Return *tensor* itself if it is dense and plain, a dense copy of a sparse tensor, or this rank's part of a distributed one.
+
+    Of a subclass of ``Tensor`` its values are returned: the same memory, or what its ``dequantize()`` or its conversion gives.
 
     Raises:
-        ArgumentError: *tensor* is nested, on the meta device, or a sum whose addends the ranks hold: it has no values to
-            measure.
+        ArgumentError: *tensor* is nested, quantised, fake, on the meta device, or a sum whose addends the ranks hold, or torch
+            cannot convert its elements: it has no values to measure.
     """
-    if not torch.compiler.is_compiling() and type(tensor) not in PLAIN:
-        part = local(tensor)
-        if part is None:
-            raise ArgumentError(
-                f"a distributed tensor cannot be measured here: {Piece.in_words(tensor)}. Call its redistribute() first"
-            )
-        tensor = part
-    if tensor.is_nested:
-        raise ArgumentError("a nested tensor cannot be measured: add the tensors of its unbind() one by one")
-    if tensor.is_meta:
-        raise ArgumentError("a tensor on the meta device has no values to measure: move the model to a real device first")
-    if torch.compiler.is_compiling():  # every traced tensor is dense, and a traced backward pass cannot read the layout
+    is_traced = torch.compiler.is_compiling()
+    if is_traced:  # a traced backward pass can read little more of a tensor
+        kind = "nested" if tensor.is_nested else "meta" if tensor.is_meta else ""
+    else:
+        if type(tensor) not in PLAIN:
+            part = local(tensor)
+            if part is None:
+                raise ArgumentError(
+                    f"a distributed tensor cannot be measured here: {Piece.in_words(tensor)}. Call its redistribute() first"
+                )
+            tensor = part if is_lazy(part) else _in_memory(part)
+        kind = unreadable(tensor)
+    if kind:
+        raise ArgumentError(f"a {kind} tensor cannot be measured: {_REMEDY.get(kind, _OTHERWISE)}")
+    if is_traced:  # every traced tensor is dense
         return tensor
+    if type(tensor) not in PLAIN:
+        tensor = _values_of(tensor)
     return tensor if tensor.layout is torch.strided else tensor.to_dense()
+
+
+def _values_of(tensor: Tensor) -> Tensor:
+    """Return the values of *tensor*, of a class with a ``__torch_dispatch__``, as a plain tensor.
+
+    Such a class need not have memory of its own. It says what its values are by ``dequantize()``, as quantised weights do, or by
+    converting them.
+
+    Raises:
+        ArgumentError: the class does neither.
+    """
+    kind = type(tensor)
+    wide = torch.complex128 if tensor.is_complex() else torch.float64
+    try:
+        with torch.no_grad():
+            if kind.dequantize is not Tensor.dequantize:
+                values = tensor.dequantize()
+            else:
+                values = tensor * 1 if tensor.dtype is wide else tensor.to(wide).to(tensor.dtype)
+    except (RuntimeError, TypeError, AttributeError) as error:  # NotImplementedError is a RuntimeError
+        raise ArgumentError(
+            f"a tensor of class {kind.__name__} cannot be measured: the class does not convert it ({error})"
+        ) from error
+    if type(values) not in PLAIN:
+        raise ArgumentError(f"a tensor of class {kind.__name__} cannot be measured: the class gives no plain tensor of its values")
+    return values
 
 
 def elements(tensor: Tensor) -> Tensor:
     """Return the elements as float64, without a graph: integers and bools as numbers, complex elements as their modulus.
 
     A modulus is formed in double precision: it may be beyond the precision of the complex element's parts.
+
+    Raises:
+        ArgumentError: *tensor* has no values to measure, as a nested or a quantised one.
     """
-    tensor = tensor.detach()
+    tensor = dense(tensor).detach()
     return tensor.to(torch.complex128).abs() if tensor.is_complex() else tensor.to(torch.float64)

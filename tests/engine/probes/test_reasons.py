@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tests.engine.probes.reasons import lies
+from tests.stats.subclasses import Opaque
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -153,3 +154,35 @@ def test_a_gradient_that_comes_in_parts_is_named(do: Any, shared: tuple[int, ...
             model(x).sum().backward()
     for each, expected in ((probe, named), (at_step, set())):
         assert {str(line.site) for line in each.coverage() if "came in parts" in line.reason} == expected
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's, about prototypes and what it will remove
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda x: torch.quantize_per_tensor(x.detach(), 0.1, 0, torch.quint8), "a quantised tensor, which"),
+        (lambda x: torch.nested.nested_tensor([x.detach(), x.detach()]), "a nested tensor, which"),
+        (lambda x: x.detach().to("meta"), "a meta tensor, which"),
+        (lambda x: Opaque(x.detach()), "a tensor of class Opaque cannot be measured"),
+        (lambda x: [x.long()], "no floating-point tensor"),
+    ],
+    ids=["quantised", "nested", "meta", "opaque", "integers"],
+)
+def test_a_site_whose_tensors_cannot_be_read_says_their_kind(make: Any, reason: str) -> None:
+    """The other sites are measured, and the module's output is left as it is."""
+    made: list[Any] = []
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        x = self.first(x)
+        made.append(self.strange(x))
+        return x
+
+    strange = Net(lambda self, x: make(x))
+    model = Net(forward, first=nn.Linear(2, 2), strange=strange)
+    with sonde.observe(model, Moments(), ports="output") as probe:
+        model(torch.ones(1, 2))
+        lines = {str(line.site): line for line in probe.coverage()}
+    assert reason in lines["strange:output"].reason
+    assert lines["strange:output"].count == 0
+    assert lines["first:output"].count == 1
+    assert len(made) == 1

@@ -25,7 +25,7 @@ from sonde.engine.torch_api.input_alias import alias, aliased_in_trace
 from sonde.engine.unseen import blocks
 from sonde.errors import ArgumentError
 from sonde.site import OTHER_CALLS, Port
-from sonde.stats import PLAIN, Kernel, Piece, Table, is_fused, local
+from sonde.stats import PLAIN, Kernel, Piece, Table, is_fused, local, unreadable
 
 _graph_task: Callable[[], int] = graph_task
 _with_gradients: Callable[[], bool] = torch.is_grad_enabled
@@ -218,9 +218,8 @@ class StatisticHook(SiteHook):
         try:
             if self.delivery.stopped and self.delivery.has_stopped(self.sites[place[0]], place[1]):
                 return
-            if tensor.is_meta or tensor.is_nested:
-                kind = "nested" if tensor.is_nested else "meta"
-                self.note(f"a {kind} tensor, which the statistic cannot be taken of")
+            if kind := unreadable(tensor):
+                self._note_kind(kind)
                 return
             part = tensor if type(tensor) in PLAIN else self._part_of(place[0], tensor)
             if part is None:
@@ -239,6 +238,10 @@ class StatisticHook(SiteHook):
                 table.add(row, part.detach())
         except Exception as error:
             self._failed_at(place, error)
+
+    def _note_kind(self, kind: str) -> None:
+        """Note in the coverage that a tensor is of a *kind* without values to read."""
+        self.note(f"a {kind} tensor, which the statistic cannot be taken of")
 
     def _part_of(self, port: Port, tensor: Tensor) -> Tensor | None:
         """Return the part of *tensor* that this rank holds; None if the statistic cannot be taken of that."""
@@ -342,8 +345,13 @@ class StatisticHook(SiteHook):
 
     def _leaves(self, value: Any) -> list[tuple[str, Tensor]]:
         """Return the tensors of *value* that are added, each with its leaf; note in the coverage if there are none."""
-        found = [(self.leaf_of(path), tensor) for path, tensor in structure.walk(value) if structure.is_floating(tensor)]
-        self._note_extent(len(found))
+        tensors = list(structure.walk(value))
+        found = [(self.leaf_of(path), tensor) for path, tensor in tensors if structure.is_floating(tensor)]
+        kind = "" if found else next(filter(None, (unreadable(tensor) for _, tensor in tensors)), "")
+        if kind:
+            self._note_kind(kind)
+        else:
+            self._note_extent(len(found))
         if self.listens is not None and len(found) > 1:
             self.note_border(self.listens, (tensor for _, tensor in found))
         return found[: self._most]
