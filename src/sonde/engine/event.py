@@ -67,7 +67,7 @@ class Event:
 
 
 Subscriber: TypeAlias = Callable[[Event], object]
-"""Any callable that takes an event; its result is ignored."""
+"""Any callable that takes an event. What it returns is not used, and what it is given is not to be written into."""
 
 
 def weakly(subscriber: Subscriber) -> Subscriber:
@@ -79,10 +79,9 @@ def weakly(subscriber: Subscriber) -> Subscriber:
         return subscriber
     method = WeakMethod(subscriber)
 
-    def deliver(event: Event) -> None:
+    def deliver(event: Event) -> object:
         bound = method()
-        if bound is not None:
-            bound(event)
+        return None if bound is None else bound(event)
 
     deliver.__qualname__ = subscriber.__qualname__
     return deliver

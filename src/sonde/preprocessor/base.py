@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, NamedTuple, NoReturn
 
 import torch
@@ -38,17 +38,17 @@ class AbstractPreprocessor(ABC):
     def reset(self) -> None:
         """Begin a new interval."""
 
-    def __call__(self, event: Event) -> None:
-        """Process an event of one of the ``ports``.
+    def __call__(self, event: Event) -> object:
+        """Process an event of one of the ``ports``; return what ``process_*`` returns, which should be None.
 
         Raises:
             ArgumentError: the event is of another port, or does not carry the module that is needed.
         """
         if event.site.port not in self._accepted:
             self._refuse(event)
-        self._process(event)
+        return self._process(event)
 
-    def _process(self, event: Event) -> None:
+    def _process(self, event: Event) -> object:
         """Process an event of an accepted port."""
         self._refuse(event)
 
@@ -84,10 +84,12 @@ class AbstractForwardPreprocessor(AbstractPreprocessor):
             layer_output: the returned value.
         """
 
-    def _process(self, event: Event) -> None:
-        if event.phase != "recompute":
-            given = event.args[0] if event.args else next(iter(event.kwargs.values()), None)
-            self.process_fw(name_of(event.site), event.module, given, event.value)
+    def _process(self, event: Event) -> object:
+        if event.phase == "recompute":
+            return None
+        given = event.args[0] if event.args else next(iter(event.kwargs.values()), None)
+        process: Callable[..., object] = self.process_fw
+        return process(name_of(event.site), event.module, given, event.value)
 
 
 class AbstractBackwardPreprocessor(AbstractPreprocessor):
@@ -110,9 +112,10 @@ class AbstractBackwardPreprocessor(AbstractPreprocessor):
             grad_output: gradients of the outputs, in the same form.
         """
 
-    def _process(self, event: Event) -> None:
+    def _process(self, event: Event) -> object:
         inward = event.site.port == "grad_input"
-        self.process_bw(name_of(event.site), event.module, event.value if inward else (), () if inward else event.value)
+        process: Callable[..., object] = self.process_bw
+        return process(name_of(event.site), event.module, event.value if inward else (), () if inward else event.value)
 
 
 class AbstractModulePreprocessor(AbstractPreprocessor):
@@ -129,16 +132,18 @@ class AbstractModulePreprocessor(AbstractPreprocessor):
     def process_module(self, name: str, module: Any) -> None:
         """Process the layer *module*, called *name*."""
 
-    def _process(self, event: Event) -> None:
+    def _process(self, event: Event) -> object:
         module = event.module
         if module is None:
             raise ArgumentError(f"{type(self).__name__} looks at the layer itself, which the event of {event.site} does not carry")
         if self._seen is None:
             self._seen = {}
         layer = ParameterName.of(event.site).layer
-        if self._seen.get(layer) != event.tick.step:
-            self._seen[layer] = event.tick.step
-            self.process_module(layer, module)
+        if self._seen.get(layer) == event.tick.step:
+            return None
+        self._seen[layer] = event.tick.step
+        process: Callable[..., object] = self.process_module
+        return process(layer, module)
 
 
 class AbstractTensorPreprocessor(AbstractPreprocessor):
@@ -154,8 +159,9 @@ class AbstractTensorPreprocessor(AbstractPreprocessor):
     def process_tensor(self, name: str, tensor: Tensor, /) -> None:
         """Process *tensor*, called *name*."""
 
-    def _process(self, event: Event) -> None:
-        self.process_tensor(name_of(event.site), event.value)
+    def _process(self, event: Event) -> object:
+        process: Callable[..., object] = self.process_tensor
+        return process(name_of(event.site), event.value)
 
 
 class ParameterName(NamedTuple):

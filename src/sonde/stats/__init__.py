@@ -44,6 +44,8 @@ __all__ = [name for name, value in vars().items() if name[0] != "_" and not isin
 # For other rooms of sonde: statistics of lenses and preprocessors, and what these are made of
 from sonde.stats.history import History as History
 from sonde.stats.host_copy import HostCopy as HostCopy
+from sonde.stats.lent import Lent as Lent
+from sonde.stats.lent import is_looked_at as is_looked_at
 from sonde.stats.running import as_number as as_number
 from sonde.stats.samples import MatrixCondition as MatrixCondition
 from sonde.stats.samples import SampleNorm as SampleNorm

@@ -13,6 +13,7 @@ from torch import Tensor
 from sonde.errors import ArgumentError
 from sonde.stats.host_copy import HostCopy
 from sonde.stats.kernels import fused, native
+from sonde.stats.lent import Lent, is_looked_at
 from sonde.stats.pair import PairStatistic
 from sonde.stats.statistic import Column, RowStatistic, Statistic, dense
 
@@ -55,6 +56,7 @@ class Table:
         self._rows: list[Tensor] = []
         self._places: list[tuple[int, int]] = []  # of each row: block, position
         self._numbers: dict[int, int] = {}  # of each row, by its id: its number
+        self._measures = 0
         self._lock = threading.Lock()  # torch lets other threads run between reading a row and writing the row
 
     def __len__(self) -> int:
@@ -162,7 +164,25 @@ class Table:
         kernel = self.statistic.kernel
         if kernel is not None and kernel.add(row, tensor, led=1):
             return
-        self.merge(row, self._measured(tensor, previous))
+        self._measures = count = self._measures + 1
+        measured = self._looked_at(tensor, previous) if is_looked_at(count) else self._measured(tensor, previous)
+        self.merge(row, measured)
+
+    def _looked_at(self, tensor: Tensor, previous: Tensor | None) -> Tensor:
+        """Return the row of :meth:`measured`, and look whether the statistic has written into what it was lent.
+
+        Raises:
+            ArgumentError: it has.
+        """
+        lent = Lent([("", tensor)] if previous is None else [("", tensor), ("", previous)])
+        measured = self._measured(tensor, previous)
+        if lent.written() is not None:
+            self._measures -= 1  # the next one is looked at, too
+            raise ArgumentError(
+                f"{self.statistic!r} has written into the tensor that it measures, which the model goes on with: measure must "
+                "leave its argument as it is, as x.abs() does and x.abs_() does not"
+            )
+        return measured
 
     def _measured(self, tensor: Tensor, previous: Tensor | None) -> Tensor:
         """Return the row of :meth:`measured`, in eager mode, by the fastest way for the device of *tensor*."""

@@ -10,13 +10,15 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from sonde.engine import structure
 from sonde.engine.event import Event, Subscriber, weakly
 from sonde.engine.failures import ProbeError, name_of, raise_if_foreign
 from sonde.engine.probes.gradients import Pending
 from sonde.engine.torch_api import hooks
 from sonde.engine.unseen import next_number
+from sonde.errors import ArgumentError
 from sonde.site import Site
-from sonde.stats import Statistic
+from sonde.stats import Lent, Statistic, is_looked_at
 from sonde.warn import warn_user
 
 
@@ -52,6 +54,7 @@ class Delivery:
 
     Attributes:
         subscriber: called with each event, but for those at sites that have stopped; of a statistic a function that does nothing.
+        looking: the same for some events of each site: whether the subscriber leaves them as they are. If strict, for all.
         observer: the name of the subscriber or statistic.
         switch: whether the probe observes.
         thread: the only thread that is observed; None for all.
@@ -68,7 +71,7 @@ class Delivery:
 
     def __init__(self, do: Subscriber | Statistic, *, strict: bool, training: bool | None, on_failure: Callable[[], None]) -> None:
         self._whole: Subscriber = _nobody if isinstance(do, Statistic) else weakly(do)
-        self.subscriber = self._whole
+        self.subscriber = self.looking if strict else self._whole
         self.observer = name_of(do if isinstance(do, Statistic) else self._whole)
         self.switch = Switch(training)
         self.thread: int | None = None
@@ -83,20 +86,64 @@ class Delivery:
         self.pending = Pending()
         self._leaves: dict[tuple[int, int], _Leaf] = {}
         self._warned: set[tuple[object, ...]] = set()  # type and line of errors that have stopped a site
+        self._said: set[str] = set()  # what a subscriber should not do, and was said to have done
 
-    def deliver(self, event: Event) -> None:
-        """Call the subscriber; its errors do not reach the training."""
+    def deliver(self, event: Event, count: int) -> None:
+        """Call the subscriber with the event number *count*, from 1, of its site; its errors do not reach the training."""
         try:
-            self.subscriber(event)
+            (self.looking if is_looked_at(count) else self.subscriber)(event)
         except Exception as error:
             self.refuse(event.site, error)
+
+    def looking(self, event: Event) -> None:
+        """Call the subscriber; look whether it leaves what it is lent as it is (if not, stop the site), and what it returns."""
+        site = event.site
+        if site in self.stopped:
+            self.refused[site] += 1
+            return
+        lent = Lent([*event.leaves, *structure.walk((event.args, event.kwargs))])
+        returned = self._whole(event)
+        path = lent.written()
+        if path is not None:
+            self._wrote(event, path)
+        if returned is not None and returned is not event and returned is not event.value:
+            self._look_at_returned(site, returned)
+
+    def _look_at_returned(self, site: Site, returned: object) -> None:
+        """Warn, once, if the subscriber has *returned* what may be meant for the model, or to be kept: tensors, or a number."""
+        if "returned" not in self._said and (isinstance(returned, float) or structure.walk(returned)):
+            self._said.add("returned")
+            warn_user(
+                f"{self.observer} has returned a {type(returned).__name__} at {site}, which nothing uses: an observer changes "
+                "nothing in the model, and what it is to keep it stores itself. Let it return None. To put another tensor in the "
+                "place of one, use a hook of torch"
+            )
+
+    def _wrote(self, event: Event, path: str) -> None:
+        """Stop the site of *event*: the subscriber has written into its tensor at *path*. If strict, raise."""
+        is_value = any(path == known for known, _ in event.leaves)
+        which = event.site.at(path) if is_value else f"an argument of the call at {event.site}"
+        what = f"{self.observer} has written into {which}"
+        error = ArgumentError(
+            f"{what}, so that the model goes on with other numbers than it would unobserved. An observer is lent tensors: let it "
+            "work on a copy, as event.value.clone(). To change a model, use a hook of torch"
+        )
+        if self.strict:
+            raise error
+        self.refused[event.site] += 1
+        self.stop_at(event.site, f"stopped: {what}")
+        self.errors.append(ProbeError.of(self.observer, event.site, error))
+        self.on_failure()
+        if "wrote" not in self._said:
+            self._said.add("wrote")
+            warn_user(f"{error}. Nothing more is observed where it does; errors are in .errors, and strict=True raises them")
 
     def begin(self) -> None:
         """Observe at all sites, also where the observer has failed before."""
         self.number = next_number()
         self.stopped_by = None
         self.stopped.clear()
-        self.subscriber = self._whole
+        self.subscriber = self.looking if self.strict else self._whole
 
     def refuse(self, site: Site, error: Exception) -> None:
         """Stop *site* alone, at which the subscriber has failed: the event that was delivered there does not count."""
@@ -151,7 +198,7 @@ class Delivery:
 
     def stop_at(self, site: Site, why: str) -> None:
         """Stop observing at *site*, and note *why* in the coverage."""
-        self.subscriber = self._elsewhere
+        self.subscriber = self.looking if self.strict else self._elsewhere
         self.stopped[site] = why
 
     def not_finished(self, site: Site, error: Exception) -> None:

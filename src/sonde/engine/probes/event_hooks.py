@@ -70,9 +70,10 @@ class EventHook(SiteHook):
         return parts
 
     def _deliver(self, event: Event) -> None:
-        self.fired[event.site.port] += 1
+        port = event.site.port
+        self.fired[port] = count = self.fired[port] + 1
         event.module = self.module
-        self.delivery.deliver(event)
+        self.delivery.deliver(event, count)
 
 
 class ModuleEventHook(EventHook):
@@ -154,9 +155,9 @@ class ModuleEventHook(EventHook):
                     return
                 gradient = part
             tick = forward.tick if forward.stamp == self.clock.stamp else self.clock.tick_of(forward)
-            self.fired[port] += 1
+            self.fired[port] = count = self.fired[port] + 1
             leaves = (("", gradient),)
-            delivery.subscriber(
+            (delivery.subscriber if count & (count - 1) else delivery.looking)(
                 Event(
                     self.name,
                     self._kind if type(self.module) is self._seen else self.kind,
@@ -359,9 +360,9 @@ class OutputEventHook(ModuleEventHook):
             if forward.is_on_ranks:
                 self._deliver_parts(forward, task, (output, args, kwargs), call, passthrough, alias)
             elif self._site is not None:
-                self.returned += 1
+                self.returned = count = self.returned + 1
                 try:
-                    delivery.subscriber(
+                    (delivery.subscriber if count & (count - 1) else delivery.looking)(
                         Event(  # positions, in the order of its fields: keywords cost as much again
                             self.name,
                             self._kind if type(module) is self._seen else self.kind,
