@@ -65,6 +65,36 @@ def test_the_text_of_a_site(site: Site, text: str) -> None:
     assert Site.parse(text) == site
 
 
+@settings(deadline=None)
+@given(path=NAMES, others=st.lists(NAMES), model=NAMES, port=st.sampled_from(list(PORTS)), leaf=LEAVES)
+@example(path="a:output", others=["b"], model="", port="grad_output", leaf="[0]")
+@example(path="a/b", others=["b"], model="a", port="output", leaf="['c:output']")
+@example(path="a:output", others=["a", "a%3Aoutput"], model="", port="output", leaf="")
+def test_a_name_and_a_text_find_their_own_site_or_say_that_they_can_mean_two(
+    path: str, others: list[str], model: str, port: Port, leaf: str
+) -> None:
+    """Whatever a model's names are, its own name, also with a port and a leaf, and the site's text never find another place."""
+    known, wanted = [Site(each, model=model) for each in (path, *others)], Site(path, port, leaf, model)
+    raw = f"{model}/{path}" if model else path
+    for key, site, whole in (
+        (raw, Site(path, model=model), True),
+        (f"{raw}:{port}{leaf}", wanted, False),
+        (str(wanted), wanted, False),
+    ):
+        if sum(Site(each.path, model=each.model) in known for each in Site.readings(key)) == 1:
+            assert Site.asked(key, known) == (site, whole)
+        else:
+            with pytest.raises(SiteError, match="can mean"):
+                Site.asked(key, known)
+    assert Site.asked(wanted, known) == (wanted, False)
+
+
+def test_a_text_that_can_mean_two_places_names_both_and_the_way_out() -> None:
+    """One is the module whose site has this text, the other the module whose name it is."""
+    with pytest.raises(SiteError, match=r"'a%3Ab' can mean a%3Ab:output and a%253Ab:output.*Site\('a%3Ab', 'output'\)"):
+        Site.asked("a%3Ab", [Site("a:b"), Site("a%3Ab")])
+
+
 def test_the_port_may_be_left_out() -> None:
     """A text without a port names the output."""
     assert Site.parse("layers.0") == Site("layers.0", "output")
@@ -90,11 +120,11 @@ def test_a_text_that_is_no_site_raises_and_says_how_one_is_written(text: str) ->
     ("text", "name", "layer", "owner"),
     [
         ("G/layers.3.mlp:output[0]", "G/layers.3.mlp[0]", "layers.3.mlp", "G/layers.3.mlp:output"),
-        ("(root):output.logits", "(root).logits", "(root)", "(root):output"),
+        ("(root):output.logits", "(root).logits", "", "(root):output"),
         ("layers.3.weight:grad", "layers.3.weight", "layers.3", "layers.3:output"),
-        ("weight:param", "weight", "(root)", "(root):output"),
-        ("G/weight:update", "G/weight", "(root)", "G/(root):output"),
-        ("a%2Fb.weight:grad", "a%2Fb.weight", "a%2Fb", "a%2Fb:output"),
+        ("weight:param", "weight", "", "(root):output"),
+        ("G/weight:update", "G/weight", "", "G/(root):output"),
+        ("a%2Fb.weight:grad", "a%2Fb.weight", "a/b", "a%2Fb:output"),
         ("a:grad_output['x:y']", "a['x:y']", "a", "a:output"),
     ],
 )

@@ -33,6 +33,10 @@ def test_names_keep_their_case_and_a_long_list_is_cut() -> None:
     assert nearest("x", []) == "There are none."
 
 
+def test_what_was_asked_is_not_named_and_a_name_of_several_lines_is_quoted() -> None:
+    assert nearest("d.a", ["d.a", "d.\n"]) == r"There are 1: 'd.\n'."
+
+
 def test_the_error_for_an_unknown_name_is_a_key_error() -> None:
     error = unknown_name("family", "moment", ["moments", "scalars"], "the run")
     assert isinstance(error, KeyError)

@@ -8,14 +8,15 @@ holds several models, the model's name. Its text is ``[model/]path:port[leaf]``:
     G/enc:grad_output[0]         the gradient of the first output of ``enc`` in the model G
     head.weight:grad             the accumulated gradient of a parameter
 
-The text parses back to an equal site. In a path or a model name the characters ``% / : [ ]``, white space, control characters and
-lone surrogates are written ``%XX``, so that any name a module can have survives the round trip.
+The text parses back to an equal site. In it alone the characters ``% / : [ ]``, white space, control characters and lone
+surrogates of a path or a model's name are written ``%XX``, so that any name a module can have survives the round trip.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
@@ -73,7 +74,8 @@ OTHER_CALLS = -1
 
 _ROOT = "(root)"
 _RESERVED = re.compile(r"[%/:\[\]\s\x00-\x1f\x7f-\x9f\ud800-\udfff]")
-_TEXT = re.compile(r"(?:(?P<model>[^/:\[\]\s]+)/)?(?P<path>[^/:\[\]\s]+)(?::(?P<port>[a-z_]+)(?P<leaf>[.\[{].*)?)?", re.DOTALL)
+_PORT = re.compile(r":(?P<port>[a-z_]+)(?P<leaf>[.\[{].*)?", re.DOTALL)
+_TEXT = re.compile(rf"(?:(?P<model>[^/:\[\]\s]+)/)?(?P<path>[^/:\[\]\s]+)(?:{_PORT.pattern})?", re.DOTALL)
 _LEAF = re.compile(r"(?:\.\w+|\[.+?\]|\{\d+\})*", re.DOTALL)
 
 
@@ -125,20 +127,48 @@ class Site:
         return _parsed(text)
 
     @staticmethod
-    def asked(key: str | Site, names: Iterable[str] = ()) -> tuple[Site, bool]:
-        """The site that *key* names, and whether *key* names the whole module: a text without a port, or one of *names*."""
+    def asked(key: str | Site, known: Iterable[Site], canonical: Callable[[str], str] = str) -> tuple[Site, bool]:
+        """The site that *key* names, and whether *key* names the whole module: a text without a port, or a module's own name.
+
+        Args:
+            key: a site, its text, or the name of a module or parameter as the model has it, also with a port and a leaf.
+            known: sites of all modules and parameters that can be meant; their ports and leaves do not matter.
+            canonical: from any name of a module to the one in its sites.
+
+        Raises:
+            SiteError: *key* can mean two of the *known*: it is the text of one and, as the model has it, the name of another.
+        """
         if isinstance(key, Site):
-            return key, False
-        if "/" in key and (known := frozenset(names)):  # a slash in a name, and not behind the name of a model
-            head, _, port = key.rpartition(":")
-            if key in known:
-                return Site(key), True
-            if head in known and port in PORTS:
-                return Site(head, cast(Port, port)), False
-        try:
-            return _parsed(key), ":" not in key
-        except SiteError:
-            return Site(key), True
+            return replace(key, path=canonical(key.path)), False
+        places = {(each.model, each.path) for each in known}
+        readings = {replace(site, path=canonical(site.path)): whole for site, whole in Site.readings(key).items()}
+        there = {site: whole for site, whole in readings.items() if (site.model, site.path) in places}
+        if len(there) > 1:
+            raise Site.unclear(key, there)
+        return next(iter((there or readings).items()))
+
+    @staticmethod
+    def unclear(text: str, sites: Iterable[Site]) -> SiteError:
+        """The error for a *text* that can mean each of *sites*."""
+        one, other, *_ = sites
+        return SiteError(
+            f"{text!r} can mean {one} and {other}, which this model has both: in place of the text give "
+            f"sonde.site.Site({one.path!r}, {one.port!r}) or sonde.site.Site({other.path!r}, {other.port!r})"
+        )
+
+    @staticmethod
+    def readings(text: str) -> dict[Site, bool]:
+        """All sites that *text* can mean, and whether it names a whole module: first as a site's text, then as it stands."""
+        found: dict[Site, bool] = {}
+        with suppress(SiteError):
+            found[_parsed(text)] = ":" not in text
+        for model, rest in [("", text), *((text[: at.start()], text[at.end() :]) for at in re.finditer("/", text))]:
+            found.setdefault(Site(rest, model=model), True)
+            for at in re.finditer(":", rest):
+                port = _PORT.fullmatch(rest, at.start())
+                if port is not None and port["port"] in PORTS and _LEAF.fullmatch(port["leaf"] or ""):
+                    found.setdefault(Site(rest[: at.start()], cast(Port, port["port"]), port["leaf"] or "", model), False)
+        return found
 
     def covers(self, other: Site, *, whole_module: bool = False) -> bool:
         """Whether *other* is this site or a leaf of it; with *whole_module*, whether it belongs to the same module."""
@@ -164,8 +194,8 @@ class Site:
 
     @property
     def layer(self) -> str:
-        """The module that the site belongs to, as text without the model: ``layers.3.mlp``, ``(root)``."""
-        return _escape(self.owner.path) or _ROOT
+        """The name of the module that the site belongs to, as ``named_modules()`` has it: ``layers.3.mlp``, ``""`` for the root."""
+        return self.owner.path
 
     def at(self, leaf: str) -> Site:
         """The same site, narrowed to one leaf."""

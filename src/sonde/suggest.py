@@ -16,14 +16,15 @@ def nearest(asked: str, names: Iterable[str], *, count: int = 4) -> str:
     """A sentence with the *names* that come nearest to *asked*, or with the first few where none is near.
 
     Case does not matter, nor do the special characters of a regular expression. Where no whole name is near, the last part
-    of *asked* is compared with the last parts of the names. An empty name is the model itself, ``(root)``.
+    of *asked* is compared with the last parts of the names. An empty name is the model itself, ``(root)``. *asked* itself is
+    not named, and a name that is no plain line of text is quoted.
 
     >>> nearest("layers.0.mpl", ["layers.0.mlp", "layers.0.norm"], count=1)
     'Nearest: layers.0.mlp.'
     >>> nearest("xyz", ["loss", "accuracy"])
     'There are 2: loss, accuracy.'
     """
-    known = [name or "(root)" for name in dict.fromkeys(names)]
+    known = [(name if name.isprintable() else repr(name)) or "(root)" for name in dict.fromkeys(names) if name != asked or not name]
     close = _closest(_OF_REGEX.sub("", asked).lower(), known, count)
     if close:
         return f"Nearest: {', '.join(close)}."

@@ -80,7 +80,7 @@ def test_a_run_that_cannot_be_read(command: str, project: Path, capsys: pytest.C
     """Damaged, and written by a newer sonde."""
     file = project / "runs" / "quiet-otter" / "run.json"
     text = file.read_text()
-    file.write_text(text.replace('"version": 5', '"version": 99'))
+    file.write_text(text.replace('"version": 6', '"version": 99'))
     assert "version 99 of the run format" in refused(capsys, command, "quiet-otter")
     file.write_text(text[:100])
     assert "cannot be read" in refused(capsys, command, "quiet-otter")

@@ -53,16 +53,16 @@ def test_a_table_has_the_keys_then_the_numbers_in_order_of_step(writer: RunWrite
 
 
 def test_every_row_says_where_it_is_from_in_columns(writer: RunWriter) -> None:
-    """Model, layer, port and leaf of each site; the layer of a parameter is the module that holds it."""
+    """Model, layer, port and leaf of each site; the layer of a parameter is the module that holds it, by its own name."""
     sites = ["(root):output.logits", "G/enc.0:grad_output[0]", "head.weight:grad", "%5Bodd%3A%5D:output"]
     writer.append("moments", Layout(sites), {"rms": [1.0, 2.0, 3.0, 4.0]}, step=0)
     run = writer.run()
     rows = run.table("moments").select(["site", "model", "layer", "port", "leaf"]).to_pylist()
     assert [tuple(row.values()) for row in rows] == [
-        ("(root):output.logits", "", "(root)", "output", ".logits"),
+        ("(root):output.logits", "", "", "output", ".logits"),
         ("G/enc.0:grad_output[0]", "G", "enc.0", "grad_output", "[0]"),
         ("head.weight:grad", "", "head", "grad", ""),
-        ("%5Bodd%3A%5D:output", "", "%5Bodd%3A%5D", "output", ""),
+        ("%5Bodd%3A%5D:output", "", "[odd:]", "output", ""),
     ]
     assert run.sql("SELECT max(rms) FROM moments WHERE port = 'grad'").fetchall() == [(3.0,)]
     with pytest.raises(SiteError, match="not the name of a site"):
@@ -437,7 +437,7 @@ def test_a_folder_may_have_any_name(tmp_path: Path, name: str) -> None:
     assert run.series("head", "mean")[1].tolist() == [0.0, 3.0]
 
 
-ATTEMPT = '{"format": "sonde-run", "version": 5, "attempts": [{"attempt": 1, "first_step": %s, "started": 0.0}]}'
+ATTEMPT = '{"format": "sonde-run", "version": 6, "attempts": [{"attempt": 1, "first_step": %s, "started": 0.0}]}'
 
 
 @pytest.mark.parametrize(
@@ -448,14 +448,14 @@ ATTEMPT = '{"format": "sonde-run", "version": 5, "attempts": [{"attempt": 1, "fi
         ("[]", "another kind"),
         ('{"format": "sonde-tensors", "version": 1}', "another kind"),
         ('{"format": "sonde-run"}', "does not say in which version"),
-        ('{"format": "sonde-run", "version": 5}', "no usable list of attempts"),
-        ('{"format": "sonde-run", "version": 5, "attempts": 7}', "no usable list of attempts"),
-        ('{"format": "sonde-run", "version": 5, "attempts": [{"attempt": 1}]}', "no usable list of attempts"),
+        ('{"format": "sonde-run", "version": 6}', "no usable list of attempts"),
+        ('{"format": "sonde-run", "version": 6, "attempts": 7}', "no usable list of attempts"),
+        ('{"format": "sonde-run", "version": 6, "attempts": [{"attempt": 1}]}', "no usable list of attempts"),
         (ATTEMPT % '"0 OR true"', "no usable list of attempts .*first_step is no number"),
         (ATTEMPT % "-1", "no usable list of attempts .*first_step is out of range"),
         (ATTEMPT % "true", "no usable list of attempts .*first_step is no number"),
-        ('{"format": "sonde-run", "version": 2, "attempts": []}', "version 2 .*, before .* reads version 5: record it again"),
-        ('{"format": "sonde-run", "version": 6, "shape": "new"}', "version 6 .* reads version 5: update sonde"),
+        ('{"format": "sonde-run", "version": 5, "attempts": []}', "version 5 .*, before .* reads version 6: record it again"),
+        ('{"format": "sonde-run", "version": 7, "shape": "new"}', "version 7 .* reads version 6: update sonde"),
     ],
 )
 def test_what_is_no_run_is_said_to_be_none(tmp_path: Path, content: str | None, message: str) -> None:
@@ -589,7 +589,7 @@ def test_run_json_is_plain(tmp_path: Path) -> None:
     with start_run(tmp_path / "run", about={"lenses": {"moments": "heatmap"}}) as writer:
         pass
     written = json.loads((tmp_path / "run/run.json").read_text())
-    assert (written["format"], written["version"], written["lenses"]) == ("sonde-run", 5, {"moments": "heatmap"})
+    assert (written["format"], written["version"], written["lenses"]) == ("sonde-run", 6, {"moments": "heatmap"})
     assert writer.lost == 0
     assert written["attempts"][0]["ended"] >= written["attempts"][0]["started"]
 

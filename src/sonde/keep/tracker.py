@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias, overload
 
@@ -120,6 +119,7 @@ class Tracker(KeepingProbe):
 
         Raises:
             UnknownSiteError: there is no stash of that name; the message names the nearest.
+            SiteError: the text is the site of one module and the name of another.
             StaleTensorError: the model has written into a tensor that was kept without a copy.
         """
         if isinstance(key, SupportsIndex):
@@ -129,8 +129,8 @@ class Tracker(KeepingProbe):
         if isinstance(key, slice):
             chosen = self._held[key]
         elif isinstance(key, str | Site):
-            asked, whole_module = Site.asked(key, (str(getattr(stash, "name", "")) for stash in self._held))
-            asked = replace(asked, path=self._attachment.hooks.canonical(asked.path))
+            known = [*self._attachment.sites(), *(Site(name) for name in {str(getattr(stash, "name", "")) for stash in self._held})]
+            asked, whole_module = Site.asked(key, known, self._attachment.hooks.canonical)
             chosen = [stash for stash in self._held if _is_at(stash, asked, whole_module)]
             if not chosen:
                 raise UnknownSiteError(self._why_nothing(str(key), asked, whole_module))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, SupportsIndex, TypeAlias, overload
 
 from sonde.engine import walk
@@ -107,6 +107,7 @@ class SlotReader(ABC):
 
         Raises:
             UnknownSlotError: there is no such slot; the message names the nearest.
+            SiteError: the text is the site of one module and the name of another.
             StoreError: a file of a saved recorder is missing or broken.
         """
         if isinstance(key, slice):
@@ -126,8 +127,8 @@ class SlotReader(ABC):
         """The slot that *key* names, and the leaf of its value that *key* names (``""``: the whole value)."""
         slots = self.subrecorders
         if isinstance(key, str | Site):
-            site, whole_module = Site.asked(key, (slot.name for slot in slots))
-            return _at(slots, replace(site, path=self._canonical(site.path)), whole_module, str(key)), site.leaf
+            site, whole_module = Site.asked(key, (slot.site for slot in slots), self._canonical)
+            return _at(slots, site, whole_module, str(key)), site.leaf
         try:
             position = operator.index(key)
         except TypeError:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -44,7 +44,7 @@ from sonde.run.run_state import state_of, why_empty
 from sonde.run.schema import READ_ORDER, main_families
 from sonde.run.sending import Beginning, Receiver, send
 from sonde.schedule import Steps
-from sonde.site import PORTS, Port, Site
+from sonde.site import Site
 from sonde.suggest import unknown_name
 
 if TYPE_CHECKING:
@@ -313,7 +313,7 @@ class Run:
         number was not recorded are left out. Where each row has a list of k numbers, the values are of shape (rows, k).
 
         Args:
-            site: a site or its text; the port is ``output`` where none is written.
+            site: a site, its text, or the name of a module as the model has it; the port is ``output`` where none is written.
             number: a column, as ``rms``.
             family: needed where several families have a number of this name.
             where: an SQL condition on the rows, as ``"call = 0 AND epoch > 3"``.
@@ -322,24 +322,24 @@ class Run:
         Raises:
             UnknownSiteError: there is no such family, number or site; the message names the nearest.
             ArgumentError: several families have the number.
+            SiteError: the text is the site of one module and the name of another.
         """
 
         def question(connection: duckdb.DuckDBPyConnection, families: tuple[str, ...]) -> tuple[Any, Any]:
             chosen = self._family_of(connection, families, number, family)
             chosen_rank = first_rank(chosen) if rank is None else f"AND rank = {literal(rank)}"
-            texts = dict.fromkeys([str(site) if ":" in str(site) else f"{site}:output", *_literally(str(site))])
-            for text in texts:
-                rows = connection.sql(
-                    f"SELECT step, {quoted(number)} FROM {quoted(chosen)} WHERE site = $site AND {quoted(number)} IS NOT NULL"
-                    f"{condition(where)} {chosen_rank} ORDER BY step, micro_step, call",
-                    params={"site": encodable(text)},
-                ).to_arrow_table()
-                if rows.num_rows:
-                    break
-            else:
+            asked = {encodable(str(each)): each for each in ([site] if isinstance(site, Site) else Site.readings(str(site)))}
+            rows = connection.sql(
+                f"SELECT step, {quoted(number)}, site FROM {quoted(chosen)} WHERE site IN ({', '.join(literal(text) for text in asked)}) "
+                f"AND {quoted(number)} IS NOT NULL{condition(where)} {chosen_rank} ORDER BY step, micro_step, call"
+            ).to_arrow_table()
+            there = rows.column(2).unique().to_pylist()
+            if len(there) > 1:
+                raise Site.unclear(str(site), map(asked.__getitem__, there))
+            if not there:
                 known = connection.execute(f"SELECT DISTINCT site FROM {quoted(chosen)} ORDER BY site").fetchall()
-                if not any((text,) in known for text in texts):
-                    raise unknown_name("site", next(iter(texts)), (name for (name,) in known), f"{chosen} in {self._source.name}")
+                if not any((text,) in known for text in asked):
+                    raise unknown_name("site", next(iter(asked)), (name for (name,) in known), f"{chosen} in {self._source.name}")
             return rows.column(0).to_numpy(), _values(rows.column(1))
 
         return self._ask(question, callers_sql=where)
@@ -525,14 +525,6 @@ def open_run(path: str | os.PathLike[str]) -> Run:
     if folder.exists() and not folder.is_dir():
         raise StoreError(f"{folder} is a file; a run is a folder with a run.json in it")
     return Run(DiskSource(folder))
-
-
-def _literally(asked: str) -> Iterator[str]:
-    """Yield the texts of sites that *asked* can mean where a module's own name has a slash, a colon or other such characters."""
-    yield str(Site(asked))
-    path, _, port = asked.rpartition(":")
-    if port in PORTS:
-        yield str(Site(path, cast(Port, port)))
 
 
 def _columns(connection: duckdb.DuckDBPyConnection, family: str) -> dict[str, str]:

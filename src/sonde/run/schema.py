@@ -12,7 +12,7 @@ from sonde.rows import KEYS
 from sonde.rows import Layout as Layout
 
 FORMAT = "sonde-run"
-VERSION = 5
+VERSION = 6
 
 SCALARS = {
     "epoch": "int64",

@@ -20,7 +20,6 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -425,15 +424,15 @@ class TensorStore(Mapping[str, Any]):
 
         Raises:
             UnknownSiteError: the store has no tensor there; the message names the nearest.
+            SiteError: the text is the site of one module and the name of another.
         """
         held: dict[str, Site] = {}
         for text in self.sites:
             with suppress(SiteError):
                 held[text] = Site.parse(text)
-        asked, whole_module = Site.asked(site, (each.path for each in held.values()))
         aliases = self.about.get("aliases")
-        if isinstance(aliases, dict):
-            asked = replace(asked, path=aliases.get(asked.path, asked.path))
+        others = aliases if isinstance(aliases, dict) else {}
+        asked, whole_module = Site.asked(site, held.values(), lambda path: str(others.get(path, path)))
         wanted = {text for text, each in held.items() if asked.covers(each, whole_module=whole_module)}
         if not wanted:
             names = [each.at("").name if whole_module and ":" not in str(site) else text for text, each in held.items()]

@@ -87,10 +87,11 @@ class Comparison(Answer):
 
         Raises:
             UnknownSiteError: there is no such place; the message names the nearest.
+            SiteError: the text is the site of one module and the name of another.
         """
         if isinstance(site, int):
             return self.places[site]
-        asked, whole = Site.asked(site, (place.site.path for place in self.places))
+        asked, whole = Site.asked(site, (place.site for place in self.places))
         found = [place for place in self.places if asked.covers(place.site, whole_module=whole)]
         if not found:
             names = dict.fromkeys(place.site.name if whole else str(place.site) for place in self.places)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from sonde.errors import ArgumentError, SiteError
+from sonde.errors import ArgumentError
 from sonde.number import Kind, Number, number_of
 from sonde.run import PlainGraph
 from sonde.site import PARAMETER_PORTS, PORTS, PortInfo, Site
@@ -96,11 +96,8 @@ def _series(pairs: Any, what: str) -> dict[float, float]:
 
 def _read_site(text: str, known: set[str]) -> tuple[str, str]:
     """Return the page's key of the module or tensor at a site, and the port. A text that is no site is a path."""
-    try:
-        site = Site.parse(text)
-    except SiteError:
-        return f"module {text}", "output"
+    site, whole_module = Site.asked(text, (Site(key.partition(" ")[2]) for key in known))
     of_module = f"module {site.path}"
-    if ":" not in text and of_module not in known:  # a parameter's name, without a port
+    if whole_module and of_module not in known:  # a parameter's name, without a port
         return f"tensor {site.path}", "param"
     return (f"tensor {site.path}" if site.port in PARAMETER_PORTS else of_module), site.port

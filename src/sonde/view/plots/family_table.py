@@ -10,6 +10,7 @@ from sonde.answer import Cell, Grid
 from sonde.errors import ArgumentError
 from sonde.number import Number, described, number_of
 from sonde.run import Run
+from sonde.site import Site
 from sonde.suggest import nearest_steps
 from sonde.view.plots.layer_names import Include, chosen
 from sonde.view.plots.number_names import main_number
@@ -29,7 +30,9 @@ def family_table(run: Run, family: str, include: Include, step: int | None) -> G
 def family_rows(run: Run, family: str, include: Include, step: int | None) -> list[dict[str, Any]]:
     """Return the rows that :func:`family_table` shows, with all columns."""
     rows = (_rows_of_names if family in _WITHOUT_SITES else _rows_of_sites)(run, family, step)
-    return rows if include is None else [rows[place] for place in chosen([row.get("layer", "") for row in rows], include)]
+    if include is None:
+        return rows
+    return [rows[place] for place in chosen([Site.parse(row["site"]).owner.name if "site" in row else "" for row in rows], include)]
 
 
 def _of_names(family: str, rows: list[dict[str, Any]], step: int | None) -> Grid:

@@ -208,7 +208,7 @@ def kinds_of(run: Run) -> dict[str, str]:
     """Return the class of each module by its name, if the run lists the modules; a user may have written something else there."""
     listed = run.info.get("model", ())
     lines = [line for line in listed if isinstance(line, Mapping)] if isinstance(listed, list | tuple) else []
-    return {str(line.get("name") or "(root)"): str(line.get("type", "")) for line in lines}
+    return {str(line.get("name") or ""): str(line.get("type", "")) for line in lines}
 
 
 def epochs_of(run: Run, found: Matrix) -> npt.NDArray[np.int64]:

@@ -333,7 +333,7 @@ class _Reader:
         return {name: _Median(median(each) if each else math.nan, *lost[name]) for name, each in roots.items()}
 
     def _meet(self, name: str, owner: Site, place: int) -> _LayerNumbers:
-        known = self._layers.setdefault(name, _LayerNumbers(owner.model, owner.layer, place, {}, [], {}))
+        known = self._layers.setdefault(name, _LayerNumbers(owner.model, owner.path, place, {}, [], {}))
         known.place = min(known.place, place)
         return known
 
@@ -351,7 +351,7 @@ def _in_tree_order(layers: Mapping[str, _LayerNumbers]) -> list[str]:
 
 
 def _path(layer: _LayerNumbers) -> tuple[str, ...]:
-    return (layer.model, *(layer.path.split(".") if layer.path != "(root)" else ()))
+    return (layer.model, *(layer.path.split(".") if layer.path else ()))
 
 
 def _scalars(run: Run, step: int | None) -> list[str]:

@@ -77,12 +77,12 @@ def _numbers(opened: OpenedRun, owner: Site, points: int) -> Iterator[dict[str, 
     of_family: dict[str, dict[str, None]] = {}
     for family, name, _, _ in opened.drawable.values():
         of_family.setdefault(family, {})[name] = None
-    place = {"layer": owner.layer, "model": owner.model}
+    place = {"sites": [str(site) for site in opened.sites if site.owner == owner]}
     for family, names in of_family.items():
         columns = ", ".join(f"avg({quoted(name)}::DOUBLE) AS {quoted(name)}" for name in names)
         table = opened.run.sql(
-            f"SELECT site, step, {columns} FROM {quoted(family)} WHERE layer = $layer AND model = $model GROUP BY site, step "
-            'ORDER BY min("order"), site, step',
+            f"SELECT site, step, {columns} FROM {quoted(family)} WHERE site IN (SELECT unnest($sites::VARCHAR[])) "
+            'GROUP BY site, step ORDER BY min("order"), site, step',
             place,
         ).fetchnumpy()
         sites = np.asarray(table["site"]).astype(str)
