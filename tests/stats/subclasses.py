@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 _KEEPING = (torch.ops.aten.detach.default, torch.ops.aten.alias.default, torch.ops.aten.clone.default)
@@ -21,6 +21,20 @@ class Marked(Tensor):
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         cls.calls.append(getattr(function, "__name__", ""))
         return super().__torch_function__(function, types, args, kwargs)
+
+
+class Packed(nn.Parameter):
+    """A parameter with memory of its own that refuses to be viewed, as weights of bitsandbytes do."""
+
+    def __new__(cls, data: Tensor) -> Packed:
+        return Tensor._make_subclass(cls, data, False)
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(function, "__name__", "") == "view":
+            raise NotImplementedError("Packed: view")
+        with torch._C.DisableTorchFunctionSubclass():
+            return function(*args, **(kwargs or {}))
 
 
 class Wrapper(Tensor):
@@ -49,6 +63,16 @@ class Counted(Wrapper):
             return args[0].again()
         args, kwargs = tree_map(lambda each: each.inner if isinstance(each, cls) else each, (args, kwargs or {}))
         return function(*args, **kwargs)
+
+
+class Uncopied(Counted):
+    """Every operation works on the values but that to copy them."""
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.ops.aten.clone.default:
+            raise NotImplementedError(f"{cls.__name__}: {function}")
+        return super().__torch_dispatch__(function, types, args, kwargs)
 
 
 class Opaque(Wrapper):

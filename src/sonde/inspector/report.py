@@ -49,13 +49,17 @@ def _modules(model: nn.Module, name: str) -> list[dict[str, Any]]:
         ready = {name: parameter for name, parameter in held.items() if parameter is not None and not is_lazy(parameter)}
         kinds = {name: str(parameter.dtype).removeprefix("torch.") for name, parameter in ready.items()}
         more = {
-            "shapes": {name: list(parameter.shape) for name, parameter in ready.items()},
+            "shapes": {name: _shape(parameter) for name, parameter in ready.items()},
             "frozen": [name for name, parameter in ready.items() if not parameter.requires_grad],
             "dtypes": {name: kind for name, kind in kinds.items() if kind != "float32"},
         }
         line |= {name: value for name, value in more.items() if value}
         lines.append({"model": name, **line} if name else line)
     return lines
+
+
+def _shape(parameter: nn.Parameter) -> list[int]:
+    return [parameter.size(0)] if parameter.is_nested else list(parameter.shape)
 
 
 def _environment() -> dict[str, str]:

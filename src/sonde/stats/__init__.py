@@ -51,6 +51,7 @@ from sonde.stats.samples import MatrixCondition as MatrixCondition
 from sonde.stats.samples import SampleNorm as SampleNorm
 from sonde.stats.samples import Single as Single
 from sonde.stats.statistic import dense as dense
+from sonde.stats.statistic import in_memory as in_memory
 from sonde.stats.statistic import unreadable as unreadable
 
 # isort: split

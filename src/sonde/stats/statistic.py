@@ -270,7 +270,7 @@ def unreadable(tensor: Tensor) -> str:
             return "lazy"
         if isinstance(tensor, getattr(sys.modules.get("torch._subclasses.fake_tensor"), "FakeTensor", ())):
             return "fake"
-        tensor = _in_memory(tensor)
+        tensor = _as_plain(tensor)
     if tensor.is_nested:
         return "nested"
     if tensor.is_meta:
@@ -282,7 +282,20 @@ def unreadable(tensor: Tensor) -> str:
     return "released" if _has_no_memory(tensor) else ""
 
 
-def _in_memory(tensor: Tensor) -> Tensor:
+def in_memory(tensor: Tensor) -> Tensor | None:
+    """Return *tensor* as a plain one in the same memory, without running code of its class.
+
+    Returns:
+        None if there is no such memory: of a sparse or unreadable tensor, and of a class that computes its values, as quantised
+        weights do.
+    """
+    if unreadable(tensor):
+        return None
+    plain = tensor if type(tensor) in PLAIN else _as_plain(tensor)
+    return plain if type(plain) in PLAIN and plain.layout is torch.strided else None
+
+
+def _as_plain(tensor: Tensor) -> Tensor:
     """Return *tensor*, of a subclass, as a plain one, without running code of its class; itself if the class has other memory."""
     return tensor if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__ else tensor.as_subclass(Tensor)
 
@@ -328,7 +341,7 @@ def dense(tensor: Tensor) -> Tensor:
                 raise ArgumentError(
                     f"a distributed tensor cannot be measured here: {Piece.in_words(tensor)}. Call its redistribute() first"
                 )
-            tensor = part if is_lazy(part) else _in_memory(part)
+            tensor = part if is_lazy(part) else _as_plain(part)
         kind = unreadable(tensor)
     if kind:
         raise ArgumentError(f"a {kind} tensor cannot be measured: {_REMEDY.get(kind, _OTHERWISE)}")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.stats.subclasses import Uncopied
 from torch import Tensor, nn
 
 import sonde
@@ -347,3 +348,21 @@ def test_another_models_optimizer_inside_a_closure_takes_no_updates_away() -> No
             optimizer.step(closure)
         assert {row["calls"] for row in mine.rows()} == {3}
         assert {row["calls"] for row in others.rows()} == {others._attachment.clocks[0].step}
+
+
+def test_a_parameter_that_cannot_be_copied_has_no_update_and_says_so() -> None:
+    """It steps, and has its gradient and its values; the others have all."""
+    model = nn.Linear(2, 2)
+    model.weight = nn.Parameter(Uncopied(torch.ones(2, 2)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    with sonde.observe(model, Moments(), ports=("param", "update", "grad")) as probe:
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+        lines = {str(line.site): line for line in probe.coverage()}
+    assert not probe.errors
+    assert lines["weight:update"].reason == "left out: a Uncopied cannot be copied"
+    assert {site: line.count for site, line in lines.items()} == {
+        "weight:param": 2, "weight:update": 0, "weight:grad": 2, "bias:param": 2, "bias:update": 2, "bias:grad": 2
+    }  # fmt: skip

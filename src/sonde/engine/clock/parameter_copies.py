@@ -26,8 +26,11 @@ from torch.nn.parameter import is_lazy
 from sonde.engine.torch_api.torch_tensors import clone_each
 from sonde.stats import PLAIN, local
 
-Copies = dict[tuple[int, int], Tensor]
-"""Parameters as they were, by id, and of how many elements one was copied; of a distributed one the part that this rank holds."""
+Copies = dict[tuple[int, int], Tensor | None]
+"""Parameters as they were, by id, and of how many elements one was copied; of a distributed one the part that this rank holds.
+
+None for one whose class cannot be copied.
+"""
 
 LEAST = 1 << 16
 """A sample has at least so many elements, if the parameter has."""
@@ -81,11 +84,21 @@ def copies(wanted: dict[tuple[int, int], nn.Parameter]) -> Copies:
         return {}
     with torch.no_grad():
         parts = [parameter if type(parameter) is nn.Parameter else part_of(parameter) for parameter in wanted.values()]
-        if all(one_in == 1 and type(part) in PLAIN for (_, one_in), part in zip(wanted, parts, strict=True)):
+        made: Sequence[Tensor | None]
+        if all(one_in == 1 and type(part) in PLAIN and not part.is_nested for (_, one_in), part in zip(wanted, parts, strict=True)):
             made = clone_each(parts)
         else:
-            made = [part.clone() if one_in == 1 else sample(part, one_in) for (_, one_in), part in zip(wanted, parts, strict=True)]
+            made = [_copied(part, one_in) for (_, one_in), part in zip(wanted, parts, strict=True)]
     return dict(zip(wanted, made, strict=True))
+
+
+def _copied(part: Tensor, one_in: int) -> Tensor | None:
+    try:
+        return part.clone() if one_in == 1 else sample(part, one_in)
+    except (NotImplementedError, TypeError):
+        if type(part) in PLAIN and not part.is_nested:
+            raise
+        return None
 
 
 def size_of(elements: int, one_in: int) -> int:

@@ -25,7 +25,7 @@ from sonde.engine.torch_api.input_alias import alias, aliased_in_trace
 from sonde.engine.unseen import blocks
 from sonde.errors import ArgumentError
 from sonde.site import OTHER_CALLS, Port
-from sonde.stats import PLAIN, Kernel, Piece, Table, is_fused, local, unreadable
+from sonde.stats import PLAIN, Kernel, Piece, Table, dense, is_fused, local, unreadable
 
 _graph_task: Callable[[], int] = graph_task
 _with_gradients: Callable[[], bool] = torch.is_grad_enabled
@@ -488,6 +488,7 @@ class ParameterStatisticHook(StatisticHook):
 
 def _difference(after: Tensor, before: Tensor) -> Tensor:
     """Return ``after - before``, not rounded to the precision of the two."""
+    after, before = dense(after), dense(before)
     if after.device.type != "mps" and (after.is_floating_point() or after.is_complex()):  # mps has no float64
         wide = torch.complex128 if after.is_complex() else torch.float64
         after, before = after.to(wide), before.to(wide)

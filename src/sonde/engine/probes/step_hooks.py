@@ -84,6 +84,9 @@ class AroundSteps:
         if closure:
             _give_gradients(hooked)
         former = [before.get((id(hook.target), hook.one_in)) if "update" in hook.sites else None for hook in hooked]
+        for hook, copy in zip(hooked, former, strict=True):
+            if copy is None and "update" in hook.sites and (id(hook.target), hook.one_in) in before:
+                hook.delivery.note([hook.sites["update"]], f"left out: a {type(hook.target).__name__} cannot be copied")
         _class_of(hooked).give_parameters(hooked, former)
 
     @property

@@ -10,10 +10,11 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from sonde.engine import RowKeys, SiteHook, raise_if_foreign
+from sonde.errors import ArgumentError
 from sonde.inspector.measurement.row_index import RowIndex
 from sonde.rows import Layout, Scope
 from sonde.site import OTHER_CALLS, Port
-from sonde.stats import Norm, Piece, Table
+from sonde.stats import PLAIN, Norm, Piece, Table, in_memory, unreadable
 from sonde.warn import warn_user
 
 
@@ -40,6 +41,7 @@ class ParameterRows:
         self._rows: dict[int, Tensor] = {}  # by the hook's id
         self._addresses: list[int] = []  # of the rows of _hooks
         self._has_failed = False
+        self._refused: set[int] = set()  # by the hook's id
         self._hooks: list[SiteHook] = []
         self._index: tuple[tuple[int, frozenset[int] | None], RowIndex] | None = None
         self.keys: RowKeys | None = None
@@ -57,9 +59,16 @@ class ParameterRows:
             warn_user(f"sonde stopped measuring {self._name}: {type(error).__name__}: {error}. The training goes on without it")
 
     def _held_by(self, parameter: Any) -> Tensor | None:
-        """What this rank holds of what is measured of *parameter*; None if that has no values, as where it is lazy."""
+        """What this rank holds of what is measured of *parameter*; None if that has no values, as where it is lazy.
+
+        None, too, for a frozen one of a class that computes its values, as quantised weights do: it stays as it is.
+        """
         tensor = None if is_lazy(parameter) else self._tensor_of(parameter)
-        return None if tensor is None or tensor.is_meta else Piece.like(tensor, parameter)
+        if tensor is None or unreadable(tensor):
+            return None
+        part = Piece.like(tensor, parameter)
+        is_computed = part is not None and type(part) not in PLAIN and in_memory(part) is None
+        return None if is_computed and not parameter.requires_grad else part
 
     def _measure(self, hooks: Sequence[SiteHook], found: Sequence[Tensor | None]) -> None:
         tensors = [tensor for tensor in found if tensor is not None]
@@ -79,7 +88,18 @@ class ParameterRows:
             if self._rows[id(hook)].device != tensor.device:
                 self._rows[id(hook)] = self.table.move(self._rows[id(hook)], tensor.device)
                 self._addresses[place] = self._address(hook, tensor)
-            self.table.add(self._rows[id(hook)], tensor)
+            try:
+                self.table.add(self._rows[id(hook)], tensor)
+            except ArgumentError as error:  # of a class that does not tell its values
+                self._refuse(hook, error)
+
+    def _refuse(self, hook: SiteHook, error: ArgumentError) -> None:
+        """Say once that nothing is measured of the parameter of *hook*."""
+        if id(hook) not in self._refused:
+            self._refused.add(id(hook))
+            warn_user(
+                f"{hook.sites[self.port]} is left out of {self._name}: {error}. The others are measured, and the training goes on"
+            )
 
     def _address(self, hook: SiteHook, tensor: Tensor) -> int:
         """Where the row of a parameter lies, if the kernel for the CPU can add to it there; else 0."""

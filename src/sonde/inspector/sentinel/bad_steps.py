@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from sonde.errors import NonFiniteError, StoreError
+from sonde.engine import raise_if_foreign
+from sonde.errors import NonFiniteError
 from sonde.inspector.sentinel.bad_step import BadStep
 from sonde.inspector.sentinel.kept_step import KeptStep, count_text, step_of
 from sonde.inspector.sentinel.replayed_step import Replayed, replayed, write_report
@@ -119,8 +120,9 @@ class BadStepReports:
     def _try_to_write(path: Path, write: Callable[[], object]) -> bool:
         try:
             write()
-        except (OSError, StoreError) as error:
-            warn_user(f"the step could not be kept in {short_path(path)}: {error}. The training goes on")
+        except Exception as error:
+            raise_if_foreign(error)
+            warn_user(f"the step could not be kept in {short_path(path)}: {str(error).rstrip('.')}. The training goes on")
             return False
         return True
 

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from sonde.engine import is_floating, torch_tensors
-from sonde.stats import PLAIN, local
+from sonde.errors import ArgumentError
+from sonde.stats import PLAIN, dense, local, unreadable
 
 SHARE = 0.0025
 """The share of the time between two steps that looks at all gradients may take."""
@@ -159,8 +160,13 @@ def _dense_part(tensor: Tensor, *, coalesced: bool = True) -> Tensor | None:
         coalesced: sum those of a sparse tensor that are of one position, which waits for a device.
     """
     part = tensor if type(tensor) in PLAIN else local(tensor)
-    if part is None or not is_floating(part) or part.is_meta:
+    if part is None or not is_floating(part) or unreadable(part):
         return None
+    if type(part) not in PLAIN:
+        try:
+            part = dense(part)
+        except ArgumentError:  # a class that does not tell its values
+            return None
     part = part.detach()
     if part.layout is not torch.strided:
         part = (

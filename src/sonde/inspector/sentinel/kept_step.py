@@ -28,7 +28,8 @@ from sonde.errors import StoreError
 from sonde.inspector.sentinel.bad_step import BadStep, Parameters
 from sonde.paths import absolute_path
 from sonde.run import decode, encode, read_checked, read_tensor_file, write_json, write_tensor_file
-from sonde.stats import PLAIN, Piece, local
+from sonde.stats import PLAIN, Piece, in_memory, local, unreadable
+from sonde.words import names_text
 
 FORMAT = "sonde-step"
 VERSION = 2
@@ -74,6 +75,7 @@ class KeptStep:
         loss: a loss that is not finite; None if there was none.
         lost: why parameters are missing, in words; ``""`` if all are there but those that are spread over ranks.
         notes: what is missing or not exact, in words.
+        left_out: of parameters and buffers that are no plain memory, and so are not among the others: the kind, by name.
     """
 
     model: str
@@ -89,6 +91,7 @@ class KeptStep:
     lost: str = ""
     notes: list[str] = field(default_factory=list)
     parts: dict[str, tuple[Tensor, Piece]] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
 
     def load_into(self, model: nn.Module, *, with_parameters: bool = True) -> list[str]:
         """Write parameters and buffers into *model*, and set the mode of its modules; return the names that it lacks."""
@@ -145,6 +148,7 @@ class KeptStep:
             "as_pairs": {name: pairs for name, (pairs, _) in written.items()},
             "checksums": {name: checksum for name, (_, checksum) in written.items()},
             "notes": self.notes,
+            "left_out": self.left_out,
             "torch": torch.__version__,
         }
         write_json(folder / STEP, data, sync=False)
@@ -153,17 +157,24 @@ class KeptStep:
 def step_of(found: BadStep) -> KeptStep:
     """Return the step *found*, with references to its model's present parameters where these are as before the step."""
     model, notes = found.model, []
-    held = {name: (parameter, parameter.detach()) for name, parameter, _ in parameters(model) if not is_lazy(parameter)}  # type: ignore[redundant-expr]
-    ready = {name: (id(parameter), here) for name, (parameter, here) in held.items() if not here.is_meta}
     before = found.parameters or Parameters()
-    whole = {
-        name: before.copies.get(key, here) for name, (key, here) in ready.items() if type(here) in PLAIN and key not in before.lost
-    }
+    whole: dict[str, Tensor] = {}
     parts: dict[str, tuple[Tensor, Piece]] = {}
-    for name, (key, here) in ready.items():
-        part, piece = (None, None) if type(here) in PLAIN or key in before.lost else (local(here), Piece.of(here))
-        if part is not None and piece is not None:
-            parts[name] = before.copies.get(key, part), piece
+    left_out: dict[str, str] = {}
+    for name, parameter, _ in parameters(model):
+        if is_lazy(parameter) or parameter.is_meta:  # type: ignore[redundant-expr]  # is_lazy narrows
+            continue
+        part, piece = local(parameter), Piece.of(parameter) if is_spread(parameter) else None
+        held = None if part is None else in_memory(part)
+        if held is None:
+            left_out[name] = _kind_of(parameter if part is None else part)
+        if held is None or id(parameter) in before.lost:
+            continue
+        value = before.copies.get(id(parameter), held.detach())
+        if piece is None:
+            whole[name] = value
+        else:
+            parts[name] = value, piece
     if found.is_taken and found.parameters is None:
         notes.append("the parameters are those after the step: the loss was given after the optimizer had stepped")
     kept = [
@@ -176,12 +187,33 @@ def step_of(found: BadStep) -> KeptStep:
     if not kept:
         notes.append("no forward of the model itself was seen in this step, in eager code: no arguments are kept")
     evaluating = [item.name for item in members(model) if not item.module.training]
-    buffers = {name: tensor.detach() for name, tensor in (_buffers(model) | dict(found.buffers)).items()}
+    buffers: dict[str, Tensor] = {}
+    for name, buffer in (_buffers(model) | dict(found.buffers)).items():
+        held = in_memory(buffer)
+        if held is None:
+            left_out[name] = _kind_of(buffer)
+        else:
+            buffers[name] = held.detach()
+    if left_out:
+        named = names_text(f"{name} ({kind})" for name, kind in left_out.items())
+        notes.append(f"not kept, since it is no plain memory: {named}; those of the model that is given are used")
     lost = before.reason if before.lost else ""
     when, kind = (found.epoch, found.step), class_of(model).__name__
     return KeptStep(
-        found.name, kind, *when, whole, buffers, evaluating, kept, dict(found.gradients), found.loss, lost, notes, parts
+        found.name, kind, *when, whole, buffers, evaluating, kept, dict(found.gradients), found.loss, lost, notes, parts, left_out
     )
+
+
+def is_spread(parameter: Tensor) -> bool:
+    """Return whether *parameter* is spread over ranks."""
+    return type(parameter) not in PLAIN and local(parameter) is not parameter
+
+
+def _kind_of(tensor: Tensor) -> str:
+    """Return in a word what *tensor* is, which is no plain memory."""
+    if kind := unreadable(tensor):
+        return kind
+    return type(tensor).__name__ if type(tensor) not in PLAIN else str(tensor.layout).removeprefix("torch.")
 
 
 def _buffers(model: nn.Module) -> dict[str, Tensor]:
@@ -199,8 +231,9 @@ def _written(each: Pass, name: str, tensors: dict[str, Tensor]) -> dict[str, Any
     def written(value: Any, path: str) -> dict[str, Any] | None:
         if not isinstance(value, Tensor):
             return None
-        if type(value) not in PLAIN or value.is_meta or value.is_nested or value.is_quantized:
-            return {"object": f"{type(value).__name__} of shape {tuple(value.shape)}"}
+        if type(value) not in PLAIN or (kind := unreadable(value)):
+            of_shape = "" if value.is_nested else f" of shape {tuple(value.shape)}"
+            return {"object": f"{type(value).__name__}{of_shape}" if type(value) not in PLAIN else f"{kind} tensor{of_shape}"}
         key = f"{name}.{path}"
         tensors[key] = value
         return {"tensor": key}
@@ -265,7 +298,10 @@ def read_step(path: str | os.PathLike[str]) -> KeptStep:
         loss = None if data.get("loss") is None else float(data["loss"])
         pieces = {str(name): Piece(*(tuple(map(int, each)) for each in numbers)) for name, numbers in data.get("parts", {}).items()}
         parts = {name: (model.pop(name), piece) for name, piece in pieces.items()}
-        return KeptStep(*texts, model, buffers, evaluating, passes, gradients, loss, str(data.get("lost", "")), notes, parts)
+        left_out = {str(name): str(kind) for name, kind in data.get("left_out", {}).items()}
+        return KeptStep(
+            *texts, model, buffers, evaluating, passes, gradients, loss, str(data.get("lost", "")), notes, parts, left_out
+        )
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         if isinstance(error, StoreError):
             raise

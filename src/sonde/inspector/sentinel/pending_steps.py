@@ -16,12 +16,14 @@ from torch import Tensor
 from sonde.engine import torch_tensors
 from sonde.inspector.sentinel.bad_step import Parameters
 from sonde.inspector.sentinel.training_passes import KeptPass
-from sonde.stats import PLAIN, HostCopy, local
+from sonde.stats import PLAIN, HostCopy, in_memory, local
 
 _NO_MEMORY = (
     "its parameters were not kept, since copies of them for each step that the accelerator has not ended would take more than "
     "Limits(memory=)"
 )
+
+_NO_COPY = "some of its parameters were not kept, since they are no plain memory: of a class that computes its values, or sparse"
 
 
 class PendingStep:
@@ -195,6 +197,7 @@ class PendingSteps:
         """
         known: dict[int, Tensor] = {}
         lost: set[int] = set()
+        strange: set[int] = set()
         for each in (step, *self._sent, *(() if self.open is None else (self.open,))):
             for parameters in each._changed:
                 copies = each._copies.get(id(parameters))
@@ -204,7 +207,9 @@ class PendingSteps:
                 for key, copy in zip(_parts(parameters), copies, strict=True):
                     if key not in lost:
                         known.setdefault(key, copy)
-        return Parameters(known, frozenset(lost), _NO_MEMORY if lost else "")
+                strange |= {id(parameter) for parameter in parameters} - known.keys() - lost
+        reason = _NO_MEMORY if lost else _NO_COPY if strange else ""
+        return Parameters(known, frozenset(lost | strange), reason)
 
     def clear(self) -> None:
         """Let go of everything."""
@@ -216,8 +221,9 @@ class PendingSteps:
 
 def _parts(parameters: Sequence[Tensor]) -> dict[int, Tensor]:
     """Return what this rank holds of each of *parameters*, by its id."""
-    found = {id(each): each if type(each) in PLAIN else local(each) for each in parameters if not each.is_meta}
-    return {key: part.detach() for key, part in found.items() if part is not None}
+    found = {id(each): each if type(each) in PLAIN else local(each) for each in parameters}
+    plain = {key: None if part is None else in_memory(part) for key, part in found.items()}
+    return {key: part.detach() for key, part in plain.items() if part is not None}
 
 
 def _are_alike(one: Tensor, other: Tensor) -> bool:

@@ -19,8 +19,7 @@ from sonde.engine import Trial, check_model, parameters, remap, returned_loss, w
 from sonde.errors import ArgumentError
 from sonde.inspector.sentinel.bad_step import BadStep
 from sonde.inspector.sentinel.gradients import is_finite
-from sonde.inspector.sentinel.kept_step import KeptStep, Pass, joined, read_step
-from sonde.stats import PLAIN
+from sonde.inspector.sentinel.kept_step import KeptStep, Pass, is_spread, joined, read_step
 from sonde.words import shape_text
 
 
@@ -73,13 +72,14 @@ def replay(path: str | os.PathLike[str], model: nn.Module, loss_fn: Callable[[An
 
 def _check_fit(step: KeptStep, model: nn.Module) -> None:
     """Check that *model* has the parameters of *step*, and no others."""
-    own = {name: parameter.detach() for name, parameter, _ in parameters(model)}
+    own = {name: parameter for name, parameter, _ in parameters(model)}
     kept = step.parameters
     strange = [f"it has no parameter {name!r}" for name in kept if name not in own]
     if not (step.lost or step.parts):
-        strange += [f"the step has no parameter {name!r}" for name in own if name not in kept]
+        strange += [f"the step has no parameter {name!r}" for name in own if name not in kept and name not in step.left_out]
     for name, here in own.items():
-        value = kept.get(name, here)
+        if (value := kept.get(name)) is None:
+            continue
         if here.shape != value.shape:
             strange.append(
                 f"its parameter {name!r} is {shape_text(tuple(here.shape))}, in the step {shape_text(tuple(value.shape))}"
@@ -113,7 +113,7 @@ def replayed(step: KeptStep, found: BadStep) -> Replayed:
         )
     if found.in_backward:
         return Replayed("It was not run again: the optimizer steps inside the backward pass, and has changed parameters already.")
-    if any(type(parameter) not in PLAIN for parameter in own.values()):
+    if any(map(is_spread, own.values())):
         return Replayed("It was not run again: parameters are spread over ranks, which would all have to take part.", joins=True)
     if step.lost:
         return Replayed(f"It was not run again: {step.lost}.")

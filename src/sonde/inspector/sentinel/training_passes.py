@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from sonde.engine import RandomState, buffers_of, hooks, members, remap, walk
 from sonde.graph import version_of
-from sonde.stats import HostCopy
+from sonde.stats import HostCopy, in_memory
 
 MOST_PASSES = 8
 """So many passes of one step are kept, the latest: of accumulated micro-batches, or of a model that is called several times."""
@@ -144,7 +144,8 @@ class BufferCopies:
     """Copies of the buffers that steps change, as the running means of a normalisation, made before each step.
 
     Which these are is seen in the first steps: all buffers are copied before, and compared after. A version does not tell, since
-    torch's normalisations write without raising it. Buffers whose copies would take more than *limit* bytes are not kept.
+    torch's normalisations write without raising it. Buffers whose copies would take more than *limit* bytes are not kept, nor those
+    that are no plain memory, as sparse, nested and quantised ones.
     """
 
     def __init__(self, model: nn.Module, limit: float) -> None:
@@ -165,16 +166,19 @@ class BufferCopies:
         before, left = self._copies, self._limit
         self._copies = {}
         for place, held, name in self._places:
-            buffer = held.get(name)
-            if buffer is None or buffer.is_meta or buffer.nbytes > left:
+            buffer, copy = held.get(name), before.get(place)
+            if buffer is None:
                 continue
-            left -= buffer.nbytes
-            copy = before.get(place)
-            if copy is not None and copy.shape == buffer.shape and copy.dtype == buffer.dtype and copy.device == buffer.device:
+            fits = copy is not None and copy.shape == buffer.shape and copy.dtype == buffer.dtype and copy.device == buffer.device
+            source = buffer if fits else in_memory(buffer)
+            if source is None or source.nbytes > left:
+                continue
+            left -= source.nbytes
+            if copy is not None and fits:
                 with torch.no_grad():
-                    self._copies[place] = copy.copy_(buffer)
+                    self._copies[place] = copy.copy_(source)
             else:
-                self._copies[place] = buffer.detach().clone()
+                self._copies[place] = source.detach().clone()
 
     def learn(self, *, last: bool) -> None:
         """See which buffers the step has changed; with *last*, the others are not copied any more. Waits for no device."""
