@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -84,6 +85,20 @@ def test_a_module_preprocessor_of_ones_own_looks_at_each_layer_once_a_step(event
         seen(event("param", torch.ones(1), name="a.weight"))
 
 
+def test_observe_gives_a_module_preprocessor_every_layer_once_per_step() -> None:
+    """A layer that owns parameters at the optimizer's step, any other as it runs; also where its parameters are its parts'."""
+    seen = OfModule()
+    parts = {"fc": nn.Linear(2, 2), "drop": nn.Dropout(), "norm": nn.BatchNorm1d(2, affine=False)}
+    model = nn.Sequential(OrderedDict(parts | {"made": torch.nn.utils.parametrizations.weight_norm(nn.Linear(2, 2, bias=False))}))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with sonde.observe(model, seen, include=[*parts, "made", "fc.weight", "fc.bias"], strict=True):
+        for _ in range(2):
+            for _ in range(2):
+                model(torch.randn(4, 2)).sum().backward()
+            optimizer.step()
+    assert seen.calls == [(name, model.get_submodule(name)) for name in ("drop", "norm", "made", "fc")] * 2
+
+
 def test_a_tensor_preprocessor_of_ones_own(event: Callable[..., sonde.types.Event]) -> None:
     seen, tensor = OfTensor(), torch.ones(1)
     seen(event("grad", tensor, name="a.weight"))
@@ -102,7 +117,9 @@ def test_one_of_ones_own_is_fed_by_observe() -> None:
 @pytest.mark.parametrize(("make", "port"), [(Forward, "input"), (Backward, "output"), (OfModule, "grad"), (OfTensor, "output")])
 def test_events_of_another_port_are_refused(make: Any, port: Any, event: Callable[..., sonde.types.Event]) -> None:
     seen = make()
-    with pytest.raises(ArgumentError, match=f"{make.__name__} takes events of {seen.ports[0]}, and this is of layer:{port}"):
+    with pytest.raises(
+        ArgumentError, match=f"{make.__name__} takes events of {' and '.join(seen.ports)}, and this is of layer:{port}"
+    ):
         seen(event(port, torch.ones(1)))
     assert not seen.calls
 

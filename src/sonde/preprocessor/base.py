@@ -121,11 +121,12 @@ class AbstractBackwardPreprocessor(AbstractPreprocessor):
 class AbstractModulePreprocessor(AbstractPreprocessor):
     """Base of preprocessors of a layer itself.
 
-    There is one event of ``param`` per parameter and optimizer step. Each layer that owns parameters is processed once per step.
+    Each layer is processed once per step: one that owns parameters at their first event of ``param``, which the optimizer's step
+    brings, and any other at its first event of ``output``, when it runs.
     """
 
-    ports: tuple[Port, ...] = ("param",)
-    _accepted: ClassVar[tuple[Port, ...]] = ("param",)
+    ports: tuple[Port, ...] = ("output", "param")
+    _accepted: ClassVar[tuple[Port, ...]] = ("output", "param")
     _seen: dict[str, int] | None = None  # by layer: the step at which the layer was last processed
 
     @abstractmethod
@@ -138,7 +139,9 @@ class AbstractModulePreprocessor(AbstractPreprocessor):
             raise ArgumentError(f"{type(self).__name__} looks at the layer itself, which the event of {event.site} does not carry")
         if self._seen is None:
             self._seen = {}
-        layer = ParameterName.of(event.site).layer
+        if event.site.port == "output" and any(True for _ in module.parameters(recurse=False)):
+            return None
+        layer = name_of(event.site) if event.site.port == "output" else ParameterName.of(event.site).layer
         if self._seen.get(layer) == event.tick.step:
             return None
         self._seen[layer] = event.tick.step

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,12 +15,15 @@ from sonde.preprocessor.aggregates import Aggregate
 from sonde.preprocessor.base import AbstractModulePreprocessor, ParameterName
 from sonde.preprocessor.interval import NumberSpec, size_of
 from sonde.preprocessor.measured import Measured
-from sonde.site import Site
+from sonde.site import Port, Site
 from sonde.stats import MatrixCondition, Norm, Piece, dense
 
 
 class _OfAttributes(Measured, AbstractModulePreprocessor):
     """Measures tensors that are attributes of a layer; ``value`` has them by layer and attribute."""
+
+    ports: tuple[Port, ...] = ("param",)
+    _accepted: ClassVar[tuple[Port, ...]] = ("param",)
 
     def __init__(self, attrs: Iterable[str], spec: NumberSpec, inplace: bool, form: Callable[..., Any] | None = None) -> None:
         self.attrs_ = [attrs] if isinstance(attrs, str) else list(attrs)

@@ -330,8 +330,9 @@ class Run:
             chosen_rank = first_rank(chosen) if rank is None else f"AND rank = {literal(rank)}"
             asked = {encodable(str(each)): each for each in ([site] if isinstance(site, Site) else Site.readings(str(site)))}
             rows = connection.sql(
-                f"SELECT step, {quoted(number)}, site FROM {quoted(chosen)} WHERE site IN ({', '.join(literal(text) for text in asked)}) "
-                f"AND {quoted(number)} IS NOT NULL{condition(where)} {chosen_rank} ORDER BY step, micro_step, call"
+                f"SELECT step, {quoted(number)}, site FROM {quoted(chosen)} "
+                f"WHERE site IN ({', '.join(literal(text) for text in asked)}) AND {quoted(number)} IS NOT NULL"
+                f"{condition(where)} {chosen_rank} ORDER BY step, micro_step, call"
             ).to_arrow_table()
             there = rows.column(2).unique().to_pylist()
             if len(there) > 1:

@@ -116,20 +116,24 @@ class RunningMeanVar:
 
     # Ranks
 
-    def start_sync(self, group: ProcessGroup | None = None) -> None:
+    def start_sync(self, dst_rank: int = 0, *, group: ProcessGroup | None = None) -> None:
         """Begin to send these numbers to the other ranks of a distributed training, without waiting for them.
 
         All ranks of the group call this, and :meth:`finish_sync` later. In one process the two do nothing.
 
         Args:
+            dst_rank: the rank that needs the numbers, as in monitorch; every rank gets them.
             group: a process group of torch, by default the one of all ranks.
 
         Raises:
-            ArgumentError: a sync has begun already; there is no process group though ``WORLD_SIZE`` is larger than 1; or this rank
-                is not in *group*.
+            ArgumentError: *dst_rank* is no number of a rank; a sync has begun already; there is no process group though
+                ``WORLD_SIZE`` is larger than 1; or this rank is not in *group*.
         """
         from sonde.stats.distributed.exchange import Exchange
 
+        asked: object = dst_rank
+        if not (isinstance(asked, int) and asked >= 0):
+            raise ArgumentError(f"dst_rank={dst_rank!r} is no number of a rank; a process group is given as group=")
         if self._sync is not None:
             raise ArgumentError("start_sync() was called already: call finish_sync() first")
         state = self._state()

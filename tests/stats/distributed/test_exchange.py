@@ -38,9 +38,9 @@ def sync() -> list[RunningMeanVar]:
     some = aggregate(*GIVEN[rank])
     if rank == 1:
         with pytest.raises(ArgumentError, match="rank 1 is not in the given group"):
-            some.start_sync(group)
+            some.start_sync(group=group)
     else:
-        some.start_sync(group)
+        some.start_sync(group=group)
         some.finish_sync()
     return [every, between, some]
 
@@ -63,6 +63,11 @@ def test_one_process_has_its_own_numbers(monkeypatch: pytest.MonkeyPatch) -> Non
     made = aggregate(1.0, 2.0)
     made.start_sync()
     assert made.finish_sync() == aggregate(1.0, 2.0)
+    made.start_sync(dst_rank=0)  # as monitorch's trainings call it
+    assert made.finish_sync() == aggregate(1.0, 2.0)
+    for wrong in (-1, "0", object()):
+        with pytest.raises(ArgumentError, match="no number of a rank; a process group is given as group="):
+            made.start_sync(wrong)  # type: ignore[arg-type]  # what a user might write
     monkeypatch.setenv("WORLD_SIZE", "4")
     with pytest.raises(ArgumentError, match="WORLD_SIZE is 4, but"):
         made.start_sync()
