@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import sonde
 from sonde.engine.restore import set_apart
 from sonde.engine.stand_in import StandIn
 
@@ -207,3 +209,46 @@ def test_a_parametrized_module_which_refuses_to_be_pickled_is_copied() -> None:
     model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), nn.Linear(4, 2))
     made = StandIn(model).copied(model)
     assert torch.equal(made(X), model(X))
+
+
+def test_the_parameters_of_a_copied_part_of_torchscript_are_its_own_leaves() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = nn.Sequential(nn.Linear(4, 4), torch.jit.script(nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))))
+    dict(model.named_parameters())["1.0.bias"].requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    with set_apart(model, (optimizer,)) as apart:
+        assert [parameter.is_leaf for parameter in apart.model.parameters()] == [True] * 6
+        assert [parameter.requires_grad for parameter in apart.model.parameters()] == [
+            parameter.requires_grad for parameter in model.parameters()
+        ]
+        apart.model(X).sum().backward()
+        apart.args[0].step()
+        moved = [not torch.equal(now, then) for now, then in zip(apart.model.parameters(), before, strict=True)]
+        assert moved == [True, True, True, False, True, True]
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert all(torch.equal(now, then) for now, then in zip(model.parameters(), before, strict=True))
+
+
+QUESTIONS: dict[str, Callable[[nn.Module], Any]] = {
+    "summary": lambda model: sonde.summary(model, X, loss_fn=torch.sum),
+    "preflight": lambda model: sonde.preflight(model, X, torch.sum, verbose=False),
+    "why_nan": lambda model: sonde.why_nan(model, X, torch.sum),
+    "doctor": lambda model: sonde.doctor(model, X, torch.sum, verbose=False),
+    "compare": lambda model: sonde.compare(model, model, X, verbose=False),
+    "capture": lambda model: sonde.capture(model, X),
+}
+
+
+@pytest.mark.parametrize(
+    "question", [name if name in ("summary", "capture") else pytest.param(name, marks=pytest.mark.slow) for name in QUESTIONS]
+)
+def test_of_a_model_with_a_part_of_torchscript_torch_warns_of_nothing(question: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = nn.Sequential(nn.Linear(4, 4), torch.jit.script(nn.Sequential(nn.Linear(4, 3), nn.ReLU())))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        QUESTIONS[question](model)
+    assert [each.message for each in caught if not issubclass(each.category, sonde.errors.ObservationWarning)] == []

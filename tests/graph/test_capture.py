@@ -255,6 +255,55 @@ def test_wrong_arguments_raise_the_model_s_own_error() -> None:
         capture(nn.Linear(3, 3))
 
 
+class Root(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.inner(x)
+        return result
+
+
+class Direct(Root):
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.forward(x)
+
+
+class Elsewhere(Root):
+    def __call__(self, x: Tensor) -> Any:
+        return {"all": self.inner(x)}
+
+
+class Around(Root):
+    def __call__(self, x: Tensor) -> Tensor:
+        result: Tensor = super().__call__(x) * 2
+        return result
+
+
+@pytest.mark.parametrize(("root", "operations"), [(Direct, ["linear"]), (Elsewhere, ["linear"]), (Around, ["linear", "mul"])])
+def test_all_that_a_root_does_whose_class_has_a_call_of_its_own(root: type[Root], operations: list[str]) -> None:
+    batch, model = torch.ones(2, 3), root()
+    graph = capture(model, batch)
+    graph.check()
+    assert [node.name for node in graph.nodes if node.kind == "operation"] == operations
+    assert [(node.path, node.call) for node in graph.nodes if node.kind == "module"] == [("", 0), ("inner", 0)]
+    assert len([node for node in graph.nodes if node.kind == "output"]) == 1
+    assert {node.name for node in sonde.graph.record(model, "net", [(2, 3)]).nodes.values()} >= {"net", *operations}
+
+
+def test_a_root_with_a_call_of_its_own_that_raises_is_recorded_up_to_there() -> None:
+    class Raises(Root):
+        def __call__(self, x: Tensor) -> Tensor:
+            self.inner(x)
+            raise KeyError("lost")
+
+    with pytest.raises(KeyError, match="lost") as caught:
+        capture(Raises(), torch.ones(2, 3))
+    assert [node.name for node in caught.value.graph.nodes if node.kind == "operation"] == ["linear"]  # type: ignore[attr-defined]
+    assert "failed" in caught.value.graph["(root)"][0].flags  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize(("returned", "text"), [(None, "returned None"), (7, "returned a int"), ({}, "returned a dict")])
 def test_a_model_that_returns_no_tensor(returned: Any, text: str) -> None:
     """There is nothing for a graph to end in; `partial` gives it all the same."""

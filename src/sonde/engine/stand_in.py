@@ -105,6 +105,16 @@ class StandIn:
 
     # Modules
 
+    def _scripted(self, module: torch.jit.ScriptModule) -> Any:
+        """Return the copy of *module*, whose parameters are leaves: torch makes each the result of an operation on the original."""
+        with torch.no_grad():
+            made = self._object(module)
+        if made is not module:
+            for tensor, copied in zip(module.parameters(), made.parameters(), strict=True):
+                self._originals.append(tensor)
+                self._note(tensor, copied.requires_grad_(tensor.requires_grad))  # an optimizer that is copied holds the copies
+        return made
+
     def _module(self, module: nn.Module) -> Any:
         inner = wrapped_by_function(module)
         if inner is not None:  # nothing of torch.compile or of a parallel wrapper is wanted
@@ -112,7 +122,7 @@ class StandIn:
         if is_fully_sharded(module):
             raise ModelError(f"a {type(module).__name__} is a part of its process group")
         if isinstance(module, torch.jit.ScriptModule):
-            return self._object(module)
+            return self._scripted(module)
         made = self._note(module, object.__new__(type(module)))
         held, theirs = vars(made), hooks.without_ours(module)
         for name in theirs.keys() & vars(module).keys():

@@ -92,9 +92,8 @@ def _run(
         if not compute:
             args, kwargs = _without_memory(stack, apart.model, args, kwargs)
         stack.callback(recording.detach)
-        recording.attach()
         try:
-            apart.model(*args, **kwargs)
+            recording.call(apart.model, args, kwargs)
         except Exception as error:
             return recording, error
     return recording, None

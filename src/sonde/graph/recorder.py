@@ -162,6 +162,11 @@ class Recorder:
             self._recording.detach()
             self._recording = None
 
+    def _run(self, net: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Call *net*, on which the hooks are; also where its class calls none."""
+        if self._recording is not None:
+            self._recording.call(net, args, kwargs)
+
     def _read_graph(self) -> None:
         """Replace nodes and edges by those of the forward that has ended."""
         recording = self._recording

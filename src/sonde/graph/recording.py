@@ -50,13 +50,33 @@ class Recording:
         self._handles: list[hooks.Handle] = []
         self._number = unseen.next_number()
 
-    def attach(self) -> None:
-        """Put two hooks on every module that can be called. Idempotent."""
+    def call(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Put the hooks in and call *model*, which is the recorded one or a wrapper of it.
+
+        Where its class has a ``__call__`` of its own, which may call no hooks, all that this call does is the forward.
+        """
+        is_plain = type(self.root).__call__ is nn.Module.__call__
+        self.detach()
+        self.attach(but=None if is_plain else self.root)
+        if is_plain:
+            model(*args, **kwargs)
+            return
+        enter, leave = _Enter(self), _Leave(self)
+        enter(self.root, args, kwargs)
+        try:
+            output = model(*args, **kwargs)
+        except BaseException:
+            leave(self.root, args, kwargs, None)  # reads what was raised
+            raise
+        leave(self.root, args, kwargs, output)
+
+    def attach(self, but: nn.Module | None = None) -> None:
+        """Put two hooks on every module that can be called, *but* this one. Idempotent."""
         if self._handles:
             return
         self._number = unseen.next_number()
         for module in self.members:
-            if isinstance(module, torch.jit.ScriptModule) or type(module).forward is nn.Module.forward:
+            if module is but or isinstance(module, torch.jit.ScriptModule) or type(module).forward is nn.Module.forward:
                 continue
             self._handles.append(hooks.on_forward_pre(module, _Enter(self)))
             self._handles.append(hooks.on_forward(module, _Leave(self), always=True))

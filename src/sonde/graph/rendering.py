@@ -50,7 +50,7 @@ def record(net: nn.Module, name: str, input_shapes: Shapes | None, input_data: A
         for tensor, text in zip(inputs, _numbered("Input", len(inputs)), strict=True):
             if not isinstance(tensor, nn.Parameter):
                 recorder.add_node(tensor, name=text)
-        apart.model(*args, **kwargs)
+        recorder._run(apart.model, args, kwargs)
         for node in recorder.nodes.values():
             node.fn = apart.original(node.fn)
     _name_outputs(recorder)

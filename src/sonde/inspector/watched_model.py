@@ -56,6 +56,7 @@ class WatchedModel:
         self._ended = False  # a step has, and its rows were not taken yet
         self._logged_step = -1  # the last step that was logged
         self._begun_step = -1  # the last step of which a training pass was observed
+        self._passes = 0  # backward passes before the last training pass that was observed
 
     # Life
 
@@ -252,7 +253,8 @@ class WatchedModel:
             self.rows.evaluated = True
             return
         self._begun_step = self.clock.step
-        if self.rows.was_skipped(self.clock.step):
+        passes, self._passes = self._passes, self.clock.backward_counter.count
+        if self.rows.was_skipped(self.clock.step) or self.clock.step_counter.is_thrown_away(since=passes):
             self.rows.discard()
         self.take_evaluation()
 

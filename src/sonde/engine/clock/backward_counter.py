@@ -27,13 +27,14 @@ class BackwardCounter:
         after: called after each such pass, while a probe observes.
         last_after: called after all these, also while none does.
         is_lazy: some parameters have no shape as yet, and so take no hook.
+        left_gradients: the last of these passes has left gradients, which nobody had used up as it ended.
     """
 
     def __init__(self, counters: Counters) -> None:
         self.count = 0
         self.after: list[Callable[[], None]] = []
         self.last_after: Callable[[], None] = lambda: None
-        self.is_lazy = False
+        self.is_lazy = self.left_gradients = False
         self._counters = counters
         self._accumulates = _Accumulates(self)
         self._hook = hooks.Weak(self._accumulates)  # one for all parameters
@@ -76,6 +77,10 @@ class BackwardCounter:
             self._late.update(missing)
             self.follow(inventory_of(root).parameters)
         return self._late.isdisjoint(parameters)
+
+    def has_gradients(self) -> bool:
+        """Return whether any of the known parameters has a gradient now."""
+        return any((parameter := known()) is not None and parameter.grad is not None for known, _ in tuple(self._hooked.values()))
 
     def forget(self) -> None:
         """Forget all parameters; only after ``take_out``."""
@@ -147,6 +152,7 @@ class BackwardCounter:
         counters.micro_step += 1
         counters.stamp += 1
         self.count += 1
+        self.left_gradients = self.has_gradients()
         for callback in tuple(self.after) if counters.is_observed else ():
             callback()
         self.last_after()

@@ -299,6 +299,15 @@ class StepCounter:
         # gradients are not accumulated, or were not seen: forwards tell, also those of parts that are called without the root
         return not self._counters.has_begun and next_sequence() <= self._sequence
 
+    def is_thrown_away(self, since: int) -> bool:
+        """Return whether there were backward passes *since* so many, and all gradients are gone that no optimizer has used.
+
+        ``zero_grad()`` took them away; one that writes zeros in their place cannot be seen without waiting for the device.
+        """
+        backwards = self._backwards
+        is_pending = backwards.count > max(since, self._passes) and backwards.left_gradients
+        return is_pending and not backwards.has_gradients() and not optimizers_running()
+
     def _undo_raised(self, thread: int, running: list[Optimizer]) -> None:
         """Undo the attempts of this thread that have raised, as those have which do not run any more."""
         if not running:
