@@ -329,18 +329,17 @@ class Run:
             chosen = self._family_of(connection, families, number, family)
             chosen_rank = first_rank(chosen) if rank is None else f"AND rank = {literal(rank)}"
             asked = {encodable(str(each)): each for each in ([site] if isinstance(site, Site) else Site.readings(str(site)))}
-            rows = connection.sql(
-                f"SELECT step, {quoted(number)}, site FROM {quoted(chosen)} "
-                f"WHERE site IN ({', '.join(literal(text) for text in asked)}) AND {quoted(number)} IS NOT NULL"
-                f"{condition(where)} {chosen_rank} ORDER BY step, micro_step, call"
-            ).to_arrow_table()
-            there = rows.column(2).unique().to_pylist()
+            of_site = f"FROM {quoted(chosen)} WHERE site IN ({', '.join(literal(text) for text in asked)})"
+            there = [name for (name,) in connection.execute(f"SELECT DISTINCT site {of_site}").fetchall()]
             if len(there) > 1:
                 raise Site.unclear(str(site), map(asked.__getitem__, there))
             if not there:
                 known = connection.execute(f"SELECT DISTINCT site FROM {quoted(chosen)} ORDER BY site").fetchall()
-                if not any((text,) in known for text in asked):
-                    raise unknown_name("site", next(iter(asked)), (name for (name,) in known), f"{chosen} in {self._source.name}")
+                raise unknown_name("site", next(iter(asked)), (name for (name,) in known), f"{chosen} in {self._source.name}")
+            rows = connection.sql(
+                f"SELECT step, {quoted(number)} {of_site} AND {quoted(number)} IS NOT NULL{condition(where)} {chosen_rank} "
+                "ORDER BY step, micro_step, call"
+            ).to_arrow_table()
             return rows.column(0).to_numpy(), _values(rows.column(1))
 
         return self._ask(question, callers_sql=where)
