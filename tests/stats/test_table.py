@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
-from sonde.stats import Moments, Table
+from sonde.stats import HostCopy, Moments, Norm, Table
 
 
 def test_a_slab_reads_all_its_blocks_in_order() -> None:
@@ -61,3 +62,23 @@ def test_rows_allocated_in_inference_mode_can_be_added_to_in_training() -> None:
         table.add(held, torch.tensor([1.0]))
     table.add(held, torch.tensor([3.0]))
     assert table.read()[1]["mean"].tolist() == [2.0]
+
+
+def test_additions_count_on_after_a_reset_and_take_one_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several tables at once, also of rows in blocks that were allocated after the reset."""
+    one, other = Table(Norm(), 1), Table(Moments())
+    (first,) = one.allocate(1, "cpu")
+    (alone,) = other.allocate(1, "cpu")
+    for _ in range(3):
+        one.add(first, torch.ones(2))
+    one.reset(counts_on=True)
+    later = one.allocate(100, "cpu")
+    one.add(first, torch.ones(2))
+    one.add(later[-1], torch.ones(2))
+    other.add(alone, torch.ones(2))
+    copies: list[int] = []
+    monkeypatch.setattr(HostCopy, "of", lambda tensors, of=HostCopy.of: copies.append(len(tensors)) or of(tensors))
+    added = Table.additions([one, other])
+    assert len(copies) == 1
+    assert [added[id(row)] for row in (first, *later[:2], later[-1], alone)] == [4, 0, 0, 1, 1]
+    assert Table.additions([]) == {}

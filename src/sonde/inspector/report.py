@@ -20,7 +20,7 @@ from sonde.paths import short_path
 from sonde.rules import Finding
 from sonde.run import counted
 from sonde.site import PARAMETER_PORTS, Site
-from sonde.stats import Piece
+from sonde.stats import Piece, Table
 from sonde.words import many, percent
 
 _SHOWN = 3
@@ -98,11 +98,11 @@ def coverage_of(
     for (family, text), times in seen.items():
         whole = family, Site.parse(text).at("")
         events[whole] = max(events.get(whole, 0), times)
-    for measurement in measurements:
-        if measurement.hidden:
-            continue
+    shown = [measurement for measurement in measurements if not measurement.hidden]
+    added = Table.additions([measurement.table for measurement in shown])
+    for measurement in shown:
         notes = measurement.attachment.delivery.notes
-        for line in measurement.coverage():
+        for line in measurement.coverage(added):
             count = events.get((measurement.family, line.site), 0) + line.count
             why = None if measurement.keys is None else measurement.keys.reasons.get((measurement.family, line.site))
             noted = measurement.attachment.delivery.why_stopped(line.site) or notes.get(line.site, "")

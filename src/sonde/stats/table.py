@@ -227,10 +227,25 @@ class Table:
         for block, empty in zip(self.blocks, self._empty, strict=True):
             block.copy_(empty)
 
-    def additions(self, row: Tensor) -> int:
-        """Return how often something was added to *row*, also before a reset that counts on."""
-        block, position = self._places[self._numbers[id(row)]]
-        return int(row[0]) + (int(self._before[block][position]) if block < len(self._before) else 0)
+    @staticmethod
+    def additions(tables: Sequence[Table]) -> dict[int, int]:
+        """Return by the id of each row of *tables* how often something was added to it, also before a reset that counts on.
+
+        One copy per device, whatever the number of tables.
+        """
+        placed = [
+            list(zip(table._rows, table._places, strict=False)) for table in tables
+        ]  # first: rows may be added now
+        columns = [[block[:, 0] for block in table.blocks] for table in tables]
+        former = [list(table._before) for table in tables]
+        arrived = iter(HostCopy.of([column for each in (*columns, *former) for column in each]).unpack())
+        counts = [[next(arrived) for _ in each] for each in columns]
+        before = [[next(arrived) for _ in each] for each in former]
+        return {
+            id(row): int(now[block][at] + (then[block][at] if block < len(then) else 0))
+            for places, now, then in zip(placed, counts, before, strict=True)
+            for row, (block, at) in places
+        }
 
     def read(self, rows: Sequence[Tensor] | None = None) -> tuple[list[int], dict[str, Column]]:
         """Return the additions to each of *rows*, and the numbers of the statistic. One copy per device.

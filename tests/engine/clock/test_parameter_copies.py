@@ -203,6 +203,7 @@ def test_observers_of_one_step_share_its_copies(monkeypatch: pytest.MonkeyPatch)
         model(torch.randn(2, 3)).sum().backward()
         optimizer.step()
     for attachment in wirings:
-        assert all(count == 2 for hook in attachment.hooks for count in hook.counts().values())
+        added = attachment.hooks.additions()
+        assert all(count == 2 for hook in attachment.hooks for count in hook.counts(added).values())
         attachment.detach()
     assert made == [2]

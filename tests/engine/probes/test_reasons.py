@@ -10,6 +10,7 @@ import torch
 from tests.engine.probes.reasons import lies
 from tests.stats.subclasses import Opaque
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import sonde
@@ -186,3 +187,33 @@ def test_a_site_whose_tensors_cannot_be_read_says_their_kind(make: Any, reason: 
     assert lines["strange:output"].count == 0
     assert lines["first:output"].count == 1
     assert len(made) == 1
+
+
+class _Reads(TorchDispatchMode):
+    """Counts reads of one number, for each of which a program waits for the device."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += function is torch.ops.aten._local_scalar_dense.default
+        return function(*args, **(kwargs or {}))
+
+
+def test_a_coverage_reads_no_number_one_by_one() -> None:
+    """Also of ``param`` and ``update``, of a probe and of an inspector: what was added to all rows is one copy per device."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ports = ("output", "param", "update", "grad")
+    with (
+        sonde.observe(model, Moments(), ports=ports) as probe,
+        sonde.watch(model, optimizer, every=1, to="memory", verbose=False) as inspector,
+    ):
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+        with _Reads() as reads:
+            lines = list(probe.coverage())
+            inspector.coverage()
+    assert {line.count for line in lines} == {3}
+    assert reads.count == 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import nn
@@ -73,8 +73,9 @@ class Coverage(ShownAsTable):
         )
 
     @classmethod
-    def of(cls, attachment: Attachment) -> Coverage:
-        """Return the coverage of *attachment* so far."""
+    def of(cls, attachment: Attachment, added: Mapping[int, int] | None = None) -> Coverage:
+        """Return the coverage of *attachment* so far; *added* are the additions to its rows, where they were read already."""
+        added = attachment.hooks.additions() if added is None else added
         held, notes = attachment.hooks, attachment.delivery.notes
         dead = {id(hook) for hook in dead_among(attachment.roots, held.held)} if attachment.ran else set()
         if attachment.attached:
@@ -84,7 +85,7 @@ class Coverage(ShownAsTable):
         averaged = any(is_averaged_later(root.model) for root in attachment.roots)
         lines = []
         for hook in held:
-            for port, delivered in hook.counts().items():
+            for port, delivered in hook.counts(added).items():
                 site = hook.sites[port]
                 count = max(delivered - attachment.delivery.refused[site], 0)
                 reason = attachment.delivery.why_stopped(site) or notes.get(site, "")

@@ -47,7 +47,7 @@ def rows_of(attachment: Attachment) -> list[dict[str, Any]]:
     rows = []
     for hook in attachment.hooks:
         tick = hook.clock.now()
-        for port, count in hook.counts().items():
+        for port, count in hook.counts({}).items():
             taken = max(count - attachment.delivery.refused[hook.sites[port]], 0)
             rows.append(_row(hook, hook.sites[port], taken, {}, None, tick))
     return rows

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -54,11 +54,11 @@ class EventHook(SiteHook):
         super().__init__(delivery, clock, item, sites, parameter)
         self.fired: dict[Port, int] = dict.fromkeys(sites, 0)
 
-    def counts(self) -> dict[Port, int]:
+    def counts(self, added: Mapping[int, int]) -> dict[Port, int]:
         return self.fired
 
     def take_over(self, old: SiteHook) -> None:
-        self.fired = old.counts()
+        self.fired = old.counts({})
 
     def _parts(self, port: Port, value: Any) -> Any:
         """Return *value* with what this rank holds of each distributed tensor, noted in the coverage; None for a partial sum."""
@@ -299,7 +299,7 @@ class OutputEventHook(ModuleEventHook):
         super().__init__(delivery, clock, item, sites)
         self.returned = 0
 
-    def counts(self) -> dict[Port, int]:
+    def counts(self, added: Mapping[int, int]) -> dict[Port, int]:
         port = self.value_port
         return self.fired if self._site is None else self.fired | {port: self.fired[port] + self.returned}
 

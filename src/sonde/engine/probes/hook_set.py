@@ -234,6 +234,10 @@ class HookSet:
         for hook in self.held:
             hook.detach()
 
+    def additions(self) -> dict[int, int]:
+        """Return how often something was added to each row, by its id. One copy per device."""
+        return {} if self.table is None else Table.additions([self.table])
+
     def forget(self) -> None:
         """Let go of every model; only after ``take_out``."""
         self.held.clear()

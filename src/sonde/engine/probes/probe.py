@@ -66,7 +66,8 @@ class Probe(Observer, ShownAsTable):
 
     def _has_any(self) -> bool:
         """Return whether the probe has got anything, though no call of its model was seen."""
-        return any(hook.has_fired for hook in self._attachment.hooks)
+        added = self._attachment.hooks.additions()
+        return any(any(hook.counts(added).values()) for hook in self._attachment.hooks)
 
     def __reduce__(self) -> tuple[Any, ...]:
         warn_user(f"a {type(self).__name__} cannot be copied or pickled, and None stands in its place: save what it holds")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Self
 
 import torch
@@ -72,8 +72,12 @@ class SiteHook(hooks.Hook, ABC):
         self.handle: hooks.Handle | None = None
 
     @abstractmethod
-    def counts(self) -> dict[Port, int]:
-        """Return how often something was delivered or added, by port."""
+    def counts(self, added: Mapping[int, int]) -> dict[Port, int]:
+        """Return how often something was delivered or added, by port.
+
+        Args:
+            added: of rows of a statistic, by their ids, as :meth:`sonde.stats.Table.additions` reads them.
+        """
 
     @abstractmethod
     def take_over(self, old: Self) -> None:
@@ -81,8 +85,8 @@ class SiteHook(hooks.Hook, ABC):
 
     @property
     def has_fired(self) -> bool:
-        """Whether anything was delivered or added."""
-        return any(self.counts().values())
+        """Whether anything of a module was delivered or added. Reads no device."""
+        return any(self.counts({}).values())
 
     @property
     def is_on_module(self) -> bool:

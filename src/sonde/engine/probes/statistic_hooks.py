@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -143,15 +143,15 @@ class StatisticHook(SiteHook):
             self.hold(old.table, {}, old.apart)
             self.rows, self.addresses, self.unused = old.rows, old.addresses, old.unused
 
-    def counts(self) -> dict[Port, int]:
+    def counts(self, added: Mapping[int, int]) -> dict[Port, int]:
         of_leaf: dict[tuple[Port, str], int] = {(port, ""): 0 for port in self.sites}
         for (port, leaf, _), row in list(self.rows.items()):
-            of_leaf[port, leaf] = of_leaf.get((port, leaf), 0) + self.table.additions(row)
+            of_leaf[port, leaf] = of_leaf.get((port, leaf), 0) + added.get(id(row), 0)
         return {port: max(count for (each, _), count in of_leaf.items() if each == port) for port in self.sites}
 
     @property
     def has_fired(self) -> bool:
-        return bool(self.rows) if self.is_on_module else super().has_fired  # a module's row is taken where a tensor comes
+        return self.is_on_module and bool(self.rows)  # a module's row is taken where a tensor comes
 
     # Rows
 

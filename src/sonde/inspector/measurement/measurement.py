@@ -249,8 +249,8 @@ class Measurement:
             found[site.port] = rows + 1, size + row.numel() * row.element_size()
         return found
 
-    def coverage(self) -> Coverage:
-        """Return which sites were really observed, and why the others were not."""
+    def coverage(self, added: Mapping[int, int]) -> Coverage:
+        """Return which sites were really observed, and why the others were not; *added* are the additions to rows of its table."""
         if self.attachment.attached:
             self.attachment.rescan()
-        return Coverage.of(self.attachment)
+        return Coverage.of(self.attachment, added)
