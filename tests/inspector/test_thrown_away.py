@@ -197,18 +197,18 @@ def test_micro_steps_of_a_batch_that_was_thrown_away_have_no_rows() -> None:
     assert rows == [(step, micro_step) for step, batches in enumerate(used) for micro_step in range(len(batches))]
 
 
-def test_each_of_two_watched_models_has_the_batches_that_its_own_steps_use() -> None:
+def test_the_batch_that_a_generator_steps_on_stays_in_the_rows_of_its_critic() -> None:
     generator, critic = network(), network()
     of_generator, of_critic = (torch.optim.SGD(model.parameters(), lr=0.01) for model in (generator, critic))
     with sonde.watch({"G": generator, "D": critic}, [of_generator, of_critic], every=1, to="memory", verbose=False) as inspector:
         for _ in range(3):
-            of_critic.zero_grad()  # throws away what the generator's turn has left in the critic
+            of_critic.zero_grad()  # what the generator's step has left in the critic
             (critic(torch.ones(4, 2)).sum() - critic(generator(torch.ones(2, 2)).detach()).sum()).backward()
             of_critic.step()
             of_generator.zero_grad()
             critic(generator(torch.ones(2, 2))).sum().backward()
             of_generator.step()
-    assert counts(inspector.run, site="D/0:output") == [(step, 12.0) for step in range(3)]
+    assert counts(inspector.run, site="D/0:output") == [(0, 12.0), (1, 16.0), (2, 16.0)]
     assert counts(inspector.run, site="G/0:output") == [(step, 8.0) for step in range(3)]
 
 

@@ -27,7 +27,7 @@ class BackwardCounter:
         after: called after each such pass, while a probe observes.
         last_after: called after all these, also while none does.
         is_lazy: some parameters have no shape as yet, and so take no hook.
-        left_gradients: the last of these passes has left gradients, which nobody had used up as it ended.
+        left_gradients: the last of these passes has left gradients, and no optimizer of other parameters has stepped since.
     """
 
     def __init__(self, counters: Counters) -> None:

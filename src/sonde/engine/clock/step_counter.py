@@ -253,7 +253,10 @@ class StepCounter:
                 return
         held = optimizers.held_by(optimizer)
         own = self._own_of(held)
-        if not own or self._is_nested(optimizers_running()):
+        if not own:
+            self._backwards.left_gradients = False  # the pass was for this one, as that of a generator through its critic
+            return
+        if self._is_nested(optimizers_running()):
             return
         attempt = self._attempts.pop((threading.get_ident(), id(optimizer)), None)
         taken = not Scaling.is_skipped(optimizer)
