@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from torch import nn
 
-from sonde.engine.torch_api.modules import Walk, named_children, parameters_of, unwrap, walk
+from sonde.engine.torch_api.modules import Walk, named_children, outline, parameters_of, unwrap, walk
 
 _T = TypeVar("_T")
 
@@ -44,8 +44,9 @@ class Inventory:
         self.fingerprint = met.fingerprint
         self._lost: list[Any] = []  # references to what was freed since: another object may have its id by now
         lost = self._lost.append
-        kinds = {type(module) for module in met.modules}
-        self._watched = [weakref.ref(each, lost) for each in (*kinds, *met.modules)]
+        self._kinds = [weakref.ref(kind, lost) for kind in {type(module) for module in met.modules}]
+        self._modules = [weakref.ref(module, lost) for module in met.modules]
+        self._outlines = [outline(met.modules)]
         self._all = [weakref.ref(parameter, lost) for parameter in met.parameters]
         self._memory: dict[Hashable, Any] = {}
         of_parameter = {id(parameter): reference for parameter, reference in zip(met.parameters, self._all, strict=True)}
@@ -63,6 +64,21 @@ class Inventory:
     def is_whole(self) -> bool:
         """Whether every module and parameter lives."""
         return not self._lost
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the model still has these modules and parameters, and no others, in the same places. Cheaper than a walk.
+
+        Says nothing of what a walk sees besides: classes, frozen parameters, compiled modules.
+        """
+        if self._lost:
+            return False
+        modules = [module for held in self._modules if (module := held()) is not None]
+        return outline(modules) in self._outlines
+
+    def know(self, met: Walk) -> None:
+        """Remember that the walk *met*, whose fingerprint is the same, is of the same names: FSDP2 exchanges parameters for a while."""
+        self._outlines = [*self._outlines[-_MOST_OUTLINES:], outline(met.modules)]
 
     @property
     def members(self) -> list[Named]:
@@ -96,6 +112,7 @@ class Inventory:
 
 
 _MOST = 32  # results that one inventory remembers
+_MOST_OUTLINES = 3  # besides the last one
 
 _known: weakref.WeakKeyDictionary[nn.Module, Inventory] = weakref.WeakKeyDictionary()
 
@@ -110,6 +127,8 @@ def inventory_of(model: nn.Module) -> Inventory:
     known = _known.get(model)
     if known is None or not known.is_whole or known.fingerprint != met.fingerprint:
         known = _known[model] = Inventory(model, met)
+    elif not known.is_current:
+        known.know(met)
     return known
 
 
@@ -127,11 +146,3 @@ def _name(module: nn.Module, name: str, above: frozenset[nn.Module], names: dict
 
 # A module shared n times under modules that are themselves shared has exponentially many names; these are enough.
 _MANY_NAMES = 16
-
-
-def is_time_to_look(count: int, every: int) -> bool:
-    """Return whether to look for changes at the event number *count* (from 1): at 1, 2, 4, 8, ..., and at each *every*-th.
-
-    A look costs a walk over the model.
-    """
-    return count & (count - 1) == 0 or count % every == 0

@@ -76,9 +76,7 @@ class WatchedModel:
                     self._put_on(measurement, first_step, epoch)
             except SelectionError as error:
                 refused[lens.name] = error
-        hidden = fit_norms(self.model, self.name, self.rows.measurements, settings)
-        if hidden is not None:
-            self._put_on(hidden, first_step, epoch)
+        self._fit_norms(first_step, epoch)
         if self.pace.on and self._clock is not None:
             self.rows.watch_order()
             self.rows.look_at_start(self._clock.step)
@@ -95,6 +93,11 @@ class WatchedModel:
             )
             self._sentinel.attach()
         return refused
+
+    def _fit_norms(self, first_step: int | None, epoch: int) -> None:
+        hidden = fit_norms(self.model, self.name, self.rows.measurements, self._settings)
+        if hidden is not None:
+            self._put_on(hidden, first_step, epoch)
 
     def _put_on(self, measurement: Measurement, first_step: int | None, epoch: int) -> None:
         if self._clock is None:
@@ -113,6 +116,7 @@ class WatchedModel:
             clock.call_after_optimizer(self._optimizer_stepped)
             clock.call_before_forward(self._forward_begins)
             clock.call_after_micro_step(self._backward_ended)
+            clock.call_after_change(self._model_changed)
 
     def detach(self) -> None:
         """Take everything off; rows of a step that has not ended are dropped."""
@@ -126,6 +130,7 @@ class WatchedModel:
             clock.call_no_more(self._optimizer_stepped)
             clock.call_no_more(self._forward_begins)
             clock.call_no_more(self._backward_ended)
+            clock.call_no_more(self._model_changed)
         self.rows.detach()
 
     @property
@@ -171,6 +176,15 @@ class WatchedModel:
         return clock.epoch, max(clock.step - 1, 0)
 
     # Moments
+
+    def _model_changed(self) -> None:
+        """Let norms be of all parameters that the model has now, and the order of its modules be seen again."""
+        self._fit_norms(None, 0)
+        self.rows.begin_anew()
+        if self.pace.on:
+            self.rows.watch_order()
+        if self._sentinel is not None:
+            self._sentinel.begin_anew()
 
     def end_epoch(self, epoch: int | None) -> None:
         """End the epoch; *epoch* sets the number of the next. A schedule of epochs decides again about a step that comes now.

@@ -15,7 +15,7 @@ from torch.nn.utils import parametrize
 from torch.utils.data import DataLoader, Dataset
 
 import sonde
-from sonde.engine.probes.attachment import _RESCAN_EVERY, Attachment
+from sonde.engine.probes.attachment import Attachment
 from sonde.errors import ObservationWarning
 from sonde.stats import Moments
 
@@ -49,18 +49,17 @@ def test_a_replaced_module_is_followed_and_named() -> None:
     ]
 
 
-def test_a_long_training_notices_a_replaced_module_by_itself() -> None:
-    """Without anybody asking, a walk over the modules at least every so many forwards finds what has changed."""
+@pytest.mark.parametrize("forwards", [1, 3, 100])
+def test_the_first_forward_after_a_change_is_observed(forwards: int) -> None:
+    """Without anybody asking, however many forwards have been before."""
     model = net()
     with sonde.observe(model, Moments(), strict=True) as probe:
-        step(model)
+        for _ in range(forwards):
+            model(torch.ones(1, 4))
         model[0] = nn.Linear(4, 4)
         with pytest.warns(ObservationWarning, match="the model has changed"):
-            for _ in range(_RESCAN_EVERY):
-                step(model)
-        before = counts(probe)["0:output"]
-        step(model)
-        assert counts(probe)["0:output"] == before + 1
+            model(torch.ones(1, 4))
+        assert counts(probe)["0:output"] == forwards + 1
 
 
 def test_a_module_that_is_added_or_removed() -> None:
@@ -313,8 +312,10 @@ def test_what_is_removed_from_one_model_stays_in_the_other() -> None:
     attachment = Attachment(lambda event: None, strict=True)
     for name, model in (("a", a), ("b", b)):
         attachment.observe(model, None, None, ("output",), name)
+    attachment.attach()
     del a[1]
     attachment.rescan()
+    attachment.detach()
     assert [str(site) for site in attachment.sites()] == [
         "a/(root):output",
         "a/0:output",

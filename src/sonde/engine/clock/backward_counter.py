@@ -39,7 +39,7 @@ class BackwardCounter:
         self._accumulates = _Accumulates(self)
         self._hook = hooks.Weak(self._accumulates)  # one for all parameters
         self._hooked: dict[int, tuple[weakref.ref[nn.Parameter], hooks.Handle]] = {}
-        self._late: set[int] = set()  # hooked by the step that has not ended, after its gradients
+        self._late: set[int] = set()  # hooked in the step that has not ended, perhaps after its gradients
         self._task = -1  # the backward pass that was seen last
         self._outer = -1  # the last one that was not part of another
         self._unfinished = False
@@ -74,7 +74,6 @@ class BackwardCounter:
         if self.count == 0:
             return False
         if missing and root is not None and any(p.requires_grad for p in parameters_in(root) if id(p) in missing):
-            self._late.update(missing)
             self.follow(inventory_of(root).parameters)
         return self._late.isdisjoint(parameters)
 
@@ -102,6 +101,7 @@ class BackwardCounter:
             elif parameter.requires_grad and parameter.is_leaf:
                 known = hooked.get(id(parameter))
                 if known is None or known[0]() is not parameter:
+                    self._late.add(id(parameter))
                     hooked[id(parameter)] = weakref.ref(parameter), hooks.on_accumulated(parameter, hook)
 
     # Passes

@@ -36,6 +36,7 @@ class Counters:
         is_observed: a probe observes; else only forwards and steps are counted.
         has_begun: a forward of the root, or a backward pass, was seen since the last step.
         evaluated_alone: calls of modules in evaluation outside of any call of the root, as of ``ddp.module``.
+        looked: the step in which the root was last looked at for changes; -1 before.
         local: the forward of each thread.
         number: of this observer, see ``unseen.py``.
         on_error: called with an error of the clock itself, which stops an observer; each with whether the observer is strict.
@@ -52,6 +53,7 @@ class Counters:
         self.is_observed = False
         self.has_begun = True
         self.evaluated_alone = 0
+        self.looked = -1
         self.local = _Current()
         self.number = next_number()
         self.on_error: dict[Callable[[Exception], None], bool] = {}
@@ -81,6 +83,9 @@ class Counters:
         """
         return self.is_quiet() or are_quiet(self.number, held)
 
+    def look(self) -> None:
+        """Look whether the root has changed; as a clock does."""
+
     def current(self) -> Forward:
         """Return the forward of this thread that runs or ran last.
 
@@ -93,6 +98,8 @@ class Counters:
             if forward is not None:
                 forward.watched.clear()
             forward = local.forward = self.new_forward()
+            if self.is_observed and not local.depth:
+                self.look()
         return forward
 
     def is_for_shapes(self) -> bool:
@@ -112,6 +119,13 @@ class Counters:
             forward.stamp = self.stamp
             forward.tick = Tick(self.epoch, self.step, self.micro_step, forward.index)
         return forward.tick
+
+    def tick_now(self) -> Tick:
+        """Return the tick of this moment, and begin no forward."""
+        forward = self.local.forward
+        if forward is None or forward.began != self.stamp:
+            return Tick(self.epoch, self.step, self.micro_step, max(self.forwards - 1, 0) if forward is None else forward.index)
+        return self.tick_of(forward)
 
     def is_training(self, forward: Forward, task: int) -> bool:
         """Return whether a module call of *forward*, made in the backward pass *task* (else -1), is part of a training pass.

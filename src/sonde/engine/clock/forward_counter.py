@@ -140,6 +140,7 @@ class ForwardCounter:
         if local.depth > 1:
             return
         counters.has_begun = True
+        counters.look()
         for callback in tuple(self.before):
             callback()
         counters.forwards += 1

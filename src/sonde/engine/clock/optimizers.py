@@ -135,21 +135,19 @@ def has_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return bool(given) or kwargs.get("closure") is not None
 
 
-# The parameters of an optimizer rarely change and are asked for at every step: they are collected again when the lists have
-# other lengths or ends.
-_Ends = list[tuple[int, int, int]]
-_known: dict[int, tuple[weakref.ref[Optimizer], _Ends, frozenset[int]]] = {}
+_known: dict[int, tuple[weakref.ref[Optimizer], list[int], frozenset[int]]] = {}  # by the id of the optimizer
 
 
 def held_by(optimizer: Optimizer) -> frozenset[int]:
     """Return the ids of the parameters that *optimizer* steps; the same object as long as the set is the same."""
     key = id(optimizer)
-    ends = [(len(held), id(held[0]), id(held[-1])) for group in optimizer.param_groups if (held := group["params"])]
+    held: list[int] = []
+    for group in optimizer.param_groups:
+        held += map(id, group["params"])
     known = _known.get(key)
-    if known is None or known[0]() is not optimizer or known[1] != ends:
+    if known is None or known[0]() is not optimizer or known[1] != held:
         reference = weakref.ref(optimizer, lambda _: _known.pop(key, None))
-        known = reference, ends, frozenset(id(parameter) for group in optimizer.param_groups for parameter in group["params"])
-        _known[key] = known
+        known = _known[key] = reference, held, frozenset(held)
     return known[2]
 
 

@@ -209,6 +209,7 @@ class StepCounter:
         if blocks and self._is_quiet(optimizer):
             return
         held = optimizers.held_by(optimizer)
+        self._look(is_due=held not in self._own)  # an optimizer that is new may be of a model that has changed
         own = self._own_of(held)
         if not own:
             return
@@ -330,6 +331,12 @@ class StepCounter:
             own = self._own[held] = held & self._of_root()
         return own
 
+    def _look(self, *, is_due: bool = False) -> None:
+        """Look whether the root has changed, if the step that ends is observed and no forward has looked, or if it *is_due*."""
+        counters = self._counters
+        if counters.is_observed and (is_due or counters.looked != counters.step):
+            counters.look()
+
     def _of_root(self) -> frozenset[int]:
         root = self._counters.root()
         return frozenset() if root is None else frozenset(map(id, parameters_in(root)))
@@ -339,6 +346,7 @@ class StepCounter:
     def end_step(self) -> None:
         """Count a step of an optimizer that is not torch's."""
         self._backwards.count_checkpointed()
+        self._look()
         own = self._of_root()
         attempt, self._said = self._said, None
         self.says_steps, self.again = True, False

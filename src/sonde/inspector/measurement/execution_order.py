@@ -39,6 +39,11 @@ class Ordering:
             clock.call_no_more(self._begin)
         return clock
 
+    def forget(self) -> None:
+        """See the order anew."""
+        self.stop()
+        self._seen = {}
+
     def stop(self) -> bool:
         """Take the probe off; return whether it has seen any module."""
         self._wait_no_more()

@@ -58,8 +58,13 @@ def _both(admits: Callable[[str, nn.Module], bool], where: Where) -> Callable[[s
 
 
 def fit_norms(model: nn.Module, name: str, measurings: list[Measurement], settings: Settings) -> Measurement | None:
-    """Choose where the norms over all parameters come from; return one more measurement if the others lack a port."""
+    """Choose where the norms over all parameters come from; return one more measurement if the others lack a port.
+
+    To be called again when the model has changed: a lens that has covered all parameters may not mean those that came.
+    """
     everything = {id(parameter) for parameter in parameters_in(model)}
+    for each in measurings:
+        each.norms = frozenset()
     if not everything:
         return None
     missing: list[Port] = []

@@ -100,6 +100,12 @@ class RowTaker:
         if clock is not None:
             self._ordering.watch(clock)
 
+    def begin_anew(self) -> None:
+        """The model has changed: see again in which order its modules run, and compare nothing with tensors from before."""
+        self._ordering.forget()
+        for measurement in self.measurements:
+            measurement.forget_previous()
+
     def take_step(self, ended: Tick, optimizer: Optimizer | None, turn: int, *, pairs: bool) -> None:
         """Take the rows of the logged step that has *ended*.
 

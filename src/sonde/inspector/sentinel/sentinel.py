@@ -89,6 +89,7 @@ class Sentinel:
         self._report = report
         self._waits = waits
         self._is_late = False  # numbers come later than they are asked for
+        self._limit = limit
         self._buffers = BufferCopies(model, limit)
         self._pending = PendingSteps(limit)
         self._looks: dict[frozenset[int], GradientLook | None] = {}  # by the parameters of an optimizer
@@ -126,6 +127,12 @@ class Sentinel:
         self._clock.forward_counter.arguments.append(self._begins)
         self._clock.forward_counter.take_outputs(self._returned)
         self._clock.guard_steps(self)
+
+    def begin_anew(self) -> None:
+        """The model has changed: look at the parameters and buffers that it has now."""
+        self._buffers = BufferCopies(self._model, self._limit)
+        self._looks.clear()
+        self._timer.steps = 0  # what is learned in the first steps is learned again
 
     def _is_far(self, own: list[nn.Parameter]) -> bool:
         return not self._waits and not all(map(answers_at_once, own))
@@ -305,6 +312,8 @@ class Sentinel:
             self._broken(error)
 
     def _new_look(self, held: frozenset[int]) -> GradientLook | None:
+        if self._looks:  # an optimizer that is new may be of a model that has changed
+            self._clock.look()
         own = [parameter for _, parameter, _ in parameters(self._model) if id(parameter) in held]
         self._is_late = self._is_late or self._is_far(own)  # the model may have been moved since it was attached
         found = self._looks[held] = GradientLook(own) if own else None
