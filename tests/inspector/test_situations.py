@@ -407,7 +407,7 @@ def test_a_module_that_is_replaced_is_followed() -> None:
     kept.finish()
     watched = Watcher()
     torch.manual_seed(0)
-    with pytest.warns(ObservationWarning, match="1, 2, 2.weight, 2.bias came or was replaced"):
+    with pytest.warns(ObservationWarning, match="1, 2, 2.weight, 2.bias came or were replaced"):
         replaced(watched)
     watched.finish()
     compare(kept, watched)

@@ -444,14 +444,15 @@ def test_t28_a_tracker_without_arguments() -> None:
     assert tracker[0].value.data_ptr() != output.data_ptr()
 
 
-def test_t29_a_module_that_is_replaced_is_reported() -> None:
-    """The original ignored a replacement silently; here coverage and the table say that the name was not observed."""
+def test_t29_a_module_that_is_replaced_is_followed_and_reported() -> None:
+    """The original ignored a replacement silently; here the new module is tracked, and a warning names it."""
     model = nn.Sequential(nn.Linear(4, 3), nn.Tanh())
     with sonde.track(model, grad=False) as tracker:
         model[0] = nn.Linear(4, 3)
-        model(torch.ones(2, 4))
-    assert [(str(line.site), bool(line.reason)) for line in tracker.coverage().missing] == [("0:output", True)]
-    assert "not seen: 0" in repr(tracker)
+        with pytest.warns(ObservationWarning, match=r"0 came or was replaced"):
+            model(torch.ones(2, 4))
+    assert [stash.name for stash in tracker] == ["0", "1", ""]
+    assert [line.reason for line in tracker.coverage()] == ["", "came or was replaced after the probe was attached", ""]
 
 
 def test_t30_a_script_module_is_passed_over_and_reported() -> None:

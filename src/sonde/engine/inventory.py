@@ -77,7 +77,7 @@ class Inventory:
         return outline(modules) in self._outlines
 
     def know(self, met: Walk) -> None:
-        """Remember that the walk *met*, whose fingerprint is the same, is of the same names: FSDP2 exchanges parameters for a while."""
+        """Remember that *met* is of the same names, since its fingerprint is the same: FSDP2 exchanges parameters for a while."""
         self._outlines = [*self._outlines[-_MOST_OUTLINES:], outline(met.modules)]
 
     @property

@@ -139,6 +139,8 @@ class Recorder(SlotReader, KeepingProbe):
     ) -> Self:
         """Record at *module* and all modules in it that satisfy every condition; return the recorder. A module has one slot.
 
+        What takes the place of a module is recorded in its slot. Modules that come under new names have none: call this again.
+
         Args:
             module: usually the model. A part of a registered model keeps its names in that model.
             types: instances of these classes.

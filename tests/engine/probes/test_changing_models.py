@@ -39,7 +39,7 @@ def test_a_replaced_module_is_followed_and_named() -> None:
     with sonde.observe(model, lambda event: None, ports=("output", "grad_output", "grad"), strict=True) as probe:
         step(model)
         model[2] = nn.Linear(4, 2)
-        with pytest.warns(ObservationWarning, match=r"the model has changed .* 2\.?.* is observed from now on"):
+        with pytest.warns(ObservationWarning, match=r"the model has changed .* 2\.?.* are observed from now on"):
             probe.coverage()
         step(model)
         found = counts(probe)

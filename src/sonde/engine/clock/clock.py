@@ -132,7 +132,7 @@ class Clock(Counters):
         """Look whether modules or parameters of the root came, went, or were replaced, and tell the probes of a change.
 
         A look costs a quarter of a microsecond for each module. Now and then, and *fully*, it is a walk, which also sees what was
-        frozen, unfrozen or compiled. Inside ``functional_call`` modules hold tensors that are not their parameters: nothing is done.
+        frozen, unfrozen or compiled. Nothing is done inside ``functional_call``, where modules hold other tensors than parameters.
         """
         self.looked = self.step
         root, known = self.root(), self.inventory

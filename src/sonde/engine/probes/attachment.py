@@ -158,9 +158,10 @@ class Attachment:
             told = self.roots[0].clock.followed
             if not told.issuperset(followed):
                 told.update(followed)
+                was, is_ = ("was", "is") if len(followed) == 1 else ("were", "are")
                 warn_user(
-                    f"the model has changed since it was observed: {names_text(followed, 5)} came or was replaced, and is observed "
-                    "from now on"
+                    f"the model has changed since it was observed: {names_text(followed, 5)} came or {was} replaced, and {is_} "
+                    "observed from now on"
                 )
 
     # Life

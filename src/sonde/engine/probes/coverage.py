@@ -95,7 +95,7 @@ class Coverage(ShownAsTable):
                         reason = reason or _OF_THIS_RANK
                 elif not reason or reason.startswith(_OF_WHAT_CAME):
                     why = _why_nothing(attachment, hook, port, called, dead=id(hook) in dead)
-                    reason = f"{why}; {reason}" if reason == REPLACED else why
+                    reason = f"{why}; {reason}" if reason.startswith(REPLACED) else why
                 lines.append(Covered(site, count, reason))
         lines += [Covered(site, 0, reason) for site, reason in held.unhooked.items()]
         return cls(lines, attached=attachment.attached)
