@@ -17,13 +17,24 @@ def absolute_path(path: str | os.PathLike[str]) -> Path:
         ArgumentError: *path* is no path, holds a character that no path can have, or names an unknown user's home.
     """
     try:
-        given = Path(path).expanduser()
+        given = Path(path).expanduser().absolute()
         os.fsencode(given)
     except (TypeError, RuntimeError, UnicodeError) as error:
         raise ArgumentError(f"{path!r} cannot be a path: {error}") from None
     if "\0" in str(given):
         raise ArgumentError(f"{path!r} cannot be a path: it holds a NUL")
-    return given.absolute()
+    if not is_text(given):
+        raise ArgumentError(f"{str(given)!r} cannot be a path for sonde: a name in it is not UTF-8, which DuckDB needs; rename it")
+    return given
+
+
+def is_text(path: Path) -> bool:
+    """Return whether the names in *path* are UTF-8. A file system may hold others, which Python gives with surrogates."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def short_path(path: Path) -> str:

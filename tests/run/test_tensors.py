@@ -401,7 +401,7 @@ real_close = TensorWriter.close
         ('{"format": "other", "version": 1, "records": [], "weight_map": {}}', "not a folder of tensors"),
         ('{"format": "sonde-tensors", "records": [], "weight_map": {}}', "version None.*save again"),
         ('{"format": "sonde-tensors", "version": 1}', "version 1.*save again"),
-        (json.dumps({"format": "sonde-tensors", "version": VERSION}), "no usable complete and no about and no records"),
+        (json.dumps({"format": "sonde-tensors", "version": VERSION}), "'complete' is missing"),
         (json.dumps({"format": "sonde-tensors", "version": VERSION + 1, "new": 1}), f"version {VERSION + 1}.*update"),
     ],
     ids=["missing", "text", "list", "deep", "foreign", "unversioned", "older", "incomplete", "newer"],
@@ -441,7 +441,7 @@ def test_no_path_out_of_the_folder_is_followed(tmp_path: Path, name: Any) -> Non
     index = json.loads((target / "index.json").read_text())
     shard = index["shards"]["tensors-00001.safetensors"]
     rewrite(target, index | {"weight_map": {"0/s:output": name}, "shards": {str(name): shard}})
-    with pytest.raises(StoreError, match="which is no shard of this folder"):
+    with pytest.raises(StoreError, match="not the name of a shard|not a text|which is no shard of this folder"):
         sonde.open_tensors(target)
     rewrite(target, index)
     (target / "tensors-00001.safetensors").unlink()

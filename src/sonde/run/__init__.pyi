@@ -68,7 +68,10 @@ from .tensors import read_tensor_file as read_tensor_file
 from .tensors import write_tensor_file as write_tensor_file
 from .tensors import write_tensors as write_tensors
 
-# Documents: JSON with a checksum, and files that appear whole
+# Documents: JSON with a checksum, the forms that it may have, and files that appear whole
+from . import form as form
+from .form import Absent as Absent
+from .form import Form as Form
 from .json_tree import decode as decode
 from .json_tree import encode as encode
 from .folder.json_file import read_checked as read_checked

@@ -25,8 +25,9 @@ from typing import Any, Self
 
 from sonde.errors import SiteError, StoreError, UnknownSiteError
 from sonde.paths import absolute_path, is_inside
+from sonde.run import form
 from sonde.run.folder.checksum import checksum, file_checksum
-from sonde.run.folder.files import is_leftover, remove_leftovers
+from sonde.run.folder.files import is_leftover, open_regular, remove_leftovers
 from sonde.run.folder.json_file import parse_json, read_bytes, write_json
 from sonde.run.json_tree import decode
 from sonde.site import Site
@@ -38,6 +39,7 @@ INDEX = "index.json"
 SHARD_BYTES = 1 << 30
 
 _THREADS = min(4, os.cpu_count() or 1)
+_LARGEST_HEADER = 100_000_000  # bytes, in the format
 _LARGE = 1 << 20  # bytes of a tensor whose checksum is worth another thread's time
 
 _SHARD = re.compile(r"tensors-(\d{5,})\.safetensors")
@@ -287,12 +289,22 @@ def _checksum(tensor: Any) -> str:
 
 
 def _header_checksum(file: Path) -> str:
-    """The checksum of the header of a shard: eight bytes with the length of the JSON behind them, and this JSON."""
-    with file.open("rb") as opened:
-        length = 8 + int.from_bytes(opened.read(8), "little")
-    if length > file.stat().st_size:
-        raise StoreError(f"{file} is damaged: its header goes beyond its end")
-    return file_checksum(file, first=length)
+    """The checksum of the header of a shard."""
+    return file_checksum(file, first=_header_of(file))
+
+
+def _header_of(file: Path) -> int:
+    """The bytes of the header of a safetensors *file*: eight with the length of the JSON behind them, and this JSON.
+
+    Raises:
+        OSError: there is no regular file.
+        StoreError: the header is larger than the format allows, or than the file.
+    """
+    with open_regular(file) as opened:
+        length, size = int.from_bytes(opened.read(8), "little"), os.fstat(opened.fileno()).st_size
+    if length > _LARGEST_HEADER or 8 + length > size:
+        raise StoreError(f"{file} cannot be read: a header of {length:,} bytes is beyond the end of the file, or of the format")
+    return 8 + length
 
 
 def write_tensor_file(file: Path, tensors: Mapping[str, Any]) -> tuple[list[str], str]:
@@ -324,13 +336,17 @@ def read_tensor_file(file: Path, pairs: Collection[str], expected: str | None) -
     if not is_inside(file.parent, file):
         raise StoreError(f"{file} is a link out of this folder, and is not followed")
     try:
+        _header_of(file)
         is_sound = expected is None or file_checksum(file) == expected
         found = load_file(file) if is_sound else {}
     except (OSError, SafetensorError) as error:
         raise StoreError(f"{file} cannot be read: {error}") from None
     if not is_sound:
         raise StoreError(f"{file} is damaged, or was changed since it was written: its checksum does not fit")
-    return {key: _joined_pairs(tensor) if key in pairs else tensor for key, tensor in found.items()}
+    try:
+        return {key: _joined_pairs(tensor) if key in pairs else tensor for key, tensor in found.items()}
+    except StoreError as error:
+        raise StoreError(f"{file} is not as it was written: {error}") from None
 
 
 def needs_pairs(tensor: Any) -> bool:
@@ -340,7 +356,10 @@ def needs_pairs(tensor: Any) -> bool:
 
 def _joined_pairs(tensor: Any) -> Any:
     """Return pairs of real numbers, along the last axis, as complex numbers. This room has no torch to name their type."""
-    return tensor.view((tensor.flatten()[:0] * 1j).dtype).squeeze(-1)
+    joined = (tensor.flatten()[:0] * 1j).dtype
+    if not tensor.is_floating_point() or joined.itemsize != 2 * tensor.element_size() or tensor.shape[-1:] != (2,):
+        raise StoreError(f"a tensor of {tensor.dtype} of the shape {tuple(tensor.shape)} holds no pairs of real numbers")
+    return tensor.view(joined).squeeze(-1)
 
 
 # Reading
@@ -487,32 +506,28 @@ def _read_index(folder: Path) -> dict[str, Any]:
     if version != VERSION:
         cure = "update sonde" if isinstance(version, int) and version > VERSION else "save again with this sonde"
         raise StoreError(f"{folder} was written in version {version} of the format, and this sonde reads {VERSION}: {cure}")
-    needed = {
-        "complete": bool,
-        "about": dict,
-        "records": list,
-        "weight_map": dict,
-        "checksums": dict,
-        "as_pairs": list,
-        "shards": dict,
-    }
-    broken = [key for key, kind in needed.items() if not isinstance(index.get(key), kind)]
-    if broken:
-        raise StoreError(f"{folder} is not whole: its {INDEX} has no usable {' and no '.join(broken)}")
-    if not all(isinstance(record, dict) for record in index["records"]) or not all(
-        isinstance(key, str) for key in index["as_pairs"]
-    ):
-        raise StoreError(f"{folder} is not whole: a record in its {INDEX} is no record, or a key no text")
-    for key, name in index["weight_map"].items():
-        known = isinstance(name, str) and _SHARD.fullmatch(name) and _is_shard(index["shards"].get(name))
-        if (
-            "/" not in key or not known or not isinstance(index["checksums"].get(key), str)
-        ):  # a name, and no path: nothing outside the folder is ever read
-            raise StoreError(f"{folder} is not whole: its {INDEX} has {key!r} in {name!r}, which is no shard of this folder")
+    try:
+        _INDEX(index, "")
+        for key, name in index["weight_map"].items():  # a name, and no path: nothing outside the folder is ever read
+            if "/" not in key or name not in index["shards"] or key not in index["checksums"]:
+                raise StoreError(f"{key!r} is in {name!r}, which is no shard of this folder")
+    except StoreError as error:
+        raise StoreError(f"{folder} is not whole: in its {INDEX}, {error}") from None
     if not fits:
         raise StoreError(f"{folder / INDEX} is damaged or was changed after it was written: its checksum does not fit")
     return index
 
 
-def _is_shard(held: Any) -> bool:
-    return isinstance(held, dict) and type(held.get("bytes")) is int and isinstance(held.get("header"), str)
+def _shard_name(held: Any, where: str) -> str:
+    return held if isinstance(held, str) and _SHARD.fullmatch(held) else form.refuse(where, held, "the name of a shard")
+
+
+_INDEX = form.members(
+    complete=form.flag,
+    about=form.mapping,
+    records=form.listed(form.mapping),
+    weight_map=form.named(form.text),
+    checksums=form.named(form.text),
+    as_pairs=form.listed(form.text),
+    shards=form.named(form.members(bytes=form.count, header=form.text), _shard_name),
+)

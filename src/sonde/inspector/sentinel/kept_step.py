@@ -27,9 +27,9 @@ from sonde.engine import RandomState, buffers_of, class_of, members, parameters
 from sonde.errors import StoreError
 from sonde.inspector.sentinel.bad_step import BadStep, Parameters
 from sonde.paths import absolute_path
-from sonde.run import decode, encode, read_checked, read_tensor_file, write_json, write_tensor_file
+from sonde.run import Absent, Form, decode, encode, form, read_checked, read_tensor_file, write_json, write_tensor_file
 from sonde.stats import PLAIN, Piece, in_memory, local, unreadable
-from sonde.words import names_text
+from sonde.words import names_text, shape_text
 
 FORMAT = "sonde-step"
 VERSION = 2
@@ -287,25 +287,18 @@ def read_step(path: str | os.PathLike[str]) -> KeptStep:
     if is_sound is False:
         raise StoreError(f"{folder / STEP} is damaged, or was changed since it was written: its checksum does not fit")
     try:
-        pairs, sums = data["as_pairs"], data.get("checksums", {})
-        model = read_tensor_file(folder / MODEL, pairs[MODEL], sums.get(MODEL))
-        tensors = read_tensor_file(folder / PASSES, pairs[PASSES], sums.get(PASSES))
-        buffers = {name: model.pop(name) for name in data["buffers"]}
-        gradients = {str(name): _kind(written) for name, written in data["gradients"].items()}
-        passes = [_read(each, tensors) for each in data["passes"]]
-        texts = str(data["model"]), str(data["type"]), int(data["epoch"]), int(data["step"])
-        evaluating, notes = [str(name) for name in data["evaluating"]], [str(note) for note in data["notes"]]
-        loss = None if data.get("loss") is None else float(data["loss"])
-        pieces = {str(name): Piece(*(tuple(map(int, each)) for each in numbers)) for name, numbers in data.get("parts", {}).items()}
-        parts = {name: (model.pop(name), piece) for name, piece in pieces.items()}
-        left_out = {str(name): str(kind) for name, kind in data.get("left_out", {}).items()}
-        return KeptStep(
-            *texts, model, buffers, evaluating, passes, gradients, loss, str(data.get("lost", "")), notes, parts, left_out
-        )
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        if isinstance(error, StoreError):
-            raise
-        raise StoreError(f"{folder} is not whole: it lacks something or has it in another form ({error!r})") from None
+        held = _STEP(data, "")
+    except StoreError as error:
+        raise StoreError(f"{folder} is not whole: in its {STEP}, {error}") from None
+    pairs, sums = held.pop("as_pairs"), held.pop("checksums")
+    model, tensors = (read_tensor_file(folder / name, pairs[name], sums[name]) for name in (MODEL, PASSES))
+    try:
+        buffers = {name: _taken(model, name) for name in held.pop("buffers")}
+        parts = {name: (_part(_taken(model, name), piece, name), piece) for name, piece in held.pop("parts").items()}
+        passes = [_pass(each, f"passes[{place}]", tensors) for place, each in enumerate(held.pop("passes"))]
+    except StoreError as error:
+        raise StoreError(f"{folder} is not whole: {error}") from None
+    return KeptStep(parameters=model, buffers=buffers, passes=passes, parts=parts, **held)
 
 
 def joined(step: KeptStep, path: str | os.PathLike[str]) -> KeptStep:
@@ -313,6 +306,9 @@ def joined(step: KeptStep, path: str | os.PathLike[str]) -> KeptStep:
 
     A part is missing where the gradients of a rank were finite, which has kept nothing then: such parameters are left out, and a
     note says so.
+
+    Raises:
+        StoreError: a folder beside *path* holds parts of other parameters.
     """
     if not step.parts:
         return step
@@ -326,6 +322,11 @@ def joined(step: KeptStep, path: str | os.PathLike[str]) -> KeptStep:
         whole = own.new_empty(piece.whole)
         known = torch.zeros(piece.whole, dtype=torch.bool)
         for part, where in (each[name] for each in parts if name in each):
+            if where.whole != piece.whole or part.dtype != own.dtype:
+                raise StoreError(
+                    f"the folders beside {folder} are of another training: {name!r} is {shape_text(where.whole)} of "
+                    f"{part.dtype} there, and {shape_text(piece.whole)} of {own.dtype} here"
+                )
             place = tuple(slice(start, start + size) for start, size in zip(where.offset, where.shape, strict=True))
             whole[place], known[place] = part, True
         if known.all():
@@ -341,20 +342,127 @@ def joined(step: KeptStep, path: str | os.PathLike[str]) -> KeptStep:
     return step
 
 
-def _kind(written: Any) -> str:
+# The forms of step.json, of what its values are decoded to, and of the tensors that they name
+
+
+def _list(of: Form) -> Form:
+    return lambda held, where: list(form.listed(of)(held, where))
+
+
+def _kind(held: Any, where: str) -> str:
     """Return ``NaN`` or ``inf``; version 1 has the numbers of NaN and of infinities, and of all elements."""
-    return written if isinstance(written, str) else "NaN" if int(written[0]) else "inf"
+    return str(held) if isinstance(held, str) else "NaN" if form.listed(form.count, 3)(held, where)[0] else "inf"
 
 
-def _read(data: dict[str, Any], tensors: dict[str, Tensor]) -> Pass:
-    value = {name: decode(data[name], tensors.__getitem__) for name in ("args", "kwargs", "gradients")}
-    random = {name: decode(each, tensors.__getitem__) for name, each in data["random"].items()}
-    python, numpy = random["python"], random["numpy"]
-    state = RandomState(random["cpu"], random["accelerators"], python, None if numpy is None else tuple(numpy))
-    autocast = {str(kind): getattr(torch, dtype) for kind, dtype in data["autocast"].items()}
-    if not all(isinstance(dtype, torch.dtype) for dtype in autocast.values()):
-        raise StoreError(f"{data['autocast']} names no dtypes")
-    return Pass(value["args"], value["kwargs"], state, autocast, value["gradients"], bool(data["is_changed"]))
+def _loss(held: Any, where: str) -> float:
+    try:
+        return float(held) if isinstance(held, str) else form.number(held, where)
+    except ValueError:
+        form.refuse(where, held, "a number, as text")
+
+
+def _piece(held: Any, where: str) -> Piece:
+    piece = Piece(*form.row(whole=_SIZES, shape=_SIZES, offset=_SIZES)(held, where))
+    if not len(piece.whole) == len(piece.shape) == len(piece.offset):
+        form.refuse(where, held, "three lists of one length")
+    if any(start + size > whole for whole, size, start in zip(*piece, strict=True)):
+        form.refuse(where, held, "a part inside of the whole")
+    return piece
+
+
+def _dtype(held: Any, where: str) -> torch.dtype:
+    found = getattr(torch, form.text(held, where), None)
+    return found if isinstance(found, torch.dtype) else form.refuse(where, held, "the name of a dtype")
+
+
+def _device(held: Any, where: str) -> str:
+    try:
+        is_known = torch.amp.is_autocast_available(form.text(held, where))
+    except RuntimeError:  # torch has no such name
+        is_known = False
+    return str(held) if is_known else form.refuse(where, held, "a device with autocast")
+
+
+def _tensor(held: Any, where: str) -> Tensor:
+    return held if isinstance(held, Tensor) else form.refuse(where, held, "a tensor")
+
+
+def _bytes(held: Any, where: str) -> Tensor:
+    if not (isinstance(held, Tensor) and held.dtype == torch.uint8 and held.ndim == 1):
+        form.refuse(where, held, "a tensor of bytes")
+    return held
+
+
+_SIZES = form.listed(form.count)
+_STEP = form.members(
+    model=form.text,
+    type=form.text,
+    epoch=form.count,
+    step=form.count,
+    buffers=form.listed(form.text),
+    parts=Absent(form.named(_piece), {}),
+    evaluating=_list(form.text),
+    gradients=form.named(_kind),
+    loss=Absent(form.optional(_loss)),
+    lost=Absent(form.text, ""),
+    left_out=Absent(form.named(form.text), {}),
+    passes=form.listed(form.mapping),
+    as_pairs=form.members(**{name: form.listed(form.text) for name in (MODEL, PASSES)}),
+    checksums=Absent(form.members(**{name: Absent(form.text) for name in (MODEL, PASSES)}), {MODEL: None, PASSES: None}),
+    notes=_list(form.text),
+)
+_VALUES = form.members(
+    args=form.listed(form.anything),
+    kwargs=form.named(form.anything),
+    gradients=form.named(_tensor, form.count),
+)
+_WORD = form.whole(0, 2**32 - 1)
+_RANDOM = form.members(
+    cpu=_bytes,
+    accelerators=form.named(_bytes, form.listed(form.count)),
+    python=form.optional(form.row(version=form.whole(3, 3), state=form.listed(_WORD, 625), gauss=form.optional(form.number))),
+    numpy=form.optional(
+        form.row(
+            generator=form.one_of("MT19937"),
+            key=form.listed(_WORD, 624),
+            position=form.whole(0, 624),
+            has_gauss=form.whole(0, 1),
+            gauss=form.number,
+        )
+    ),
+)
+_PASS = form.members(
+    args=form.anything,
+    kwargs=form.anything,
+    gradients=form.anything,
+    random=form.members(**dict.fromkeys(("cpu", "accelerators", "python", "numpy"), form.anything)),
+    autocast=form.named(_dtype, _device),
+    is_changed=form.flag,
+)
+
+
+def _taken(model: dict[str, Tensor], name: str) -> Tensor:
+    if name not in model:
+        raise StoreError(f"its {STEP} names a tensor {name!r:.80} that {MODEL} lacks")
+    return model.pop(name)
+
+
+def _part(tensor: Tensor, piece: Piece, name: str) -> Tensor:
+    if tuple(tensor.shape) != piece.shape:
+        raise StoreError(
+            f"the part of {name!r:.80} is {shape_text(tuple(tensor.shape))}, and its {STEP} says {shape_text(piece.shape)}"
+        )
+    return tensor
+
+
+def _pass(given: Any, where: str, tensors: dict[str, Tensor]) -> Pass:
+    def tensor(name: str) -> Tensor:
+        return tensors[name] if name in tensors else form.refuse(where, name, f"the name of a tensor in {PASSES}")
+
+    held = _PASS(given, where)
+    value = _VALUES({name: decode(held[name], tensor) for name in ("args", "kwargs", "gradients")}, where)
+    random = _RANDOM({name: decode(each, tensor) for name, each in held["random"].items()}, f"{where}.random")
+    return Pass(random=RandomState(**random), autocast=held["autocast"], is_changed=held["is_changed"], **value)
 
 
 def count_text(gradients: Mapping[str, str], total: int, *, is_sample: bool = False) -> str:

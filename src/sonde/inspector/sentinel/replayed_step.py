@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from sonde.diagnosis import NonFinite, TensorFacts, observe_step
 from sonde.engine import Trial, check_model, parameters, remap, returned_loss, walk
-from sonde.errors import ArgumentError
+from sonde.errors import ArgumentError, SondeError
 from sonde.inspector.sentinel.bad_step import BadStep
 from sonde.inspector.sentinel.gradients import is_finite
 from sonde.inspector.sentinel.kept_step import KeptStep, Pass, is_spread, joined, read_step
@@ -56,36 +56,60 @@ def replay(path: str | os.PathLike[str], model: nn.Module, loss_fn: Callable[[An
 
     Raises:
         StoreError: the folder holds no kept step.
-        ArgumentError: the model is another one, or no arguments were kept.
+        ArgumentError: the model is another one, no arguments were kept, or it cannot be run with those that were.
         ModelError: *model* is no module.
+        Exception: what *loss_fn* raised.
     """
-    step = joined(read_step(path), path)
+    step = read_step(path)
     check_model(model)
     _check_fit(step, model)
+    step = joined(step, path)
     if not step.passes:
         raise ArgumentError(
             f"{path} holds no arguments of the model ({'; '.join(step.notes)}): give them to sonde.why_nan(model, batch)"
         )
-    reports = _reports(step, model, loss_fn, whole=True)
+    own: list[Exception] = []
+    try:
+        reports = _reports(step, model, None if loss_fn is None else _keeping(loss_fn, own), whole=True)
+    except Exception as error:
+        if isinstance(error, SondeError) or error in own:
+            raise
+        raise ArgumentError(
+            f"this {type(model).__name__} cannot be run with what {path} holds: {type(error).__name__}: {error}. Make the model "
+            "as the training does; what is no tensor or plain data was not kept: give it to sonde.why_nan(model, batch)"
+        ) from error
     return next((report for report in reports if report.origin is not None), reports[-1])
+
+
+def _keeping(loss_fn: Callable[[Any], Any], raised: list[Exception]) -> Callable[[Any], Any]:
+    """Return *loss_fn*, which puts what it raises into *raised*."""
+
+    def called(output: Any) -> Any:
+        try:
+            return loss_fn(output)
+        except Exception as error:
+            raised.append(error)
+            raise
+
+    return called
 
 
 def _check_fit(step: KeptStep, model: nn.Module) -> None:
     """Check that *model* has the parameters of *step*, and no others."""
     own = {name: parameter for name, parameter, _ in parameters(model)}
-    kept = step.parameters
+    kept = {name: (tuple(each.shape), each.dtype) for name, each in step.parameters.items()}
+    kept |= {name: (piece.whole, part.dtype) for name, (part, piece) in step.parts.items()}
     strange = [f"it has no parameter {name!r}" for name in kept if name not in own]
     if not (step.lost or step.parts):
         strange += [f"the step has no parameter {name!r}" for name in own if name not in kept and name not in step.left_out]
     for name, here in own.items():
-        if (value := kept.get(name)) is None:
+        if name not in kept:
             continue
-        if here.shape != value.shape:
-            strange.append(
-                f"its parameter {name!r} is {shape_text(tuple(here.shape))}, in the step {shape_text(tuple(value.shape))}"
-            )
-        elif here.dtype != value.dtype:
-            strange.append(f"its parameter {name!r} is {_name(here.dtype)}, in the step {_name(value.dtype)}")
+        shape, dtype = kept[name]
+        if tuple(here.shape) != shape:
+            strange.append(f"its parameter {name!r} is {shape_text(tuple(here.shape))}, in the step {shape_text(shape)}")
+        elif here.dtype != dtype:
+            strange.append(f"its parameter {name!r} is {_name(here.dtype)}, in the step {_name(dtype)}")
     if strange:
         more = f" (and {len(strange) - 1:,} more)" if len(strange) > 1 else ""
         raise ArgumentError(

@@ -7,8 +7,11 @@ the same (1 to 6 gigabytes a second). Both run without the interpreter's lock, s
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
+
+from sonde.run.folder.files import open_regular
 
 try:
     from zlib_ng.zlib_ng import crc32
@@ -31,9 +34,9 @@ def file_checksum(path: Path, *, first: int | None = None) -> str:
         OSError: the file cannot be read.
     """
     made = checksum(b"")
-    left = path.stat().st_size if first is None else first
-    buffer = memoryview(bytearray(min(max(left, 1), _CHUNK)))
-    with path.open("rb", buffering=0) as file:
+    with open_regular(path) as file:
+        left = os.fstat(file.fileno()).st_size if first is None else first
+        buffer = memoryview(bytearray(min(max(left, 1), _CHUNK)))
         while left > 0 and (read := file.readinto(buffer[: min(left, len(buffer))])):
             made = checksum(buffer[:read], made)
             left -= read

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sonde.errors import ArgumentError
+from sonde.run.folder.files import check_regular
 
 if TYPE_CHECKING:
     import duckdb
@@ -150,6 +151,7 @@ def damage(path: Path) -> str:
     import pyarrow.parquet
 
     try:
+        check_regular(path)
         with pyarrow.parquet.ParquetFile(path) as file:
             for _ in file.iter_batches():
                 pass

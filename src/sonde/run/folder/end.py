@@ -8,9 +8,11 @@ import traceback
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeGuard, get_args
+from typing import Any, Literal, get_args
 
+from sonde.errors import StoreError
 from sonde.escape import encodable, shortened
+from sonde.run import form
 
 State = Literal["running", "ended", "failed", "interrupted", "lost"]
 """``running``: a process writes. ``ended``: the training came to its end. ``failed``: an error ended it. ``interrupted``: Ctrl-C
@@ -76,19 +78,23 @@ class End:
     @classmethod
     def read(cls, given: Any, rank: int) -> End | None:
         """Return the end that *given*, out of the file of *rank*, describes; None where it describes none that this sonde knows."""
-        if not isinstance(given, dict) or given.get("state") not in ("failed", "interrupted"):
+        try:
+            held = _END(given, "end")
+        except StoreError:
             return None
-        attempt, when = given.get("attempt"), given.get("when")
-        texts = [text for name in ("error", "message", "line") if isinstance(text := given.get(name), str)]
-        counts = [count for name in ("step", "epoch") if (count := given.get(name)) is None or _is_count(count)]
-        if not _is_count(attempt) or len(texts) < 3 or len(counts) < 2 or not isinstance(when, int | float):
-            return None
-        (error, message, line), (step, epoch) = texts, counts
-        return cls(attempt, rank, given["state"], error, message, line, step, epoch, when)
+        return cls(**held, rank=rank)
 
 
-def _is_count(given: Any) -> TypeGuard[int]:
-    return type(given) is int and 0 <= given < 2**62
+_END = form.members(
+    attempt=form.count,
+    state=form.one_of("failed", "interrupted"),
+    error=form.text,
+    message=form.text,
+    line=form.text,
+    step=form.optional(form.count),
+    epoch=form.optional(form.count),
+    when=form.time,
+)
 
 
 def _state_after(error: BaseException) -> Literal["failed", "interrupted"] | None:

@@ -1,18 +1,80 @@
-"""Write files that appear whole or not at all, and find the folders of runs."""
+"""Open regular files and nothing else, write files that appear whole or not at all, and find the folders of runs."""
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
+import stat
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from io import FileIO
 from pathlib import Path
 
 FILE = "run.json"
 
 _TEMPORARY = ".tmp"
+
+_AT_ONCE = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_BINARY", 0)  # as far as the system has them
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def check_regular(path: Path) -> os.stat_result:
+    """Return the size and times of the regular file at *path*, which is not opened.
+
+    Whoever reads a file of a folder asks here first, or opens it by :func:`open_regular`: a pipe in its place would be waited for
+    for ever, and a device may act when it is opened.
+
+    Raises:
+        FileNotFoundError: there is none.
+        OSError: something else is there.
+    """
+    return _regular(path.stat(), path)
+
+
+def descriptor_of(path: Path, flags: int = os.O_RDONLY) -> int:
+    """Open the regular file at *path* as ``os.open`` does, and return the descriptor.
+
+    Raises:
+        FileNotFoundError: there is none.
+        OSError: something else is there, or the file cannot be opened.
+    """
+    if path.exists():
+        check_regular(path)
+    descriptor = os.open(path, flags | _AT_ONCE, 0o666)
+    try:
+        _regular(os.fstat(descriptor), path)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def open_regular(path: Path) -> FileIO:
+    """Open the regular file at *path* for reading.
+
+    Raises:
+        FileNotFoundError: there is none.
+        OSError: something else is there, or the file cannot be opened.
+    """
+    return FileIO(descriptor_of(path))
+
+
+def _regular(found: os.stat_result, path: Path) -> os.stat_result:
+    if not stat.S_ISREG(found.st_mode):
+        kind = _KINDS.get(stat.S_IFMT(found.st_mode), "of an unknown kind")
+        raise OSError(
+            errno.EISDIR if stat.S_ISDIR(found.st_mode) else errno.EINVAL, f"it is {kind}, and no regular file", str(path)
+        )
+    return found
 
 
 @contextmanager

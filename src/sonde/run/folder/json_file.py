@@ -12,18 +12,22 @@ graph, leaves the name out. A document is an object in ASCII; a reader that know
 from __future__ import annotations
 
 import json
+import math
+import os
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from sonde.errors import ArgumentError, StoreError
 from sonde.run.folder.checksum import checksum
-from sonde.run.folder.files import appearing
+from sonde.run.folder.files import appearing, open_regular
 
 _HEAD = re.compile(rb'\{"checksum":"([0-9a-f]{8})"|\{"checksum": "([0-9a-f]{8})"')
 _MEMBER = "checksum"
-_LARGEST = 1 << 30  # bytes of a document
+_LARGEST = 1 << 28  # bytes of a document
+_MOST = 1 << 24  # values in a document: each takes up to a hundred bytes of memory when it is read
+_BEGINNINGS = (b",", b"[", b"{")
 _DEEPEST = 64  # lists and objects inside each other
 
 
@@ -54,11 +58,11 @@ def parse_json(written: bytes, shown: str, names: Collection[str] = ("",)) -> tu
     Raises:
         StoreError: *written* is too large, no JSON, too deep, or no object.
     """
-    if len(written) > _LARGEST:
-        raise StoreError(f"{shown} is not read: it has {len(written):,} bytes, and a document of sonde at most {_LARGEST:,}")
+    if len(written) > _LARGEST or sum(map(written.count, _BEGINNINGS)) > _MOST:
+        raise StoreError(f"{shown} is not read: a document of sonde has at most {_LARGEST:,} bytes and {_MOST:,} values")
     head = _HEAD.match(written)
     try:
-        data = json.loads(written, parse_constant=_no_constant)
+        data = json.loads(written, parse_constant=_no_constant, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         raise StoreError(f"{shown} cannot be read: {error}") from None
     if not isinstance(data, dict):
@@ -72,8 +76,13 @@ def parse_json(written: bytes, shown: str, names: Collection[str] = ("",)) -> tu
     return data, any(checksum(rest, checksum(name.encode())) == found for name in names)
 
 
-def _no_constant(text: str) -> Any:
-    raise ValueError(f"{text} is no JSON")
+def _no_constant(text: str) -> NoReturn:
+    raise ValueError(f"{text:.40} is no number of JSON")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    return number if math.isfinite(number) else _no_constant(text)
 
 
 def _depth_is_above(most: int, data: Any) -> bool:
@@ -117,8 +126,11 @@ def read_bytes(path: Path) -> bytes:
         StoreError: the file is too large for a document, or cannot be read.
     """
     try:
-        with path.open("rb") as file:
-            return file.read(_LARGEST + 1)
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > _LARGEST:
+                raise StoreError(f"{path} is not read: it has {size:,} bytes, and a document of sonde at most {_LARGEST:,}")
+            return file.readall()
     except FileNotFoundError:
         raise
     except OSError as error:

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from sonde.errors import StoreError
+from sonde.run.folder.files import descriptor_of
 
 _held: set[Path] = set()  # by this process: the operating system would let it lock twice
 
@@ -42,7 +43,7 @@ class Lock:
         except ImportError:  # no POSIX
             _held.add(self._path)
             return
-        self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
+        self._descriptor = descriptor_of(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)  # nothing is written behind a link
         try:
             fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (BlockingIOError, PermissionError):
@@ -101,7 +102,7 @@ def _is_locked(path: Path) -> bool:
 
     described = "qqihh" if sys.platform == "darwin" else "hhqqi4x"  # struct flock: there start, length, process, type, whence
     asked = (0, 0, 0, fcntl.F_WRLCK, os.SEEK_SET) if sys.platform == "darwin" else (fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-    descriptor = os.open(path, os.O_RDONLY)
+    descriptor = descriptor_of(path)
     try:
         found = struct.unpack(described, fcntl.fcntl(descriptor, fcntl.F_GETLK, struct.pack(described, *asked)))
     finally:

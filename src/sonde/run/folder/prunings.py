@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from sonde.escape import with_null
+from sonde.run import form
+from sonde.run.form import Absent
 
 Pair = tuple[int, int]
 """A count before and after."""
@@ -45,26 +46,13 @@ class Pruning:
         return data
 
     @classmethod
-    def read(cls, given: Any) -> Pruning:
+    def read(cls, given: Any, where: str) -> Pruning:
         """Return the pruning that *given*, out of a file, describes. What a later version has added is left out.
 
         Raises:
-            TypeError, ValueError: a field is missing, or of another type.
+            StoreError: a field is missing, or of another type.
         """
-        if not isinstance(given, Mapping):
-            raise TypeError(f"a pruning is no {type(given).__name__}")
-        every = given.get("every")
-        return cls(
-            when=_number(given.get("when")),
-            every=None if every is None else _count(every),
-            keep_last=_count(given.get("keep_last", 0)),
-            last=_count(given.get("last")),
-            steps={str(name): _pair(pair) for name, pair in dict(given.get("steps", {})).items()},
-            rows={str(name): _pair(pair) for name, pair in dict(given.get("rows", {})).items()},
-            dropped=tuple(str(name) for name in given.get("dropped", ())),
-            size=_pair(given.get("size", (0, 0))),
-            finished=given.get("finished") is True,
-        )
+        return cls(**_PRUNING(given, where))
 
     @property
     def words(self) -> str:
@@ -81,18 +69,16 @@ class Pruning:
         return f"pruned on {date}: {', '.join(said) or 'nothing'}{end}"
 
 
-def _number(given: Any) -> float:
-    if isinstance(given, bool) or not isinstance(given, int | float) or not math.isfinite(given):
-        raise TypeError(f"{given!r} is no number")
-    return float(given)
-
-
-def _count(given: Any) -> int:
-    if isinstance(given, bool) or not isinstance(given, int) or not -1 <= given < 2**62:
-        raise TypeError(f"{given!r} is no count")
-    return given
-
-
-def _pair(given: Any) -> Pair:
-    before, after = given
-    return _count(before), _count(after)
+_COUNT = form.whole(-1)
+_PAIR = form.row(before=_COUNT, after=_COUNT)
+_PRUNING = form.members(
+    when=form.time,
+    every=Absent(form.optional(_COUNT)),
+    keep_last=Absent(_COUNT, 0),
+    last=_COUNT,
+    steps=Absent(form.named(_PAIR), {}),
+    rows=Absent(form.named(_PAIR), {}),
+    dropped=Absent(form.listed(form.text), ()),
+    size=Absent(_PAIR, (0, 0)),
+    finished=Absent(form.flag, False),
+)

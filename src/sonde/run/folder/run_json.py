@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from sonde.errors import ArgumentError, StoreError
+from sonde.paths import is_text
+from sonde.run import form
 from sonde.run.folder.files import FILE
 from sonde.run.folder.json_file import parse_json, read_bytes, write_json
 from sonde.run.folder.parts import cutoffs
 from sonde.run.folder.prunings import Pruning
+from sonde.run.form import Absent
 from sonde.run.schema import FORMAT, VERSION
 
 _OWN = ("format", "version", "attempts", "checksum", "pruned")
@@ -37,22 +40,22 @@ class Attempt:
     lost: int = 0
 
     @classmethod
-    def read(cls, given: Any) -> Attempt:
+    def read(cls, given: Any, where: str) -> Attempt:
         """The attempt that *given*, out of a file, describes.
 
         Raises:
-            TypeError, ValueError: a field is missing, unknown, of another type, or below 0.
+            StoreError: a field is missing, of another type, or below 0.
         """
-        read = cls(**given)
-        for name, value in asdict(read).items():
-            whole = name in ("attempt", "first_step", "lost")
-            if value is None and name == "ended":
-                continue
-            if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
-                raise TypeError(f"{name} is no number: {value!r}")
-            if not 0 <= value < 2**62:
-                raise ValueError(f"{name} is out of range: {value!r}")
-        return read
+        return cls(**_ATTEMPT(given, where))
+
+
+_ATTEMPT = form.members(
+    attempt=form.count,
+    first_step=form.count,
+    started=form.time,
+    ended=Absent(form.optional(form.time)),
+    lost=Absent(form.count, 0),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +119,8 @@ class Description:
         Raises:
             StoreError: *folder* is no run, or was written in another version of the format.
         """
+        if not is_text(folder):
+            raise StoreError(f"{str(folder)!r} is not read: a name in it is not UTF-8, which DuckDB needs; rename it")
         if not folder.exists():
             raise StoreError(f"there is no run at {folder}: the folder does not exist")
         try:
@@ -139,12 +144,12 @@ class Description:
                 "update sonde, or read the Parquet files with DuckDB or pandas"
             )
         try:
-            attempts = tuple(Attempt.read(attempt) for attempt in written["attempts"])
-        except (KeyError, TypeError, ValueError) as error:
+            attempts = form.listed(Attempt.read)(written.get("attempts"), "attempts")
+        except StoreError as error:
             raise StoreError(f"{folder} is not whole: its {FILE} has no usable list of attempts ({error})") from None
         try:
-            pruned = tuple(Pruning.read(each) for each in written.get("pruned", ()))
-        except (AttributeError, TypeError, ValueError) as error:
+            pruned = form.listed(Pruning.read)(written.get("pruned", ()), "pruned")
+        except StoreError as error:
             raise StoreError(f"{folder} is not whole: its {FILE} does not say what was pruned ({error})") from None
         about = {name: value for name, value in written.items() if name not in _OWN}
         return cls(attempts, about, fits is True, pruned)

@@ -5,13 +5,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from sonde.errors import StoreError
+from sonde.run import form
 from sonde.run.folder.end import End
 from sonde.run.folder.json_file import read_json, write_json
+from sonde.run.form import Absent
 from sonde.run.schema import DOCUMENTS, may_be_family
 
 PATTERN = "written-r[0-9]*.json"
@@ -54,14 +57,20 @@ class Written:
             held = read_json(file)
         except FileNotFoundError:
             return cls()
-        families, documents = held.get("families"), held.get("documents")
-        if not isinstance(families, dict) or not isinstance(documents, list) or not _valid(families, documents):
-            raise StoreError(f"{file} is not what sonde writes: it has no usable families or documents")
-        ends = held.get("ends", [])
-        read = [End.read(each, rank) for each in ends] if isinstance(ends, list) else []
-        return cls(families, frozenset(documents), tuple(end for end in read if end is not None))
+        try:
+            read = _WRITTEN(held, "")
+        except StoreError as error:
+            raise StoreError(f"{file} is not what sonde writes: {error}") from None
+        ends = (End.read(each, rank) for each in read["ends"])
+        return cls(read["families"], frozenset(read["documents"]), tuple(end for end in ends if end is not None))
 
 
-def _valid(families: Mapping[str, object], documents: Iterable[object]) -> bool:
-    numbers = all(may_be_family(name) and type(last) is int and 0 < last < 2**62 for name, last in families.items())
-    return numbers and all(name in DOCUMENTS for name in documents)
+def _family(held: Any, where: str) -> str:
+    return str(held) if may_be_family(held) else form.refuse(where, held, "the name of a family")
+
+
+_WRITTEN = form.members(
+    families=form.named(form.whole(1), _family),
+    documents=form.listed(form.one_of(*DOCUMENTS)),
+    ends=Absent(form.listed(form.anything), ()),
+)

@@ -8,16 +8,17 @@ the nodes that ran in it; it has edges of its own only if nothing in it was reco
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any, Literal, NoReturn, Self, get_args
+from typing import Any, Literal, Self, get_args
 
 from sonde.errors import GraphError, StoreError
 from sonde.paths import absolute_path
+from sonde.run import form
 from sonde.run.folder.json_file import json_text, parse_json, read_bytes
+from sonde.run.form import Form
 from sonde.words import shape_text
 
 Kind = Literal["input", "parameter", "buffer", "constant", "module", "operation", "output"]
@@ -236,16 +237,10 @@ class GraphData:
                 f"this is {held['format']!r:.40} of version {held['version']!r:.40}; "
                 f"this sonde reads {_FORMAT!r} of version {_VERSION}"
             )
-        graph = cls(
-            model=_text(_member(held, "model"), "model"),
-            nodes=tuple(_node(item, f"nodes[{at}]") for at, item in enumerate(_list(_member(held, "nodes"), "nodes"))),
-            edges=tuple(_edge(item, f"edges[{at}]") for at, item in enumerate(_list(_member(held, "edges"), "edges"))),
-            values=tuple(_value(item, f"values[{at}]") for at, item in enumerate(_list(_member(held, "values"), "values"))),
-            error=_text(_member(held, "error"), "error"),
-        )
         try:
+            graph = cls(**_GRAPH(held, ""))
             graph.check_references()
-        except GraphError as error:
+        except (GraphError, StoreError) as error:
             raise StoreError(f"this is no graph that sonde has written: {error}") from error
         return graph
 
@@ -292,88 +287,34 @@ def _node_to_json(node: Node) -> dict[str, Any]:
     return held
 
 
-# Reading: each function checks one value of a document; *where* names the field in the error
-
-
-def _refuse(where: str, held: Any, wanted: str) -> NoReturn:
-    raise StoreError(f"this is no graph that sonde has written: {where} is {held!r:.60}, not {wanted}")
-
-
-def _member(held: Mapping[str, Any], name: str, where: str = "") -> Any:
-    if name not in held:
-        raise StoreError(f"this is no graph that sonde has written: {where}{name!r} is missing")
-    return held[name]
-
-
-def _text(held: Any, where: str) -> str:
-    return held if isinstance(held, str) else _refuse(where, held, "a text")
-
-
-def _whole(held: Any, where: str, least: int = 0) -> int:
-    return held if type(held) is int and held >= least else _refuse(where, held, f"a whole number from {least}")
-
-
-def _seconds(held: Any, where: str) -> float:
-    if isinstance(held, int | float) and type(held) is not bool:
-        try:
-            if math.isfinite(held):
-                return float(held)
-        except OverflowError:  # a whole number beyond the range of float
-            pass
-    _refuse(where, held, "a finite number")
-
-
-def _list(held: Any, where: str) -> Collection[Any]:
-    return held if isinstance(held, list | tuple) else _refuse(where, held, "a list")
-
-
-def _texts(held: Any, where: str) -> tuple[str, ...]:
-    return tuple(_text(item, f"{where}[{at}]") for at, item in enumerate(_list(held, where)))
-
-
-def _wholes(held: Any, where: str) -> tuple[int, ...]:
-    return tuple(_whole(item, f"{where}[{at}]") for at, item in enumerate(_list(held, where)))
-
-
-def _kind(held: Any, where: str) -> Kind:
-    for kind in KINDS:
-        if held == kind:
-            return kind
-    _refuse(where, held, f"one of {', '.join(KINDS)}")
-
-
-_READ: dict[str, Callable[[Any, str], Any]] = {
-    **dict.fromkeys(("name", "type", "path", "site", "arguments"), _text),
-    **dict.fromkeys(("id", "call", "flops", "parameters", "bytes"), _whole),
-    "kind": _kind,
-    "parent": lambda held, where: None if held is None else _whole(held, where),
-    "outputs": _wholes,
-    "seconds": _seconds,
-    "flags": _texts,
-    "repeat": lambda held, where: _whole(held, where, least=1),
+_NODE: Mapping[str, Form] = {
+    **dict.fromkeys(("name", "type", "path", "site", "arguments"), form.text),
+    **dict.fromkeys(("id", "call", "parameters", "bytes"), form.count),
+    "flops": form.whole(most=10**30),
+    "kind": form.one_of(*KINDS),
+    "parent": form.optional(form.count),
+    "outputs": form.listed(form.count),
+    "seconds": form.number,
+    "flags": form.listed(form.text),
+    "repeat": form.whole(1),
 }
+_REQUIRED = form.members(**{name: _NODE[name] for name in ("id", "kind", "name")})
+_EDGE = form.row(source=form.count, target=form.count, value=form.count, seconds=form.number)
+_VALUE = form.row(shape=form.listed(form.count), dtype=form.text, device=form.text)
 
 
 def _node(held: Any, where: str) -> Node:
-    if not isinstance(held, Mapping):
-        _refuse(where, held, "an object")
-    for name in ("id", "kind", "name"):
-        _member(held, name, f"{where}.")
+    _REQUIRED(held, where)
     for name in held:
-        if name not in _READ:
-            raise StoreError(f"this is no graph that sonde has written: {where} has a field {name!r:.40}, which no node has")
-    return Node(**{name: _READ[name](value, f"{where}.{name}") for name, value in held.items()})
+        if name not in _NODE:
+            raise StoreError(f"{where} has a field {name!r:.40}, which no node has")
+    return Node(**{name: _NODE[name](value, f"{where}.{name}") for name, value in held.items()})
 
 
-def _edge(held: Any, where: str) -> Edge:
-    if len(_list(held, where)) != 4:
-        _refuse(where, held, "a list of source, target, value and seconds")
-    source, target, value, seconds = held
-    return Edge(_whole(source, where), _whole(target, where), _whole(value, where), _seconds(seconds, where))
-
-
-def _value(held: Any, where: str) -> Value:
-    if len(_list(held, where)) != 3:
-        _refuse(where, held, "a list of shape, dtype and device")
-    shape, dtype, device = held
-    return Value(_wholes(shape, f"{where}.shape"), _text(dtype, f"{where}.dtype"), _text(device, f"{where}.device"))
+_GRAPH = form.members(
+    model=form.text,
+    nodes=form.listed(_node),
+    edges=form.listed(lambda held, where: Edge(*_EDGE(held, where))),
+    values=form.listed(lambda held, where: Value(*_VALUE(held, where))),
+    error=form.text,
+)
