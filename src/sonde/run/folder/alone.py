@@ -10,7 +10,7 @@ from sonde.errors import StoreError
 from sonde.run.folder.lock import Lock, is_locked
 from sonde.run.folder.parts import parts_in
 from sonde.run.folder.run_json import Description
-from sonde.run.folder.written import PATTERN
+from sonde.run.folder.written import ranks_in
 
 
 def refuse_if_written(folder: Path) -> None:
@@ -43,5 +43,6 @@ def alone(folder: Path) -> Iterator[None]:
 
 def ranks_of(folder: Path) -> list[int]:
     """Return the ranks that have written to the run in *folder*, and 0."""
-    written = {int(file.stem.removeprefix("written-r")) for file in folder.glob(PATTERN)}
-    return sorted({0, *written, *(part.rank for family in folder.iterdir() if family.is_dir() for part in parts_in(family))})
+    return sorted(
+        {0, *ranks_in(folder), *(part.rank for family in folder.iterdir() if family.is_dir() for part in parts_in(family))}
+    )

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+_LARGEST = 2**62
 _NAME = re.compile(r"part-r(\d+)-a(\d+)-g(\d+)-(\d+)-(\d+)-([0-9a-f]{8})\.parquet")
 
 
@@ -51,7 +52,8 @@ class Part:
         if found is None:
             return None
         rank, attempt, generation, first, last = map(int, found.groups()[:-1])
-        return cls(rank, first, last, generation, attempt, found[6])
+        part = cls(rank, first, last, generation, attempt, found[6])
+        return part if part.name == name and max(rank, attempt, last) < _LARGEST else None  # one name for each part
 
     def holds(self, other: Part) -> bool:
         """Return whether *other* was merged into this part."""

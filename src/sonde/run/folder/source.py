@@ -22,7 +22,7 @@ from sonde.run.folder.records import PATTERN as PATTERN_OF_RECORDS
 from sonde.run.folder.records import write_records
 from sonde.run.folder.run_json import Description
 from sonde.run.folder.verify import fault
-from sonde.run.folder.written import PATTERN, Written
+from sonde.run.folder.written import Written, ranks_in
 from sonde.run.record import Record
 from sonde.run.schema import may_be_family
 from sonde.warn import warn_user
@@ -192,8 +192,7 @@ class DiskSource:
         return [end for written in self._all_written().values() for end in written.ends]
 
     def _all_written(self) -> dict[int, Written]:
-        ranks = [int(file.stem.removeprefix("written-r")) for file in self.path.glob(PATTERN)]
-        return {rank: self._written(rank) for rank in sorted(ranks)}
+        return {rank: self._written(rank) for rank in ranks_in(self.path)}
 
     def _written(self, rank: int) -> Written:
         try:

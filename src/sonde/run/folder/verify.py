@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sonde.errors import ArgumentError
 from sonde.paths import is_inside
 from sonde.rows import KEY_COLUMNS
 from sonde.run.folder.checksum import file_checksum
+from sonde.run.folder.files import check_regular
 from sonde.run.folder.parts import Part
 from sonde.run.schema import SCALARS, check_number
+
+if TYPE_CHECKING:
+    import pyarrow.parquet
+
+
+_CODECS = ("UNCOMPRESSED", "SNAPPY")  # what sonde writes; snappy makes at most 21 bytes of one, others make gigabytes of nothing
+_FREE = 1 << 24  # values of a column that need no bytes: of a training that stands still, all rows are alike
+_PER_BYTE = 64
 
 
 def kinds_of(path: Path) -> dict[str, str]:
@@ -18,6 +28,7 @@ def kinds_of(path: Path) -> dict[str, str]:
 
     Raises:
         OSError, pyarrow.ArrowException: the file cannot be read.
+        TypeError, ValueError: a column holds something else, or more values than a file of its size can be meant to have.
     """
     import pyarrow
     import pyarrow.parquet
@@ -31,7 +42,22 @@ def kinds_of(path: Path) -> dict[str, str]:
             return str(given)
         raise TypeError(f"a column holds {given}")
 
-    return {column.name: kind(column.type) for column in pyarrow.parquet.read_schema(path)}
+    size = check_regular(path).st_size
+    with pyarrow.parquet.ParquetFile(path) as file:
+        _check_size(file.metadata, size)
+        return {column.name: kind(column.type) for column in file.schema_arrow}
+
+
+def _check_size(metadata: pyarrow.parquet.FileMetaData, size: int) -> None:
+    """Refuse a Parquet file of *size* bytes that would take far more memory and time than a part of sonde that large."""
+    groups = [metadata.row_group(at) for at in range(metadata.num_row_groups)]
+    columns = [group.column(at) for group in groups for at in range(group.num_columns)]
+    for each in columns:
+        if each.compression not in _CODECS:
+            raise ValueError(f"a column is compressed by {each.compression}, and those of sonde by one of {', '.join(_CODECS)}")
+    values = max(sum(group.column(at).num_values for group in groups) for at in range(metadata.num_columns)) if groups else 0
+    if max(values, metadata.num_rows, sum(group.num_rows for group in groups)) > _FREE + _PER_BYTE * size:
+        raise ValueError(f"it declares {values:,} values of a column in {size:,} bytes")
 
 
 def class_of(kind: str) -> str:

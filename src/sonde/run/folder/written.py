@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +19,14 @@ from sonde.run.form import Absent
 from sonde.run.schema import DOCUMENTS, may_be_family
 
 PATTERN = "written-r[0-9]*.json"
+
+_NAME = re.compile(r"written-r([0-9]{4,18})\.json")
+
+
+def ranks_in(folder: Path) -> list[int]:
+    """Return the ranks that have such a file in *folder*, ascending."""
+    found = (match for file in folder.glob(PATTERN) if (match := _NAME.fullmatch(file.name)) is not None)
+    return sorted({int(each[1]) for each in found})
 
 
 @dataclass(frozen=True, slots=True)
