@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sonde.escape import encodable
 from sonde.run.folder.duckdb_sql import quoted
 from sonde.run.folder.end import decisive
 from sonde.run.folder.files import folder_size
@@ -104,9 +105,9 @@ def _files(folder: Path) -> dict[str, int]:
 def _sizes(folder: Path) -> Iterator[tuple[str, int]]:
     for path in folder.iterdir():
         if path.is_dir():
-            yield f"{path.name}/", folder_size(path)
+            yield f"{encodable(path.name)}/", folder_size(path)
         else:
             try:
-                yield path.name, path.stat().st_size
+                yield encodable(path.name), path.stat().st_size
             except OSError:  # merged or removed meanwhile
                 continue

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sonde.errors import ArgumentError, MissingExtraError, StoreError, UnknownSiteError
-from sonde.escape import escape_html, printable, printable_line, shortened
+from sonde.escape import encodable, escape_html, printable, printable_line, shortened
 from sonde.paths import absolute_path, short_path
 from sonde.run.folder.duckdb_sql import answer_to, check_query, connect, connect_locked, quoted
 from sonde.run.folder.end import STATES, State
@@ -316,7 +316,7 @@ def _summaries(connection: duckdb.DuckDBPyConnection, families: tuple[str, ...])
 
 def _folders_in(path: Path) -> list[str]:
     try:
-        return [entry.name for entry in path.iterdir() if entry.is_dir()]
+        return [encodable(entry.name) for entry in path.iterdir() if entry.is_dir()]
     except OSError:
         return []
 

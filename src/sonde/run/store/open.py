@@ -77,7 +77,7 @@ def join_run(path: str | os.PathLike[str], *, rank: int, attempt: int, flushing:
 
     Raises:
         ArgumentError: *rank* is not above 0.
-        StoreError: there is no such run or attempt, or another process is writing as this rank.
+        StoreError: there is no such run or attempt, another process is writing as this rank, or the folder cannot be written.
     """
     folder = absolute_path(path)
     if whole_number("rank", rank) == 0:
@@ -86,12 +86,15 @@ def join_run(path: str | os.PathLike[str], *, rank: int, attempt: int, flushing:
     if not description.attempts or description.attempts[-1].attempt != attempt:
         attempts = ", ".join(str(each.attempt) for each in description.attempts) or "none"
         raise StoreError(f"attempt {attempt} is not the one that {folder} is in (its attempts: {attempts}): rank 0 starts it first")
-    lock = Lock(folder, rank)
     try:
-        return DiskWriter(folder, rank, description, lock, flushing or Flushing())
-    except BaseException:
-        lock.release()
-        raise
+        lock = Lock(folder, rank)
+        try:
+            return DiskWriter(folder, rank, description, lock, flushing or Flushing())
+        except BaseException:
+            lock.release()
+            raise
+    except OSError as error:
+        raise StoreError(f"rank {rank} cannot write to {folder}: {error}") from error
 
 
 def _folder(folder: Path | None, root: Path, exists: Existing) -> Path:
