@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.torch_words import words_of
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -262,7 +263,7 @@ def test_errors_say_what_to_do(batch: Tensor) -> None:
 
 
 def test_what_the_model_raises_comes_out(batch: Tensor) -> None:
-    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+    with pytest.raises(RuntimeError, match=words_of(lambda: nn.Linear(5, 2)(batch))):
         sonde.doctor(nn.Linear(5, 2), batch, **QUICK)
 
 

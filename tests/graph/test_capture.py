@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from tests.torch_words import words_of
 from torch import Tensor, nn
 
 import sonde
@@ -217,7 +218,7 @@ def test_without_computing_the_graph_is_the_same() -> None:
 def test_a_failing_forward_is_recorded_up_to_the_failure() -> None:
     """The model's own error, with the graph as an attribute; or that graph, with the failing calls flagged."""
     model = nn.Sequential(nn.Linear(3, 4), nn.Sequential(nn.ReLU(), nn.Linear(3, 3)))
-    with pytest.raises(RuntimeError, match="shapes cannot be multiplied") as raised:
+    with pytest.raises(RuntimeError, match=words_of(lambda: model(x))) as raised:
         capture(model, x)
     assert "in 1.1:output, call 0" in raised.value.__notes__[-1]
     graph = capture(model, x, on_error="partial")
@@ -229,8 +230,7 @@ def test_a_failing_forward_is_recorded_up_to_the_failure() -> None:
         ("module", "1.1"),
         ("operation", "1.1"),
     ]
-    assert graph.error.startswith("RuntimeError: ")
-    assert "mat1 and mat2 shapes" in graph.error
+    assert graph.error == f"RuntimeError: {raised.value}"
     assert "linear" in graph.to_dot()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import random
-import re
 import weakref
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -15,6 +14,7 @@ import pandas as pd
 import pytest
 import torch
 from rich.console import Console
+from tests.torch_words import words_of
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -313,7 +313,7 @@ def test_everything_is_restored_when_the_model_raises() -> None:
     model = nn.Sequential(nn.BatchNorm1d(3), nn.Dropout(), nn.Linear(4, 1))
     before, x = {key: value.clone() for key, value in model.state_dict().items()}, torch.randn(4, 3)
     state = torch.get_rng_state()
-    with pytest.raises(RuntimeError, match="mat1"):
+    with pytest.raises(RuntimeError):
         summary(model, x)
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     assert torch.equal(torch.get_rng_state(), state)
@@ -464,10 +464,10 @@ def test_transformers_model() -> None:
 
 def test_the_models_own_exception_carries_the_table() -> None:
     """The same exception, with the rows up to the failing call as its note."""
-    with pytest.raises(RuntimeError, match=r"^(addmm: )?mat1 and mat2 shapes cannot be multiplied") as caught:
+    with pytest.raises(RuntimeError, match=words_of(lambda: mismatched()(torch.randn(2, 3)))) as caught:
         summary(mismatched(), torch.randn(2, 3))
     (note,) = caught.value.__notes__
-    assert re.search(r"2 \(Linear\) raised RuntimeError: (addmm: )?mat1", note)
+    assert f"2 (Linear) raised RuntimeError: {str(caught.value)[:20]}" in note
     assert "not reached" in note
 
 

@@ -349,7 +349,7 @@ def test_a_result_that_was_broadcast_is_said_once(reduction: Any) -> None:
 @pytest.mark.parametrize(
     ("reduction", "text"),
     [
-        (lambda x, y: x + y, r"<lambda> in slot 1 \(1:output\) raised RuntimeError: The size of tensor a \(5\) must match"),
+        (lambda x, y: x + y, r"<lambda> in slot 1 \(1:output\) raised RuntimeError: .*5"),
         (lambda x, y: x.nothing, "raised AttributeError"),
         (Sum(), r"Sum\(axis=None\) in slot 1 \(1:output\) raised ArgumentError: a value of shape 2×3.*Sum\(axis=0\)"),
         (Mean(axis=2), "reduces axis 2, and a value of shape 5×3 has none"),
