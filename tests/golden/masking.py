@@ -27,6 +27,7 @@ _WORDS = (
     (re.compile(r"\b\d+ values in a step"), "# values in a step"),  # a thread reads, too
     (re.compile(r"\b\d+ operations looked at"), "# operations looked at"),
     (re.compile(r"<i>\d+</i>"), "<i>#</i>"),
+    (re.compile(r"\b(environment\.\w+ +)\S.*"), r"\1MACHINE"),
 )
 _SHELL = re.compile(r"<(style|script)\b.*?</\1>", re.DOTALL)
 _SVG = re.compile(r"(<svg\b[^>]*>)(.*?)</svg>", re.DOTALL)
