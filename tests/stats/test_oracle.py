@@ -212,9 +212,10 @@ def both_parts(after: Tensor, before: Tensor) -> tuple[Tensor, Tensor, int]:
 
     def parts(tensor: Tensor) -> Tensor:
         tensor = tensor.detach().to_dense() if tensor.layout != torch.strided else tensor.detach()
+        tensor = tensor.to(torch.complex128) if tensor.is_complex() else tensor.double()
         if not is_complex:
-            return tensor.flatten().double()
-        return torch.cat([tensor.real.flatten(), (tensor.imag if tensor.is_complex() else tensor * 0).flatten()]).double()
+            return tensor.flatten()
+        return torch.cat([tensor.real.flatten(), (tensor.imag if tensor.is_complex() else torch.zeros_like(tensor)).flatten()])
 
     one, other = parts(after), parts(before)
     finite = one.isfinite() & other.isfinite()
